@@ -1,0 +1,1 @@
+"""zfabric: a brokerless compute fabric in Python over ZeroMQ."""

@@ -1,0 +1,1 @@
+"""One outside mechanism each: sockets, journal, arena, serialization, processes."""

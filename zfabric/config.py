@@ -1,0 +1,147 @@
+"""Every limit of the fabric, with its unit and its reason. ``zf.init(config={...})`` overrides any of them by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from zfabric.exceptions import ConfigError
+
+KiB, MiB, GiB = 2**10, 2**20, 2**30
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Config:
+    """Limits and choices of one cluster. Times are seconds, sizes bytes, unless the name says otherwise."""
+
+    # -- batching --
+    batch_rows: int = 256
+    """Rows in one batch: past this a batch costs latency and no longer gains throughput."""
+    send_delay: float = 0.002
+    """A row never waits unsent longer than this."""
+    completion_delay: float = 0.001
+    """A worker keeps completions back at most this long to batch them."""
+
+    # -- dispatch --
+    prefetch_seconds: float = 0.005
+    """Estimated work a worker is given in advance: enough to hide a round trip, little enough to lose to a long task."""
+    prefetch_tasks: int = 512
+    """Most tasks a worker is given in advance (depth 16 / 64 / 256 measured 82 / 175 / 200 thousand tasks/s)."""
+    take_back_after: float = 0.010
+    """A running task that keeps others waiting this long loses those behind it to other workers."""
+    workers_max: int = 64
+    """Most worker processes on a node, whatever fractions of a CPU their tasks ask for."""
+    workers_blocked_max: int = 32
+    """Most workers started beyond the node's CPUs because others are blocked."""
+    worker_idle_seconds: float = 60.0
+    """A worker beyond the node's CPUs that has had nothing to do for this long is ended."""
+    worker_start_seconds: float = 30.0
+    """A worker that has not registered after this long is given up and replaced."""
+    inline_depth: int = 1500
+    """Most tasks on one worker's stack: what its stack and recursion limits are set for."""
+    preload: tuple[str, ...] = ()
+    """Modules the template imports before any worker is forked from it (they must start no threads and no CUDA)."""
+
+    # -- failure --
+    max_retries: int = 3
+    """Times a task is run again after the loss of its worker, unless its options say otherwise."""
+    poison_kills: int = 3
+    """A task under suspicion that kills this many workers while running alone is condemned."""
+    interrupt_every: float = 0.2
+    """How often an interrupt is repeated until its attempt has ended."""
+    restart_backoff_max: float = 5.0
+    """Longest pause before a process that keeps dying is started again."""
+    infeasible: str = "wait"
+    """What becomes of a task no node will ever be able to run: "wait" (and warn once), or "raise"."""
+    infeasible_warning: float = 1.0
+    """How long a demand may be infeasible before its driver is warned."""
+    register_seconds: float = 15.0
+    """How long a process waits for the daemon's welcome before it raises."""
+    recovery_seconds: float = 10.0
+    """How long a restarted daemon waits for a living driver that does not register before it goes on without it."""
+
+    # -- values --
+    inline_bytes: int = 64 * KiB
+    """Values up to this size travel in messages; larger ones live in the arena."""
+    object_store_memory: int = 0
+    """Size of the arena; 0 takes 30 % of the machine's memory."""
+    object_store_directory: str = ""
+    """A tmpfs directory for the arena; empty takes anonymous shared memory, which no process can leave behind."""
+    spill_directory: str = ""
+    """Where objects go that the arena has no room for; empty is the session directory."""
+    inline_memory: int = 512 * MiB
+    """Inline values a scheduler keeps before it moves the oldest to the arena."""
+    grant_bytes: int = 8 * MiB
+    """Size of the ranges in which a process bump-allocates its puts."""
+    put_patience: float = 30.0
+    """How long a ``put`` waits for room in a full store before it raises."""
+    strict: bool = False
+    """Digest every value, and refuse a re-run whose result differs."""
+
+    # -- lineage and the control store --
+    lineage_delay: float = 0.050
+    """Rows are written this long after they came, if they are still needed by then."""
+    lineage_bytes: int = 512 * MiB
+    """Rows of finished tasks kept for a job's rebuilds; past it the oldest go."""
+    durability: str = "process"
+    """"process": survives kill -9 of everything; "power": survives power loss, at the price of a sync per commit."""
+    control_store_bytes: int = 16 * GiB
+    """Size of the address range LMDB maps: an upper bound of the control table, not memory."""
+    events_bytes: int = 64 * MiB
+    """Timeline events kept per cluster; past it the oldest go."""
+    publish_every: float = 0.5
+    """How often a publication is repeated."""
+
+    # -- sockets --
+    high_water_mark: int = 10_000
+    """Frames queued on a socket before the sender keeps them itself."""
+    frame_bytes_max: int = 256 * MiB
+    """Largest frame a socket accepts."""
+    link_window: int = 4096
+    """Frames a link keeps unacknowledged before it holds further ones back."""
+    link_repeat: float = 5.0
+    """Pause before an unacknowledged frame is sent again (local sockets do not lose frames while both ends live)."""
+
+    # -- people --
+    log_to_driver: bool = True
+    log_bytes: int = 16 * MiB
+    """Size at which a worker's log is rotated."""
+    log_files: int = 3
+    """Rotated logs kept per worker and stream."""
+    memory_limit: int = 0
+    """Memory of all workers together at which the largest is killed; 0 is 95 % of the machine's (or the cgroup's)."""
+    memory_check_every: float = 0.25
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be meant."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            wanted = type(field.default)
+            if wanted is float and type(value) is int:
+                object.__setattr__(self, field.name, float(value))
+            elif wanted is tuple and type(value) is list:
+                object.__setattr__(self, field.name, tuple(value))
+            elif type(value) is not wanted:
+                raise ConfigError(f"config {field.name!r} is a {wanted.__name__}, not {value!r}")
+            elif wanted in (int, float) and value < 0:
+                raise ConfigError(f"config {field.name!r} cannot be negative: {value!r}")
+        for name, choices in (("durability", ("process", "power")), ("infeasible", ("wait", "raise"))):
+            if getattr(self, name) not in choices:
+                raise ConfigError(f"config {name!r} is one of {', '.join(choices)}, not {getattr(self, name)!r}")
+
+    @classmethod
+    def of(cls, overrides: dict[str, Any] | None = None) -> Config:
+        """The defaults with ``overrides``; ConfigError names what is unknown and what was probably meant."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        for name in overrides or {}:
+            if name not in known:
+                import difflib
+
+                near = difflib.get_close_matches(str(name), known, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise ConfigError(f"there is no config called {name!r}{hint}")
+        return cls(**(overrides or {}))
+
+    def pairs(self) -> tuple[tuple[str, Any], ...]:
+        """All settings as (name, value) pairs, as messages and files carry them."""
+        return tuple((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))

@@ -1,0 +1,174 @@
+"""Every exception of zfabric on one screen. Ray's names work too, as aliases at the end.
+
+What the user's code raised arrives as ``TaskError`` (and as an instance of its own class besides); what the fabric could not
+do is a ``FabricError`` of a kind; what the caller got wrong is raised at the call.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class FabricError(Exception):
+    """Base of all errors of the fabric. ``facts`` holds what is known: node, pid, attempt, signal, peak memory, …"""
+
+    def __init__(self, text: str = "", **facts: Any) -> None:
+        super().__init__(text)
+        self.facts = facts
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _revive, (type(self), self.args, self.facts)
+
+
+def _revive(kind: type[FabricError], arguments: tuple[Any, ...], facts: dict[str, Any]) -> FabricError:
+    return kind(*arguments, **facts)
+
+
+# --- the caller's mistakes ------------------------------------------------------------------------------------------------
+
+
+class ConfigError(FabricError, ValueError):
+    """A setting that does not exist or cannot have this value."""
+
+
+class OptionError(FabricError, ValueError):
+    """An option of a task that does not exist or cannot have this value; the text says what to write."""
+
+
+class NotInitializedError(FabricError, RuntimeError):
+    """There is no cluster here: ``zf.init()`` was not called, was shut down, or this is a forked child."""
+
+
+class AlreadyInitializedError(FabricError, RuntimeError):
+    """``zf.init()`` was called a second time; pass ``ignore_reinit_error=True`` if that is meant."""
+
+
+class SerializationError(FabricError, TypeError):
+    """A value cannot be pickled (or unpickled); the text names the path to the offending part."""
+
+
+# --- the user's code --------------------------------------------------------------------------------------------------------
+
+
+class TaskError(FabricError):
+    """The user's code raised. Also an instance of the class that was raised, wherever that class allows it.
+
+    ``cause`` is the original exception (None if it could not be pickled), ``traceback_text`` the remote traceback;
+    ``facts`` name function, node, pid and attempt.
+    """
+
+    cause: BaseException | None = None
+    traceback_text: str = ""
+
+
+class ActorError(FabricError):
+    """An actor could not do what was asked."""
+
+
+class ActorDiedError(ActorError):
+    """The actor is dead; ``cause`` says of what."""
+
+
+class ActorUnavailableError(ActorError):
+    """The actor cannot be reached now; ``outcome`` is "unknown" if the call may have taken effect."""
+
+
+class PendingCallsLimitExceededError(ActorError):
+    """The actor's mailbox is full."""
+
+
+# --- time and will ---------------------------------------------------------------------------------------------------------
+
+
+class GetTimeoutError(FabricError, TimeoutError):
+    """``get`` waited as long as it was allowed to; the tasks go on."""
+
+
+class TaskTimeoutError(FabricError, TimeoutError):
+    """The task's own ``timeout`` passed before it had an outcome."""
+
+
+class TaskCancelledError(FabricError):
+    """The task, or one it depended on, was cancelled."""
+
+
+# --- infrastructure ----------------------------------------------------------------------------------------------------------
+
+
+class WorkerCrashedError(FabricError):
+    """The worker died under the task more often than ``max_retries`` allows; facts say how each time."""
+
+
+class OutOfMemoryError(WorkerCrashedError):
+    """The task's worker used more memory than the node has; ``facts["peak"]`` is how much, in bytes."""
+
+
+class PoisonedTaskError(WorkerCrashedError):
+    """The task killed every worker it was given, also when run alone."""
+
+
+class NodeDiedError(FabricError):
+    """The node is gone."""
+
+
+class JobEndedError(FabricError):
+    """The job this belongs to has ended."""
+
+
+class TaskUnschedulableError(FabricError):
+    """No node will ever have the resources the task asks for (raised with ``infeasible="raise"``)."""
+
+
+class RuntimeEnvSetupError(FabricError):
+    """The environment that a task asks for could not be made."""
+
+
+class ConnectionLostError(FabricError, ConnectionError):
+    """The cluster does not answer, or refused this process."""
+
+
+class VersionMismatchError(ConnectionLostError):
+    """The other side speaks another version of the protocol, or the file is of another format."""
+
+
+# --- objects -------------------------------------------------------------------------------------------------------------------
+
+
+class ObjectStoreError(FabricError):
+    """An object could not be kept or found."""
+
+
+class ObjectStoreFullError(ObjectStoreError):
+    """There was no room within the time allowed, with everything spilled that could be."""
+
+
+class ObjectTooLargeError(ObjectStoreError):
+    """The object is larger than the whole store."""
+
+
+class OutOfDiskError(ObjectStoreError):
+    """The disk that objects spill to, or that the control store writes to, is full."""
+
+
+class ObjectLostError(ObjectStoreError):
+    """Every copy of the object is gone and it cannot be made again; the text says why."""
+
+
+class ObjectFreedError(ObjectLostError):
+    """The object's last reference was gone before it was asked for."""
+
+
+class LineageEvictedError(ObjectLostError):
+    """The object could have been made again, but the row that makes it was dropped at the lineage cap."""
+
+
+# Ray's names for the same things.
+RayError = FabricError
+RayTaskError = TaskError
+RayActorError = ActorError
+RayOutOfMemoryError = OutOfMemoryError
+RaySystemError = FabricError
+ObjectReconstructionFailedError = ObjectLostError
+ObjectReconstructionFailedLineageEvictedError = LineageEvictedError
+NodeDiedException = NodeDiedError
+TaskUnschedulable = TaskUnschedulableError

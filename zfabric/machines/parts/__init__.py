@@ -1,0 +1,1 @@
+"""Leaf values the machines are made of."""

@@ -1,0 +1,231 @@
+"""Frames on the wire: msgpack, bounded and checked against the messages' own annotations before a machine sees them.
+
+A frame is ``[sequence, acknowledged, [[to role, from role, message name, fields], …]]``. Decoding gives immutable tuples
+only; nothing in a frame is ever unpickled here.
+"""
+
+from __future__ import annotations
+
+import typing
+from typing import Any
+
+import msgpack
+
+from zfabric.protocol import messages as _messages
+from zfabric.protocol.ids import FUNCTION_BYTES, OBJECT_BYTES, TASK_BYTES
+from zfabric.protocol.messages import MESSAGES, Message
+
+FRAME_BYTES_MAX = 256 * 2**20
+"""Largest frame that is decoded: a batch of 256 rows of the largest inline values, with room to spare."""
+MESSAGES_MAX = 65_536
+"""Most messages in one frame."""
+
+
+class MalformedFrame(ValueError):
+    """Bytes that are not a frame of this protocol. Dropped and counted by whoever received them."""
+
+
+_ROW_TYPES = {Any}
+_SHAPES: dict[str, tuple[type[Any], tuple[tuple[type, ...] | None, ...]]] = {}
+
+
+def _accepted(annotation: Any) -> tuple[type, ...] | None:
+    """The types a field may have; None accepts anything."""
+    if annotation is Any:
+        return None
+    arguments = typing.get_args(annotation)
+    origin = typing.get_origin(annotation)
+    if origin is tuple:
+        return (tuple,)
+    if arguments:
+        return tuple(kind for argument in arguments for kind in (_accepted(argument) or ()))
+    if annotation is float:
+        return (float, int)
+    return (annotation,)
+
+
+def _prepare() -> None:
+    for name, kind in MESSAGES.items():
+        hints = typing.get_type_hints(kind, vars(_messages))
+        _SHAPES[name] = (kind, tuple(_accepted(hints[field]) for field in kind._fields))
+
+
+_prepare()
+
+Envelope = tuple[bytes, bytes, Message]
+"""(role it is for, role it is from, message)"""
+
+
+def encode(sequence: int, acknowledged: int, envelopes: list[Envelope]) -> bytes:
+    """One frame of ``envelopes``. Raises TypeError or ValueError for what msgpack cannot carry."""
+    body = [(to, source, type(message).__name__, message) for to, source, message in envelopes]
+    packed: bytes = msgpack.packb((sequence, acknowledged, body), use_bin_type=True)
+    return packed
+
+
+def decode(frame: bytes | memoryview) -> tuple[int, int, list[Envelope]]:
+    """The sequence, acknowledgement and envelopes of ``frame``; MalformedFrame if it is anything else."""
+    if len(frame) > FRAME_BYTES_MAX:
+        raise MalformedFrame(f"frame of {len(frame)} bytes is over the limit of {FRAME_BYTES_MAX}")
+    try:
+        sequence, acknowledged, body = msgpack.unpackb(frame, use_list=False, raw=False, strict_map_key=False)
+    except Exception as error:  # msgpack raises many kinds for bytes that are not its own; all mean the same here
+        raise MalformedFrame(f"not a frame: {error}") from None
+    if type(sequence) is not int or type(acknowledged) is not int or type(body) is not tuple or len(body) > MESSAGES_MAX:
+        raise MalformedFrame("a frame is [sequence, acknowledged, messages]")
+    return sequence, acknowledged, [_envelope(item) for item in body]
+
+
+def _envelope(item: Any) -> Envelope:
+    if type(item) is not tuple or len(item) != 4:
+        raise MalformedFrame("a message is [to, from, name, fields]")
+    to, source, name, fields = item
+    if type(to) is not bytes or type(source) is not bytes or len(to) != 1 or len(source) != 1 or type(name) is not str:
+        raise MalformedFrame("a message's head is two role letters and a name")
+    shape = _SHAPES.get(name)
+    if shape is None:
+        raise MalformedFrame(f"no message is called {name!r}")
+    kind, accepted = shape
+    if type(fields) is not tuple or len(fields) != len(accepted):
+        raise MalformedFrame(f"{name} has {len(accepted)} fields")
+    for value, types, field in zip(fields, accepted, kind._fields, strict=True):
+        if types is not None and type(value) not in types:
+            raise MalformedFrame(f"{name}.{field} cannot be {type(value).__name__}")
+    check = _ROW_CHECKS.get(name)
+    if check is not None:
+        check(name, fields)
+    return to, source, kind(*fields)
+
+
+# --- rows: checked by column, so that the price is a few C-level passes a batch, not a loop over fields ---------------------
+
+
+def _columns(name: str, rows: tuple[Any, ...], widths: set[int], kinds: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    if not rows:
+        return [() for _ in kinds]
+    if set(map(type, rows)) != {tuple} or not set(map(len, rows)) <= widths:
+        raise MalformedFrame(f"{name}: a row has {sorted(widths)} fields")
+    columns = list(zip(*rows, strict=False))
+    for column, accepted in zip(columns, kinds, strict=False):
+        if accepted is not None and not set(map(type, column)) <= accepted:
+            raise MalformedFrame(f"{name}: a row's field has the wrong type")
+    return columns
+
+
+def _ids(name: str, ids: tuple[Any, ...], length: int) -> None:
+    if ids and (set(map(type, ids)) != {bytes} or set(map(len, ids)) != {length}):
+        raise MalformedFrame(f"{name}: ids are {length} bytes")
+
+
+_BYTES, _INT, _TUPLE, _STR = {bytes}, {int}, {tuple}, {str}
+_VALUE: set[type] = {bytes, tuple, type(None)}
+_OPTIONS: set[type] = {tuple, type(None)}
+
+
+def _task_rows(name: str, rows: tuple[Any, ...]) -> None:
+    columns = _columns(name, rows, {4, 5}, (_BYTES, _BYTES, _BYTES, _TUPLE, _OPTIONS))
+    _ids(name, columns[0], TASK_BYTES)
+    _ids(name, columns[1], FUNCTION_BYTES)
+    if any(columns[3]):
+        for dependencies in columns[3]:
+            _ids(name, dependencies, OBJECT_BYTES)
+
+
+def _submit(name: str, fields: tuple[Any, ...]) -> None:
+    _task_rows(name, fields[0])
+
+
+def _dispatch(name: str, fields: tuple[Any, ...]) -> None:
+    _task_rows(name, fields[0])
+    _columns(name, fields[1], {4}, (_INT, _INT, _TUPLE, _TUPLE))
+
+
+def _completed(name: str, fields: tuple[Any, ...]) -> None:
+    columns = _columns(name, fields[0], {4}, (_BYTES, _INT, _INT, _TUPLE))
+    _ids(name, columns[0], TASK_BYTES)
+    _columns(name, fields[1], {3}, (_INT, _TUPLE, _TUPLE))
+    _columns(name, fields[2], {3}, (_BYTES, _INT, {float, int}))
+
+
+def _results(name: str, fields: tuple[Any, ...]) -> None:
+    columns = _columns(name, fields[0], {3}, (_BYTES, _INT, _TUPLE))
+    _ids(name, columns[0], TASK_BYTES)
+
+
+def _object_rows(name: str, fields: tuple[Any, ...]) -> None:
+    columns = _columns(name, fields[0], {3}, (_BYTES, _INT, _VALUE))
+    _ids(name, columns[0], OBJECT_BYTES)
+
+
+def _put(name: str, fields: tuple[Any, ...]) -> None:
+    columns = _columns(name, fields[0], {4}, (_BYTES, _VALUE, _TUPLE, {bool}))
+    _ids(name, columns[0], OBJECT_BYTES)
+    for contained in columns[2]:
+        _ids(name, contained, OBJECT_BYTES)
+
+
+def _running(name: str, fields: tuple[Any, ...]) -> None:
+    columns = _columns(name, fields[0], {3}, (_TUPLE, _INT, {bool}))
+    _task_rows(name, columns[0])
+
+
+def _exports(name: str, fields: tuple[Any, ...]) -> None:
+    columns = _columns(name, fields[0], {4}, (_BYTES, _STR, _BYTES, _TUPLE))
+    _ids(name, columns[0], FUNCTION_BYTES)
+
+
+def _object_ids(name: str, fields: tuple[Any, ...]) -> None:
+    _ids(name, fields[0], OBJECT_BYTES)
+
+
+def _task_ids(name: str, fields: tuple[Any, ...]) -> None:
+    _ids(name, fields[0], TASK_BYTES)
+
+
+def _places(name: str, fields: tuple[Any, ...]) -> None:
+    columns = _columns(name, fields[0], {3}, (_BYTES, _INT, _INT))
+    if name == "Pinned":
+        _ids(name, columns[0], OBJECT_BYTES)
+
+
+def _grants(name: str, fields: tuple[Any, ...]) -> None:
+    _columns(name, fields[0], {3}, (_INT, _INT, _INT))
+
+
+def _writes(name: str, fields: tuple[Any, ...]) -> None:
+    _columns(name, fields[1], {3}, (_STR, _BYTES, _BYTES))
+    _columns(name, fields[2], {2}, (_STR, _BYTES))
+
+
+def _blocked(name: str, fields: tuple[Any, ...]) -> None:
+    _ids(name, fields[1], OBJECT_BYTES)
+    _ids(name, fields[2], TASK_BYTES)
+
+
+_ROW_CHECKS = {
+    "Submit": _submit,
+    "Dispatch": _dispatch,
+    "Completed": _completed,
+    "Results": _results,
+    "Objects": _object_rows,
+    "Offer": _object_rows,
+    "Put": _put,
+    "Running": _running,
+    "Export": _exports,
+    "Functions": _exports,
+    "Hold": _object_ids,
+    "Release": _object_ids,
+    "Fetch": _object_ids,
+    "Kept": _object_ids,
+    "Cancel": _object_ids,
+    "Unpin": _object_ids,
+    "Recall": _object_ids,
+    "Free": _object_ids,
+    "Keep": _object_ids,
+    "TakeBack": _task_ids,
+    "TakenBack": _task_ids,
+    "Pinned": _places,
+    "GrantsHeld": _grants,
+    "Write": _writes,
+    "Blocked": _blocked,
+}

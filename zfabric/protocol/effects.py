@@ -1,0 +1,113 @@
+"""What a machine may ask of its shell. Effects are per batch, never per row, and are performed in order."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+from zfabric.protocol.ids import Address
+from zfabric.protocol.messages import Message
+
+
+class Send(NamedTuple):
+    """Send ``message`` to ``to``. It leaves only once the journal has committed up to ``sequence`` (0: at once)."""
+
+    to: Address
+    message: Message
+    sequence: int = 0
+
+
+class Store(NamedTuple):
+    """Put and delete rows in the journal, as part of this turn's one transaction, which gets ``sequence``.
+
+    ``puts`` are (table, key, value) and ``deletes`` (table, key). ``urgent`` asks for the commit now, since something
+    waits for it; otherwise it may come up to 50 ms later. The shell answers every commit with ``Committed``.
+    """
+
+    puts: tuple[tuple[str, bytes, bytes], ...]
+    deletes: tuple[tuple[str, bytes], ...]
+    sequence: int
+    urgent: bool
+
+
+class SpawnWorker(NamedTuple):
+    """Start a worker process for ``job`` (empty: for any); it registers under the name ``token``.
+
+    ``environment`` are extra variables, ``directory`` the working directory (empty: the cluster's own), ``paths``
+    what goes in front of its ``sys.path``.
+    """
+
+    token: bytes
+    job: bytes
+    environment: tuple[tuple[str, str], ...]
+    directory: str
+    paths: tuple[str, ...]
+    threads: int
+
+
+class KillProcess(NamedTuple):
+    """Kill the process with this pid for good (SIGKILL), its whole process group with it. ``reason`` is for people."""
+
+    pid: int
+    reason: str
+
+
+class WatchProcess(NamedTuple):
+    """Report (``ProcessDied``) when this process, not a child of ours, is gone. ``started`` guards against pid reuse."""
+
+    pid: int
+    started: int
+
+
+class MakeReady(NamedTuple):
+    """Reserve and warm ``size`` bytes of the arena at ``offset``; the shell answers ``ExtentReady``."""
+
+    offset: int
+    size: int
+
+
+class Punch(NamedTuple):
+    """Give ``size`` bytes of the arena at ``offset`` back to the system."""
+
+    offset: int
+    size: int
+
+
+class Spill(NamedTuple):
+    """Copy an object from the arena to disk; the shell answers ``Spilled`` when the bytes are there."""
+
+    object_id: bytes
+    offset: int
+    size: int
+
+
+class Unspill(NamedTuple):
+    """Copy a spilled object back into the arena at ``offset``; the shell answers ``Unspilled``."""
+
+    object_id: bytes
+    offset: int
+    size: int
+
+
+class Unlink(NamedTuple):
+    """Delete spilled objects from disk."""
+
+    object_ids: tuple[bytes, ...]
+
+
+class WriteHeader(NamedTuple):
+    """Mark an object's header in the arena (``state``: see ``zfabric.adapters.arena``)."""
+
+    offset: int
+    state: int
+
+
+class Say(NamedTuple):
+    """Write one line to the component's log. ``level`` is "info", "warning" or "error"."""
+
+    level: str
+    text: str
+
+
+Effect: TypeAlias = (
+    Send | Store | SpawnWorker | KillProcess | WatchProcess | MakeReady | Punch | Spill | Unspill | Unlink | WriteHeader | Say
+)

@@ -1,0 +1,25 @@
+"""Outcomes that the fabric itself gives a task, as data: ``(kind, text, facts)``, packed with msgpack.
+
+``kind`` is the name of an exception in ``zfabric.exceptions``; ``facts`` are (name, value) pairs with what is known: node,
+pid, attempt, signal, exit code, peak memory, last lines of stderr. Clients turn it into that exception.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+
+Facts = tuple[tuple[str, Any], ...]
+
+
+def pack_failure(kind: str, text: str, facts: Facts = ()) -> bytes:
+    """The failure as the one output of a FAILED row."""
+    packed: bytes = msgpack.packb((kind, text, facts), use_bin_type=True)
+    return packed
+
+
+def unpack_failure(payload: bytes) -> tuple[str, str, Facts]:
+    """What ``pack_failure`` packed."""
+    kind, text, facts = msgpack.unpackb(payload, use_list=False, raw=False)
+    return kind, text, facts

@@ -1,0 +1,101 @@
+"""Identifiers: fixed-length bytes whose structure says where they come from.
+
+A task's id is ``job (4) | parent (8) | counter (4)``: the parent part is a hash of the submitting task's id (and of an
+epoch, so that an exhausted counter goes on under another hash), and the counter numbers that parent's children. Running a
+parent again names the same children, and no hash is computed per task. An object's id is ``task id (16) | index (4)``:
+returns count from 0, ``put`` values from 2**31.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+
+JOB_BYTES = 4
+PARENT_BYTES = 8
+PREFIX_BYTES = JOB_BYTES + PARENT_BYTES
+TASK_BYTES = 16
+OBJECT_BYTES = 20
+INCARNATION_BYTES = 8
+ADDRESS_BYTES = 1 + INCARNATION_BYTES
+FUNCTION_BYTES = 16
+
+CHILDREN_MAX = 2**32 - 1
+"""Children one (parent, epoch) can name; the next epoch's hash names the ones after them."""
+
+FIRST_PUT_INDEX = 2**31
+FIRST_RETURN = b"\x00\x00\x00\x00"
+
+SLOTS = 1024
+"""Fixed number of slots that ids hash to; a versioned table maps slots to control-store shards."""
+SLOT_RUN_BITS = 10
+"""Successive children of one parent that share a slot, as a power of two: batches stay batches."""
+
+pack_counter = struct.Struct(">I").pack
+unpack_counter = struct.Struct(">I").unpack
+
+Address = bytes
+"""Who a message is from or for: one role letter and the process incarnation that plays the role."""
+
+CLIENT, WORKER, CONTROL, ACTOR, TOOL = b"C", b"W", b"K", b"A", b"T"
+LOCAL_SCHEDULER, OBJECT_STORE, CONTROL_STORE, GLOBAL_SCHEDULER, SHELL = b"L", b"O", b"S", b"G", b"X"
+
+
+def job_id(number: int) -> bytes:
+    """The id of the ``number``-th job of a cluster (4 bytes)."""
+    return pack_counter(number)
+
+
+def root_task(job: bytes) -> bytes:
+    """The id under which a driver itself submits: the parent of all its first tasks (16 bytes)."""
+    return job + bytes(TASK_BYTES - JOB_BYTES)
+
+
+def child_prefix(job: bytes, parent: bytes, epoch: int = 0, salt: bytes = b"") -> bytes:
+    """The first 12 bytes of every id that ``parent`` gives its children in ``epoch``.
+
+    ``salt`` sets apart names that must not be shared: the attempt of a parent that is not deterministic, the thread of
+    a task that submits from several, the attempt in which a value was ``put``.
+    """
+    digest = hashlib.blake2b(parent + pack_counter(epoch) + salt, digest_size=PARENT_BYTES).digest()
+    return job + digest
+
+
+def object_id(task: bytes, index: int = 0) -> bytes:
+    """The id of the ``index``-th value of a task (20 bytes)."""
+    return task + pack_counter(index)
+
+
+def task_of(object_id: bytes) -> bytes:
+    """The task whose value, or whose ``put``, an object is."""
+    return object_id[:TASK_BYTES]
+
+
+def index_of(object_id: bytes) -> int:
+    """Which value of its task an object is: a return's number, or 2**31 and up for ``put`` values."""
+    number: int = unpack_counter(object_id[TASK_BYTES:])[0]
+    return number
+
+
+def is_put(object_id: bytes) -> bool:
+    """Whether the object was ``put`` rather than returned (and so has no lineage)."""
+    return object_id[TASK_BYTES] >= 0x80
+
+
+def slot_of(task: bytes) -> int:
+    """The slot (0 … 1023) of a task, its outputs and about a thousand of its siblings."""
+    run = unpack_counter(task[PREFIX_BYTES:TASK_BYTES])[0] >> SLOT_RUN_BITS
+    digest = hashlib.blake2b(task[:PREFIX_BYTES] + pack_counter(run), digest_size=4).digest()
+    slot: int = unpack_counter(digest)[0] % SLOTS
+    return slot
+
+
+def address(role: bytes, incarnation: bytes) -> Address:
+    """The address of the machine that plays ``role`` in the process ``incarnation``."""
+    return role + incarnation
+
+
+def short(identifier: bytes) -> str:
+    """An id as people read it: hex, without the zeros that most object ids end in."""
+    text = identifier.hex()
+    return text[: 2 * TASK_BYTES] if len(identifier) == OBJECT_BYTES and identifier.endswith(FIRST_RETURN) else text

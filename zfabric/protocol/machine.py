@@ -1,0 +1,58 @@
+"""The contract between a machine (a protocol role) and the shell that runs it (the runtime, or the simulator)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+from zfabric.protocol.effects import Effect
+from zfabric.protocol.ids import Address
+from zfabric.protocol.messages import Message
+
+
+class Explanation(NamedTuple):
+    """Why something is as it is: ``state`` in one word, ``reason`` in one sentence, and facts by name."""
+
+    subject: bytes
+    state: str
+    reason: str
+    facts: tuple[tuple[str, str], ...] = ()
+
+
+class Refusal(Exception):
+    """A peer said something that does not fit: the batch is refused, answered and counted; nothing was changed."""
+
+
+class InvariantViolation(AssertionError):
+    """An impossible state of our own: the process dies, the supervisor restarts it, recovery is exercised."""
+
+
+class Machine(Protocol):
+    """A protocol role without I/O, clock or randomness of its own. Time is an argument, in seconds.
+
+    ``step`` never blocks and never fails half way: it records. Decisions (placement, dispatch) happen once per loop
+    turn, in ``take_effects``, whose result the shell performs in order.
+    """
+
+    address: Address
+
+    def step(self, now: float, source: Address, message: Message) -> None:
+        """Take in one message."""
+
+    def tick(self, now: float) -> None:
+        """Let deadlines that have passed take effect."""
+
+    def next_deadline(self) -> float | None:
+        """When ``tick`` is wanted next; None for never."""
+
+    def take_effects(self, now: float) -> list[Effect]:
+        """Decide what follows from all that was recorded, and hand it over."""
+
+    def statistics(self) -> Mapping[str, float]:
+        """Counters and sizes, by name."""
+
+    def explain(self, subject: bytes) -> Explanation | None:
+        """Why the task, object, worker or node with this id is as it is; None if it is not known here."""
+
+    def check_invariants(self) -> None:
+        """Raise InvariantViolation if two facts disagree. Slow; for tests and the simulator."""

@@ -1,0 +1,36 @@
+"""Options of functions and calls as they travel: (name, value) pairs, only those that were set.
+
+==================  =====================================================================================================
+``demand``          what one attempt holds: sorted (resource, amount in 1/10,000) pairs; CPU 1 unless set
+``num_returns``     number of values (default 1)
+``max_retries``     runs after the loss of a worker (default: config); -1 is without end
+``retry_errors``    True: the worker may report RETRY (it knows which exceptions)
+``timeout``         seconds from submission to outcome
+``name``            what people see
+``env``             (variables, working directory, module paths): tasks of different ones share no worker
+``inline``          False: never run on top of another task
+``deterministic``   True: its values may be dropped and rebuilt instead of spilled
+``contains``        refs inside the arguments (call rows only): pinned until the task is done
+==================  =====================================================================================================
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+RESOURCE_UNIT = 10_000
+"""Fixed point: resource amounts are integers in 1/10,000, so that fractions add up."""
+
+Demand = tuple[tuple[str, int], ...]
+Environment = tuple[tuple[tuple[str, str], ...], str, tuple[str, ...]]
+
+NO_ENVIRONMENT: Environment = ((), "", ())
+ONE_CPU: Demand = (("CPU", RESOURCE_UNIT),)
+
+
+def option(pairs: tuple[tuple[str, Any], ...] | None, name: str, default: Any = None) -> Any:
+    """The value of ``name`` in ``pairs``, or ``default``."""
+    for key, value in pairs or ():
+        if key == name:
+            return value
+    return default

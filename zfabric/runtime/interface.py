@@ -1,0 +1,113 @@
+"""What ``zfabric.api`` needs of the runtime: the client of this process, by ids and bytes only.
+
+``zfabric.runtime.client.Client`` is the real one; tests of the API may put another in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from zfabric.config import Config
+from zfabric.protocol.messages import Row
+
+
+class Outcome(NamedTuple):
+    """What became of an object. ``status`` as in ``protocol.messages`` (OK, ERROR, FAILED).
+
+    ``data`` is what ``adapters.serialization.deserialize`` reads: bytes, or a read-only memoryview of the arena. ``release``
+    is None for bytes; for a view it must be called once, from any thread (also a finalizer), when nothing uses the view any more.
+    """
+
+    status: int
+    data: bytes | memoryview
+    release: Callable[[], None] | None
+
+
+class Serialized(Protocol):
+    """A value on its way out (``adapters.serialization.serialize``)."""
+
+    size: int
+    contained: tuple[bytes, ...]
+
+    def to_bytes(self) -> bytes:
+        """The whole as one bytes object, for inline values."""
+
+    def write_into(self, target: memoryview) -> None:
+        """The whole, written at the start of ``target`` (64-byte aligned, at least ``size`` long)."""
+
+
+class ClientInterface(Protocol):
+    """The fabric inside this process. All methods are thread-safe; object ids are 20 bytes, task ids 16."""
+
+    config: Config
+    job: bytes
+    node: bytes
+    namespace: str
+
+    def export(self, function_id: bytes, name: str, payload: bytes, options: tuple[Row, ...]) -> None:
+        """Make a function known to the job (16-byte content hash). Cheap when repeated."""
+
+    def submit(
+        self, function_id: bytes, arguments: bytes, dependencies: tuple[bytes, ...], options: tuple[Row, ...] | None, num_returns: int
+    ) -> bytes:
+        """Queue one task and return its id at once. The process holds one reference to each of its outputs."""
+
+    def submit_many(
+        self, function_id: bytes, calls: Iterable[tuple[bytes, tuple[bytes, ...], tuple[Row, ...] | None]], num_returns: int
+    ) -> list[bytes]:
+        """The same for many calls of one function: (arguments, dependencies, options) each."""
+
+    def put(self, value: Serialized, durable: bool) -> bytes:
+        """Store a value; return its object id. The process holds one reference to it. ObjectStoreFullError, ObjectTooLargeError."""
+
+    def add_reference(self, object_id: bytes) -> None:
+        """One more ref in this process (when a ref is unpickled or copied)."""
+
+    def drop_reference(self, object_id: bytes) -> None:
+        """One ref less. Safe in finalizers: takes no lock, never raises."""
+
+    def get(self, object_ids: Sequence[bytes], timeout: float | None) -> list[Outcome]:
+        """Wait for all of them (each listed once). GetTimeoutError after ``timeout`` seconds."""
+
+    def wait(self, object_ids: Sequence[bytes], num_returns: int, timeout: float | None, fetch_local: bool) -> set[bytes]:
+        """Those that have an outcome, as soon as at least ``num_returns`` have or ``timeout`` passed."""
+
+    def add_done_callback(self, object_id: bytes, callback: Callable[[bytes], None]) -> None:
+        """Call ``callback(object_id)`` once it has an outcome, from a thread of the fabric (at once if it has one)."""
+
+    def cancel(self, object_ids: Sequence[bytes], force: bool, recursive: bool) -> None:
+        """Ask for the cancellation of the tasks that make these objects."""
+
+    def query(self, what: str, *arguments: Any, timeout: float = 10.0) -> Any:
+        """Ask the node's daemon; the payload of its ``Answer``. FabricError with its error text."""
+
+    def close(self) -> None:
+        """Flush, say goodbye, and let go of everything."""
+
+
+_current: ClientInterface | None = None
+
+
+def current() -> ClientInterface | None:
+    """This process's client, or None."""
+    return _current
+
+
+def set_current(client: ClientInterface | None) -> None:
+    """Install (or remove) this process's client."""
+    global _current
+    _current = client
+
+
+class TaskContext(NamedTuple):
+    """The task this thread runs, as ``get_runtime_context`` shows it."""
+
+    task_id: bytes
+    attempt: int
+    function_name: str
+    gpu_ids: tuple[int, ...]
+
+
+context: Any = None
+"""In a worker, the ``TaskContext`` of the attempt on top; None in a driver."""

@@ -1,0 +1,1 @@
+"""The other shell: a deterministic world that drives the same machines."""

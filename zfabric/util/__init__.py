@@ -1,0 +1,1 @@
+"""Built on the public names only: pools, queues, executors, strategies, bridges."""
