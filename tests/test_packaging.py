@@ -1,0 +1,164 @@
+"""What the package promises before it does anything: its metadata, the cost of importing it, and what the README shows."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import zfabric
+from zfabric import _version
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_the_command_is_an_entry_point() -> None:
+    (command,) = importlib.metadata.entry_points(group="console_scripts", name="zfabric")
+    assert command.value == "zfabric.cli.main:main"
+    assert callable(command.load())
+
+
+def test_metadata_says_what_is_needed() -> None:
+    metadata = importlib.metadata.metadata("zfabric")
+    assert metadata["Version"] == _version.__version__
+    assert metadata["Requires-Python"] == ">=3.11"
+    needed = {re.match(r"[\w-]+", line)[0] for line in importlib.metadata.requires("zfabric") or () if "extra ==" not in line}
+    assert needed == {"pyzmq", "msgpack", "numpy", "lmdb", "cloudpickle", "click", "psutil", "rich"}
+    assert {"examples", "test", "dev"} <= set(metadata.get_all("Provides-Extra"))
+
+
+def test_a_build_holds_every_file_of_the_package(tmp_path: Path) -> None:
+    """Built from a copy: what setuptools leaves behind stays out of the tree."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("setup.cfg", "pyproject.toml", "README.md"):
+        (source / name).write_bytes((ROOT / name).read_bytes())
+    files = {path.relative_to(ROOT) for path in (ROOT / "zfabric").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    for path in files:
+        (source / path).parent.mkdir(parents=True, exist_ok=True)
+        (source / path).write_bytes((ROOT / path).read_bytes())
+    build = "from setuptools import setup; setup(script_args=['-q', 'build', '--build-base', 'base', '--build-lib', 'built'])"
+    subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
+    assert {path.relative_to(source / "built") for path in (source / "built").rglob("*") if path.is_file()} == files
+
+
+def test_the_types_marker_is_there() -> None:
+    assert (Path(zfabric.__file__).parent / "py.typed").is_file()
+
+
+def test_import_is_lean() -> None:
+    """What costs milliseconds to import is imported where it is used: a driver may never need it."""
+    code = "import sys; before = set(sys.modules); import zfabric; print(*set(sys.modules) - before)"
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    assert "zfabric" in loaded
+    costly = {"asyncio", "psutil", "click", "rich", "numpy", "multiprocessing"}
+    assert not costly & {name.partition(".")[0] for name in loaded}
+
+
+def test_every_public_name_exists() -> None:
+    assert zfabric.__all__
+    assert len(set(zfabric.__all__)) == len(zfabric.__all__)
+    for name in zfabric.__all__:
+        assert getattr(zfabric, name) is not None
+
+
+def test_the_readme_shows_the_quickstart() -> None:
+    (shown,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    assert shown == (ROOT / "docs/examples/quickstart.py").read_text()
+
+
+@pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md", "docs/shell-completion.md"])
+def test_links_lead_somewhere(page: str) -> None:
+    path = ROOT / page
+    links = re.findall(r"\]\(([^)#]+)\)", path.read_text())
+    missing = [link for link in links if "://" not in link and not (path.parent / link).exists()]
+    assert not missing
+
+
+def test_the_readme_names_every_command() -> None:
+    from zfabric.cli.main import main
+
+    readme = (ROOT / "README.md").read_text()
+    assert [name for name in main.commands if f"`zfabric {name}" not in readme and f"`{name}`" not in readme] == []
+
+
+@pytest.mark.parametrize("script", ["scripts/run", "scripts/test", "scripts/check", ".ci/run"])
+def test_scripts_can_be_run_and_are_well_formed(script: str) -> None:
+    assert (ROOT / script).stat().st_mode & stat.S_IXUSR
+    subprocess.run(["bash", "-n", ROOT / script], check=True)
+
+
+def test_run_without_a_program_says_how() -> None:
+    answer = subprocess.run([ROOT / "scripts/run"], capture_output=True, text=True)
+    assert answer.returncode == 2
+    assert "usage" in answer.stderr
+
+
+def shell(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run ``code`` in bash with the functions of scripts/_env.sh."""
+    source = f"set -euo pipefail; source '{ROOT}/scripts/_env.sh'; {code}"
+    return subprocess.run(["bash", "-c", source], capture_output=True, text=True, env={**os.environ, **environment})
+
+
+def executable(path: Path, code: str) -> None:
+    path.write_text(f"#!/bin/sh\n{code}\n")
+    path.chmod(0o755)
+
+
+def test_the_newest_python_that_works_is_chosen(tmp_path: Path) -> None:
+    """A shim that fails, one that is too old and one that answers nonsense are passed over."""
+    executable(tmp_path / "python3.13", "echo 'command not found' >&2; exit 127")
+    executable(tmp_path / "python3.12", "echo 3012")
+    executable(tmp_path / "python3.11", "echo 3011")
+    executable(tmp_path / "python3", "echo hello")
+    found = shell("find_python", PATH=f"{tmp_path}:/usr/bin:/bin", PYTHON="")
+    assert found.stdout.strip() == "python3.12"
+
+
+def test_without_a_python_the_script_says_what_to_install(tmp_path: Path) -> None:
+    for name in ("python3.13", "python3.12", "python3.11", "python3"):
+        executable(tmp_path / name, "echo 3009")
+    answer = shell("venv=/nonexistent/.venv; make_venv", PATH=f"{tmp_path}:/usr/bin:/bin", PYTHON="", CI="")
+    assert answer.returncode == 1
+    assert "apt-get install python3 python3-venv" in answer.stderr
+
+
+def test_an_environment_is_made_once_and_again_when_setup_changes(tmp_path: Path) -> None:
+    """With a stand-in for Python: what counts is when it is asked to install, from a directory with a space in its name."""
+    project = tmp_path / "a project"
+    (project / "scripts").mkdir(parents=True)
+    for name in ("scripts/_env.sh", "setup.cfg", "pyproject.toml"):
+        (project / name).write_bytes((ROOT / name).read_bytes())
+    log = tmp_path / "installs"
+    python = f"""
+case "$*" in
+  *version_info*1000*) echo 3011 ;;
+  *platform*) echo 3.11.0 ;;
+  "-m venv"*) for last; do :; done; mkdir -p "$last/bin"; cp "$0" "$last/bin/python"; echo "$last" >"$last/bin/activate" ;;
+  *"pip install"*) echo "$*" >>'{log}'; printf '#!/bin/sh\\n' >"${{0%/*}}/zfabric"; chmod +x "${{0%/*}}/zfabric" ;;
+esac"""
+    executable(tmp_path / "python3", python)
+    prepare = f"set -euo pipefail; source '{project}/scripts/_env.sh'; prepare test"
+    environment = {**os.environ, "PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHON": str(tmp_path / "python3")}
+
+    def run() -> int:
+        both = [subprocess.Popen(["bash", "-c", prepare], env=environment, stderr=subprocess.DEVNULL) for _ in range(2)]
+        assert [process.wait() for process in both] == [0, 0]
+        return len(log.read_text().splitlines())
+
+    assert run() == 1
+    assert run() == 1
+    assert log.read_text().rstrip().endswith(f"{project}[test]")
+    with (project / "setup.cfg").open("a") as setup:
+        setup.write("# changed\n")
+    assert run() == 2
+    moved = tmp_path / "moved"
+    project.rename(moved)
+    subprocess.run(["bash", "-c", prepare.replace(str(project), str(moved))], env=environment, check=True, capture_output=True)
+    assert log.read_text().rstrip().endswith(f"{moved}[test]")
