@@ -116,7 +116,7 @@ class Config:
         """Refuse values that cannot be meant."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            wanted = type(field.default)
+            wanted: type = type(field.default)
             if wanted is float and type(value) is int:
                 object.__setattr__(self, field.name, float(value))
             elif wanted is tuple and type(value) is list:
