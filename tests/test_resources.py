@@ -1,0 +1,143 @@
+"""Resource vectors: what options mean, and that a pool never gives away what it has not."""
+
+from __future__ import annotations
+
+import math
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zfabric.exceptions import OptionError
+from zfabric.machines.parts.resources import AMOUNT_MAX, Pool, amount_of, demand_of, describe
+from zfabric.protocol.machine import InvariantViolation
+from zfabric.protocol.options import ONE_CPU, RESOURCE_UNIT
+
+
+def test_one_cpu_unless_said_otherwise():
+    assert demand_of() == ONE_CPU
+    assert demand_of(num_cpus=0) == ()
+    assert demand_of(num_cpus=0, num_gpus=0.25, resources={"b": 1, "a": 2, "none": 0}) == (("GPU", 2500), ("a", 20000), ("b", 10000))
+
+
+def test_fractions_that_floats_only_approximate():
+    assert amount_of("x", 0.1 * 3) == 3000
+    assert amount_of("x", 0.7 + 0.1) == 8000
+    assert amount_of("x", numpy.float32(0.5)) == 5000
+    assert amount_of("x", numpy.int64(3)) == 30000
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_cpus": -1}, "num_cpus cannot be negative"),
+        ({"num_cpus": True}, "num_cpus is a number, not True"),
+        ({"num_cpus": "2"}, "num_cpus is a number"),
+        ({"num_cpus": math.nan}, "finite"),
+        ({"num_gpus": math.inf}, "finite"),
+        ({"num_cpus": 0.00001}, "four decimals"),
+        ({"num_cpus": 1e-12}, "four decimals"),
+        ({"num_cpus": 1.23456}, "four decimals"),
+        ({"num_cpus": AMOUNT_MAX + 1}, "at most"),
+        ({"num_gpus": 1.5}, "fraction of one GPU or a whole number"),
+        ({"resources": {"CPU": 1}}, "num_cpus="),
+        ({"resources": {"GPU": 1}}, "num_gpus="),
+        ({"resources": {"": 1}}, "non-empty"),
+        ({"resources": {3: 1}}, "non-empty str"),
+        ({"resources": {"disk": -0.5}}, r"resources\['disk'\] cannot be negative"),
+        ({"resources": ["disk"]}, "a dict"),
+    ],
+)
+def test_nonsense_is_refused_in_words(options, words):
+    with pytest.raises(OptionError, match=words):
+        demand_of(**options)
+
+
+def test_pool_takes_and_gives_back():
+    pool = Pool(demand_of(num_cpus=2, resources={"disk": 1}))
+    assert pool.fits_total((("CPU", 20000),))
+    assert not pool.fits_total((("CPU", 20001),))
+    assert not pool.fits_total((("GPU", 1),))
+    pool.acquire((("CPU", 15000), ("disk", 5000)))
+    assert pool.fits((("CPU", 5000),))
+    assert not pool.fits((("CPU", 5001),))
+    assert not pool.fits((("CPU", 1), ("disk", 5001)))
+    assert pool.available() == (("CPU", 5000), ("disk", 5000))
+    pool.release((("CPU", 15000), ("disk", 5000)))
+    with pytest.raises(InvariantViolation):
+        pool.release((("CPU", 1),))
+
+
+def test_a_lent_cpu_comes_back_although_it_is_in_use():
+    pool = Pool(ONE_CPU)
+    pool.acquire(ONE_CPU)
+    pool.release(ONE_CPU)  # lent while blocked
+    pool.acquire(ONE_CPU)  # the borrower
+    pool.acquire(ONE_CPU)  # unblocked
+    assert pool.available() == (("CPU", -RESOURCE_UNIT),)
+    assert not pool.fits((("CPU", 1),))
+    pool.release(ONE_CPU)
+    pool.release(ONE_CPU)
+    assert pool.fits(ONE_CPU)
+
+
+def test_whole_gpus_are_alone_and_fractions_share():
+    pool = Pool(demand_of(num_gpus=3))
+    assert pool.acquire_gpus(5000) == (0,)
+    assert pool.acquire_gpus(4000) == (0,)
+    assert pool.acquire_gpus(20000) == (1, 2)
+    assert pool.acquire_gpus(2000) == ()
+    assert pool.acquire_gpus(1000) == (0,)
+    pool.release_gpus((1, 2), 20000)
+    pool.release_gpus((0,), 5000)
+    assert pool.acquire_gpus(10000) == (1,)
+    with pytest.raises(InvariantViolation):
+        pool.release_gpus((2,), 1)
+
+
+def test_two_halves_are_not_a_whole():
+    pool = Pool(demand_of(num_cpus=0, num_gpus=2))
+    for _ in range(2):
+        pool.acquire((("GPU", 6000),))
+        pool.acquire_gpus(6000)
+    assert pool.available() == (("GPU", 8000),)
+    assert not pool.fits((("GPU", 8000),))
+    assert pool.fits((("GPU", 4000),))
+
+
+def test_describe():
+    assert describe(demand_of(num_cpus=2, num_gpus=0.5)) == "2 CPU, 0.5 GPU"
+    assert describe(()) == "nothing"
+
+
+@given(
+    gpus=st.integers(1, 4),
+    wishes=st.lists(st.one_of(st.integers(1, RESOURCE_UNIT), st.integers(1, 3).map(lambda n: n * RESOURCE_UNIT)), max_size=30),
+    order=st.randoms(use_true_random=False),
+)
+def test_no_gpu_is_ever_given_twice(gpus, wishes, order):
+    pool = Pool(demand_of(num_cpus=0, num_gpus=gpus))
+    given_out = []
+    for amount in wishes:
+        demand = (("GPU", amount),)
+        fits = pool.fits(demand)
+        ids = pool.acquire_gpus(amount)
+        assert fits == bool(ids)
+        if ids:
+            pool.acquire(demand)
+            assert len(set(ids)) == len(ids) == max(1, amount // RESOURCE_UNIT)
+            given_out.append((ids, amount))
+        elif given_out and order.random() < 0.7:
+            ids, amount = given_out.pop(order.randrange(len(given_out)))
+            pool.release_gpus(ids, amount)
+            pool.release((("GPU", amount),))
+        load = [0] * gpus
+        for ids, amount in given_out:
+            for index in ids:
+                load[index] += min(amount, RESOURCE_UNIT)
+        assert max(load) <= RESOURCE_UNIT
+    for ids, amount in given_out:
+        pool.release_gpus(ids, amount)
+        pool.release((("GPU", amount),))
+    assert pool.fits((("GPU", gpus * RESOURCE_UNIT),))

@@ -1,0 +1,153 @@
+"""Resource vectors in fixed point: what a task asks for, what a node has, and which GPUs go to whom.
+
+Amounts are integers in 1/10,000 (``RESOURCE_UNIT``), so that a thousand tenths are a hundred and a comparison never
+depends on the order of additions. A demand is a sorted tuple of (name, amount) pairs; equal demands are equal tuples,
+which is what lets a scheduler queue tasks by shape.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+from zfabric.exceptions import OptionError
+from zfabric.protocol.machine import InvariantViolation
+from zfabric.protocol.options import RESOURCE_UNIT, Demand
+
+CPU, GPU = "CPU", "GPU"
+AMOUNT_MAX = 10**9
+"""Most of one resource that can be asked for, in whole units: amounts stay far inside what msgpack carries as an integer."""
+_ROUNDING = 1e-6
+"""How far a float may be from a multiple of 1/10,000 (in those units) and still be taken to mean it: 0.1 * 3 is 0.3."""
+
+
+def amount_of(name: str, value: Any) -> int:
+    """``value`` of the resource or option ``name`` in 1/10,000; OptionError says what is wrong with it.
+
+    >>> amount_of("num_cpus", 0.5)
+    5000
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise OptionError(f"{name} is a number, not {value!r}")
+    number = float(value)
+    if not math.isfinite(number):
+        raise OptionError(f"{name} is a finite number, not {value!r}")
+    if number < 0:
+        raise OptionError(f"{name} cannot be negative: {value!r}")
+    if number > AMOUNT_MAX:
+        raise OptionError(f"{name} is at most {AMOUNT_MAX}, not {value!r}")
+    scaled = number * RESOURCE_UNIT
+    amount = round(scaled)
+    if abs(scaled - amount) > _ROUNDING * max(1.0, scaled / AMOUNT_MAX) or (number and not amount):
+        raise OptionError(f"{name} has at most four decimals: {value!r}")
+    return amount
+
+
+def demand_of(num_cpus: Any = None, num_gpus: Any = None, resources: Mapping[str, Any] | None = None) -> Demand:
+    """The demand that these options mean: one CPU unless ``num_cpus`` says otherwise, zeros left out.
+
+    >>> demand_of(num_cpus=2, resources={"disk": 0.5})
+    (('CPU', 20000), ('disk', 5000))
+    """
+    amounts = {CPU: RESOURCE_UNIT if num_cpus is None else amount_of("num_cpus", num_cpus)}
+    if num_gpus is not None:
+        amounts[GPU] = amount_of("num_gpus", num_gpus)
+        if amounts[GPU] > RESOURCE_UNIT and amounts[GPU] % RESOURCE_UNIT:
+            raise OptionError(f"num_gpus is a fraction of one GPU or a whole number of them, not {num_gpus!r}")
+    if resources is not None and not isinstance(resources, Mapping):
+        raise OptionError(f"resources is a dict of names and amounts, not {resources!r}")
+    for name, value in (resources or {}).items():
+        if not isinstance(name, str) or not name:
+            raise OptionError(f"resources: a name is a non-empty str, not {name!r}")
+        if name in (CPU, GPU):
+            raise OptionError(f"resources: {name!r} is asked for with num_{name.lower()}s=")
+        amounts[name] = amount_of(f"resources[{name!r}]", value)
+    return tuple(sorted((name, amount) for name, amount in amounts.items() if amount))
+
+
+def covers(total: Mapping[str, int], demand: Demand) -> bool:
+    """Whether ``total`` has at least ``demand``."""
+    return all(total.get(name, 0) >= amount for name, amount in demand)
+
+
+def describe(demand: Demand) -> str:
+    """A demand as people read it, such as "1 CPU, 0.5 GPU"."""
+    return ", ".join(f"{amount / RESOURCE_UNIT:g} {name}" for name, amount in demand) or "nothing"
+
+
+class Pool:
+    """What one node has and what of it is free, the ids of its GPUs included.
+
+    ``acquire`` takes without asking, so that a worker that was blocked gets back the CPU it had lent although another task
+    uses it meanwhile: ``available`` may be negative for a while. Ask ``fits`` before a new task is started.
+
+    >>> pool = Pool(demand_of(num_cpus=2))
+    >>> pool.acquire(demand_of(num_cpus=1.5)); pool.fits(demand_of(num_cpus=1))
+    False
+    """
+
+    def __init__(self, total: Demand) -> None:
+        self.total = dict(total)
+        self._free = dict(total)
+        gpus, rest = divmod(self.total.get(GPU, 0), RESOURCE_UNIT)
+        if rest:
+            raise OptionError("a node has a whole number of GPUs")
+        self._gpu_free = [RESOURCE_UNIT] * gpus
+
+    def fits_total(self, demand: Demand) -> bool:
+        """Whether the node could ever run this, were it empty."""
+        return covers(self.total, demand)
+
+    def fits(self, demand: Demand) -> bool:
+        """Whether this is free now. Half a GPU here and half a GPU there are not a whole one."""
+        return covers(self._free, demand) and all(self._pick(amount) for name, amount in demand if name == GPU)
+
+    def acquire(self, demand: Demand) -> None:
+        """Take ``demand``. The ids of its GPUs, if it names any, come from ``acquire_gpus``."""
+        free = self._free
+        for name, amount in demand:
+            free[name] = free.get(name, 0) - amount
+
+    def release(self, demand: Demand) -> None:
+        """Give ``demand`` back; InvariantViolation if that would be more than the node has."""
+        free, total = self._free, self.total
+        for name, amount in demand:
+            free[name] += amount
+            if free[name] > total.get(name, 0):
+                raise InvariantViolation(f"more {name} released than acquired")
+
+    def acquire_gpus(self, amount: int) -> tuple[int, ...]:
+        """Ids for ``amount`` (1/10,000) of GPUs: whole ones alone, fractions share the fullest GPU with room for them.
+
+        Empty for amount 0, and where the GPUs do not have it.
+        """
+        ids = self._pick(amount)
+        share = min(amount, RESOURCE_UNIT)
+        for index in ids:
+            self._gpu_free[index] -= share
+        return ids
+
+    def release_gpus(self, ids: tuple[int, ...], amount: int) -> None:
+        """Give back what ``acquire_gpus(amount)`` answered."""
+        share = min(amount, RESOURCE_UNIT)
+        for index in ids:
+            self._gpu_free[index] += share
+            if self._gpu_free[index] > RESOURCE_UNIT:
+                raise InvariantViolation(f"GPU {index} released more than acquired")
+
+    def available(self) -> Demand:
+        """What is free now, as sorted (name, amount) pairs; an amount is negative while lent CPUs are in use twice."""
+        return tuple(sorted(self._free.items()))
+
+    def _pick(self, amount: int) -> tuple[int, ...]:
+        free = self._gpu_free
+        if not amount:
+            return ()
+        if amount >= RESOURCE_UNIT:
+            count, rest = divmod(amount, RESOURCE_UNIT)
+            whole = [index for index, left in enumerate(free) if left == RESOURCE_UNIT]
+            return () if rest or len(whole) < count else tuple(whole[:count])
+        rooms = [(left, index) for index, left in enumerate(free) if left >= amount]
+        return (min(rooms)[1],) if rooms else ()
