@@ -116,14 +116,14 @@ class Config:
         """Refuse values that cannot be meant."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            wanted: type = type(field.default)
+            wanted = type(field.default)
             if wanted is float and type(value) is int:
                 object.__setattr__(self, field.name, float(value))
             elif wanted is tuple and type(value) is list:
                 object.__setattr__(self, field.name, tuple(value))
             elif type(value) is not wanted:
                 raise ConfigError(f"config {field.name!r} is a {wanted.__name__}, not {value!r}")
-            elif wanted in (int, float) and value < 0:
+            elif isinstance(value, int | float) and value < 0:
                 raise ConfigError(f"config {field.name!r} cannot be negative: {value!r}")
         for name, choices in (("durability", ("process", "power")), ("infeasible", ("wait", "raise"))):
             if getattr(self, name) not in choices:
