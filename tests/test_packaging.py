@@ -129,6 +129,32 @@ def test_without_a_python_the_script_says_what_to_install(tmp_path: Path) -> Non
     assert "apt-get install python3 python3-venv" in answer.stderr
 
 
+def test_a_python_without_venv_is_completed_on_a_bare_build_machine_only(tmp_path: Path) -> None:
+    """Elsewhere the script says what to install, and installs nothing."""
+    packages = tmp_path / "packages"
+    python = f"""
+case "$*" in
+  *version_info*) echo 3011 ;;
+  *platform*) echo 3.11.0 ;;
+  *ensurepip*) test -e '{packages}' ;;
+  "-m venv --without-pip"*|"-m pip"*) exit 1 ;;
+  "-m venv"*) for last; do :; done; mkdir -p "$last" ;;
+esac"""
+    executable(tmp_path / "python3", python)
+    executable(tmp_path / "apt-get", f"""[ "$1" = update ] || echo "$*" >>'{packages}'""")
+    executable(tmp_path / "id", "echo 0")
+    venv = tmp_path / ".venv"
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHON": str(tmp_path / "python3")}
+    refused = shell(f"venv='{venv}'; make_venv", **environment, CI="")
+    assert refused.returncode == 1
+    assert "apt-get install python3-venv" in refused.stderr
+    assert not packages.exists()
+    made = shell(f"venv='{venv}'; make_venv", **environment, CI="true")
+    assert made.returncode == 0, made.stderr
+    assert "python3.11-venv" in packages.read_text()
+    assert venv.is_dir()
+
+
 def test_an_environment_is_made_once_and_again_when_setup_changes(tmp_path: Path) -> None:
     """With a stand-in for Python: what counts is when it is asked to install, from a directory with a space in its name."""
     project = tmp_path / "a project"
