@@ -94,11 +94,26 @@ class Unlink(NamedTuple):
     object_ids: tuple[bytes, ...]
 
 
+class WriteValue(NamedTuple):
+    """Write an inline value as a sealed object whose payload is at ``offset`` of the arena."""
+
+    offset: int
+    object_id: bytes
+    value: bytes
+
+
 class WriteHeader(NamedTuple):
-    """Mark an object's header in the arena (``state``: see ``zfabric.adapters.arena``)."""
+    """Take the object whose payload is at ``offset`` into the arena's index, or out of it (``state``: ``SEALED`` or ``FREED``).
+
+    What is in the index is what a restarted daemon finds (``zfabric.adapters.arena``).
+    """
 
     offset: int
     state: int
+
+
+WRITING, SEALED, FREED = 0, 1, 2
+"""States of an object's header."""
 
 
 class Say(NamedTuple):
@@ -109,5 +124,17 @@ class Say(NamedTuple):
 
 
 Effect: TypeAlias = (
-    Send | Store | SpawnWorker | KillProcess | WatchProcess | MakeReady | Punch | Spill | Unspill | Unlink | WriteHeader | Say
+    Send
+    | Store
+    | SpawnWorker
+    | KillProcess
+    | WatchProcess
+    | MakeReady
+    | Punch
+    | Spill
+    | Unspill
+    | Unlink
+    | WriteValue
+    | WriteHeader
+    | Say
 )

@@ -270,9 +270,9 @@ class Objects(NamedTuple):
 
 
 class Reserve(NamedTuple):
-    """client -> object store. A grant of at least ``size`` bytes; wait up to ``patience`` seconds for room.
+    """client -> object store. Room for an object of ``size`` bytes; wait up to ``patience`` seconds for it.
 
-    ``exact`` asks for one object's room rather than a range to bump-allocate in.
+    ``exact`` asks for that one object's room rather than a range to bump-allocate in. The store adds the header.
     """
 
     token: int
@@ -323,7 +323,11 @@ class Pinned(NamedTuple):
 
 
 class Unpin(NamedTuple):
-    """client -> object store. I no longer use the locations of these objects."""
+    """client -> object store. I no longer use the locations of these objects.
+
+    A pin is one telling: an id is listed once for every time a location of it was told to this process (a ``Located`` row passed
+    on). So an ``Unpin`` that crosses a new telling releases the old ones only, and nothing is moved under a reader.
+    """
 
     object_ids: Ids
 
@@ -335,7 +339,11 @@ class Recall(NamedTuple):
 
 
 class Sealed(NamedTuple):
-    """local scheduler -> object store. Objects written: rows ``(object_id, offset, size, writer incarnation, rebuildable)``."""
+    """local scheduler -> object store. Objects written: rows ``(object_id, offset, size, writer incarnation, rebuildable)``.
+
+    Said of every location a ``Completed`` or ``Put`` brings, also of those nobody wants (``Free`` follows): the room is the store's from
+    here on. The first copy of an object stays; what is told its readers comes from ``Located``, never from the writer.
+    """
 
     rows: Rows
 
@@ -347,19 +355,29 @@ class Absorb(NamedTuple):
 
 
 class Locate(NamedTuple):
-    """local scheduler -> object store. Pin and tell: rows ``(object_id, process incarnation)``. Spilled ones come back first."""
+    """local scheduler -> object store. Pin and tell: rows ``(object_id, process incarnation)``. Spilled ones come back first.
+
+    Every row is answered by one row of ``Located`` or ``Lost``, and every row of ``Located`` is one pin (see ``Unpin``).
+    """
 
     rows: Rows
 
 
 class Located(NamedTuple):
-    """object store -> local scheduler. Rows ``(object_id, process incarnation, offset, size)``: pinned by that process."""
+    """object store -> local scheduler. Rows ``(object_id, process incarnation, offset, size)``: pinned by that process.
+
+    Each row is told to that process exactly once, also when what it was asked for no longer matters: the process unpins it then.
+    """
 
     rows: Rows
 
 
 class Lost(NamedTuple):
-    """object store -> local scheduler. Rows ``(object_id, reason)``: no copy is left here."""
+    """object store -> local scheduler. Rows ``(object_id, reason)``: no copy is left here.
+
+    ``reason`` is "evicted" (a rebuildable value made room), "missing", or starts with "unreadable:" or "full:". After "full:" the copy on
+    disk is still there: there was no room to bring it back within ``put_patience``.
+    """
 
     rows: Rows
 
@@ -575,13 +593,17 @@ class WorkerSpawned(NamedTuple):
 
 
 class ProcessDied(NamedTuple):
-    """shell -> local scheduler. Proved dead. ``signal`` 0 for an exit; ``peak`` memory in bytes; ``stderr`` its last lines."""
+    """shell -> local scheduler. Proved dead. ``signal`` 0 for an exit; ``peak`` memory in bytes; ``stderr`` its last lines.
+
+    ``executing`` is the task that was on top of the worker's stack, read from its slot after its death (empty: none).
+    """
 
     pid: int
     exit_code: int
     signal: int
     peak: int
     stderr: str
+    executing: bytes = b""
 
 
 class ProcessTable(NamedTuple):
