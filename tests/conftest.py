@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import shutil
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -21,7 +23,6 @@ GONE_SECONDS = 15  # how long the last processes may take to go; the fabric prom
 
 # Every process this run starts inherits this, however often it forks or changes its name, and no process of another run has it.
 MARK = uuid.uuid4().hex
-os.environ["ZFABRIC_TEST_RUN"] = MARK
 
 # A file descriptor of its own: pytest replaces stderr while a test runs, and the dump must be seen.
 _stderr = os.fdopen(os.dup(sys.__stderr__.fileno()), "w") if sys.__stderr__ else None
@@ -74,10 +75,9 @@ def processes_of_this_run() -> dict[int, str]:
     return found
 
 
-def files_of_fabric() -> set[Path]:
-    """What clusters of this user keep outside the tree: session directories and shared memory."""
-    places = [*Path("/tmp").glob(f"zfabric-{os.getuid()}/*"), *Path("/dev/shm").glob("zfabric*")]
-    return {place for place in places if owned(place)}
+def shared_memory() -> set[Path]:
+    """The named shared memory of clusters of this user."""
+    return {path for path in Path("/dev/shm").glob("zfabric*") if owned(path)}
 
 
 def owned(place: Path) -> bool:
@@ -88,13 +88,39 @@ def owned(place: Path) -> bool:
         return False
 
 
+def pytest_configure() -> None:
+    """Give the run a directory for its sessions, so that runs on one machine neither see nor sweep each other's.
+
+    Its name is short, since sockets lie below it, and others may enter it, since tests show that they get no further.
+    """
+    tempfile.gettempdir()  # Python keeps this answer: what pytest makes stays where it is looked for
+    directory = tempfile.mkdtemp(prefix="zft-", dir="/tmp")
+    os.chmod(directory, 0o755)
+    os.environ["TMPDIR"] = directory
+    os.environ["ZFABRIC_TEST_RUN"] = MARK
+
+
+def pytest_unconfigure() -> None:
+    """Remove the run's directory."""
+    shutil.rmtree(os.environ.pop("TMPDIR"), ignore_errors=True)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    """At the end of the run no process, session directory or shared memory of it is left."""
-    before = files_of_fabric()
+    """At the end of the run no process, session directory or shared memory of it is left.
+
+    The directory of a session whose supervisor a test killed is swept first, as the next ``init`` would.
+    """
+    before = shared_memory()
     yield
+    from zfabric.runtime.session import sweep
+
     deadline = time.monotonic() + GONE_SECONDS
-    while processes_of_this_run() or files_of_fabric() - before:
-        if time.monotonic() > deadline:
-            pytest.fail(f"left behind: processes {processes_of_this_run()}, files {sorted(map(str, files_of_fabric() - before))}")
+    while True:
+        sweep()
+        directories = Path(os.environ["TMPDIR"]).glob("zfabric-*/*")
+        left = [*processes_of_this_run().items(), *map(str, directories), *map(str, shared_memory() - before)]
+        if not left or time.monotonic() > deadline:
+            break
         time.sleep(0.05)
+    assert left == []
