@@ -1,11 +1,9 @@
-"""What every test file may use: clusters to run on, an end to hangs, and an account of what a run left behind."""
+"""What every test file may use: clusters to run on, and an account of what a run left behind."""
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import shutil
-import sys
 import tempfile
 import time
 import uuid
@@ -18,14 +16,10 @@ import pytest
 
 import zfabric as zf
 
-HANG_SECONDS = 120  # a test that runs this long hangs: dump every thread's stack and end the run
 GONE_SECONDS = 15  # how long the last processes may take to go; the fabric promises ten
 
 # Every process this run starts inherits this, however often it forks or changes its name, and no process of another run has it.
 MARK = uuid.uuid4().hex
-
-# A file descriptor of its own: pytest replaces stderr while a test runs, and the dump must be seen.
-_stderr = os.fdopen(os.dup(sys.__stderr__.fileno()), "w") if sys.__stderr__ else None
 
 
 @contextmanager
@@ -50,15 +44,6 @@ def shared_cluster() -> Iterator[Any]:
     """One cluster of two CPUs for all tests of a file; they leave it as they found it and use no other."""
     with running_cluster() as context:
         yield context
-
-
-@pytest.fixture(autouse=True)
-def end_hangs() -> Iterator[None]:
-    """Say where a hanging test hangs, and end the run."""
-    if _stderr is not None:
-        faulthandler.dump_traceback_later(HANG_SECONDS, exit=True, file=_stderr)
-    yield
-    faulthandler.cancel_dump_traceback_later()
 
 
 def processes_of_this_run() -> dict[int, str]:
