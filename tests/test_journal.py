@@ -1,0 +1,500 @@
+"""The journal: one suite for every engine, and what only a disk can do (die, fill up, be of another boot or format)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import struct
+import subprocess
+import sys
+import textwrap
+import threading
+
+import hypothesis.strategies as st
+import lmdb
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from zfabric.adapters import journal as journal_module
+from zfabric.adapters.journal import Journal, ReadOnlyJournal
+from zfabric.adapters.memory_journal import MemoryJournal
+from zfabric.exceptions import ConfigError, FabricError, VersionMismatchError
+from zfabric.machines.parts.tables import KEY_BYTES_MAX, TABLES
+from zfabric.protocol.effects import Store
+
+MiB = 2**20
+ENGINES = ["process", "power", "memory", "memory-deferred"]
+
+
+def store(puts=(), deletes=()):
+    return Store(tuple(puts), tuple(deletes), 1, True)
+
+
+def make(engine, path):
+    if engine.startswith("memory"):
+        return MemoryJournal(deferred=engine == "memory-deferred")
+    return Journal.open(str(path), 64 * MiB, engine)
+
+
+def commit(journal, *stores):
+    """Commit and wait; the error."""
+    ended, errors = threading.Event(), []
+    journal.commit(stores, lambda error: (errors.append(error), ended.set()))
+    if isinstance(journal, MemoryJournal):
+        journal.complete()
+    assert ended.wait(30)
+    return errors[0]
+
+
+@pytest.fixture(params=ENGINES)
+def journal(request, tmp_path):
+    journal = make(request.param, tmp_path / "store")
+    yield journal
+    journal.close()
+
+
+# --- conformance ------------------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_there_after_their_commit(journal):
+    assert journal.get("task", b"a") is None
+    assert commit(journal, store([("task", b"a", b"1"), ("task", b"b", b"2"), ("job", b"a", b"3")])) == ""
+    assert (journal.get("task", b"a"), journal.get("job", b"a"), journal.get("object", b"a")) == (b"1", b"3", None)
+    assert commit(journal, store([("task", b"a", b"")], [("task", b"b"), ("task", b"absent")])) == ""
+    assert journal.scan("task") == [(b"a", b"")]
+
+
+def test_several_transactions_are_one_in_order(journal):
+    stores = [store([("job", b"k", b"1")]), store([], [("job", b"k")]), store([("job", b"k", b"2"), ("node", b"n", b"")])]
+    assert commit(journal, *stores) == ""
+    assert journal.scan("job") == [(b"k", b"2")]
+    assert journal.scan("node") == [(b"n", b"")]
+
+
+def test_a_bad_row_rolls_the_whole_back(journal):
+    for key in (b"", b"k" * (KEY_BYTES_MAX + 1)):
+        assert commit(journal, store([("job", b"good", b"1")]), store([("job", key, b"1")])) != ""
+        assert journal.scan("job") == []
+    assert commit(journal, store([("job", b"k" * KEY_BYTES_MAX, b"1")])) == ""
+
+
+def test_scan_pages_through_a_prefix(journal):
+    keys = [b"a", b"p", b"p\x00", b"p1", b"p2", b"p\xff", b"p\xff\xff", b"q"]
+    commit(journal, store([("name", key, key) for key in keys]))
+    assert [key for key, _ in journal.scan("name")] == keys
+    assert [key for key, _ in journal.scan("name", b"p")] == keys[1:7]
+    pages, after = [], b""
+    while page := journal.scan("name", b"p", after, 4):
+        pages.append([key for key, _ in page])
+        after = page[-1][0]
+    assert pages == [keys[1:5], keys[5:7]]
+    assert journal.scan("name", b"p", b"zzz") == []
+    assert journal.scan("name", b"p", b"a")[0] == (b"p", b"p")
+    assert journal.scan("name", b"zz") == []
+
+
+def test_floor(journal):
+    assert journal.floor("task", b"", b"x") is None
+    commit(journal, store([("task", key, key) for key in (b"a1", b"b3", b"b5")]))
+    assert journal.floor("task", b"b", b"b4") == (b"b3", b"b3")
+    assert journal.floor("task", b"b", b"b5") == (b"b5", b"b5")
+    assert journal.floor("task", b"b", b"b9") == (b"b5", b"b5")
+    assert journal.floor("task", b"b", b"b2") is None
+    assert journal.floor("task", b"a", b"a0") is None
+
+
+@pytest.mark.parametrize("engine", ["power", "memory-deferred"])
+def test_reads_during_a_commit_show_the_state_before_it(engine, tmp_path, monkeypatch):
+    gate = threading.Event()
+    original = Journal._commit_filled
+    monkeypatch.setattr(Journal, "_commit_filled", lambda self: (gate.wait(30), original(self)))
+    journal = make(engine, tmp_path / "store")
+    errors, ended = [], threading.Event()
+    journal.commit([store([("job", b"k", b"1")])], lambda error: (errors.append(error), ended.set()))
+    assert journal.get("job", b"k") is None
+    assert journal.scan("job") == []
+    assert errors == []
+    gate.set()
+    if engine == "memory-deferred":
+        assert journal.complete()
+    assert ended.wait(30)
+    assert errors == [""]
+    assert journal.get("job", b"k") == b"1"
+    journal.close()
+
+
+class Engines(RuleBasedStateMachine):
+    """Every engine against a dictionary."""
+
+    keys = st.binary(min_size=1, max_size=3).map(lambda key: bytes(byte % 4 + 97 for byte in key))
+    tables = st.sampled_from(["task", "job"])
+
+    def __init__(self):
+        super().__init__()
+        import tempfile
+
+        self.directory = tempfile.TemporaryDirectory()
+        self.engines = {name: make(name, os.path.join(self.directory.name, name)) for name in ENGINES}
+        self.model = {table: {} for table in TABLES}
+
+    @rule(
+        puts=st.dictionaries(st.tuples(tables, keys), st.binary(max_size=8), max_size=6),
+        deletes=st.sets(st.tuples(tables, keys), max_size=4),
+    )
+    def commit(self, puts, deletes):
+        deletes -= puts.keys()
+        transaction = store([(table, key, value) for (table, key), value in puts.items()], sorted(deletes))
+        for engine in self.engines.values():
+            assert commit(engine, transaction) == ""
+        for (table, key), value in puts.items():
+            self.model[table][key] = value
+        for table, key in deletes:
+            self.model[table].pop(key, None)
+
+    @rule(table=tables, prefix=st.one_of(st.just(b""), keys), after=st.one_of(st.just(b""), keys), limit=st.integers(1, 5))
+    def scan(self, table, prefix, after, limit):
+        expected = sorted(item for item in self.model[table].items() if item[0].startswith(prefix) and item[0] > after)[:limit]
+        for name, engine in self.engines.items():
+            assert engine.scan(table, prefix, after, limit) == expected, name
+
+    @rule(table=tables, key=keys, length=st.integers(0, 3))
+    def floor(self, table, key, length):
+        last = max((item for item in self.model[table].items() if item[0] <= key), default=None)
+        expected = last if last and last[0].startswith(key[:length]) else None
+        for name, engine in self.engines.items():
+            assert engine.floor(table, key[:length], key) == expected, name
+
+    @rule(name=st.sampled_from(ENGINES))
+    def reopen(self, name):
+        engine = self.engines[name]
+        if isinstance(engine, MemoryJournal):
+            self.engines[name] = engine.crash()
+        else:
+            engine.close()
+            self.engines[name] = make(name, os.path.join(self.directory.name, name))
+
+    @invariant()
+    def get(self):
+        for table in ("task", "job"):
+            for key in (b"a", b"ab", b"b"):
+                assert {engine.get(table, key) for engine in self.engines.values()} == {self.model[table].get(key)}
+
+    def teardown(self):
+        for engine in self.engines.values():
+            engine.close()
+        self.directory.cleanup()
+
+
+TestEngines = Engines.TestCase
+TestEngines.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
+
+
+# --- in memory ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_crash_loses_what_was_under_way_and_nothing_else():
+    journal = MemoryJournal(deferred=True)
+    assert commit(journal, store([("job", b"a", b"1")])) == ""
+    answers = []
+    journal.commit([store([("job", b"b", b"2")])], answers.append)
+    successor = journal.crash()
+    assert successor.scan("job") == [(b"a", b"1")]
+    assert not successor.complete()
+    assert answers == []
+
+
+@pytest.mark.parametrize(("durability", "left"), [("process", []), ("power", [(b"a", b"1")])])
+def test_a_power_loss(durability, left):
+    journal = MemoryJournal(durability)
+    commit(journal, store([("job", b"a", b"1")]))
+    assert journal.lose_power().scan("job") == left
+
+
+def test_a_full_memory_journal_rolls_back():
+    journal = MemoryJournal()
+    journal.full = "no space"
+    assert commit(journal, store([("job", b"a", b"1")])) == "no space"
+    journal.full = ""
+    assert journal.scan("job") == []
+
+
+# --- the directory ------------------------------------------------------------------------------------------------------------
+
+
+def test_nobody_else_may_look(tmp_path):
+    path = tmp_path / "deep" / "store"
+    old = os.umask(0)
+    try:
+        journal = Journal.open(str(path), MiB, "process")
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    assert {name: stat.S_IMODE((path / name).stat().st_mode) for name in os.listdir(path)} == dict.fromkeys(os.listdir(path), 0o600)
+    journal.close()
+    path.chmod(0o755)
+    Journal.open(str(path), MiB, "process").close()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+
+
+def test_one_process_at_a_time(tmp_path):
+    first = Journal.open(str(tmp_path / "store"), MiB, "process")
+    with pytest.raises(FabricError, match=f"in use by process {os.getpid()}"):
+        Journal.open(str(tmp_path / "store"), MiB, "process")
+    first.close()
+    Journal.open(str(tmp_path / "store"), MiB, "process").close()
+
+
+def test_a_directory_that_is_not_ours_is_refused_and_left_alone(tmp_path):
+    (tmp_path / "letter").write_text("dear")
+    with pytest.raises(ConfigError, match="not a control store"):
+        Journal.open(str(tmp_path), MiB, "process")
+    assert os.listdir(tmp_path) == ["letter"]
+    (tmp_path / "stamp.json").write_text('{"kind": "postage"}')
+    with pytest.raises(ConfigError, match="not a control store"):
+        Journal.open(str(tmp_path), MiB, "process")
+
+
+def test_a_beginning_cut_short_is_begun_again(tmp_path):
+    (tmp_path / "lock").touch()
+    (tmp_path / "stamp.json.new").write_text("{")
+    journal = Journal.open(str(tmp_path), MiB, "process")
+    assert commit(journal, store([("job", b"a", b"1")])) == ""
+    journal.close()
+
+
+@pytest.mark.parametrize("change", [{"version": 99}, {"protocol": 99}, {"data": 3}, {"version": 99, "boot": None}])
+def test_another_format_is_refused_naming_both(tmp_path, change):
+    Journal.open(str(tmp_path), MiB, "process").close()
+    stamp = json.loads((tmp_path / "stamp.json").read_text()) | change
+    stamp = {name: value for name, value in stamp.items() if value is not None}
+    (tmp_path / "stamp.json").write_text(json.dumps(stamp))
+    with pytest.raises(VersionMismatchError) as caught:
+        Journal.open(str(tmp_path), MiB, "process")
+    assert str(next(iter(change.values()))) in str(caught.value)
+    assert "1" in str(caught.value)
+    with pytest.raises(VersionMismatchError):
+        ReadOnlyJournal.look_into(str(tmp_path))
+
+
+def test_a_file_of_the_other_lmdb_is_refused_before_it_is_mapped(tmp_path):
+    Journal.open(str(tmp_path), MiB, "process").close()
+    (tmp_path / "data.mdb").unlink()
+    lmdb.open(str(tmp_path), lock=False, lib_version=1).close()
+    with pytest.raises(VersionMismatchError, match="LMDB data format 3"):
+        Journal.open(str(tmp_path), MiB, "process")
+
+
+def test_what_the_binding_writes_is_what_we_say_it_writes(tmp_path, monkeypatch):
+    monkeypatch.setenv("LMDB_DEFAULT_LIB_VERSION", "1")
+    Journal.open(str(tmp_path), MiB, "process").close()
+    magic, version = struct.unpack_from("=II", (tmp_path / "data.mdb").read_bytes(), 16)
+    assert (magic, version) == (0xBEEFC0DE, journal_module.LMDB_DATA_VERSION)
+    stamp = json.loads((tmp_path / "stamp.json").read_text())
+    assert stamp["lmdb"].startswith("0.9.")
+    assert stamp["boot"] == journal_module.boot_id()
+
+
+def test_a_damaged_file_is_a_typed_error_and_frees_the_lock(tmp_path):
+    Journal.open(str(tmp_path), MiB, "process").close()
+    (tmp_path / "data.mdb").write_bytes(b"x" * 8192)
+    for _ in range(2):
+        with pytest.raises(FabricError, match="cannot be opened"):
+            Journal.open(str(tmp_path), MiB, "process")
+
+
+def test_unsynced_rows_of_another_boot_are_set_aside_and_reported(tmp_path):
+    path = tmp_path / "store"
+    for number in (1, 2):
+        journal = Journal.open(str(path), MiB, "process", boot=f"boot {number - 1}")
+        commit(journal, store([("job", b"a", b"%d" % number)]))
+        journal.close()
+        journal = Journal.open(str(path), MiB, "process", boot=f"boot {number}")
+        aside = tmp_path / f"store.set-aside-{number}"
+        assert str(aside) in journal.report
+        assert (aside / "data.mdb").exists()
+        assert journal.scan("job") == []
+        with pytest.raises(FabricError, match="in use"):
+            Journal.open(str(path), MiB, "process", boot=f"boot {number}")
+        journal.close()
+        again = Journal.open(str(path), MiB, "process", boot=f"boot {number}")
+        assert again.report == ""
+        again.close()
+        for name in os.listdir(path):
+            (path / name).unlink()
+
+
+def test_synced_rows_outlive_the_boot(tmp_path):
+    journal = Journal.open(str(tmp_path), MiB, "power", boot="one")
+    commit(journal, store([("job", b"a", b"1")]))
+    journal.close()
+    journal = Journal.open(str(tmp_path), MiB, "power", boot="two")
+    assert journal.report == ""
+    assert journal.scan("job") == [(b"a", b"1")]
+    journal.close()
+
+
+def test_the_last_way_of_writing_decides(tmp_path):
+    path = str(tmp_path / "store")
+    for durability, boot in (("process", "one"), ("power", "one"), ("power", "two"), ("process", "two"), ("process", "two")):
+        journal = Journal.open(path, MiB, durability, boot=boot)
+        assert journal.report == ""
+        commit(journal, store([("job", boot.encode() + durability.encode(), b"")]))
+        journal.close()
+    journal = Journal.open(path, MiB, "power", boot="three")
+    assert journal.report != ""
+    assert journal.scan("job") == []
+    journal.close()
+
+
+def test_looking_changes_nothing(tmp_path):
+    with pytest.raises(ConfigError):
+        ReadOnlyJournal.look_into(str(tmp_path / "absent"))
+    journal = Journal.open(str(tmp_path), MiB, "process")
+    commit(journal, store([("job", b"a", b"1")]))
+    with pytest.raises(FabricError, match="in use"):
+        ReadOnlyJournal.look_into(str(tmp_path))
+    journal.close()
+    before = (tmp_path / "data.mdb").read_bytes()
+    looking = ReadOnlyJournal.look_into(str(tmp_path))
+    assert looking.scan("job") == [(b"a", b"1")]
+    assert "reading only" in commit(looking, store([("job", b"b", b"1")]))
+    looking.close()
+    assert (tmp_path / "data.mdb").read_bytes() == before
+    stamp = json.loads((tmp_path / "stamp.json").read_text())
+    (tmp_path / "stamp.json").write_text(json.dumps(stamp | {"boot": "earlier"}))
+    with pytest.raises(FabricError, match="before this boot"):
+        ReadOnlyJournal.look_into(str(tmp_path))
+
+
+# --- death ---------------------------------------------------------------------------------------------------------------------
+
+WRITER = """
+import sys, threading
+from zfabric.adapters.journal import Journal
+from zfabric.protocol.effects import Store
+journal = Journal.open(sys.argv[1], 64 * 2**20, sys.argv[2])
+batch = 0
+while True:
+    ended = threading.Event()
+    rows = tuple(("task", b"%06d-%02d" % (batch, row), b"x" * (50 * row)) for row in range(20))
+    journal.commit([Store(rows, (("task", b"%06d-%02d" % (batch - 1, 0)),), batch, True)], lambda error: ended.set())
+    ended.wait()
+    sys.stdout.write("%d\\n" % batch)
+    sys.stdout.flush()
+    batch += 1
+"""
+
+
+@pytest.mark.parametrize("durability", ["process", "power"])
+def test_nothing_acknowledged_is_lost_and_nothing_is_torn_by_kill_9(durability, tmp_path):
+    path = str(tmp_path / "store")
+    for enough in (5, 40, 111):
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, path, durability], stdout=subprocess.PIPE)
+        acknowledged = -1
+        while acknowledged < enough:
+            acknowledged = int(writer.stdout.readline())
+        writer.send_signal(signal.SIGKILL)
+        rest = writer.stdout.read().split(b"\n")[:-1]
+        writer.stdout.close()
+        writer.wait()
+        acknowledged = int(rest[-1]) if rest else acknowledged
+        journal = Journal.open(path, 64 * MiB, durability)
+        assert journal.report == ""
+        batches = {}
+        for key, value in journal.scan("task", limit=10**6):
+            batch, row = map(int, key.split(b"-"))
+            assert len(value) == 50 * row
+            batches.setdefault(batch, set()).add(row)
+        last = max(batches)
+        assert last in (acknowledged, acknowledged + 1)
+        assert batches.pop(last) == set(range(20))
+        assert batches == {batch: set(range(1, 20)) for batch in range(last)}
+        assert commit(journal, store([], [("task", key) for key, _ in journal.scan("task", limit=10**6)])) == ""
+        journal.close()
+
+
+# --- no room ---------------------------------------------------------------------------------------------------------------------
+
+
+def many(prefix, count=3000):
+    return store([("task", prefix + b"%05d" % number, b"x" * 100) for number in range(count)])
+
+
+@pytest.mark.parametrize("durability", ["process", "power"])
+def test_a_full_map_rolls_back_and_deletes_make_room(durability, tmp_path):
+    journal = Journal.open(str(tmp_path), MiB, durability)
+    assert commit(journal, many(b"a")) == ""
+    size = (tmp_path / "data.mdb").stat().st_size
+    number = 0
+    while not (error := commit(journal, store([("task", b"b%05d" % number, b"x" * 3000)]))):
+        number += 1
+    assert "limit of 1048576 bytes (control_store_bytes)" in error
+    assert journal.get("task", b"b%05d" % number) is None
+    assert len(journal.scan("task", b"b", limit=10**6)) == number
+    assert commit(journal, store([], [("task", b"a%05d" % row) for row in range(3000)])) == ""
+    assert commit(journal, store([("meta", b"probe", b"")])) == ""
+    assert commit(journal, store([("task", b"c", b"x" * 10000)])) == ""
+    assert commit(journal, many(b"d", 20000)) != ""
+    assert journal.scan("task", b"d") == []
+    assert journal.get("task", b"c") == b"x" * 10000
+    assert size < (tmp_path / "data.mdb").stat().st_size < 4 * MiB
+    journal.close()
+
+
+FULL_DISK = """
+import os, subprocess, sys, threading
+from zfabric.adapters.journal import Journal
+from zfabric.protocol.effects import Store
+directory, durability, limit = sys.argv[1], sys.argv[2], sys.argv[3]
+if limit == "tmpfs":
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", directory], check=True)
+journal = Journal.open(directory + "/store", 64 * 2**20, durability)
+
+def commit(prefix, count):
+    ended, errors = threading.Event(), []
+    rows = tuple(("task", prefix + b"%05d" % number, b"x" * 1000) for number in range(count))
+    journal.commit([Store(rows, (), 1, True)], lambda error: (errors.append(error), ended.set()))
+    ended.wait()
+    return errors[0]
+
+if limit == "tmpfs":
+    with open(directory + "/ballast", "wb") as file:
+        file.write(b"x" * 2**20)
+else:
+    import resource
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, resource.RLIM_INFINITY))
+assert commit(b"a", 50) == ""
+error = commit(b"b", 5000)
+print(error)
+assert error, "it fitted"
+assert commit(b"b", 5000)
+assert journal.scan("task", b"b") == [] and len(journal.scan("task", b"a")) == 50
+assert commit(b"c", 20) == ""
+assert commit(b"b", 1100)
+if limit == "tmpfs":
+    os.unlink(directory + "/ballast")
+else:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+assert commit(b"d", 1000) == ""
+journal.close()
+journal = Journal.open(directory + "/store", 64 * 2**20, durability)
+assert [len(journal.scan("task", prefix, limit=9999)) for prefix in (b"a", b"b", b"c", b"d")] == [50, 0, 20, 1000]
+journal.close()
+print("healed")
+"""
+
+
+@pytest.mark.parametrize("durability", ["process", "power"])
+@pytest.mark.parametrize("limit", ["tmpfs", "rlimit"])
+def test_a_full_disk_rolls_back_and_heals(limit, durability, tmp_path):
+    command = [sys.executable, "-c", textwrap.dedent(FULL_DISK), str(tmp_path), durability, limit]
+    if limit == "tmpfs":
+        # Without root, a user namespace of our own is where we may mount.
+        command = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), *command]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "healed"
+    assert ("disk of" if limit == "tmpfs" else "cannot be written") in done.stdout

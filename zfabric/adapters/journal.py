@@ -1,0 +1,468 @@
+"""The journal: the control store's tables in one LMDB environment, opened by one process.
+
+What is acknowledged is in a committed transaction; what a transaction holds is there whole or not at all, also after
+``kill -9`` at any instruction, since LMDB writes new pages beside the old ones and then flips one page of its own.
+
+**Durability.** "process": the commit runs inline and syncs nothing. The pages are in the kernel's hands, so they outlive
+every process, but not a power loss, and LMDB without sync may be *corrupt* after one. So the directory carries a stamp with
+the boot it was written in. Opened in another boot it is renamed aside, which is reported, and a fresh one begun; nothing of
+the old boot still runs that could miss it. "power": rows are put on the caller's thread (cheap there; on a second thread
+that fights for the interpreter they cost two hundred times as much) and the filled transaction is handed to a
+thread for its one synced ``commit()``.
+
+**The stamp is a file of its own**, not a row: it must be read before LMDB maps a file that may be corrupt or of another
+format, since LMDB trusts what it maps. It is written and synced before the data file exists.
+
+**Not a write map.** ``writemap`` halves the price of a tiny commit, but writes through a mapping of a sparse file, where a full
+disk is a SIGBUS instead of an error.
+
+**No locks of LMDB's** (``lock=False``): one ``flock`` of ours keeps other processes out, and one rule keeps our own reads
+safe: a writer never reuses the pages of the last committed state, so a read may see that state while the next commit is
+under way, as long as the read has ended before the one after begins. Reads during a commit therefore share one
+snapshot, taken before that commit and dropped after it.
+
+**Full.** A commit that fails is rolled back whole and reported, and the environment opened anew (LMDB calls itself
+broken after some failures). Since LMDB copies on write, a full map cannot even delete; transactions that only delete (or
+write to "meta") may grow the map by a little headroom.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import queue
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import lmdb
+
+from zfabric.exceptions import ConfigError, FabricError, VersionMismatchError
+from zfabric.machines.parts.tables import TABLES, Pair
+from zfabric.protocol.messages import PROTOCOL_VERSION
+
+STORE_VERSION = 1
+"""Version of what the tables hold and how; another one is refused."""
+LMDB_MAJOR = 0
+"""The engine of the binding that writes our files: 0 for LMDB 0.9, 1 for 1.0 (see docs/decisions/0002-lmdb-format.md)."""
+LMDB_DATA_VERSION = 1
+"""The file format of that engine, as its meta pages state it (LMDB 1.0 writes 3)."""
+
+_STAMP, _LOCK, _DATA = "stamp.json", "lock", "data.mdb"
+_STAMP_NEW = _STAMP + ".new"
+_KIND = "zfabric control store"
+_LMDB_MAGIC = 0xBEEFC0DE
+_HEADROOM_MIN = 1 << 20
+
+Done = Callable[[str], None]
+"""Called once per commit: with "" when it is durable, else with the reason why it was rolled back."""
+
+
+class Transaction(Protocol):
+    """Rows to put and delete; ``protocol.effects.Store`` is one. A key is in one of the two at most once."""
+
+    @property
+    def puts(self) -> tuple[tuple[str, bytes, bytes], ...]:
+        """(table, key, value)."""
+
+    @property
+    def deletes(self) -> tuple[tuple[str, bytes], ...]:
+        """(table, key)."""
+
+
+class _Stamp(NamedTuple):
+    """What the directory says of itself."""
+
+    version: int
+    protocol: int
+    lmdb: str
+    data: int
+    durability: str
+    boot: str
+
+
+def boot_id() -> str:
+    """The name of this boot of the machine."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
+
+
+class Journal:
+    """The tables on disk. ``Journal.open`` makes one; it belongs to one thread.
+
+    ``report`` is what a person should know of the opening (a directory set aside), or empty.
+    """
+
+    def __init__(self, path: str, size: int, durability: str, lock: int, report: str = "") -> None:
+        self.path = path
+        self.durability = durability
+        self.report = report
+        self._size = size
+        self._lock = lock
+        self._map_size = size
+        self._suspect = False
+        self._snapshot: lmdb.Transaction | None = None
+        self._idle = threading.Event()
+        self._idle.set()
+        self._filled: queue.SimpleQueue[tuple[lmdb.Transaction, Done] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._environment, self._tables = self._open_environment()
+
+    @classmethod
+    def open(cls, path: str, size: int, durability: str, boot: str | None = None) -> Journal:
+        """Open (or begin) the store in the directory ``path``, which may grow to ``size`` bytes.
+
+        VersionMismatchError for a format we do not know, ConfigError for a directory that is not ours, FabricError if
+        another process has it open. A directory of an earlier boot written without sync is set aside (see ``report``).
+        """
+        boot = boot or boot_id()
+        path = os.path.abspath(path)
+        lock = _take_directory(path)
+        report = ""
+        try:
+            stamp = _read_stamp(path)
+            if stamp is not None:
+                _check_format(path, stamp)
+                if stamp.durability == "process" and stamp.boot != boot:
+                    aside = _set_aside(path)
+                    lock = _take_directory(path, lock)
+                    stamp = None
+                    report = (
+                        f"the control store in {path} was written without sync before this boot and may be corrupt: set aside as {aside}"
+                    )
+            ours = _Stamp(STORE_VERSION, PROTOCOL_VERSION, _engine(), LMDB_DATA_VERSION, durability, boot)
+            if stamp is None or stamp.durability == durability:
+                if stamp != ours:
+                    _write_stamp(path, ours)
+                return cls(path, size, durability, lock, report)
+            if durability == "process":
+                _write_stamp(path, ours)
+                return cls(path, size, durability, lock, report)
+            journal = cls(path, size, durability, lock, report)
+            journal._environment.sync(True)
+            _write_stamp(path, ours)
+            return journal
+        except BaseException as error:
+            os.close(lock)
+            if isinstance(error, lmdb.Error):
+                raise FabricError(f"the control store in {path} cannot be opened: {error}") from error
+            raise
+
+    # -- reading ---------------------------------------------------------------------------------------------------------
+
+    def get(self, table: str, key: bytes) -> bytes | None:
+        """The committed value of ``key``, or None."""
+        if not key:
+            return None
+        with self._read() as transaction:
+            value: bytes | None = transaction.get(key, db=self._tables[table])
+            return value
+
+    def scan(self, table: str, prefix: bytes = b"", after: bytes = b"", limit: int = 1000) -> list[Pair]:
+        """Up to ``limit`` committed rows whose keys start with ``prefix`` and come after ``after``, in key order."""
+        rows: list[Pair] = []
+        start = max(prefix, after)
+        with self._read() as transaction, transaction.cursor(db=self._tables[table]) as cursor:
+            more = cursor.set_range(start) if start else cursor.first()
+            while more and len(rows) < limit:
+                key, value = cursor.item()
+                if not key.startswith(prefix):
+                    break
+                if key != after:
+                    rows.append((key, value))
+                more = cursor.next()
+        return rows
+
+    def floor(self, table: str, prefix: bytes, key: bytes) -> Pair | None:
+        """The committed row with the largest key that starts with ``prefix`` and is not past ``key``."""
+        with self._read() as transaction, transaction.cursor(db=self._tables[table]) as cursor:
+            at_or_past = cursor.set_range(key)
+            found = (cursor.key() == key or cursor.prev()) if at_or_past else cursor.last()
+            if not found or not cursor.key().startswith(prefix):
+                return None
+            row: Pair = cursor.item()
+            return row
+
+    # -- writing ---------------------------------------------------------------------------------------------------------
+
+    def commit(self, transactions: Sequence[Transaction], done: Done) -> None:
+        """Apply all of these in one transaction, then call ``done``: inline, or from the commit thread ("power").
+
+        One commit is under way at a time; asking for the next one earlier waits.
+        """
+        self._settle(wait=True)
+        try:
+            filled = self._fill(transactions)
+            if self.durability == "process":
+                filled.commit()
+        except lmdb.Error as error:
+            done(self._failed(error))
+            return
+        if self.durability == "process":
+            done("")
+            return
+        self._snapshot = self._environment.begin()
+        self._idle.clear()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._commit_filled, name="journal", daemon=True)
+            self._thread.start()
+        self._filled.put((filled, done))
+
+    def close(self) -> None:
+        """Wait for the commit under way, and let go of the directory."""
+        self._settle(wait=True)
+        if self._thread is not None:
+            self._filled.put(None)
+            self._thread.join()
+        self._environment.close()
+        os.close(self._lock)
+
+    def _fill(self, transactions: Sequence[Transaction]) -> lmdb.Transaction:
+        if self._suspect:
+            self._environment.close()
+            self._environment, self._tables = self._open_environment()
+            self._suspect = False
+        self._make_room(deleting=all(table == "meta" for transaction in transactions for table, _, _ in transaction.puts))
+        return self._put(transactions)
+
+    def _make_room(self, deleting: bool) -> None:
+        """Set how far the map may grow: to its size, or a little past what is used now if the transaction only deletes.
+
+        What a transaction frees can be used from the second one after it on, so tiny rows of "meta" may grow the map too: the
+        one by which the control store tries whether it can write again is the one in between.
+        """
+        size = self._size
+        if deleting:
+            used = (self._environment.info()["last_pgno"] + 1) * self._environment.stat()["psize"]
+            size = max(size, used + max(_HEADROOM_MIN, size // 16))
+        if size != self._map_size:
+            self._environment.set_mapsize(size)
+            self._map_size = size
+
+    def _put(self, transactions: Sequence[Transaction]) -> lmdb.Transaction:
+        filled = self._environment.begin(write=True)
+        try:
+            for transaction in transactions:
+                by_table: dict[str, list[Pair]] = {}
+                for table, key, value in transaction.puts:
+                    by_table.setdefault(table, []).append((key, value))
+                for table, rows in by_table.items():
+                    with filled.cursor(db=self._tables[table]) as cursor:
+                        cursor.putmulti(rows)
+                for table, key in transaction.deletes:
+                    filled.delete(key, db=self._tables[table])
+        except BaseException:
+            filled.abort()
+            raise
+        return filled
+
+    def _commit_filled(self) -> None:
+        while (item := self._filled.get()) is not None:
+            filled, done = item
+            text = ""
+            try:
+                filled.commit()
+            except lmdb.Error as error:
+                text = self._failed(error)
+            self._idle.set()
+            done(text)
+
+    def _failed(self, error: lmdb.Error) -> str:
+        if isinstance(error, lmdb.MapFullError):
+            return f"the control store in {self.path} has reached its limit of {self._size} bytes (control_store_bytes)"
+        if not isinstance(error, lmdb.BadValsizeError):
+            self._suspect = True
+        if error.code == errno.ENOSPC or (error.code == errno.EIO and _is_full(self.path)):
+            return f"the disk of {self.path} is full"
+        return f"the control store in {self.path} cannot be written: {error}"
+
+    def _settle(self, wait: bool = False) -> None:
+        """Let go of the snapshot once its commit has ended."""
+        if self._snapshot is not None and (wait or self._idle.is_set()):
+            self._idle.wait()
+            self._snapshot.abort()
+            self._snapshot = None
+
+    def _read(self) -> contextlib.AbstractContextManager[Any]:
+        if self._snapshot is not None:
+            self._settle()
+            if self._snapshot is not None:
+                return contextlib.nullcontext(self._snapshot)
+        return self._environment.begin()
+
+    def _open_environment(self) -> tuple[lmdb.Environment, dict[str, Any]]:
+        synced = self.durability == "power"
+        environment = lmdb.open(
+            self.path,
+            map_size=self._map_size,
+            max_dbs=len(TABLES),
+            sync=synced,
+            metasync=synced,
+            readahead=False,
+            lock=False,
+            mode=0o700,
+            lib_version=LMDB_MAJOR,
+        )
+        return environment, {table: environment.open_db(table.encode()) for table in TABLES}
+
+
+class ReadOnlyJournal(Journal):
+    """A store that no daemon has open, as it is: nothing is set aside, stamped or written."""
+
+    def __init__(self, path: str, lock: int) -> None:
+        super().__init__(path, 0, "process", lock)
+
+    @classmethod
+    def look_into(cls, path: str) -> ReadOnlyJournal:
+        """Open ``path`` for reading. Refuses what ``Journal.open`` refuses, and what it would set aside."""
+        path = os.path.abspath(path)
+        if not os.path.isdir(path):
+            raise ConfigError(f"there is no control store in {path}")
+        stamp = _read_stamp(path)
+        if stamp is None:
+            raise ConfigError(f"there is no control store in {path}")
+        _check_format(path, stamp)
+        if stamp.durability == "process" and stamp.boot != boot_id():
+            raise FabricError(f"the control store in {path} was written without sync before this boot and may be corrupt")
+        lock = _lock(path)
+        try:
+            return cls(path, lock)
+        except lmdb.Error as error:
+            os.close(lock)
+            raise FabricError(f"the control store in {path} cannot be opened: {error}") from error
+
+    def commit(self, transactions: Sequence[Transaction], done: Done) -> None:
+        """Refused."""
+        done(f"the control store in {self.path} is open for reading only")
+
+    def _open_environment(self) -> tuple[lmdb.Environment, dict[str, Any]]:
+        environment = lmdb.open(self.path, max_dbs=len(TABLES), readonly=True, create=False, lock=False, lib_version=LMDB_MAJOR)
+        return environment, {table: environment.open_db(table.encode(), create=False) for table in TABLES}
+
+
+# --- the directory --------------------------------------------------------------------------------------------------------
+
+
+def _take_directory(path: str, former: int = -1) -> int:
+    """Make the directory if it is not there, and lock it; the lock's file descriptor, which is ``former`` if that is given."""
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    status = os.stat(path)
+    if status.st_uid != os.geteuid():
+        raise ConfigError(f"{path} belongs to another user")
+    names = set(os.listdir(path))
+    if _STAMP not in names and not names <= {_LOCK, _STAMP_NEW}:
+        raise ConfigError(f"{path} is not a control store of zfabric, and not empty")
+    if status.st_mode & 0o077:
+        os.chmod(path, 0o700)
+    lock = _lock(path)
+    if former < 0:
+        return lock
+    os.dup2(lock, former, inheritable=False)
+    os.close(lock)
+    return former
+
+
+def _lock(path: str) -> int:
+    name = os.path.join(path, _LOCK)
+    while True:
+        file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Whoever locked it before may have set the directory aside, our lock with it.
+            if os.path.samestat(os.fstat(file), os.stat(name)):
+                os.ftruncate(file, 0)
+                os.write(file, str(os.getpid()).encode())
+                return file
+        except BlockingIOError:
+            holder = os.pread(file, 20, 0).decode(errors="replace") or "another process"
+            os.close(file)
+            raise FabricError(f"the control store in {path} is in use by process {holder}") from None
+        except FileNotFoundError:
+            os.close(file)
+            raise
+        os.close(file)
+
+
+def _read_stamp(path: str) -> _Stamp | None:
+    try:
+        with open(os.path.join(path, _STAMP), encoding="utf-8") as file:
+            stamp = json.load(file)
+        if stamp["kind"] != _KIND or type(stamp["version"]) is not int:
+            raise KeyError
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(f"{path} is not a control store of zfabric: {_STAMP} does not say so") from None
+    try:
+        return _Stamp(*(stamp[field] for field in _Stamp._fields))
+    except KeyError:
+        raise VersionMismatchError(f"the control store in {path} has format {stamp['version']}; this is {STORE_VERSION}") from None
+
+
+def _write_stamp(path: str, stamp: _Stamp) -> None:
+    new = os.path.join(path, _STAMP_NEW)
+    file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(file, json.dumps({"kind": _KIND, **stamp._asdict()}).encode())
+        os.fsync(file)
+    finally:
+        os.close(file)
+    os.replace(new, os.path.join(path, _STAMP))
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _check_format(path: str, stamp: _Stamp) -> None:
+    ours = (STORE_VERSION, PROTOCOL_VERSION, LMDB_DATA_VERSION)
+    theirs = (stamp.version, stamp.protocol, stamp.data)
+    if theirs != ours:
+        raise VersionMismatchError(
+            f"the control store in {path} has format, protocol and LMDB data format {theirs} (LMDB {stamp.lmdb}); "
+            f"this zfabric reads {ours} (LMDB {_engine()})"
+        )
+    data = _data_version(path)
+    if data not in (0, LMDB_DATA_VERSION):
+        raise VersionMismatchError(
+            f"{path}/{_DATA} is in LMDB data format {data}; this zfabric writes format {LMDB_DATA_VERSION} (LMDB {_engine()})"
+        )
+
+
+def _data_version(path: str) -> int:
+    """The format that the data file's first meta page states, 0 if there is none yet."""
+    try:
+        with open(os.path.join(path, _DATA), "rb") as file:
+            head = file.read(64)
+    except FileNotFoundError:
+        return 0
+    for offset in range(0, len(head) - 7, 4):
+        magic, version = struct.unpack_from("=II", head, offset)
+        if magic == _LMDB_MAGIC:
+            return int(version)
+    return 0
+
+
+def _set_aside(path: str) -> str:
+    number = 1
+    while os.path.exists(f"{path}.set-aside-{number}"):
+        number += 1
+    aside = f"{path}.set-aside-{number}"
+    os.rename(path, aside)
+    return aside
+
+
+def _engine() -> str:
+    return ".".join(map(str, lmdb.version(lib_version=LMDB_MAJOR)))
+
+
+def _is_full(path: str) -> bool:
+    try:
+        return os.statvfs(path).f_bavail == 0
+    except OSError:
+        return False

@@ -1,0 +1,101 @@
+"""A journal in memory, with the journal's interface: for tests, and for the simulator, where it is the disk.
+
+``deferred`` leaves every commit under way until ``complete`` is called, as the commit thread of "power" does. What is under
+way is lost by ``crash``, which hands over what the next process finds.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+
+from zfabric.adapters.journal import Done, Transaction
+from zfabric.machines.parts.tables import KEY_BYTES_MAX, TABLES, Pair
+
+Rows = dict[str, dict[bytes, bytes]]
+
+
+class MemoryJournal:
+    """The tables as dictionaries. ``full`` is the reason why commits fail, empty while they do not."""
+
+    report = ""
+
+    def __init__(self, durability: str = "process", deferred: bool = False, rows: Rows | None = None) -> None:
+        self.durability = durability
+        self.full = ""
+        self._deferred = deferred
+        self._rows: Rows = rows if rows is not None else {table: {} for table in TABLES}
+        self._order: dict[str, list[bytes]] = {}
+        self._under_way: list[tuple[Sequence[Transaction], Done]] = []
+
+    def get(self, table: str, key: bytes) -> bytes | None:
+        """The committed value of ``key``, or None."""
+        return self._rows[table].get(key)
+
+    def scan(self, table: str, prefix: bytes = b"", after: bytes = b"", limit: int = 1000) -> list[Pair]:
+        """Up to ``limit`` committed rows whose keys start with ``prefix`` and come after ``after``, in key order."""
+        keys, values = self._keys(table), self._rows[table]
+        index = bisect.bisect_right(keys, after) if after >= prefix and after else bisect.bisect_left(keys, prefix)
+        rows: list[Pair] = []
+        while index < len(keys) and len(rows) < limit and keys[index].startswith(prefix):
+            rows.append((keys[index], values[keys[index]]))
+            index += 1
+        return rows
+
+    def floor(self, table: str, prefix: bytes, key: bytes) -> Pair | None:
+        """The committed row with the largest key that starts with ``prefix`` and is not past ``key``."""
+        keys = self._keys(table)
+        index = bisect.bisect_right(keys, key) - 1
+        if index < 0 or not keys[index].startswith(prefix):
+            return None
+        return keys[index], self._rows[table][keys[index]]
+
+    def commit(self, transactions: Sequence[Transaction], done: Done) -> None:
+        """Apply all of these together, then call ``done``: at once, or by ``complete``."""
+        while self._under_way:
+            self.complete()
+        self._under_way.append((transactions, done))
+        if not self._deferred:
+            self.complete()
+
+    def complete(self) -> bool:
+        """End the commit under way, if there is one: apply it, or roll it back if the journal is ``full``."""
+        if not self._under_way:
+            return False
+        transactions, done = self._under_way.pop(0)
+        text = self.full or self._refusal(transactions)
+        if not text:
+            for transaction in transactions:
+                for table, key, value in transaction.puts:
+                    self._rows[table][key] = bytes(value)
+                for table, key in transaction.deletes:
+                    self._rows[table].pop(key, None)
+            self._order.clear()
+        done(text)
+        return True
+
+    def crash(self) -> MemoryJournal:
+        """What the next process finds: everything committed, nothing that was under way. This one is over."""
+        self._under_way.clear()
+        return MemoryJournal(self.durability, self._deferred, self._rows)
+
+    def lose_power(self) -> MemoryJournal:
+        """What is found after a power loss: nothing, unless commits were synced."""
+        self._under_way.clear()
+        return MemoryJournal(self.durability, self._deferred, self._rows if self.durability == "power" else None)
+
+    def close(self) -> None:
+        """End the commit under way."""
+        while self.complete():
+            pass
+
+    def _keys(self, table: str) -> list[bytes]:
+        keys = self._order.get(table)
+        if keys is None:
+            keys = self._order[table] = sorted(self._rows[table])
+        return keys
+
+    @staticmethod
+    def _refusal(transactions: Sequence[Transaction]) -> str:
+        keys = [row[1] for transaction in transactions for row in (*transaction.puts, *transaction.deletes)]
+        return "" if all(0 < len(key) <= KEY_BYTES_MAX for key in keys) else "a key has the wrong length"

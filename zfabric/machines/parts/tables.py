@@ -1,0 +1,25 @@
+"""The tables of the control store, and what a machine may ask of the journal that keeps them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+TABLES = ("meta", "task", "function", "object", "actor", "name", "node", "job", "event")
+"""Every table. "meta" is the control store's own; keys of "event" begin with the time, so that the first are the oldest."""
+KEY_BYTES_MAX = 511
+"""Longest key; the shortest has one byte. (What LMDB 0.9 allows.)"""
+
+Pair = tuple[bytes, bytes]
+
+
+class Reader(Protocol):
+    """Pure reads of what is committed. A journal keeps showing the state before a commit until that commit has ended."""
+
+    def get(self, table: str, key: bytes) -> bytes | None:
+        """The value of ``key``, or None."""
+
+    def scan(self, table: str, prefix: bytes = b"", after: bytes = b"", limit: int = 1000) -> list[Pair]:
+        """Up to ``limit`` rows whose keys start with ``prefix`` and come after ``after``, in key order."""
+
+    def floor(self, table: str, prefix: bytes, key: bytes) -> Pair | None:
+        """The row with the largest key that starts with ``prefix`` and is not past ``key``."""
