@@ -1,0 +1,678 @@
+"""The local scheduler: keeps the tasks submitted on its node, decides when and where they run, and fixes their outcomes.
+
+This file is the list of what it accepts and what each message does; the parts it is made of are beside it in ``parts``:
+``tables`` (what it knows), ``references`` (what stays, what goes), ``outcomes`` (accept, retry, fail), ``dispatch`` (who runs what),
+``membership`` (processes, jobs, recovery), ``report`` (what people ask).
+
+A task is WAITING for dependencies, READY in the queue of its shape, ASSIGNED to a worker, and DONE. Placement happens once per
+loop turn, in ``take_effects``. After a restart nothing is dispatched and nothing freed until every process that the supervisor
+still has, and every living driver, has registered again: until then all they say is kept, and is then taken in by kind.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from typing import Any
+
+from zfabric.config import Config
+from zfabric.machines.parts import report
+from zfabric.machines.parts.blocks import BlockWriter
+from zfabric.machines.parts.dispatch import Dispatcher
+from zfabric.machines.parts.membership import Membership
+from zfabric.machines.parts.outcomes import Outcomes
+from zfabric.machines.parts.records import (
+    ASSIGNED,
+    DONE,
+    LEASED,
+    PENDING,
+    READY,
+    WAITING,
+    FunctionRecord,
+    JobRecord,
+    ObjectRecord,
+    ProcessRecord,
+    ShapeQueue,
+    Stored,
+    TaskRecord,
+    WorkerRecord,
+    make_outputs,
+)
+from zfabric.machines.parts.references import References, add_holder, row_names
+from zfabric.machines.parts.resources import Pool, describe
+from zfabric.machines.parts.state import Tables
+from zfabric.protocol import messages as m
+from zfabric.protocol.effects import Effect, KillProcess
+from zfabric.protocol.failures import pack_failure
+from zfabric.protocol.ids import Address, child_prefix, short
+from zfabric.protocol.machine import Explanation, InvariantViolation
+from zfabric.protocol.messages import FAILED, OK
+from zfabric.protocol.options import Demand, option
+
+HEARTBEAT_EVERY = 1.0
+"""How often a global scheduler hears of this node while something changes."""
+
+
+class LocalScheduler:
+    """One per node. ``first_token`` starts the names of its workers, which no other incarnation may use again."""
+
+    def __init__(
+        self,
+        address: Address,
+        node: bytes,
+        config: Config,
+        total: Demand,
+        store: Address | None,
+        control: Address,
+        placer: Address,
+        first_token: int,
+        recovering: bool,
+    ) -> None:
+        self.address = address
+        self.node = node
+        self.config = config
+        self.pool = Pool(total)
+        self.blocks = BlockWriter()
+        self.tables = Tables(address, store, control, placer, config)
+        self.references = References(self.tables, self.blocks)
+        self.outcomes = Outcomes(self.tables, self.references, node)
+        self.dispatcher = Dispatcher(self.tables, self.outcomes, self.pool, first_token)
+        self.membership = Membership(self, recovering)
+        self._flush_at: float | None = None
+        self._deadlines: list[tuple[float, bytes]] = []
+        self._stopping: dict[bytes, float] = {}
+        self._overdue_at: float | None = None
+        self._trim_at: float | None = None
+        self._heartbeat_at = 0.0
+        self._heartbeat: m.Heartbeat | None = None
+        self._more_to_collect = False
+        self._next_token = 1
+        self._asked: dict[int, tuple[str, Any]] = {}
+        """Questions to the control store that are open: what was asked, and what is to be done with the answer."""
+        self._next_event = 0
+
+    # -- the contract --
+
+    def step(self, now: float, source: Address, message: m.Message) -> None:
+        """Take in one message."""
+        if self.membership.holds_back(source, message):
+            return
+        handler = HANDLERS.get(type(message))
+        if handler is None:
+            self.tables.counts["refused"] += 1
+            return
+        handler(self, now, source, message)
+
+    def tick(self, now: float) -> None:
+        """Deadlines of tasks, repeated interrupts, overdue prefetches, idle workers, registrations that did not come."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            task = self.tables.tasks.get(heapq.heappop(self._deadlines)[1])
+            if task is not None and task.state != DONE:
+                self._stop(task, "timeout", now)
+        for task_id, due in list(self._stopping.items()):
+            if now >= due:
+                self._repeat_stop(task_id, now)
+        if self._overdue_at is not None and now >= self._overdue_at:
+            self._overdue_at = self.dispatcher.overdue(now)
+        if self._trim_at is not None and now >= self._trim_at:
+            self._trim_at = self.dispatcher.trim(now)
+        self._warn_infeasible(now)
+        self.membership.tick(now)
+
+    def next_deadline(self) -> float | None:
+        """When ``tick`` or ``take_effects`` is wanted next."""
+        candidates = [self._flush_at, self._overdue_at, self._trim_at, self.membership.next_deadline()]
+        if self._deadlines:
+            candidates.append(self._deadlines[0][0])
+        if self._stopping:
+            candidates.append(min(self._stopping.values()))
+        if self._more_to_collect:
+            candidates.append(0.0)
+        candidates.extend(
+            queue.infeasible_since + self.config.infeasible_warning
+            for queue in self.tables.queues.values()
+            if queue.infeasible_since is not None and not queue.warned
+        )
+        return min((each for each in candidates if each is not None), default=None)
+
+    def take_effects(self, now: float) -> list[Effect]:
+        """Dispatch, push results, let go of what is spare, write rows that are due."""
+        tables = self.tables
+        if not self.membership.recovering:
+            self._more_to_collect = self.references.collect()
+            self.dispatcher.turn(now)
+            self._overdue_at = self._look_again(self._overdue_at, now)
+            self._place_infeasible(now)
+            if self._trim_at is None:
+                self._trim_at = self.dispatcher.trim(now)
+        for process in tables.touched:
+            rows, process.results = process.results, []
+            for start in range(0, len(rows), 1024):
+                tables.tell(process, m.Results(tuple(rows[start : start + 1024])))
+        tables.touched.clear()
+        self._flush_rows(now)
+        self._beat(now)
+        return tables.take_effects()
+
+    def _look_again(self, at: float | None, now: float) -> float | None:
+        if at is not None:
+            return at
+        for worker in self.tables.workers.values():
+            if worker.state == LEASED and len(worker.inflight) > 1 + len(worker.frames):
+                return now + self.config.take_back_after
+        return None
+
+    def _flush_rows(self, now: float) -> None:
+        if not self.blocks.pending:
+            self._flush_at = None
+            return
+        if self._flush_at is None:
+            self._flush_at = now + self.config.lineage_delay
+        elif now >= self._flush_at:
+            puts, deletes = self.blocks.flush()
+            self._flush_at = now + self.config.lineage_delay if self.blocks.pending else None
+            if puts or deletes:
+                self.tables.send(self.tables.control_address, m.Write(0, tuple(puts), tuple(deletes)))
+
+    def _beat(self, now: float) -> None:
+        if now < self._heartbeat_at:
+            return
+        queued = sum(len(queue.tasks) for queue in self.tables.queues.values())
+        beat = m.Heartbeat(self.node, tuple(sorted(self.pool.total.items())), self.pool.available(), queued, 0.0)
+        self._heartbeat_at = now + HEARTBEAT_EVERY
+        if beat != self._heartbeat:
+            self._heartbeat = beat
+            self.tables.send(self.tables.placer_address, beat)
+
+    # -- functions and tasks --
+
+    def on_export(self, now: float, source: Address, message: m.Export) -> None:
+        """Functions a job may run; the control store keeps them."""
+        job = self._job_of(source)
+        if job is None:
+            return
+        puts = []
+        for identifier, name, payload, options in message.functions:
+            if identifier in job.functions:
+                continue
+            function = FunctionRecord(identifier, name, payload, options)
+            function.queue = self.tables.queue_for(job, function.demand, function.environment)
+            job.functions[identifier] = function
+            puts.append(("function", job.id + identifier, report.packed((name, options, payload))))
+        if puts:
+            self.tables.send(self.tables.control_address, m.Write(0, tuple(puts), ()))
+
+    def on_submit(self, now: float, source: Address, message: m.Submit) -> None:
+        """Task rows, in order."""
+        process = self.tables.processes.get(source[1:])
+        job = process.job if process is not None else None
+        if process is None or job is None or job.ended:
+            self._refuse(source, "JobEndedError", "the job has ended; call zf.init() for a new one")
+            return
+        tasks, functions, add_row = self.tables.tasks, job.functions, self.blocks.add
+        submitter = process.incarnation
+        for row in message.rows:
+            task_id = row[0]
+            known = tasks.get(task_id)
+            if known is not None:
+                self._repeated(process, known, row)
+                continue
+            function = functions.get(row[1])
+            if function is None:
+                process.results.append((task_id, FAILED, (pack_failure("FabricError", "the function was never exported"),)))
+                self.tables.touched.add(process)
+                continue
+            task = TaskRecord(row, function, submitter)
+            tasks[task_id] = task
+            task.block = add_row(row)
+            if function.plain and not row[3] and len(row) == 4:
+                function.queue.tasks.append(task)
+            else:
+                self._admit(task, now)
+        job.submitted += len(message.rows)
+        self.tables.counts["tasks_submitted"] += len(message.rows)
+
+    def _admit(self, task: TaskRecord, now: float) -> None:
+        """A task that is not plain: several values, options of its own, a deadline, dependencies."""
+        count = task.option("num_returns", 1)
+        if count != 1:
+            make_outputs(task, count)
+            for record in task.outputs or ():
+                self.tables.objects[record.object_id] = record
+            if count == 0:
+                task.holders = None
+        options = task.options
+        if option(options, "demand") is not None or option(options, "env") is not None:
+            function = task.function
+            demand = option(options, "demand", function.demand)
+            environment = option(options, "env", function.environment)
+            task.facts().demand_queue = self.tables.queue_for(function.queue.job, demand, environment)
+        timeout = task.option("timeout")
+        if timeout is not None:
+            task.facts().deadline = now + timeout
+            heapq.heappush(self._deadlines, (now + timeout, task.id))
+        self._resolve(task)
+
+    def _resolve(self, task: TaskRecord) -> None:
+        """Pin what the row names, and find out which dependencies have no value yet."""
+        if row_names(task.row):
+            self.references.keep_row(task)
+            self.references.pin(task.contains())
+        unresolved = 0
+        broken: tuple[int, bytes] | None = None
+        for object_id in task.row[3]:
+            record = self.tables.find(object_id)
+            if record is None:
+                broken = broken or (FAILED, pack_failure("ObjectFreedError", f"its argument {short(object_id)} is not known (any more)"))
+                continue
+            record.pins += 1
+            if record.status == OK and record.value is None:
+                self.outcomes.make_available(record, "evicted")
+            if record.status == PENDING:
+                unresolved += 1
+                if record.dependents is None:
+                    record.dependents = []
+                record.dependents.append(task)
+            elif record.status != OK and broken is None:
+                broken = (record.status, record.value if type(record.value) is bytes else b"")
+        if broken is not None:
+            self.outcomes.end_with(task, *broken)
+        elif unresolved:
+            task.state = WAITING
+            task.facts().unresolved = unresolved
+        else:
+            self.outcomes.make_ready(task)
+
+    def _repeated(self, process: ProcessRecord, task: TaskRecord, row: m.Row) -> None:
+        """The same row again is a repeat (a retried parent names its children as before); another is refused."""
+        if task.row != row:
+            self.tables.counts["refused"] += 1
+            text = f"task {short(task.id)} was submitted before with different content: its parent is not deterministic"
+            process.results.append((task.id, FAILED, (pack_failure("FabricError", text),)))
+            self.tables.touched.add(process)
+            return
+        for record in task.values():
+            add_holder(record, process.incarnation)
+        task.submitter = process.incarnation
+        if task.state == DONE:
+            if any(record.status == OK and record.value is None for record in task.values()):
+                for record in task.values():
+                    self.outcomes.make_available(record, "gone when its task was submitted again")
+            self.outcomes.report_to(process, task)
+
+    def on_completed(self, now: float, source: Address, message: m.Completed) -> None:
+        """Attempts that ended."""
+        worker = self._worker_of(source)
+        if worker is None:
+            self.tables.counts["refused"] += 1
+            return
+        self.outcomes.completed(worker, message, now)
+        if message.trace:
+            self._next_event += 1
+            key = report.event_key(now, self._next_event)
+            self.tables.send(self.tables.control_address, m.Write(0, (("event", key, worker.token + message.trace),), ()))
+
+    def on_blocked(self, now: float, source: Address, message: m.Blocked) -> None:
+        """A worker's task waits."""
+        worker = self._worker_of(source)
+        if worker is not None:
+            self.dispatcher.blocked(worker, message)
+
+    def on_unblocked(self, now: float, source: Address, message: m.Unblocked) -> None:
+        """It waits no longer."""
+        worker = self._worker_of(source)
+        if worker is not None:
+            self.dispatcher.unblocked(worker, message)
+
+    def on_taken_back(self, now: float, source: Address, message: m.TakenBack) -> None:
+        """Tasks a worker had not begun."""
+        worker = self._worker_of(source)
+        if worker is not None:
+            self.dispatcher.taken_back(worker, message, now)
+
+    # -- stopping --
+
+    def on_cancel(self, now: float, source: Address, message: m.Cancel) -> None:
+        """Stop tasks; with ``recursive``, what they submitted as well."""
+        tasks = [record.task for record in map(self.tables.find, message.object_ids) if record is not None and record.task is not None]
+        if message.recursive:
+            tasks = self._with_children(tasks)
+        for task in tasks:
+            self._stop(task, "force" if message.force else "cancelled", now)
+
+    def _with_children(self, tasks: list[TaskRecord]) -> list[TaskRecord]:
+        found = {task.id: task for task in tasks}
+        level = tasks
+        while level:
+            prefixes = {child_prefix(task.id[:4], task.id) for task in level}
+            parents = {task.id for task in level}
+            level = [task for task in self.tables.children_of(prefixes) if task.id not in found]
+            level += [
+                task
+                for task in self.tables.tasks.values()
+                if len(task.row) > 4 and task.id not in found and option(task.row[4], "parent") in parents
+            ]
+            found.update((task.id, task) for task in level)
+        return list(found.values())
+
+    def _stop(self, task: TaskRecord, reason: str, now: float) -> None:
+        """Final at once for what was not dispatched; a request for what was."""
+        if task.state == DONE:
+            return
+        if task.state in (WAITING, READY):
+            self.outcomes.stopped(task, reason)
+            return
+        facts = task.facts()
+        if not facts.stopped or reason == "force":
+            facts.stopped = reason
+        self._repeat_stop(task.id, now)
+
+    def _repeat_stop(self, task_id: bytes, now: float) -> None:
+        task = self.tables.tasks.get(task_id)
+        worker = task.worker if task is not None else None
+        if task is None or task.state != ASSIGNED or worker is None or task.rare is None:
+            self._stopping.pop(task_id, None)
+            return
+        self._stopping[task_id] = now + self.config.interrupt_every
+        if task.rare.stopped == "force":
+            waiting = any(frame.task_id == task_id for frame in worker.frames)
+            if waiting and worker.pid:
+                worker.kill_reason = "cancelled"
+                self.tables.effects.append(KillProcess(worker.pid, f"task {task.name} was cancelled by force"))
+            else:
+                self.tables.order(worker, m.TakeBack((task_id,)))
+        else:
+            self.tables.order(worker, m.Interrupt(task_id, task.attempt, task.rare.stopped))
+
+    # -- objects --
+
+    def on_put(self, now: float, source: Address, message: m.Put) -> None:
+        """Values that exist."""
+        process = self.tables.processes.get(source[1:])
+        if process is None:
+            return
+        durable = []
+        for object_id, value, contained, is_durable in message.rows:
+            if self.tables.find(object_id) is None:
+                record = ObjectRecord(object_id, None, process.incarnation)
+                self.tables.objects[object_id] = record
+                self.outcomes.set_value(record, value, contained, process.incarnation, False)
+                if type(value) is tuple:
+                    self.tables.locates.append((object_id, process.incarnation))
+            else:
+                self.references.hold((object_id,), process.incarnation)
+            if is_durable:
+                durable.append((object_id, value))
+        for object_id, value in durable:
+            if type(value) is bytes:
+                self.ask("kept", (process.incarnation, object_id), m.Write, (("object", object_id, value),), ())
+
+    def ask(self, kind: str, about: Any, message: Any, *fields: Any) -> None:
+        """Ask the control store something whose answer comes back with the token."""
+        token = self._next_token
+        self._next_token += 1
+        self._asked[token] = (kind, about)
+        self.tables.send(self.tables.control_address, message(token, *fields))
+
+    def on_hold(self, now: float, source: Address, message: m.Hold) -> None:
+        """A process has refs."""
+        unknown = self.references.hold(message.object_ids, source[1:])
+        if unknown:
+            self.tables.counts["holds_of_unknown"] += len(unknown)
+
+    def on_release(self, now: float, source: Address, message: m.Release) -> None:
+        """A process's last refs are gone."""
+        self.references.release(message.object_ids, source[1:])
+
+    def on_fetch(self, now: float, source: Address, message: m.Fetch) -> None:
+        """A process wants values."""
+        process = self.tables.processes.get(source[1:])
+        if process is None:
+            return
+        rows = []
+        for object_id in message.object_ids:
+            record = self.tables.find(object_id)
+            if record is None:
+                text = f"object {short(object_id)} is not known here (any more): its last reference was dropped, or its job has ended"
+                rows.append((object_id, FAILED, pack_failure("ObjectFreedError", text)))
+                continue
+            if record.status == OK and record.value is None:
+                self.outcomes.make_available(record, "evicted")
+            if record.status == PENDING:
+                if record.fetchers is None:
+                    record.fetchers = set()
+                record.fetchers.add(process.incarnation)
+            elif type(record.value) is Stored:
+                self.outcomes.hand_over(record, process.incarnation)
+            else:
+                rows.append((object_id, record.status, record.value))
+        if rows:
+            self.tables.tell(process, m.Objects(tuple(rows)))
+
+    def on_located(self, now: float, source: Address, message: m.Located) -> None:
+        """The store has pinned values for processes."""
+        by_process: dict[bytes, list[m.Row]] = {}
+        for object_id, incarnation, offset, size in message.rows:
+            if not self.dispatcher.located(object_id, incarnation, offset, size):
+                by_process.setdefault(incarnation, []).append((object_id, OK, (offset, size)))
+        for incarnation, rows in by_process.items():
+            process = self.tables.processes.get(incarnation)
+            if process is not None:
+                self.tables.tell(process, m.Objects(tuple(rows)))
+
+    def on_lost(self, now: float, source: Address, message: m.Lost) -> None:
+        """The store has no copy left."""
+        for object_id, reason in message.rows:
+            record = self.tables.find(object_id)
+            if record is None:
+                continue
+            for worker in self.tables.workers.values():
+                for task in list(worker.inflight.values()):
+                    if task.rare is not None and task.rare.wait_locations and object_id in task.rare.wait_locations:
+                        self.outcomes.wait_again(task, record)
+            self.outcomes.lost(object_id, reason)
+
+    # -- answers of the control store and the global scheduler --
+
+    def on_written(self, now: float, source: Address, message: m.Written) -> None:
+        """A commit that somebody waits for."""
+        kind, about = self._asked.pop(message.token, ("", None))
+        if kind == "kept":
+            incarnation, object_id = about
+            process = self.tables.processes.get(incarnation)
+            if process is None:
+                return
+            if message.ok:
+                self.tables.tell(process, m.Kept((object_id,)))
+            else:
+                self.tables.tell(process, m.Refused("OutOfDiskError", f"{short(object_id)}: {message.text}"))
+        elif kind == "job ended":
+            self.membership.job_ended(about)
+
+    def on_job_number(self, now: float, source: Address, message: m.JobNumber) -> None:
+        """A new job's number."""
+        kind, about = self._asked.pop(message.token, ("", None))
+        if kind == "job":
+            self.membership.job_numbered(about, message.number, now)
+
+    def on_found(self, now: float, source: Address, message: m.Found) -> None:
+        """Rows that were asked for."""
+        kind, about = self._asked.pop(message.token, ("", None))
+        if kind == "jobs":
+            self.membership.jobs_found(message.rows, now)
+        elif kind == "query":
+            report.rows_found(self, about, message)
+
+    def on_placed(self, now: float, source: Address, message: m.Placed) -> None:
+        """Where tasks of a shape could run: here, or nowhere."""
+        for token, node in message.rows:
+            queue = self.tables.queues.get(token)
+            if queue is None or self.pool.fits_total(queue.demand):
+                continue
+            if not node and self.config.infeasible == "raise":
+                for task in list(queue.tasks):
+                    if task.state == READY:
+                        text = f"no node will ever have what {task.name} asks for: {describe(queue.demand)}"
+                        self.outcomes.fail(task, "TaskUnschedulableError", text, ())
+
+    def _place_infeasible(self, now: float) -> None:
+        rows = []
+        for queue in self.tables.queues.values():
+            if not queue.tasks or self.pool.fits_total(queue.demand):
+                queue.infeasible_since = None
+                continue
+            if queue.infeasible_since is None:
+                queue.infeasible_since = now
+            if not queue.placed or self.config.infeasible == "raise":
+                queue.placed = True
+                rows.append((queue.token, queue.demand))
+        if rows:
+            self.tables.send(self.tables.placer_address, m.Place(tuple(rows)))
+
+    def _warn_infeasible(self, now: float) -> None:
+        for queue in self.tables.queues.values():
+            since = queue.infeasible_since
+            if since is None or queue.warned or now < since + self.config.infeasible_warning:
+                continue
+            queue.warned = True
+            task = next((task for task in queue.tasks if task.state == READY), None)
+            driver = queue.job.driver
+            if task is not None and driver is not None:
+                text = (
+                    f"{task.name} asks for {describe(queue.demand)}, which no node has or will have "
+                    f"(this one has {describe(tuple(sorted(self.pool.total.items())))}); it stays pending. "
+                    "Ask for less, add a node that has it, or set config infeasible='raise' to get an error instead."
+                )
+                self.tables.tell(driver, m.Notice("warning", text))
+
+    # -- people --
+
+    def on_query(self, now: float, source: Address, message: m.Query) -> None:
+        """A question of a client or a tool."""
+        report.answer(self, now, source, message)
+
+    def on_log_lines(self, now: float, source: Address, message: m.LogLines) -> None:
+        """Output of workers goes to the driver of the job they work for."""
+        by_driver: dict[bytes, list[m.Row]] = {}
+        for row in message.rows:
+            worker = self.tables.by_pid.get(row[0])
+            driver = worker.job.driver if isinstance(worker, WorkerRecord) and worker.job is not None else None
+            if driver is not None:
+                by_driver.setdefault(driver.incarnation, []).append(row)
+        for incarnation, rows in by_driver.items():
+            self.tables.tell(self.tables.processes[incarnation], m.LogLines(tuple(rows)))
+
+    def on_memory_pressure(self, now: float, source: Address, message: m.MemoryPressure) -> None:
+        """Memory is short: the worker with the most of it goes."""
+        if any(worker.kill_reason == "memory" for worker in self.tables.workers.values()):
+            return
+        for pid, resident in sorted(message.usage, key=lambda row: -row[1]):
+            worker = self.tables.by_pid.get(pid)
+            if isinstance(worker, WorkerRecord) and worker.state == LEASED:
+                worker.kill_reason = "memory"
+                reason = f"it had the most memory, {resident / 2**20:.0f} MiB, when the node ran short"
+                self.tables.effects.append(KillProcess(pid, reason))
+                self.tables.counts["memory_kills"] += 1
+                return
+
+    # -- small things --
+
+    def _job_of(self, source: Address) -> JobRecord | None:
+        process = self.tables.processes.get(source[1:])
+        return process.job if process is not None else None
+
+    def _worker_of(self, source: Address) -> WorkerRecord | None:
+        process = self.tables.processes.get(source[1:])
+        if process is None:
+            control = source[1:]
+            process = self.tables.processes.get(bytes((control[0] ^ 0x80,)) + control[1:])
+        return self.tables.workers.get(process.name) if process is not None else None
+
+    def _refuse(self, source: Address, kind: str, text: str) -> None:
+        self.tables.counts["refused"] += 1
+        self.tables.send(source, m.Refused(kind, text))
+
+    def statistics(self) -> Mapping[str, float]:
+        """Counters and sizes."""
+        queued = sum(len(queue.tasks) for queue in self.tables.queues.values())
+        return {
+            **self.tables.counts,
+            **self.blocks.statistics(),
+            "tasks": len(self.tables.tasks),
+            "objects": len(self.tables.objects),
+            "queued": queued,
+            "workers": len(self.tables.workers),
+            "processes": len(self.tables.processes),
+            "lineage_bytes": self.references.lineage_bytes,
+            "lineage_evicted": self.references.evicted,
+        }
+
+    def explain(self, subject: bytes) -> Explanation | None:
+        """Why a task, object, worker or job is as it is."""
+        return report.explain(self, subject)
+
+    def check_invariants(self) -> None:
+        """Agreement of the tables with each other."""
+        held: dict[str, int] = {}
+        for worker in self.tables.workers.values():
+            for task in worker.inflight.values():
+                if task.worker is not worker or task.state != ASSIGNED:
+                    raise InvariantViolation(f"{short(task.id)} is in flight on a worker that it is not assigned to")
+            for name, amount in worker.demand:
+                held[name] = held.get(name, 0) + (0 if worker.lent and name == "CPU" else amount)
+        for name, amount in self.pool.total.items():
+            if dict(self.pool.available()).get(name, 0) + held.get(name, 0) != amount:
+                raise InvariantViolation(f"{name}: what is free and what is leased do not add up")
+        for task in self.tables.tasks.values():
+            if (task.state == ASSIGNED) != (task.worker is not None):
+                raise InvariantViolation(f"{short(task.id)} is {task.state} with worker {task.worker}")
+            if task.state == DONE and any(record.status == PENDING for record in task.values()):
+                raise InvariantViolation(f"{short(task.id)} is done without an outcome")
+            if task.state == WAITING and (task.rare is None or task.rare.unresolved <= 0):
+                raise InvariantViolation(f"{short(task.id)} waits for nothing")
+            if task.state == READY and task not in self.tables.queue_of(task).tasks:
+                raise InvariantViolation(f"{short(task.id)} is ready and in no queue")
+
+
+def _queue_label(queue: ShapeQueue) -> str:
+    return describe(queue.demand)
+
+
+def _membership(name: str) -> Any:
+    def handler(self: LocalScheduler, now: float, source: Address, message: m.Message) -> None:
+        getattr(self.membership, name)(now, source, message)
+
+    return handler
+
+
+HANDLERS: dict[type[Any], Any] = {
+    m.Register: _membership("on_register"),
+    m.Ready: _membership("on_ready"),
+    m.Goodbye: _membership("on_goodbye"),
+    m.Offer: _membership("on_offer"),
+    m.Running: _membership("on_running"),
+    m.WorkerSpawned: _membership("on_worker_spawned"),
+    m.ProcessDied: _membership("on_process_died"),
+    m.ProcessTable: _membership("on_process_table"),
+    m.Export: LocalScheduler.on_export,
+    m.Submit: LocalScheduler.on_submit,
+    m.Completed: LocalScheduler.on_completed,
+    m.Blocked: LocalScheduler.on_blocked,
+    m.Unblocked: LocalScheduler.on_unblocked,
+    m.TakenBack: LocalScheduler.on_taken_back,
+    m.Cancel: LocalScheduler.on_cancel,
+    m.Put: LocalScheduler.on_put,
+    m.Hold: LocalScheduler.on_hold,
+    m.Release: LocalScheduler.on_release,
+    m.Fetch: LocalScheduler.on_fetch,
+    m.Located: LocalScheduler.on_located,
+    m.Lost: LocalScheduler.on_lost,
+    m.Written: LocalScheduler.on_written,
+    m.JobNumber: LocalScheduler.on_job_number,
+    m.Found: LocalScheduler.on_found,
+    m.Placed: LocalScheduler.on_placed,
+    m.Query: LocalScheduler.on_query,
+    m.LogLines: LocalScheduler.on_log_lines,
+    m.MemoryPressure: LocalScheduler.on_memory_pressure,
+}
+"""What a local scheduler accepts."""

@@ -1,0 +1,453 @@
+"""Which worker runs what next. Everything here happens once per loop turn, over queues of tasks of one shape.
+
+A worker leases the resources of a queue's demand and is given a batch of its tasks: as many as amount to a few milliseconds of
+estimated work. While it works through them, it is topped up. A lease ends when the worker has nothing left, so that queues of
+other shapes get their turn; while some queue is starved of resources, no lease is topped up at all.
+
+A worker whose top task waits in ``get`` is given what it waits for, to run on top of it. Where there is nothing of that kind, its CPU
+is lent, and, up to a cap, another worker may start in its place. A task is only ever put on top of one that waits for
+it, directly or through others; so a task buried under another can only be waited for by it in a cycle that the program itself made.
+"""
+
+from __future__ import annotations
+
+from zfabric.machines.parts.outcomes import Outcomes
+from zfabric.machines.parts.records import (
+    ASSIGNED,
+    ENDING,
+    IDLE,
+    LEASED,
+    READY,
+    STARTING,
+    WAITING,
+    Frame,
+    JobRecord,
+    ShapeQueue,
+    Stored,
+    TaskRecord,
+    WorkerRecord,
+)
+from zfabric.machines.parts.resources import Pool
+from zfabric.machines.parts.state import Tables
+from zfabric.protocol import messages as m
+from zfabric.protocol.effects import KillProcess, SpawnWorker
+from zfabric.protocol.ids import WORKER, short
+from zfabric.protocol.messages import OK
+from zfabric.protocol.options import NO_ENVIRONMENT, RESOURCE_UNIT, Demand, Environment
+
+INLINE_SEARCH_MAX = 256
+"""Tasks looked at to find one that a blocked worker can run."""
+
+
+class Dispatcher:
+    """Leases, batches, prefetch, inline execution, and the number of workers."""
+
+    def __init__(self, tables: Tables, outcomes: Outcomes, pool: Pool, first_token: int) -> None:
+        self.tables = tables
+        self.outcomes = outcomes
+        self.pool = pool
+        self._starved = False
+        self._turn = 0
+        self._next_token = first_token
+        self.cpus = max(1, -(-pool.total.get("CPU", RESOURCE_UNIT) // RESOURCE_UNIT))
+
+    # -- one turn --
+
+    def turn(self, now: float) -> None:
+        """Give out what can be given out."""
+        workers = self.tables.workers
+        for worker in list(workers.values()):
+            if worker.frames:
+                self._serve_blocked(worker, now)
+        for worker in workers.values():
+            if worker.state == LEASED and not worker.inflight:
+                self._end_lease(worker, now)
+        queues = [queue for queue in self.tables.queues.values() if queue.tasks]
+        if not queues:
+            self._starved = False
+            return
+        self._turn += 1
+        start = self._turn % len(queues)
+        starved = False
+        for queue in queues[start:] + queues[:start]:
+            self._serve(queue, now, top_up=not self._starved or len(queues) == 1)
+            if queue.tasks and not queue.leased:
+                starved = True
+        self._starved = starved
+
+    def _serve(self, queue: ShapeQueue, now: float, top_up: bool) -> None:
+        ready = self._discard_stale(queue)
+        if not ready:
+            return
+        if top_up:
+            serving = [worker for worker in queue.leased.values() if worker.state == LEASED and not worker.frames]
+            for worker in serving:
+                if not queue.tasks:
+                    return
+                self._fill(worker, queue, now, len(serving))
+        while queue.tasks and self.pool.fits(queue.demand):
+            idle_worker = self._idle_worker(queue)
+            if idle_worker is None:
+                self._maybe_spawn(queue, now)
+                return
+            worker = idle_worker
+            self._lease(worker, queue)
+            idle = sum(1 for other in self.tables.workers.values() if other.state == IDLE)
+            self._fill(worker, queue, now, min(len(queue.leased) + idle, self.cpus))
+            if not worker.inflight:
+                self._end_lease(worker, now)
+                return
+
+    def _discard_stale(self, queue: ShapeQueue) -> int:
+        tasks = queue.tasks
+        while tasks and tasks[0].state != READY:
+            tasks.popleft()
+        return len(tasks)
+
+    # -- leases --
+
+    def _idle_worker(self, queue: ShapeQueue) -> WorkerRecord | None:
+        fresh = None
+        for worker in self.tables.workers.values():
+            if worker.state != IDLE:
+                continue
+            if worker.job is queue.job and worker.environment == queue.environment:
+                return worker
+            if worker.job is None and fresh is None and queue.environment == NO_ENVIRONMENT:
+                fresh = worker
+        return fresh
+
+    def _lease(self, worker: WorkerRecord, queue: ShapeQueue) -> None:
+        self.pool.acquire(queue.demand)
+        gpus = dict(queue.demand).get("GPU", 0)
+        worker.gpus = self.pool.acquire_gpus(gpus) if gpus else ()
+        worker.demand = queue.demand
+        worker.queue = queue
+        worker.job = queue.job
+        worker.state = LEASED
+        queue.leased[worker.token] = worker
+
+    def resume(self, worker: WorkerRecord, queue: ShapeQueue) -> None:
+        """A worker that runs tasks of ``queue`` since before a restart of the daemon leases it again."""
+        self._lease(worker, queue)
+
+    def _end_lease(self, worker: WorkerRecord, now: float) -> None:
+        self.release(worker)
+        worker.state = IDLE
+        worker.idle_since = now
+
+    def release(self, worker: WorkerRecord) -> None:
+        """Give back what a worker holds."""
+        if worker.queue is not None:
+            worker.queue.leased.pop(worker.token, None)
+            worker.queue = None
+        if worker.demand:
+            if worker.lent:
+                self.pool.release(tuple(pair for pair in worker.demand if pair[0] != "CPU"))
+                worker.lent = False
+            else:
+                self.pool.release(worker.demand)
+            gpus = dict(worker.demand).get("GPU", 0)
+            if gpus:
+                self.pool.release_gpus(worker.gpus, gpus)
+            worker.demand = ()
+            worker.gpus = ()
+
+    # -- batches --
+
+    def _fill(self, worker: WorkerRecord, queue: ShapeQueue, now: float, sharers: int) -> None:
+        """Top a worker up to a few milliseconds of work, unless it has more than half of that."""
+        config = self.tables.config
+        inflight = worker.inflight
+        room = config.prefetch_tasks - len(inflight)
+        budget = config.prefetch_seconds - worker.work
+        if inflight and (room < config.prefetch_tasks // 2 or budget < config.prefetch_seconds / 2):
+            return
+        tasks = queue.tasks
+        room = min(room, max(1, -(-len(tasks) // max(1, sharers))))
+        batch: list[TaskRecord] = []
+        while tasks and room > 0:
+            task = tasks[0]
+            if task.state != READY:
+                tasks.popleft()
+                continue
+            mean = task.function.mean
+            if (mean is None or (task.rare is not None and task.rare.crashes)) and (inflight or batch):
+                break
+            if mean is not None and (budget <= 0.0 or mean > config.prefetch_seconds) and (inflight or batch):
+                break
+            tasks.popleft()
+            batch.append(task)
+            room -= 1
+            if mean is None or (task.rare is not None and task.rare.crashes):
+                break
+            budget -= mean
+        if batch:
+            self._assign(worker, batch, now, inline=False)
+
+    def _assign(self, worker: WorkerRecord, batch: list[TaskRecord], now: float, inline: bool) -> None:
+        inflight = worker.inflight
+        if not inflight:
+            worker.last_progress = now
+        details: list[m.Row] = []
+        rows: list[m.Row] = []
+        unknown: dict[bytes, m.Row] = {}
+        known = worker.functions
+        work = 0.0
+        for task in batch:
+            row = task.row
+            task.state = ASSIGNED
+            task.worker = worker
+            inflight[row[0]] = task
+            function = task.function
+            if function.id not in known:
+                known.add(function.id)
+                unknown[function.id] = (function.id, function.name, function.payload, function.options)
+            if function.mean is not None:
+                work += function.mean
+            if row[3]:
+                values = self._values(task, worker)
+                if values is None:
+                    continue  # It follows once the store has told where its values are.
+                details.append((len(rows), task.attempt, values, worker.gpus))
+            elif task.attempt or worker.gpus:
+                details.append((len(rows), task.attempt, (), worker.gpus))
+            rows.append(row)
+        worker.work += work
+        if unknown:
+            self._to(worker, m.Functions(tuple(unknown.values())))
+        if rows:
+            self._to(worker, m.Dispatch(tuple(rows), tuple(details), inline))
+        self.tables.counts["dispatched"] += len(batch)
+
+    def _to(self, worker: WorkerRecord, message: m.Message) -> None:
+        if worker.process is not None:
+            self.tables.send(WORKER + worker.process.incarnation, message)
+
+    def _values(self, task: TaskRecord, worker: WorkerRecord) -> tuple[object, ...] | None:
+        """The values of a task's dependencies; None if the store is to tell first where some of them are."""
+        values: list[object] = []
+        missing: dict[bytes, object] = {}
+        incarnation = worker.process.incarnation if worker.process is not None else b""
+        for object_id in task.row[3]:
+            record = self.tables.find(object_id)
+            if record is None:
+                self.outcomes.fail(task, "LineageEvictedError", f"its argument {short(object_id)} is not known any more", ())
+                return None
+            value = record.value
+            if value is None:
+                self.outcomes.wait_again(task, record)
+                if record.status == OK:
+                    self.outcomes.make_available(record, "evicted")
+                return None
+            if type(value) is Stored:
+                missing[object_id] = None
+                self.tables.locates.append((object_id, incarnation))
+            values.append(value)
+        if not missing:
+            return tuple(values)
+        task.facts().wait_locations = missing
+        return None
+
+    def located(self, object_id: bytes, incarnation: bytes, offset: int, size: int) -> bool:
+        """The store has pinned a value for a worker; tasks that waited for it may go. False if none did."""
+        process = self.tables.processes.get(incarnation)
+        worker = self.tables.workers.get(process.name) if process is not None else None
+        if worker is None:
+            return False
+        for task in worker.inflight.values():
+            missing = task.rare.wait_locations if task.rare is not None else None
+            if missing is None or object_id not in missing or missing[object_id] is not None:
+                continue
+            missing[object_id] = (offset, size)
+            if all(place is not None for place in missing.values()):
+                self._send_located(worker, task, missing)
+            return True
+        return False
+
+    def _send_located(self, worker: WorkerRecord, task: TaskRecord, places: dict[bytes, object]) -> None:
+        task.facts().wait_locations = None
+        values = []
+        for object_id in task.row[3]:
+            record = self.tables.find(object_id)
+            values.append(places[object_id] if object_id in places else record.value if record is not None else None)
+        inline = bool(worker.frames)
+        self._to(worker, m.Dispatch((task.row,), ((0, task.attempt, tuple(values), worker.gpus),), inline))
+
+    # -- workers that wait --
+
+    def blocked(self, worker: WorkerRecord, message: m.Blocked) -> None:
+        """The task on top of a worker's stack waits; it has given back what it had not begun."""
+        returned = [worker.inflight[task_id] for task_id in message.returned if task_id in worker.inflight]
+        self.outcomes.give_back(returned)
+        worker.frames.append(Frame(message.task_id, message.wanted, message.inline))
+
+    def unblocked(self, worker: WorkerRecord, message: m.Unblocked) -> None:
+        """It waits no longer. It goes on at once, even if its CPU is lent: others finish what they have begun."""
+        if worker.frames and worker.frames[-1].task_id == message.task_id:
+            worker.frames.pop()
+        if not worker.frames and worker.lent:
+            self.pool.acquire(_cpu_of(worker.demand))
+            worker.lent = False
+
+    def _serve_blocked(self, worker: WorkerRecord, now: float) -> None:
+        frame = worker.frames[-1]
+        if len(worker.inflight) > len(worker.frames):
+            return  # Something runs on top already.
+        cpu = _cpu_of(worker.demand)
+        if frame.inline and len(worker.frames) < self.tables.config.inline_depth:
+            batch = self._wanted_ready(frame, worker)
+            if batch and (not worker.lent or self.pool.fits(cpu)):
+                if worker.lent:
+                    self.pool.acquire(cpu)
+                    worker.lent = False
+                self._assign(worker, batch, now, inline=True)
+                return
+        if not worker.lent and cpu:
+            self.pool.release(cpu)
+            worker.lent = True
+
+    def _wanted_ready(self, frame: Frame, worker: WorkerRecord) -> list[TaskRecord]:
+        """Ready tasks that the waiting one needs, directly or through others, as many as may run at once."""
+        find = self.tables.find
+        agenda = list(reversed(frame.wanted[:INLINE_SEARCH_MAX]))
+        seen: set[bytes] = set()
+        batch: list[TaskRecord] = []
+        work = 0.0
+        config = self.tables.config
+        while agenda and len(seen) < INLINE_SEARCH_MAX and len(batch) < config.prefetch_tasks:
+            object_id = agenda.pop()
+            record = find(object_id)
+            task = record.task if record is not None else None
+            if task is None or object_id in seen:
+                continue
+            seen.add(object_id)
+            if task.state == WAITING:
+                agenda.extend(task.row[3])
+            elif task.state == READY and self._may_run_inline(task, worker):
+                mean = task.function.mean
+                if batch and (mean is None or work + mean > config.prefetch_seconds):
+                    break
+                if task not in batch:
+                    batch.append(task)
+                    work += mean or config.prefetch_seconds
+        return batch
+
+    def _may_run_inline(self, task: TaskRecord, worker: WorkerRecord) -> bool:
+        queue = self.tables.queue_of(task)
+        return (
+            queue.job is worker.job
+            and queue.environment == worker.environment
+            and task.function.inline
+            and (task.rare is None or not task.rare.crashes)
+            and all(name == "CPU" for name, _ in queue.demand)
+            and queue.demand <= (("CPU", max(RESOURCE_UNIT, dict(worker.demand).get("CPU", 0))),)
+        )
+
+    # -- taking back --
+
+    def overdue(self, now: float) -> float | None:
+        """Ask for the tasks behind those that turn out long; when to look again."""
+        after = self.tables.config.take_back_after
+        soonest = None
+        for worker in self.tables.workers.values():
+            if worker.state != LEASED or worker.taking_back or len(worker.inflight) <= 1 + len(worker.frames):
+                continue
+            due = worker.last_progress + max(after, 2 * worker.work)
+            if now >= due:
+                worker.taking_back = True
+                self.tables.counts["take_backs"] += 1
+                self.tables.order(worker, m.TakeBack(tuple(worker.inflight)))
+            elif soonest is None or due < soonest:
+                soonest = due
+        return soonest
+
+    def taken_back(self, worker: WorkerRecord, message: m.TakenBack, now: float) -> None:
+        """What a worker had not begun is anyone's again; what was to be killed and has begun, is."""
+        worker.taking_back = False
+        worker.last_progress = now
+        returned = []
+        for task_id in message.task_ids:
+            task = worker.inflight.get(task_id)
+            if task is None:
+                continue
+            if task.rare is not None and task.rare.stopped:
+                worker.inflight.pop(task_id)
+                task.worker = None
+                kind = "TaskTimeoutError" if task.rare.stopped == "timeout" else "TaskCancelledError"
+                self.outcomes.fail(task, kind, f"{task.name} was stopped before it began ({task.rare.stopped})", ())
+            else:
+                returned.append(task)
+        self.outcomes.give_back(returned)
+        running = worker.inflight.get(message.running)
+        if running is not None and running.rare is not None and running.rare.stopped == "force" and worker.pid:
+            worker.kill_reason = "cancelled"
+            self.tables.effects.append(KillProcess(worker.pid, f"task {running.name} was cancelled by force"))
+
+    # -- how many workers --
+
+    def _maybe_spawn(self, queue: ShapeQueue, now: float) -> None:
+        workers = self.tables.workers.values()
+        starting = sum(
+            1
+            for worker in workers
+            if worker.state == STARTING
+            and (worker.job is queue.job or worker.job is None)
+            and worker.environment == queue.environment
+        )
+        if starting >= min(len(queue.tasks), self._fitting(queue.demand)):
+            return
+        active = sum(1 for worker in workers if worker.state != ENDING)
+        blocked = sum(1 for worker in workers if worker.frames)
+        limit = min(self.tables.config.workers_max + min(blocked, self.tables.config.workers_blocked_max), 1000)
+        if active >= limit and not self._end_one_idle(queue):
+            return
+        self.spawn(queue.job, queue.environment, now)
+
+    def _fitting(self, demand: Demand) -> int:
+        """How many more leases of ``demand`` there is room for."""
+        available = dict(self.pool.available())
+        counts = [available.get(name, 0) // amount for name, amount in demand if amount > 0]
+        return max(1, min(counts)) if counts else self.cpus
+
+    def _end_one_idle(self, queue: ShapeQueue) -> bool:
+        for worker in self.tables.workers.values():
+            if worker.state == IDLE and (worker.job is not queue.job or worker.environment != queue.environment):
+                self.end(worker, "another job or environment needs its place")
+                return True
+        return False
+
+    def spawn(self, job: JobRecord | None, environment: Environment, now: float) -> WorkerRecord:
+        """Start one more worker."""
+        token = self._next_token.to_bytes(8, "big")
+        self._next_token += 1
+        worker = WorkerRecord(token, job, environment, now)
+        self.tables.workers[token] = worker
+        variables, directory, paths = environment
+        self.tables.effects.append(SpawnWorker(token, job.id if job else b"", variables, directory, paths, 1))
+        self.tables.counts["workers_started"] += 1
+        return worker
+
+    def end(self, worker: WorkerRecord, reason: str) -> None:
+        """Stop a worker for good."""
+        worker.state = ENDING
+        worker.kill_reason = worker.kill_reason or reason
+        if worker.pid:
+            self.tables.effects.append(KillProcess(worker.pid, reason))
+
+    def trim(self, now: float) -> float | None:
+        """End idle workers beyond the node's CPUs; when to look again."""
+        idle = [worker for worker in self.tables.workers.values() if worker.state == IDLE]
+        soonest = None
+        for worker in sorted(idle, key=lambda each: each.idle_since)[: max(0, len(idle) - self.cpus)]:
+            due = worker.idle_since + self.tables.config.worker_idle_seconds
+            if now >= due:
+                self.end(worker, "idle")
+            elif soonest is None or due < soonest:
+                soonest = due
+        return soonest
+
+
+def _cpu_of(demand: Demand) -> Demand:
+    return tuple(pair for pair in demand if pair[0] == "CPU" and pair[1] > 0)
+

@@ -1,0 +1,450 @@
+"""Processes and jobs of a node: registration, death, the end of a job, and recovery after a restart of the daemon.
+
+There is one registration path. A process says ``Register``, repeats what it holds, and says ``Ready``; a process that
+starts has nothing to repeat. A restarted daemon asks everyone it can know of to do so (``Rejoin``): workers from the supervisor's
+table, drivers from the control store's. Until the last of them is ready, or proved dead, everything said is kept; then it is taken
+in by kind, in an order in which nothing is missed: functions, values, tasks that run, tasks, references, completions, wishes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from zfabric.machines.parts import report
+from zfabric.machines.parts.records import (
+    ASSIGNED,
+    DONE,
+    ENDING,
+    IDLE,
+    LEASED,
+    STARTING,
+    JobRecord,
+    ObjectRecord,
+    ProcessRecord,
+    Stored,
+    TaskRecord,
+    WorkerRecord,
+)
+from zfabric.machines.parts.references import add_holder
+from zfabric.protocol import messages as m
+from zfabric.protocol.effects import KillProcess, WatchProcess
+from zfabric.protocol.ids import CLIENT, CONTROL, JOB_BYTES, Address, job_id, object_id, unpack_counter
+from zfabric.protocol.options import NO_ENVIRONMENT
+
+if TYPE_CHECKING:
+    from zfabric.machines.local_scheduler import LocalScheduler
+
+START_ATTEMPTS_MAX = 5
+"""Workers in a row that die before they register until the reason is shown to the drivers."""
+
+_REPLAY: tuple[tuple[type[Any], ...], ...] = (
+    (m.Export,),
+    (m.Put,),
+    (m.Offer,),
+    (m.Running,),
+    (m.Submit,),
+    (m.Hold,),
+    (m.Blocked,),
+    (m.Completed, m.TakenBack, m.Unblocked),
+)
+"""The order in which a recovering scheduler takes in what was said to it; the rest follows, in the order in which it came."""
+_HELD = frozenset(kind for kinds in _REPLAY for kind in kinds) | {m.Fetch, m.Release, m.Cancel, m.Goodbye}
+
+
+class Membership:
+    """Who is here. Works on its scheduler's tables and parts."""
+
+    def __init__(self, scheduler: LocalScheduler, recovering: bool) -> None:
+        self.scheduler = scheduler
+        self.tables = scheduler.tables
+        self.recovering = recovering
+        self._table_known = not recovering
+        self._jobs_known = not recovering
+        self._expected: dict[bytes, int] = {}
+        """Processes (by incarnation) a recovering scheduler waits for, and their pids."""
+        self._held: list[tuple[Address, m.Message]] = []
+        self._offers: dict[bytes, tuple[int, Any]] = {}
+        self._deadline: float | None = None
+        self._failed_starts = 0
+        self._starting_at: dict[bytes, float] = {}
+
+    # -- registration --
+
+    def on_register(self, now: float, source: Address, message: m.Register) -> None:
+        """A process says who it is."""
+        if message.protocol != m.PROTOCOL_VERSION:
+            text = f"this cluster speaks protocol {m.PROTOCOL_VERSION}, you speak {message.protocol}; use the same release on both sides"
+            self.tables.send(source, m.Refused("VersionMismatchError", text))
+            return
+        incarnation = source[1:]
+        process = self.tables.processes.get(incarnation)
+        if process is None:
+            process = ProcessRecord(incarnation, message.kind, message.pid, message.started, None, message.name, message.control)
+            self.tables.processes[incarnation] = process
+        process.path = message.path
+        if message.kind == "worker":
+            self._worker_registered(process, message, now)
+        elif message.kind == "driver":
+            self._driver_registered(process, message, now)
+        else:
+            self._welcome(process)
+
+    def _worker_registered(self, process: ProcessRecord, message: m.Register, now: float) -> None:
+        worker = self.tables.workers.get(message.name)
+        if worker is None or worker.state == ENDING:
+            self.tables.processes.pop(process.incarnation, None)
+            self.tables.send(CONTROL + message.control, m.Stop())
+            return
+        worker.process = process
+        worker.pid = message.pid
+        self.tables.by_pid[message.pid] = worker
+        if message.job and worker.job is None:
+            worker.job = self.tables.jobs.get(message.job)
+        process.job = worker.job
+        self._failed_starts = 0
+        self._welcome(process)
+
+    def _driver_registered(self, process: ProcessRecord, message: m.Register, now: float) -> None:
+        self.tables.by_pid[message.pid] = process
+        self.tables.effects.append(WatchProcess(message.pid, message.started))
+        if message.job:
+            job = self.tables.jobs.get(message.job)
+            if job is None or job.ended:
+                self.tables.tell(process, m.Refused("JobEndedError", "the job of this driver has ended"))
+                return
+            process.job = job
+            job.driver = process
+            self._welcome(process)
+        elif process.job is None:
+            self.scheduler.ask("job", (process.incarnation, message.namespace), m.NewJob)
+
+    def job_numbered(self, about: tuple[bytes, str], number: int, now: float) -> None:
+        """The control store has given a new job its number."""
+        incarnation, namespace = about
+        process = self.tables.processes.get(incarnation)
+        if process is None:
+            return
+        job = JobRecord(job_id(number), number, namespace, now)
+        job.driver = process
+        process.job = job
+        self.tables.jobs[job.id] = job
+        self.tables.send(self.tables.control_address, m.Write(0, (("job", job.id, self._job_row(job, "running")),), ()))
+        self._welcome(process)
+        self._prestart(now)
+
+    def _job_row(self, job: JobRecord, status: str) -> bytes:
+        driver = job.driver
+        return report.packed(
+            {
+                "number": job.number,
+                "namespace": job.namespace,
+                "status": status,
+                "driver": driver.incarnation if driver else b"",
+                "control": driver.control if driver else b"",
+                "pid": driver.pid if driver else 0,
+                "started": driver.started if driver else 0,
+                "name": driver.name if driver else b"",
+                "submitted": job.submitted,
+            }
+        )
+
+    def _welcome(self, process: ProcessRecord) -> None:
+        job = process.job.id if process.job is not None else b""
+        self.tables.tell(process, m.Welcome(m.PROTOCOL_VERSION, job, self.scheduler.node, "", 0, self.scheduler.config.pairs()))
+
+    def on_ready(self, now: float, source: Address, message: m.Ready) -> None:
+        """A process has said all it holds."""
+        process = self.tables.processes.get(source[1:])
+        if process is None:
+            return
+        process.ready = True
+        worker = self.tables.workers.get(process.name) if process.kind == "worker" else None
+        if worker is not None and worker.state == STARTING:
+            worker.state = IDLE
+            worker.idle_since = now
+        self._expected.pop(process.incarnation, None)
+        self._maybe_recovered(now)
+
+    def _prestart(self, now: float) -> None:
+        """As many workers as the node has CPUs, before the first task asks for them."""
+        alive = sum(1 for worker in self.tables.workers.values() if worker.state != ENDING)
+        for _ in range(self.scheduler.dispatcher.cpus - alive):
+            self.scheduler.dispatcher.spawn(None, NO_ENVIRONMENT, now)
+
+    def prestart(self, now: float) -> None:
+        """Called by the shell when a fresh node starts: workers are forked while the driver still connects."""
+        self._prestart(now)
+
+    # -- workers come and go --
+
+    def on_worker_spawned(self, now: float, source: Address, message: m.WorkerSpawned) -> None:
+        """The supervisor has started a worker, or could not."""
+        worker = self.tables.workers.get(message.token)
+        if worker is None:
+            return
+        if message.pid == 0:
+            self._start_failed(worker, message.error, now)
+            return
+        worker.pid = message.pid
+        self.tables.by_pid[message.pid] = worker
+        if worker.state == ENDING:
+            self.tables.effects.append(KillProcess(message.pid, worker.kill_reason))
+
+    def _start_failed(self, worker: WorkerRecord, error: str, now: float) -> None:
+        self._remove(worker, now)
+        self._failed_starts += 1
+        text = f"a worker could not be started: {error}"
+        self.tables.say("error", text)
+        if worker.environment != NO_ENVIRONMENT and worker.job is not None:
+            # The environment is to blame as far as anyone can know: its tasks get the reason, not an endless wait.
+            for queue in worker.job.queues.values():
+                if queue.environment == worker.environment:
+                    for task in list(queue.tasks):
+                        self.scheduler.outcomes.fail(task, "RuntimeEnvSetupError", text, ())
+        elif self._failed_starts >= START_ATTEMPTS_MAX:
+            self._failed_starts = 0
+            for job in self.tables.jobs.values():
+                if job.driver is not None and not job.ended:
+                    self.tables.tell(job.driver, m.Notice("error", text))
+
+    def on_process_died(self, now: float, source: Address, message: m.ProcessDied) -> None:
+        """A process is proved dead."""
+        known = self.tables.by_pid.pop(message.pid, None)
+        if isinstance(known, WorkerRecord):
+            starting = known.state == STARTING
+            self.scheduler.dispatcher.release(known)
+            self.scheduler.outcomes.worker_lost(known, message)
+            if starting:
+                how = f"signal {message.signal}" if message.signal else f"exit code {message.exit_code}"
+                self._start_failed(known, f"it died with {how} before it was ready; its stderr:\n{message.stderr}", now)
+            else:
+                self._remove(known, now)
+            self.tables.counts["workers_died"] += 1
+        elif isinstance(known, ProcessRecord):
+            self._process_gone(known)
+            if known.job is not None and known.job.driver is known:
+                self.end_job(known.job, now)
+        for incarnation, pid in list(self._expected.items()):
+            if pid == message.pid:
+                del self._expected[incarnation]
+        self._maybe_recovered(now)
+
+    def _remove(self, worker: WorkerRecord, now: float) -> None:
+        self.tables.workers.pop(worker.token, None)
+        self.tables.by_pid.pop(worker.pid, None)
+        if worker.process is not None:
+            self._process_gone(worker.process)
+        job = worker.job
+        if not self.recovering and (job is None or not job.ended) and worker.environment == NO_ENVIRONMENT:
+            live = [job for job in self.tables.jobs.values() if not job.ended]
+            if live and self._failed_starts < START_ATTEMPTS_MAX:
+                self._prestart(now)
+
+    def _process_gone(self, process: ProcessRecord) -> None:
+        self.tables.processes.pop(process.incarnation, None)
+        self.tables.touched.discard(process)
+        self.scheduler.references.process_gone(process.incarnation)
+        if self.tables.store_address is not None:
+            self.tables.send(self.tables.store_address, m.ProcessGone(process.incarnation))
+
+    # -- the end of a job --
+
+    def on_goodbye(self, now: float, source: Address, message: m.Goodbye) -> None:
+        """A driver or tool is done."""
+        process = self.tables.processes.get(source[1:])
+        if process is None:
+            return
+        if process.kind == "driver" and process.job is not None:
+            self.end_job(process.job, now)
+        else:
+            self._process_gone(process)
+
+    def end_job(self, job: JobRecord, now: float) -> None:
+        """Refuse everything more of a job, end its workers, let go of its values, delete its rows; then say farewell."""
+        if job.ended:
+            return
+        job.ended = True
+        tables = self.tables
+        for worker in list(tables.workers.values()):
+            if worker.job is job:
+                for task in list(worker.inflight.values()):
+                    task.worker = None
+                    task.state = DONE
+                worker.inflight.clear()
+                worker.frames.clear()
+                self.scheduler.dispatcher.release(worker)
+                self.scheduler.dispatcher.end(worker, "its job has ended")
+        for queue in job.queues.values():
+            tables.queues.pop(queue.token, None)
+            queue.tasks.clear()
+        blocks = self.scheduler.blocks
+        for task in [task for identifier, task in tables.tasks.items() if identifier[:JOB_BYTES] == job.id]:
+            self._drop_task(task)
+            if task.block is not None:
+                blocks.drop(task.id, task.block)
+        deletes = [("function", job.id + identifier) for identifier in job.functions]
+        for identifier, record in [(each, record) for each, record in tables.objects.items() if each[:JOB_BYTES] == job.id]:
+            if type(record.value) is Stored:
+                tables.freed.append(identifier)
+            del tables.objects[identifier]
+            if record.task is None:
+                deletes.append(("object", identifier))
+        puts, more = blocks.flush(rows_max=1 << 30)
+        status = ("job", job.id, self._job_row(job, "ended"))
+        self.scheduler.ask("job ended", job, m.Write, (*puts, status), (*deletes, *more))
+
+    def _drop_task(self, task: TaskRecord) -> None:
+        task.state = DONE
+        if type(task.value) is Stored:
+            self.tables.freed.append(task.object_id)
+        self.tables.tasks.pop(task.id, None)
+
+    def job_ended(self, job: JobRecord) -> None:
+        """The job's tombstone is durable."""
+        driver = job.driver
+        self.tables.jobs.pop(job.id, None)
+        if driver is not None and driver.incarnation in self.tables.processes:
+            self.tables.tell(driver, m.Farewell(""))
+            self._process_gone(driver)
+
+    # -- recovery --
+
+    def on_process_table(self, now: float, source: Address, message: m.ProcessTable) -> None:
+        """The supervisor's workers, after a restart of the daemon: each is asked to register again."""
+        if not self.recovering:
+            return
+        self._table_known = True
+        self._deadline = now + self.scheduler.config.recovery_seconds
+        for token, pid in message.workers:
+            worker = WorkerRecord(token, None, NO_ENVIRONMENT, now)
+            worker.pid = pid
+            self.tables.workers[token] = worker
+            self.tables.by_pid[pid] = worker
+            self._expected[token] = pid
+            self.tables.send(CONTROL + bytes((token[0] ^ 0x80,)) + token[1:], m.Rejoin(""))
+        self.scheduler.ask("jobs", None, m.Scan, "job", b"", b"", 10_000)
+
+    def jobs_found(self, rows: m.Rows, now: float) -> None:
+        """The control store's jobs: the drivers of those that run are asked to register again."""
+        for key, value in rows:
+            facts = report.unpacked(value)
+            if facts.get("status") != "running":
+                continue
+            job = JobRecord(key, unpack_counter(key)[0], facts["namespace"], now)
+            job.submitted = facts.get("submitted", 0)
+            process = ProcessRecord(facts["driver"], "driver", facts["pid"], facts["started"], job, facts["name"], facts["control"])
+            job.driver = process
+            self.tables.jobs[key] = job
+            self.tables.processes[process.incarnation] = process
+            self.tables.by_pid[process.pid] = process
+            self._expected[process.incarnation] = process.pid
+            self.tables.effects.append(WatchProcess(process.pid, process.started))
+            self.tables.send(CLIENT + process.incarnation, m.Rejoin(""))
+        self._jobs_known = True
+        self._maybe_recovered(now)
+
+    def holds_back(self, source: Address, message: m.Message) -> bool:
+        """Whether a message waits for the end of recovery."""
+        if self.recovering and type(message) in _HELD:
+            self._held.append((source, message))
+            return True
+        return False
+
+    def _maybe_recovered(self, now: float) -> None:
+        if not self.recovering or self._expected or not self._table_known or not self._jobs_known:
+            return
+        self.recovering = False
+        held, self._held = self._held, []
+        step = self.scheduler.step
+        for kinds in _REPLAY:
+            for source, message in held:
+                if type(message) in kinds:
+                    step(now, source, message)
+            if m.Submit in kinds:
+                self._adopt_rest(now)
+        for source, message in held:
+            if type(message) not in _HELD - {m.Fetch, m.Release, m.Cancel, m.Goodbye}:
+                step(now, source, message)
+        self._offers.clear()
+        stored = [record.object_id for record in self._all_values() if type(record.value) is Stored]
+        if self.tables.store_address is not None:
+            self.tables.send(self.tables.store_address, m.Keep(tuple(stored)))
+        self._prestart(now)
+        self.tables.say("info", f"recovered: {len(self.tables.processes)} processes, {len(self.tables.tasks)} tasks, {len(stored)} objects")
+
+    def _all_values(self) -> list[TaskRecord | ObjectRecord]:
+        return [*self.tables.tasks.values(), *self.tables.objects.values()]
+
+    def on_offer(self, now: float, source: Address, message: m.Offer) -> None:
+        """Results a process holds are adopted as accepted."""
+        process = source[1:]
+        for identifier, status, value in message.rows:
+            record = self.tables.find(identifier)
+            if record is None:
+                record = ObjectRecord(identifier, None, process)
+                self.tables.objects[identifier] = record
+            add_holder(record, process)
+            if record.status != m.OK and record.status < 0:
+                record.status = status
+                record.value = Stored(value[1]) if type(value) is tuple else value
+
+    def _adopt_rest(self, now: float) -> None:
+        """Values that were offered and whose tasks came back as rows belong to those tasks; such tasks are done."""
+        for identifier in list(self.tables.objects):
+            record = self.tables.objects[identifier]
+            task = self.tables.tasks.get(identifier[:16])
+            if task is None or record.task is not None or task.outputs is not None:
+                continue
+            if object_id(task.id) == identifier and task.state != DONE and record.status >= 0:
+                del self.tables.objects[identifier]
+                task.status, task.value, task.holders = record.status, record.value, record.holders
+                self.scheduler.outcomes.adopt(task)
+
+    def on_running(self, now: float, source: Address, message: m.Running) -> None:
+        """Tasks a worker has: running ones go on, the others are still its own to run."""
+        process = self.tables.processes.get(source[1:])
+        worker = self.tables.workers.get(process.name) if process is not None else None
+        if process is None or worker is None or process.job is None:
+            return
+        for row, attempt, _begun in message.rows:
+            if row[0] not in self.tables.tasks:
+                self.scheduler.on_submit(now, source, m.Submit((row,)))
+            task = self.tables.tasks.get(row[0])
+            if task is None or task.state == DONE:
+                continue
+            task.state = ASSIGNED
+            task.attempt = attempt
+            task.worker = worker
+            worker.inflight[task.id] = task
+            if worker.state != LEASED:
+                self.scheduler.dispatcher.resume(worker, self.tables.queue_of(task))
+
+    # -- time --
+
+    def tick(self, now: float) -> None:
+        """Workers that never registered; processes a recovering scheduler waits for in vain."""
+        for worker in list(self.tables.workers.values()):
+            if worker.state == STARTING and not self.recovering:
+                if now >= worker.started_at + self.scheduler.config.worker_start_seconds and worker.pid:
+                    self.tables.effects.append(KillProcess(worker.pid, "it did not register in time"))
+                    worker.started_at = now
+        if self.recovering and self._deadline is not None and now >= self._deadline:
+            self._deadline = now + self.scheduler.config.recovery_seconds
+            for incarnation, pid in list(self._expected.items()):
+                if incarnation in self.tables.workers:
+                    self.tables.effects.append(KillProcess(pid, "it did not register again with its node's new daemon"))
+                else:
+                    del self._expected[incarnation]
+            self._maybe_recovered(now)
+
+    def next_deadline(self) -> float | None:
+        """When ``tick`` is wanted next."""
+        starting = [
+            worker.started_at + self.scheduler.config.worker_start_seconds
+            for worker in self.tables.workers.values()
+            if worker.state == STARTING
+        ]
+        if self.recovering and self._deadline is not None:
+            starting.append(self._deadline)
+        return min(starting, default=None)
+

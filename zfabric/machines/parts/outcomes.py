@@ -1,0 +1,468 @@
+"""What becomes of tasks: accepting completions, retrying what infrastructure broke, condemning what breaks it, telling who waits.
+
+Acceptance is at most once per attempt: a completion counts only if it comes from the worker that has the task now and names the
+attempt that was given out. Everything else that arrives is late, and what it wrote into the arena is freed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from zfabric.machines.parts.records import (
+    ASSIGNED,
+    DONE,
+    PENDING,
+    READY,
+    WAITING,
+    AnyObject,
+    ObjectRecord,
+    ProcessRecord,
+    Stored,
+    TaskRecord,
+    WorkerRecord,
+)
+from zfabric.machines.parts.references import References, row_names
+from zfabric.machines.parts.state import Tables
+from zfabric.protocol import messages as m
+from zfabric.protocol.failures import Facts, pack_failure
+from zfabric.protocol.ids import FIRST_RETURN, object_id, short
+from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY
+
+ALONE_AFTER = 2
+"""Crashes after which a task is under suspicion: it is run with nothing behind it on its worker."""
+STOPPED = {"cancelled": "TaskCancelledError", "force": "TaskCancelledError", "timeout": "TaskTimeoutError"}
+
+
+class Outcomes:
+    """Accepts, retries, fails; over the shared tables."""
+
+    def __init__(self, tables: Tables, references: References, node: bytes) -> None:
+        self.tables = tables
+        self.references = references
+        self.node = node
+        self._failing: deque[tuple[TaskRecord, int, bytes]] = deque()
+        """Dependents of failed tasks, yet to fail: a queue and not recursion, since chains are long."""
+
+    # -- completions --
+
+    def completed(self, worker: WorkerRecord, message: m.Completed, now: float) -> None:
+        """A worker reports attempts that ended."""
+        tables = self.tables
+        inflight = worker.inflight
+        for function_id, count, seconds in message.durations:
+            job = worker.job
+            function = job.functions.get(function_id) if job is not None else None
+            if function is not None and count > 0:
+                function.learn(count, seconds)
+        extras = {index: (contained, kept) for index, contained, kept in message.extras} if message.extras else {}
+        processes, touched, spare = tables.processes, tables.touched, tables.spare
+        inline_bytes = 0
+        for index, (task_id, attempt, status, outputs) in enumerate(message.rows):
+            task = inflight.pop(task_id, None)
+            if task is None or task.attempt != attempt:
+                if task is not None:
+                    inflight[task_id] = task
+                self._late(worker, task_id, outputs)
+                continue
+            function = task.function
+            if function.mean is not None:
+                worker.work -= function.mean
+            if status == OK and task.outputs is None and len(outputs) == 1 and type(outputs[0]) is bytes and not extras:
+                # The plain case, in place: one small value.
+                task.state = DONE
+                task.worker = None
+                task.status = OK
+                task.value = outputs[0]
+                inline_bytes += len(outputs[0])
+                row = task.row
+                if row[3] or len(row) > 4:
+                    self._unpin_row(task)
+                if task.dependents is not None or task.fetchers is not None:
+                    self._announce(task)
+                process = processes.get(task.submitter)
+                if process is not None:
+                    process.results.append((task_id, OK, outputs if task.holders is not None else ()))
+                    touched.add(process)
+                if task.holders is None:
+                    spare.append(task)
+            else:
+                self._settle(worker, task, status, outputs, extras.get(index))
+        worker.last_progress = now
+        tables.counts["inline_bytes"] += inline_bytes
+        tables.counts["tasks_finished"] += len(message.rows)
+        if worker.work < 0.0 or not inflight:
+            worker.work = 0.0
+
+    def _settle(
+        self, worker: WorkerRecord, task: TaskRecord, status: int, outputs: m.Row, extra: tuple[m.Row, m.Row] | None
+    ) -> None:
+        """Any ending but the plain one."""
+        stopped = task.rare.stopped if task.rare is not None else ""
+        if status == INTERRUPTED:
+            kind = STOPPED.get(stopped, "TaskCancelledError")
+            self.fail(task, kind, _stopped_text(task, kind), self._facts(task, worker))
+        elif status == RETRY and not stopped and self._may_retry(task):
+            task.facts().history.append("raised an exception its options say to retry")
+            self.again(task)
+        elif status in (ERROR, RETRY):
+            self._finish(task, ERROR, outputs[0] if outputs else b"")
+        elif status == FAILED:
+            self._finish(task, FAILED, outputs[0] if outputs else pack_failure("FabricError", "the worker gave no reason"))
+        else:
+            self._accept_values(worker, task, outputs, extra)
+
+    def _accept_values(self, worker: WorkerRecord, task: TaskRecord, outputs: m.Row, extra: tuple[m.Row, m.Row] | None) -> None:
+        values = task.values()
+        if len(outputs) != len(values):
+            self.fail(task, "FabricError", f"{task.name} gave {len(outputs)} values where {len(values)} were declared", ())
+            self._late(worker, task.id, outputs)
+            return
+        contained = extra[0] if extra is not None else ()
+        deterministic = bool(task.option("deterministic", False))
+        for index, (record, value) in enumerate(zip(values, outputs, strict=True)):
+            if record.status == OK and record.value is not None:
+                self._drop_copy(worker, record.object_id, value)
+                continue
+            refs = contained[index] if index < len(contained) else ()
+            self.set_value(record, value, refs, worker.process.incarnation if worker.process else b"", deterministic)
+        self._done(task, OK)
+
+    def set_value(self, record: AnyObject, value: object, refs: tuple[bytes, ...], writer: bytes, rebuildable: bool) -> None:
+        """A value exists: inline bytes, or at a place in the arena that ``writer`` wrote."""
+        record.status = OK
+        if isinstance(value, tuple):
+            offset, size = value
+            record.value = Stored(size)
+            self.tables.sealed.append((record.object_id, offset, size, writer, rebuildable))
+        elif isinstance(value, bytes):
+            record.value = value
+            self.tables.counts["inline_bytes"] += len(value)
+        if refs:
+            record.contained = refs
+            self.references.pin(refs)
+
+    def _late(self, worker: WorkerRecord, task_id: bytes, outputs: m.Row) -> None:
+        self.tables.counts["late_completions"] += 1
+        for index, value in enumerate(outputs):
+            self._drop_copy(worker, object_id(task_id, index), value)
+
+    def _drop_copy(self, worker: WorkerRecord, identifier: bytes, value: object) -> None:
+        """Free a second copy of a value in the arena, under a name that nothing else has."""
+        if isinstance(value, tuple) and self.tables.store_address is not None:
+            name = b"\xff" * 4 + identifier[4:16] + int(value[0] % 2**32).to_bytes(4, "big")
+            writer = worker.process.incarnation if worker.process else b""
+            self.tables.sealed.append((name, value[0], value[1], writer, False))
+            self.tables.freed.append(name)
+
+    # -- endings --
+
+    def fail(self, task: TaskRecord, kind: str, text: str, facts: Facts) -> None:
+        """The fabric gives the task a failure as its outcome."""
+        self._finish(task, FAILED, pack_failure(kind, text, facts))
+
+    def stopped(self, task: TaskRecord, reason: str) -> None:
+        """A task that was not dispatched is cancelled, or its deadline has passed."""
+        task.facts().stopped = reason
+        kind = STOPPED[reason]
+        self.fail(task, kind, _stopped_text(task, kind), (("task", short(task.id)), ("function", task.name)))
+
+    def end_with(self, task: TaskRecord, status: int, payload: bytes) -> None:
+        """A task ends as something it depends on has ended."""
+        self._finish(task, status, payload)
+
+    def wait_again(self, task: TaskRecord, record: AnyObject) -> None:
+        """A task that was assigned, but not sent, waits for a value that was lost on the way."""
+        self._detach(task)
+        task.facts().wait_locations = None
+        task.state = WAITING
+        task.facts().unresolved = 1
+        if record.dependents is None:
+            record.dependents = []
+        record.dependents.append(task)
+
+    def adopt(self, task: TaskRecord) -> None:
+        """A task whose value was offered by a process that has it is done."""
+        self._detach(task)
+        if task.block is not None or row_names(task.row):
+            self._unpin_row(task)
+        task.state = DONE
+        self._announce(task)
+        if task.holders is None:
+            self.tables.spare.append(task)
+
+    def report_to(self, process: ProcessRecord, task: TaskRecord) -> None:
+        """Push a finished task's outcome to a process that submitted it again."""
+        failed = next((record for record in task.values() if record.status != OK), None)
+        if failed is not None:
+            row: m.Row = (failed.value if type(failed.value) is bytes else b"",)
+            process.results.append((task.id, failed.status, row))
+        else:
+            row = tuple(record.value if type(record.value) is bytes else None for record in task.values())
+            process.results.append((task.id, OK, row))
+        self.tables.touched.add(process)
+
+    def _finish(self, task: TaskRecord, status: int, payload: bytes) -> None:
+        self._failing.append((task, status, payload))
+        if len(self._failing) > 1:
+            return
+        while self._failing:
+            self._finish_one(*self._failing[0])
+            self._failing.popleft()
+
+    def _finish_one(self, task: TaskRecord, status: int, payload: bytes) -> None:
+        if task.state == DONE:
+            return
+        values = task.values()
+        for record in values:
+            if record.status == OK and record.value is not None:
+                continue
+            record.status = status
+            record.value = payload
+            self.tables.counts["inline_bytes"] += len(payload)
+        self.tables.counts["tasks_failed"] += 1
+        self._done(task, status, payload)
+
+    def _done(self, task: TaskRecord, status: int, payload: bytes = b"") -> None:
+        task.state = DONE
+        if task.worker is not None:
+            task.worker.inflight.pop(task.id, None)
+            task.worker = None
+        self._unpin_row(task)
+        for record in task.values():
+            self._announce(record)
+            if record.holders is None:
+                self.tables.spare.append(record)
+        if task.outputs == ():
+            self.tables.spare.append(task)
+        process = self.tables.processes.get(task.submitter)
+        if process is not None:
+            if status == OK:
+                row = tuple(
+                    record.value if type(record.value) is bytes and record.holders is not None else None for record in task.values()
+                )
+            else:
+                row = (payload,)
+            process.results.append((task.id, status, row))
+            self.tables.touched.add(process)
+
+    def _unpin_row(self, task: TaskRecord) -> None:
+        row = task.row
+        if row[3]:
+            self.references.unpin(row[3])
+        if len(row) > 4:
+            self.references.unpin(task.contains())
+
+    def _announce(self, record: AnyObject) -> None:
+        """Tell those who wait for a value: dependent tasks, and processes that asked."""
+        dependents, record.dependents = record.dependents, None
+        for dependent in dependents or ():
+            if dependent.state != WAITING:
+                continue
+            if record.status != OK:
+                self._failing.append((dependent, record.status, record.value if type(record.value) is bytes else b""))
+                continue
+            rare = dependent.facts()
+            rare.unresolved -= 1
+            if rare.unresolved <= 0:
+                self.make_ready(dependent)
+        fetchers, record.fetchers = record.fetchers, None
+        for incarnation in sorted(fetchers or ()):
+            process = self.tables.processes.get(incarnation)
+            if process is not None:
+                self.hand_over(record, process.incarnation)
+
+    def hand_over(self, record: AnyObject, incarnation: bytes) -> None:
+        """Send a value that exists to a process: at once if it is here, through the store's answer otherwise."""
+        if type(record.value) is Stored:
+            self.tables.locates.append((record.object_id, incarnation))
+            self.tables.counts["locates"] += 1
+        else:
+            process = self.tables.processes.get(incarnation)
+            if process is not None:
+                self.tables.tell(process, m.Objects(((record.object_id, record.status, record.value),)))
+
+    def make_ready(self, task: TaskRecord, front: bool = False) -> None:
+        """Put a task into its queue."""
+        task.state = READY
+        queue = self.tables.queue_of(task)
+        if front:
+            queue.tasks.appendleft(task)
+        else:
+            queue.tasks.append(task)
+
+    # -- running again --
+
+    def again(self, task: TaskRecord, front: bool = True) -> None:
+        """Run a task once more, as its next attempt."""
+        task.facts().retries += 1
+        self._detach(task)
+        task.attempt += 1
+        self.make_ready(task, front)
+
+    def give_back(self, tasks: Iterable[TaskRecord]) -> None:
+        """Tasks that were given to a worker and not begun go back to the head of their queue, as the same attempt."""
+        for task in reversed(list(tasks)):
+            self._detach(task)
+            self.make_ready(task, front=True)
+
+    def _detach(self, task: TaskRecord) -> None:
+        worker = task.worker
+        if worker is not None:
+            if worker.inflight.pop(task.id, None) is not None and task.function.mean is not None:
+                worker.work = max(0.0, worker.work - task.function.mean)
+            task.worker = None
+
+    def _may_retry(self, task: TaskRecord) -> bool:
+        limit: int = task.option("max_retries", self.tables.config.max_retries)
+        return limit < 0 or (task.rare.retries if task.rare is not None else 0) < limit
+
+    def worker_lost(self, worker: WorkerRecord, died: m.ProcessDied) -> None:
+        """A worker is proved dead: what it executed is suspected, the rest of what it had is innocent."""
+        inflight = list(worker.inflight.values())
+        suspect = self._suspect(worker, inflight, died.executing)
+        for task in reversed(inflight):
+            stopped = task.rare.stopped if task.rare is not None else ""
+            if stopped in STOPPED:
+                kind = STOPPED[stopped]
+                self.fail(task, kind, _stopped_text(task, kind), self._facts(task, worker))
+            elif task is suspect:
+                self._crashed(task, worker, died)
+            else:
+                self._detach(task)
+                # It may have begun, or even finished unheard: what it says now must not count.
+                task.attempt += 1
+                self.make_ready(task, front=True)
+        worker.inflight.clear()
+        worker.frames.clear()
+
+    def _suspect(self, worker: WorkerRecord, inflight: list[TaskRecord], executing: bytes) -> TaskRecord | None:
+        if executing:
+            return worker.inflight.get(executing)
+        waiting = {frame.task_id for frame in worker.frames}
+        return next((task for task in inflight if task.id not in waiting), None) if not waiting else None
+
+    def _crashed(self, task: TaskRecord, worker: WorkerRecord, died: m.ProcessDied) -> None:
+        rare = task.facts()
+        rare.crashes += 1
+        if rare.crashes > ALONE_AFTER:
+            rare.alone += 1
+        memory = worker.kill_reason == "memory"
+        how = f"signal {died.signal}" if died.signal else f"exit code {died.exit_code}"
+        if memory:
+            how = f"the node ran out of memory and this worker had the most, {died.peak / 2**20:.0f} MiB"
+        rare.history.append(f"attempt {task.attempt}: worker {worker.pid}: {how}")
+        if rare.alone >= self.tables.config.poison_kills:
+            kind = "PoisonedTaskError"
+            text = f"{task.name} killed every worker it was given ({rare.crashes}), {rare.alone} of them while it ran alone"
+        elif self._may_retry(task):
+            self.again(task)
+            return
+        else:
+            kind = "OutOfMemoryError" if memory else "WorkerCrashedError"
+            text = f"the worker running {task.name} died: {how}; after {rare.crashes} crash(es) no retry is left"
+        text += "".join(f"\n  {line}" for line in rare.history)
+        if died.stderr:
+            text += "\nlast lines of its stderr:\n" + died.stderr
+        facts = (
+            *self._facts(task, worker),
+            ("signal", died.signal),
+            ("exit_code", died.exit_code),
+            ("peak", died.peak),
+            ("stderr", died.stderr),
+        )
+        self.fail(task, kind, text, facts)
+
+    def _facts(self, task: TaskRecord, worker: WorkerRecord) -> Facts:
+        return (
+            ("task", short(task.id)),
+            ("function", task.name),
+            ("node", self.node.hex()),
+            ("pid", worker.pid),
+            ("attempt", task.attempt),
+        )
+
+    # -- rebuilding what was lost --
+
+    def rebuild(self, record: AnyObject, reason: str, seen: set[bytes] | None = None) -> str:
+        """Run again the task that makes a lost value, and those it needs; empty, or why that is impossible."""
+        task = record.task
+        if task is None:
+            return f"{reason}, and it was put, not made by a task: nothing can make it again (put(x, durable=True) would have kept it)"
+        if task.state != DONE:
+            return ""
+        self.references.revive(task)
+        unresolved = 0
+        for object_id_ in task.row[3]:
+            needed = self.tables.find(object_id_)
+            if needed is None:
+                return f"{reason}, and the row that makes its input {short(object_id_)} was dropped at the lineage cap"
+            needed.pins += 1
+            if needed.status == OK and needed.value is None:
+                why = self.rebuild(needed, reason)
+                if why:
+                    return why
+            if needed.status == PENDING:
+                unresolved += 1
+                if needed.dependents is None:
+                    needed.dependents = []
+                needed.dependents.append(task)
+        self.references.pin(task.contains())
+        for value in task.values():
+            if value.value is None or value.status != OK:
+                value.status = PENDING
+                value.value = None
+        task.attempt += 1
+        self.tables.counts["rebuilds"] += 1
+        if unresolved:
+            task.state = WAITING
+            task.facts().unresolved = unresolved
+        else:
+            self.make_ready(task)
+        return ""
+
+    def lost(self, identifier: bytes, reason: str) -> None:
+        """The store has no copy of a value left."""
+        record = self.tables.find(identifier)
+        if record is None or type(record.value) is not Stored:
+            return
+        record.value = None
+        if record.task is not None and record.task.state != DONE:
+            return
+        needed = record.pins > 0 or bool(record.fetchers)
+        if record.holders is None and not needed:
+            return
+        if reason == "evicted" and not needed:
+            return  # It is made again when somebody asks for it.
+        self.make_available(record, reason)
+
+    def make_available(self, record: AnyObject, reason: str) -> None:
+        """Rebuild a value, or put the reason why not in its place."""
+        why = self.rebuild(record, reason)
+        if why:
+            record.status = FAILED
+            kind = "LineageEvictedError" if "lineage cap" in why else "ObjectLostError"
+            record.value = pack_failure(kind, f"object {short(record.object_id)} is lost: {why}")
+            self._announce(record)
+
+    def late_answer(self, identifier: bytes) -> None:
+        """Forget a value that nobody asks for any more."""
+        record = self.tables.find(identifier)
+        if isinstance(record, ObjectRecord) and record.holders is None:
+            self.tables.spare.append(record)
+
+
+def _stopped_text(task: TaskRecord, kind: str) -> str:
+    if kind == "TaskTimeoutError":
+        return f"{task.name} had no outcome within its timeout of {task.option('timeout')} s"
+    return f"{task.name} was cancelled"
+
+
+def object_ids(task: TaskRecord) -> tuple[bytes, ...]:
+    """The ids of a task's values."""
+    return (task.id + FIRST_RETURN,) if task.outputs is None else tuple(record.object_id for record in task.outputs)
+
+
+def is_running(task: TaskRecord) -> bool:
+    """Whether a worker has the task."""
+    return task.state == ASSIGNED

@@ -1,0 +1,337 @@
+"""What a local scheduler knows, one record per thing: tasks and their values, functions, processes, workers, jobs.
+
+A task with one return *is* the record of its value: a table of results of its own cost twice the time and 70 % more memory.
+``put`` values and the values of tasks with several returns have records of their own. Records form no cycles that outlive
+a task, so that daemons can run without the cyclic collector.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from zfabric.protocol.ids import FIRST_RETURN, object_id
+from zfabric.protocol.messages import OK, Row
+from zfabric.protocol.options import NO_ENVIRONMENT, ONE_CPU, Demand, Environment, option
+
+WAITING, READY, ASSIGNED, DONE = range(4)
+STATE_NAMES = ("waiting", "ready", "assigned", "finished")
+"""WAITING for dependencies; READY in a queue; ASSIGNED to a worker (running, or next to run); DONE has an outcome."""
+
+PENDING = -1
+"""The ``status`` of a value that does not exist yet."""
+
+
+class Stored:
+    """A value that is in the object store rather than in the scheduler's memory."""
+
+    __slots__ = ("size",)
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+class ObjectRecord:
+    """A value that exists or will. ``holders`` is None, one process incarnation, or a set of them.
+
+    ``pins`` counts unfinished rows that name the object and live values that contain it: the value must stay. ``named``
+    counts kept rows that name it: the row that makes it must stay, though its value may go.
+    """
+
+    __slots__ = ("contained", "dependents", "fetchers", "holders", "id", "named", "pins", "status", "task", "value")
+
+    def __init__(self, identifier: bytes, task: TaskRecord | None, holder: bytes | None) -> None:
+        self.id = identifier
+        self.task = task
+        self.status = PENDING
+        self.value: bytes | Stored | None = None
+        self.holders: bytes | set[bytes] | None = holder
+        self.pins = 0
+        self.named = 0
+        self.contained: tuple[bytes, ...] = ()
+        self.dependents: list[TaskRecord] | None = None
+        self.fetchers: set[bytes] | None = None
+
+    @property
+    def object_id(self) -> bytes:
+        """The 20-byte id of the value."""
+        return self.id
+
+
+class TaskRecord:
+    """One task, with its value where it has exactly one. Rare facts live in ``rare``, which most tasks never have."""
+
+    __slots__ = (
+        "attempt",
+        "block",
+        "contained",
+        "dependents",
+        "fetchers",
+        "function",
+        "holders",
+        "named",
+        "outputs",
+        "pins",
+        "rare",
+        "row",
+        "state",
+        "status",
+        "submitter",
+        "value",
+        "worker",
+    )
+
+    def __init__(self, row: Row, function: FunctionRecord, submitter: bytes) -> None:
+        self.row = row
+        self.function = function
+        self.submitter = submitter
+        self.state = READY
+        self.attempt = 0
+        self.worker: WorkerRecord | None = None
+        self.status = PENDING
+        self.value: bytes | Stored | None = None
+        self.holders: bytes | set[bytes] | None = submitter
+        self.pins = 0
+        self.named = 0
+        self.contained: tuple[bytes, ...] = ()
+        self.dependents: list[TaskRecord] | None = None
+        self.fetchers: set[bytes] | None = None
+        self.outputs: tuple[ObjectRecord, ...] | None = None
+        self.block: Any = None
+        self.rare: Rare | None = None
+
+    @property
+    def id(self) -> bytes:
+        """The 16-byte task id."""
+        identifier: bytes = self.row[0]
+        return identifier
+
+    @property
+    def object_id(self) -> bytes:
+        """The 20-byte id of the task's only value."""
+        return self.id + FIRST_RETURN
+
+    @property
+    def task(self) -> TaskRecord:
+        """A task's value is made by the task."""
+        return self
+
+    @property
+    def options(self) -> tuple[Row, ...] | None:
+        """What this call set apart from its function's own options."""
+        return self.row[4] if len(self.row) > 4 else None
+
+    def option(self, name: str, default: Any = None) -> Any:
+        """An option of the call, else of the function."""
+        value = option(self.options, name)
+        return option(self.function.options, name, default) if value is None else value
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return self.option("name") or self.function.name
+
+    def facts(self) -> Rare:
+        """The record of the rare facts, made on first use."""
+        if self.rare is None:
+            self.rare = Rare()
+        return self.rare
+
+    def values(self) -> tuple[TaskRecord | ObjectRecord, ...]:
+        """The records of its values: itself, or those of its own."""
+        return (self,) if self.outputs is None else self.outputs
+
+    def contains(self) -> tuple[bytes, ...]:
+        """Refs inside its arguments."""
+        return option(self.options, "contains", ()) if len(self.row) > 4 else ()
+
+
+AnyObject = TaskRecord | ObjectRecord
+
+
+class Rare:
+    """What only some tasks have."""
+
+    __slots__ = ("alone", "crashes", "deadline", "demand_queue", "history", "kept", "retries", "stopped", "unresolved", "wait_locations")
+
+    def __init__(self) -> None:
+        self.unresolved = 0
+        """Dependencies without a value yet."""
+        self.retries = 0
+        """Times it was run again."""
+        self.crashes = 0
+        """Workers that died while it was on top."""
+        self.alone = 0
+        """Of those, the ones that ran nothing else."""
+        self.deadline: float | None = None
+        self.stopped = ""
+        """Why an attempt was asked to stop: "cancelled", "timeout", or empty; "force" kills."""
+        self.history: list[str] = []
+        """How earlier attempts ended, for the error that may come."""
+        self.wait_locations: dict[bytes, Any] | None = None
+        self.demand_queue: ShapeQueue | None = None
+        self.kept = 0
+
+
+class FunctionRecord:
+    """A function of a job, and what is known of how long it takes."""
+
+    __slots__ = ("demand", "environment", "id", "inline", "mean", "name", "num_returns", "options", "payload", "plain", "queue")
+
+    def __init__(self, identifier: bytes, name: str, payload: bytes, options: tuple[Row, ...]) -> None:
+        self.id = identifier
+        self.name = name
+        self.payload = payload
+        self.options = options
+        self.demand: Demand = option(options, "demand", ONE_CPU)
+        self.environment: Environment = option(options, "env", NO_ENVIRONMENT)
+        self.num_returns: int = option(options, "num_returns", 1)
+        self.inline: bool = option(options, "inline", True)
+        self.mean: float | None = None
+        """Exponential average of its running time in seconds; None before the first has finished."""
+        self.plain = self.num_returns == 1 and option(options, "timeout") is None
+        self.queue: ShapeQueue
+
+    def learn(self, count: int, seconds: float) -> None:
+        """Take in ``count`` runs that took ``seconds`` together."""
+        mean = seconds / count
+        self.mean = mean if self.mean is None else self.mean + (mean - self.mean) * (0.2 if count < 8 else 0.5)
+
+
+class ShapeQueue:
+    """Ready tasks of one job, environment and demand: any worker of that job and environment can run any of them."""
+
+    __slots__ = ("demand", "environment", "infeasible_since", "job", "leased", "placed", "tasks", "token", "warned")
+
+    def __init__(self, job: JobRecord, demand: Demand, environment: Environment, token: int) -> None:
+        self.job = job
+        self.demand = demand
+        self.environment = environment
+        self.token = token
+        self.tasks: deque[TaskRecord] = deque()
+        self.leased: dict[bytes, WorkerRecord] = {}
+        """Workers that hold the queue's resources now, by token."""
+        self.infeasible_since: float | None = None
+        self.warned = False
+        self.placed = False
+        """Whether a global scheduler was asked where such tasks could run."""
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+
+class ProcessRecord:
+    """A registered process: driver, worker or tool, by its incarnation."""
+
+    __slots__ = ("control", "incarnation", "job", "kind", "name", "path", "pid", "ready", "results", "started", "unconfirmed")
+
+    def __init__(self, incarnation: bytes, kind: str, pid: int, started: int, job: JobRecord | None, name: bytes, control: bytes) -> None:
+        self.incarnation = incarnation
+        self.kind = kind
+        self.pid = pid
+        self.started = started
+        self.job = job
+        self.name = name
+        self.control = control
+        self.path = ""
+        self.ready = False
+        self.results: list[Row] = []
+        """Outcomes to be pushed at the end of this turn."""
+
+
+STARTING, IDLE, LEASED, ENDING = range(4)
+WORKER_STATES = ("starting", "idle", "busy", "ending")
+
+
+class Frame:
+    """A task on a worker's stack that waits in ``get`` while others may run on top of it."""
+
+    __slots__ = ("inline", "task_id", "wanted")
+
+    def __init__(self, task_id: bytes, wanted: tuple[bytes, ...], inline: bool) -> None:
+        self.task_id = task_id
+        self.wanted = wanted
+        self.inline = inline
+
+
+class WorkerRecord:
+    """A worker process of this node, from the moment it is asked for."""
+
+    __slots__ = (
+        "demand",
+        "environment",
+        "frames",
+        "functions",
+        "gpus",
+        "idle_since",
+        "inflight",
+        "job",
+        "kill_reason",
+        "last_progress",
+        "lent",
+        "pid",
+        "process",
+        "queue",
+        "started_at",
+        "state",
+        "taking_back",
+        "token",
+        "work",
+    )
+
+    def __init__(self, token: bytes, job: JobRecord | None, environment: Environment, now: float) -> None:
+        self.token = token
+        self.job = job
+        self.environment = environment
+        self.state = STARTING
+        self.pid = 0
+        self.process: ProcessRecord | None = None
+        self.queue: ShapeQueue | None = None
+        self.demand: Demand = ()
+        self.gpus: tuple[int, ...] = ()
+        self.inflight: dict[bytes, TaskRecord] = {}
+        """Tasks given to it and not finished, in the order in which it will run them."""
+        self.work = 0.0
+        """Estimated seconds of what is in flight."""
+        self.functions: set[bytes] = set()
+        self.frames: list[Frame] = []
+        self.lent = False
+        """Whether its CPU is lent to others while it is blocked."""
+        self.last_progress = now
+        self.idle_since = now
+        self.started_at = now
+        self.taking_back = False
+        self.kill_reason = ""
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the task on top of its stack waits."""
+        return bool(self.frames)
+
+
+class JobRecord:
+    """All that one driver caused. ``ended`` jobs accept nothing more."""
+
+    __slots__ = ("driver", "ended", "functions", "id", "namespace", "number", "queues", "started", "submitted", "warned")
+
+    def __init__(self, identifier: bytes, number: int, namespace: str, started: float) -> None:
+        self.id = identifier
+        self.number = number
+        self.namespace = namespace
+        self.started = started
+        self.driver: ProcessRecord | None = None
+        self.functions: dict[bytes, FunctionRecord] = {}
+        self.queues: dict[tuple[Demand, Environment], ShapeQueue] = {}
+        self.ended = False
+        self.submitted = 0
+        self.warned: set[str] = set()
+
+
+def make_outputs(task: TaskRecord, count: int) -> None:
+    """Give a task with ``count`` != 1 returns records for its values."""
+    task.outputs = tuple(ObjectRecord(object_id(task.id, index), task, task.submitter) for index in range(count))
+
+
+def has_value(record: AnyObject) -> bool:
+    """Whether the record's value exists and is at hand (or an error stands for it)."""
+    return record.status != PENDING and (record.value is not None or record.status != OK)

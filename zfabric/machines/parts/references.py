@@ -1,0 +1,212 @@
+"""Who needs a value, who needs the row that makes it, and what goes when nobody does.
+
+A value stays while a process holds a ref to it, while an unfinished row names it, while a live value contains it, or while somebody
+has asked for it. The row that makes it stays longer: as long as a kept row names one of its values, since a rebuild would need
+it. Letting go of the last value of a long chain therefore lets go of the whole chain: ``collect`` works through it in slices,
+so that no loop turn grows with the length of a chain.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from zfabric.machines.parts.blocks import BlockWriter
+from zfabric.machines.parts.records import DONE, PENDING, AnyObject, ObjectRecord, Stored, TaskRecord
+from zfabric.machines.parts.state import Tables
+from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES
+from zfabric.protocol.messages import Row
+
+COLLECT_PER_TURN = 20_000
+"""Records looked at in one turn: about 10 ms."""
+ROW_BYTES = 200
+"""What a kept row weighs beyond its arguments."""
+
+
+class References:
+    """Holders, pins and lineage over the shared tables."""
+
+    def __init__(self, tables: Tables, blocks: BlockWriter) -> None:
+        self.tables = tables
+        self.blocks = blocks
+        self.lineage_bytes = 0
+        self._lineage: deque[TaskRecord] = deque()
+        """Finished tasks whose values are gone and whose rows are kept, oldest first (some may have gone since)."""
+        self.evicted = 0
+
+    # -- holders --
+
+    def hold(self, object_ids: Iterable[bytes], process: bytes) -> list[bytes]:
+        """``process`` has refs to these; those that are not known come back."""
+        unknown = []
+        for object_id in object_ids:
+            record = self.tables.find(object_id)
+            if record is None:
+                unknown.append(object_id)
+            else:
+                add_holder(record, process)
+        return unknown
+
+    def release(self, object_ids: Iterable[bytes], process: bytes) -> None:
+        """``process`` has no refs to these any more."""
+        tasks, objects, spare = self.tables.tasks, self.tables.objects, self.tables.spare
+        for object_id in object_ids:
+            record: AnyObject | None = tasks.get(object_id[:TASK_BYTES])
+            if record is None or record.outputs is not None or object_id[TASK_BYTES:] != FIRST_RETURN:  # type: ignore[union-attr]
+                record = objects.get(object_id)
+                if record is None:
+                    continue
+            if record.holders == process:
+                record.holders = None
+                if record.status != PENDING:
+                    spare.append(record)
+            elif type(record.holders) is set:
+                drop_holder(record, process)
+                spare.append(record)
+
+    def process_gone(self, process: bytes) -> None:
+        """A process's death is proved: it holds and has asked for nothing any more. Looks at every record."""
+        for table in (self.tables.tasks, self.tables.objects):
+            for record in table.values():
+                if record.fetchers is not None:
+                    record.fetchers.discard(process)
+                holders = record.holders
+                if holders == process or (type(holders) is set and process in holders):
+                    drop_holder(record, process)
+                    self.tables.spare.append(record)
+
+    # -- pins --
+
+    def pin(self, object_ids: Iterable[bytes]) -> None:
+        """One more unfinished row names, or one more live value contains, each of these."""
+        for object_id in object_ids:
+            record = self.tables.find(object_id)
+            if record is not None:
+                record.pins += 1
+
+    def unpin(self, object_ids: Iterable[bytes]) -> None:
+        """One fewer."""
+        for object_id in object_ids:
+            record = self.tables.find(object_id)
+            if record is not None:
+                record.pins -= 1
+                if record.pins <= 0:
+                    self.tables.spare.append(record)
+
+    def keep_row(self, task: TaskRecord) -> None:
+        """A row that names objects is kept from now on."""
+        for object_id in named_by(task):
+            record = self.tables.find(object_id)
+            if record is not None:
+                record.named += 1
+
+    # -- letting go --
+
+    def collect(self) -> bool:
+        """Let go of what nobody needs; True if some is left for the next turn."""
+        spare = self.tables.spare
+        budget = COLLECT_PER_TURN
+        while spare and budget:
+            budget -= 1
+            record = spare.popleft()
+            if record.holders is None and record.pins <= 0 and record.status != PENDING and not record.fetchers:
+                self._free(record)
+        while self.lineage_bytes > self.tables.config.lineage_bytes and self._lineage:
+            oldest = self._lineage.popleft()
+            if oldest.rare is not None and oldest.rare.kept:
+                self.evicted += 1
+                self._forget(oldest)
+        return bool(spare)
+
+    def _free(self, record: AnyObject) -> None:
+        if type(record.value) is Stored:
+            self.tables.freed.append(record.object_id)
+        elif record.value is not None:
+            self.tables.counts["inline_bytes"] -= len(record.value)  # type: ignore[arg-type]
+        record.value = None
+        if record.contained:
+            contained, record.contained = record.contained, ()
+            self.unpin(contained)
+        task = record.task
+        if task is None:
+            self.tables.objects.pop(record.object_id, None)
+        elif task.state == DONE:
+            self._maybe_forget(task)
+
+    def _maybe_forget(self, task: TaskRecord) -> None:
+        named = False
+        for value in task.values():
+            if value.holders is not None or value.pins > 0 or value.fetchers:
+                return
+            named = named or value.named > 0
+        if not named:
+            self._forget(task)
+        elif task.rare is None or not task.rare.kept:
+            weight = ROW_BYTES + len(task.row[2])
+            task.facts().kept = weight
+            self.lineage_bytes += weight
+            self._lineage.append(task)
+
+    def _forget(self, task: TaskRecord) -> None:
+        if self.tables.tasks.pop(task.id, None) is None:
+            return
+        if task.rare is not None and task.rare.kept:
+            self.lineage_bytes -= task.rare.kept
+            task.rare.kept = 0
+        if task.outputs is not None:
+            for value in task.outputs:
+                self.tables.objects.pop(value.object_id, None)
+        if task.block is not None:
+            self.blocks.drop(task.id, task.block)
+        if task.row[3] or len(task.row) > 4:
+            for object_id in named_by(task):
+                record = self.tables.find(object_id)
+                if record is None:
+                    continue
+                record.named -= 1
+                if record.named <= 0 and record.status != PENDING:
+                    self.tables.spare.append(record)
+
+    def revive(self, task: TaskRecord) -> None:
+        """A finished task is to run again: it is lineage no longer."""
+        if task.rare is not None and task.rare.kept:
+            self.lineage_bytes -= task.rare.kept
+            task.rare.kept = 0
+
+
+def named_by(task: TaskRecord) -> tuple[bytes, ...]:
+    """All objects a row names: dependencies and refs inside its arguments."""
+    dependencies: tuple[bytes, ...] = task.row[3]
+    return dependencies + task.contains() if len(task.row) > 4 else dependencies
+
+
+def add_holder(record: AnyObject, process: bytes) -> None:
+    """``process`` holds ``record``. Idempotent."""
+    holders = record.holders
+    if holders is None:
+        record.holders = process
+    elif type(holders) is set:
+        holders.add(process)
+    elif holders != process:
+        record.holders = {holders, process}  # type: ignore[arg-type]
+
+
+def drop_holder(record: AnyObject, process: bytes) -> None:
+    """``process`` does not hold ``record``. Idempotent."""
+    holders = record.holders
+    if type(holders) is set:
+        holders.discard(process)
+        if not holders:
+            record.holders = None
+    elif holders == process:
+        record.holders = None
+
+
+def is_object(record: AnyObject) -> bool:
+    """Whether the record is of a value alone, not of a task."""
+    return type(record) is ObjectRecord
+
+
+def row_names(row: Row) -> bool:
+    """Whether a row names other objects at all."""
+    return bool(row[3]) or len(row) > 4

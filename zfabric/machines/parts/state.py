@@ -1,0 +1,97 @@
+"""The one state that the parts of a local scheduler share, and the effects they have decided on so far."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import Any
+
+from zfabric.config import Config
+from zfabric.machines.parts.records import AnyObject, JobRecord, ObjectRecord, ProcessRecord, ShapeQueue, TaskRecord, WorkerRecord
+from zfabric.protocol import messages as m
+from zfabric.protocol.effects import Effect, Say, Send
+from zfabric.protocol.ids import CLIENT, CONTROL, FIRST_RETURN, PREFIX_BYTES, TASK_BYTES, Address
+from zfabric.protocol.options import Demand, Environment
+
+
+class Tables:
+    """What a local scheduler knows. Each fact is in one container; indexes say which one they derive from."""
+
+    def __init__(self, address: Address, store: Address | None, control: Address, placer: Address, config: Config) -> None:
+        self.address = address
+        self.store_address = store
+        self.control_address = control
+        self.placer_address = placer
+        self.config = config
+        self.tasks: dict[bytes, TaskRecord] = {}
+        self.objects: dict[bytes, ObjectRecord] = {}
+        """``put`` values, and the values of tasks with several returns."""
+        self.processes: dict[bytes, ProcessRecord] = {}
+        self.workers: dict[bytes, WorkerRecord] = {}
+        self.by_pid: dict[int, WorkerRecord | ProcessRecord] = {}
+        self.jobs: dict[bytes, JobRecord] = {}
+        self.queues: dict[int, ShapeQueue] = {}
+        self.touched: set[ProcessRecord] = set()
+        """Processes with results to be pushed at the end of this turn."""
+        self.counts: Counter[str] = Counter()
+        self.effects: list[Effect] = []
+        self.locates: list[m.Row] = []
+        self.sealed: list[m.Row] = []
+        self.freed: list[bytes] = []
+        self.spare: deque[AnyObject] = deque()
+        """Records whose last use has gone and that are yet to be looked at."""
+        self._next_queue = 1
+
+    def send(self, to: Address, message: m.Message) -> None:
+        """Decide to send ``message``."""
+        self.effects.append(Send(to, message))
+
+    def tell(self, process: ProcessRecord, message: m.Message) -> None:
+        """Decide to send ``message`` to a process's client."""
+        self.effects.append(Send(CLIENT + process.incarnation, message))
+
+    def order(self, worker: WorkerRecord, message: m.Message) -> None:
+        """Decide to send ``message`` to a worker's control thread."""
+        if worker.process is not None:
+            self.effects.append(Send(CONTROL + worker.process.control, message))
+
+    def say(self, level: str, text: str) -> None:
+        """Write a line to the daemon's log."""
+        self.effects.append(Say(level, text))
+
+    def find(self, object_id: bytes) -> AnyObject | None:
+        """The record of an object, or None if it is not known (any more)."""
+        task = self.tasks.get(object_id[:TASK_BYTES])
+        if task is not None and task.outputs is None and object_id[TASK_BYTES:] == FIRST_RETURN:
+            return task
+        return self.objects.get(object_id)
+
+    def queue_for(self, job: JobRecord, demand: Demand, environment: Environment) -> ShapeQueue:
+        """The queue of tasks of this job, demand and environment."""
+        queue = job.queues.get((demand, environment))
+        if queue is None:
+            queue = ShapeQueue(job, demand, environment, self._next_queue)
+            self._next_queue += 1
+            job.queues[(demand, environment)] = queue
+            self.queues[queue.token] = queue
+        return queue
+
+    def queue_of(self, task: TaskRecord) -> ShapeQueue:
+        """The queue a task belongs to: its function's, unless its call said otherwise."""
+        rare = task.rare
+        return task.function.queue if rare is None or rare.demand_queue is None else rare.demand_queue
+
+    def children_of(self, prefixes: set[bytes]) -> list[TaskRecord]:
+        """Tasks whose id starts with one of these 12-byte prefixes. Scans every task: for rare questions only."""
+        return [task for identifier, task in self.tasks.items() if identifier[:PREFIX_BYTES] in prefixes]
+
+    def take_effects(self) -> list[Effect]:
+        """All effects decided so far; the store's batches go first, since answers to them may be waited for."""
+        effects: list[Effect] = []
+        store = self.store_address
+        if store is not None:
+            batches: tuple[tuple[list[Any], Any], ...] = ((self.sealed, m.Sealed), (self.locates, m.Locate), (self.freed, m.Free))
+            effects.extend(Send(store, kind(tuple(batch))) for batch, kind in batches if batch)
+        self.sealed, self.locates, self.freed = [], [], []
+        effects.extend(self.effects)
+        self.effects = []
+        return effects
