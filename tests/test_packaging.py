@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -155,36 +156,65 @@ esac"""
     assert venv.is_dir()
 
 
-def test_an_environment_is_made_once_and_again_when_setup_changes(tmp_path: Path) -> None:
-    """With a stand-in for Python: what counts is when it is asked to install, from a directory with a space in its name."""
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A tree with the scripts, in a directory with a space in its name, and a stand-in for Python that notes each install."""
     project = tmp_path / "a project"
-    (project / "scripts").mkdir(parents=True)
-    for name in ("scripts/_env.sh", "setup.cfg", "pyproject.toml"):
-        (project / name).write_bytes((ROOT / name).read_bytes())
-    log = tmp_path / "installs"
+    for name in ("scripts/_env.sh", "scripts/run", "scripts/test", "setup.cfg", "pyproject.toml"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, project / name)
     python = f"""
 case "$*" in
   *version_info*1000*) echo 3011 ;;
   *platform*) echo 3.11.0 ;;
   "-m venv"*) for last; do :; done; mkdir -p "$last/bin"; cp "$0" "$last/bin/python"; echo "$last" >"$last/bin/activate" ;;
-  *"pip install"*) echo "$*" >>'{log}'; printf '#!/bin/sh\\n' >"${{0%/*}}/zfabric"; chmod +x "${{0%/*}}/zfabric" ;;
+  *"pip install"*)
+    echo "$*" >>'{tmp_path}/installs'
+    printf '#!/bin/sh\\nprintf "<%%s>" "$PWD" "$@"; exit 7\\n' >"${{0%/*}}/zfabric"; chmod +x "${{0%/*}}/zfabric" ;;
+  "-m pytest"*) printf "<%s>" "$PWD" "$@"; exit 5 ;;
 esac"""
     executable(tmp_path / "python3", python)
-    prepare = f"set -euo pipefail; source '{project}/scripts/_env.sh'; prepare test"
-    environment = {**os.environ, "PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHON": str(tmp_path / "python3")}
+    return project
 
-    def run() -> int:
-        both = [subprocess.Popen(["bash", "-c", prepare], env=environment, stderr=subprocess.DEVNULL) for _ in range(2)]
-        assert [process.wait() for process in both] == [0, 0]
-        return len(log.read_text().splitlines())
 
-    assert run() == 1
-    assert run() == 1
-    assert log.read_text().rstrip().endswith(f"{project}[test]")
+def start(script: Path, *arguments: str) -> subprocess.Popen[str]:
+    """The script as a user with next to no environment starts it, from a directory that is not the project's."""
+    directory = script.parent.parent.parent
+    environment = {"HOME": str(directory), "PATH": f"{directory}:/usr/bin:/bin", "PYTHON": str(directory / "python3")}
+    return subprocess.Popen([script, *arguments], cwd=directory, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def installs(project: Path) -> list[str]:
+    return (project.parent / "installs").read_text().splitlines()
+
+
+def test_run_hands_everything_to_submit_and_its_exit_code_back(project: Path) -> None:
+    process = start(project / "scripts/run", "my program.py", "--flag", "a b")
+    printed, _ = process.communicate()
+    assert printed == f"<{project.parent}><submit><my program.py><--flag><a b>"
+    assert process.returncode == 7
+    assert installs(project)[0].endswith(f"{project}[examples]")
+
+
+def test_test_hands_everything_to_pytest_in_the_root(project: Path) -> None:
+    process = start(project / "scripts/test", "-k", "a b")
+    printed, _ = process.communicate()
+    assert printed == f"<{project}><-m><pytest><-k><a b>"
+    assert process.returncode == 5
+
+
+def test_an_environment_is_made_once_and_again_when_it_no_longer_fits(project: Path) -> None:
+    def run_two_at_once(root: Path) -> int:
+        for process in [start(root / "scripts/run", "program.py") for _ in range(2)]:
+            process.communicate()
+            assert process.returncode == 7
+        return len(installs(project))
+
+    assert run_two_at_once(project) == 1
+    assert run_two_at_once(project) == 1
     with (project / "setup.cfg").open("a") as setup:
         setup.write("# changed\n")
-    assert run() == 2
-    moved = tmp_path / "moved"
-    project.rename(moved)
-    subprocess.run(["bash", "-c", prepare.replace(str(project), str(moved))], env=environment, check=True, capture_output=True)
-    assert log.read_text().rstrip().endswith(f"{moved}[test]")
+    assert run_two_at_once(project) == 2
+    moved = project.rename(project.parent / "moved")
+    assert run_two_at_once(moved) == 3
+    assert installs(project)[-1].endswith(f"{moved}[examples]")

@@ -126,7 +126,7 @@ class Totals:
         self.episodes = self.tasks = self.steps = 0
         self.started = time.perf_counter()
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self.progress = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+        self.progress = Progress(*columns, console=console, disable=not console.is_interactive, transient=True)
         self.bar = self.progress.add_task("")
 
     def collect(self, refs: list[zf.ObjectRef], label: str) -> list[Returns]:
