@@ -1,0 +1,211 @@
+"""Starting a session, and ending it: what ``init()`` does for an embedded cluster and ``zfabric start`` for a lasting one.
+
+The first task's result is to be there within 400 ms of ``init()`` in a cold process, so a launch does the least: it makes the
+session's directory, spawns the supervisor's interpreter, hands it the specification through a pipe, and returns; the
+client meanwhile loads what it needs and then looks for the daemon's pointer file. Nothing is passed in ``argv`` or in the
+environment, which others can read.
+
+The pipe stays open as the embedded session's lifeline: however the driver ends, the supervisor sees the pipe's end.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+
+from zfabric.adapters import processes
+from zfabric.config import Config
+from zfabric.exceptions import FabricError
+from zfabric.runtime.logs import tail
+from zfabric.runtime.session import EMBEDDED, STARTED, Session, Specification, sweep
+
+DAEMON_ENTRY = "zfabric.runtime.daemon:run"
+WORKER_ENTRY = "zfabric.runtime.worker:run"
+IMPORTS = ("zmq", "msgpack", "lmdb", "cloudpickle", "zfabric.runtime.daemon", "zfabric.runtime.worker")
+"""What is loaded once per node, and shared by all its processes."""
+
+_LIFELINE, _LOCK = 0, 3  # as in zfabric.runtime.supervisor, which the launcher has no need to import
+_PROGRAM = "import sys; sys.path.append(sys.argv[1]); from zfabric.runtime.supervisor import main; main()"
+
+
+class Launched:
+    """A session that this process started, and the supervisor that runs it.
+
+    In a child forked by this process it is inert: the session is the parent's.
+    """
+
+    def __init__(self, session: Session, kind: str, pid: int, lifeline: int) -> None:
+        self.session = session
+        self.kind = kind
+        self.pid = pid
+        self._lifeline = lifeline
+        self._pidfd = os.pidfd_open(pid)
+        self._owner = os.getpid()
+        self._status: int | None = None
+
+    def alive(self) -> bool:
+        """Whether the supervisor runs."""
+        return self._pidfd >= 0 and not processes.wait_pidfd(self._pidfd, 0.0)
+
+    def failure(self) -> str:
+        """Why the session ended by itself; empty while it runs."""
+        if self.alive():
+            return ""
+        return self.session.failure() or tail(f"{self.session.logs}/supervisor.err") or "the supervisor was killed"
+
+    def detach(self) -> None:
+        """Let go of a started session: it goes on, and this process no longer answers for it."""
+        self._release()
+
+    def close(self, timeout: float = 5.0) -> None:
+        """End the session: its processes, shared memory and files. Killed if it is not gone after ``timeout`` seconds.
+
+        Returns when all is gone. Does nothing when repeated.
+        """
+        if self._pidfd < 0 or os.getpid() != self._owner:
+            return
+        self._close_lifeline()
+        if self.kind == STARTED:
+            processes.signal_pidfd(self._pidfd, signal.SIGTERM)
+        if not processes.wait_pidfd(self._pidfd, timeout):
+            processes.signal_pidfd(self._pidfd, signal.SIGKILL)
+            processes.wait_pidfd(self._pidfd, 1.0)
+        try:
+            os.waitpid(self.pid, 0)
+        except ChildProcessError:  # the program reaps its children by itself
+            pass
+        self.session.remove()
+        self._release()
+
+    def _close_lifeline(self) -> None:
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+
+    def _release(self) -> None:
+        self._close_lifeline()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+
+def launch(
+    *,
+    kind: str = EMBEDDED,
+    config: Config | None = None,
+    resources: Mapping[str, float] | None = None,
+    namespace: str = "",
+    store: str = "",
+    spill: str = "",
+    arena_size: int = -1,
+    paths: Sequence[str] | None = None,
+    base: str | None = None,
+    daemon: str = DAEMON_ENTRY,
+    worker: str = WORKER_ENTRY,
+    imports: Sequence[str] = IMPORTS,
+) -> Launched:
+    """Start a session and return at once; the daemon is ready when ``Session.daemon()`` names it, or ``failure()`` says why not.
+
+    ``kind`` "embedded" ends with this process, "started" when ``stop`` is called. ``arena_size`` is in bytes, -1 for what
+    ``config`` says, 0 for none. ``paths`` is the workers' ``sys.path``, by default this process's. ``base`` is the directory
+    for temporary files. FabricError if the session cannot be made.
+    """
+    if not sys.executable:
+        raise FabricError("sys.executable is not known, so no further Python process can be started")
+    session, lock = Session.create(base)
+    specification = Specification(
+        directory=session.directory,
+        kind=kind,
+        launcher=os.getpid(),
+        launcher_started=processes.start_ticks(os.getpid()),
+        config=(config or Config()).pairs(),
+        resources=tuple((resources or {}).items()),
+        namespace=namespace,
+        store=store,
+        spill=spill,
+        arena_size=arena_size,
+        paths=tuple(paths if paths is not None else (os.path.abspath(path) for path in sys.path)),
+        daemon=daemon,
+        worker=worker,
+        imports=tuple(imports),
+    )
+    lifeline = -1
+    try:
+        pid, lifeline = _spawn(session, lock)
+        launched = Launched(session, kind, pid, lifeline)
+    except OSError as error:
+        if lifeline >= 0:
+            os.close(lifeline)
+        session.remove()
+        raise FabricError(f"{sys.executable} cannot be started: {error}") from error
+    finally:
+        os.close(lock)
+    payload = specification.pack()
+    try:
+        _write(lifeline, len(payload).to_bytes(4, "big") + payload)
+    except BrokenPipeError:  # it died at once; ``failure`` tells
+        pass
+    if kind == STARTED:
+        launched._close_lifeline()
+    sweep(base)
+    return launched
+
+
+def _spawn(session: Session, lock: int) -> tuple[int, int]:
+    """Start the supervisor; its pid and the writing end of its lifeline."""
+    ends = os.pipe2(os.O_CLOEXEC)
+    # Sources above all targets, so that no duplication overwrites a descriptor still needed.
+    sources = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 10) for descriptor in (ends[0], lock)]
+    os.close(ends[0])
+    try:
+        pid = os.posix_spawn(
+            sys.executable,
+            [sys.executable, "-P", "-c", _PROGRAM, _package_parent(), session.directory],
+            os.environ,
+            file_actions=[
+                (os.POSIX_SPAWN_DUP2, sources[0], _LIFELINE),
+                (os.POSIX_SPAWN_OPEN, 1, f"{session.logs}/supervisor.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+                (os.POSIX_SPAWN_DUP2, sources[1], _LOCK),
+            ],
+            setsid=True,  # Ctrl-C in the terminal is for the driver
+            setsigmask=[],
+            setsigdef=[signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE],
+        )
+    except BaseException:
+        os.close(ends[1])
+        raise
+    finally:
+        for source in sources:
+            os.close(source)
+    return pid, ends[1]
+
+
+def _package_parent() -> str:
+    """Where ``zfabric`` was imported from, in case it is not on a fresh interpreter's path."""
+    return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def stop(session: Session, timeout: float = 10.0) -> bool:
+    """End a session that any process of this user started. False if it was dead already."""
+    description = session.describe()
+    pidfd = processes.open_pidfd(description["supervisor"], description["started"]) if session.alive() else None
+    if pidfd is None:
+        return False
+    try:
+        processes.signal_pidfd(pidfd, signal.SIGTERM)
+        if not processes.wait_pidfd(pidfd, timeout):
+            processes.signal_pidfd(pidfd, signal.SIGKILL)
+            processes.wait_pidfd(pidfd, 1.0)
+    finally:
+        os.close(pidfd)
+    session.remove()
+    return True

@@ -1,0 +1,195 @@
+"""Output of workers: where it lies, how the daemon follows it, and what is kept of it.
+
+A worker's standard output and error are files that it appends to (``O_APPEND``), so that nothing it prints is lost with it
+or with the daemon, and printing never waits for anybody. The daemon looks in now and then and passes new complete lines on
+to the driver. A file that has grown past a limit is copied aside and truncated; its writer goes on at the new end.
+
+A worker may print faster than lines can be shown. What is shown then skips ahead and says so; the files have the rest.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+STREAMS = ("out", "err")
+CHUNK_BYTES = 64 * 1024
+"""Most bytes of one file passed on per call, so that a call stays well below a millisecond; also the longest line kept whole."""
+BACKLOG_BYTES = 1024 * 1024
+"""Output that may wait to be passed on; what is older than this is skipped."""
+DEAD_KEPT = 64
+"""Dead workers whose files are kept for people to read; the oldest go first."""
+
+LogRow = tuple[int, str, str]
+"""(pid, stream, text): the text is one or more lines, without the last one's newline."""
+
+
+def log_path(directory: str, token: bytes, stream: str) -> str:
+    """The file that the worker with this token writes ``stream`` ("out" or "err") to."""
+    return f"{directory}/worker-{token.hex()}.{stream}"
+
+
+def tail(path: str, lines: int = 20, size: int = 4096) -> str:
+    """The last lines of a file, of what was rotated away if it is empty; at most ``size`` bytes."""
+    for candidate in (path, f"{path}.1"):
+        try:
+            with open(candidate, "rb") as file:
+                end = file.seek(0, os.SEEK_END)
+                file.seek(max(0, end - size))
+                text = file.read(size).decode(errors="replace")
+        except OSError:
+            continue
+        if text.strip():
+            kept = text.splitlines()[-lines:]
+            return "\n".join(kept)
+    return ""
+
+
+class _Follower:
+    """One file, read up to ``offset``; ``partial`` is a line whose end has not been written yet."""
+
+    __slots__ = ("offset", "partial", "path")
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.offset = 0
+        self.partial = b""
+
+    def read(self, limit: int) -> bytes:
+        """New bytes, up to ``limit``, after skipping what is too old to be shown."""
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return b""
+        try:
+            size = os.fstat(descriptor).st_size
+            if size < self.offset:  # somebody else truncated it
+                self.offset = 0
+            if size == self.offset:
+                return b""
+            notice = b""
+            if size - self.offset > BACKLOG_BYTES:
+                skipped = size - self.offset - min(limit, BACKLOG_BYTES // 2)
+                notice = self.partial + b"\n" if self.partial else b""
+                notice += b"[%d bytes of output skipped; they are in %s]\n" % (skipped, os.fsencode(self.path))
+                self.offset += skipped
+                self.partial = b""
+            data = os.pread(descriptor, limit, self.offset)
+            self.offset += len(data)
+            return notice + data
+        finally:
+            os.close(descriptor)
+
+    def lines(self, limit: int = CHUNK_BYTES) -> bytes:
+        """New complete lines; a line longer than a chunk comes in pieces."""
+        data = self.partial + self.read(limit)
+        end = data.rfind(b"\n") + 1
+        if len(data) - end > CHUNK_BYTES:
+            end = len(data)
+        self.partial = data[end:]
+        return data[:end]
+
+    def rest(self) -> bytes:
+        """All that is left, an unfinished line included."""
+        data, self.partial = self.partial, b""
+        return data + self.read(BACKLOG_BYTES)
+
+    def rotate(self, files: int) -> bytes:
+        """Copy the file aside, keeping ``files`` copies, and truncate it; return the lines that were still unread."""
+        for number in range(files - 1, 0, -1):
+            if os.path.exists(f"{self.path}.{number}"):
+                os.replace(f"{self.path}.{number}", f"{self.path}.{number + 1}")
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if files > 0:
+                _copy(descriptor, f"{self.path}.1")
+            unread = self.lines(BACKLOG_BYTES)
+            os.ftruncate(descriptor, 0)
+        finally:
+            os.close(descriptor)
+        self.offset = 0
+        return unread
+
+    def delete(self, files: int, only_empty: bool = False) -> None:
+        """Delete the file and its rotated copies."""
+        names = [self.path, *(f"{self.path}.{number}" for number in range(1, files + 1))]
+        for name in names:
+            try:
+                if not only_empty or os.stat(name).st_size == 0:
+                    os.unlink(name)
+            except OSError:
+                continue
+
+
+def _copy(source: int, path: str) -> None:
+    """Copy until the end is reached, so that as little as possible is written between copying and truncating."""
+    target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        offset = 0
+        while copied := os.sendfile(target, source, offset, 16 * 2**20):
+            offset += copied
+    finally:
+        os.close(target)
+
+
+class _Worker(NamedTuple):
+    pid: int
+    followers: tuple[tuple[str, _Follower], ...]
+
+
+class LogTailer:
+    """Follows the output of a node's workers. ``max_bytes`` per file before rotation, ``files`` rotated copies kept."""
+
+    def __init__(self, directory: str, max_bytes: int, files: int) -> None:
+        self.directory = directory
+        self.max_bytes = max_bytes
+        self.files = files
+        self._workers: dict[bytes, _Worker] = {}
+        self._dead: list[bytes] = []
+
+    def poll(self, pids_by_token: Mapping[bytes, int]) -> list[LogRow]:
+        """New complete lines of these workers, one row per stream that has any; rotates what has grown too large."""
+        rows = []
+        for token, pid in pids_by_token.items():
+            for stream, follower in self._worker(token, pid).followers:
+                data = follower.lines()
+                if follower.offset >= self.max_bytes:
+                    data += follower.rotate(self.files)
+                rows += self._row(pid, stream, data)
+        return rows
+
+    def skip(self, token: bytes, pid: int = 0) -> None:
+        """Take what this worker has written so far as shown (for a daemon that starts beside living workers)."""
+        for _, follower in self._worker(token, pid).followers:
+            try:
+                follower.offset = os.stat(follower.path).st_size
+            except OSError:
+                continue
+
+    def flush(self, token: bytes, pid: int = 0) -> list[LogRow]:
+        """What is left of a worker that ended, its last line even if unfinished. ``pid`` is needed if it was never polled."""
+        worker = self._worker(token, pid)
+        return [row for stream, follower in worker.followers for row in self._row(worker.pid, stream, follower.rest())]
+
+    def forget(self, token: bytes) -> None:
+        """The worker has ended. Empty files go at once; of the others those of the last ``DEAD_KEPT`` workers are kept."""
+        for _, follower in self._worker(token, 0).followers:
+            follower.delete(self.files, only_empty=True)
+        del self._workers[token]
+        self._dead.append(token)
+        while len(self._dead) > DEAD_KEPT:
+            oldest = self._dead.pop(0)
+            for stream in STREAMS:
+                _Follower(log_path(self.directory, oldest, stream)).delete(self.files)
+
+    def _worker(self, token: bytes, pid: int) -> _Worker:
+        worker = self._workers.get(token)
+        if worker is None or (pid and worker.pid != pid):
+            followers = worker.followers if worker else tuple((s, _Follower(log_path(self.directory, token, s))) for s in STREAMS)
+            worker = self._workers[token] = _Worker(pid, followers)
+        return worker
+
+    @staticmethod
+    def _row(pid: int, stream: str, data: bytes) -> list[LogRow]:
+        return [(pid, stream, data.decode(errors="replace").removesuffix("\n"))] if data else []

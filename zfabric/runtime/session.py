@@ -1,0 +1,314 @@
+"""Session directories: all that a cluster has on disk on one node, and how its processes find each other.
+
+``<tmp>/zfabric-<uid>/s-<8 hex>/`` holds::
+
+    lock           flock'ed by the supervisor for its life: a free lock is a dead session
+    session.json   what the session is: supervisor, configuration, resources, arena
+    daemon         the incarnation of the daemon's socket, replaced atomically by each new daemon
+    sockets/       ipc sockets, each named by the incarnation of the process that bound it
+    logs/          output of daemon, template, workers and supervisor
+    store/         the control store, unless it lies elsewhere
+    spill/         objects that the arena has no room for, unless they go elsewhere
+    failure        why the session ended by itself, if it did
+
+All of it belongs to one user: the parent directory is refused unless it is that user's and closed to all others, so
+nothing inside needs further care. The names are short since the path of an ipc socket must stay below 108 bytes.
+``<tmp>/zfabric-<uid>/started`` names the session of ``zfabric start``.
+
+A directory is born locked (under a lock of the parent, so that no sweep sees it before), the lock goes over to the
+supervisor by inheritance, and a sweep removes what nobody holds. That needs no pid and no age.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import msgpack
+
+from zfabric.config import Config
+from zfabric.exceptions import FabricError, VersionMismatchError
+from zfabric.protocol.ids import INCARNATION_BYTES
+from zfabric.protocol.messages import PROTOCOL_VERSION
+
+SOCKET_PATH_MAX = 100
+"""Longest path of an ipc socket in bytes: the kernel takes 107, and ZeroMQ prefixes some."""
+_FIXED_PART = len("/zfabric-4294967295/s-00000000/sockets/") + 2 * INCARNATION_BYTES
+
+EMBEDDED, STARTED = "embedded", "started"
+
+
+class Specification(NamedTuple):
+    """What a supervisor is told at its start.
+
+    ``directory`` is the session's. ``kind`` is "embedded" (ends with the launcher) or "started" (ends when told to).
+    ``launcher`` and ``launcher_started`` name the launching process. ``arena_size`` is -1 for what ``config`` says, 0 for
+    no arena. ``paths`` is the workers' ``sys.path`` (empty: the supervisor's own). ``daemon`` and ``worker`` are entry points,
+    "module:function"; ``imports`` are the modules loaded once, before processes are forked.
+    """
+
+    directory: str
+    kind: str
+    launcher: int
+    launcher_started: int
+    config: tuple[tuple[str, Any], ...]
+    resources: tuple[tuple[str, float], ...]
+    namespace: str
+    store: str
+    spill: str
+    arena_size: int
+    paths: tuple[str, ...]
+    daemon: str
+    worker: str
+    imports: tuple[str, ...]
+
+    def pack(self) -> bytes:
+        """The specification as bytes."""
+        packed: bytes = msgpack.packb((PROTOCOL_VERSION, *self))
+        return packed
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> Specification:
+        """What ``pack`` packed; VersionMismatchError if another version did."""
+        protocol, *fields = msgpack.unpackb(payload, use_list=False)
+        if protocol != PROTOCOL_VERSION:
+            raise VersionMismatchError(f"the launcher speaks protocol {protocol}, the supervisor {PROTOCOL_VERSION}")
+        return cls(*fields)
+
+
+class Session:
+    """One session directory, for whoever has something to do there. Makes nothing by itself; see ``create``."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self.logs = f"{directory}/logs"
+        self.sockets = f"{directory}/sockets"
+
+    def __repr__(self) -> str:
+        return f"Session({self.directory!r})"
+
+    @classmethod
+    def create(cls, base: str | None = None) -> tuple[Session, int]:
+        """A new, empty session and the descriptor that holds its lock."""
+        parent = user_directory(base)
+        with _locked_parent(parent):
+            while True:
+                session = cls(f"{parent}/s-{os.urandom(4).hex()}")
+                try:
+                    os.mkdir(session.directory, 0o700)
+                    break
+                except FileExistsError:
+                    continue
+            lock = os.open(f"{session.directory}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for name in ("logs", "sockets", "store", "spill"):
+            os.mkdir(f"{session.directory}/{name}", 0o700)
+        return session, lock
+
+    # -- what the session is --
+
+    def write_description(self, description: dict[str, Any]) -> None:
+        """Write ``session.json`` (the supervisor does, once)."""
+        _replace(f"{self.directory}/session.json", json.dumps(description).encode())
+
+    def describe(self) -> dict[str, Any]:
+        """What the supervisor wrote. FabricError if it has not yet, VersionMismatchError if another version did.
+
+        Keys: protocol, directory, kind, supervisor (pid), started (its start ticks), launcher (pid), created (seconds since
+        the epoch), config (name → value), resources (name → amount), namespace, arena (path), arena_size, store, spill.
+        """
+        try:
+            with open(f"{self.directory}/session.json", "rb") as file:
+                description: dict[str, Any] = json.load(file)
+        except (OSError, ValueError) as error:
+            raise FabricError(f"{self.directory} is not a running session: {error}") from None
+        if description.get("protocol") != PROTOCOL_VERSION:
+            raise VersionMismatchError(f"{self.directory} is of protocol {description.get('protocol')}, this is {PROTOCOL_VERSION}")
+        return description
+
+    def config(self) -> Config:
+        """The session's configuration."""
+        return Config.of(self.describe()["config"])
+
+    # -- the daemon's socket --
+
+    def socket_path(self, incarnation: bytes) -> str:
+        """Where the process of this incarnation binds its ipc socket."""
+        return f"{self.sockets}/{incarnation.hex()}"
+
+    def publish_daemon(self, incarnation: bytes) -> None:
+        """From now on clients find the daemon at this incarnation's socket; call it once the socket is bound."""
+        _replace(f"{self.directory}/daemon", incarnation.hex().encode())
+
+    def daemon(self) -> tuple[bytes, str] | None:
+        """The daemon's incarnation and the path of its socket; None if no daemon has got that far."""
+        try:
+            with open(f"{self.directory}/daemon", "rb") as file:
+                incarnation = bytes.fromhex(file.read().decode())
+        except (OSError, ValueError):
+            return None
+        return incarnation, self.socket_path(incarnation)
+
+    # -- its end --
+
+    def fail(self, reason: str) -> None:
+        """Leave word of why the session ends by itself."""
+        _replace(f"{self.directory}/failure", reason.encode(errors="replace"))
+
+    def failure(self) -> str:
+        """Why the session ended by itself; empty if it did not."""
+        try:
+            with open(f"{self.directory}/failure", "rb") as file:
+                return file.read().decode(errors="replace")
+        except OSError:
+            return ""
+
+    def alive(self) -> bool:
+        """Whether a supervisor holds the session."""
+        lock = _take_lock(f"{self.directory}/lock")
+        if lock is None:
+            return os.path.exists(f"{self.directory}/lock")
+        os.close(lock)
+        return False
+
+    def remove(self) -> None:
+        """Delete the directory. Only for who knows that the session is dead."""
+        if not os.path.exists(self.directory):
+            return
+        import shutil
+
+        for _ in range(20):  # a process that is being killed may still be making files
+            shutil.rmtree(self.directory, ignore_errors=True)
+            if not os.path.exists(self.directory):
+                return
+            time.sleep(0.005)
+
+
+# --- finding sessions -----------------------------------------------------------------------------------------------------------
+
+
+def user_directory(base: str | None = None) -> str:
+    """The directory of this user's sessions, made if need be. FabricError if others could get at it.
+
+    ``base`` is where it lies: by default ``$TMPDIR`` if the paths of sockets fit below it, else ``/tmp``.
+    """
+    if base is None:
+        base = os.environ.get("TMPDIR", "").rstrip("/")
+        if not os.path.isabs(base) or not os.path.isdir(base) or len(os.fsencode(base)) + _FIXED_PART > SOCKET_PATH_MAX:
+            base = "/tmp"
+    elif len(os.fsencode(base)) + _FIXED_PART > SOCKET_PATH_MAX:
+        raise FabricError(f"{base} is too long: sockets below it would pass {SOCKET_PATH_MAX} bytes")
+    path = f"{base}/zfabric-{os.geteuid()}"
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        pass
+    status = os.lstat(path)
+    if not stat.S_ISDIR(status.st_mode):
+        raise FabricError(f"{path} is not a directory; remove it")
+    if status.st_uid != os.geteuid():
+        raise FabricError(
+            f"{path} belongs to user {status.st_uid}; it cannot be trusted. Remove it or set TMPDIR to a directory of your own"
+        )
+    if status.st_mode & 0o077:
+        raise FabricError(f"{path} is open to other users (mode {stat.S_IMODE(status.st_mode):o}); run: chmod 700 {path}")
+    return path
+
+
+def find_sessions(base: str | None = None) -> list[Session]:
+    """This user's living sessions that have been described, oldest first."""
+    parent = user_directory(base)
+    sessions = [Session(f"{parent}/{name}") for name in os.listdir(parent) if name.startswith("s-")]
+    described = [session for session in sessions if os.path.exists(f"{session.directory}/session.json") and session.alive()]
+    return sorted(described, key=lambda session: os.stat(f"{session.directory}/session.json").st_mtime_ns)
+
+
+def sweep(base: str | None = None) -> list[str]:
+    """Delete the directories of this user's dead sessions; return their paths."""
+    parent = user_directory(base)
+    claimed = []
+    with _locked_parent(parent):
+        for name in os.listdir(parent):
+            path = f"{parent}/{name}"
+            if name.startswith("s-"):
+                lock = _take_lock(f"{path}/lock")
+                if lock is None and os.path.exists(f"{path}/lock"):
+                    continue
+                os.rename(path, f"{parent}/dead-{name}")  # so that deleting, which may take long, needs no lock
+                if lock is not None:
+                    os.close(lock)
+                claimed.append(path)
+    for name in os.listdir(parent):
+        if name.startswith("dead-"):
+            Session(f"{parent}/{name}").remove()
+    return claimed
+
+
+def publish_started(session: Session) -> None:
+    """Make ``session`` the one that ``address="auto"`` and the command line find."""
+    parent = os.path.dirname(session.directory)
+    _replace(f"{parent}/started", session.directory.encode())
+
+
+def withdraw_started(session: Session) -> None:
+    """Undo ``publish_started``, unless another session has taken the place."""
+    path = f"{os.path.dirname(session.directory)}/started"
+    if _started_directory(path) == session.directory:
+        os.unlink(path)
+
+
+def started_session(base: str | None = None) -> Session | None:
+    """The living session of ``zfabric start``, if there is one."""
+    directory = _started_directory(f"{user_directory(base)}/started")
+    session = Session(directory)
+    return session if directory and session.alive() else None
+
+
+def _started_directory(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return os.fsdecode(file.read())
+    except OSError:
+        return ""
+
+
+# --- files ------------------------------------------------------------------------------------------------------------------------
+
+
+def _replace(path: str, content: bytes) -> None:
+    """Give the file this content at one stroke: readers see the old or the new, whole."""
+    temporary = f"{path}.{os.getpid()}"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(content)
+    os.replace(temporary, path)
+
+
+def _take_lock(path: str) -> int | None:
+    """A descriptor that holds the lock file's lock; None if another process does, or there is no such file."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+@contextmanager
+def _locked_parent(parent: str) -> Iterator[None]:
+    descriptor = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

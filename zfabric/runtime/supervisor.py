@@ -1,0 +1,489 @@
+"""The supervisor of a node: the parent of every process there. It starts, watches, reaps and restarts, and knows no task.
+
+It must not fail, so it does little: one thread, one ``epoll``, no ZeroMQ context, no LMDB environment, no user code. It
+imports once what daemon, template and workers need, freezes its heap, and forks them, so that they are there at once and
+share that memory. Forking is sound only in a process with one thread, so that is checked before each fork.
+
+Who lives how long:
+
+* everything on the node dies with the supervisor (``PR_SET_PDEATHSIG``), whatever kills it;
+* workers and template outlive the daemon; a new daemon is told which workers there are;
+* an embedded session ends with its launcher (end of the lifeline pipe, or of the launcher itself, since a process that the
+  user's program forked may hold the pipe open); a started one on SIGTERM;
+* being a subreaper, the supervisor also inherits what workers leave behind, and ends it with the session.
+
+Deaths are looked at before they are reaped: as long as a child is a zombie its pid, and the id of the process group it led, can be
+nobody else's. What is left of the group is killed then.
+
+This file is its own entry point (``main``), started by ``zfabric.runtime.launch`` with the lifeline as descriptor 0, through which
+the specification comes first, and the session's lock as descriptor 3.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
+
+from zfabric.adapters import processes
+from zfabric.config import Config
+from zfabric.exceptions import FabricError
+from zfabric.machines.supervisor import RestartPolicy
+from zfabric.protocol.messages import PROTOCOL_VERSION
+from zfabric.runtime import template
+from zfabric.runtime.logs import log_path, tail
+from zfabric.runtime.session import EMBEDDED, STARTED, Session, Specification, publish_started, withdraw_started
+from zfabric.runtime.supervision import Channel
+
+LIFELINE, LOCK = 0, 3
+"""Descriptors the supervisor is started with."""
+ORDERLY_SECONDS = 1.0
+"""How long the daemon may take to close its store when the session ends."""
+ARENA_ALIGNMENT = 2 * 2**20
+ARENA_SHARE = 0.3
+ARENA_BYTES_MIN = 64 * 2**20
+
+DAEMON, TEMPLATE = "daemon", "template"
+
+
+class Supervisor:
+    """One node's supervisor, for one session. ``run`` returns when everything else of the session has ended."""
+
+    def __init__(self, specification: Specification, session: Session) -> None:
+        self._specification = specification
+        self._session = session
+        self._config = Config.of(dict(specification.config))
+        self._pid = os.getpid()
+        self._arena = -1
+        self._ending = ""
+        self._failure = ""
+        self._daemon = 0
+        self._template = 0
+        self._daemon_starts = 0
+        self._daemon_before: object = None
+        self._template_ready = False
+        self._channels: dict[str, Channel] = {}
+        self._workers: dict[int, bytes] = {}
+        self._pending: dict[bytes, tuple[Any, ...]] = {}
+        self._abandoned: set[bytes] = set()
+        self._watched: dict[int, int] = {}
+        self._due: dict[str, float] = {}
+        self._policies = {name: RestartPolicy(self._config.restart_backoff_max) for name in (DAEMON, TEMPLATE)}
+        self._epoll = select.epoll()
+        self._handlers: dict[int, Callable[[], None]] = {}
+        self._wakeup, self._wakeup_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    # -- life ---------------------------------------------------------------------------------------------------------------
+
+    def run(self) -> bool:
+        """Run the session to its end. False if it ended by itself; then ``failure`` in its directory says why."""
+        processes.become_subreaper()
+        self._take_signals()
+        self._watch_launcher()
+        try:
+            self._prepare()
+            while not self._ending:
+                self._start_due()
+                for descriptor, _ in self._epoll.poll(self._patience()):
+                    handler = self._handlers.get(descriptor)  # an earlier handler of this turn may have removed it
+                    if handler is not None and not self._ending:
+                        handler()
+        except FabricError as error:
+            self._fail(str(error))
+        except Exception:
+            import traceback
+
+            self._fail(f"the supervisor failed:\n{traceback.format_exc()}")
+        self._end()
+        return not self._failure
+
+    def _take_signals(self) -> None:
+        signal.set_wakeup_fd(self._wakeup_end, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, lambda number, frame: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        self._register(self._wakeup, self._on_signals)
+
+    def _watch_launcher(self) -> None:
+        if self._specification.kind != EMBEDDED:
+            return
+        self._register(LIFELINE, lambda: self._request_end("the driver closed the session"))
+        launcher = processes.open_pidfd(self._specification.launcher, self._specification.launcher_started)
+        if launcher is None:
+            self._request_end("the driver is gone")
+        else:
+            self._register(launcher, lambda: self._request_end("the driver ended"))
+
+    def _prepare(self) -> None:
+        """Make the arena, say what the session is, and import what is to be shared."""
+        size = self._make_arena()
+        specification = self._specification
+        self._session.write_description(
+            {
+                "protocol": PROTOCOL_VERSION,
+                "directory": specification.directory,
+                "kind": specification.kind,
+                "supervisor": self._pid,
+                "started": processes.start_ticks(self._pid),
+                "launcher": specification.launcher,
+                "created": time.time(),
+                "config": dict(specification.config),
+                "resources": dict(specification.resources),
+                "namespace": specification.namespace,
+                "arena": f"/proc/{self._pid}/fd/{self._arena}" if size else "",
+                "arena_size": size,
+                "store": specification.store or f"{specification.directory}/store",
+                "spill": specification.spill or self._config.spill_directory or f"{specification.directory}/spill",
+            }
+        )
+        for module in specification.imports:
+            importlib.import_module(module)
+        gc.freeze()
+        gc.enable()
+        now = time.monotonic()
+        self._due = {DAEMON: now, TEMPLATE: now}
+        if specification.kind == STARTED:
+            publish_started(self._session)
+
+    def _make_arena(self) -> int:
+        size = self._specification.arena_size
+        if size < 0:
+            size = arena_bytes(self._config)
+        if size > 0:
+            from zfabric.adapters.arena import create_arena
+
+            try:
+                self._arena = create_arena(self._config.object_store_directory, size)
+            except OSError as error:
+                raise FabricError(f"the object store's {size} bytes of shared memory cannot be made: {error}") from None
+        return size
+
+    def _request_end(self, reason: str) -> None:
+        self._ending = self._ending or reason
+
+    def _fail(self, reason: str) -> None:
+        say(f"giving up: {reason}")
+        self._failure = reason
+        self._session.fail(reason)
+        self._request_end(reason)
+
+    def _end(self) -> None:
+        """End everything: the daemon in order if it can, all else at once."""
+        say(f"ending: {self._ending}")
+        for pid in (self._template, *self._workers):
+            if pid:
+                processes.kill_group(pid)
+        if self._daemon:
+            os.kill(self._daemon, signal.SIGTERM)
+        deadline = time.monotonic() + ORDERLY_SECONDS
+        while self._daemon and (patience := deadline - time.monotonic()) > 0:
+            for descriptor, _ in self._epoll.poll(patience):
+                if descriptor == self._wakeup:
+                    self._on_signals()
+                elif descriptor in self._handlers:
+                    self._unregister(descriptor)  # nothing else matters any more
+        processes.kill_children()
+        if self._specification.kind == STARTED:
+            withdraw_started(self._session)
+        if not self._failure:
+            self._session.remove()
+
+    # -- events -------------------------------------------------------------------------------------------------------------
+
+    def _register(self, descriptor: int, handler: Callable[[], None]) -> None:
+        self._epoll.register(descriptor, select.EPOLLIN)
+        self._handlers[descriptor] = handler
+
+    def _unregister(self, descriptor: int) -> None:
+        if self._handlers.pop(descriptor, None) is not None:
+            self._epoll.unregister(descriptor)
+
+    def _patience(self) -> float | None:
+        return max(0.0, min(self._due.values()) - time.monotonic()) if self._due else None
+
+    def _on_signals(self) -> None:
+        try:
+            numbers = os.read(self._wakeup, 4096)
+        except BlockingIOError:
+            return
+        if signal.SIGTERM in numbers:
+            self._request_end("SIGTERM")
+        if signal.SIGCHLD in numbers:
+            self._reap()
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None:
+                return
+            pid = ended.si_pid
+            if pid not in (*self._workers, self._daemon, self._template) and TEMPLATE in self._channels:
+                self._on_template()  # a worker's spawning is always reported before the worker can be our child
+            if pid in self._workers:
+                processes.kill_group(pid)
+            _, status, usage = os.wait4(pid, 0)
+            self._on_death(pid, os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024)
+
+    def _on_death(self, pid: int, code: int, peak: int) -> None:
+        if pid == self._daemon:
+            self._daemon = 0
+            self._on_daemon_death(code)
+        elif pid == self._template:
+            self._template = 0
+            self._on_template_death(code)
+        elif pid in self._workers:
+            token = self._workers.pop(pid)
+            last_lines = tail(log_path(self._session.logs, token, "err"))
+            self._tell("ProcessDied", pid, max(code, 0), max(-code, 0), peak, last_lines)
+
+    def _tell(self, *packet: Any) -> None:
+        """Tell the daemon, without waiting for it. What it cannot take yet follows when it can."""
+        channel = self._channels.get(DAEMON)
+        if channel is not None:
+            channel.post(*packet)
+            self._poll_for_room(channel)
+
+    def _poll_for_room(self, channel: Channel) -> None:
+        if channel.fileno() in self._handlers:
+            self._epoll.modify(channel, select.EPOLLIN | (select.EPOLLOUT if channel.waiting else 0))
+
+    def _close_channel(self, name: str) -> None:
+        channel = self._channels.pop(name, None)
+        if channel is not None:
+            self._unregister(channel.fileno())
+            channel.close()
+
+    # -- daemon -------------------------------------------------------------------------------------------------------------
+
+    def _start_due(self) -> None:
+        now = time.monotonic()
+        for name, start in ((DAEMON, self._start_daemon), (TEMPLATE, self._start_template)):
+            if name in self._due and self._due[name] <= now:
+                del self._due[name]
+                self._policies[name].on_start(now)
+                start()
+
+    def _start_daemon(self) -> None:
+        ours, theirs = Channel.pair()
+        restarted = self._daemon_starts > 0
+        self._daemon_before = self._session.daemon()
+        self._daemon_starts += 1
+
+        def body() -> None:
+            template.entry_point(self._specification.daemon)(self._specification.directory, theirs.fileno(), restarted)
+
+        self._daemon = self._fork(DAEMON, theirs, body)
+        theirs.close()
+        self._channels[DAEMON] = ours
+        self._register(ours.fileno(), self._on_daemon)
+        if restarted:
+            self._tell("ProcessTable", tuple((token, pid) for pid, token in self._workers.items()))
+
+    def _on_daemon_death(self, code: int) -> None:
+        self._close_channel(DAEMON)
+        for pid in list(self._watched):
+            self._unwatch(pid)
+        self._abandoned.update(self._pending)  # the next daemon does not know them
+        if self._ending:
+            return
+        came_up = self._session.daemon() != self._daemon_before
+        self._restart(DAEMON, code, came_up)
+
+    def _restart(self, name: str, code: int, came_up: bool) -> None:
+        pause = self._policies[name].on_death(time.monotonic(), came_up)
+        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        if pause is None:
+            last_lines = tail(f"{self._session.logs}/{name}.err")
+            self._fail(f"the {name} cannot be started ({how}):\n{last_lines}")
+        else:
+            say(f"the {name} ended ({how}); next start in {pause:.2f} s")
+            self._due[name] = time.monotonic() + pause
+
+    def _on_daemon(self) -> None:
+        channel = self._channels[DAEMON]
+        channel.flush()
+        self._poll_for_room(channel)
+        packets, ended = channel.drain()
+        if ended:
+            self._unregister(channel.fileno())  # its death follows, and closes the channel
+        for what, *fields in packets:
+            self._requests[what](self, *fields)
+
+    def _spawn(self, *request: Any) -> None:
+        self._pending[request[0]] = request
+        channel = self._channels.get(TEMPLATE)
+        if channel is not None:
+            channel.post(*request)
+            self._poll_for_room(channel)
+
+    def _kill(self, pid: int, reason: str) -> None:
+        if pid in self._workers:
+            say(f"killing worker {pid}: {reason}")
+            processes.kill_group(pid)
+
+    def _watch(self, pid: int, started: int) -> None:
+        if pid in self._watched:
+            return
+        descriptor = processes.open_pidfd(pid, started)
+        if descriptor is None:
+            self._tell("ProcessDied", pid, 0, 0, 0, "")
+        else:
+            self._watched[pid] = descriptor
+            self._register(descriptor, lambda: self._on_watched_death(pid))
+
+    def _on_watched_death(self, pid: int) -> None:
+        self._unwatch(pid)
+        self._tell("ProcessDied", pid, 0, 0, 0, "")
+
+    def _unwatch(self, pid: int) -> None:
+        descriptor = self._watched.pop(pid, None)
+        if descriptor is not None:
+            self._unregister(descriptor)
+            os.close(descriptor)
+
+    _requests: dict[str, Callable[..., None]] = {"spawn": _spawn, "kill": _kill, "watch": _watch, "unwatch": _unwatch}
+
+    # -- template -----------------------------------------------------------------------------------------------------------
+
+    def _start_template(self) -> None:
+        ours, theirs = Channel.pair()
+        self._template_ready = False
+        self._template = self._fork(TEMPLATE, theirs, lambda: template.run(self._specification, theirs, self._pid))
+        theirs.close()
+        self._channels[TEMPLATE] = ours
+        self._register(ours.fileno(), self._on_template)
+        for request in list(self._pending.values()):
+            self._spawn(*request)
+
+    def _on_template(self) -> None:
+        channel = self._channels[TEMPLATE]
+        channel.flush()
+        self._poll_for_room(channel)
+        packets, ended = channel.drain()
+        if ended:
+            self._unregister(channel.fileno())
+        for what, *fields in packets:
+            if what == "ready":
+                self._template_ready = True
+            elif what == "spawned":
+                self._on_spawned(*fields)
+            else:
+                self._on_spawn_failed(*fields)
+
+    def _on_spawned(self, token: bytes, pid: int) -> None:
+        self._workers[pid] = token
+        del self._pending[token]
+        if token in self._abandoned:
+            self._abandoned.discard(token)
+            processes.kill_group(pid)
+        else:
+            self._tell("WorkerSpawned", token, pid, "")
+
+    def _on_spawn_failed(self, token: bytes, error: str) -> None:
+        if self._pending.pop(token, None) is not None:
+            if token not in self._abandoned:
+                self._tell("WorkerSpawned", token, 0, error)
+            self._abandoned.discard(token)
+
+    def _on_template_death(self, code: int) -> None:
+        channel = self._channels[TEMPLATE]
+        channel.refuse()  # a worker that is on its way but not reported now will not be
+        self._on_template()
+        self._close_channel(TEMPLATE)
+        for token in list(self._pending):
+            self._on_spawn_failed(token, f"the template ended with {code}: {tail(f'{self._session.logs}/{TEMPLATE}.err')}")
+        if not self._ending:
+            self._restart(TEMPLATE, code, self._template_ready)
+
+    # -- forking ------------------------------------------------------------------------------------------------------------
+
+    def _fork(self, name: str, keep: Channel, body: Callable[[], object]) -> int:
+        """A child that runs ``body``, has no descriptor of ours but ``keep``, and does not outlive us."""
+        if processes.thread_count() != 1:
+            raise FabricError("the supervisor has more than one thread; it cannot fork safely")
+        pid = os.fork()
+        if pid == 0:
+            processes.run_and_exit(lambda: self._become(name, keep, body))
+        return pid
+
+    def _become(self, name: str, keep: Channel, body: Callable[[], object]) -> None:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        processes.die_with_parent(self._pid)
+        processes.set_name(f"zf-{name}")
+        self._epoll.close()
+        for channel in self._channels.values():
+            channel.close()
+        close_all_but({0, 1, 2, keep.fileno()})
+        log = f"{self._session.logs}/{name}"
+        processes.redirect(f"{log}.out", f"{log}.err")
+        body()
+
+
+def close_all_but(kept: Iterable[int]) -> None:
+    """Close every descriptor of this process that is not in ``kept``."""
+    low = 0
+    for descriptor in sorted(kept):
+        if low < descriptor:  # CPython 3.11 takes an empty range that ends at 0 for all descriptors there are
+            os.closerange(low, descriptor)
+        low = descriptor + 1
+    os.closerange(low, os.sysconf("SC_OPEN_MAX"))
+
+
+def arena_bytes(config: Config) -> int:
+    """Size of the arena: as configured, or a share of the memory there is, as far as it is free."""
+    size = config.object_store_memory
+    if not size:
+        size = int(min(ARENA_SHARE * processes.memory_total(), 0.8 * processes.memory_available()))
+        if config.object_store_directory:
+            status = os.statvfs(config.object_store_directory)
+            size = min(size, int(0.9 * status.f_bavail * status.f_frsize))
+        size = max(size, ARENA_BYTES_MIN)
+    return (size + ARENA_ALIGNMENT - 1) // ARENA_ALIGNMENT * ARENA_ALIGNMENT
+
+
+def say(text: str) -> None:
+    """One line in the supervisor's log."""
+    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+def read_specification() -> Specification:
+    """The specification that the launcher wrote into the lifeline: its length in four bytes, then itself."""
+    length = int.from_bytes(_read_exactly(4), "big")
+    return Specification.unpack(_read_exactly(length))
+
+
+def _read_exactly(size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = os.read(LIFELINE, size - len(data))
+        if not part:
+            raise SystemExit("the launcher ended before it had said what to start")
+        data += part
+    return data
+
+
+def main() -> NoReturn:
+    """Be the supervisor of the session that the specification on descriptor 0 describes."""
+    gc.disable()  # nothing to collect while modules are loaded
+    close_all_but({LIFELINE, 1, 2, LOCK})
+    os.set_inheritable(LOCK, False)
+    processes.set_name("zf-supervisor")
+
+    def body() -> None:
+        specification = read_specification()
+        if not Supervisor(specification, Session(specification.directory)).run():
+            raise SystemExit(1)
+
+    processes.run_and_exit(body)

@@ -1,0 +1,141 @@
+"""The template: a process that has imported what workers need, and becomes one by forking.
+
+A worker forked here is ready in milliseconds, where a fresh interpreter takes a tenth of a second, and shares the memory of
+everything imported. The template itself is forked from the supervisor, imports what the configuration names, freezes its
+heap (so that no collection touches, and thereby copies, shared pages) and waits. It starts no threads, neither do its imports: a
+forked child has only the thread that forked, and locks the others held stay locked in it for ever.
+
+Workers are forked twice. The process in the middle ends at once, and the supervisor, a subreaper, becomes the worker's
+parent: it reaps it, and takes it along when it dies. (``PR_SET_PDEATHSIG`` follows the parent, so it is set after that.) The one
+in the middle reports the pid before it ends; if nobody takes the report, the worker is killed before it has done anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import importlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from zfabric.adapters import processes
+from zfabric.config import Config
+from zfabric.runtime.logs import log_path
+from zfabric.runtime.session import Session, Specification
+from zfabric.runtime.supervision import Channel
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""What numerical libraries read, when they are loaded, to decide how many threads to start."""
+
+
+def entry_point(name: str) -> Callable[..., object]:
+    """The function that "module:function" names."""
+    module, _, function = name.partition(":")
+    found: Callable[..., object] = getattr(importlib.import_module(module), function)
+    return found
+
+
+def run(specification: Specification, channel: Channel, supervisor: int) -> None:
+    """Be the template: prepare, say "ready", and fork a worker for each request until the channel ends."""
+    chosen = {name: os.environ.get(name) for name in THREAD_VARIABLES}
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
+    if specification.paths:
+        sys.path[:] = specification.paths
+    for module in Config.of(dict(specification.config)).preload:
+        importlib.import_module(module)
+    if processes.thread_count() != 1:
+        raise SystemExit("a module named by config 'preload' starts threads when it is imported; workers cannot be forked beside them")
+    for name, value in chosen.items():
+        if value is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = value
+    gc.collect()
+    gc.freeze()
+    channel.send("ready")
+    while (request := channel.receive()) is not None:
+        _fork_worker(specification, channel, supervisor, request)
+
+
+def _fork_worker(specification: Specification, channel: Channel, supervisor: int, request: tuple[Any, ...]) -> None:
+    token: bytes = request[0]
+    try:
+        middle = os.fork()
+    except OSError as error:
+        channel.send("failed", token, f"fork: {error}")
+        return
+    if middle:
+        _, status = os.waitpid(middle, 0)
+        if status:
+            channel.send("failed", token, f"the process that forks the worker ended with status {status}")
+        return
+    try:
+        middle = os.getpid()
+        worker = os.fork()
+        if worker == 0:
+            processes.run_and_exit(lambda: _become_worker(specification, channel, supervisor, middle, *request))
+        try:
+            channel.send("spawned", token, worker)
+        except OSError:  # the supervisor has given this template up, and with it all workers that were not reported
+            os.kill(worker, signal.SIGKILL)
+        os._exit(0)
+    except OSError as error:
+        channel.send("failed", token, f"fork: {error}")
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def _become_worker(
+    specification: Specification,
+    channel: Channel,
+    supervisor: int,
+    middle: int,
+    token: bytes,
+    job: bytes,
+    environment: tuple[tuple[str, str], ...],
+    directory: str,
+    paths: tuple[str, ...],
+    threads: int,
+) -> None:
+    channel.close()
+    os.setpgid(0, 0)
+    while os.getppid() == middle:
+        time.sleep(0.0001)
+    processes.die_with_parent(supervisor)
+    processes.set_name("zf-worker")
+    logs = Session(specification.directory).logs
+    processes.redirect(log_path(logs, token, "out"), log_path(logs, token, "err"))
+    processes.limit_worker()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # no terminal reaches this session; libraries may send it on purpose
+    faulthandler.enable()
+    _set_environment(dict(environment), threads)
+    if directory:
+        os.chdir(directory)
+    sys.path[:0] = paths
+    _reseed()
+    import atexit
+
+    try:
+        entry_point(specification.worker)(specification.directory, token, job)
+    finally:
+        atexit._run_exitfuncs()
+
+
+def _set_environment(environment: Mapping[str, str], threads: int) -> None:
+    for name in THREAD_VARIABLES:
+        os.environ.setdefault(name, str(max(1, threads)))
+    os.environ.update(environment)
+
+
+def _reseed() -> None:
+    """Random numbers must differ between workers. ``random`` sees to that itself after a fork; numpy does not."""
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        with contextlib.suppress(AttributeError):
+            numpy_random.seed()
