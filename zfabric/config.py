@@ -91,6 +91,10 @@ class Config:
     """Timeline events kept per cluster; past it the oldest go."""
     publish_every: float = 0.5
     """How often a publication is repeated."""
+    commit_rows: int = 4096
+    """A transaction of this many rows does not wait for more: about 1 ms on the loop thread."""
+    store_retry_every: float = 1.0
+    """How often a control store that could not write (a full disk) tries again."""
 
     # -- sockets --
     high_water_mark: int = 10_000

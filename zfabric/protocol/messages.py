@@ -435,7 +435,8 @@ class ArenaFound(NamedTuple):
 class Write(NamedTuple):
     """any -> control store. Puts ``(table, key, value)`` and deletes ``(table, key)``; ``token`` 0 wants no answer.
 
-    With a token, ``Written`` follows the commit, and the commit does not wait for a batch to fill.
+    With a token, ``Written`` follows the commit, and the commit does not wait for a batch to fill. A ``Write`` without rows
+    is a barrier: it is answered once all that came before it is committed.
     """
 
     token: int
@@ -452,7 +453,10 @@ class Written(NamedTuple):
 
 
 class Create(NamedTuple):
-    """any -> control store. Put the row only if its key is free. Answered with ``Written``; ``ok`` is False if it exists."""
+    """any -> control store. Put the row only if its key is free. Answered with ``Written``; ``ok`` is False if it exists.
+
+    The very same row there already counts as put (the request came twice): put into the value who creates it.
+    """
 
     token: int
     table: str
@@ -461,7 +465,10 @@ class Create(NamedTuple):
 
 
 class Swap(NamedTuple):
-    """any -> control store. Put the row only if the key's value is ``expected`` (None: absent). Answered with ``Written``."""
+    """any -> control store. Put the row only if the key's value is ``expected`` (None: absent). Answered with ``Written``.
+
+    A row that has the new value already counts as put (the request came twice).
+    """
 
     token: int
     table: str
@@ -471,7 +478,10 @@ class Swap(NamedTuple):
 
 
 class NewJob(NamedTuple):
-    """local scheduler -> control store. The next job number, durably counted. Answered with ``JobNumber``."""
+    """local scheduler -> control store. The next job number, durably counted. Answered with ``JobNumber``.
+
+    A store that cannot write answers ``Written`` with this token and ``ok`` False.
+    """
 
     token: int
 
@@ -510,7 +520,10 @@ class Found(NamedTuple):
 
 
 class ReadBlocks(NamedTuple):
-    """local scheduler -> control store. The task rows of these task ids, out of their blocks. Answered with ``Found``."""
+    """local scheduler -> control store. The task rows of these task ids, out of their blocks.
+
+    Answered with ``Found``, whose rows are ``(task_id, task row)``; ids that are not kept are left out.
+    """
 
     token: int
     task_ids: Ids
