@@ -1,0 +1,173 @@
+"""The global scheduler: who is told where, and that one batch does not pile up on one node."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zfabric.config import Config
+from zfabric.machines.global_scheduler import GlobalScheduler
+from zfabric.machines.parts.placement import LeastWait, NodeView, RandomFeasible, Spread
+from zfabric.machines.parts.resources import demand_of
+from zfabric.protocol import messages as m
+from zfabric.protocol.effects import Send
+from zfabric.protocol.ids import CLIENT, GLOBAL_SCHEDULER, LOCAL_SCHEDULER, address
+from zfabric.protocol.options import ONE_CPU
+
+GPU = demand_of(num_gpus=1)
+
+
+def local(number):
+    return address(LOCAL_SCHEDULER, b"local%03d" % number)
+
+
+def heartbeat(node, total, queued=0, mean=0.1, available=None):
+    return m.Heartbeat(node, total, total if available is None else available, queued, mean)
+
+
+@pytest.fixture
+def scheduler():
+    scheduler = GlobalScheduler(address(GLOBAL_SCHEDULER, b"12345678"), Config(), LeastWait())
+    yield scheduler
+    scheduler.check_invariants()
+
+
+def place(scheduler, *demands, asker=None):
+    scheduler.step(1.0, asker or local(1), m.Place(tuple(enumerate(demands))))
+    (effect,) = scheduler.take_effects(1.0)
+    assert effect.to == (asker or local(1))
+    assert [token for token, _ in effect.message.rows] == list(range(len(demands)))
+    return [node for _, node in effect.message.rows]
+
+
+def test_nowhere_until_a_node_has_it(scheduler):
+    assert place(scheduler, ONE_CPU) == [b""]
+    scheduler.step(0.0, local(1), heartbeat(b"a", demand_of(num_cpus=2)))
+    assert scheduler.take_effects(0.0) == []
+    assert place(scheduler, ONE_CPU, GPU, demand_of(num_cpus=3)) == [b"a", b"", b""]
+    scheduler.step(0.0, local(2), heartbeat(b"b", demand_of(num_cpus=4, num_gpus=1)))
+    assert place(scheduler, GPU, demand_of(num_cpus=3)) == [b"b", b"b"]
+    scheduler.step(0.0, local(1), heartbeat(b"a", demand_of(num_cpus=8)))
+    assert place(scheduler, demand_of(num_cpus=7)) == [b"a"]
+    assert scheduler.statistics()["infeasible"] == 3
+
+
+def test_what_is_full_now_is_still_feasible(scheduler):
+    scheduler.step(0.0, local(1), heartbeat(b"a", ONE_CPU, queued=10**6, available=(("CPU", -10000),)))
+    assert place(scheduler, ONE_CPU) == [b"a"]
+
+
+def test_least_estimated_wait(scheduler):
+    scheduler.step(0.0, local(1), heartbeat(b"a", ONE_CPU, queued=10, mean=0.001))
+    scheduler.step(0.0, local(2), heartbeat(b"b", ONE_CPU, queued=2, mean=1.0))
+    assert place(scheduler, ONE_CPU) == [b"a"]
+    scheduler.step(0.0, local(3), heartbeat(b"c", ONE_CPU, queued=0, mean=100.0))
+    assert place(scheduler, ONE_CPU) == [b"c"]
+
+
+def test_a_batch_spreads_over_equals_and_a_heartbeat_starts_over(scheduler):
+    for number, node in enumerate((b"a", b"b")):
+        scheduler.step(0.0, local(number), heartbeat(node, demand_of(num_cpus=4)))
+    assert sorted(place(scheduler, *[ONE_CPU] * 6)) == [b"a"] * 3 + [b"b"] * 3
+    scheduler.step(0.0, local(1), heartbeat(b"b", demand_of(num_cpus=4)))
+    assert place(scheduler, ONE_CPU) == [b"b"]
+
+
+def test_questions_of_one_turn_are_answered_together_per_asker(scheduler):
+    scheduler.step(0.0, local(1), heartbeat(b"a", ONE_CPU))
+    scheduler.step(0.0, local(1), m.Place(((1, ONE_CPU),)))
+    scheduler.step(0.0, local(2), m.Place(((7, GPU),)))
+    scheduler.step(0.0, local(1), m.Place(((2, ONE_CPU),)))
+    assert scheduler.take_effects(0.0) == [Send(local(1), m.Placed(((1, b"a"), (2, b"a")))), Send(local(2), m.Placed(((7, b""),)))]
+    assert scheduler.take_effects(0.0) == []
+    assert scheduler.next_deadline() is None
+
+
+def test_a_dead_node_gets_nothing(scheduler):
+    scheduler.step(0.0, local(1), heartbeat(b"a", ONE_CPU))
+    scheduler.step(0.0, local(2), m.ProcessGone(local(2)[1:]))
+    assert place(scheduler, ONE_CPU) == [b"a"]
+    scheduler.step(0.0, local(2), m.ProcessGone(local(1)[1:]))
+    assert place(scheduler, ONE_CPU) == [b""]
+    assert scheduler.explain(b"a") is None
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (address(CLIENT, b"12345678"), heartbeat(b"a", ONE_CPU)),
+        (local(1), heartbeat(b"a", ONE_CPU, queued=-1)),
+        (local(1), heartbeat(b"a", ONE_CPU, mean=float("nan"))),
+        (local(1), heartbeat(b"a", (("CPU", 1.5),))),
+        (local(1), heartbeat(b"a", (("CPU",),))),
+        (local(1), m.Place(((1,),))),
+        (local(1), m.Place(((1, (("CPU", -1),)),))),
+        (local(1), m.Place(((1, (3,)),))),
+        (local(1), m.Stop()),
+    ],
+)
+def test_nonsense_is_refused_and_counted(scheduler, source, message):
+    scheduler.step(0.0, source, message)
+    (effect,) = scheduler.take_effects(0.0)
+    assert (effect.to, type(effect.message)) == (source, m.Refused)
+    assert scheduler.statistics()["refused"] == 1
+    assert scheduler.statistics()["nodes"] == 0
+
+
+def test_explain_a_node(scheduler):
+    scheduler.step(0.0, local(1), heartbeat(b"a", GPU, queued=3))
+    place(scheduler, GPU)
+    facts = dict(scheduler.explain(b"a").facts)
+    assert facts == {"total": "1 CPU, 1 GPU", "available": "1 CPU, 1 GPU", "queued": "3", "placed since": "1"}
+
+
+# --- policies -----------------------------------------------------------------------------------------------------------------
+
+
+def view(node, cpus=1, queued=0, mean=1.0):
+    return NodeView(node, local(1), demand_of(num_cpus=cpus), demand_of(num_cpus=cpus), queued, mean, 0.0)
+
+
+def test_least_wait_weighs_inputs_against_the_queue():
+    nodes = [view(b"a", queued=4), view(b"b", queued=1)]
+    assert LeastWait().choose(ONE_CPU, nodes, {}) == b"b"
+    assert LeastWait().choose(ONE_CPU, nodes, {b"b": 60.0}) == b"a"
+    assert LeastWait().choose(ONE_CPU, nodes, {b"b": 1.5}) == b"b"
+
+
+def test_spread_ignores_how_long_tasks_take():
+    assert Spread().choose(ONE_CPU, [view(b"a", queued=1, mean=0.0), view(b"b", queued=0, mean=99.0)], {}) == b"b"
+    assert Spread().choose(ONE_CPU, [view(b"a", cpus=1, queued=2), view(b"b", cpus=4, queued=4)], {}) == b"b"
+
+
+def test_random_repeats_by_its_seed_and_reaches_every_node():
+    nodes = [view(bytes([letter])) for letter in b"abcd"]
+    draws = [
+        [policy.choose(ONE_CPU, nodes, {}) for _ in range(200)] for policy in (RandomFeasible(1), RandomFeasible(1), RandomFeasible(2))
+    ]
+    assert draws[0] == draws[1] != draws[2]
+    assert {draws[0].count(one.node) > 20 for one in nodes} == {True}
+
+
+@pytest.mark.parametrize("policy", [LeastWait(), Spread(), RandomFeasible(3)])
+def test_no_node_at_all(policy):
+    assert policy.choose(ONE_CPU, [], {}) is None
+
+
+@given(
+    nodes=st.dictionaries(
+        st.binary(min_size=1, max_size=2), st.tuples(st.integers(0, 4), st.integers(0, 2), st.integers(0, 9), st.floats(0, 5)), max_size=5
+    ),
+    demands=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), max_size=20),
+    policy=st.sampled_from([LeastWait, Spread, lambda: RandomFeasible(5)]),
+)
+def test_empty_exactly_where_no_node_has_it(nodes, demands, policy):
+    scheduler = GlobalScheduler(address(GLOBAL_SCHEDULER, b"12345678"), Config(), policy())
+    for node, (cpus, gpus, queued, mean) in nodes.items():
+        scheduler.step(0.0, local(1), heartbeat(node, demand_of(cpus, gpus), queued, mean))
+    wanted = [demand_of(cpus, gpus) for cpus, gpus in demands]
+    for (cpus, gpus), node in zip(demands, place(scheduler, *wanted), strict=True):
+        able = {one for one, (has_cpus, has_gpus, _, _) in nodes.items() if has_cpus >= cpus and has_gpus >= gpus}
+        assert node in (able or {b""})
+    scheduler.check_invariants()
