@@ -1,0 +1,544 @@
+"""Values, arguments, functions and errors as bytes, and back."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import types
+
+import cloudpickle
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zfabric.adapters import serialization as s
+from zfabric.adapters.unpicklable import blame
+from zfabric.exceptions import FabricError, GetTimeoutError, SerializationError, TaskError, WorkerCrashedError
+from zfabric.protocol.failures import pack_failure
+
+
+def round_trip(value, **options):
+    serialized = s.serialize(value)
+    data = serialized.to_bytes()
+    assert len(data) == serialized.size
+    target = bytearray(serialized.size + 100)
+    serialized.write_into(memoryview(target))
+    assert bytes(target[: serialized.size]) == data
+    return s.deserialize(data, **options)
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+
+
+# --- values -------------------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(plain)
+def test_plain_data_is_its_own_pickle(value):
+    data = s.serialize(value).to_bytes()
+    assert data[0] == 0x80
+    assert round_trip(value) == value
+    fast = s.serialize_fast(value)
+    assert fast == data or (fast is None and not s._scan(value) == s._BARE)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(10),
+        np.zeros((3, 4), dtype=np.float32),
+        np.asfortranarray(np.arange(12.0).reshape(3, 4)),
+        np.arange(1000)[::3],
+        np.arange(60).reshape(3, 4, 5).transpose(1, 0, 2),
+        np.array(5.0),
+        np.zeros((0, 3)),
+        np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]),
+        np.array(["2020-01-01", "NaT"], dtype="datetime64[D]"),
+        np.array(["ab", "c"]),
+        np.arange(4, dtype=">i4"),
+        np.array([1 + 2j]),
+        np.array([True, False]),
+        np.random.default_rng(0).random(100_000),
+    ],
+    ids=lambda array: f"{array.dtype}{array.shape}",
+)
+def test_arrays_of_every_kind_arrive_equal_and_read_only(array):
+    got = round_trip(array)
+    assert got.dtype == array.dtype and got.shape == array.shape
+    assert got.tobytes() == array.tobytes()
+    if array.dtype.kind not in "M":
+        assert not got.flags.writeable
+    mine = round_trip(array, copy=True)
+    assert mine.flags.writeable and mine.tobytes() == array.tobytes()
+
+
+def test_copy_gives_writable_arrays_also_of_arrays_that_were_read_only():
+    first = round_trip({"a": np.arange(5), "nested": [np.ones(3)]})
+    again = round_trip(first, copy=True)
+    again["a"][0] = 7
+    again["nested"][0][0] = 7
+    assert first["a"][0] == 0
+
+
+def test_buffers_are_aligned_and_not_copied():
+    arrays = [np.arange(7, dtype=np.uint8), np.arange(1000.0), np.arange(3)]
+    data = s.serialize(arrays).to_bytes()
+    assert data[0] != 0x80
+    whole = np.frombuffer(data, np.uint8)
+    start = whole.ctypes.data
+    for array in s.deserialize(data):
+        assert (array.ctypes.data - start) % 64 == 0
+        assert np.shares_memory(array, whole)
+
+
+def test_large_bytes_travel_out_of_band_and_come_back_as_bytes():
+    value = os.urandom(s.BUFFER_MIN)
+    serialized = s.serialize(value)
+    assert serialized.buffers[0].obj is value
+    assert s.serialize_fast(value) is None
+    assert round_trip(value) == value
+    assert type(round_trip(value)) is bytes
+
+
+def test_object_arrays_and_instances_go_by_cloudpickle():
+    class Local:
+        def __init__(self, x):
+            self.x = x
+
+    assert round_trip(np.array([Local(3)], dtype=object))[0].x == 3
+    assert round_trip([Local(4)])[0].x == 4
+    assert s.serialize_fast([Local(4)]) is None
+    assert round_trip(lambda x: x + 1)(2) == 3
+
+
+def test_frames_that_are_cut_short_or_garbage_are_refused():
+    data = s.serialize(np.arange(100)).to_bytes()
+    for end in (0, 1, 10, 20, 60, len(data) - 1):
+        with pytest.raises(SerializationError):
+            s.deserialize(data[:end])
+    with pytest.raises(SerializationError):
+        s.deserialize(b"garbage")
+
+
+def test_a_value_that_cannot_be_unpickled_says_so():
+    gone = types.ModuleType("module_that_goes")
+    exec("class Thing: pass", gone.__dict__)
+    sys.modules["module_that_goes"] = gone
+    try:
+        data = s.serialize(gone.Thing()).to_bytes()
+    finally:
+        del sys.modules["module_that_goes"]
+    with pytest.raises(SerializationError, match="module_that_goes"):
+        s.deserialize(data)
+
+
+# --- owners ---------------------------------------------------------------------------------------------------------------------
+
+
+class Owner:
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self):
+        self.calls.append(threading.current_thread().name)
+
+
+def test_the_owner_is_released_once_when_the_last_view_dies():
+    owner = Owner()
+    data = memoryview(bytearray(s.serialize({"a": np.arange(100), "b": np.ones(50)}).to_bytes()))
+    value = s.deserialize(data, owner)
+    part = value["a"][10:20].reshape(2, 5)
+    assert not part.flags.writeable
+    del value
+    assert owner.calls == []
+    assert part.sum() == sum(range(10, 20))
+    del part
+    assert len(owner.calls) == 1
+    gc.collect()
+    assert len(owner.calls) == 1
+
+
+def test_the_owner_is_released_at_once_without_views():
+    for value, options in [(list(range(5)), {}), (np.arange(10), {"copy": True}), (b"x" * 100_000, {})]:
+        owner = Owner()
+        got = s.deserialize(memoryview(s.serialize(value).to_bytes()), owner, **options)
+        assert len(owner.calls) == 1, value
+        assert len(got) == len(value)
+
+
+def test_the_owner_is_released_when_unpickling_fails():
+    for value in (np.arange(10), 5):
+        owner = Owner()
+        data = s.serialize(value).to_bytes()
+        with pytest.raises(SerializationError):
+            s.deserialize(memoryview(data[:-1]), owner)
+        gc.collect()
+        assert len(owner.calls) == 1
+
+
+def test_the_owner_may_be_released_in_another_thread_and_may_raise():
+    owner = Owner()
+    box = [s.deserialize(memoryview(s.serialize(np.arange(10)).to_bytes()), owner)]
+    thread = threading.Thread(target=box.clear, name="another")
+    thread.start()
+    thread.join()
+    assert owner.calls == ["another"]
+
+    def bad():
+        raise RuntimeError
+
+    value = s.deserialize(memoryview(s.serialize(np.arange(10)).to_bytes()), bad)
+    del value
+
+
+def test_views_alive_at_interpreter_exit_are_silent():
+    program = (
+        "import numpy as np\nfrom zfabric.adapters import serialization as s\n"
+        "kept = s.deserialize(memoryview(s.serialize(np.arange(10)).to_bytes()), lambda: print('released'))\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0 and ran.stderr == ""
+
+
+# --- refs ------------------------------------------------------------------------------------------------------------------------
+
+
+class Ref:
+    """Stands for ObjectRef: pickles as its id and reports itself."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def binary(self):
+        return bytes([self.number]) * 20
+
+    def __reduce__(self):
+        self.noted = s.note_reference(self.binary())
+        return Ref, (self.number,)
+
+
+def test_refs_inside_values_are_collected_once_each_in_order():
+    one, two = Ref(1), Ref(2)
+    serialized = s.serialize({"a": [two, one], "b": (two, np.arange(3))})
+    assert serialized.contained == (two.binary(), one.binary())
+    pickle.dumps(one)
+    assert one.noted is False
+
+
+def test_a_serialize_within_a_serialize_collects_for_itself():
+    class Outer:
+        def __reduce__(self):
+            self.inner = s.serialize([Ref(9)]).contained
+            return list, ([Ref(1)],)
+
+    outer = Outer()
+    assert s.serialize([outer, Ref(2)]).contained == (Ref(1).binary(), Ref(2).binary())
+    assert outer.inner == (Ref(9).binary(),)
+
+
+# --- arguments -----------------------------------------------------------------------------------------------------------------
+
+
+def test_no_arguments_are_no_bytes():
+    assert s.dump_arguments((), {}, Ref) == (b"", (), ())
+    assert s.load_arguments(b"") == ((), {})
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(plain, max_size=4).map(tuple), st.dictionaries(st.text(), plain, max_size=3))
+def test_arguments_round_trip(args, kwargs):
+    data, dependencies, contained = s.dump_arguments(args, kwargs, Ref)
+    assert (dependencies, contained) == ((), ())
+    assert s.load_arguments(data) == (args, kwargs)
+
+
+def test_refs_among_arguments_become_dependencies_and_deeper_ones_stay():
+    a, b, c = Ref(1), Ref(2), Ref(3)
+    data, dependencies, contained = s.dump_arguments((a, 5, b, [c]), {"x": a, "y": None}, Ref)
+    assert dependencies == (a.binary(), b.binary())
+    assert contained == (c.binary(),)
+    args, kwargs = s.load_arguments(data, ["A", "B"])
+    assert args[:3] == ("A", 5, "B") and args[3][0].number == 3
+    assert kwargs == {"x": "A", "y": None}
+
+
+def test_arrays_among_arguments():
+    data, _, _ = s.dump_arguments((np.arange(1000), 1), {}, Ref)
+    (array, one), _ = s.load_arguments(data)
+    assert array.sum() == 499_500 and one == 1
+
+
+@pytest.mark.parametrize("value", [b"x" * 2000, "x" * 2000, [1.0] * 1000, np.zeros(1000), {"a": ["x" * 2000]}])
+def test_arguments_over_the_limit_are_refused_before_they_are_copied(value):
+    with pytest.raises(s.ArgumentsTooLarge):
+        s.dump_arguments((value,), {}, Ref, 1000)
+    assert s.dump_arguments((value,), {}, Ref, 100_000)[0]
+
+
+# --- what cannot be pickled ------------------------------------------------------------------------------------------------------
+
+
+class Config:
+    def __init__(self, **state):
+        self.__dict__.update(state)
+
+
+class Slotted:
+    __slots__ = ("lock",)
+
+
+def test_errors_name_the_path_to_the_offending_part():
+    lock = threading.Lock()
+    slotted = Slotted()
+    slotted.lock = lock
+    holder = Config(config={"x": 1, "lock": lock})
+
+    def closure():
+        return lock
+
+    cases = {
+        "args[1].config['lock'] -> _thread.lock": (1, holder),
+        "args[0][2][0] -> _thread.lock": ([1, 2, (lock,)],),
+        "args[0].<closure lock> -> _thread.lock": (closure,),
+        "args[0].lock -> _thread.lock": (slotted,),
+        "args[0] -> _thread.lock": (lock,),
+    }
+    for path, args in cases.items():
+        with pytest.raises(SerializationError) as caught:
+            s.dump_arguments(args, {}, Ref)
+        assert caught.value.facts["path"] == path
+        assert path in str(caught.value)
+    with pytest.raises(SerializationError, match=r"option\.config\['lock'\]"):
+        s.dump_arguments((), {"option": holder}, Ref)
+
+
+def test_the_search_for_the_path_is_bounded():
+    cyclic = [threading.Lock()]
+    cyclic.append(cyclic)
+    assert blame(cyclic, "value") == "value[0] -> _thread.lock"
+    wide = [object() for _ in range(5000)] + [threading.Lock()]
+    assert blame(wide, "value") == "value -> list"
+    deep = threading.Lock()
+    for _ in range(100):
+        deep = [deep]
+    assert blame(deep, "value").endswith("-> list")
+
+
+# --- functions ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_functions_come_with_what_is_retried():
+    function, retryable = s.load_function(s.dump_function(lambda x: x + 1))
+    assert function(1) == 2 and not retryable(ValueError())
+    _, retryable = s.load_function(s.dump_function(len, True))
+    assert retryable(ValueError()) and not retryable(KeyboardInterrupt())
+    _, retryable = s.load_function(s.dump_function(len, (KeyError, OSError)))
+    assert retryable(KeyError()) and retryable(FileNotFoundError()) and not retryable(ValueError())
+
+
+def test_a_generator_runs_to_its_end():
+    def three():
+        yield from (1, 2, 3)
+
+    assert s.load_function(s.dump_function(three))[0]() == (1, 2, 3)
+
+
+def test_identity_depends_on_payload_and_options():
+    ids = {s.function_identity(p, o) for p in (b"a", b"b") for o in ((), (("name", "x"),))}
+    assert len(ids) == 4 and all(len(one) == 16 for one in ids)
+
+
+def test_modules_registered_by_value_travel():
+    module = types.ModuleType("by_value_module")
+    exec("def f(x):\n    return g(x) + 1\ndef g(x):\n    return 10 * x\n", module.__dict__)
+    sys.modules["by_value_module"] = module
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        payload = s.dump_function(module.f)
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+        del sys.modules["by_value_module"]
+    assert s.load_function(payload)[0](2) == 21
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------------------------
+
+
+FACTS = {"function": "f", "node": "abcd", "pid": 7, "attempt": 1}
+
+
+def sent(error, facts=FACTS):
+    """``error`` raised, packed and loaded."""
+    try:
+        raise error
+    except BaseException as caught:
+        return s.load_error(s.dump_error(caught, facts))
+
+
+class Picky(Exception):
+    def __init__(self, code, *, detail):
+        super().__init__(f"code {code}")
+        self.code, self.detail = code, detail
+
+
+class Unpicklable(ValueError):
+    def __init__(self, text):
+        super().__init__(text, threading.Lock())
+        self.lock, self.number = threading.Lock(), 5
+
+
+class Refuses(Exception):
+    def __reduce__(self):
+        raise RuntimeError("no")
+
+
+class Final(Exception):
+    def __init_subclass__(cls):
+        raise TypeError("final")
+
+
+class BadText(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+def test_an_error_is_also_an_instance_of_the_users_class():
+    error = sent(ZeroDivisionError("division by zero"))
+    assert isinstance(error, TaskError) and isinstance(error, ZeroDivisionError)
+    assert error.args == ("division by zero",)
+    assert type(error.cause) is ZeroDivisionError
+    assert error.facts == FACTS
+    text = str(error)
+    assert "ZeroDivisionError: division by zero" in text and "raise error" in text
+    assert "node abcd" in text and "pid 7" in text and "attempt 1" in text
+    assert "in sent" in error.traceback_text
+    assert type(sent(ZeroDivisionError())) is type(error)
+    assert type(error).__qualname__ == "TaskError(ZeroDivisionError)"
+
+
+def test_the_state_of_the_users_exception_arrives():
+    error = sent(FileNotFoundError(2, "no such file", "/x"))
+    assert isinstance(error, OSError) and (error.errno, error.filename) == (2, "/x")
+    picky = sent(Picky(4, detail={"a": 1}))
+    assert isinstance(picky, Picky) and (picky.code, picky.detail) == (4, {"a": 1})
+    unicode_error = sent(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"))
+    assert isinstance(unicode_error, UnicodeDecodeError) and unicode_error.reason == "bad"
+    assert sent(KeyError("k")).args == ("k",)
+
+
+def test_unpicklable_exceptions_arrive():
+    error = sent(Unpicklable("text"))
+    assert isinstance(error, Unpicklable) and error.number == 5 and "lock" in error.args[1]
+    assert isinstance(sent(Refuses("r")), Refuses)
+
+    class Local(Exception):
+        lock = threading.Lock()
+
+    local = sent(Local("local text"))
+    assert type(local) is not Local and isinstance(local, TaskError) and local.cause is None
+    assert "Local: local text" in str(local)
+    assert isinstance(sent(BadText()), BadText)
+
+
+def test_classes_that_cannot_be_combined_give_a_plain_task_error():
+    for error in (Final("x"), SystemExit(3), KeyboardInterrupt(), StopIteration(5), GeneratorExit()):
+        got = sent(error)
+        assert isinstance(got, TaskError) and not isinstance(got, type(error))
+        assert type(got.cause) is type(error)
+        assert type(error).__name__ in str(got)
+
+
+def test_exception_groups_arrive():
+    error = sent(ExceptionGroup("several", [ValueError(1), KeyError(2)]))
+    assert isinstance(error, TaskError)
+    assert [type(one) for one in error.cause.exceptions] == [ValueError, KeyError]
+
+
+def test_an_error_pickles_again():
+    error = sent(Picky(4, detail=1))
+    again = pickle.loads(pickle.dumps(error))
+    assert isinstance(again, Picky) and isinstance(again, TaskError)
+    assert str(again) == str(error) and again.facts == error.facts and again.code == 4
+
+
+def test_nested_errors_keep_class_and_story():
+    inner = sent(ValueError("the root"), {"function": "inner"})
+    outer = sent(inner, {"function": "outer"})
+    third = sent(outer, {"function": "third"})
+    assert isinstance(third, ValueError) and third.args == ("the root",)
+    assert third.cause.facts == {"function": "outer"} and third.cause.cause.facts == {"function": "inner"}
+    assert type(third.cause.cause.cause) is ValueError
+    assert type(third).__qualname__ == "TaskError(ValueError)"
+    assert str(third).splitlines()[0] == "ValueError: the root"
+    assert "raised in function inner" in str(third)
+    assert len(str(third)) < 8 * len(str(inner))
+
+
+def test_fabric_errors_raised_in_a_task_keep_their_class():
+    error = sent(GetTimeoutError("late"))
+    assert isinstance(error, GetTimeoutError) and isinstance(error, TimeoutError) and isinstance(error, TaskError)
+    assert error.facts == FACTS
+    assert isinstance(sent(TaskError("made by hand")), TaskError)
+
+
+def test_long_tracebacks_are_cut():
+    error = sent(ValueError("x" * 1_000_000))
+    assert len(error.traceback_text) < 100_000
+    assert "characters left out" in error.traceback_text
+
+
+def test_a_cause_whose_class_is_not_here_leaves_the_texts():
+    module = types.ModuleType("errors_elsewhere")
+    exec("class Odd(Exception): pass", module.__dict__)
+    sys.modules["errors_elsewhere"] = module
+    try:
+        data = s.dump_error(module.Odd("strange"), FACTS)
+    finally:
+        del sys.modules["errors_elsewhere"]
+    error = s.load_error(data)
+    assert error.cause is None and "errors_elsewhere.Odd: strange" in str(error)
+
+
+def test_failures_become_exceptions():
+    error = s.load_failure(pack_failure("WorkerCrashedError", "it died", (("signal", 9), ("text", "clash"))))
+    assert type(error) is WorkerCrashedError and str(error) == "it died" and error.facts == {"signal": 9, "text": "clash"}
+    for kind in ("Unheard", "Any", "annotations", "ValueError"):
+        assert type(s.load_failure(pack_failure(kind, "x"))) is FabricError
+
+
+def test_classes_of_main_keep_their_identity_through_a_worker():
+    """A class defined in ``__main__`` comes back from another process as the very class."""
+    program = """
+import subprocess, sys, base64
+from zfabric.adapters import serialization as s
+class Mine(Exception):
+    def __init__(self, a, b):
+        super().__init__(a)
+        self.b = b
+def f():
+    raise Mine(1, 2)
+worker = '''
+import sys, base64
+from zfabric.adapters import serialization as s
+function, _ = s.load_function(base64.b64decode(sys.stdin.read()))
+try: function()
+except Exception as error: print(base64.b64encode(s.dump_error(error, {})).decode())
+'''
+ran = subprocess.run([sys.executable, "-c", worker], input=base64.b64encode(s.dump_function(f)).decode(), capture_output=True, text=True)
+assert not ran.stderr, ran.stderr
+error = s.load_error(base64.b64decode(ran.stdout))
+assert isinstance(error, Mine) and error.b == 2, error
+print("fine")
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert ran.stdout == "fine\n", ran.stderr

@@ -1,0 +1,465 @@
+"""Values, arguments, functions and errors as bytes.
+
+A value without out-of-band buffers *is* its pickle (it starts with 0x80), so that small values cost nothing beyond it. One
+with buffers (numpy arrays, large ``bytes``, whatever offers pickle protocol 5 buffers) is a frame::
+
+    tag (1) | padding (3) | count of buffers (u32) | length of the pickle (u64) | length of each buffer (u64 each)
+    | the pickle | each buffer, at the next multiple of 64
+
+which is written straight into its place, and read without a copy: arrays are read-only views of the bytes, at every size,
+so that a program that runs with small arrays runs with large ones. When the bytes lie in shared memory, one numpy array over
+all of them stands between the memory and the views; it dies exactly when the last view does, and its finalizer lets go of the
+memory (once, in whatever thread that happens).
+
+Plain data (numbers, texts, small containers of them, arrays that hold no Python objects) is pickled by the C pickler
+directly; everything else by cloudpickle, so that functions, lambdas, classes of ``__main__`` and of modules registered by
+value always work. Refs inside a value report themselves to the ``serialize`` call of their thread (``note_reference``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import struct
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from zfabric.adapters.task_errors import dump_error, load_error, load_failure
+from zfabric.exceptions import FabricError, SerializationError
+from zfabric.protocol.ids import FUNCTION_BYTES
+
+__all__ = [
+    "ArgumentsTooLarge",
+    "SerializedValue",
+    "deserialize",
+    "dump_arguments",
+    "dump_error",
+    "dump_function",
+    "function_identity",
+    "load_arguments",
+    "load_error",
+    "load_failure",
+    "load_function",
+    "note_function",
+    "note_reference",
+    "register_plain",
+    "serialize",
+    "serialize_fast",
+]
+
+ALIGNMENT = 64
+"""Buffers start at multiples of this: a cache line, and more than any vector instruction asks for."""
+SCAN_MAX = 512
+"""Elements looked at before a container counts as not plain: past it cloudpickle's fixed cost no longer shows."""
+BUFFER_MIN = 16 * 1024
+"""``bytes`` at least this long are written from where they are, not copied through the pickle."""
+
+_TAG = 0x01
+_PICKLE = 0x80
+_HEAD = struct.Struct("<B3xIQ")
+_SCALARS = frozenset({int, float, str, bytes, bool, type(None), complex})
+_dumps, _loads = pickle.dumps, pickle.loads
+
+NONE = _dumps(None, 5)
+_TRUE, _FALSE = _dumps(True, 5), _dumps(False, 5)
+
+
+class _Collecting(threading.local):
+    """What the calls in progress on this thread collect."""
+
+    references: dict[bytes, None] | None = None
+    functions: list[Any] | None = None
+
+
+_collecting = _Collecting()
+_LEAVES: set[type] = set()
+
+
+def register_plain(kind: type) -> None:
+    """Let the C pickler take instances of exactly ``kind`` (importable everywhere, with a ``__reduce__`` of plain data)."""
+    _LEAVES.add(kind)
+
+
+def note_reference(object_id: bytes) -> bool:
+    """Called by a ref that is being pickled. False: no ``serialize`` call is at work, the ref leaves the fabric."""
+    references = _collecting.references
+    if references is None:
+        return False
+    references[object_id] = None
+    return True
+
+
+# --- plain or not ---------------------------------------------------------------------------------------------------------------
+
+_CLOUD, _BARE, _BUFFERED = 0, 1, 2
+"""How to pickle: by cloudpickle; by the C pickler; by the C pickler with buffers and refs looked after."""
+
+
+def _scan(value: Any) -> int:
+    """How ``value`` is to be pickled. Looks at types only, at most ``SCAN_MAX`` of them."""
+    if type(value) in _SCALARS:
+        return _BARE
+    answer, seen, stack = _BARE, 0, [value]
+    while stack:
+        item = stack.pop()
+        kind = type(item)
+        if kind in _SCALARS:
+            continue
+        if kind is tuple or kind is list or kind is set or kind is frozenset:
+            seen += len(item)
+            if seen > SCAN_MAX:
+                return _CLOUD
+            stack.extend(item)
+        elif kind is dict:
+            seen += 2 * len(item)
+            if seen > SCAN_MAX:
+                return _CLOUD
+            stack.extend(item)
+            stack.extend(item.values())
+        elif kind in _LEAVES or _is_plain_array(item, kind):
+            answer = _BUFFERED
+        else:
+            return _CLOUD
+    return answer
+
+
+def _is_plain_array(value: Any, kind: type) -> bool:
+    """Whether this is a numpy array or scalar without Python objects in it. Does not import numpy."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None or kind.__module__ != "numpy":
+        return False
+    return (kind is numpy.ndarray or issubclass(kind, numpy.generic)) and not value.dtype.hasobject
+
+
+# --- values -----------------------------------------------------------------------------------------------------------------------
+
+
+class SerializedValue:
+    """A value on its way out: a pickle, and the buffers that are written from where they are.
+
+    The buffers are views of the user's memory: write them before the call that made this returns to the user.
+    """
+
+    __slots__ = ("buffers", "contained", "size", "stream")
+
+    def __init__(self, stream: bytes, buffers: Sequence[memoryview] = (), contained: tuple[bytes, ...] = ()) -> None:
+        self.stream = stream
+        self.buffers = buffers
+        self.contained = contained
+        size = len(stream)
+        if buffers:
+            size += _HEAD.size + 8 * len(buffers)
+            for buffer in buffers:
+                size += -size % ALIGNMENT + buffer.nbytes
+        self.size = size
+
+    def _pieces(self) -> list[bytes | memoryview]:
+        lengths = [buffer.nbytes for buffer in self.buffers]
+        head = _HEAD.pack(_TAG, len(lengths), len(self.stream)) + struct.pack(f"<{len(lengths)}Q", *lengths)
+        pieces: list[bytes | memoryview] = [head, self.stream]
+        position = len(head) + len(self.stream)
+        for buffer in self.buffers:
+            gap = -position % ALIGNMENT
+            pieces += (bytes(gap), buffer)
+            position += gap + buffer.nbytes
+        return pieces
+
+    def to_bytes(self) -> bytes:
+        """The whole as one bytes object, for inline values."""
+        return b"".join(self._pieces()) if self.buffers else self.stream
+
+    def write_into(self, target: memoryview) -> None:
+        """The whole, written at the start of ``target`` (64-byte aligned, at least ``size`` long)."""
+        position = 0
+        for piece in self._pieces() if self.buffers else (self.stream,):
+            end = position + len(piece)
+            target[position:end] = piece
+            position = end
+
+
+def serialize(value: Any, where: str = "value") -> SerializedValue:
+    """``value`` as a ``SerializedValue``. SerializationError names the path, from ``where``, to what cannot be pickled."""
+    kind = type(value)
+    if kind in _SCALARS:
+        if kind is bytes and len(value) >= BUFFER_MIN:
+            return _pickle(_LargeBytes(value), _BUFFERED, where)
+        return SerializedValue(_dumps(value, 5))
+    how = _scan(value)
+    if how == _BARE:
+        return SerializedValue(_dumps(value, 5))
+    if _is_plain_array(value, kind) and value.ndim and not (value.flags.c_contiguous or value.flags.f_contiguous):
+        value = value.copy()
+    return _pickle(value, how, where)
+
+
+def serialize_fast(value: Any) -> bytes | None:
+    """``serialize(value).to_bytes()`` for plain data without buffers and refs; None for everything else."""
+    if value is None:
+        return NONE
+    kind = type(value)
+    if kind is bool:
+        return _TRUE if value else _FALSE
+    if kind in _SCALARS:
+        return None if kind is bytes and len(value) >= BUFFER_MIN else _dumps(value, 5)
+    return _dumps(value, 5) if _scan(value) == _BARE else None
+
+
+class _LargeBytes:
+    """Pickles ``bytes`` out-of-band, which the pickler itself never does."""
+
+    def __init__(self, value: bytes) -> None:
+        self.value = value
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return bytes, (pickle.PickleBuffer(self.value),)
+
+
+def _pickle(value: Any, how: int, where: str) -> SerializedValue:
+    """``value`` by the C pickler or cloudpickle, with its buffers and the refs inside it."""
+    buffers: list[pickle.PickleBuffer] = []
+    references: dict[bytes, None] = {}
+    previous, _collecting.references = _collecting.references, references
+    try:
+        if how == _CLOUD:
+            import cloudpickle
+
+            stream: bytes = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+        else:
+            stream = _dumps(value, 5, buffer_callback=buffers.append)
+        raw = [buffer.raw() for buffer in buffers]
+    except FabricError:
+        raise
+    except Exception as error:
+        raise _cannot_pickle(value, where, error) from error
+    finally:
+        _collecting.references = previous
+    return SerializedValue(stream, raw, tuple(references))
+
+
+def _cannot_pickle(value: Any, where: str, error: Exception) -> SerializationError:
+    from zfabric.adapters.unpicklable import blame
+
+    path = blame(value, where)
+    return SerializationError(f"cannot pickle {path} ({type(error).__name__}: {error})", path=path)
+
+
+def deserialize(data: bytes | memoryview, owner: Callable[[], None] | None = None, copy: bool = False) -> Any:
+    """The value of what ``SerializedValue`` wrote.
+
+    Arrays in it are read-only views of ``data``, or with ``copy`` writable copies. ``owner`` is called exactly once: when the
+    last view of ``data`` dies (in whatever thread that happens), or before this returns if there is none.
+    """
+    if not len(data) or data[0] != _TAG:
+        try:
+            return _load(data, ())
+        finally:
+            if owner is not None:
+                _let_go(owner)
+    view = memoryview(data)
+    if owner is not None:
+        import numpy
+
+        base: Any = numpy.frombuffer(view, numpy.uint8)
+        weakref.finalize(base, _let_go, owner).atexit = False
+        view = memoryview(base)
+        del base
+    if not view.readonly:
+        view = view.toreadonly()
+    stream, buffers = _split(view)
+    if copy:
+        return _load(stream, [bytearray(buffer) for buffer in buffers], copy)
+    return _load(stream, buffers)
+
+
+def _let_go(owner: Callable[[], None]) -> None:
+    """Call ``owner``; a finalizer has nobody to raise to, and at interpreter exit the client may be half gone."""
+    try:
+        owner()
+    except Exception:  # see above
+        pass
+
+
+def _split(view: memoryview) -> tuple[memoryview, list[memoryview]]:
+    """The pickle and the buffers of a frame; SerializationError if it is cut short."""
+    try:
+        _, count, length = _HEAD.unpack_from(view)
+        lengths = struct.unpack_from(f"<{count}Q", view, _HEAD.size)
+    except struct.error as error:
+        raise SerializationError(f"not a value of the fabric: {error}") from None
+    position = _HEAD.size + 8 * count
+    stream = view[position : position + length]
+    position += length
+    buffers = []
+    for size in lengths:
+        position += -position % ALIGNMENT
+        buffers.append(view[position : position + size])
+        position += size
+    if position > len(view):
+        raise SerializationError(f"a value of {position} bytes was cut to {len(view)}")
+    return stream, buffers
+
+
+def _load(stream: bytes | memoryview, buffers: Sequence[Any], copy: bool = False) -> Any:
+    try:
+        if copy:
+            return _copying_unpickler()(stream, buffers).load()
+        return _loads(stream, buffers=buffers) if buffers else _loads(stream)
+    except (FabricError, MemoryError):
+        raise
+    except Exception as error:  # user code runs here too (__setstate__, imports)
+        raise SerializationError(f"cannot unpickle a value: {type(error).__name__}: {error}") from error
+
+
+def _copying_unpickler() -> Callable[[Any, Any], pickle.Unpickler]:
+    """An unpickler whose arrays are all writable, also those that were read-only when they were pickled."""
+    import io
+
+    import numpy
+
+    def writable(*arguments: Any) -> Any:
+        return _from_buffer(*arguments).copy(order="K")
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            return writable if name == "_frombuffer" and module.startswith("numpy.") else super().find_class(module, name)
+
+    _from_buffer: Any = numpy.zeros(1).__reduce_ex__(5)[0]
+    return lambda stream, buffers: Unpickler(io.BytesIO(stream), buffers=buffers)
+
+
+# --- arguments ---------------------------------------------------------------------------------------------------------------------
+
+
+class ArgumentsTooLarge(Exception):
+    """The arguments are larger than the limit given to ``dump_arguments``: some of them must become objects."""
+
+
+def dump_arguments(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], ref_type: type[Any], limit: int | None = None
+) -> tuple[bytes, tuple[bytes, ...], tuple[bytes, ...]]:
+    """(bytes, dependencies, refs contained) of a call's arguments.
+
+    Arguments that are refs themselves become dependencies, each listed once; refs deeper down stay refs. No arguments are no
+    bytes; positional ones alone a tuple; anything else is the list [args, kwargs, places]. ArgumentsTooLarge past ``limit``.
+    """
+    if not kwargs:
+        if not args:
+            return b"", (), ()
+        for value in args:
+            if type(value) not in _SCALARS:
+                break
+        else:
+            data = _dumps(args, 5)
+            if limit is not None and len(data) > limit:
+                raise ArgumentsTooLarge
+            return data, (), ()
+    dependencies: dict[bytes, int] = {}
+    places: list[tuple[int | str, int]] = []
+    if ref_type in map(type, args) or ref_type in map(type, kwargs.values()):
+
+        def replaced(key: int | str, value: Any) -> Any:
+            if type(value) is not ref_type:
+                return value
+            places.append((key, dependencies.setdefault(value.binary(), len(dependencies))))
+            return None
+
+        args = tuple([replaced(index, value) for index, value in enumerate(args)])
+        kwargs = {name: replaced(name, value) for name, value in kwargs.items()}
+    whole: Any = [args, dict(kwargs), places] if kwargs or places else args
+    data, contained = _dump_whole(whole, args, kwargs, limit)
+    return data, tuple(dependencies), contained
+
+
+def _dump_whole(whole: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], limit: int | None) -> tuple[bytes, tuple[bytes, ...]]:
+    how = _scan(whole)
+    if how == _BARE:
+        data = _dumps(whole, 5)
+        if limit is not None and len(data) > limit:
+            raise ArgumentsTooLarge
+        return data, ()
+    try:
+        serialized = _pickle(whole, how, "args")
+    except SerializationError:
+        for name, value in [*((f"args[{index}]", value) for index, value in enumerate(args)), *kwargs.items()]:
+            serialize(value, name)
+        raise
+    if limit is not None and serialized.size > limit:
+        raise ArgumentsTooLarge
+    return serialized.to_bytes(), serialized.contained
+
+
+def load_arguments(data: bytes | memoryview, values: Sequence[Any] = ()) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """(args, kwargs) of what ``dump_arguments`` made, with ``values`` (of its dependencies, in order) in their places."""
+    if not data:
+        return (), {}
+    whole = deserialize(data)
+    if type(whole) is tuple:
+        return whole, {}
+    args, kwargs, places = whole
+    if places:
+        args = list(args)
+        for key, index in places:
+            if type(key) is int:
+                args[key] = values[index]
+            else:
+                kwargs[key] = values[index]
+        args = tuple(args)
+    return args, kwargs
+
+
+# --- functions -----------------------------------------------------------------------------------------------------------------------
+
+_GENERATOR = 0x20
+"""``inspect.CO_GENERATOR``, without importing inspect in every worker."""
+
+Retry = bool | tuple[type[BaseException], ...]
+
+
+def dump_function(function: Callable[..., Any], retry: Retry = False, name: str = "function") -> bytes:
+    """What a worker needs of a function: itself, and which exceptions are worth another attempt (True: all)."""
+    return _pickle((function, retry), _CLOUD, name).to_bytes()
+
+
+def function_identity(payload: bytes, options: tuple[tuple[Any, ...], ...]) -> bytes:
+    """The id of a function: a hash of its payload and options (16 bytes)."""
+    digest = hashlib.blake2b(payload, digest_size=FUNCTION_BYTES)
+    digest.update(repr(options).encode())
+    return digest.digest()
+
+
+def note_function(remote: Any) -> None:
+    """Called by a remote function that is unpickled without an id: ``remote.adopt(function, payload, id)`` may follow."""
+    if _collecting.functions is not None:
+        _collecting.functions.append(remote)
+
+
+def load_function(payload: bytes | memoryview, function_id: bytes = b"") -> tuple[Callable[..., Any], Callable[[BaseException], bool]]:
+    """The callable, and whether an exception it raised is worth another attempt, of what ``dump_function`` made.
+
+    A function that calls itself remotely carries a remote function of itself, which could not know its id when it was
+    pickled; it is told here. A generator function is run to its end: its items are the values.
+    """
+    found: list[Any] = []
+    previous, _collecting.functions = _collecting.functions, found
+    try:
+        function, retry = deserialize(payload)
+    finally:
+        _collecting.functions = previous
+    for remote in found:
+        remote.adopt(function, bytes(payload), function_id)
+    if getattr(getattr(function, "__code__", None), "co_flags", 0) & _GENERATOR:
+        function = _run_to_its_end(function)
+    if isinstance(retry, bool):
+        return function, lambda error: retry and isinstance(error, Exception)
+    return function, lambda error: isinstance(error, retry)
+
+
+def _run_to_its_end(generator: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
+    def items(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        return tuple(generator(*args, **kwargs))
+
+    items.__name__, items.__qualname__ = generator.__name__, generator.__qualname__
+    return items

@@ -1,0 +1,235 @@
+"""Exceptions on their way from the worker where they were raised to whoever asks for the value.
+
+A worker packs the exception (``dump_error``) as a pickled tuple of plain texts with the pickled exception inside, so that
+the outer part can be read even where the inner one cannot: the class may not be importable here, or may refuse to be made.
+``load_error`` then builds a ``TaskError`` that is also an instance of the class that was raised. It does so without calling
+that class's ``__init__``, whose signature is nobody's business: it makes the instance with ``__new__`` and copies the state
+of the original over, attributes and C-level members (``errno``, ``value``) alike.
+
+A ``TaskError`` keeps the bytes it was made from and pickles as them, so it travels on unchanged; when a task raises one
+again, the next one wraps it: ``error.cause`` is then a ``TaskError`` itself, and every one of them is an instance of the
+class that was raised first.
+"""
+
+from __future__ import annotations
+
+import pickle
+import types
+from collections.abc import Mapping
+from typing import Any
+
+from zfabric import exceptions
+from zfabric.exceptions import FabricError, TaskError
+from zfabric.protocol.failures import unpack_failure
+
+TRACEBACK_BYTES_MAX = 32 * 1024
+"""Longest remote traceback that travels: more than anyone reads, and no burden if a million tasks fail."""
+
+_PACKAGE = __file__.rpartition("/adapters/")[0] + "/"
+_UNFIT = (StopIteration, StopAsyncIteration)
+"""Not combined with: Python gives these a meaning of their own when they pass through a generator or a coroutine."""
+
+
+# --- where it was raised ----------------------------------------------------------------------------------------------------
+
+
+def dump_error(exception: BaseException, facts: Mapping[str, Any]) -> bytes:
+    """``exception`` as bytes, whatever it is made of. ``facts`` are plain data: function, node, pid, attempt, …"""
+    user_class = _raised_class(exception)
+    return pickle.dumps(
+        (
+            f"{user_class.__module__}.{user_class.__qualname__}".removeprefix("builtins."),
+            _text_of(exception),
+            _traceback_of(exception),
+            dict(facts),
+            _pickled(exception),
+        ),
+        5,
+    )
+
+
+def _raised_class(exception: BaseException) -> type[BaseException]:
+    """The class that was raised first, however often a TaskError has wrapped it since."""
+    found = vars(exception).get("_user_class") if isinstance(exception, TaskError) else None
+    return found if isinstance(found, type) else type(exception)
+
+
+def _text_of(exception: BaseException) -> str:
+    if isinstance(exception, TaskError) and "_text" in vars(exception):
+        return str(vars(exception)["_text"])
+    try:
+        return str(exception)
+    except Exception:  # a broken __str__ must not hide the error
+        return "<its text cannot be had>"
+
+
+def _traceback_of(exception: BaseException) -> str:
+    """The traceback without the fabric's own frames at its top, cut in the middle if it is very long."""
+    import traceback
+
+    trace = exception.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        trace = trace.tb_next
+    try:
+        text = "".join(traceback.format_exception(type(exception), exception, trace))
+    except Exception:  # formatting runs the user's __str__ and __repr__
+        text = "".join(traceback.format_tb(trace)) + type(exception).__qualname__ + "\n"
+    if len(text) > TRACEBACK_BYTES_MAX:
+        half = TRACEBACK_BYTES_MAX // 2
+        text = f"{text[:half]}\n  ... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
+    return text
+
+
+def _pickled(exception: BaseException) -> bytes | None:
+    """The exception in the best form that survives a round trip: itself, its class and state, or None."""
+    import cloudpickle
+
+    candidates: list[Any] = [lambda: exception, lambda: _Remains(type(exception), exception.args, vars(exception))]
+    candidates.append(lambda: _Remains(type(exception), _safe(exception.args), _safe(vars(exception))))
+    for candidate in candidates:
+        try:
+            data: bytes = cloudpickle.dumps(candidate(), 5)
+            loaded = pickle.loads(data)
+        except Exception:  # whatever the user's class does when it is pickled, the next form may still work
+            continue
+        if isinstance(loaded, type(exception)):
+            return data
+    return None
+
+
+def _safe(value: Any) -> Any:
+    """``value`` (a dict or tuple) with what cannot be pickled replaced by its repr."""
+    from zfabric.adapters.unpicklable import picklable
+
+    if isinstance(value, dict):
+        return {name: item if picklable(item) else _repr(item) for name, item in value.items()}
+    return tuple(item if picklable(item) else _repr(item) for item in value)
+
+
+def _repr(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception:  # as for any text of the user's objects
+        return f"<{type(value).__qualname__}>"
+
+
+class _Remains:
+    """Pickles as an exception made of a class, its arguments and its attributes, without calling ``__init__``."""
+
+    def __init__(self, kind: type[BaseException], arguments: tuple[Any, ...], state: dict[str, Any]) -> None:
+        self.parts = (kind, arguments, state)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _assemble, self.parts
+
+
+def _assemble(kind: type[BaseException], arguments: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+    exception = BaseException.__new__(kind) if kind.__new__ is BaseException.__new__ else kind.__new__(kind, *arguments)
+    exception.args = arguments
+    vars(exception).update(state)
+    return exception
+
+
+# --- where it is asked for ------------------------------------------------------------------------------------------------------
+
+
+def load_error(data: bytes | memoryview) -> TaskError:
+    """The TaskError that ``dump_error`` packed, also an instance of the class that was raised wherever that works."""
+    name, text, traceback_text, facts, pickled = pickle.loads(data)
+    cause = None
+    if pickled is not None:
+        try:
+            cause = pickle.loads(pickled)
+        except Exception:  # its module may not exist here; the texts still tell the story
+            cause = None
+    error = _combined(cause)
+    user_class = _raised_class(cause) if cause is not None else TaskError
+    vars(error).update(
+        cause=cause,
+        traceback_text=traceback_text,
+        facts=facts,
+        _text=text,
+        _class_name=name,
+        _user_class=user_class,
+        _payload=bytes(data),
+    )
+    return error
+
+
+_CLASSES: dict[type[BaseException], type[TaskError]] = {}
+
+
+def _combined(cause: BaseException | None) -> TaskError:
+    """A TaskError with the class and state of ``cause``, or a plain one where the two do not go together."""
+    kind = TaskError if cause is None else _raised_class(cause)
+    if isinstance(cause, Exception) and not issubclass(kind, (TaskError, *_UNFIT)):
+        try:
+            error = _class_for(kind).__new__(_class_for(kind), *cause.args)
+            error.args = cause.args
+            _copy_state(cause, error, kind)
+            if isinstance(error, kind):
+                return error
+        except Exception:  # a class that cannot be inherited from, or made; the plain error has all the facts
+            pass
+    error = _PlainTaskError.__new__(_PlainTaskError)
+    error.args = cause.args if cause is not None else ()
+    return error
+
+
+def _class_for(kind: type[BaseException]) -> type[TaskError]:
+    known = _CLASSES.get(kind)
+    if known is None:
+        name = f"TaskError({kind.__qualname__})"
+        namespace = {"__module__": TaskError.__module__, "__qualname__": name, "__doc__": TaskError.__doc__}
+        known = _CLASSES[kind] = types.new_class(name, (_PlainTaskError, kind), exec_body=lambda body: body.update(namespace))
+    return known
+
+
+def _copy_state(cause: BaseException, error: BaseException, kind: type[BaseException]) -> None:
+    """Attributes, slots and the members of exceptions written in C (``errno``, ``value``, ``obj``)."""
+    members = (types.MemberDescriptorType, types.GetSetDescriptorType)
+    for base in kind.__mro__:
+        for name, member in vars(base).items():
+            if isinstance(member, members) and not name.startswith("__"):
+                try:
+                    member.__set__(error, member.__get__(cause))
+                except Exception:  # not set there, or read-only: nothing to copy
+                    continue
+    vars(error).update(vars(cause))
+
+
+class _PlainTaskError(TaskError):
+    """A TaskError from a worker: knows its story, and pickles as the bytes it came as."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Nothing: the state is copied, and the user's ``__init__`` is not run a second time."""
+
+    def __str__(self) -> str:
+        known = vars(self)
+        said = f"{known['_class_name']}: {known['_text']}" if known["_text"] else known["_class_name"]
+        remote = known["traceback_text"].rstrip().replace("\n", "\n  ")
+        where = ", ".join(f"{name} {value}" for name, value in known["facts"].items())
+        return f"{said}\n  raised in {where or 'a task'}\n  {remote}"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__qualname__}({vars(self)['_text']!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return load_error, (vars(self)["_payload"],)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return self.__reduce__()
+
+
+_PlainTaskError.__name__ = _PlainTaskError.__qualname__ = "TaskError"
+_PlainTaskError.__module__ = TaskError.__module__
+
+
+def load_failure(payload: bytes | memoryview) -> FabricError:
+    """The exception for what the fabric could not do (``protocol.failures``); an unknown kind is a plain FabricError."""
+    kind, text, facts = unpack_failure(bytes(payload))
+    found: Any = getattr(exceptions, kind, None)
+    known = isinstance(found, type) and issubclass(found, FabricError)
+    error: FabricError = found(text) if known else FabricError(f"{kind}: {text}")
+    error.facts = dict(facts)
+    return error

@@ -1,0 +1,371 @@
+"""Values and waiting: ``get``, ``put``, ``wait``, ``as_completed``, ``cancel``; and questions about the cluster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from zfabric.adapters.serialization import deserialize, serialize
+from zfabric.api.errors import a, error_of
+from zfabric.api.lifecycle import connected
+from zfabric.api.refs import ObjectRef
+from zfabric.exceptions import FabricError, GetTimeoutError, NotInitializedError
+from zfabric.protocol.ids import is_put
+from zfabric.protocol.machine import Explanation as _Explanation
+from zfabric.protocol.messages import OK
+from zfabric.protocol.options import RESOURCE_UNIT
+from zfabric.runtime import interface
+from zfabric.runtime.interface import ClientInterface, Outcome
+
+_ONLY_REFS = {ObjectRef}
+
+
+# --- values -----------------------------------------------------------------------------------------------------------------------
+
+
+def get(refs: Any, *, timeout: float | None = None, copy: bool = False) -> Any:
+    """The value of a ref, or the values of a list (or tuple, also nested) of refs, in its shape. Waits for them.
+
+    Arrays are read-only views of shared memory (nothing is copied, whatever their size); ``copy=True`` gives writable copies.
+    A ref that is listed twice gives the same object twice.
+
+    Raises what the task raised: a TaskError that is also an instance of the class that was raised (of several failures, the
+    first in the list); GetTimeoutError after ``timeout`` seconds, 0 asking only for what is there; TypeError for what is no ref.
+
+    >>> import zfabric as zf
+    >>> zf.get(zf.put("value"))
+    'value'
+    >>> zf.get([zf.put(1), [zf.put(2), zf.put(3)]])
+    [1, [2, 3]]
+    """
+    if timeout is not None:
+        _check_timeout(timeout)
+    if type(refs) is ObjectRef:
+        outcome = owner_of(refs).get((refs._id,), timeout)[0]
+        if outcome.status != OK:
+            raise error_of(outcome)
+        return deserialize(outcome.data, outcome.release, copy)
+    if type(refs) is list and set(map(type, refs)) == _ONLY_REFS:
+        values = _values(refs, timeout, copy)
+        return [values[ref._id] for ref in refs]
+    flat: list[ObjectRef] = []
+    _flatten(refs, "", flat)
+    values = _values(flat, timeout, copy) if flat else {}
+    return _shape(refs, values)
+
+
+def _values(refs: Sequence[ObjectRef], timeout: float | None, copy: bool) -> dict[bytes, Any]:
+    """The values of ``refs`` by id. The first failure is raised, and what was not read is let go of."""
+    clients = {ref._client for ref in refs}
+    client = owner_of(refs[0])
+    if len(clients) > 1 and not clients <= {client, None}:
+        raise _stale()
+    ids = list(dict.fromkeys([ref._id for ref in refs]))
+    outcomes = iter(client.get(ids, timeout))
+    values = {}
+    try:
+        for object_id, (status, data, release) in zip(ids, outcomes, strict=False):
+            if status != OK:
+                raise error_of(Outcome(status, data, release))
+            values[object_id] = deserialize(data, release, copy)
+    finally:
+        for outcome in outcomes:
+            if outcome.release is not None:
+                outcome.release()
+    return values
+
+
+def _flatten(refs: Any, path: str, into: list[ObjectRef]) -> None:
+    if type(refs) is ObjectRef:
+        into.append(refs)
+    elif isinstance(refs, (list, tuple)):
+        for index, item in enumerate(refs):
+            _flatten(item, f"{path}[{index}]", into)
+    else:
+        where = f"get([...]){path} is {a(refs)}" if path else f"get() was given {a(refs)}"
+        raise TypeError(f"{where}, not an ObjectRef; f.remote(...) and zf.put(...) give refs, and get takes them or lists of them")
+
+
+def _shape(refs: Any, values: dict[bytes, Any]) -> Any:
+    if type(refs) is ObjectRef:
+        return values[refs._id]
+    shaped = [_shape(item, values) for item in refs]
+    return shaped if isinstance(refs, list) else tuple(shaped)
+
+
+def owner_of(ref: ObjectRef) -> ClientInterface:
+    """The client of ``ref``; NotInitializedError if the cluster it belongs to was shut down."""
+    client = interface.current()
+    if client is not ref._client:
+        if ref._client is None:  # unpickled before there was a client
+            client = ref._client = connected()
+            client.add_reference(ref._id)
+        elif client is None or not client.job:  # the second raises with advice in a forked child
+            raise NotInitializedError("there is no cluster any more: zf.shutdown() was called, and its values are gone")
+        else:
+            raise _stale()
+    return client  # type: ignore[return-value]
+
+
+def _stale() -> NotInitializedError:
+    return NotInitializedError("this ref belongs to a cluster that was shut down, and its value went with it")
+
+
+def _check_timeout(timeout: Any) -> None:
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        raise TypeError(f"timeout is a number of seconds or None, not {a(timeout)}")
+    if not timeout >= 0:
+        raise ValueError(f"timeout cannot be negative: {timeout!r}")
+
+
+def put(value: Any, *, durable: bool = False) -> ObjectRef:
+    """Store a value once, to be passed to many tasks or read by many; returns its ref.
+
+    With ``durable`` the value is on disk when this returns, and outlives every process of the cluster; a value that was only
+    put cannot be made again when its memory is lost, since no task made it.
+
+    Raises SerializationError if it cannot be pickled, ObjectTooLargeError, ObjectStoreFullError; TypeError for a ref.
+
+    >>> import zfabric as zf
+    >>> ref = zf.put([1, 2, 3])
+    >>> zf.get(ref)
+    [1, 2, 3]
+    """
+    if type(value) is ObjectRef:
+        raise TypeError(f"put() was given an ObjectRef, which names a stored value already; pass it on, or put [ref] ({value!r})")
+    client = interface._current or connected()
+    return ObjectRef(client.put(serialize(value), durable), client)
+
+
+# --- waiting ------------------------------------------------------------------------------------------------------------------------
+
+
+def wait(
+    refs: Sequence[ObjectRef], *, num_returns: int = 1, timeout: float | None = None, fetch_local: bool = True
+) -> tuple[list[ObjectRef], list[ObjectRef]]:
+    """(ready, not ready): waits until ``num_returns`` of the refs have a value (or failed), or ``timeout`` seconds passed.
+
+    The order of ``refs`` is kept in both lists, and the first has at most ``num_returns``. An empty list gives two.
+
+    >>> import zfabric as zf
+    >>> ready, rest = zf.wait([zf.put(1), zf.put(2)], num_returns=2)
+    >>> len(ready), len(rest)
+    (2, 0)
+    """
+    if isinstance(refs, ObjectRef):
+        raise TypeError("wait() takes a list of ObjectRefs, and was given a single one; write zf.wait([ref])")
+    if not isinstance(refs, (list, tuple)):
+        raise TypeError(f"wait() takes a list of ObjectRefs, not {a(refs)}")
+    if timeout is not None:
+        _check_timeout(timeout)
+    if not refs:
+        return [], []
+    _check_refs(refs, "wait")
+    ids = [ref._id for ref in refs]
+    if len(set(ids)) != len(ids):
+        twice = next(index for index, object_id in enumerate(ids) if object_id in ids[:index])
+        raise ValueError(f"wait() takes each ref once: wait([...])[{twice}] was listed before")
+    if isinstance(num_returns, bool) or not isinstance(num_returns, int):
+        raise TypeError(f"num_returns is an int, not {a(num_returns)}")
+    if not 1 <= num_returns <= len(ids):
+        raise ValueError(f"num_returns is from 1 to the number of refs ({len(ids)}), not {num_returns}")
+    done = owner_of(refs[0]).wait(ids, num_returns, timeout, fetch_local)
+    ready: list[ObjectRef] = []
+    rest: list[ObjectRef] = []
+    for ref in refs:
+        (ready if ref._id in done and len(ready) < num_returns else rest).append(ref)
+    return ready, rest
+
+
+def _check_refs(refs: Iterable[Any], name: str) -> None:
+    for index, ref in enumerate(refs):
+        if type(ref) is not ObjectRef:
+            raise TypeError(f"{name}([...])[{index}] is {a(ref)}, not an ObjectRef")
+
+
+def as_completed(refs: Iterable[ObjectRef], *, timeout: float | None = None) -> Iterator[ObjectRef]:
+    """The refs in the order in which they get a value (or fail), each once.
+
+    Raises GetTimeoutError where ``timeout`` seconds after the first ``next`` some are still without.
+
+    >>> import zfabric as zf
+    >>> sorted(zf.get(ref) for ref in zf.as_completed([zf.put(1), zf.put(2)]))
+    [1, 2]
+    """
+    if isinstance(refs, ObjectRef):
+        raise TypeError("as_completed() takes several ObjectRefs, and was given a single one; write zf.as_completed([ref])")
+    if timeout is not None:
+        _check_timeout(timeout)
+    listed = list(refs)
+    _check_refs(listed, "as_completed")
+    return _completions({ref._id: ref for ref in listed}, timeout)
+
+
+def _completions(waiting: dict[bytes, ObjectRef], timeout: float | None) -> Iterator[ObjectRef]:
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while waiting:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        ids = list(waiting)
+        done = owner_of(waiting[ids[0]]).wait(ids, 1, left, True)
+        if not done:
+            raise GetTimeoutError(f"{len(waiting)} of the refs had no value after {timeout:g} s; their tasks go on")
+        for object_id in ids:
+            if object_id in done:
+                yield waiting.pop(object_id)
+
+
+def cancel(ref: ObjectRef, *, force: bool = False, recursive: bool = True) -> None:
+    """Ask for the end of the task that makes ``ref``: it is not started, or interrupted (TaskCancelledError in the task).
+
+    ``force`` kills its worker instead; ``recursive`` takes the tasks it started along. A task that has finished stays so.
+    ``get`` of a cancelled task's ref raises TaskCancelledError.
+
+    >>> import zfabric as zf
+    >>> @zf.remote
+    ... def forever():
+    ...     while True: pass
+    >>> ref = forever.remote()
+    >>> zf.cancel(ref)
+    >>> try: zf.get(ref)
+    ... except zf.TaskCancelledError: print("cancelled")
+    cancelled
+    """
+    if type(ref) is not ObjectRef:
+        raise TypeError(f"cancel() takes an ObjectRef, not {a(ref)}")
+    if is_put(ref._id):
+        raise ValueError("cancel() takes the ref of a task; this one was put, and no task makes it")
+    owner_of(ref).cancel((ref._id,), bool(force), bool(recursive))
+
+
+# --- questions ------------------------------------------------------------------------------------------------------------------------
+
+
+class Explanation:
+    """Why a task or value is as it is: ``state`` in one word, ``reason`` in a sentence, ``facts`` by name; reads well printed."""
+
+    def __init__(self, subject: str, state: str, reason: str, facts: Mapping[str, str]) -> None:
+        self.subject = subject
+        self.state = state
+        self.reason = reason
+        self.facts = dict(facts)
+
+    def __str__(self) -> str:
+        lines = [f"{self.subject}: {self.state}", f"  {self.reason}"] if self.reason else [f"{self.subject}: {self.state}"]
+        width = max(map(len, self.facts), default=0)
+        return "\n".join([*lines, *(f"  {name:<{width}}  {value}" for name, value in self.facts.items())])
+
+    def __repr__(self) -> str:
+        return f"Explanation({self.subject!r}, {self.state!r}, {self.reason!r}, {self.facts!r})"
+
+
+def explain(ref: ObjectRef | str | bytes) -> Explanation:
+    """Why the task of ``ref`` (a ref, or an id as the command line shows it) is as it is: what it waits for, where it ran.
+
+    >>> import zfabric as zf
+    >>> print(zf.explain(zf.put(1)).state)  # doctest: +SKIP
+    ready
+    """
+    if type(ref) is ObjectRef:
+        client, subject = owner_of(ref), ref._id
+    elif isinstance(ref, (str, bytes)):
+        try:
+            client, subject = connected(), bytes.fromhex(ref) if isinstance(ref, str) else ref
+        except ValueError:
+            raise TypeError(f"explain() takes a ref or an id in hexadecimal, not {ref!r}") from None
+    else:
+        raise TypeError(f"explain() takes a ref or an id, not {a(ref)}")
+    answer = client.query("explain", subject)
+    if answer is None:
+        return Explanation(subject.hex(), "unknown", "Nothing is known of it: it ended and was forgotten, or never was.", {})
+    if isinstance(answer, Mapping):
+        answer = _Explanation(subject, answer["state"], answer["reason"], tuple(dict(answer.get("facts") or {}).items()))
+    _, state, reason, facts = answer
+    return Explanation(subject.hex(), state, reason, dict(facts))
+
+
+def nodes() -> list[dict[str, Any]]:
+    """The nodes of the cluster, a dict each with Ray's keys: NodeID, Alive, NodeManagerHostname, Resources, …
+
+    ``Available`` is what of ``Resources`` is free.
+
+    >>> import zfabric as zf
+    >>> [node["Alive"] for node in zf.nodes()]
+    [True]
+    """
+    answer = connected().query("nodes")
+    return [_node(row) for row in answer or ()]
+
+
+def _node(row: Mapping[str, Any]) -> dict[str, Any]:
+    identifier = row.get("node", row.get("id", b""))
+    name = identifier.hex() if isinstance(identifier, bytes) else str(identifier)
+    alive = bool(row.get("alive", True))
+    known = {"node", "id", "alive", "host", "address", "total", "available", "labels"}
+    return {
+        "NodeID": name,
+        "Alive": alive,
+        "alive": alive,
+        "NodeManagerAddress": str(row.get("address", "")),
+        "NodeManagerHostname": str(row.get("host", "")),
+        "NodeName": str(row.get("host", "")),
+        "Resources": _amounts(row.get("total", ())),
+        "Available": _amounts(row.get("available", ())),
+        "Labels": dict(row.get("labels") or {}),
+        **{key: value for key, value in row.items() if key not in known},
+    }
+
+
+def _amounts(pairs: Any) -> dict[str, float]:
+    """Fixed-point pairs (or a mapping of them) as floats; CPUs lent to others never show as negative."""
+    items = pairs.items() if isinstance(pairs, Mapping) else pairs or ()
+    return {name: max(0.0, amount / RESOURCE_UNIT) for name, amount in items}
+
+
+def _sum(key: str) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for node in nodes():
+        if node["Alive"]:
+            for name, amount in node[key].items():
+                total[name] = total.get(name, 0.0) + amount
+    return total
+
+
+def cluster_resources() -> dict[str, float]:
+    """What the living nodes have, by resource.
+
+    >>> import zfabric as zf
+    >>> zf.cluster_resources()["CPU"] >= 1
+    True
+    """
+    return _sum("Resources")
+
+
+def available_resources() -> dict[str, float]:
+    """What of ``cluster_resources()`` is free now.
+
+    >>> import zfabric as zf
+    >>> zf.available_resources()["CPU"] <= zf.cluster_resources()["CPU"]
+    True
+    """
+    return {name: amount for name, amount in _sum("Available").items() if amount}
+
+
+def timeline(filename: str | None = None) -> list[dict[str, Any]] | None:
+    """What ran when and where, as a Chrome trace (for Perfetto or chrome://tracing): returned, or written to ``filename``.
+
+    >>> import zfabric as zf
+    >>> isinstance(zf.timeline(), list)
+    True
+    """
+    answer = connected().query("timeline", timeout=60.0)
+    if not isinstance(answer, (list, tuple)):
+        raise FabricError(f"the daemon's timeline is not a list of events but {a(answer)}")
+    events = [dict(event) for event in answer]
+    if filename is None:
+        return events
+    import json
+
+    with open(filename, "w", encoding="utf-8") as file:
+        json.dump(events, file)
+    return None

@@ -1,0 +1,36 @@
+"""From outcomes to exceptions, and the texts for what callers get wrong about refs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zfabric.adapters.serialization import load_error, load_failure
+from zfabric.protocol.messages import ERROR
+from zfabric.runtime.interface import Outcome
+
+
+def error_of(outcome: Outcome) -> Exception:
+    """The exception that an outcome without a value stands for. Lets go of the outcome's memory."""
+    try:
+        return load_error(outcome.data) if outcome.status == ERROR else load_failure(outcome.data)
+    finally:
+        if outcome.release is not None:
+            outcome.release()
+
+
+def near(name: str, known: Any) -> str:
+    """A hint such as "; did you mean 'num_cpus'?", or nothing."""
+    import difflib
+
+    found = difflib.get_close_matches(str(name), list(known), 1)
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def a(value: Any) -> str:
+    """How a value is called in an error, such as "an int (5)"."""
+    name = type(value).__name__
+    text = repr(value) if isinstance(value, (int, float, str, bytes, bool, type(None))) else ""
+    if len(text) > 40:
+        text = text[:37] + "..."
+    article = "an" if name[:1].lower() in "aeiou" else "a"
+    return f"{article} {name}" + (f" ({text})" if text else "")

@@ -1,0 +1,94 @@
+"""Refs for asyncio and for ``concurrent.futures``. Imported on first use, since most programs need neither.
+
+The fabric says that a value is there from a thread of its own. For asyncio the news is collected per event loop, and the loop
+is woken once for all of it; the value itself is fetched in the loop's thread, where it is then at hand. A future's value is
+fetched by one thread of ours, because the fabric's own must not wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from zfabric.api.refs import ObjectRef
+
+
+class _Wakeups:
+    """What is to be told to one event loop, and whether it has been woken for it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._wake = loop.call_soon_threadsafe
+        self._ready: deque[asyncio.Future[None]] = deque()
+        self._armed = False
+
+    def add(self, future: asyncio.Future[None]) -> None:
+        """From any thread: ``future`` is done. Appending comes before looking, so no wake-up is lost."""
+        self._ready.append(future)
+        if not self._armed:
+            self._armed = True
+            try:
+                self._wake(self._flush)
+            except RuntimeError:  # the loop is closed, so nobody waits any more
+                pass
+
+    def _flush(self) -> None:
+        self._armed = False
+        while self._ready:
+            future = self._ready.popleft()
+            if not future.done():
+                future.set_result(None)
+
+
+_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Wakeups] = WeakKeyDictionary()
+
+
+async def wait_in_loop(ref: ObjectRef) -> Any:
+    """The value of ``ref``, without blocking the running event loop."""
+    from zfabric.api.core import get, owner_of
+
+    loop = asyncio.get_running_loop()
+    wakeups = _loops.get(loop)
+    if wakeups is None:
+        wakeups = _loops[loop] = _Wakeups(loop)
+    done = loop.create_future()
+    tell = wakeups.add
+    owner_of(ref).add_done_callback(ref.binary(), lambda _: tell(done))
+    await done
+    return get(ref)
+
+
+_queue: SimpleQueue[tuple[ObjectRef, Future[Any]]] = SimpleQueue()
+_thread: threading.Thread | None = None
+_starting = threading.Lock()
+
+
+def _resolve() -> None:
+    from zfabric.api.core import get
+
+    while True:
+        ref, future = _queue.get()
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(get(ref))
+            except BaseException as error:  # whatever it is, it is the future's to raise
+                future.set_exception(error)
+        del ref, future
+
+
+def future_of(ref: ObjectRef) -> Future[Any]:
+    """A future of the value of ``ref``."""
+    global _thread
+    from zfabric.api.core import owner_of
+
+    with _starting:
+        if _thread is None:
+            _thread = threading.Thread(target=_resolve, name="zfabric-futures", daemon=True)
+            _thread.start()
+    future: Future[Any] = Future()
+    owner_of(ref).add_done_callback(ref.binary(), lambda _: _queue.put((ref, future)))
+    return future

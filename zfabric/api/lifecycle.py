@@ -1,0 +1,280 @@
+"""The beginning and the end: ``init``, ``shutdown``, and the start on first use.
+
+After a fork of a process that has a client, the child's client is one whose every use raises: sockets and shared mappings
+belong to the parent, and two processes on one socket lose each other's messages. Refs in the child let go of nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn, cast
+
+from zfabric.api.errors import near
+from zfabric.config import Config
+from zfabric.exceptions import AlreadyInitializedError, ConfigError, NotInitializedError
+from zfabric.runtime import interface
+from zfabric.runtime.interface import ClientInterface
+
+ADDRESS_VARIABLE = "ZFABRIC_ADDRESS"
+"""Environment variable with the cluster to join where ``init`` names none."""
+RUNTIME_ENV_VARIABLE = "ZFABRIC_RUNTIME_ENV"
+"""Environment variable in which ``init(runtime_env=)`` reaches the tasks that tasks start."""
+
+_IGNORED = {
+    "include_dashboard",
+    "dashboard_host",
+    "dashboard_port",
+    "logging_level",
+    "logging_format",
+    "logging_config",
+    "configure_logging",
+    "job_config",
+    "log_to_driver_stderr",
+    "local_mode_warning",
+    "enable_resource_isolation",
+    "allow_multiple",
+    "storage",
+    "labels",
+    "_temp_dir",
+    "_node_ip_address",
+    "_driver_object_store_memory",
+    "_memory",
+    "_redis_password",
+    "_redis_username",
+    "_metrics_export_port",
+    "_system_config",
+    "_tracing_startup_hook",
+    "_enable_object_reconstruction",
+    "_plasma_directory",
+    "_object_spilling_directory",
+    "_node_name",
+    "_skip_env_hook",
+}
+"""Keywords of Ray's ``init`` that say how Ray runs, not what the program means: accepted, without effect."""
+
+_lock = threading.RLock()
+_started: ClientInterface | None = None
+_runtime_env: dict[str, Any] | None = None
+
+
+class _ForkedClient:
+    """The client of a forked child: no use of it is possible."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise NotInitializedError(
+            "this process was forked from one that uses zfabric, and cannot share its connection; start it with "
+            "multiprocessing's 'spawn' method (or subprocess), or use tasks instead of processes"
+        )
+
+
+def _after_fork() -> None:
+    global _started
+    _started = None
+    if interface.current() is not None:
+        interface.set_current(cast(ClientInterface, _ForkedClient()))
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class ClusterContext(Mapping[str, Any]):
+    """What ``init`` returns: facts about the cluster, and a context manager that shuts it down.
+
+    >>> import zfabric as zf
+    >>> with zf.init(num_cpus=1, ignore_reinit_error=True) as cluster:
+    ...     len(cluster["node_id"]) > 0
+    True
+    """
+
+    def __init__(self, client: ClientInterface, address: str | None) -> None:
+        self._client = client
+        self.session_directory: str = str(getattr(client, "session_directory", "") or "")
+        self.address_info: dict[str, Any] = {
+            "address": str(getattr(client, "address", "") or address or "local"),
+            "node_id": client.node.hex(),
+            "job_id": client.job.hex(),
+            "namespace": client.namespace,
+            "session_dir": self.session_directory,
+        }
+        self.dashboard_url = ""
+
+    def __getitem__(self, key: str) -> Any:
+        return self.address_info[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.address_info)
+
+    def __len__(self) -> int:
+        return len(self.address_info)
+
+    def __repr__(self) -> str:
+        return f"ClusterContext({self.address_info})"
+
+    def __enter__(self) -> ClusterContext:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.disconnect()
+
+    def disconnect(self) -> None:
+        """Leave the cluster (and end it, if it was started by ``init``). Nothing happens if that was done already."""
+        with _lock:
+            if self._client is _started:
+                shutdown()
+
+
+def init(
+    address: str | None = None,
+    *,
+    num_cpus: int | None = None,
+    num_gpus: int | None = None,
+    resources: dict[str, float] | None = None,
+    object_store_memory: int | None = None,
+    namespace: str | None = None,
+    config: dict[str, Any] | Config | None = None,
+    log_to_driver: bool = True,
+    ignore_reinit_error: bool = False,
+    runtime_env: dict[str, Any] | None = None,
+    **ignored: Any,
+) -> ClusterContext:
+    """Start a cluster inside this program, or join the one at ``address``. Returns a context manager.
+
+    Without it, the first use starts a cluster with one worker per CPU. ``address=None`` takes ``ZFABRIC_ADDRESS`` from the
+    environment if it is set; "local" always starts a cluster. ``object_store_memory`` is in bytes; ``config`` overrides
+    limits of ``zfabric.config`` by name; ``runtime_env`` holds for every function that does not set its own. Other keywords
+    of Ray's ``init`` that say only how Ray itself runs (``include_dashboard``, ``logging_level``, ``_temp_dir``, …) are
+    accepted and have no effect.
+
+    Raises AlreadyInitializedError if there is a cluster already, unless ``ignore_reinit_error``; ConfigError and OptionError
+    for what cannot be meant.
+
+    >>> import zfabric as zf
+    >>> cluster = zf.init(num_cpus=2, ignore_reinit_error=True)
+    >>> zf.is_initialized()
+    True
+    """
+    global _started, _runtime_env
+    for name in ignored:
+        if name not in _IGNORED:
+            known = ["address", *(init.__kwdefaults__ or ())]
+            raise TypeError(f"init() has no argument {name!r}{near(name, known)}")
+    with _lock:
+        existing = interface.current()
+        if existing is not None:
+            if not ignore_reinit_error:
+                node = existing.node.hex()[:8]  # raises by itself in a forked child
+                raise AlreadyInitializedError(
+                    f"this process is connected already (node {node}); call zf.shutdown() first, or pass ignore_reinit_error=True"
+                )
+            return ClusterContext(existing, address)
+        settings = _checked(address, num_cpus, num_gpus, resources, object_store_memory, namespace, config)
+        _runtime_env = _checked_environment(runtime_env)
+        where = address or os.environ.get(ADDRESS_VARIABLE) or None
+        from zfabric.runtime.client import start
+
+        client = start(
+            address=None if where == "local" else where,
+            num_cpus=num_cpus,
+            num_gpus=num_gpus,
+            resources=resources,
+            object_store_memory=object_store_memory,
+            namespace=namespace or "",
+            config=settings,
+            log_to_driver=bool(log_to_driver),
+        )
+        interface.set_current(client)
+        _started = client
+        return ClusterContext(client, where)
+
+
+def _checked(address: Any, num_cpus: Any, num_gpus: Any, resources: Any, object_store_memory: Any, namespace: Any, config: Any) -> Config:
+    from zfabric.machines.parts.resources import demand_of
+
+    if not (address is None or isinstance(address, str)):
+        raise TypeError(f"init: address is a str, not {address!r}")
+    if not (namespace is None or isinstance(namespace, str)):
+        raise TypeError(f"init: namespace is a str, not {namespace!r}")
+    for name, count in (("num_cpus", num_cpus), ("num_gpus", num_gpus), ("object_store_memory", object_store_memory)):
+        if count is not None and (isinstance(count, bool) or not isinstance(count, (int, float)) or count != int(count) or count < 0):
+            raise ConfigError(f"init: {name} is a whole number, not {count!r}")
+    demand_of(num_cpus, num_gpus, resources)
+    if isinstance(config, Config):
+        return config
+    if not (config is None or isinstance(config, dict)):
+        raise TypeError(f"init: config is a dict of settings, not {config!r}")
+    return Config.of(config)
+
+
+def _checked_environment(runtime_env: Any) -> dict[str, Any] | None:
+    from zfabric.api.options import environment_of
+
+    if not runtime_env:
+        return None
+    variables, directory, paths = environment_of(runtime_env)
+    plain: dict[str, Any] = {"env_vars": dict(variables), "working_dir": directory or None, "py_modules": list(paths)}
+    plain["env_vars"][RUNTIME_ENV_VARIABLE] = json.dumps(plain)
+    return plain
+
+
+def default_runtime_env() -> dict[str, Any] | None:
+    """What ``init(runtime_env=)`` said, in the driver and in the tasks that run under it."""
+    if _runtime_env is None and RUNTIME_ENV_VARIABLE in os.environ:
+        text = os.environ[RUNTIME_ENV_VARIABLE]
+        plain: dict[str, Any] = json.loads(text)
+        plain["env_vars"][RUNTIME_ENV_VARIABLE] = text
+        return plain
+    return _runtime_env
+
+
+def shutdown(_exiting_interpreter: bool = False) -> None:
+    """Leave the cluster, and end it if ``init`` started it. Nothing happens if there is none.
+
+    In a task it does nothing: the connection belongs to the worker.
+
+    >>> import zfabric as zf
+    >>> zf.shutdown()
+    >>> zf.is_initialized()
+    False
+    """
+    global _started, _runtime_env
+    with _lock:
+        client, _started = _started, None
+        if client is None:
+            return
+        _runtime_env = None
+        if interface.current() is client:
+            interface.set_current(None)
+        client.close()
+
+
+atexit.register(shutdown)
+
+
+def is_initialized() -> bool:
+    """Whether this process is part of a cluster.
+
+    >>> import zfabric as zf
+    >>> cluster = zf.init(ignore_reinit_error=True)
+    >>> zf.is_initialized()
+    True
+    """
+    client = interface.current()
+    return client is not None and not isinstance(client, _ForkedClient)
+
+
+def connected() -> ClientInterface:
+    """This process's client; starts a cluster if there is none."""
+    client = interface.current()
+    if client is not None:
+        return client
+    with _lock:
+        if interface.current() is None:
+            init()
+        client = interface.current()
+    if client is None:
+        raise NotInitializedError("there is no cluster here; call zf.init()")
+    return client

@@ -1,0 +1,218 @@
+"""Options of remote functions: checked where they are written, and turned into what travels (``protocol.options``).
+
+Options of Ray that change nothing about what a program computes are accepted, so that its programs run: ``memory`` and
+``object_store_memory`` (the node watches the real memory instead of adding up promises), ``max_calls`` (workers are not
+ended after so many calls), ``scheduling_strategy="DEFAULT"`` and ``"SPREAD"``, ``enable_task_events``, ``_metadata``,
+``_labels``. Those that ask for something there is not (an accelerator type, a placement group, labels) are refused unless
+they ask for nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from zfabric.api.errors import near
+from zfabric.exceptions import OptionError
+from zfabric.machines.parts.resources import demand_of
+from zfabric.protocol.options import Environment
+
+Pairs = tuple[tuple[str, Any], ...]
+
+RETURNS_MAX = 100_000
+"""Most values of one task: each is an object of its own."""
+
+
+def _whole(name: str, least: int, most: int) -> Callable[[Any], None]:
+    def check(value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise OptionError(f"{name} is an int, not {value!r}")
+        if not least <= value <= most:
+            raise OptionError(f"{name} is from {least} to {most}, not {value!r}")
+
+    return check
+
+
+def _num_returns(value: Any) -> None:
+    if value in ("dynamic", "streaming"):
+        raise OptionError(f"num_returns={value!r} is not supported yet; return a list, or set the number of values")
+    _whole("num_returns", 0, RETURNS_MAX)(value)
+
+
+def _retry_exceptions(value: Any) -> None:
+    if isinstance(value, bool):
+        return
+    if not isinstance(value, (list, tuple)) or not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in value):
+        raise OptionError(f"retry_exceptions is True, False or a list of exception classes, not {value!r}")
+
+
+def _timeout(value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise OptionError(f"timeout is a number of seconds above 0, not {value!r}")
+
+
+def _name(value: Any) -> None:
+    if not isinstance(value, str) or not value:
+        raise OptionError(f"name is a non-empty str, not {value!r}")
+
+
+def _flag(name: str) -> Callable[[Any], None]:
+    def check(value: Any) -> None:
+        if not isinstance(value, bool):
+            raise OptionError(f"{name} is True or False, not {value!r}")
+
+    return check
+
+
+def _strategy(value: Any) -> None:
+    if value not in ("DEFAULT", "SPREAD"):
+        raise OptionError(f"scheduling_strategy is 'DEFAULT' or 'SPREAD', not {value!r}")
+
+
+def _nothing(name: str) -> Callable[[Any], None]:
+    def check(value: Any) -> None:
+        if value not in (-1, "default") and (value or value == 0):
+            raise OptionError(f"{name}={value!r} is not supported: there is nothing here that could honour it")
+
+    return check
+
+
+def _number_of(name: str) -> Callable[[Any], None]:
+    def check(value: Any) -> None:
+        demand_of(**{name: value})
+
+    return check
+
+
+def _runtime_env(value: Any) -> None:
+    environment_of(value)
+
+
+def _anything(value: Any) -> None:
+    """Accepted, without effect."""
+
+
+_CHECKS: dict[str, Callable[[Any], None]] = {
+    "num_cpus": _number_of("num_cpus"),
+    "num_gpus": _number_of("num_gpus"),
+    "resources": _number_of("resources"),
+    "num_returns": _num_returns,
+    "max_retries": _whole("max_retries", -1, 2**31),
+    "retry_exceptions": _retry_exceptions,
+    "timeout": _timeout,
+    "name": _name,
+    "runtime_env": _runtime_env,
+    "inline": _flag("inline"),
+    "deterministic": _flag("deterministic"),
+    "scheduling_strategy": _strategy,
+    **dict.fromkeys(("memory", "object_store_memory", "max_calls"), _anything),
+    **dict.fromkeys(("enable_task_events", "_metadata", "_labels", "_generator_backpressure_num_objects"), _anything),
+    **{
+        name: _nothing(name)
+        for name in (
+            "accelerator_type",
+            "label_selector",
+            "fallback_strategy",
+            "placement_group",
+            "placement_group_bundle_index",
+            "placement_group_capture_child_tasks",
+        )
+    },
+}
+_ACTORS_ONLY = {"max_restarts", "max_task_retries", "max_concurrency", "concurrency_groups", "lifetime", "namespace", "get_if_exists"}
+
+
+def checked(options: Mapping[str, Any]) -> dict[str, Any]:
+    """``options`` if every one exists and can have its value; OptionError says what to write. None means not set."""
+    for name, value in options.items():
+        check = _CHECKS.get(name)
+        if check is None:
+            if name in _ACTORS_ONLY:
+                raise OptionError(f"{name!r} is an option of actors, not of functions")
+            raise OptionError(f"a remote function has no option {name!r}{near(name, _CHECKS)}")
+        if value is not None:
+            check(value)
+    return dict(options)
+
+
+def pairs_of(options: Mapping[str, Any], default_env: Mapping[str, Any] | None = None) -> Pairs:
+    """Checked options as they travel: only those that were set."""
+
+    def value(name: str) -> Any:
+        return options.get(name)
+
+    found: list[tuple[str, Any]] = []
+    if any(value(name) is not None for name in ("num_cpus", "num_gpus", "resources")):
+        found.append(("demand", demand_of(value("num_cpus"), value("num_gpus"), value("resources"))))
+    if value("retry_exceptions"):
+        found.append(("retry_errors", True))
+    for name in ("num_returns", "max_retries", "timeout", "name", "inline", "deterministic"):
+        if value(name) is not None:
+            found.append((name, value(name)))
+    runtime_env = value("runtime_env")
+    if default_env:
+        runtime_env = {**default_env, **(runtime_env or {})}
+        runtime_env["env_vars"] = {**default_env["env_vars"], **(runtime_env.get("env_vars") or {})}
+    if runtime_env:
+        found.append(("env", environment_of(runtime_env)))
+    return tuple(found)
+
+
+def difference(base: Pairs, wanted: Pairs) -> Pairs:
+    """The pairs of ``wanted`` that ``base`` has not, and (name, None) for those it must no longer have."""
+    kept = dict(wanted)
+    gone = tuple((name, None) for name, _ in base if name not in kept)
+    return tuple(pair for pair in wanted if pair not in base) + gone
+
+
+# --- environments -----------------------------------------------------------------------------------------------------------------
+
+
+def environment_of(runtime_env: Any) -> Environment:
+    """``runtime_env`` as it travels: (variables, working directory, module paths), all checked to exist."""
+    if not isinstance(runtime_env, Mapping):
+        raise OptionError(f"runtime_env is a dict, not {runtime_env!r}")
+    known = ("env_vars", "working_dir", "py_modules")
+    for name, value in runtime_env.items():
+        if name not in known and value:
+            raise OptionError(f"runtime_env has no {name!r} here, only {', '.join(known)}{near(name, known)}")
+    variables = runtime_env.get("env_vars") or {}
+    if not isinstance(variables, Mapping):
+        raise OptionError(f"runtime_env['env_vars'] is a dict of str to str, not {variables!r}")
+    for name, value in variables.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise OptionError(f"runtime_env['env_vars'] is a dict of str to str, not {name!r}: {value!r}")
+        if not name or "=" in name or "\0" in name + value:
+            raise OptionError(f"runtime_env['env_vars'] cannot have {name!r}: {value!r}")
+    modules = runtime_env.get("py_modules") or []
+    if isinstance(modules, (str, os.PathLike)) or not isinstance(modules, (list, tuple)):
+        raise OptionError(f"runtime_env['py_modules'] is a list of paths or modules, not {modules!r}")
+    paths = tuple(dict.fromkeys(_search_path(module, index) for index, module in enumerate(modules)))
+    return tuple(sorted(variables.items())), _directory(runtime_env.get("working_dir")), paths
+
+
+def _directory(value: Any) -> str:
+    if value is None or value == "":
+        return ""
+    if not isinstance(value, (str, os.PathLike)):
+        raise OptionError(f"runtime_env['working_dir'] is the path of a directory, not {value!r}")
+    path = os.path.abspath(os.path.expanduser(os.fspath(value)))
+    if not os.path.isdir(path):
+        raise OptionError(f"runtime_env['working_dir'] is not a directory: {path}")
+    return path
+
+
+def _search_path(module: Any, index: int) -> str:
+    """What goes on ``sys.path`` so that this module can be imported: the directory it (or its package) is in, or an archive."""
+    where = f"runtime_env['py_modules'][{index}]"
+    if isinstance(module, type(os)):
+        module = next(iter(getattr(module, "__path__", ())), None) or module.__file__
+    if not isinstance(module, (str, os.PathLike)):
+        raise OptionError(f"{where} is a path or a module, not {module!r}")
+    path = os.path.abspath(os.path.expanduser(os.fspath(module)))
+    if not os.path.exists(path):
+        raise OptionError(f"{where} does not exist: {path}")
+    if os.path.isdir(path):
+        return os.path.dirname(path) if os.path.exists(os.path.join(path, "__init__.py")) else path
+    return path if path.endswith((".whl", ".zip")) else os.path.dirname(path)

@@ -1,0 +1,124 @@
+"""Refs: the names of values that exist or will."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from zfabric.adapters.serialization import note_reference, register_plain
+from zfabric.protocol.ids import OBJECT_BYTES, TASK_BYTES
+from zfabric.runtime import interface
+from zfabric.runtime.interface import ClientInterface
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+
+class ObjectRef:
+    """The name of a value that exists or will; ``zf.get(ref)`` has the value.
+
+    As long as a ref to it lives in any process, the value does. A ref can be passed to tasks (as an argument of its own it
+    arrives as the value, inside another value as a ref), awaited, hashed, compared and pickled.
+
+    >>> import zfabric as zf
+    >>> ref = zf.put("a value")
+    >>> ref == zf.ObjectRef(ref.binary())
+    True
+    """
+
+    __slots__ = ("__weakref__", "_client", "_id")
+
+    def __init__(self, object_id: bytes, client: ClientInterface | None = None) -> None:
+        """With ``client``: takes over a reference which that client counts already. Without: a further one."""
+        if client is None:
+            if type(object_id) is not bytes or len(object_id) != OBJECT_BYTES:
+                raise TypeError(f"an ObjectRef is made of {OBJECT_BYTES} bytes, not {object_id!r}; refs come from f.remote() and zf.put()")
+            client = interface.current()
+            if client is not None:
+                client.add_reference(object_id)
+        self._id = object_id
+        self._client = client
+
+    def __del__(self) -> None:
+        try:
+            self._client.drop_reference(self._id)  # type: ignore[union-attr]
+        except Exception:  # a ref without a client, or half-made; a finalizer has nobody to raise to
+            pass
+
+    def __hash__(self) -> int:
+        return hash(self._id)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is ObjectRef and self._id == other._id
+
+    def __repr__(self) -> str:
+        return f"ObjectRef({self._id.hex()})"
+
+    def binary(self) -> bytes:
+        """The id as bytes."""
+        return self._id
+
+    def hex(self) -> str:
+        """The id as hexadecimal text."""
+        return self._id.hex()
+
+    def task_id(self) -> bytes:
+        """The id of the task whose value this is (``task_id().hex()`` is what the command line shows)."""
+        return self._id[:TASK_BYTES]
+
+    def is_nil(self) -> bool:
+        """Whether this names nothing: never, here."""
+        return False
+
+    # -- copies --
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if not note_reference(self._id) and self._client is not None:
+            self._client.add_reference(self._id)  # it leaves the fabric: never dropped, so pinned until the job ends
+        return ObjectRef, (self._id,)
+
+    def __copy__(self) -> ObjectRef:
+        return ObjectRef(self._id)
+
+    def __deepcopy__(self, memo: Any) -> ObjectRef:
+        return ObjectRef(self._id)
+
+    # -- waiting --
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        from zfabric.api.futures import wait_in_loop
+
+        return wait_in_loop(self).__await__()
+
+    def future(self) -> Future[Any]:
+        """A ``concurrent.futures.Future`` of the value. Cancelling it stops the waiting, not the task.
+
+        >>> import zfabric as zf
+        >>> zf.put(5).future().result()
+        5
+        """
+        from zfabric.api.futures import future_of
+
+        return future_of(self)
+
+    # -- what people try first --
+
+    def _no(self, *_: Any) -> NoReturn:
+        raise TypeError(f"this is an ObjectRef, the name of a value; call zf.get(ref) for the value ({self!r})")
+
+    __bool__ = __iter__ = __len__ = __getitem__ = __int__ = __float__ = __index__ = __neg__ = _no
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __mod__ = __pow__ = _no
+    __floordiv__ = __rfloordiv__ = __matmul__ = __rmatmul__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = _no
+
+
+register_plain(ObjectRef)
+
+
+def _after_fork() -> None:
+    """In a forked child refs belong to the parent: letting them go means nothing."""
+    if interface.current() is not None and "__del__" in vars(ObjectRef):
+        del ObjectRef.__del__
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,342 @@
+"""Remote functions: what ``@zf.remote`` makes of a function.
+
+A function is exported once per job, with its options; its id is a hash of both. What a single call then says is its id, its
+arguments, and the options in which it differs, so the common call costs little more than a tuple. A remote function that is
+pickled (inside an argument, or because another function uses it) carries the id it was exported under, so that the same
+calls make the same task rows in whatever worker they are made.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any, NoReturn
+
+from zfabric.adapters.serialization import (
+    ArgumentsTooLarge,
+    SerializedValue,
+    dump_arguments,
+    dump_function,
+    function_identity,
+    note_function,
+    serialize,
+)
+from zfabric.api.errors import a
+from zfabric.api.lifecycle import connected, default_runtime_env
+from zfabric.api.options import Pairs, checked, difference, pairs_of
+from zfabric.api.refs import ObjectRef
+from zfabric.exceptions import OptionError, SerializationError
+from zfabric.protocol.ids import FIRST_RETURN, object_id
+from zfabric.runtime import interface
+from zfabric.runtime.interface import ClientInterface
+
+FUNCTION_BYTES_MAX = 64 * 2**20
+"""Largest function, with all it captures: it travels in one message, and again to every worker."""
+ARGUMENTS_BYTES_MAX = 16
+"""Most that the inline arguments of one call may have together, in units of ``config.inline_bytes``."""
+
+_VARARGS, _VARKEYWORDS, _GENERATOR, _COROUTINE = 0x04, 0x08, 0x20, 0x80
+"""Flags of code objects, as in ``inspect``, without importing it."""
+
+
+class _Export:
+    """A function as a job knows it: shared by a remote function and its ``options`` variants."""
+
+    def __init__(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+        self.function = function
+        self.options = options
+        self.client: ClientInterface | None = None
+        self.job = b""
+        self.function_id = b""
+        self.busy = False
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return str(getattr(self.function, "__qualname__", None) or getattr(type(self.function), "__qualname__", "function"))
+
+    def bind(self, client: ClientInterface) -> None:
+        """Make the function known to the client's job, unless it is."""
+        if not self.function_id or self.job != client.job:
+            retry = self.options.get("retry_exceptions") or False
+            pairs = pairs_of(self.options, default_runtime_env())
+            self.busy = True
+            try:
+                payload = dump_function(self.function, retry if isinstance(retry, bool) else tuple(retry), self.name)
+            finally:
+                self.busy = False
+            if len(payload) > FUNCTION_BYTES_MAX:
+                raise SerializationError(
+                    f"{self.name} has {len(payload) / 2**20:.0f} MiB with what it captures, which is over the limit of "
+                    f"{FUNCTION_BYTES_MAX / 2**20:.0f} MiB; zf.put the data and pass the ref as an argument"
+                )
+            self.function_id, self.job = function_identity(payload, pairs), client.job
+            client.export(self.function_id, self.name, payload, pairs)
+        self.client = client
+
+    def __getstate__(self) -> dict[str, Any]:
+        client = interface.current()
+        if client is not None and client is not self.client and not self.busy:
+            self.bind(client)
+        return {
+            "function": self.function,
+            "options": self.options,
+            "function_id": b"" if self.busy else self.function_id,
+            "job": self.job,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, client=None, busy=False)
+        if not self.function_id:
+            note_function(self)
+
+    def adopt(self, function: Callable[..., Any], payload: bytes, function_id: bytes) -> None:
+        """Told by ``load_function``: if this is the very function of that payload, ``function_id`` is its id too."""
+        client = interface.current()
+        pairs = pairs_of(self.options, default_runtime_env())
+        if client is not None and self.function is function and function_identity(payload, pairs) == function_id:
+            self.function_id, self.job = function_id, client.job
+
+
+class RemoteFunction:
+    """A function whose calls are tasks. Made by ``zf.remote``.
+
+    >>> import zfabric as zf
+    >>> @zf.remote(num_cpus=1, max_retries=2)
+    ... def double(x):
+    ...     return 2 * x
+    >>> zf.get(double.remote(4))
+    8
+    >>> zf.get(double.options(name="my double").remote(5))
+    10
+    """
+
+    def __init__(self, function: Callable[..., Any], options: Mapping[str, Any], export: _Export | None = None) -> None:
+        self._function = function
+        self._options = dict(options)
+        self._export = export or _Export(function, self._options)
+        self._client: ClientInterface | None = None
+        functools.update_wrapper(self, function, updated=())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_function": self._function, "_options": self._options, "_export": self._export}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # No look at the function yet: one that uses itself is unpickled before it is whole.
+        self.__dict__.update(state, _client=None)
+
+    def _bind(self) -> ClientInterface:
+        """The client, with the function exported to its job and all worked out that every call needs."""
+        client = connected()
+        if self._client is not client:
+            function, options, export = self._function, self._options, self._export
+            export.bind(client)
+            functools.update_wrapper(self, function, updated=())
+            returns = options.get("num_returns")
+            self._num_returns: int = 1 if returns is None else returns
+            if self._num_returns == 1 and _flags(function) & _GENERATOR:
+                raise OptionError(f"{export.name} is a generator: set num_returns to the number of its items, or return a list")
+            default = default_runtime_env()
+            differs = difference(pairs_of(export.options, default), pairs_of(options, default))
+            self._call_options: Pairs | None = differs or None
+            self._least, self._most = _positional(function)
+            self._client = client
+        return client
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Not possible: a remote function is called with ``.remote(...)``."""
+        name = self._export.name
+        raise TypeError(f"{name} is a remote function: write {name}.remote(...), or {name}._function(...) to run it here and now")
+
+    def __repr__(self) -> str:
+        return f"RemoteFunction({self._export.name})"
+
+    def options(self, **options: Any) -> RemoteFunction:
+        """The same function with other options for the calls made through what this returns.
+
+        >>> import zfabric as zf
+        >>> @zf.remote
+        ... def pair():
+        ...     return 1, 2
+        >>> zf.get(pair.options(num_returns=2).remote())
+        [1, 2]
+        """
+        merged = {**self._options, **checked(options)}
+        if (merged.get("retry_exceptions") or False) != (self._export.options.get("retry_exceptions") or False):
+            return RemoteFunction(self._function, merged)
+        return RemoteFunction(self._function, merged, self._export)
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """Submit a call; returns its ref at once (a list of refs for ``num_returns`` above 1, None for 0).
+
+        Arguments that are refs arrive as their values, and the call waits for them; large arguments are stored like ``put``.
+        Raises TypeError if the arguments do not fit the function, SerializationError if they cannot be pickled.
+
+        >>> import zfabric as zf
+        >>> @zf.remote
+        ... def add(x, y):
+        ...     return x + y
+        >>> zf.get(add.remote(add.remote(1, 2), y=3))
+        6
+        """
+        client = interface._current
+        if client is None or self._client is not client:
+            client = self._bind()
+        export, returns = self._export, self._num_returns
+        if not args and not kwargs and not self._least:
+            task = client.submit(export.function_id, b"", (), self._call_options, returns)
+        else:
+            arguments, dependencies, options, _held = self._call(client, args, kwargs)
+            task = client.submit(export.function_id, arguments, dependencies, options, returns)
+        if returns == 1:
+            return ObjectRef(task + FIRST_RETURN, client)
+        return [ObjectRef(object_id(task, index), client) for index in range(returns)] or None
+
+    def map(self, iterable: Iterable[Any], chunksize: int | str = "auto") -> list[Any]:
+        """Call the function on every item; returns what ``remote`` returns for each, in order.
+
+        Every item is a task of its own, with a ref, retries and an error of its own; they are only handed over ``chunksize``
+        at a time ("auto": as the fabric batches). Cheaper than a loop over ``remote``.
+
+        >>> import zfabric as zf
+        >>> @zf.remote
+        ... def square(x):
+        ...     return x * x
+        >>> zf.get(square.map(range(5)))
+        [0, 1, 4, 9, 16]
+        """
+        if chunksize != "auto" and (isinstance(chunksize, bool) or not isinstance(chunksize, int) or chunksize < 1):
+            raise OptionError(f'chunksize is "auto" or an int from 1, not {chunksize!r}')
+        client = self._bind()
+        size = chunksize if isinstance(chunksize, int) else client.config.batch_rows
+        returns, export = self._num_returns, self._export
+        results: list[Any] = []
+        if not self._least <= 1 <= self._most:
+            self._refuse((None,), {})
+        items = iter(iterable)
+        while chunk := list(islice(items, size)):
+            held: list[ObjectRef] = []
+            tasks = client.submit_many(export.function_id, self._rows(client, chunk, held), returns)
+            if returns == 1:
+                results += [ObjectRef(task + FIRST_RETURN, client) for task in tasks]
+            else:
+                results += [[ObjectRef(object_id(task, index), client) for index in range(returns)] or None for task in tasks]
+        return results
+
+    def _rows(
+        self, client: ClientInterface, chunk: list[Any], held: list[ObjectRef]
+    ) -> Iterator[tuple[bytes, tuple[bytes, ...], Pairs | None]]:
+        for item in chunk:
+            arguments, dependencies, options, kept = self._call(client, (item,), {})
+            held += kept
+            yield arguments, dependencies, options
+
+    def _call(
+        self, client: ClientInterface, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[bytes, tuple[bytes, ...], Pairs | None, list[ObjectRef]]:
+        """(arguments, dependencies, options, refs to hold until submitted) of one call."""
+        if kwargs or not self._least <= len(args) <= self._most:
+            self._refuse(args, kwargs)
+        held: list[ObjectRef] = []
+        try:
+            arguments, dependencies, contained = dump_arguments(args, kwargs, ObjectRef, client.config.inline_bytes)
+        except ArgumentsTooLarge:
+            args, kwargs, held = _store_large(client, args, kwargs)
+            arguments, dependencies, contained = dump_arguments(args, kwargs, ObjectRef)
+        if contained:
+            return arguments, dependencies, (*(self._call_options or ()), ("contains", contained)), held
+        return arguments, dependencies, self._call_options, held
+
+    def _refuse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise TypeError if the arguments do not fit (this is the exact test; the caller's is only a quick one)."""
+        import inspect
+
+        try:
+            signature = inspect.signature(self._function)
+        except (TypeError, ValueError):  # some functions written in C have none
+            return
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self._export.name}.remote(): {error}") from None
+
+
+def _flags(function: Any) -> int:
+    return int(getattr(getattr(function, "__code__", None), "co_flags", 0))
+
+
+def _positional(function: Any) -> tuple[int, float]:
+    """Least and most positional arguments of a call without keywords; (1, 0) if only the signature can tell."""
+    code = getattr(function, "__code__", None)
+    if (
+        code is None
+        or (code.co_kwonlyargcount and len(function.__kwdefaults__ or ()) < code.co_kwonlyargcount)
+        or hasattr(function, "__self__")
+    ):
+        return 1, 0
+    most = code.co_argcount
+    least = most - len(function.__defaults__ or ())
+    return least, float("inf") if code.co_flags & _VARARGS else most
+
+
+def _store_large(
+    client: ClientInterface, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], list[ObjectRef]]:
+    """The arguments with the large ones stored: each over ``inline_bytes``, and the largest of the rest if they are many."""
+    values: dict[int, tuple[Any, SerializedValue]] = {}
+    for name, value in [*((f"args[{index}]", value) for index, value in enumerate(args)), *kwargs.items()]:
+        if type(value) is not ObjectRef and id(value) not in values:
+            values[id(value)] = value, serialize(value, name)
+    limit = client.config.inline_bytes
+    total = sum(serialized.size for _, serialized in values.values())
+    stored: dict[int, ObjectRef] = {}
+    for key, (_, serialized) in sorted(values.items(), key=lambda entry: -entry[1][1].size):
+        if serialized.size <= limit and total <= limit * ARGUMENTS_BYTES_MAX:
+            break
+        stored[key] = ObjectRef(client.put(serialized, False), client)
+        total -= serialized.size
+    swapped = tuple(stored.get(id(value), value) for value in args)
+    return swapped, {name: stored.get(id(value), value) for name, value in kwargs.items()}, list(stored.values())
+
+
+def remote(*args: Any, **options: Any) -> Any:
+    """Make a function remote: ``@zf.remote``, ``@zf.remote(num_cpus=2, …)`` or ``zf.remote(f)``.
+
+    Options: ``num_cpus`` (1), ``num_gpus``, ``resources`` (a dict) say what a call holds while it runs; ``num_returns`` (1);
+    ``max_retries`` (3) after the loss of a worker, -1 without end; ``retry_exceptions`` (False) True or a list of exception
+    classes after which it is run again too; ``timeout`` in seconds from submission; ``name`` for people; ``runtime_env`` with
+    "env_vars", "working_dir" and "py_modules"; ``inline=False`` never to run on top of a waiting task; ``deterministic=True``
+    if its values may be dropped and made again.
+
+    Raises OptionError for options that do not exist or cannot have that value.
+
+    >>> import zfabric as zf
+    >>> @zf.remote
+    ... def hello(name):
+    ...     return f"hello {name}"
+    >>> zf.get(hello.remote("world"))
+    'hello world'
+    >>> zf.get(zf.remote(max).remote(1, 2))
+    2
+    """
+    if len(args) == 1 and not options and callable(args[0]):
+        return _make(args[0], {})
+    if args:
+        raise TypeError(
+            f"remote() takes one function, or options by name: @zf.remote, @zf.remote(num_cpus=2) or zf.remote(f), not {a(args[0])}"
+        )
+    settings = checked(options)
+    return lambda function: _make(function, settings)
+
+
+def _make(function: Any, options: dict[str, Any]) -> RemoteFunction:
+    if isinstance(function, type):
+        raise OptionError(f"{function.__name__} is a class, and remote classes (actors) arrive in the next release; use functions")
+    if isinstance(function, RemoteFunction):
+        raise TypeError(f"{function!r} is a remote function already; use .options(...) to change its options")
+    if not callable(function):
+        raise TypeError(f"@zf.remote goes before a function, not {a(function)}")
+    if _flags(function) & _COROUTINE:
+        raise OptionError(f"{function.__qualname__} is 'async def', which tasks cannot be; write asyncio.run(...) inside a plain function")
+    return RemoteFunction(function, options)
