@@ -31,18 +31,23 @@ def log_path(directory: str, token: bytes, stream: str) -> str:
 
 
 def tail(path: str, lines: int = 20, size: int = 4096) -> str:
-    """The last lines of a file, of what was rotated away if it is empty; at most ``size`` bytes."""
+    """The last lines of a file, of what was rotated away if it is empty; at most ``size`` bytes.
+
+    After a crash they are the first lines of Python's account of it instead, which begins with what matters.
+    """
     for candidate in (path, f"{path}.1"):
         try:
             with open(candidate, "rb") as file:
                 end = file.seek(0, os.SEEK_END)
-                file.seek(max(0, end - size))
-                text = file.read(size).decode(errors="replace")
+                file.seek(max(0, end - CHUNK_BYTES))
+                data = file.read(CHUNK_BYTES)
         except OSError:
             continue
-        if text.strip():
-            kept = text.splitlines()[-lines:]
-            return "\n".join(kept)
+        crash = data.rfind(b"Fatal Python error: ")
+        data = data[crash:][:size] if crash >= 0 else data[-size:]
+        kept = data.decode(errors="replace").rstrip().splitlines()
+        if kept:
+            return "\n".join(kept[:lines] if crash >= 0 else kept[-lines:])
     return ""
 
 
@@ -71,10 +76,9 @@ class _Follower:
             notice = b""
             if size - self.offset > BACKLOG_BYTES:
                 skipped = size - self.offset - min(limit, BACKLOG_BYTES // 2)
-                notice = self.partial + b"\n" if self.partial else b""
+                notice = b"\n" if self.partial else b""
                 notice += b"[%d bytes of output skipped; they are in %s]\n" % (skipped, os.fsencode(self.path))
                 self.offset += skipped
-                self.partial = b""
             data = os.pread(descriptor, limit, self.offset)
             self.offset += len(data)
             return notice + data

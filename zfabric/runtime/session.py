@@ -230,7 +230,7 @@ def find_sessions(base: str | None = None) -> list[Session]:
 
 
 def sweep(base: str | None = None) -> list[str]:
-    """Delete the directories of this user's dead sessions; return their paths."""
+    """Delete the directories of this user's dead sessions, and the pointer to one; return their paths."""
     parent = user_directory(base)
     claimed = []
     with _locked_parent(parent):
@@ -244,6 +244,8 @@ def sweep(base: str | None = None) -> list[str]:
                 if lock is not None:
                     os.close(lock)
                 claimed.append(path)
+        if _started_directory(f"{parent}/started") in claimed:
+            os.unlink(f"{parent}/started")
     for name in os.listdir(parent):
         if name.startswith("dead-"):
             Session(f"{parent}/{name}").remove()

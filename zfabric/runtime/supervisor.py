@@ -50,6 +50,7 @@ ARENA_SHARE = 0.3
 ARENA_BYTES_MIN = 64 * 2**20
 
 DAEMON, TEMPLATE = "daemon", "template"
+_SIGNALS = (signal.SIGCHLD, signal.SIGTERM)
 
 
 class Supervisor:
@@ -105,7 +106,7 @@ class Supervisor:
 
     def _take_signals(self) -> None:
         signal.set_wakeup_fd(self._wakeup_end, warn_on_full_buffer=False)
-        for number in (signal.SIGCHLD, signal.SIGTERM):
+        for number in _SIGNALS:
             signal.signal(number, lambda number, frame: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -411,15 +412,21 @@ class Supervisor:
         """A child that runs ``body``, has no descriptor of ours but ``keep``, and does not outlive us."""
         if processes.thread_count() != 1:
             raise FabricError("the supervisor has more than one thread; it cannot fork safely")
-        pid = os.fork()
-        if pid == 0:
-            processes.run_and_exit(lambda: self._become(name, keep, body))
+        # A signal for the child must not be taken by our handlers, which it has until it resets them.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                processes.run_and_exit(lambda: self._become(name, keep, body))
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         return pid
 
     def _become(self, name: str, keep: Channel, body: Callable[[], object]) -> None:
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+        for number in (*_SIGNALS, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         processes.die_with_parent(self._pid)
         processes.set_name(f"zf-{name}")
         self._epoll.close()

@@ -1,0 +1,54 @@
+"""Entry points for supervisors under test: a daemon that does as the test says, and workers that run what they are given.
+
+The daemon passes on what the test sends through a socket of the session (``Supervision``'s methods by name) and sends
+back the events it receives. A worker's job is Python source.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+
+import msgpack
+
+from zfabric.runtime.session import Session
+from zfabric.runtime.supervision import Supervision
+
+
+def daemon(directory: str, descriptor: int, restarted: bool) -> None:
+    session = Session(directory)
+    supervision = Supervision(descriptor)
+    incarnation = os.urandom(8)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(session.socket_path(incarnation))
+    listener.listen()
+    signal.signal(signal.SIGTERM, on_sigterm)
+    session.publish_daemon(incarnation)
+    test, _ = listener.accept()
+    test.send(msgpack.packb(("hello", os.getpid(), restarted)))
+    while True:
+        for ready in select.select([test, supervision], [], [])[0]:
+            if ready is supervision:
+                for event in supervision.receive():
+                    test.send(msgpack.packb((type(event).__name__, *event)))
+            else:
+                what, *arguments = msgpack.unpackb(test.recv(65536), use_list=False)
+                getattr(supervision, what)(*arguments)
+
+
+def on_sigterm(number: int, frame: object) -> None:
+    mark = os.environ.get("SUPERVISED_MARK")
+    if mark:
+        with open(mark, "w") as file:
+            file.write("ended in order")
+    os._exit(0)
+
+
+def broken_daemon(directory: str, descriptor: int, restarted: bool) -> None:
+    raise RuntimeError("this daemon was born broken")
+
+
+def worker(directory: str, token: bytes, job: bytes) -> None:
+    exec(job.decode(), {"session": Session(directory), "token": token})

@@ -1,0 +1,180 @@
+"""What the adapter says about processes and the machine, checked against real ones."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from zfabric.adapters import processes
+
+
+def in_child(body: Callable[[], object]) -> int:
+    """The exit code (or minus the signal) of a forked child that runs ``body``."""
+    pid = os.fork()
+    if pid == 0:
+        processes.run_and_exit(body)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def check(condition: object) -> None:
+    if not condition:
+        raise SystemExit(9)
+
+
+def test_a_process_is_known_by_pid_and_start() -> None:
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        started = processes.start_ticks(process.pid)
+        assert started >= processes.start_ticks(os.getpid()) > 0
+        assert processes.open_pidfd(process.pid, started + 1) is None
+        descriptor = processes.open_pidfd(process.pid, started)
+        assert descriptor is not None
+        assert not processes.wait_pidfd(descriptor, 0)
+        assert processes.signal_pidfd(descriptor, signal.SIGKILL)
+        assert processes.wait_pidfd(descriptor, 20)
+        process.wait()
+        assert not processes.signal_pidfd(descriptor, signal.SIGKILL)
+        os.close(descriptor)
+    assert processes.open_pidfd(process.pid) is None
+    assert processes.start_ticks(process.pid) == 0
+
+
+def test_a_name_with_blanks_and_brackets_does_not_confuse() -> None:
+    def body() -> None:
+        before = processes.start_ticks(os.getpid())
+        processes.set_name("a) b (c) and a long rest")
+        check(Path("/proc/self/comm").read_text() == "a) b (c) and a \n")
+        check(processes.start_ticks(os.getpid()) == before)
+        check(os.getpid() in processes.children(os.getppid()))
+
+    assert in_child(body) == 0
+
+
+@pytest.mark.parametrize(("how", "code"), [(lambda: None, 0), (lambda: sys.exit(3), 3), (lambda: sys.exit("why"), 1), (lambda: 1 / 0, 1)])
+def test_a_forked_body_ends_the_process_with_its_code(how: Callable[[], object], code: int) -> None:
+    assert in_child(how) == code
+
+
+def test_output_is_appended_line_by_line(tmp_path: Path) -> None:
+    out, err = tmp_path / "out", tmp_path / "err"
+    out.write_text("before\n")
+
+    program = (
+        "import os, sys; from zfabric.adapters import processes; processes.redirect(*sys.argv[1:])\n"
+        "print('a line'); print('to stderr', file=sys.stderr)\n"
+        "os.kill(os.getpid(), 9 if sys.stdin.read() == '' else 15)"  # so that nothing is flushed at exit
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(out), str(err)], check=False, input="something", text=True)
+    assert done.returncode == -signal.SIGKILL
+    assert out.read_text() == "before\na line\n"
+    assert err.read_text() == "to stderr\n"
+
+
+def test_children_of_children_are_inherited_and_killed() -> None:
+    def body() -> None:
+        processes.become_subreaper()
+        with subprocess.Popen(["sh", "-c", "setsid sleep 1000 & sleep 1000 & echo"], stdout=subprocess.PIPE) as shell:
+            assert shell.stdout is not None
+            shell.stdout.readline()
+            shell.wait()
+            left = processes.children(os.getpid())
+            check(len(left) == 2)
+            processes.kill_children()
+            check(processes.children(os.getpid()) == [])
+            check(not any(processes.start_ticks(pid) for pid in left))
+
+    assert in_child(body) == 0
+
+
+def test_a_process_dies_with_its_parent() -> None:
+    reading, writing = os.pipe()
+
+    def parent() -> None:
+        ready, said = os.pipe()
+        me = os.getpid()
+        if os.fork() == 0:
+            processes.die_with_parent(me)
+            os.write(said, b"x")
+            signal.pause()
+        os.read(ready, 1)
+
+    assert in_child(parent) == 0
+    os.close(writing)
+    assert os.read(reading, 1) == b""  # the last holder of the writing end is gone
+    os.close(reading)
+    assert in_child(lambda: processes.die_with_parent(1 if os.getppid() != 1 else 2)) == 1
+
+
+def test_limits_of_a_worker() -> None:
+    def body() -> None:
+        import resource
+
+        processes.limit_worker()
+        soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+        check(soft == processes.STACK_BYTES or soft == hard)
+        check(resource.getrlimit(resource.RLIMIT_CORE) == (0, 0))
+        check(int(Path("/proc/self/oom_score_adj").read_text()) == processes.WORKER_OOM_SCORE)
+
+    assert in_child(body) == 0
+
+
+def test_memory_of_a_process_is_its_own() -> None:
+    before = processes.resident_bytes(os.getpid())
+    shared = mmap.mmap(-1, 64 << 20)  # as the arena is: shared pages do not count
+    shared.write(b"x" * (64 << 20))
+    own = bytearray(b"x" * (128 << 20))
+    grown = processes.resident_bytes(os.getpid()) - before
+    assert 120 << 20 < grown < 160 << 20
+    del own
+    shared.close()
+    assert processes.resident_bytes(2**22 + 1) == 0
+
+
+def test_the_machine_has_what_it_has() -> None:
+    assert 1 <= processes.cpu_count() <= len(os.sched_getaffinity(0))
+    assert 0 < processes.memory_available() <= processes.memory_total()
+    assert processes.memory_total() <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert in_child(lambda: (os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}), check(processes.cpu_count() == 1))) == 0
+
+
+V2 = {
+    "/proc/self/cgroup": "0::/a/b\n",
+    "/sys/fs/cgroup/a/b/cpu.max": "max 100000\n",
+    "/sys/fs/cgroup/a/cpu.max": "150000 100000\n",
+    "/sys/fs/cgroup/a/b/memory.max": "1000000000\n",
+    "/sys/fs/cgroup/a/b/memory.current": "700000000\n",
+    "/sys/fs/cgroup/a/b/memory.stat": "anon 1\ninactive_file 200000000\n",
+    "/sys/fs/cgroup/a/memory.max": "max\n",
+    "/sys/fs/cgroup/a/memory.current": "5\n",
+}
+V1 = {
+    "/proc/self/cgroup": "4:memory:/x\n3:cpu,cpuacct:/y\n",
+    "/sys/fs/cgroup/cpu/y/cpu.cfs_quota_us": "150000\n",
+    "/sys/fs/cgroup/cpu/y/cpu.cfs_period_us": "100000\n",
+    "/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+    "/sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+    "/sys/fs/cgroup/memory/x/memory.limit_in_bytes": "1000000000\n",
+    "/sys/fs/cgroup/memory/x/memory.usage_in_bytes": "700000000\n",
+    "/sys/fs/cgroup/memory/x/memory.stat": "cache 1\ntotal_inactive_file 200000000\n",
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+    "/sys/fs/cgroup/memory/memory.usage_in_bytes": "5\n",
+}
+
+
+@pytest.mark.parametrize("files", [V2, V1])
+def test_limits_of_control_groups_count(files: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {**files, "/proc/meminfo": "MemTotal: 64000000 kB\nMemFree: 100 kB\nMemAvailable: 32000000 kB\n"}
+    directories = {str(parent) for name in files for parent in Path(name).parents}
+    monkeypatch.setattr(processes, "_read", lambda path: files.get(path, ""))
+    monkeypatch.setattr(os.path, "isdir", lambda path: str(path) in directories)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+    assert processes.cpu_count() == math.ceil(1.5)
+    assert processes.memory_total() == 1_000_000_000
+    assert processes.memory_available() == 500_000_000
