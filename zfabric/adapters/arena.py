@@ -1,0 +1,265 @@
+"""The arena: one sparse shared-memory file that holds a node's values, and how processes touch it.
+
+The supervisor creates it and keeps it open; it has no name that could outlive a kill. Everybody else opens it through the
+supervisor's descriptor, ``/proc/<pid>/fd/<n>``, which only the same user can. Where it lies and why is measured in
+``docs/decisions/0001-arena-without-a-name.md``.
+
+**No byte is touched before its memory is there.** ``make_ready`` asks the system for whole pieces of 2 MiB, and a system that
+has none left says so in an error; touching a hole would kill the process instead (SIGBUS). One page per piece is allocated
+first, which ``MADV_COLLAPSE`` then makes a huge page of: eight times faster than allocating all small pages, and the first
+write of any process then runs at the speed of the copy. Where that is refused, ``posix_fallocate`` does the whole.
+
+**Finding the sealed objects again.** An object is a header of 64 bytes and its payload. Headers cannot be found by walking
+(reused room is full of old ones), so the start of the file is an *index*: an entry per object that the store has taken over,
+written by the daemon alone, its state byte last. After a restart an entry counts if the header it points to agrees: the same
+id and size, sealed. What a writer left half written is in no index, whenever it was killed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import struct
+from typing import Any
+
+from zfabric.machines.parts.extents import HEADER_BYTES, INDEX_ENTRY_BYTES, PIECE, data_start, round_up
+from zfabric.protocol.effects import FREED, SEALED, WRITING
+
+_MAGIC = 0x4F42465A
+_VERSION = 1
+_HEADER = struct.Struct("<IBBxxQ20s16s12x")
+"""magic, version, state, size, object id, digest (zeros: none)"""
+_ENTRY = struct.Struct("<IBBxxQ20s4xQ16x")
+"""magic, version, state, size, object id, payload offset"""
+_STATE_AT = 5
+_INDEX_STEP = 64 * 2**10
+"""Bytes by which the index's memory grows."""
+_MEMORY_RESERVE = 64 * 2**20
+"""Memory left to the system when the arena asks for more: running into the end of it gets processes killed instead of an error."""
+
+_MADV_REMOVE, _MADV_COLLAPSE = 9, 25
+_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
+_F_ADD_SEALS, _F_SEAL_SHRINK, _F_SEAL_GROW = 1033, 0x2, 0x4
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+def create_arena(directory: str, size: int) -> int:
+    """A new arena of ``size`` bytes (rounded up to pieces), without a name; its descriptor.
+
+    ``directory`` is a tmpfs to make it in; empty takes anonymous shared memory. Its size can never change, so no mapping loses its end.
+    """
+    size = round_up(size, PIECE)
+    if not directory:
+        descriptor = os.memfd_create("zfabric-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    else:
+        descriptor = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        os.fchmod(descriptor, 0o600)
+        os.ftruncate(descriptor, size)
+        if not directory:
+            import fcntl
+
+            fcntl.fcntl(descriptor, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+class _Mapping:
+    """A shared mapping at a 2 MiB-aligned address, unmapped when the last view of it is gone."""
+
+    def __init__(self, descriptor: int, size: int, writable: bool) -> None:
+        self.size = size
+        spare = _map(None, size + PIECE, mmap.PROT_NONE if hasattr(mmap, "PROT_NONE") else 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
+        self.address = round_up(spare, PIECE)
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        try:
+            _map(self.address, size, protection, mmap.MAP_SHARED | _MAP_FIXED, descriptor)
+        except OSError:
+            _libc.munmap(spare, size + PIECE)
+            raise
+        if self.address > spare:
+            _libc.munmap(spare, self.address - spare)
+        if self.address < spare + PIECE:
+            _libc.munmap(self.address + size, spare + PIECE - self.address)
+
+    def memory(self) -> memoryview:
+        """All of it; the mapping lives for as long as this or anything made of it does."""
+        memory: Any = (ctypes.c_ubyte * self.size).from_address(self.address)
+        memory.owner = self
+        return memoryview(memory).cast("B")
+
+    def __del__(self) -> None:
+        if hasattr(self, "address"):
+            _libc.munmap(self.address, self.size)
+
+
+def _map(address: int | None, size: int, protection: int, flags: int, descriptor: int) -> int:
+    mapped: int | None = _libc.mmap(address, size, protection, flags | _MAP_NORESERVE, descriptor, 0)
+    if mapped is None or mapped == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), f"the object store's {size} bytes cannot be mapped: {os.strerror(ctypes.get_errno())}")
+    return mapped
+
+
+class Arena:
+    """This process's view of the arena at ``path``: read-only for readers, writable besides for those who write.
+
+    Offsets are those of payloads, as in all messages. Raises OSError if the file cannot be opened or is of another size.
+    """
+
+    def __init__(self, path: str, size: int, writable: bool) -> None:
+        self.size = round_up(size, PIECE)
+        self._descriptor = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+        try:
+            actual = os.fstat(self._descriptor).st_size
+            if actual != self.size:
+                raise OSError(errno.EINVAL, f"the arena {path} has {actual} bytes, not {self.size}")
+            self._readable = _Mapping(self._descriptor, self.size, False).memory().toreadonly()
+            self._mapping = _Mapping(self._descriptor, self.size, True) if writable else None
+        except OSError:
+            os.close(self._descriptor)
+            raise
+        self._memory = self._mapping.memory() if self._mapping is not None else self._readable
+        self._slots: dict[int, int] = {}
+        self._free_slots: list[int] = []
+        self._slots_used = 0
+        self._index_ready = 0
+        self._index_end = data_start(self.size)
+
+    def close(self) -> None:
+        """Let go of the file; views that are still used stay valid."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            self._mapping = None
+            del self._readable, self._memory
+
+    # -- values --
+
+    def view(self, offset: int, size: int) -> memoryview:
+        """The payload at ``offset``, read-only."""
+        return self._readable[offset : offset + size]
+
+    def writable(self, offset: int, size: int) -> memoryview:
+        """The payload at ``offset``, to be written by who was granted the room."""
+        return self._memory[offset : offset + size]
+
+    def seal(self, offset: int, object_id: bytes, size: int, digest: bytes = b"") -> None:
+        """Write the header of the payload at ``offset``, which is complete. Its state comes last."""
+        start = offset - HEADER_BYTES
+        _HEADER.pack_into(self._memory, start, _MAGIC, _VERSION, WRITING, size, object_id, digest)
+        self._memory[start + _STATE_AT] = SEALED
+
+    def write(self, offset: int, object_id: bytes, value: bytes | memoryview) -> None:
+        """Write a whole object: payload, then header."""
+        self._memory[offset : offset + len(value)] = value
+        self.seal(offset, object_id, len(value))
+
+    # -- the index (daemon only) --
+
+    def mark(self, offset: int, state: int) -> bool:
+        """Take the object at ``offset`` into the index (SEALED) or out of it (FREED).
+
+        False if it cannot be found after a restart: its header does not say that it is sealed, or the index has no room.
+        """
+        start = offset - HEADER_BYTES
+        if state == FREED:
+            slot = self._slots.pop(offset, None)
+            if slot is not None:
+                self._memory[slot * INDEX_ENTRY_BYTES + _STATE_AT] = FREED
+                self._free_slots.append(slot)
+            self._memory[start + _STATE_AT] = FREED
+            return True
+        magic, version, sealed, size, object_id, _ = _HEADER.unpack_from(self._readable, start)
+        if (magic, version, sealed) != (_MAGIC, _VERSION, SEALED):
+            return False
+        if offset in self._slots:
+            return True
+        slot = self._slot()
+        if slot is None:
+            return False
+        self._slots[offset] = slot
+        at = slot * INDEX_ENTRY_BYTES
+        _ENTRY.pack_into(self._memory, at, _MAGIC, _VERSION, WRITING, size, object_id, offset)
+        self._memory[at + _STATE_AT] = SEALED
+        return True
+
+    def _slot(self) -> int | None:
+        if self._free_slots:
+            return self._free_slots.pop()
+        end = (self._slots_used + 1) * INDEX_ENTRY_BYTES
+        if end > self._index_ready:
+            if end > self._index_end:
+                return None
+            try:
+                os.posix_fallocate(self._descriptor, self._index_ready, _INDEX_STEP)
+            except OSError:
+                return None
+            self._index_ready += _INDEX_STEP
+        self._slots_used += 1
+        return self._slots_used - 1
+
+    def find_sealed(self) -> list[tuple[bytes, int, int]]:
+        """(object_id, offset, size) of all that the index lists: what a restarted daemon begins with, before it marks anything."""
+        used = min(round_up(os.lseek(self._descriptor, 0, os.SEEK_HOLE), _INDEX_STEP), self._index_end)
+        index = os.pread(self._descriptor, used, 0)
+        self._index_ready = used
+        self._slots, self._free_slots, self._slots_used = {}, [], 0
+        found: list[tuple[bytes, int, int]] = []
+        for slot in range(len(index) // INDEX_ENTRY_BYTES):
+            magic, version, state, size, object_id, offset = _ENTRY.unpack_from(index, slot * INDEX_ENTRY_BYTES)
+            if (magic, version, state) == (_MAGIC, _VERSION, SEALED) and self._agrees(object_id, offset, size):
+                self._slots[offset] = slot
+                found.append((object_id, offset, size))
+                self._free_slots.extend(range(self._slots_used, slot))
+                self._slots_used = slot + 1
+        return found
+
+    def _agrees(self, object_id: bytes, offset: int, size: int) -> bool:
+        if not self._index_end + HEADER_BYTES <= offset <= self.size - size:
+            return False
+        header = os.pread(self._descriptor, HEADER_BYTES, offset - HEADER_BYTES)
+        return _HEADER.unpack(header)[:5] == (_MAGIC, _VERSION, SEALED, size, object_id)
+
+    # -- memory (daemon only) --
+
+    def make_ready(self, offset: int, size: int) -> str:
+        """Have memory behind these whole pieces, warm if the system can; the empty string, or why not."""
+        if self._mapping is None:
+            return "the arena is open for reading only"
+        short = _memory_short(size)
+        if short:
+            return short
+        try:
+            for piece in range(offset, offset + size, PIECE):
+                os.posix_fallocate(self._descriptor, piece, mmap.PAGESIZE)
+            _libc.madvise(self._mapping.address + offset, size, _MADV_COLLAPSE)
+            os.posix_fallocate(self._descriptor, offset, size)
+        except OSError as error:
+            return f"{error.strerror} ({errno.errorcode.get(error.errno or 0, error.errno)})"
+        return ""
+
+    def punch(self, offset: int, size: int) -> None:
+        """Give the memory behind these whole pieces back; they read as zeros and are not to be touched."""
+        if self._mapping is not None:
+            _libc.madvise(self._mapping.address + offset, size, _MADV_REMOVE)
+
+
+def _memory_short(size: int) -> str:
+    """Why the system should not be asked for ``size`` bytes now, or the empty string."""
+    with open("/proc/meminfo", "rb") as lines:
+        for line in lines:
+            if line.startswith(b"MemAvailable:"):
+                available = int(line.split()[1]) * 1024
+                if available < size + _MEMORY_RESERVE:
+                    return f"the machine has {available // 2**20} MiB of memory left"
+                break
+    return ""

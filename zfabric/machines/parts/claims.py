@@ -1,0 +1,120 @@
+"""What an object store is told after a daemon's restart, gathered until the picture is whole.
+
+The arena's index says what the store before this one had taken over, processes repeat what they hold, and the local scheduler
+what was written and, last, what is referred to (``Keep``). Nothing is moved before that. Then the claims are laid out, the
+index first: a claim that overlaps an earlier one is void, unless a process reads there, in which case its place stays blocked
+for as long as the process lives.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from zfabric.machines.parts.extents import HEADER_BYTES, PIECE, Range, Ranges, footprint, round_up
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import Address
+
+
+class Layout(NamedTuple):
+    """Objects ``(object_id, offset, size, writer, rebuildable)``, grants ``(offset, holder, returned, open)`` and free room."""
+
+    objects: list[tuple[bytes, int, int, bytes, bool]]
+    pins: dict[bytes, dict[bytes, int]]
+    grants: list[tuple[int, bytes, bool, Ranges]]
+    ready: Ranges
+    cold: Ranges
+
+
+class Claims:
+    """Everything said before the store begins. ``deferred`` is what cannot be answered until then."""
+
+    def __init__(self) -> None:
+        self.spilled: dict[bytes, int] = {}
+        self.kept: set[bytes] = set()
+        self.deferred: list[tuple[Address, m.Message]] = []
+        self._found: list[tuple[bytes, int, int, bytes, bool]] = []
+        self._written: list[tuple[bytes, int, int, bytes, bool]] = []
+        self._pinned: list[tuple[bytes, bytes, int, int]] = []
+        self._grants: list[tuple[bytes, int, int]] = []
+        self._heard: set[type] = set()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the arena has been read and the scheduler has said what to keep."""
+        return self._heard == {m.ArenaFound, m.Keep}
+
+    def take(self, process: bytes, message: m.Message) -> bool:
+        """Note what is a claim; False for all else."""
+        if isinstance(message, m.ArenaFound):
+            self._heard.add(m.ArenaFound)
+            self._found += [(object_id, offset, size, b"", False) for object_id, offset, size in message.sealed]
+            self.spilled.update(message.spilled)
+        elif isinstance(message, m.Keep):
+            self._heard.add(m.Keep)
+            self.kept.update(message.object_ids)
+        elif isinstance(message, m.Sealed):
+            self._written += message.rows
+        elif isinstance(message, m.Pinned):
+            self._pinned += [(process, *row) for row in message.rows]
+        elif isinstance(message, m.GrantsHeld):
+            self._grants += [(process, offset, size) for offset, size, _ in message.rows]
+        else:
+            return False
+        return True
+
+    def layout(self, start: int, end: int) -> Layout:
+        """Who owns what of ``start … end``."""
+        free = Ranges(((start, end - start),))
+        objects: dict[bytes, tuple[bytes, int, int, bytes, bool]] = {}
+        facts = {row[:3]: row for row in self._written}
+        pinned = [(object_id, offset, size, b"", False) for _, object_id, offset, size in self._pinned]
+        for row in [*self._found, *pinned, *self._written]:
+            if row[0] not in objects and _claim(free, row[1] - HEADER_BYTES, footprint(row[2]), start):
+                objects[row[0]] = facts.get(row[:3], row)
+        pins: dict[bytes, dict[bytes, int]] = {}
+        grants: list[tuple[int, bytes, bool, Ranges]] = []
+        for process, object_id, offset, size in self._pinned:
+            known = objects.get(object_id)
+            if known is not None and known[1:3] == (offset, size):
+                pins.setdefault(object_id, {}).setdefault(process, 0)
+                pins[object_id][process] += 1
+            else:
+                grants += _held(free, process, offset - HEADER_BYTES, footprint(size), True, start, end)
+        for process, offset, size in self._grants:
+            grants += _held(free, process, offset, size, False, start, end)
+        ready, cold = _by_temperature(free)
+        return Layout(list(objects.values()), pins, grants, ready, cold)
+
+
+def _claim(free: Ranges, begin: int, size: int, start: int) -> bool:
+    if begin < start or begin % HEADER_BYTES or size <= 0 or free.around(begin, size) is None:
+        return False
+    free.remove(begin, size)
+    return True
+
+
+def _held(free: Ranges, process: bytes, begin: int, size: int, returned: bool, start: int, end: int) -> list[Any]:
+    """A grant of what is still free of a range."""
+    if begin < start or begin + size > end or begin % HEADER_BYTES or size % HEADER_BYTES:
+        return []
+    parts = Ranges()
+    for first, length in free:
+        low, high = max(first, begin), min(first + length, begin + size)
+        if low < high:
+            free.remove(low, high - low)
+            parts.add(low, high - low)
+    return [(begin, process, returned, parts)] if parts.total else []
+
+
+def _by_temperature(free: Ranges) -> tuple[Ranges, Ranges]:
+    """Pieces that are free as a whole count as cold; the rest of a piece in use is ready, as all of it once was made so."""
+    ready, cold = Ranges(), Ranges()
+    for start, size in free:
+        spans: list[Range] = [(start, start + size)]
+        first, last = round_up(start, PIECE), (start + size) // PIECE * PIECE
+        if first < last:
+            cold.add(first, last - first)
+            spans = [(start, first), (last, start + size)]
+        for low, high in spans:
+            ready.add(low, high - low)
+    return ready, cold

@@ -1,0 +1,232 @@
+"""Who owns which bytes of the arena: sorted ranges, and the free space made of them.
+
+The arena is cut into *pieces* of 2 MiB. A piece is cold (nothing behind it: touching it would ask the system for memory) or
+ready (its memory is there). Free room is therefore kept in two tables, ``ready`` by the byte and ``cold`` by the piece, and
+what is taken from the cold side is to be made ready before anybody writes there. Freed room is ready, and whole free pieces
+can be made cold again. The layout of the arena file is fixed here too, since the store's machine and the adapter both follow it:
+
+    0 … data_start        the index: what a restarted daemon reads to find the sealed objects
+    data_start … end      objects, each a header of 64 bytes and then its payload, both aligned to 64 bytes
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Iterator
+
+from zfabric.protocol.machine import InvariantViolation
+
+ALIGNMENT = 64
+"""Bytes that payloads are aligned to: what vector instructions and numpy like best."""
+HEADER_BYTES = 64
+PIECE = 2 * 2**20
+"""The size of a huge page: what is made ready, and given back, as one."""
+INDEX_ENTRY_BYTES = 64
+INDEX_SHARE = 4096
+"""Bytes of arena per index entry. Values up to 64 KiB are rarely here, so entries do not run out; unused ones cost nothing."""
+
+Range = tuple[int, int]
+"""(start, size)"""
+
+
+def round_up(size: int, step: int) -> int:
+    """The least multiple of ``step`` that is not less than ``size``."""
+    return -(-size // step) * step
+
+
+def footprint(size: int) -> int:
+    """Bytes of the arena that an object with a payload of ``size`` takes."""
+    return HEADER_BYTES + round_up(size, ALIGNMENT)
+
+
+def data_start(capacity: int) -> int:
+    """Where the objects begin in an arena of ``capacity`` bytes; the index is before it."""
+    return round_up(capacity // INDEX_SHARE * INDEX_ENTRY_BYTES, PIECE) or PIECE
+
+
+class Ranges:
+    """Disjoint ranges, merged where they touch; finds the smallest that holds a given size."""
+
+    __slots__ = ("_by_size", "_sizes", "_starts", "total")
+
+    def __init__(self, ranges: Iterable[Range] = ()) -> None:
+        self._starts: list[int] = []
+        self._sizes: dict[int, int] = {}
+        self._by_size: list[Range] = []
+        self.total = 0
+        for start, size in ranges:
+            self.add(start, size)
+
+    def __iter__(self) -> Iterator[Range]:
+        """All ranges in the order of their starts."""
+        return iter([(start, self._sizes[start]) for start in self._starts])
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def _insert(self, start: int, size: int) -> None:
+        insort(self._starts, start)
+        self._sizes[start] = size
+        insort(self._by_size, (size, start))
+
+    def _delete(self, start: int) -> int:
+        del self._starts[bisect_left(self._starts, start)]
+        size = self._sizes.pop(start)
+        del self._by_size[bisect_left(self._by_size, (size, start))]
+        return size
+
+    def add(self, start: int, size: int) -> None:
+        """Add a range that overlaps none of these; it grows together with its neighbours."""
+        if size <= 0:
+            return
+        self.total += size
+        index = bisect_left(self._starts, start)
+        following = self._starts[index] if index < len(self._starts) else None
+        if following is not None and following < start + size:
+            raise InvariantViolation(f"the range at {start} + {size} overlaps the one at {following}")
+        if index:
+            before = self._starts[index - 1]
+            end = before + self._sizes[before]
+            if end > start:
+                raise InvariantViolation(f"the range at {start} + {size} overlaps the one at {before}")
+            if end == start:
+                size += self._delete(before)
+                start = before
+        if following is not None and following == start + size:
+            size += self._delete(following)
+        self._insert(start, size)
+
+    def around(self, start: int, size: int) -> Range | None:
+        """The range that holds all of ``start … start + size``."""
+        index = bisect_right(self._starts, start)
+        if not index:
+            return None
+        begin = self._starts[index - 1]
+        whole = self._sizes[begin]
+        return (begin, whole) if begin + whole >= start + size else None
+
+    def remove(self, start: int, size: int) -> None:
+        """Take a part out; all of it must be here."""
+        if size <= 0:
+            return
+        whole = self.around(start, size)
+        if whole is None:
+            raise InvariantViolation(f"the range at {start} + {size} is not here")
+        begin, length = whole
+        self._delete(begin)
+        if start > begin:
+            self._insert(begin, start - begin)
+        if begin + length > start + size:
+            self._insert(start + size, begin + length - start - size)
+        self.total -= size
+
+    def smallest(self, size: int) -> Range | None:
+        """The smallest range of at least ``size`` bytes, the lowest of those."""
+        index = bisect_left(self._by_size, (size, -1))
+        if index == len(self._by_size):
+            return None
+        length, start = self._by_size[index]
+        return start, length
+
+    def largest(self) -> Range | None:
+        """The largest range."""
+        return (self._by_size[-1][1], self._by_size[-1][0]) if self._by_size else None
+
+    def total_from(self, size: int) -> int:
+        """Bytes in ranges of at least ``size``."""
+        return sum(length for length, _ in self._by_size[bisect_left(self._by_size, (size, -1)) :])
+
+
+class Taken:
+    """Room that was taken and is not all ready yet: ``cold`` parts are to be made ready, ``ready`` ones are."""
+
+    __slots__ = ("cold", "ready", "size", "start")
+
+    def __init__(self, start: int, size: int, ready: list[Range], cold: list[Range]) -> None:
+        self.start = start
+        self.size = size
+        self.ready = ready
+        self.cold = cold
+
+
+class FreeSpace:
+    """The free part of ``start … end``: what is ready by the byte, what is cold by the piece. All of it begins cold."""
+
+    def __init__(self, start: int, end: int) -> None:
+        self.ready = Ranges()
+        self.cold = Ranges(((start, (end - start) // PIECE * PIECE),))
+
+    @property
+    def total(self) -> int:
+        """Free bytes, ready or cold."""
+        return self.ready.total + self.cold.total
+
+    def take_ready(self, size: int) -> int | None:
+        """Take ``size`` bytes that are ready, out of the smallest range that holds them."""
+        found = self.ready.smallest(size)
+        if found is None:
+            return None
+        self.ready.remove(found[0], size)
+        return found[0]
+
+    def take_at(self, start: int, size: int) -> bool:
+        """Take exactly these bytes if they are free and ready."""
+        if self.ready.around(start, size) is None:
+            return False
+        self.ready.remove(start, size)
+        return True
+
+    def take_cold(self, size: int) -> Taken | None:
+        """Take whole cold pieces for ``size`` bytes."""
+        pieces = round_up(size, PIECE)
+        found = self.cold.smallest(pieces)
+        if found is None:
+            return None
+        self.cold.remove(found[0], pieces)
+        return Taken(found[0], size, [], [(found[0], pieces)])
+
+    def take_mixed(self, size: int) -> Taken | None:
+        """Take ``size`` bytes that run through ready and cold ranges, where there is such a run."""
+        run: list[tuple[int, int, bool]] = []
+        for start, length, cold in sorted([(*r, False) for r in self.ready] + [(*r, True) for r in self.cold]):
+            if run and run[-1][0] + run[-1][1] != start:
+                run = []
+            run.append((start, length, cold))
+            if start + length - run[0][0] >= size:
+                return self._take_run(run, size)
+        return None
+
+    def _take_run(self, run: list[tuple[int, int, bool]], size: int) -> Taken:
+        begin = run[0][0]
+        taken = Taken(begin, size, [], [])
+        for start, length, cold in run:
+            wanted = min(length, begin + size - start)
+            if cold:
+                wanted = round_up(wanted, PIECE)
+                self.cold.remove(start, wanted)
+                taken.cold.append((start, wanted))
+            else:
+                self.ready.remove(start, wanted)
+                taken.ready.append((start, wanted))
+        return taken
+
+    def free(self, start: int, size: int) -> None:
+        """These bytes are free again, and ready."""
+        self.ready.add(start, size)
+
+    def freeze(self, start: int, size: int) -> None:
+        """These whole pieces, which belong to nobody, are cold."""
+        self.cold.add(start, size)
+
+    def cool(self, excess: int) -> list[Range]:
+        """Turn free ready pieces cold, at most ``excess`` bytes and out of small ranges first; which ones those were."""
+        cooled: list[Range] = []
+        for size, start in sorted((size, start) for start, size in self.ready if size >= PIECE):
+            first = round_up(start, PIECE)
+            pieces = min((start + size - first) // PIECE, excess // PIECE)
+            if pieces > 0:
+                self.ready.remove(first, pieces * PIECE)
+                self.cold.add(first, pieces * PIECE)
+                cooled.append((first, pieces * PIECE))
+                excess -= pieces * PIECE
+        return cooled

@@ -1,0 +1,127 @@
+"""The client's side of grants: which bytes of the arena this process may write, and how far it has come.
+
+Pure bookkeeping, not thread-safe: the client calls it under its lock. ``allocate`` gives the payload offset of a new object
+(its header is in the 64 bytes before it); the writer then says ``finished`` once the object is sealed *and its location is in
+a message on its way*, or ``abandon`` if it will never be. A grant is returned only when no write in it is under way, so that
+what the store frees is never written again.
+"""
+
+from __future__ import annotations
+
+from zfabric.machines.parts.extents import ALIGNMENT, HEADER_BYTES, footprint
+
+
+class Grant:
+    """One range: ``used`` bytes of it are given to objects, of which ``writing`` are under way."""
+
+    __slots__ = ("exact", "gaps", "offset", "size", "used", "writing")
+
+    def __init__(self, offset: int, size: int, exact: bool) -> None:
+        self.offset = offset
+        self.size = size
+        self.exact = exact
+        self.used = 0
+        self.writing: dict[int, int] = {}
+        self.gaps: list[tuple[int, int]] = []
+
+    def take(self, need: int) -> int | None:
+        """The start of ``need`` bytes of this grant: those of an abandoned object, or the next ones."""
+        for index, (start, size) in enumerate(self.gaps):
+            if size >= need:
+                del self.gaps[index]
+                if size > need:
+                    self.gaps.append((start + need, size - need))
+                self.writing[start] = need
+                return start
+        if self.used + need > self.size:
+            return None
+        start = self.offset + self.used
+        self.used += need
+        self.writing[start] = need
+        return start
+
+    def abandon(self, start: int) -> None:
+        """The object that was to be at ``start`` will not be."""
+        size = self.writing.pop(start)
+        if start + size == self.offset + self.used:
+            self.used -= size
+        else:
+            self.gaps.append((start, size))
+
+
+class Grants:
+    """All grants of this process."""
+
+    def __init__(self) -> None:
+        self._grants: dict[int, Grant] = {}
+
+    def __len__(self) -> int:
+        return len(self._grants)
+
+    def add(self, offset: int, size: int) -> None:
+        """A range to bump-allocate in (``Granted`` for a ``Reserve`` that was not exact)."""
+        self._grants[offset] = Grant(offset, size, False)
+
+    def add_exact(self, offset: int, size: int) -> int:
+        """The room of exactly one object (``Granted`` for an exact ``Reserve``): its payload offset."""
+        grant = Grant(offset, size, True)
+        grant.take(size)
+        self._grants[offset] = grant
+        return offset + HEADER_BYTES
+
+    def allocate(self, size: int) -> int | None:
+        """The payload offset of a new object of ``size`` bytes, or None if a ``Reserve`` is needed first."""
+        need = footprint(size)
+        for grant in self._grants.values():
+            if not grant.exact:
+                start = grant.take(need)
+                if start is not None:
+                    return start + HEADER_BYTES
+        return None
+
+    def _holding(self, start: int) -> Grant:
+        for grant in self._grants.values():
+            if start in grant.writing:
+                return grant
+        raise KeyError(f"nothing is being written at {start + HEADER_BYTES}")
+
+    def finished(self, offset: int) -> None:
+        """The object with its payload at ``offset`` is sealed and on its way to the store, which closes an exact grant by itself."""
+        start = offset - HEADER_BYTES
+        grant = self._holding(start)
+        del grant.writing[start]
+        if grant.exact:
+            del self._grants[grant.offset]
+
+    def abandon(self, offset: int) -> tuple[int, int] | None:
+        """The object at ``offset`` will not be written. (offset, used) to return to the store if that ends its grant."""
+        start = offset - HEADER_BYTES
+        grant = self._holding(start)
+        grant.abandon(start)
+        return self._drop(grant) if grant.exact else None
+
+    def _drop(self, grant: Grant) -> tuple[int, int]:
+        del self._grants[grant.offset]
+        return grant.offset, grant.used
+
+    def spent(self) -> list[tuple[int, int]]:
+        """Grants that no further object fits in, to return: (offset, used) each. They are no longer held."""
+        least = HEADER_BYTES + ALIGNMENT
+        return [
+            self._drop(grant)
+            for grant in list(self._grants.values())
+            if not grant.exact and not grant.writing and not grant.gaps and grant.size - grant.used < least
+        ]
+
+    def idle(self) -> list[tuple[int, int]]:
+        """All grants that nothing is being written in, to return: (offset, used) each. They are no longer held."""
+        return [self._drop(grant) for grant in list(self._grants.values()) if not grant.writing]
+
+    def give_back(self, offset: int) -> tuple[int, int] | None:
+        """Answer to ``RecallGrant``: (offset, used) to return, or None if it is in use or not ours."""
+        grant = self._grants.get(offset)
+        return self._drop(grant) if grant is not None and not grant.writing else None
+
+    def rows(self) -> tuple[tuple[int, int, int], ...]:
+        """What ``GrantsHeld`` says after a daemon's restart: (offset, size, used)."""
+        return tuple((grant.offset, grant.size, grant.used) for grant in self._grants.values())

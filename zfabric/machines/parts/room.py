@@ -1,0 +1,306 @@
+"""Who gets room in the arena next, and how room is made for them.
+
+Whoever wants room stands in one queue, in order: processes for grants, objects that come back from disk, inline values that
+move in. While the head of the queue finds none, room is made, cheapest first: unused grants are called back, values whose copy
+on disk is current are dropped, rebuildable ones too, others are copied to disk in the order in which they were last used, and
+readers are asked for pins they no longer need. A reservation waits for its own patience, a restore for ``put_patience``.
+
+Room is ready before it is given: a few grants' worth are made ready ahead of demand, larger demands wait for their own. Freed
+room stays ready for the next, up to a bound at once and down to those few grants after a while without demand.
+"""
+
+from __future__ import annotations
+
+from zfabric.config import Config
+from zfabric.machines.parts.extents import HEADER_BYTES, PIECE, Ranges, Taken
+from zfabric.machines.parts.store_report import why_full
+from zfabric.machines.parts.stored import RESTORING, SEALED, SPILLED, SPILLING, Entry, Grant, Preparation, StoreTables, Waiter
+from zfabric.protocol import effects as e
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import CLIENT
+
+MiB = 2**20
+
+IDLE_GRANT_SHARE = 8
+"""At most one part in this many of the arena lies in grants that nothing is written in yet."""
+WARM_SHARE = 2
+"""At most one part in this many of the arena is kept ready while free; the rest goes back to the system at once."""
+COOL_AFTER = 10.0
+"""Seconds without demand after which free ready room goes back to the system, but for what is kept ahead of demand."""
+READY_AHEAD_GRANTS = 2
+"""Grants' worth of room kept ready ahead of demand: one to give while the next is made."""
+MAKE_READY_BYTES = 64 * MiB
+"""Most bytes made ready in one effect, so that others come in between."""
+SPILL_AHEAD_BYTES = 64 * MiB
+"""Bytes spilled in one round even if the head of the queue needs less: the next one will need them."""
+PRESSURE_PAUSE = 0.25
+"""Seconds between two rounds of making room for the same head of the queue, if nothing else happens."""
+RECALL_PAUSE = 1.0
+"""Seconds before a process is asked again for a pin or a grant that it kept."""
+FAULT_PAUSE = 1.0
+"""Seconds without spilling after the disk was full, and without making room ready after memory was short."""
+
+NEVER = float("-inf")
+
+
+class Room:
+    """The queue for room. ``serve`` is called once per turn; the rest are answers to what it asked for."""
+
+    def __init__(self, tables: StoreTables, config: Config) -> None:
+        self.tables = tables
+        self.grant_bytes = config.grant_bytes
+        self.ahead = min(READY_AHEAD_GRANTS * config.grant_bytes, tables.capacity // IDLE_GRANT_SHARE)
+        self.disk_again = NEVER
+        self.memory_again = NEVER
+        self.pressure_at: float | None = None
+        self.cool_at: float | None = None
+
+    def next_deadline(self) -> float | None:
+        """The next end of someone's patience, round of making room, or giving back of memory."""
+        times = [waiter.deadline for waiter in self.tables.queue if not waiter.cancelled and waiter.deadline < float("inf")]
+        if self.tables.queue and self.pressure_at is not None:
+            times.append(self.pressure_at)
+        if not self.tables.queue and self.cool_at is not None:
+            times.append(self.cool_at)
+        return min(times, default=None)
+
+    def serve(self, now: float) -> None:
+        """Give room to those who wait, in order; make some for the first who finds none; keep some ready ahead."""
+        queue = self.tables.queue
+        self.pressure_at = None
+        while queue:
+            if queue[0].cancelled or self._place(now, queue[0]):
+                queue.popleft()
+            elif not self._make_room(now, queue[0]):
+                break
+        self._make_ready_ahead(now)
+        self._cool(now)
+
+    def expire(self, now: float) -> None:
+        """End the patience of those who waited too long."""
+        for waiter in list(self.tables.queue):
+            if waiter.deadline <= now and not waiter.cancelled:
+                self.give_up(waiter, "memory" if self.tables.memory_error else "full", why_full(self.tables, waiter.size))
+
+    def give_up(self, waiter: Waiter, kind: str, text: str) -> None:
+        """There will be no room for this one."""
+        waiter.cancelled = True
+        self.tables.counts["full"] += 1
+        entry = waiter.entry
+        if entry is None:
+            self.tables.effects.append(e.Send(CLIENT + waiter.process, m.NoSpace(waiter.token, kind, text)))
+        else:
+            entry.state = SPILLED
+            if entry.asked:
+                self.tables.lost[entry.object_id] = f"full: {text}"
+                entry.asked = []
+            self.tables.settle(entry)
+
+    # -- giving ------------------------------------------------------------------------------------------------------------
+
+    def _place(self, now: float, waiter: Waiter) -> bool:
+        """Give the waiter room, or take room that will be its own once it is ready."""
+        self.cool_at = now + COOL_AFTER
+        for size in dict.fromkeys((self._grant_size(waiter), waiter.need)):
+            start = self.tables.take_ready(waiter.process, size)
+            if start is not None:
+                self._give(waiter, start, size)
+                return True
+            taken = self.tables.space.take_cold(size) if now >= self.memory_again else None
+            if taken is not None:
+                self._prepare(taken, waiter)
+                return True
+        taken = self.tables.space.take_mixed(waiter.need) if now >= self.memory_again else None
+        if taken is not None:
+            self._prepare(taken, waiter)
+        return taken is not None
+
+    def _grant_size(self, waiter: Waiter) -> int:
+        """What the waiter gets at best: exactly what it needs, or a grant, smaller the more room lies in grants already."""
+        if waiter.exact:
+            return waiter.need
+        left = self.tables.capacity // IDLE_GRANT_SHARE - self.tables.in_grants()
+        return max(waiter.need, min(self.grant_bytes, left // 2) // PIECE * PIECE)
+
+    def _give(self, waiter: Waiter, start: int, size: int) -> None:
+        """The waiter's room is ready and its own."""
+        entry = waiter.entry
+        effects = self.tables.effects
+        if entry is None:
+            self.tables.add_grant(Grant(start, waiter.process, waiter.exact, Ranges(((start, size),))))
+            effects.append(e.Send(CLIENT + waiter.process, m.Granted(waiter.token, start, size)))
+            return
+        entry.offset = start + HEADER_BYTES
+        if entry.value is None:
+            entry.state = RESTORING
+            effects.append(e.Unspill(entry.object_id, entry.offset, entry.size))
+        else:
+            effects.append(e.WriteValue(entry.offset, entry.object_id, entry.value))
+            entry.value = None
+            self.arrived(entry)
+
+    def arrived(self, entry: Entry) -> None:
+        """The object is in the arena; tell who asked."""
+        entry.state = SEALED
+        self.tables.effects.append(e.WriteHeader(entry.offset or 0, e.SEALED))
+        asked, entry.asked = entry.asked, []
+        for process in asked:
+            self.tables.tell(entry, process)
+        self.tables.settle(entry)
+
+    # -- making ready ------------------------------------------------------------------------------------------------------
+
+    def _prepare(self, taken: Taken, waiter: Waiter | None) -> None:
+        preparation = Preparation(taken, waiter)
+        for start, size in taken.cold:
+            for offset in range(start, start + size, MAKE_READY_BYTES):
+                length = min(MAKE_READY_BYTES, start + size - offset)
+                preparation.pending[offset] = length
+                self.tables.preparing[offset] = preparation
+                self.tables.effects.append(e.MakeReady(offset, length))
+
+    def made_ready(self, now: float, offset: int, error: str) -> None:
+        """One part is ready, or could not be made so."""
+        preparation = self.tables.preparing.pop(offset)
+        size = preparation.pending.pop(offset)
+        if error:
+            self.tables.memory_error, self.memory_again = error, now + FAULT_PAUSE
+            preparation.failed.append((offset, size))
+        else:
+            preparation.taken.ready.append((offset, size))
+        if not preparation.pending:
+            self._prepared(preparation)
+
+    def _prepared(self, preparation: Preparation) -> None:
+        taken, waiter, space = preparation.taken, preparation.waiter, self.tables.space
+        for start, size in taken.ready:
+            space.free(start, size)
+        for start, size in preparation.failed:
+            self.tables.effects.append(e.Punch(start, size))
+            space.freeze(start, size)
+        if not preparation.failed:
+            self.tables.memory_error = ""
+        if waiter is None or waiter.cancelled:
+            return
+        if preparation.failed or not space.take_at(taken.start, taken.size):
+            self.tables.queue.appendleft(waiter)
+        else:
+            self._give(waiter, taken.start, taken.size)
+
+    def _make_ready_ahead(self, now: float) -> None:
+        """Keep a little ready before anybody asks."""
+        if self.tables.queue or now < self.memory_again:
+            return
+        size = min(self.grant_bytes, self.ahead) // PIECE * PIECE or PIECE
+        coming = sum(p.taken.size for p in set(self.tables.preparing.values()) if p.waiter is None)
+        while self.tables.space.ready.total_from(size) + coming < self.ahead:
+            taken = self.tables.space.take_cold(size)
+            if taken is None:
+                return
+            coming += size
+            self._prepare(taken, None)
+
+    def _cool(self, now: float) -> None:
+        """Give free memory back to the system: what is too much at once, the rest after a while without demand."""
+        if self.tables.queue:
+            return
+        keep = self.tables.capacity // WARM_SHARE
+        if self.tables.freed_some:
+            self.tables.freed_some = False
+            self.cool_at = now + COOL_AFTER
+        elif self.cool_at is not None and now >= self.cool_at:
+            self.cool_at = None
+            keep = self.ahead
+        excess = self.tables.space.ready.total - keep
+        if excess >= PIECE:
+            self.tables.effects += [e.Punch(start, size) for start, size in self.tables.space.cool(excess)]
+
+    # -- making room -------------------------------------------------------------------------------------------------------
+
+    def _make_room(self, now: float, waiter: Waiter) -> bool:
+        """One round of making room for the head of the queue. True if it should look again at once."""
+        tables = self.tables
+        self.pressure_at = now + PRESSURE_PAUSE
+        self._recall_grants(now)
+        usable = tables.space.total if now >= self.memory_again else tables.space.ready.total
+        if tables.spilling and usable + tables.spilling >= waiter.need:
+            return False
+        if self._evict(now, waiter.need - usable):
+            return True
+        if not tables.spilling:
+            self._recall_pins(now, waiter.need)
+        hopeless = not (tables.idle or tables.pinned or tables.spilling or tables.preparing or tables.grants)
+        if hopeless and now < self.memory_again and (waiter.entry is None or waiter.entry.value is None):
+            self.give_up(waiter, "memory", why_full(tables, waiter.size))
+            return True
+        return False
+
+    def _recall_grants(self, now: float) -> None:
+        for grant in self.tables.grants.values():
+            if not grant.exact and not grant.returned and grant.open.total and now - grant.recalled >= RECALL_PAUSE:
+                grant.recalled = now
+                self.tables.effects.append(e.Send(CLIENT + grant.holder, m.RecallGrant(grant.offset)))
+
+    def _evict(self, now: float, missing: int) -> bool:
+        """Let the least recently used object go, or begin to copy some to disk. True if one went at once."""
+        tables = self.tables
+        wanted = max(missing, min(SPILL_AHEAD_BYTES, tables.capacity // IDLE_GRANT_SHARE)) - tables.spilling
+        victims: list[Entry] = []
+        for entry in tables.idle.values():
+            if entry.on_disk or entry.rebuildable:
+                self._drop(entry)
+                return True
+            if wanted <= 0 or now < self.disk_again:
+                continue
+            wanted -= entry.room
+            victims.append(entry)
+        if victims and tables.unlink:
+            tables.effects.append(e.Unlink(tuple(tables.unlink)))
+            tables.unlink = []
+        for entry in victims:
+            entry.state = SPILLING
+            tables.spilling += entry.room
+            tables.effects.append(e.Spill(entry.object_id, entry.offset or 0, entry.size))
+            tables.settle(entry)
+        return False
+
+    def _drop(self, entry: Entry) -> None:
+        """Let an object go that has a copy on disk or can be made again."""
+        self.tables.counts["evictions"] += 1
+        if entry.on_disk:
+            entry.state = SPILLED
+            self.tables.vacate(entry)
+            self.tables.settle(entry)
+        else:
+            self.tables.lost[entry.object_id] = "evicted"
+            self.tables.end_of(entry, "evicted")
+
+    def _recall_pins(self, now: float, wanted: int) -> None:
+        """Ask readers for the pins told longest ago; those of objects that nobody refers to are asked for in any case."""
+        asked: dict[bytes, list[bytes]] = {}
+        for entry in self.tables.pinned.values():
+            if now - entry.recalled < RECALL_PAUSE or (wanted <= 0 and not entry.freed):
+                continue
+            entry.recalled = now
+            wanted -= entry.room
+            for process in entry.pins:
+                asked.setdefault(process, []).append(entry.object_id)
+        for process, object_ids in asked.items():
+            self.tables.counts["recalls"] += len(object_ids)
+            self.tables.effects.append(e.Send(CLIENT + process, m.Recall(tuple(object_ids))))
+
+    def spilled(self, now: float, entry: Entry, error: str) -> None:
+        """An object's bytes are on disk, or the disk would not take them."""
+        tables = self.tables
+        tables.spilling -= entry.room
+        entry.state = SEALED
+        tables.disk_error = error
+        if error:
+            self.disk_again = now + FAULT_PAUSE
+        else:
+            tables.counts["spills"] += 1
+            entry.on_disk = True
+            if not entry.pins and not entry.freed:
+                entry.state = SPILLED
+                tables.vacate(entry)
+        tables.settle(entry)
