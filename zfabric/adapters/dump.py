@@ -1,0 +1,96 @@
+"""A store's rows as people read them: from a directory that no daemon has open, or from the rows of a ``Scan``.
+
+Everything in the tables is msgpack and shown as plain data: short bytes in hex, longer ones by their length. What users
+pickled is only ever bytes here; nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgpack
+
+from zfabric.adapters.journal import ReadOnlyJournal
+from zfabric.exceptions import ConfigError
+from zfabric.machines.parts.blocks import read_block
+from zfabric.machines.parts.tables import TABLES, Pair
+
+HEX_BYTES_MAX = 32
+"""Longest bytes shown in hex: every id; arguments and values are longer and say nothing to people."""
+_PAGE = 256
+
+
+def dump(path: str, table: str | None = None, limit: int | None = None) -> Iterator[dict[str, Any]]:
+    """The rows of the store in ``path``, of one table or of all, at most ``limit`` a table; one dictionary each.
+
+    ConfigError if there is no such store or table, FabricError if a daemon has it open (then ask the daemon),
+    VersionMismatchError for a format we do not know.
+    """
+    if table is not None and table not in TABLES:
+        raise ConfigError(f"there is no table {table!r}; there are {', '.join(TABLES)}")
+    journal = ReadOnlyJournal.look_into(path)
+    try:
+        for name in (table,) if table is not None else TABLES:
+            yield from itertools.islice(describe_rows(name, _all_rows(journal, name)), limit)
+    finally:
+        journal.close()
+
+
+def describe_rows(table: str, rows: Iterable[Pair]) -> Iterator[dict[str, Any]]:
+    """Rows ``(key, value)`` of ``table``, as a ``Scan`` or the journal has them, as plain data. A task block is many tasks."""
+    for key, value in rows:
+        if table == "task":
+            yield from _tasks(key, value)
+        else:
+            yield {"table": table, "key": _key(table, key), "value": _decoded(value)}
+
+
+def plain(value: Any) -> Any:
+    """``value`` without bytes: what JSON can carry."""
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value).hex() if len(value) <= HEX_BYTES_MAX else f"<{len(value)} bytes>"
+    if isinstance(value, dict):
+        return {name if isinstance(name, str) else str(plain(name)): plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def _tasks(key: bytes, value: bytes) -> Iterator[dict[str, Any]]:
+    try:
+        rows = [(task_id, function_id, arguments, ids, *options) for task_id, function_id, arguments, ids, *options in read_block(value)]
+    except (ValueError, TypeError, msgpack.UnpackException):
+        yield {"table": "task", "key": key.hex(), "value": plain(value)}
+        return
+    for task_id, function_id, arguments, dependencies, *options in rows:
+        yield {
+            "table": "task",
+            "key": plain(task_id),
+            "function": plain(function_id),
+            "arguments": f"<{len(arguments)} bytes>",
+            "dependencies": plain(dependencies),
+            "options": {name: plain(option) for name, option in (options[0] if options and options[0] else ())},
+        }
+
+
+def _key(table: str, key: bytes) -> str:
+    """Names are text, "meta" is ours; all other keys are ids."""
+    if table in ("name", "meta"):
+        return key.decode("utf-8", errors="backslashreplace")
+    return key.hex()
+
+
+def _decoded(value: bytes) -> Any:
+    try:
+        return plain(msgpack.unpackb(value, use_list=False, raw=False, strict_map_key=False))
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException):
+        return plain(value)
+
+
+def _all_rows(journal: ReadOnlyJournal, table: str) -> Iterator[Pair]:
+    after = b""
+    while page := journal.scan(table, b"", after, _PAGE):
+        yield from page
+        after = page[-1][0]
