@@ -28,7 +28,7 @@ def heartbeat(node, total, queued=0, mean=0.1, available=None):
 
 @pytest.fixture
 def scheduler():
-    scheduler = GlobalScheduler(address(GLOBAL_SCHEDULER, b"12345678"), Config(), LeastWait())
+    scheduler = GlobalScheduler(address(GLOBAL_SCHEDULER, b"12345678"), Config())
     yield scheduler
     scheduler.check_invariants()
 

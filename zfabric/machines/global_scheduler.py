@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from zfabric.config import Config
-from zfabric.machines.parts.placement import NodeView, Policy
+from zfabric.machines.parts.placement import LeastWait, NodeView, Policy
 from zfabric.machines.parts.resources import covers, describe
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Send
@@ -24,12 +24,12 @@ _NO_INPUTS: Mapping[bytes, float] = {}
 
 
 class GlobalScheduler:
-    """One shard. ``policy`` chooses among the nodes that have enough."""
+    """One shard. ``policy`` chooses among the nodes that have enough; ``LeastWait`` unless another is given."""
 
-    def __init__(self, address: Address, config: Config, policy: Policy) -> None:
+    def __init__(self, address: Address, config: Config, policy: Policy | None = None) -> None:
         self.address = address
         self._config = config
-        self._policy = policy
+        self._policy = policy or LeastWait()
         self._nodes: dict[bytes, NodeView] = {}
         self._asked: list[tuple[Address, m.Place]] = []
         self._effects: list[Effect] = []
