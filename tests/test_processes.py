@@ -144,6 +144,18 @@ def test_the_machine_has_what_it_has() -> None:
     assert in_child(lambda: (os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}), check(processes.cpu_count() == 1))) == 0
 
 
+@pytest.mark.parametrize(("visible", "count"), [("", 0), ("0", 1), ("3,1", 2), ("GPU-8932f937,2", 2), ("0,-1,1", 1), ("NoDevFiles", 0)])
+def test_visible_gpus_count(visible: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert processes.gpu_count() == count
+
+
+def test_all_gpus_of_the_machine_count_unless_some_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(os, "listdir", lambda path: ["null", "nvidia0", "nvidia11", "nvidiactl", "nvidia-uvm"])
+    assert processes.gpu_count() == 2
+
+
 V2 = {
     "/proc/self/cgroup": "0::/a/b\n",
     "/sys/fs/cgroup/a/b/cpu.max": "max 100000\n",

@@ -102,7 +102,8 @@ class Fabric:
             return ""
 
     def template(self) -> int:
-        return next(pid for pid in processes.children(self.launched.pid) if name_of(pid) == "zf-template")
+        named = lambda: [pid for pid in processes.children(self.launched.pid) if name_of(pid) == "zf-template"]  # noqa: E731
+        return int(until(named)[0])
 
     def close(self) -> None:
         self.daemon_socket.close()
@@ -252,6 +253,41 @@ def test_a_spawn_that_is_too_large_to_ask_for_fails(fabric: Callable[..., Fabric
     assert "cannot be sent" in event.error
     for end in (supervisor, daemon, supervision):
         end.close()
+
+
+# --- the arena ----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_arena_is_opened_through_the_supervisor_and_ends_with_it(fabric: Callable[..., Fabric]) -> None:
+    f = fabric(arena_size=(4 << 20) - 1)
+    description = f.session.describe()
+    assert description["arena_size"] == os.stat(description["arena"]).st_size == 4 << 20
+    f.spawn("import os; d = session.describe(); print(os.stat(d['arena']).st_size, len(os.listdir('/proc/self/fd')))")
+    f.event()
+    assert f.output() == f"{4 << 20} 4\n"  # no worker inherits it
+    f.close()
+    assert not os.path.exists(description["arena"])
+
+
+def test_a_directory_that_cannot_hold_the_arena_ends_the_session_with_the_reason() -> None:
+    launched = launch(arena_size=1, config=Config(object_store_directory="/proc"), imports=())
+    try:
+        until(lambda: not launched.alive())
+        assert "shared memory cannot be made" in launched.failure()
+    finally:
+        launched.close()
+
+
+def test_the_size_of_the_arena(monkeypatch: pytest.MonkeyPatch) -> None:
+    from zfabric.runtime.supervisor import arena_bytes
+
+    monkeypatch.setattr(processes, "memory_total", lambda: 10 << 30)
+    monkeypatch.setattr(processes, "memory_available", lambda: 9 << 30)
+    assert arena_bytes(Config()) == 3 << 30
+    monkeypatch.setattr(processes, "memory_available", lambda: 1 << 30)
+    assert 0.7 * 2**30 < arena_bytes(Config()) < 0.9 * 2**30
+    assert arena_bytes(Config(object_store_memory=100 << 20)) == 100 << 20
+    assert arena_bytes(Config(object_store_memory=1)) == 2 << 20
 
 
 # --- watching -----------------------------------------------------------------------------------------------------------------

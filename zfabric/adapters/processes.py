@@ -216,6 +216,15 @@ def cpu_count() -> int:
     return max(1, math.ceil(count))
 
 
+def gpu_count() -> int:
+    """NVIDIA GPUs this process may use: those ``CUDA_VISIBLE_DEVICES`` names, or all the machine has."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        names = [name.strip() for name in visible.split(",")]
+        return next((position for position, name in enumerate(names) if name in ("", "-1", "NoDevFiles")), len(names))
+    return sum(name.startswith("nvidia") and name[6:].isdigit() for name in os.listdir("/dev"))
+
+
 def memory_total() -> int:
     """Memory this process and its like may use, in bytes: the machine's, or the least limit of the control groups around it."""
     total = _machine_memory()["MemTotal"]

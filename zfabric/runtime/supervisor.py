@@ -155,8 +155,7 @@ class Supervisor:
 
     def _make_arena(self) -> int:
         size = self._specification.arena_size
-        if size < 0:
-            size = arena_bytes(self._config)
+        size = arena_bytes(self._config) if size < 0 else _aligned(size)
         if size > 0:
             from zfabric.adapters.arena import create_arena
 
@@ -457,6 +456,10 @@ def arena_bytes(config: Config) -> int:
             status = os.statvfs(config.object_store_directory)
             size = min(size, int(0.9 * status.f_bavail * status.f_frsize))
         size = max(size, ARENA_BYTES_MIN)
+    return _aligned(size)
+
+
+def _aligned(size: int) -> int:
     return (size + ARENA_ALIGNMENT - 1) // ARENA_ALIGNMENT * ARENA_ALIGNMENT
 
 
@@ -484,6 +487,7 @@ def _read_exactly(size: int) -> bytes:
 def main() -> NoReturn:
     """Be the supervisor of the session that the specification on descriptor 0 describes."""
     gc.disable()  # nothing to collect while modules are loaded
+    del sys.argv[1:]  # not for the programs that run in workers
     close_all_but({LIFELINE, 1, 2, LOCK})
     os.set_inheritable(LOCK, False)
     processes.set_name("zf-supervisor")
