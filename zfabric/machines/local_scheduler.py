@@ -32,7 +32,6 @@ from zfabric.machines.parts.records import (
     JobRecord,
     ObjectRecord,
     ProcessRecord,
-    ShapeQueue,
     Stored,
     TaskRecord,
     WorkerRecord,
@@ -445,7 +444,7 @@ class LocalScheduler:
             elif type(record.value) is Stored:
                 self.outcomes.hand_over(record, process.incarnation)
             else:
-                rows.append((object_id, record.status, record.value))
+                rows.append((object_id, record.status, record.value if type(record.value) is bytes else b""))
         if rows:
             self.tables.tell(process, m.Objects(tuple(rows)))
 
@@ -454,6 +453,11 @@ class LocalScheduler:
         by_process: dict[bytes, list[m.Row]] = {}
         for object_id, incarnation, offset, size in message.rows:
             if not self.dispatcher.located(object_id, incarnation, offset, size):
+                askers = self.tables.locating.get(object_id)
+                if askers is not None and incarnation in askers:
+                    askers.remove(incarnation)
+                    if not askers:
+                        del self.tables.locating[object_id]
                 by_process.setdefault(incarnation, []).append((object_id, OK, (offset, size)))
         for incarnation, rows in by_process.items():
             process = self.tables.processes.get(incarnation)
@@ -466,10 +470,18 @@ class LocalScheduler:
             record = self.tables.find(object_id)
             if record is None:
                 continue
-            for worker in self.tables.workers.values():
-                for task in list(worker.inflight.values()):
-                    if task.rare is not None and task.rare.wait_locations and object_id in task.rare.wait_locations:
-                        self.outcomes.wait_again(task, record)
+            waiting = [
+                task
+                for worker in self.tables.workers.values()
+                for task in worker.inflight.values()
+                if task.rare is not None and task.rare.wait_locations and object_id in task.rare.wait_locations
+            ]
+            full = reason.startswith("full:")
+            for task in waiting:
+                if full:
+                    self.outcomes.fail(task, "ObjectStoreFullError", f"its argument {short(object_id)} is on disk: {reason[5:].strip()}", ())
+                else:
+                    self.outcomes.wait_again(task, record)
             self.outcomes.lost(object_id, reason)
 
     # -- answers of the control store and the global scheduler --
@@ -632,10 +644,6 @@ class LocalScheduler:
                 raise InvariantViolation(f"{short(task.id)} waits for nothing")
             if task.state == READY and task not in self.tables.queue_of(task).tasks:
                 raise InvariantViolation(f"{short(task.id)} is ready and in no queue")
-
-
-def _queue_label(queue: ShapeQueue) -> str:
-    return describe(queue.demand)
 
 
 def _membership(name: str) -> Any:

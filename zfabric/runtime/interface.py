@@ -109,5 +109,12 @@ class TaskContext(NamedTuple):
     gpu_ids: tuple[int, ...]
 
 
-context: Any = None
-"""In a worker, the ``TaskContext`` of the attempt on top; None in a driver."""
+current_task: Callable[[], TaskContext | None] = lambda: None
+"""Tells the attempt on top of this process's stack; a worker replaces it, so that no task pays for what few ask."""
+
+
+def __getattr__(name: str) -> Any:
+    """``interface.context``: the ``TaskContext`` of the attempt on top, None in a driver."""
+    if name == "context":
+        return current_task()
+    raise AttributeError(name)

@@ -270,7 +270,7 @@ class Dispatcher:
         values = []
         for object_id in task.row[3]:
             record = self.tables.find(object_id)
-            values.append(places[object_id] if object_id in places else record.value if record is not None else None)
+            values.append(places.get(object_id, record.value if record is not None else None))
         inline = bool(worker.frames)
         self._to(worker, m.Dispatch((task.row,), ((0, task.attempt, tuple(values), worker.gpus),), inline))
 

@@ -23,7 +23,18 @@ ACKNOWLEDGE_AFTER = 0.5
 class Link:
     """Both directions between this process and one other incarnation."""
 
-    __slots__ = ("_acknowledge_at", "_early", "_pause", "_repeat_at", "_sent", "_unacknowledged", "next_out", "received", "repeat", "window")
+    __slots__ = (
+        "_acknowledge_at",
+        "_early",
+        "_pause",
+        "_repeat_at",
+        "_sent",
+        "_unacknowledged",
+        "next_out",
+        "received",
+        "repeat",
+        "window",
+    )
 
     def __init__(self, window: int, repeat: float) -> None:
         self.window = window
@@ -53,6 +64,11 @@ class Link:
         self._unacknowledged = 0
         self._acknowledge_at = None
         return sequence
+
+    def unsend(self) -> None:
+        """Take back the frame that was numbered last and has not left."""
+        self._sent.pop()
+        self.next_out -= 1
 
     def receive(self, sequence: int, acknowledged: int, envelopes: list[Envelope], now: float) -> list[list[Envelope]]:
         """Take in a frame; what may be delivered now, in order. Sequence 0 is an acknowledgement and nothing else."""

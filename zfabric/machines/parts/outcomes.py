@@ -10,13 +10,11 @@ from collections import deque
 from collections.abc import Iterable
 
 from zfabric.machines.parts.records import (
-    ASSIGNED,
     DONE,
     PENDING,
     READY,
     WAITING,
     AnyObject,
-    ObjectRecord,
     ProcessRecord,
     Stored,
     TaskRecord,
@@ -26,7 +24,7 @@ from zfabric.machines.parts.references import References, row_names
 from zfabric.machines.parts.state import Tables
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import Facts, pack_failure
-from zfabric.protocol.ids import FIRST_RETURN, object_id, short
+from zfabric.protocol.ids import object_id, short
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY
 
 ALONE_AFTER = 2
@@ -276,7 +274,7 @@ class Outcomes:
         """Send a value that exists to a process: at once if it is here, through the store's answer otherwise."""
         if type(record.value) is Stored:
             self.tables.locates.append((record.object_id, incarnation))
-            self.tables.counts["locates"] += 1
+            self.tables.locating.setdefault(record.object_id, []).append(incarnation)
         else:
             process = self.tables.processes.get(incarnation)
             if process is not None:
@@ -422,10 +420,20 @@ class Outcomes:
         return ""
 
     def lost(self, identifier: bytes, reason: str) -> None:
-        """The store has no copy of a value left."""
+        """The store has no copy of a value left, or (``full:``) no room to bring it back from disk."""
+        askers = self.tables.locating.pop(identifier, [])
         record = self.tables.find(identifier)
         if record is None or type(record.value) is not Stored:
             return
+        if reason.startswith("full:"):
+            payload = pack_failure("ObjectStoreFullError", f"object {short(identifier)} cannot be brought back from disk: {reason[5:].strip()}")
+            for incarnation in askers:
+                process = self.tables.processes.get(incarnation)
+                if process is not None:
+                    self.tables.tell(process, m.Objects(((identifier, FAILED, payload),)))
+            return
+        if askers:
+            record.fetchers = (record.fetchers or set()) | set(askers)
         record.value = None
         if record.task is not None and record.task.state != DONE:
             return
@@ -445,24 +453,9 @@ class Outcomes:
             record.value = pack_failure(kind, f"object {short(record.object_id)} is lost: {why}")
             self._announce(record)
 
-    def late_answer(self, identifier: bytes) -> None:
-        """Forget a value that nobody asks for any more."""
-        record = self.tables.find(identifier)
-        if isinstance(record, ObjectRecord) and record.holders is None:
-            self.tables.spare.append(record)
-
 
 def _stopped_text(task: TaskRecord, kind: str) -> str:
     if kind == "TaskTimeoutError":
         return f"{task.name} had no outcome within its timeout of {task.option('timeout')} s"
     return f"{task.name} was cancelled"
 
-
-def object_ids(task: TaskRecord) -> tuple[bytes, ...]:
-    """The ids of a task's values."""
-    return (task.id + FIRST_RETURN,) if task.outputs is None else tuple(record.object_id for record in task.outputs)
-
-
-def is_running(task: TaskRecord) -> bool:
-    """Whether a worker has the task."""
-    return task.state == ASSIGNED

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from zfabric.machines.parts.blocks import BlockWriter
-from zfabric.machines.parts.records import DONE, PENDING, AnyObject, ObjectRecord, Stored, TaskRecord
+from zfabric.machines.parts.records import DONE, PENDING, AnyObject, Stored, TaskRecord
 from zfabric.machines.parts.state import Tables
 from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES
 from zfabric.protocol.messages import Row
@@ -200,11 +200,6 @@ def drop_holder(record: AnyObject, process: bytes) -> None:
             record.holders = None
     elif holders == process:
         record.holders = None
-
-
-def is_object(record: AnyObject) -> bool:
-    """Whether the record is of a value alone, not of a task."""
-    return type(record) is ObjectRecord
 
 
 def row_names(row: Row) -> bool:

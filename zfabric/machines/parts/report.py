@@ -22,7 +22,7 @@ from zfabric.machines.parts.records import (
 )
 from zfabric.machines.parts.resources import describe
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import OBJECT_BYTES, TASK_BYTES, Address, object_id, short
+from zfabric.protocol.ids import OBJECT_BYTES, TASK_BYTES, Address, short
 from zfabric.protocol.machine import Explanation
 from zfabric.protocol.messages import OK
 from zfabric.protocol.options import RESOURCE_UNIT, Demand
@@ -336,7 +336,3 @@ def _maker(record: AnyObject | None) -> str:
 def _facts(row: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     return tuple((name, str(value)) for name, value in row.items())
 
-
-def first_object(task: TaskRecord) -> bytes:
-    """The id of a task's first value."""
-    return object_id(task.id)

@@ -35,6 +35,8 @@ class Tables:
         self.counts: Counter[str] = Counter()
         self.effects: list[Effect] = []
         self.locates: list[m.Row] = []
+        self.locating: dict[bytes, list[bytes]] = {}
+        """Values the store was asked to locate for processes that fetch them, and those processes."""
         self.sealed: list[m.Row] = []
         self.freed: list[bytes] = []
         self.spare: deque[AnyObject] = deque()

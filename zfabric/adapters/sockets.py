@@ -1,0 +1,192 @@
+"""Local sockets: one ROUTER a process receives on, one DEALER per peer it sends to, a link over each pair.
+
+Connections are one-way, so that any thread may send (under the owner's lock) while another waits in ``poll``. Paths are made from
+incarnations only. A frame that a full socket does not take stays in its peer's backlog, and order is kept.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterable
+
+import zmq
+
+from zfabric.config import Config
+from zfabric.machines.parts.link import Link
+from zfabric.protocol.codec import Envelope, MalformedFrame, decode, encode
+from zfabric.protocol.effects import Send
+from zfabric.protocol.ids import INCARNATION_BYTES, Address
+
+SPLIT_BYTES = 32 * 2**20
+"""Frames larger than this are sent as several, where they carry several messages."""
+
+Delivery = tuple[Address, bytes, object]
+"""(source, role it is for, message)"""
+
+
+class Peer:
+    """What this process knows of one other: a socket to it, the link, and frames that wait for room."""
+
+    __slots__ = ("backlog", "link", "socket")
+
+    def __init__(self, socket: zmq.Socket[bytes], link: Link) -> None:
+        self.socket = socket
+        self.link = link
+        self.backlog: deque[bytes] = deque()
+
+
+class Post:
+    """All sockets of one incarnation. Sending and links belong to the owner's lock; ``poll`` and ``receive`` to one thread at a time."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], directory: str, incarnation: bytes, config: Config) -> None:
+        self.context = context
+        self.directory = directory
+        self.incarnation = incarnation
+        self.config = config
+        self.peers: dict[bytes, Peer] = {}
+        self.refused = 0
+        self.frames_in = 0
+        self.frames_out = 0
+        self._congested: set[bytes] = set()
+        self.router = context.socket(zmq.ROUTER)
+        self.router.setsockopt(zmq.LINGER, 0)
+        self.router.setsockopt(zmq.RCVHWM, config.high_water_mark)
+        self.router.setsockopt(zmq.MAXMSGSIZE, config.frame_bytes_max)
+        self.router.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self.path = os.path.join(directory, incarnation.hex())
+        self.router.bind("ipc://" + self.path)
+
+    def peer(self, incarnation: bytes) -> Peer:
+        """The peer with this incarnation, connected on first use."""
+        peer = self.peers.get(incarnation)
+        if peer is None:
+            socket = self.context.socket(zmq.DEALER)
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.SNDHWM, self.config.high_water_mark)
+            socket.setsockopt(zmq.ROUTING_ID, self.incarnation)
+            socket.connect("ipc://" + os.path.join(self.directory, incarnation.hex()))
+            peer = self.peers[incarnation] = Peer(socket, Link(self.config.link_window, self.config.link_repeat))
+        return peer
+
+    def send(self, sends: Iterable[Send], source_role: dict[bytes, bytes] | bytes, now: float) -> None:
+        """Send messages, those to one peer as one frame. ``source_role`` is the role that speaks."""
+        batches: dict[bytes, list[Envelope]] = {}
+        role = source_role if isinstance(source_role, bytes) else b""
+        for to, message, _ in sends:
+            batches.setdefault(to[1:], []).append((to[:1], role, message))
+        for incarnation, envelopes in batches.items():
+            self.send_envelopes(incarnation, envelopes, now)
+
+    def send_envelopes(self, incarnation: bytes, envelopes: list[Envelope], now: float) -> None:
+        """Send these to one peer, in order, as few frames as is sensible."""
+        peer = self.peer(incarnation)
+        link = peer.link
+        sequence = link.send(envelopes, now)
+        frame = encode(sequence, link.received, envelopes)
+        if len(frame) > SPLIT_BYTES and len(envelopes) > 1:
+            link.unsend()
+            middle = len(envelopes) // 2
+            self.send_envelopes(incarnation, envelopes[:middle], now)
+            self.send_envelopes(incarnation, envelopes[middle:], now)
+            return
+        self._push(incarnation, peer, frame)
+
+    def _push(self, incarnation: bytes, peer: Peer, frame: bytes) -> None:
+        self.frames_out += 1
+        if peer.backlog:
+            peer.backlog.append(frame)
+            self._drain(incarnation, peer)
+            return
+        try:
+            peer.socket.send(frame, zmq.DONTWAIT)
+        except zmq.Again:
+            peer.backlog.append(frame)
+            self._congested.add(incarnation)
+
+    def _drain(self, incarnation: bytes, peer: Peer) -> None:
+        backlog = peer.backlog
+        while backlog:
+            try:
+                peer.socket.send(backlog[0], zmq.DONTWAIT)
+            except zmq.Again:
+                self._congested.add(incarnation)
+                return
+            backlog.popleft()
+        self._congested.discard(incarnation)
+
+    @property
+    def congested(self) -> bool:
+        """Whether some frame waits for room in a socket."""
+        return bool(self._congested)
+
+    def tick(self, now: float) -> None:
+        """Try congested sockets again; repeat and acknowledge what is due."""
+        for incarnation in list(self._congested):
+            peer = self.peers.get(incarnation)
+            if peer is None:
+                self._congested.discard(incarnation)
+            else:
+                self._drain(incarnation, peer)
+        for incarnation, peer in self.peers.items():
+            deadline = peer.link.next_deadline()
+            if deadline is None or deadline > now:
+                continue
+            for sequence, envelopes in peer.link.due(now):
+                self._push(incarnation, peer, encode(sequence, peer.link.received, envelopes))
+
+    def next_deadline(self) -> float | None:
+        """When ``tick`` is wanted next."""
+        return min((deadline for peer in self.peers.values() if (deadline := peer.link.next_deadline()) is not None), default=None)
+
+    def poll(self, timeout: float) -> bool:
+        """Wait up to ``timeout`` seconds for a frame."""
+        return bool(self.router.poll(max(0, int(timeout * 1000 + 0.999))))
+
+    def receive(self, limit: int = 64) -> list[tuple[bytes, bytes]]:
+        """Up to ``limit`` frames that have come, each with its sender's incarnation, undecoded."""
+        frames = []
+        receive = self.router.recv_multipart
+        try:
+            for _ in range(limit):
+                parts = receive(zmq.DONTWAIT)
+                if len(parts) == 2 and len(parts[0]) == INCARNATION_BYTES:
+                    frames.append((parts[0], parts[1]))
+                else:
+                    self.refused += 1
+        except zmq.Again:
+            pass
+        return frames
+
+    def accept(self, sender: bytes, frame: bytes, now: float) -> list[Envelope]:
+        """Decode a frame and pass it through its link: what may be delivered now."""
+        try:
+            sequence, acknowledged, envelopes = decode(frame)
+        except MalformedFrame:
+            self.refused += 1
+            return []
+        self.frames_in += 1
+        ready = self.peer(sender).link.receive(sequence, acknowledged, envelopes, now)
+        if len(ready) == 1:
+            return ready[0]
+        return [envelope for batch in ready for envelope in batch]
+
+    def forget(self, incarnation: bytes) -> list[Envelope]:
+        """A peer is gone: close its socket; what it had not acknowledged comes back."""
+        peer = self.peers.pop(incarnation, None)
+        self._congested.discard(incarnation)
+        if peer is None:
+            return []
+        peer.socket.close(0)
+        return peer.link.unacknowledged()
+
+    def close(self, flush: float = 0.0) -> None:
+        """Close every socket, giving frames on their way ``flush`` seconds to leave."""
+        for peer in self.peers.values():
+            peer.socket.close(int(flush * 1000))
+        self.peers.clear()
+        self.router.close(0)
+        try:
+            os.unlink(self.path)
+        except OSError:
+            pass

@@ -1,0 +1,522 @@
+"""The client: what one process submits, holds, waits for. A driver, a worker and an actor have one each.
+
+What a user's call does is a plain method here, not a message; ``step`` takes in what the fabric answers. Everything said to the
+local scheduler goes through one ordered outbox of batches, so that "hold before release" and "put before the row that names it"
+need no thought. Rows are kept until their outcome has come, values and (for values in the arena) their rows until the last ref is
+gone: after a restart of the daemon, ``rejoin`` says all of it again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from zfabric.config import Config
+from zfabric.machines.parts.grants import Grants
+from zfabric.protocol import messages as m
+from zfabric.protocol.effects import Effect, Send
+from zfabric.protocol.ids import (
+    CHILDREN_MAX,
+    FIRST_PUT_INDEX,
+    FIRST_RETURN,
+    LOCAL_SCHEDULER,
+    OBJECT_STORE,
+    TASK_BYTES,
+    Address,
+    child_prefix,
+    object_id,
+    pack_counter,
+)
+from zfabric.protocol.machine import Explanation, InvariantViolation
+from zfabric.protocol.messages import OK, Row
+
+PENDING = -1
+
+Place = tuple[int, int]
+"""(offset, size) in the arena."""
+
+
+class Entry:
+    """An object that this process has refs to. ``data`` is inline bytes, a place in the arena, or None where it must be fetched."""
+
+    __slots__ = ("data", "fetching", "refs", "status", "watchers")
+
+    def __init__(self, refs: int) -> None:
+        self.refs = refs
+        self.status = PENDING
+        self.data: bytes | Place | None = None
+        self.fetching = False
+        self.watchers: list[Callable[[bytes], None]] | None = None
+
+
+class Namer:
+    """Names the children of one parent: ids in order, without a hash per child."""
+
+    __slots__ = ("_counter", "_epoch", "_prefix", "_puts", "job", "parent", "salt")
+
+    def __init__(self, job: bytes, parent: bytes, salt: bytes = b"", attempt: int = 0) -> None:
+        self.job = job
+        self.parent = parent
+        self.salt = salt
+        self._epoch = 0
+        self._counter = 0
+        self._prefix = child_prefix(job, parent, 0, salt)
+        self._puts = PutNamer(job, parent, salt, attempt)
+
+    def child(self) -> bytes:
+        """The next child's id."""
+        counter = self._counter
+        if counter > CHILDREN_MAX:
+            self._epoch += 1
+            self._prefix = child_prefix(self.job, self.parent, self._epoch, self.salt)
+            counter = 0
+        self._counter = counter + 1
+        return self._prefix + pack_counter(counter)
+
+    def put(self) -> bytes:
+        """The next ``put`` value's id."""
+        return self._puts.next()
+
+
+class PutNamer:
+    """Names ``put`` values. Their hash covers the attempt, so that a re-run never redefines a ``put``."""
+
+    __slots__ = ("_counter", "_task")
+
+    def __init__(self, job: bytes, parent: bytes, salt: bytes, attempt: int) -> None:
+        self._task = child_prefix(job, parent, 0, salt + b"put" + pack_counter(attempt)) + pack_counter(0)
+        self._counter = FIRST_PUT_INDEX
+
+    def next(self) -> bytes:
+        """The next id."""
+        counter = self._counter
+        self._counter = counter + 1
+        return object_id(self._task, counter)
+
+
+class Client:
+    """One process's side of the fabric. The shell holds one lock around every call."""
+
+    def __init__(self, address: Address, config: Config) -> None:
+        self.address = address
+        self.config = config
+        self.incarnation = address[1:]
+        self.scheduler: Address = b""
+        self.store: Address = b""
+        self.job = b""
+        self.node = b""
+        self.welcomed = False
+        self.farewell: str | None = None
+        self.refused: m.Refused | None = None
+        self.entries: dict[bytes, Entry] = {}
+        self.rows: dict[bytes, Row] = {}
+        """Rows whose outcome has not come."""
+        self.lineage: dict[bytes, Row] = {}
+        """Rows of values that live in the arena: what a restarted scheduler would rebuild them from."""
+        self.returns: dict[bytes, int] = {}
+        """Number of values of unfinished tasks that do not have exactly one."""
+        self.functions: dict[bytes, Row] = {}
+        self.grants = Grants()
+        self.tellings: Counter[bytes] = Counter()
+        """Times the location of an object was told to this process and not unpinned yet."""
+        self.views: Counter[bytes] = Counter()
+        """Live values of this process that look into the arena, by object."""
+        self.dropped: deque[bytes] = deque()
+        """Refs that finalizers let go of. They take no lock; ``settle`` does the rest."""
+        self.unviewed: deque[bytes] = deque()
+        self.answers: dict[int, m.Answer] = {}
+        self.reservations: dict[int, m.Granted | m.NoSpace] = {}
+        self.kept: dict[bytes, str] = {}
+        self.notices: deque[m.Message] = deque()
+        self.counts: Counter[str] = Counter()
+        self.changed = False
+        """Whether an outcome, an answer or a reservation has come since the shell last looked."""
+        self._outbox: list[tuple[Any, list[Any]]] = []
+        self._tail_kind: Any = None
+        self._tail: list[Any] = []
+        self._controls: list[Effect] = []
+        self._next_token = 1
+
+    # -- saying things --
+
+    def _say(self, kind: Any, item: Any) -> None:
+        if self._tail_kind is not kind or len(self._tail) >= 4096:
+            self._tail = []
+            self._tail_kind = kind
+            self._outbox.append((kind, self._tail))
+        self._tail.append(item)
+
+    @property
+    def unsent(self) -> int:
+        """Rows in the batch that is being filled."""
+        return len(self._tail)
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether anything waits to be sent."""
+        return bool(self._outbox or self._controls)
+
+    def token(self) -> int:
+        """A number for a question."""
+        self._next_token += 1
+        return self._next_token
+
+    # -- what users do --
+
+    def export(self, function_id: bytes, name: str, payload: bytes, options: tuple[Row, ...]) -> None:
+        """Make a function known to the job."""
+        if function_id not in self.functions:
+            row = (function_id, name, payload, options)
+            self.functions[function_id] = row
+            self._say(m.Export, row)
+
+    def submit(self, row: Row, returns: int) -> None:
+        """Queue a task row; this process holds its values."""
+        task_id = row[0]
+        self.rows[task_id] = row
+        if returns == 1:
+            self.entries[task_id + FIRST_RETURN] = Entry(1)
+        else:
+            self.returns[task_id] = returns
+            for index in range(returns):
+                self.entries[object_id(task_id, index)] = Entry(1)
+        if self._tail_kind is m.Submit and len(self._tail) < 4096:
+            self._tail.append(row)
+        else:
+            self._say(m.Submit, row)
+
+    def put(self, identifier: bytes, value: bytes | Place, contained: tuple[bytes, ...], durable: bool) -> None:
+        """A value that exists, inline or written into one of this process's grants."""
+        entry = Entry(1)
+        entry.status = OK
+        entry.data = value
+        self.entries[identifier] = entry
+        self._say(m.Put, (identifier, value, contained, durable))
+
+    def add_reference(self, identifier: bytes) -> None:
+        """One more ref."""
+        entry = self.entries.get(identifier)
+        if entry is not None:
+            entry.refs += 1
+        else:
+            self.entries[identifier] = Entry(1)
+            self._say(m.Hold, identifier)
+
+    def settle(self) -> None:
+        """Do what finalizers asked for: drop refs, then unpin what nothing looks at any more."""
+        dropped, unviewed = self.dropped, self.unviewed
+        entries = self.entries
+        while dropped:
+            identifier = dropped.popleft()
+            entry = entries.get(identifier)
+            if entry is None:
+                continue
+            entry.refs -= 1
+            if entry.refs <= 0:
+                del entries[identifier]
+                self._say(m.Release, identifier)
+                if self.tellings and identifier in self.tellings:
+                    self._maybe_unpin(identifier)
+                if self.lineage:
+                    self._drop_lineage(identifier)
+        while unviewed:
+            identifier = unviewed.popleft()
+            self.views[identifier] -= 1
+            if self.views[identifier] <= 0:
+                del self.views[identifier]
+                self._maybe_unpin(identifier)
+
+    def _drop_lineage(self, identifier: bytes) -> None:
+        task_id = identifier[:TASK_BYTES]
+        if task_id in self.lineage and not any(object_id(task_id, index) in self.entries for index in range(64)):
+            del self.lineage[task_id]
+
+    def _maybe_unpin(self, identifier: bytes) -> None:
+        if identifier in self.entries or self.views.get(identifier, 0) > 0:
+            return
+        self._unpin(identifier)
+
+    def _unpin(self, identifier: bytes) -> None:
+        for _ in range(self.tellings.pop(identifier, 0)):
+            self._say(m.Unpin, identifier)
+
+    def told(self, identifier: bytes) -> None:
+        """A location was told to this process: that is a pin."""
+        self.tellings[identifier] += 1
+
+    def view(self, identifier: bytes) -> None:
+        """A value of this process looks into the arena; ``unviewed`` takes its id back when it is gone."""
+        self.views[identifier] += 1
+
+    def lookup(self, identifier: bytes) -> Entry:
+        """The entry of an object that this process has a ref to, or (a ref kept by other means) a new one without refs."""
+        entry = self.entries.get(identifier)
+        if entry is None:
+            entry = self.entries[identifier] = Entry(0)
+            self._say(m.Hold, identifier)
+        return entry
+
+    def want(self, identifiers: Iterable[bytes]) -> None:
+        """Ask for values that have not come and will not come by themselves."""
+        for identifier in identifiers:
+            entry = self.lookup(identifier)
+            if entry.fetching or entry.data is not None:
+                continue
+            if entry.status == PENDING and identifier[:TASK_BYTES] in self.rows:
+                continue  # Its outcome is pushed.
+            entry.fetching = True
+            self._say(m.Fetch, identifier)
+
+    def cancel(self, identifiers: tuple[bytes, ...], force: bool, recursive: bool) -> None:
+        """Ask for tasks to be stopped."""
+        self._flush_tail()
+        self._outbox.append((None, [m.Cancel(identifiers, force, recursive)]))
+
+    def query(self, token: int, what: str, arguments: Row) -> None:
+        """Ask the node's daemon; the answer comes under ``token``."""
+        self._flush_tail()
+        self._outbox.append((None, [m.Query(token, what, arguments)]))
+
+    def reserve(self, size: int, exact: bool, patience: float) -> int:
+        """Ask for room in the arena; the answer comes under the token."""
+        token = self.token()
+        self._controls.append(Send(self.store, m.Reserve(token, size, exact, patience)))
+        return token
+
+    def say(self, message: m.Message) -> None:
+        """Say something to the local scheduler, in order with the rest."""
+        self._flush_tail()
+        self._outbox.append((None, [message]))
+
+    def _flush_tail(self) -> None:
+        self._tail_kind = None
+        self._tail = []
+
+    # -- the contract --
+
+    def step(self, now: float, source: Address, message: m.Message) -> None:
+        """Take in what the fabric says."""
+        handler = HANDLERS.get(type(message))
+        if handler is None:
+            self.counts["refused"] += 1
+            return
+        handler(self, message)
+
+    def on_results(self, message: m.Results) -> None:
+        """Outcomes of tasks this process submitted."""
+        rows, entries, returns = self.rows, self.entries, self.returns
+        for task_id, status, outputs in message.rows:
+            row = rows.pop(task_id, None)
+            if returns and task_id in returns:
+                self._many(task_id, returns.pop(task_id), status, outputs)
+                continue
+            entry = entries.get(task_id + FIRST_RETURN)
+            if entry is None or not outputs:
+                continue
+            entry.status = status
+            entry.data = outputs[0]
+            if outputs[0] is None and row is not None:
+                self.lineage[task_id] = row
+                entry.fetching = False
+            if entry.watchers is not None:
+                self._notify(task_id + FIRST_RETURN, entry)
+        self.changed = True
+
+    def _many(self, task_id: bytes, count: int, status: int, outputs: Row) -> None:
+        for index in range(count):
+            identifier = object_id(task_id, index)
+            entry = self.entries.get(identifier)
+            if entry is None:
+                continue
+            entry.status = status
+            entry.data = outputs[index if status == OK else 0] if outputs else None
+            if entry.watchers is not None:
+                self._notify(identifier, entry)
+
+    def on_objects(self, message: m.Objects) -> None:
+        """Values asked for, and places told."""
+        for identifier, status, value in message.rows:
+            if type(value) is tuple:
+                self.told(identifier)
+            entry = self.entries.get(identifier)
+            if entry is None:
+                if type(value) is tuple:
+                    self._maybe_unpin(identifier)
+                continue
+            entry.fetching = False
+            entry.status = status
+            entry.data = value
+            if entry.watchers is not None:
+                self._notify(identifier, entry)
+        self.changed = True
+
+    def _notify(self, identifier: bytes, entry: Entry) -> None:
+        watchers, entry.watchers = entry.watchers, None
+        for watcher in watchers or ():
+            watcher(identifier)
+
+    def on_recall(self, message: m.Recall) -> None:
+        """The store is short of room: what nothing looks at is unpinned, and fetched again when it is wanted."""
+        for identifier in message.object_ids:
+            if self.views.get(identifier, 0) > 0:
+                continue
+            entry = self.entries.get(identifier)
+            if entry is not None and type(entry.data) is tuple:
+                entry.data = None
+            self._unpin(identifier)
+
+    def on_recall_grant(self, message: m.RecallGrant) -> None:
+        """The store wants an idle grant back."""
+        row = self.grants.give_back(message.offset)
+        if row is not None:
+            self._controls.append(Send(self.store, m.ReturnGrant(*row)))
+
+    def on_granted(self, message: m.Granted) -> None:
+        """Room in the arena."""
+        self.reservations[message.token] = message
+        self.changed = True
+
+    def on_no_space(self, message: m.NoSpace) -> None:
+        """No room in the arena."""
+        self.reservations[message.token] = message
+        self.changed = True
+
+    def on_answer(self, message: m.Answer) -> None:
+        """The answer to a question."""
+        self.answers[message.token] = message
+        self.changed = True
+
+    def on_kept(self, message: m.Kept) -> None:
+        """Durable values are committed."""
+        for identifier in message.object_ids:
+            self.kept[identifier] = ""
+        self.changed = True
+
+    def on_welcome(self, message: m.Welcome) -> None:
+        """Registered."""
+        self.job = message.job
+        self.node = message.node
+        self.welcomed = True
+        self.changed = True
+
+    def on_refused(self, message: m.Refused) -> None:
+        """Something this process said does not fit."""
+        self.refused = message
+        self.counts["refused_by_scheduler"] += 1
+        self.changed = True
+
+    def on_farewell(self, message: m.Farewell) -> None:
+        """The job has ended."""
+        self.farewell = message.reason
+        self.changed = True
+
+    def on_notice(self, message: m.Notice | m.LogLines) -> None:
+        """Something for people; the shell shows it."""
+        self.notices.append(message)
+
+    # -- after a restart of the daemon --
+
+    def connect(self, daemon: bytes) -> None:
+        """The incarnation of the daemon that everything is said to from now on."""
+        self.scheduler = LOCAL_SCHEDULER + daemon
+        self.store = OBJECT_STORE + daemon
+
+    def rejoin(self, register: m.Register, running: tuple[m.Message, ...] = ()) -> None:
+        """Say again all that this process holds, in place of whatever was waiting to be sent."""
+        unsent = [item for kind, items in self._outbox if kind is None for item in items]
+        self._outbox = []
+        self._flush_tail()
+        self._controls = []
+        self.settle()
+        self._outbox = []
+        self._flush_tail()
+        self.welcomed = False
+        self.say(register)
+        self.functions = {identifier: row for identifier, row in self.functions.items()}
+        for row in self.functions.values():
+            self._say(m.Export, row)
+        pinned: list[Row] = []
+        for identifier, entry in self.entries.items():
+            if entry.status == PENDING or (entry.data is None and entry.status == OK):
+                self._say(m.Hold, identifier)
+                if entry.fetching:
+                    self._say(m.Fetch, identifier)
+            else:
+                self._say(m.Offer, (identifier, entry.status, entry.data))
+                if type(entry.data) is tuple and self.tellings.get(identifier, 0):
+                    pinned.extend([(identifier, *entry.data)] * self.tellings[identifier])
+        for row in (*self.lineage.values(), *self.rows.values()):
+            self._say(m.Submit, row)
+        for message in running:
+            self.say(message)
+        grants = self.grants.rows()
+        if grants:
+            self._controls.append(Send(self.store, m.GrantsHeld(grants)))
+        if pinned:
+            self._controls.append(Send(self.store, m.Pinned(tuple(pinned))))
+        self.say(m.Ready())
+        for message in unsent:
+            if type(message) in (m.Query, m.Cancel, m.Goodbye):
+                self.say(message)
+        self.changed = True
+
+    # -- the rest of the contract --
+
+    def tick(self, now: float) -> None:
+        """Nothing here depends on time."""
+
+    def next_deadline(self) -> float | None:
+        """Never."""
+        return None
+
+    def take_effects(self, now: float) -> list[Effect]:
+        """Everything waiting to be sent, as one batch a kind."""
+        if self.dropped or self.unviewed:
+            self.settle()
+        effects, self._controls = self._controls, []
+        outbox, self._outbox = self._outbox, []
+        self._flush_tail()
+        for kind, items in outbox:
+            if kind is None:
+                effects.append(Send(self.scheduler, items[0]))
+            elif kind is m.Unpin:
+                effects.append(Send(self.store, m.Unpin(tuple(items))))
+            else:
+                effects.append(Send(self.scheduler, kind(tuple(items))))
+        return effects
+
+    def statistics(self) -> Mapping[str, float]:
+        """Counters and sizes."""
+        return {**self.counts, "entries": len(self.entries), "unfinished": len(self.rows), "pinned": len(self.tellings)}
+
+    def explain(self, subject: bytes) -> Explanation | None:
+        """What this process knows of an object."""
+        entry = self.entries.get(subject)
+        if entry is None:
+            return None
+        return Explanation(subject, "pending" if entry.status == PENDING else "ready", f"{entry.refs} refs in this process")
+
+    def check_invariants(self) -> None:
+        """Refs are positive, and pins belong to something."""
+        for identifier, entry in self.entries.items():
+            if entry.refs < 0:
+                raise InvariantViolation(f"{identifier.hex()} has {entry.refs} refs")
+
+
+HANDLERS: dict[type[Any], Any] = {
+    m.Results: Client.on_results,
+    m.Objects: Client.on_objects,
+    m.Recall: Client.on_recall,
+    m.RecallGrant: Client.on_recall_grant,
+    m.Granted: Client.on_granted,
+    m.NoSpace: Client.on_no_space,
+    m.Answer: Client.on_answer,
+    m.Kept: Client.on_kept,
+    m.Welcome: Client.on_welcome,
+    m.Refused: Client.on_refused,
+    m.Farewell: Client.on_farewell,
+    m.Notice: Client.on_notice,
+    m.LogLines: Client.on_notice,
+}
+"""What a client accepts."""

@@ -1,0 +1,231 @@
+"""The worker: what it was given to run, what it has begun, and what it has to report.
+
+The shell runs user code; this machine only knows the queue. Starting a task is a claim (``begin``) under the shell's lock, and so is taking
+it back (``on_take_back``, from the control thread): a task is started or taken back, never both. Tasks that wait in ``get`` form a
+stack; those that the scheduler puts on top of it (``inline``) are begun before anything else.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from zfabric.config import Config
+from zfabric.protocol import messages as m
+from zfabric.protocol.effects import Effect, Send
+from zfabric.protocol.ids import LOCAL_SCHEDULER, Address
+from zfabric.protocol.machine import Explanation, InvariantViolation
+from zfabric.protocol.messages import Row
+
+
+class Item(NamedTuple):
+    """One attempt this worker was given: the task row, attempt number, values of its dependencies, ids of its GPUs."""
+
+    row: Row
+    attempt: int
+    values: tuple[Any, ...]
+    gpus: tuple[int, ...]
+
+
+class Worker:
+    """The protocol side of one worker process."""
+
+    def __init__(self, address: Address, config: Config) -> None:
+        self.address = address
+        self.config = config
+        self.scheduler: Address = b""
+        self.queue: deque[Item] = deque()
+        self.inline: deque[Item] = deque()
+        self.stack: list[Item] = []
+        self.functions: dict[bytes, Row] = {}
+        self.interrupts: dict[bytes, tuple[int, str]] = {}
+        """Attempts to be stopped: task -> (attempt, reason)."""
+        self.stopping = False
+        self.given_up: list[bytes] = []
+        """Objects whose location came with a task that is not run here after all: the shell unpins them."""
+        self.unheard: list[m.Message] = []
+        """Completions that the daemon before this one may not have heard."""
+        self.counts: Counter[str] = Counter()
+        self._rows: list[Row] = []
+        self._extras: list[Row] = []
+        self._durations: dict[bytes, list[float]] = {}
+        self._trace = array("d")
+        self._traced: list[bytes] = []
+        self._effects: list[Effect] = []
+        self._waiting: list[m.Blocked] = []
+
+    # -- running --
+
+    def begin(self) -> Item | None:
+        """Claim the next task; from here on it is not taken back."""
+        if self.inline:
+            item = self.inline.popleft()
+        elif self.queue and not self._waiting:
+            item = self.queue.popleft()
+        else:
+            return None
+        self.stack.append(item)
+        return item
+
+    def finish(self, item: Item, status: int, outputs: Row, extra: tuple[Row, Row] | None, started: float, seconds: float) -> None:
+        """An attempt has ended; its outcome is fixed here."""
+        self.stack.pop()
+        row = item.row
+        if extra is not None:
+            self._extras.append((len(self._rows), *extra))
+        self._rows.append((row[0], item.attempt, status, outputs))
+        totals = self._durations.get(row[1])
+        if totals is None:
+            self._durations[row[1]] = [1, seconds]
+        else:
+            totals[0] += 1
+            totals[1] += seconds
+        self._traced.append(row[0] + row[1])
+        self._trace.append(started)
+        self._trace.append(seconds)
+
+    @property
+    def unreported(self) -> int:
+        """Completions not sent yet."""
+        return len(self._rows)
+
+    def block(self, wanted: tuple[bytes, ...], inline: bool) -> None:
+        """The task on top waits: what was not begun goes back with the news."""
+        returned = tuple(item.row[0] for item in self.queue)
+        self._give_up(self.queue)
+        self.queue.clear()
+        blocked = m.Blocked(self.stack[-1].row[0], wanted, returned, inline)
+        self._report()
+        self._waiting.append(blocked)
+        self._effects.append(Send(self.scheduler, blocked))
+
+    def _give_up(self, items: Iterable[Item]) -> None:
+        for item in items:
+            for identifier, value in zip(item.row[3], item.values, strict=False):
+                if type(value) is tuple:
+                    self.given_up.append(identifier)
+
+    def unblock(self) -> None:
+        """It waits no longer."""
+        blocked = self._waiting.pop()
+        self._effects.append(Send(self.scheduler, m.Unblocked(blocked.task_id)))
+
+    def _report(self) -> None:
+        if not self._rows:
+            return
+        durations = tuple((identifier, int(count), seconds) for identifier, (count, seconds) in self._durations.items())
+        trace = b"".join(self._traced) + self._trace.tobytes()
+        completed = m.Completed(tuple(self._rows), tuple(self._extras), durations, trace)
+        self._rows, self._extras, self._durations, self._traced = [], [], {}, []
+        self._trace = array("d")
+        self._effects.append(Send(self.scheduler, completed))
+
+    # -- the contract --
+
+    def step(self, now: float, source: Address, message: m.Message) -> None:
+        """Take in what the local scheduler says."""
+        handler = HANDLERS.get(type(message))
+        if handler is None:
+            self.counts["refused"] += 1
+            return
+        handler(self, message)
+
+    def on_functions(self, message: m.Functions) -> None:
+        """Functions of the rows that follow."""
+        for row in message.functions:
+            self.functions[row[0]] = row
+
+    def on_dispatch(self, message: m.Dispatch) -> None:
+        """Tasks to run."""
+        queue = self.inline if message.inline else self.queue
+        if not message.details:
+            queue.extend([Item(row, 0, (), ()) for row in message.rows])
+            return
+        details = {index: (attempt, values, gpus) for index, attempt, values, gpus in message.details}
+        plain: tuple[int, Row, Row] = (0, (), ())
+        for index, row in enumerate(message.rows):
+            queue.append(Item(row, *details.get(index, plain)))
+
+    def on_take_back(self, message: m.TakeBack) -> None:
+        """Give back what was not begun."""
+        wanted = set(message.task_ids)
+        taken = [item.row[0] for item in self.queue if item.row[0] in wanted]
+        if taken:
+            gone = set(taken)
+            self._give_up(item for item in self.queue if item.row[0] in gone)
+            self.queue = deque(item for item in self.queue if item.row[0] not in gone)
+        running = self.stack[-1].row[0] if self.stack else b""
+        self._report()
+        self._effects.append(Send(self.scheduler, m.TakenBack(tuple(taken), running)))
+
+    def on_interrupt(self, message: m.Interrupt) -> None:
+        """Stop an attempt: at once if it was not begun, else as soon as it is on top and user code runs."""
+        if any(item.row[0] == message.task_id for item in self.queue):
+            self.on_take_back(m.TakeBack((message.task_id,)))
+        elif any(item.row[0] == message.task_id and item.attempt == message.attempt for item in self.stack):
+            self.interrupts[message.task_id] = (message.attempt, message.reason)
+
+    def interrupted(self, item: Item) -> str:
+        """Why this attempt is to be stopped; empty if it is not."""
+        found = self.interrupts.get(item.row[0])
+        return found[1] if found is not None and found[0] == item.attempt else ""
+
+    def on_stop(self, message: m.Stop) -> None:
+        """Exit."""
+        self.stopping = True
+
+    def running(self) -> tuple[m.Message, ...]:
+        """What a restarted scheduler must know: tasks begun and not begun, completions unheard, who waits."""
+        rows = tuple((item.row, item.attempt, True) for item in self.stack)
+        rows += tuple((item.row, item.attempt, False) for item in (*self.inline, *self.queue))
+        self._report()
+        unheard, self.unheard = self.unheard, []
+        unheard += [effect.message for effect in self._effects if isinstance(effect, Send) and type(effect.message) is m.Completed]
+        self._effects = []
+        return (m.Running(rows), *unheard, *self._waiting)
+
+    def tick(self, now: float) -> None:
+        """Nothing here depends on time."""
+
+    def next_deadline(self) -> float | None:
+        """Never."""
+        return None
+
+    def take_effects(self, now: float) -> list[Effect]:
+        """Completions, and what was said in between, in order."""
+        self._report()
+        effects, self._effects = self._effects, []
+        return effects
+
+    def connect(self, daemon: bytes) -> None:
+        """The incarnation of the daemon that everything is said to from now on."""
+        self.scheduler = LOCAL_SCHEDULER + daemon
+
+    def statistics(self) -> Mapping[str, float]:
+        """Counters and sizes."""
+        return {**self.counts, "queued": len(self.queue), "depth": len(self.stack)}
+
+    def explain(self, subject: bytes) -> Explanation | None:
+        """Where a task of this worker stands."""
+        if any(item.row[0] == subject for item in self.stack):
+            return Explanation(subject, "running", "is on this worker's stack")
+        if any(item.row[0] == subject for item in self.queue):
+            return Explanation(subject, "assigned", "is in this worker's queue")
+        return None
+
+    def check_invariants(self) -> None:
+        """As many frames wait as the stack has, at most."""
+        if len(self._waiting) > len(self.stack):
+            raise InvariantViolation("more frames wait than there are")
+
+
+HANDLERS: dict[type[Any], Any] = {
+    m.Functions: Worker.on_functions,
+    m.Dispatch: Worker.on_dispatch,
+    m.TakeBack: Worker.on_take_back,
+    m.Interrupt: Worker.on_interrupt,
+    m.Stop: Worker.on_stop,
+}
+"""What a worker accepts."""

@@ -1,0 +1,25 @@
+"""What a worker says of the times of its attempts, as the timeline shows them.
+
+A trace is a batch: for each attempt ``task id (16) | function id (16)``, then for each two doubles, the start (seconds of the
+monotonic clock that all processes of a machine share) and the duration.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+
+from zfabric.protocol.ids import FUNCTION_BYTES, TASK_BYTES
+
+_HEAD = TASK_BYTES + FUNCTION_BYTES
+_EACH = _HEAD + 16
+
+
+def read_trace(trace: bytes) -> Iterator[tuple[bytes, bytes, float, float]]:
+    """(task id, function id, start, seconds) of each attempt in the batch."""
+    count = len(trace) // _EACH
+    times = array("d")
+    times.frombytes(trace[count * _HEAD : count * _EACH])
+    for index in range(count):
+        head = trace[index * _HEAD : (index + 1) * _HEAD]
+        yield head[:TASK_BYTES], head[TASK_BYTES:], times[2 * index], times[2 * index + 1]

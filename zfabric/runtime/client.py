@@ -1,0 +1,711 @@
+"""The client's shell: sockets, locks and threads around ``machines.client``. A driver has one; a worker's is built on it.
+
+Who does what: ``remote()`` appends to a batch under the lock, and sends at once when nothing is in flight. The thread that waits pumps
+the sockets itself; when several wait, one leads and the others sleep until it has news or leaves. The only thread of its own is
+the flusher, asleep until a row has waited unsent for two milliseconds (and awake once a second, to answer what the
+fabric asks while the program is busy elsewhere). An exception out of the middle of a delivery (Ctrl-C) marks the client
+unsynchronised: it then says again all that it holds, as after a restart of the daemon.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import zmq
+
+from zfabric.adapters.arena import Arena
+from zfabric.adapters.sockets import Post
+from zfabric.config import Config
+from zfabric.exceptions import (
+    ConnectionLostError,
+    FabricError,
+    GetTimeoutError,
+    NodeDiedError,
+    NotInitializedError,
+    ObjectStoreFullError,
+    ObjectTooLargeError,
+    OutOfDiskError,
+)
+from zfabric.machines.client import PENDING, Client, Namer
+from zfabric.protocol import messages as m
+from zfabric.protocol.effects import Send
+from zfabric.protocol.ids import CLIENT, INCARNATION_BYTES, root_task
+from zfabric.protocol.messages import OK, Row
+from zfabric.runtime.interface import Outcome, Serialized
+from zfabric.runtime.session import Session
+
+clock = time.monotonic
+
+CHECK_EVERY = 1.0
+"""How often a thread that waits looks whether the node is still there, in seconds."""
+
+
+REGISTER_SECONDS = 15.0
+"""How long a node that was just launched may take until its daemon's socket is there."""
+
+
+def new_incarnation() -> bytes:
+    """A random incarnation; the first byte leaves room for the control socket's variant and is not zero, as ZeroMQ wants."""
+    return bytes((1 + os.urandom(1)[0] % 127,)) + os.urandom(INCARNATION_BYTES - 1)
+
+
+class FabricClient:
+    """The fabric inside one process (``runtime.interface.ClientInterface``)."""
+
+    def __init__(self, session: Session, incarnation: bytes, kind: str, name: bytes, job: bytes, namespace: str) -> None:
+        self.session = session
+        self.config: Config = session.config()
+        self.kind = kind
+        self.name = name
+        self.namespace = namespace
+        self.incarnation = incarnation
+        self.control = b""
+        self.lock = threading.RLock()
+        self.machine = Client(CLIENT + incarnation, self.config)
+        self.machine.job = job
+        self.closed = False
+        self.on_close: Callable[[], None] | None = None
+        self.alive: Callable[[], bool] = session.alive
+        self._pid = os.getpid()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
+        self.post = Post(self._context, session.sockets, incarnation, self.config)
+        self.daemon = b""
+        self._pump_lock = threading.Lock()
+        self._news = threading.Condition(threading.Lock())
+        self._followers = 0
+        self._inbox: deque[tuple[bytes, bytes]] = deque()
+        self._unsynchronised = False
+        self._armed = False
+        self._arm = threading.Event()
+        self._flusher: threading.Thread | None = None
+        self._watcher: threading.Thread | None = None
+        self._namer: Namer | None = None
+        self._arena: Arena | None = None
+        description = session.describe()
+        self._arena_path, self._arena_size = str(description["arena"]), int(description["arena_size"])
+        self.drop_reference = self.machine.dropped.append
+        self._unview = self.machine.unviewed.append
+
+    # -- identity --
+
+    @property
+    def job(self) -> bytes:
+        """This process's job (4 bytes)."""
+        return self.machine.job
+
+    @property
+    def node(self) -> bytes:
+        """The node's incarnation."""
+        return self.machine.node
+
+    def namer(self) -> Namer:
+        """Who names what this thread submits: here, the driver itself."""
+        namer = self._namer
+        if namer is None:
+            namer = self._namer = Namer(self.job, root_task(self.job), salt=b"")
+        return namer
+
+    # -- connecting --
+
+    def register(self) -> m.Register:
+        """What this process says of itself."""
+        from zfabric.adapters.processes import start_ticks
+
+        return m.Register(
+            m.PROTOCOL_VERSION,
+            self.kind,
+            os.getpid(),
+            start_ticks(os.getpid()),
+            self.machine.job,
+            self.name,
+            self.control,
+            self.namespace,
+            os.getcwd() if self.kind == "driver" else "",
+        )
+
+    def connect(self, daemon: bytes) -> None:
+        """Register with the node's daemon, and wait for its welcome."""
+        deadline = clock() + self.config.register_seconds
+        with self.lock:
+            self._join(daemon)
+            self.flush()
+        if not self._wait_until(lambda: self.machine.welcomed or self.machine.refused is not None, deadline):
+            raise ConnectionLostError(f"the daemon in {self.session.directory} did not answer within {self.config.register_seconds} s")
+        if not self.machine.welcomed:
+            refused = self.machine.refused
+            self.machine.refused = None
+            raise _error(refused.kind, refused.text) if refused is not None else ConnectionLostError("refused")
+        self._flusher = threading.Thread(target=self._flush_late, name="zfabric-flusher", daemon=True)
+        self._flusher.start()
+
+    def _join(self, daemon: bytes) -> None:
+        """Everything goes to this incarnation of the daemon from now on, beginning with all that this process holds."""
+        if self.daemon and self.daemon != daemon:
+            self._leave(self.daemon)
+        self.daemon = daemon
+        self.machine.connect(daemon)
+        self.machine.rejoin(self.register(), self.running())
+
+    def _leave(self, daemon: bytes) -> None:
+        self.post.forget(daemon)
+
+    def running(self) -> tuple[m.Message, ...]:
+        """What a worker adds to its registration."""
+        return ()
+
+    # -- sending --
+
+    def flush(self) -> None:
+        """Send what waits. The caller holds the lock."""
+        self._send(self.machine.take_effects(0.0), CLIENT)
+
+    def _send(self, effects: Iterable[Any], role: bytes) -> None:
+        sends = [effect for effect in effects if type(effect) is Send and effect.to[1:] == self.daemon]
+        if sends:
+            self.post.send(sends, role, clock())
+
+    def _arm_flusher(self) -> None:
+        if not self._armed:
+            self._armed = True
+            self._arm.set()
+
+    def _flush_late(self) -> None:
+        while not self.closed:
+            armed = self._arm.wait(CHECK_EVERY)
+            if self.closed:
+                return
+            try:
+                if armed:
+                    self._arm.clear()
+                    time.sleep(self.config.send_delay)
+                    with self.lock:
+                        self._armed = False
+                        self.flush()
+                else:
+                    self._keep_house()
+            except (zmq.ZMQError, FabricError, OSError):
+                if not self.closed:
+                    raise
+
+    def _keep_house(self) -> None:
+        """Once a second while nobody waits: take in what came, let go of what finalizers dropped, repeat what is due."""
+        if self._pump_lock.acquire(blocking=False):
+            try:
+                self._pump(0.0)
+            finally:
+                self._pump_lock.release()
+                self._wake()
+        with self.lock:
+            if not self.closed:
+                self.flush()
+                self.post.tick(clock())
+
+    # -- receiving --
+
+    def _pump(self, timeout: float) -> bool:
+        """Wait for frames and deliver them. The caller leads (holds the pump lock)."""
+        if timeout > 0 and not self._inbox and not self._wait_readable(timeout):
+            return False
+        self._inbox.extend(self.post.receive())
+        if not self._inbox:
+            return False
+        with self.lock:
+            try:
+                now = clock()
+                while self._inbox:
+                    sender, frame = self._inbox[0]
+                    for to, role, message in self.post.accept(sender, frame, now):
+                        self._deliver(now, sender, to, role + sender, message)
+                    self._inbox.popleft()
+            except BaseException:
+                self._inbox.clear()
+                self._unsynchronised = True
+                raise
+        if self.machine.notices:
+            self._show_notices()
+        return True
+
+    def _wait_readable(self, timeout: float) -> bool:
+        return self.post.poll(timeout)
+
+    def _deliver(self, now: float, sender: bytes, to: bytes, source: bytes, message: Any) -> None:
+        if type(message) is m.Rejoin:
+            if sender != self.daemon:
+                self._join(sender)
+                self.flush()
+        elif sender == self.daemon:
+            self.machine.step(now, source, message)
+
+    def _wake(self) -> None:
+        if self._followers:
+            with self._news:
+                self._news.notify_all()
+
+    def _wait_until(self, done: Callable[[], bool], deadline: float | None) -> bool:
+        """Pump until ``done()`` (asked under the lock) or the deadline; False if it passed first."""
+        check_at = clock() + CHECK_EVERY
+        while True:
+            with self.lock:
+                self._check_usable()
+                if done():
+                    return True
+                if self.machine.has_unsent:
+                    self.flush()
+                if self.post.congested:
+                    self.post.tick(clock())
+            now = clock()
+            if deadline is not None and now >= deadline:
+                return False
+            if now >= check_at:
+                check_at = now + CHECK_EVERY
+                self._check_node()
+                with self.lock:
+                    self.post.tick(now)
+            pause = min(check_at, deadline) - now if deadline is not None else check_at - now
+            if self.post.congested:
+                pause = min(pause, 0.005)
+            if self._pump_lock.acquire(blocking=False):
+                try:
+                    self._pump(pause)
+                finally:
+                    self._pump_lock.release()
+                    self._wake()
+            else:
+                self._follow(pause)
+
+    def _follow(self, pause: float) -> None:
+        with self._news:
+            self._followers += 1
+            try:
+                if self._pump_lock.locked():
+                    self._news.wait(min(pause, 0.1))
+            finally:
+                self._followers -= 1
+
+    def _check_usable(self) -> None:
+        if self.closed:
+            raise NotInitializedError("the connection to the cluster is closed; call zf.init() for a new one")
+        if os.getpid() != self._pid:
+            raise NotInitializedError("this process was forked from one that uses zfabric; start its own with zf.init(), or use tasks")
+        if self._unsynchronised:
+            self._unsynchronised = False
+            self.machine.rejoin(self.register(), self.running())
+            self.flush()
+        if self.machine.refused is not None and self.machine.welcomed:
+            refused, self.machine.refused = self.machine.refused, None
+            raise _error(refused.kind, refused.text)
+        if self.machine.farewell:
+            raise ConnectionLostError(f"the job has ended: {self.machine.farewell}")
+
+    def _check_node(self) -> None:
+        if not self.alive():
+            raise NodeDiedError("the node's supervisor is gone, and all its processes with it; call zf.shutdown() and zf.init()")
+
+    def _show_notices(self) -> None:
+        while self.machine.notices:
+            notice = self.machine.notices.popleft()
+            if type(notice) is m.LogLines:
+                for pid, stream, text in notice.rows:
+                    target = sys.stderr if stream == "err" else sys.stdout
+                    for line in text.splitlines():
+                        print(f"(pid={pid}) {line}", file=target)
+            elif type(notice) is m.Notice:
+                print(f"zfabric {notice.level}: {notice.text}", file=sys.stderr)
+
+    # -- what the API calls --
+
+    def export(self, function_id: bytes, name: str, payload: bytes, options: tuple[Row, ...]) -> None:
+        """See ``ClientInterface``."""
+        with self.lock:
+            self.machine.export(function_id, name, payload, options)
+
+    def submit(
+        self, function_id: bytes, arguments: bytes, dependencies: tuple[bytes, ...], options: tuple[Row, ...] | None, num_returns: int
+    ) -> bytes:
+        """See ``ClientInterface``."""
+        machine = self.machine
+        with self.lock:
+            if self.closed or machine.farewell or machine.refused or self._unsynchronised:
+                self._check_usable()
+            task_id = self.namer().child()
+            if options is None:
+                machine.submit((task_id, function_id, arguments, dependencies), num_returns)
+            else:
+                machine.submit((task_id, function_id, arguments, dependencies, options), num_returns)
+            if machine.unsent >= self.config.batch_rows or len(machine.rows) == 1:
+                self.flush()
+            elif not self._armed:
+                self._arm_flusher()
+        return task_id
+
+    def submit_many(
+        self, function_id: bytes, calls: Iterable[tuple[bytes, tuple[bytes, ...], tuple[Row, ...] | None]], num_returns: int
+    ) -> list[bytes]:
+        """See ``ClientInterface``."""
+        names = []
+        machine = self.machine
+        with self.lock:
+            self._check_usable()
+            namer = self.namer()
+            for arguments, dependencies, options in calls:
+                task_id = namer.child()
+                row: Row = (task_id, function_id, arguments, dependencies)
+                machine.submit(row if options is None else (*row, options), num_returns)
+                names.append(task_id)
+                if machine.unsent >= self.config.batch_rows:
+                    self.flush()
+            self.flush()
+        return names
+
+    def put(self, value: Serialized, durable: bool) -> bytes:
+        """See ``ClientInterface``."""
+        if value.size <= self.config.inline_bytes:
+            with self.lock:
+                self._check_usable()
+                identifier = self.namer().put()
+                self.machine.put(identifier, value.to_bytes(), value.contained, durable)
+                if self.machine.unsent >= self.config.batch_rows:
+                    self.flush()
+                elif not self._armed:
+                    self._arm_flusher()
+        else:
+            with self.lock:
+                self._check_usable()
+                identifier = self.namer().put()
+            place = self.write(identifier, value)
+            with self.lock:
+                self.machine.put(identifier, place, value.contained, durable)
+                self.machine.grants.finished(place[0])
+                self.flush()
+        if durable:
+            self._wait_kept(identifier)
+        return identifier
+
+    def _wait_kept(self, identifier: bytes) -> None:
+        with self.lock:
+            self.flush()
+        if not self._wait_until(lambda: identifier in self.machine.kept, clock() + self.config.put_patience):
+            raise OutOfDiskError("the control store did not commit the value in time")
+        with self.lock:
+            reason = self.machine.kept.pop(identifier)
+        if reason:
+            raise OutOfDiskError(reason)
+
+    def write(self, identifier: bytes, value: Serialized) -> tuple[int, int]:
+        """Write a large value into the arena and seal it: (offset, size). The caller says ``finished`` when it has told of it."""
+        size = value.size
+        offset = self._room_for(size)
+        arena = self.arena()
+        try:
+            value.write_into(arena.writable(offset, size))
+            arena.seal(offset, identifier, size)
+        except BaseException:
+            with self.lock:
+                returned = self.machine.grants.abandon(offset)
+                if returned is not None:
+                    self.machine._controls.append(Send(self.machine.store, m.ReturnGrant(*returned)))
+            raise
+        return offset, size
+
+    def _room_for(self, size: int) -> int:
+        exact = size > self.config.grant_bytes // 2
+        deadline = clock() + self.config.put_patience
+        while True:
+            with self.lock:
+                self._check_usable()
+                if not exact:
+                    offset = self.machine.grants.allocate(size)
+                    if offset is not None:
+                        return offset
+                    for row in self.machine.grants.spent():
+                        self.machine._controls.append(Send(self.machine.store, m.ReturnGrant(*row)))
+                token = self.machine.reserve(
+                    size if exact else max(size, self.config.grant_bytes - 4096), exact, max(0.0, deadline - clock())
+                )
+                self.flush()
+            answered = self._wait_until(lambda token=token: token in self.machine.reservations, deadline + 5.0)  # type: ignore[misc]
+            with self.lock:
+                answer = self.machine.reservations.pop(token, None)
+                if type(answer) is m.Granted:
+                    if exact:
+                        return self.machine.grants.add_exact(answer.offset, answer.size)
+                    self.machine.grants.add(answer.offset, answer.size)
+                    continue
+            text = answer.text if type(answer) is m.NoSpace else "the object store did not answer in time"
+            kind = ObjectTooLargeError if type(answer) is m.NoSpace and answer.kind == "too_large" else ObjectStoreFullError
+            raise kind(text if answered else f"{text} ({size} bytes)")
+
+    def arena(self) -> Arena:
+        """The node's arena, mapped on first use."""
+        if self._arena is None:
+            if not self._arena_path:
+                raise ObjectTooLargeError("this node has no object store (object_store_memory=0)")
+            self._arena = Arena(self._arena_path, self._arena_size, writable=True)
+        return self._arena
+
+    def add_reference(self, object_id: bytes) -> None:
+        """See ``ClientInterface``."""
+        with self.lock:
+            self.machine.add_reference(object_id)
+            if not self._armed:
+                self._arm_flusher()
+
+    def get(self, object_ids: Sequence[bytes], timeout: float | None) -> list[Outcome]:
+        """See ``ClientInterface``."""
+        deadline = None if timeout is None else clock() + timeout
+        machine = self.machine
+        with self.lock:
+            self._check_usable()
+            if machine.dropped or machine.unviewed:
+                machine.settle()
+            outcomes = self._outcomes(object_ids)
+            if outcomes is not None:
+                return outcomes
+            machine.want(object_ids)
+            self.flush()
+        position = 0
+        count = len(object_ids)
+
+        def ready() -> bool:
+            nonlocal position
+            while position < count:
+                entry = machine.lookup(object_ids[position])
+                if entry.status == PENDING or (entry.status == OK and entry.data is None):
+                    if not entry.fetching:
+                        machine.want(object_ids[position : position + 1])
+                    return False
+                position += 1
+            return True
+
+        while True:
+            if not self.wait_for(object_ids, ready, deadline, plain=timeout is None):
+                missing = sum(1 for each in object_ids if machine.lookup(each).status == PENDING)
+                raise GetTimeoutError(f"{missing} of {count} object(s) had no value within {timeout} s; their tasks go on")
+            with self.lock:
+                outcomes = self._outcomes(object_ids)
+                if outcomes is not None:
+                    return outcomes
+                position = 0  # Something was recalled between its arrival and now.
+                machine.want(object_ids)
+                self.flush()
+
+    def wait_for(self, object_ids: Sequence[bytes], done: Callable[[], bool], deadline: float | None, plain: bool) -> bool:
+        """Wait for objects. (A worker says meanwhile that it is blocked, and may run tasks.)"""
+        return self._wait_until(done, deadline)
+
+    def _outcomes(self, object_ids: Sequence[bytes]) -> list[Outcome] | None:
+        """The outcomes of all, or None if some is missing. The caller holds the lock."""
+        entries = self.machine.entries
+        outcomes = []
+        for identifier in object_ids:
+            entry = entries.get(identifier)
+            if entry is None or entry.status == PENDING or (entry.data is None and entry.status == OK):
+                return None
+            outcomes.append(entry)
+        return [self._outcome(identifier, entry.status, entry.data) for identifier, entry in zip(object_ids, outcomes, strict=True)]
+
+    def _outcome(self, identifier: bytes, status: int, data: Any) -> Outcome:
+        if type(data) is tuple:
+            self.machine.view(identifier)
+            unview = self._unview
+            return Outcome(status, self.arena().view(*data), lambda: unview(identifier))
+        return Outcome(status, data if data is not None else b"", None)
+
+    def wait(self, object_ids: Sequence[bytes], num_returns: int, timeout: float | None, fetch_local: bool) -> set[bytes]:
+        """See ``ClientInterface``."""
+        machine = self.machine
+        ready: set[bytes] = set()
+        pending = list(object_ids)
+
+        def scan() -> bool:
+            nonlocal pending
+            left = []
+            for identifier in pending:
+                entry = machine.lookup(identifier)
+                if entry.status == PENDING or (fetch_local and entry.status == OK and entry.data is None):
+                    left.append(identifier)
+                else:
+                    ready.add(identifier)
+            pending = left
+            return len(ready) >= num_returns
+
+        with self.lock:
+            self._check_usable()
+            if scan():
+                return ready
+            machine.want(pending)
+            self.flush()
+        self.wait_for(object_ids, scan, None if timeout is None else clock() + timeout, plain=False)
+        return ready
+
+    def add_done_callback(self, object_id: bytes, callback: Callable[[bytes], None]) -> None:
+        """See ``ClientInterface``."""
+        with self.lock:
+            self._check_usable()
+            entry = self.machine.lookup(object_id)
+            if entry.status == PENDING or (entry.status == OK and entry.data is None):
+                if entry.watchers is None:
+                    entry.watchers = []
+                entry.watchers.append(callback)
+                self.machine.want((object_id,))
+                self.flush()
+                if self._watcher is None or not self._watcher.is_alive():
+                    self._watcher = threading.Thread(target=self._watch, name="zfabric-watcher", daemon=True)
+                    self._watcher.start()
+                return
+        callback(object_id)
+
+    def _watch(self) -> None:
+        """Pump for those who wait without a thread of their own (asyncio, futures), for as long as there are any."""
+        try:
+            self._wait_until(lambda: not any(entry.watchers for entry in self.machine.entries.values()), None)
+        except (FabricError, zmq.ZMQError):
+            if not self.closed:
+                raise
+
+    def cancel(self, object_ids: Sequence[bytes], force: bool, recursive: bool) -> None:
+        """See ``ClientInterface``."""
+        with self.lock:
+            self._check_usable()
+            self.machine.cancel(tuple(object_ids), force, recursive)
+            self.flush()
+
+    def query(self, what: str, *arguments: Any, timeout: float = 10.0) -> Any:
+        """See ``ClientInterface``."""
+        with self.lock:
+            self._check_usable()
+            token = self.machine.token()
+            self.machine.query(token, what, arguments)
+            self.flush()
+        if not self._wait_until(lambda: token in self.machine.answers, clock() + timeout):
+            raise GetTimeoutError(f"the node's daemon did not answer {what!r} within {timeout} s")
+        with self.lock:
+            answer = self.machine.answers.pop(token)
+        if answer.error:
+            raise FabricError(answer.error)
+        return answer.payload
+
+    def close(self) -> None:
+        """Say goodbye, wait for the last log lines, and let go of everything. Idempotent."""
+        if self.closed or os.getpid() != self._pid:
+            self.closed = True
+            return
+        try:
+            with self.lock:
+                self.machine.say(m.Goodbye())
+                self.flush()
+            if self.kind == "driver":
+                self._wait_until(lambda: self.machine.farewell is not None, clock() + 2.0)
+        except (FabricError, zmq.ZMQError, OSError):
+            pass  # The node is gone; there is nothing left to say goodbye to.
+        finally:
+            with self.lock:
+                self.closed = True
+            self._arm.set()
+            self._wake()
+            with self._pump_lock:
+                self.post.close(flush=0.2)
+            self._context.term()
+            if self.on_close is not None:
+                self.on_close()
+
+
+def _error(kind: str, text: str) -> FabricError:
+    from zfabric import exceptions
+
+    found = getattr(exceptions, kind, FabricError)
+    error: FabricError = found(text)
+    return error
+
+
+def attach(session: Session, kind: str = "driver", namespace: str = "", failure: Callable[[], str] = lambda: "") -> FabricClient:
+    """Connect this process to a session that runs, or that is just starting, as a driver or a tool."""
+    daemon = _await_daemon(session, failure)
+    client = FabricClient(session, new_incarnation(), kind, b"", b"", namespace)
+    try:
+        client.connect(daemon)
+    except BaseException:
+        client.closed = True
+        client.post.close()
+        client._context.term()
+        raise
+    return client
+
+
+def _await_daemon(session: Session, failure: Callable[[], str]) -> bytes:
+    deadline = clock() + REGISTER_SECONDS
+    while (found := session.daemon()) is None:
+        reason = failure()
+        if reason:
+            raise ConnectionLostError(f"the node could not start: {reason}")
+        if clock() > deadline or not session.alive():
+            raise ConnectionLostError(f"no daemon answers in {session.directory}")
+        time.sleep(0.001)
+    return found[0]
+
+
+def start(
+    address: str | None,
+    num_cpus: float | None,
+    num_gpus: float | None,
+    resources: dict[str, float] | None,
+    object_store_memory: int | None,
+    namespace: str,
+    config: Config,
+    log_to_driver: bool,
+) -> FabricClient:
+    """Start an embedded cluster and connect to it, or (with ``address``) connect to one that runs."""
+    if address is not None:
+        return attach(find_session(address), namespace=namespace)
+    from zfabric.runtime.launch import launch
+
+    total = node_resources(num_cpus, num_gpus, resources)
+    settings = dict(config.pairs())
+    settings["log_to_driver"] = log_to_driver and config.log_to_driver
+    launched = launch(
+        config=Config.of(settings), resources=total, namespace=namespace, arena_size=-1 if object_store_memory is None else object_store_memory
+    )
+    try:
+        client = attach(launched.session, namespace=namespace, failure=launched.failure)
+    except BaseException:
+        launched.close()
+        raise
+    client.alive = launched.alive
+    client.on_close = launched.close
+    return client
+
+
+def node_resources(num_cpus: float | None, num_gpus: float | None, resources: dict[str, float] | None) -> dict[str, float]:
+    """What a node offers: what was said, else what the machine has."""
+    from zfabric.adapters.processes import cpu_count, gpu_count
+
+    total = {"CPU": float(cpu_count() if num_cpus is None else num_cpus)}
+    gpus = gpu_count() if num_gpus is None else num_gpus
+    if gpus:
+        total["GPU"] = float(gpus)
+    total.update({name: float(amount) for name, amount in (resources or {}).items()})
+    return total
+
+
+def find_session(address: str) -> Session:
+    """The session that an address means: "auto" for the started one, else a session directory."""
+    from zfabric.runtime.session import started_session
+
+    if address in ("auto", "local"):
+        session = started_session()
+        if session is None:
+            raise ConnectionLostError("no cluster is running here; start one with `zfabric start`, or leave the address out")
+        return session
+    path = address.removeprefix("ipc://")
+    if not os.path.isdir(path):
+        raise ConnectionLostError(f"there is no session at {address!r}; an address is \"auto\" or a session directory")
+    session = Session(path)
+    if not session.alive():
+        raise ConnectionLostError(f"the session at {address!r} has ended")
+    return session

@@ -1,0 +1,385 @@
+"""The node daemon: one thread, one loop, around the machines its node hosts.
+
+A turn takes in what has come (frames, events of the supervisor, results of the I/O thread), lets deadlines pass, then asks each machine
+for its effects until none has any, delivering between them in memory. Then what was stored is committed, and what was sent leaves,
+merged to one frame a peer. A send that reveals rows waits for the commit of the newest of them, and everything to the same
+peer behind it. The loop polls the socket, an eventfd and the supervisor's channel: nothing that grows with the number of peers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import sys
+import time
+from collections import deque
+from typing import Any
+
+import zmq
+
+from zfabric.adapters.journal import Journal
+from zfabric.adapters.processes import memory_available, memory_total, resident_bytes
+from zfabric.adapters.sockets import Post
+from zfabric.machines.control_store import ControlStore
+from zfabric.machines.global_scheduler import GlobalScheduler
+from zfabric.machines.local_scheduler import LocalScheduler
+from zfabric.machines.object_store import ObjectStore
+from zfabric.machines.parts.placement import LeastWait
+from zfabric.machines.parts.records import LEASED, WorkerRecord
+from zfabric.protocol import effects as e
+from zfabric.protocol import messages as m
+from zfabric.protocol.codec import Envelope
+from zfabric.protocol.ids import CONTROL_STORE, GLOBAL_SCHEDULER, LOCAL_SCHEDULER, OBJECT_STORE, SHELL, Address
+from zfabric.protocol.options import RESOURCE_UNIT
+from zfabric.runtime.client import new_incarnation
+from zfabric.runtime.logs import LogTailer
+from zfabric.runtime.session import Session
+from zfabric.runtime.storage import Storage
+from zfabric.runtime.supervision import Supervision
+
+clock = time.monotonic
+
+FRAMES_PER_TURN = 32
+"""Frames taken in before the machines decide: a turn stays well under 50 ms."""
+LOGS_EVERY = 0.1
+"""How often the output of busy workers is looked at, in seconds."""
+SWEEP_EVERY = 5.0
+"""How often peers that are no longer registered are let go of."""
+ROUNDS_MAX = 1000
+"""Rounds of delivery between machines in one turn; more would be two machines answering each other for ever."""
+COLLECT_EVERY = 30.0
+"""How often the cyclic collector runs, when the daemon is idle (records form no cycles, libraries may)."""
+
+
+class Daemon:
+    """One incarnation of a node's daemon."""
+
+    def __init__(self, session: Session, channel: int, restarted: bool) -> None:
+        self.session = session
+        self.config = session.config()
+        description = session.describe()
+        self.incarnation = new_incarnation()
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
+        self.post = Post(self.context, session.sockets, self.incarnation, self.config)
+        self.supervision = Supervision(channel)
+        self.wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.stopping = False
+        self._events: deque[tuple[bytes, m.Message]] = deque()
+        """What other threads have to say: (role it is for, message)."""
+        self._local: deque[tuple[bytes, Address, m.Message]] = deque()
+        self._held: dict[bytes, deque[tuple[int, Envelope]]] = {}
+        self._committed = 0
+        self._outgoing: dict[bytes, list[Envelope]] = {}
+        self._logs = LogTailer(session.logs, self.config.log_bytes, self.config.log_files)
+        self._logs_at = 0.0
+        self._memory_at = 0.0
+        self._sweep_at = 0.0
+        self._collect_at = 0.0
+        self._memory_limit = self.config.memory_limit or int(memory_total() * 0.95)
+
+        total = tuple(sorted((name, round(amount * RESOURCE_UNIT)) for name, amount in description["resources"].items()))
+        self.journal = Journal.open(
+            description.get("store") or f"{session.directory}/store", self.config.control_store_bytes, self.config.durability
+        )
+        if self.journal.report:
+            self.say("warning", self.journal.report)
+        addresses = {role: role + self.incarnation for role in (LOCAL_SCHEDULER, OBJECT_STORE, CONTROL_STORE, GLOBAL_SCHEDULER)}
+        node = description.get("node") or f"{description['supervisor']:x}-{description['started']:x}"
+        capacity = int(description["arena_size"])
+        self.storage = Storage(
+            str(description["arena"]), capacity, description.get("spill") or f"{session.directory}/spill", self._from_thread
+        )
+        self.scheduler = LocalScheduler(
+            addresses[LOCAL_SCHEDULER],
+            str(node).encode(),
+            self.config,
+            total,
+            addresses[OBJECT_STORE],
+            addresses[CONTROL_STORE],
+            addresses[GLOBAL_SCHEDULER],
+            int.from_bytes(self.incarnation[:4], "big") << 32 | 1,
+            restarted,
+        )
+        self.store = ObjectStore(addresses[OBJECT_STORE], addresses[LOCAL_SCHEDULER], self.config, capacity, recovering=restarted)
+        self.control = ControlStore(addresses[CONTROL_STORE], self.config, self.journal)
+        self.placer = GlobalScheduler(addresses[GLOBAL_SCHEDULER], self.config, LeastWait())
+        self.machines: dict[bytes, Any] = {
+            LOCAL_SCHEDULER: self.scheduler,
+            OBJECT_STORE: self.store,
+            CONTROL_STORE: self.control,
+            GLOBAL_SCHEDULER: self.placer,
+        }
+        self._shell = SHELL + self.incarnation
+        self._perform: dict[type[Any], Any] = {
+            e.Store: self._store,
+            e.SpawnWorker: lambda effect: self.supervision.spawn(*effect),
+            e.KillProcess: lambda effect: self.supervision.kill(effect.pid, effect.reason),
+            e.WatchProcess: lambda effect: self.supervision.watch(effect.pid, effect.started),
+            e.Say: lambda effect: self.say(effect.level, effect.text),
+        }
+        if restarted:
+            sealed, spilled = self.storage.found()
+            self.store.step(clock(), self._shell, m.ArenaFound(sealed, spilled))
+        else:
+            self.scheduler.membership.prestart(clock())
+
+    def say(self, level: str, text: str) -> None:
+        """A line in the daemon's log."""
+        print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {level}: {text}", file=sys.stderr, flush=True)
+
+    def _from_thread(self, message: m.Message) -> None:
+        """Called by other threads: the object store is told in the next turn."""
+        self._events.append((OBJECT_STORE, message))
+        os.eventfd_write(self.wakeup, 1)
+
+    # -- the loop --
+
+    def run(self) -> None:
+        """Until asked to stop."""
+        poller = zmq.Poller()
+        poller.register(self.post.router, zmq.POLLIN)
+        poller.register(self.wakeup, zmq.POLLIN)
+        poller.register(self.supervision.fileno(), zmq.POLLIN)
+        self.turn(clock())
+        self.session.publish_daemon(self.incarnation)
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        while not self.stopping:
+            now = clock()
+            deadline = self._next_deadline(now)
+            timeout = max(0, min(60_000, int((deadline - now) * 1000 + 0.999)))
+            ready = dict(poller.poll(timeout))
+            now = clock()
+            if self.wakeup in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self.wakeup)
+            if self.supervision.fileno() in ready:
+                self._supervised(now)
+            while self._events:
+                role, message = self._events.popleft()
+                if type(message) is m.Committed:
+                    self._commit_ended(message.sequence, message.error)
+                else:
+                    self.machines[role].step(now, self._shell, message)
+            if self.post.router in ready:
+                self._receive(now)
+            self._watch_over(now, bool(ready))
+            for machine in self.machines.values():
+                due = machine.next_deadline()
+                if due is not None and due <= now:
+                    machine.tick(now)
+            self.turn(now)
+            self.post.tick(now)
+
+    def _receive(self, now: float) -> None:
+        machines = self.machines
+        for sender, frame in self.post.receive(FRAMES_PER_TURN):
+            for to, role, message in self.post.accept(sender, frame, now):
+                machine = machines.get(to)
+                if machine is None:
+                    self.post.refused += 1
+                    continue
+                if type(message) is m.Goodbye:
+                    self._tell_logs(now)
+                machine.step(now, role + sender, message)
+
+    def turn(self, now: float) -> None:
+        """Effects until none is left, then commits and sends."""
+        own = self.incarnation
+        for _ in range(ROUNDS_MAX):
+            for role, machine in self.machines.items():
+                for effect in machine.take_effects(now):
+                    if type(effect) is e.Send:
+                        to = effect.to
+                        if to[1:] == own and effect.sequence <= self._committed:
+                            self._local.append((to[:1], role + own, effect.message))
+                        else:
+                            self._post(to, role, effect.message, effect.sequence)
+                    else:
+                        self._do(effect)
+            if not self._local:
+                break
+            while self._local:
+                role, source, message = self._local.popleft()
+                self.machines[role].step(now, source, message)
+        else:
+            raise RuntimeError("the machines of this daemon answer each other without end")
+        outgoing, self._outgoing = self._outgoing, {}
+        for incarnation, envelopes in outgoing.items():
+            self.post.send_envelopes(incarnation, envelopes, now)
+
+    def _do(self, effect: Any) -> None:
+        perform = self._perform.get(type(effect))
+        if perform is not None:
+            perform(effect)
+        else:
+            self.storage.perform(effect)
+
+    def _post(self, to: Address, role: bytes, message: m.Message, sequence: int) -> None:
+        """Send now, or behind what already waits for a commit."""
+        incarnation = to[1:]
+        held = self._held.get(incarnation)
+        envelope = (to[:1], role, message)
+        if held or sequence > self._committed:
+            if held is None:
+                held = self._held[incarnation] = deque()
+            held.append((sequence, envelope))
+        else:
+            self._outgoing.setdefault(incarnation, []).append(envelope)
+
+    def _store(self, effect: e.Store) -> None:
+        sequence = effect.sequence
+
+        def done(error: str) -> None:
+            self._events.append((CONTROL_STORE, m.Committed(sequence, error)))
+            os.eventfd_write(self.wakeup, 1)
+
+        if self.config.durability == "process":
+            self.journal.commit([effect], lambda error: self._commit_ended(sequence, error))
+        else:
+            self.journal.commit([effect], done)
+
+    def _commit_ended(self, sequence: int, error: str) -> None:
+        self._local.append((CONTROL_STORE, self._shell, m.Committed(sequence, error)))
+        self._release_held(sequence)
+
+    def _release_held(self, sequence: int) -> None:
+        self._committed = max(self._committed, sequence)
+        for incarnation, held in list(self._held.items()):
+            while held and held[0][0] <= self._committed:
+                to, role, message = held.popleft()[1]
+                if incarnation == self.incarnation:
+                    self._local.append((to, role + incarnation, message))
+                else:
+                    self._outgoing.setdefault(incarnation, []).append((to, role, message))
+            if not held:
+                del self._held[incarnation]
+
+    def _next_deadline(self, now: float) -> float:
+        deadlines = [now + 60.0, self._sweep_at, self._collect_at]
+        if self._events or self._local:
+            return now
+        for machine in self.machines.values():
+            due = machine.next_deadline()
+            if due is not None:
+                deadlines.append(due)
+        due = self.post.next_deadline()
+        if due is not None:
+            deadlines.append(due)
+        if self.post.congested:
+            deadlines.append(now + 0.002)
+        if self._busy():
+            deadlines.extend((self._logs_at, self._memory_at))
+        return min(deadlines)
+
+    def _busy(self) -> bool:
+        return any(worker.state == LEASED for worker in self.scheduler.tables.workers.values())
+
+    # -- the supervisor --
+
+    def _supervised(self, now: float) -> None:
+        for event in self.supervision.receive():
+            if type(event) is m.ProcessDied:
+                event = self._died(event, now)
+            self.scheduler.step(now, self._shell, event)
+            if type(event) is m.ProcessDied:
+                self._forget_dead()
+
+    def _died(self, died: m.ProcessDied, now: float) -> m.ProcessDied:
+        """Read what a dead worker left: the task that was on top, and its last output."""
+        known = self.scheduler.tables.by_pid.get(died.pid)
+        if not isinstance(known, WorkerRecord):
+            return died
+        rows = self._logs.flush(known.token, died.pid)
+        if rows:
+            self.scheduler.step(now, self._shell, m.LogLines(tuple(rows)))
+        self._logs.forget(known.token)
+        path = f"{self.session.sockets}/{known.token.hex()}.slot"
+        executing = b""
+        with contextlib.suppress(OSError):
+            with open(path, "rb") as file:
+                executing = file.read(16)
+            os.unlink(path)
+        for name in (known.token, bytes((known.token[0] ^ 0x80,)) + known.token[1:]):
+            with contextlib.suppress(OSError):
+                os.unlink(f"{self.session.sockets}/{name.hex()}")
+        return died._replace(executing=executing if any(executing) else b"")
+
+    def _forget_dead(self) -> None:
+        known = self._known_peers()
+        for incarnation in [each for each in self.post.peers if each not in known]:
+            self.post.forget(incarnation)
+            self._held.pop(incarnation, None)
+
+    def _known_peers(self) -> set[bytes]:
+        known: set[bytes] = set()
+        for process in self.scheduler.tables.processes.values():
+            known.add(process.incarnation)
+            known.add(process.control)
+        for worker in self.scheduler.tables.workers.values():
+            known.add(worker.token)
+            known.add(bytes((worker.token[0] ^ 0x80,)) + worker.token[1:])
+        return known
+
+    # -- what the loop itself looks after --
+
+    def _watch_over(self, now: float, active: bool) -> None:
+        busy = self._busy()
+        if busy and now >= self._logs_at:
+            self._tell_logs(now)
+            self._logs_at = now + LOGS_EVERY
+        if busy and now >= self._memory_at:
+            self._memory_at = now + self.config.memory_check_every
+            self._check_memory(now)
+        if now >= self._sweep_at:
+            self._sweep_at = now + SWEEP_EVERY
+            known = self._known_peers()
+            for incarnation in [each for each, peer in self.post.peers.items() if each not in known]:
+                self.post.forget(incarnation)
+        if now >= self._collect_at:
+            self._collect_at = now + COLLECT_EVERY
+            if not active:
+                gc.collect()
+
+    def _tell_logs(self, now: float) -> None:
+        pids = {worker.token: worker.pid for worker in self.scheduler.tables.workers.values() if worker.pid}
+        rows = self._logs.poll(pids)
+        if rows and self.config.log_to_driver:
+            self.scheduler.step(now, self._shell, m.LogLines(tuple(rows)))
+
+    def _check_memory(self, now: float) -> None:
+        usage = []
+        for worker in self.scheduler.tables.workers.values():
+            if worker.pid:
+                usage.append((worker.pid, resident_bytes(worker.pid)))
+        used = sum(size for _, size in usage)
+        available = memory_available()
+        if used > self._memory_limit or available < (memory_total() - self._memory_limit if not self.config.memory_limit else 0):
+            self.scheduler.step(now, self._shell, m.MemoryPressure(available, self._memory_limit, tuple(usage)))
+
+    def close(self) -> None:
+        """Close everything in order: what was acknowledged is in the journal already."""
+        self.storage.close()
+        self.journal.close()
+        self.post.close()
+        self.context.term()
+
+
+def run(session_directory: str, channel_fd: int, restarted: bool) -> None:
+    """The daemon child's body: until SIGTERM."""
+    daemon = Daemon(Session(session_directory), channel_fd, restarted)
+
+    def stop(number: int, frame: Any) -> None:
+        daemon.stopping = True
+        os.eventfd_write(daemon.wakeup, 1)
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        daemon.run()
+    finally:
+        daemon.close()
+

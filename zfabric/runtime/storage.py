@@ -1,0 +1,100 @@
+"""The object store's hands: what touches the arena and the disk for a long time, in one thread of the daemon.
+
+Effects of the store are performed in their order (a range is never punched before the spill that reads it has ended). Those
+that take microseconds, such as index entries, are performed at once when nothing is under way, so that a small ``put`` never waits
+for a thread to wake.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from zfabric.adapters.arena import Arena
+from zfabric.adapters.spill import SpillDirectory
+from zfabric.protocol import effects as e
+from zfabric.protocol import messages as m
+from zfabric.protocol.messages import Row
+
+QUICK = (e.WriteHeader, e.WriteValue)
+"""Effects that take a few microseconds."""
+
+
+class Storage:
+    """Performs the effects of one object store; ``answer`` is called (from the thread) with what it is to be told."""
+
+    def __init__(self, arena_path: str, capacity: int, spill_path: str, answer: Callable[[m.Message], None]) -> None:
+        self._arena = Arena(arena_path, capacity, writable=True) if capacity else None
+        self._spill = SpillDirectory(spill_path)
+        self._answer = answer
+        self._pending = 0
+        self._lock = threading.Lock()
+        self._work: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def found(self) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
+        """What a restarted daemon finds: sealed objects of the arena, and objects on disk."""
+        sealed = tuple(self._arena.find_sealed()) if self._arena is not None else ()
+        return sealed, tuple(self._spill.list())
+
+    def perform(self, effect: Any) -> None:
+        """Perform an effect, or have the thread do so."""
+        with self._lock:
+            quick = self._pending == 0 and isinstance(effect, QUICK)
+            if not quick:
+                self._pending += 1
+        if quick:
+            self._do(effect)
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="storage", daemon=True)
+            self._thread.start()
+        self._work.put(effect)
+
+    def _run(self) -> None:
+        while (effect := self._work.get()) is not None:
+            self._do(effect)
+            with self._lock:
+                self._pending -= 1
+
+    def _do(self, effect: Any) -> None:
+        arena = self._arena
+        if arena is None:
+            return
+        if type(effect) is e.WriteHeader:
+            arena.mark(effect.offset, effect.state)
+        elif type(effect) is e.WriteValue:
+            arena.write(effect.offset, effect.object_id, effect.value)
+        elif type(effect) is e.MakeReady:
+            self._answer(m.ExtentReady(effect.offset, effect.size, arena.make_ready(effect.offset, effect.size)))
+        elif type(effect) is e.Punch:
+            arena.punch(effect.offset, effect.size)
+        elif type(effect) is e.Spill:
+            self._answer(m.Spilled(effect.object_id, self._attempt(self._write, effect, arena)))
+        elif type(effect) is e.Unspill:
+            self._answer(m.Unspilled(effect.object_id, self._attempt(self._read, effect, arena)))
+        elif type(effect) is e.Unlink:
+            for object_id in effect.object_ids:
+                self._spill.remove(object_id)
+
+    def _attempt(self, action: Callable[[Any, Arena], None], effect: Any, arena: Arena) -> str:
+        try:
+            action(effect, arena)
+        except OSError as error:
+            return str(error) or type(error).__name__
+        return ""
+
+    def _write(self, effect: e.Spill, arena: Arena) -> None:
+        self._spill.write(effect.object_id, arena.view(effect.offset, effect.size))
+
+    def _read(self, effect: e.Unspill, arena: Arena) -> None:
+        self._spill.read_into(effect.object_id, arena.writable(effect.offset, effect.size))
+        arena.seal(effect.offset, effect.object_id, effect.size)
+
+    def close(self) -> None:
+        """End the thread after what it has to do."""
+        if self._thread is not None:
+            self._work.put(None)
+            self._thread.join(1.0)

@@ -1,0 +1,471 @@
+"""The worker process: runs user code in its main thread, and listens to the scheduler in one control thread.
+
+The main thread takes tasks from its queue under the lock, runs them, reports in batches, and waits for more. A task that waits in ``get``
+says so and pumps; what the scheduler puts on top of it runs right there. The control thread, asleep on a socket of its own, gives
+back tasks that were not begun, passes on interrupts, and rejoins a restarted daemon while user code runs.
+
+An interrupt is a real-time signal to the main thread. Its handler raises only if the attempt on top is to be stopped *and* user
+code runs (or the thread waits in ``poll``): never in the middle of the fabric's own bookkeeping. The scheduler repeats it until the
+attempt has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from zfabric.adapters import serialization
+from zfabric.adapters.sockets import Post
+from zfabric.exceptions import FabricError
+from zfabric.machines.client import Namer
+from zfabric.machines.worker import Item, Worker
+from zfabric.protocol import messages as m
+from zfabric.protocol.failures import pack_failure
+from zfabric.protocol.ids import CONTROL, JOB_BYTES, TASK_BYTES, WORKER, object_id
+from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
+from zfabric.protocol.options import option
+from zfabric.runtime import interface
+from zfabric.runtime.client import CHECK_EVERY, FabricClient, clock
+from zfabric.runtime.session import Session
+
+INTERRUPT = signal.SIGRTMIN + 7
+RECURSION_PER_TASK = 40
+"""Python frames that one task on the stack may take before its own: ``get``, the pump, and running the next one."""
+REPORT_ROWS = 64
+"""Completions that are reported without waiting for more."""
+
+
+class TaskInterrupt(KeyboardInterrupt):
+    """Raised in user code to stop its attempt. Like Ctrl-C it passes ``except Exception``."""
+
+
+class WorkerRuntime(FabricClient):
+    """A worker: a client that also runs tasks."""
+
+    def __init__(self, session: Session, token: bytes, job: bytes) -> None:
+        super().__init__(session, token, "worker", token, job, "")
+        self.control = bytes((token[0] ^ 0x80,)) + token[1:]
+        self.worker = Worker(WORKER + token, self.config)
+        self.control_post = Post(self._context, session.sockets, self.control, self.config)
+        self._main = threading.get_ident()
+        self._in_fabric = 1
+        self._waiting = False
+        self._functions: dict[bytes, tuple[Callable[..., Any], Callable[[BaseException], bool]]] = {}
+        self._options: dict[bytes, tuple[str, int]] = {}
+        self._namers: list[Namer | None] = []
+        self._contexts: list[Item] = []
+        self._thread_names = threading.local()
+        self._first_unreported = 0.0
+        self._slot = _slot(f"{session.sockets}/{token.hex()}.slot")
+        self._gpus: tuple[int, ...] | None = None
+
+    # -- naming what tasks submit --
+
+    def namer(self) -> Namer:
+        """The namer of the task on top; threads of their own name under a random salt."""
+        if threading.get_ident() == self._main and self._contexts:
+            namer = self._namers[-1]
+            if namer is None:
+                item = self._contexts[-1]
+                namer = self._namers[-1] = Namer(item.row[0][:JOB_BYTES], item.row[0], attempt=item.attempt)
+            return namer
+        found: Namer | None = getattr(self._thread_names, "namer", None)
+        if found is None:
+            parent = self._contexts[-1].row[0] if self._contexts else bytes(TASK_BYTES)
+            found = self._thread_names.namer = Namer(self.machine.job or parent[:JOB_BYTES], parent, salt=os.urandom(8))
+        return found
+
+    # -- the API's entry points, closed to interrupts --
+
+    def submit(self, *arguments: Any) -> bytes:
+        """See ``ClientInterface``."""
+        self._in_fabric += 1
+        try:
+            return super().submit(*arguments)
+        finally:
+            self._in_fabric -= 1
+
+    def submit_many(self, *arguments: Any) -> list[bytes]:
+        """See ``ClientInterface``."""
+        self._in_fabric += 1
+        try:
+            return super().submit_many(*arguments)
+        finally:
+            self._in_fabric -= 1
+
+    def put(self, *arguments: Any) -> bytes:
+        """See ``ClientInterface``."""
+        self._in_fabric += 1
+        try:
+            return super().put(*arguments)
+        finally:
+            self._in_fabric -= 1
+
+    def get(self, *arguments: Any) -> Any:
+        """See ``ClientInterface``."""
+        self._in_fabric += 1
+        try:
+            return super().get(*arguments)
+        finally:
+            self._in_fabric -= 1
+
+    def wait(self, *arguments: Any) -> set[bytes]:
+        """See ``ClientInterface``."""
+        self._in_fabric += 1
+        try:
+            return super().wait(*arguments)
+        finally:
+            self._in_fabric -= 1
+
+    # -- the daemon --
+
+    def running(self) -> tuple[m.Message, ...]:
+        """What this worker adds to its registration."""
+        return self.worker.running()
+
+    def _join(self, daemon: bytes) -> None:
+        self.worker.connect(daemon)
+        super()._join(daemon)
+
+    def _leave(self, daemon: bytes) -> None:
+        for to, role, message in self.post.forget(daemon):
+            if role == WORKER and type(message) is m.Completed:
+                self.worker.unheard.append(message)
+            del to
+        self.control_post.forget(daemon)
+
+    def flush(self) -> None:
+        """Send what waits, of the client and of the worker. The caller holds the lock."""
+        self._send(self.machine.take_effects(0.0), b"C")
+        self._send(self.worker.take_effects(0.0), WORKER)
+        for identifier in self.worker.given_up:
+            self.machine.told(identifier)
+            self.machine._maybe_unpin(identifier)
+        self.worker.given_up.clear()
+
+    def _deliver(self, now: float, sender: bytes, to: bytes, source: bytes, message: Any) -> None:
+        if to == WORKER and sender == self.daemon:
+            self.worker.step(now, source, message)
+        else:
+            super()._deliver(now, sender, to, source, message)
+
+    def _wait_readable(self, timeout: float) -> bool:
+        if threading.get_ident() != self._main:
+            return super()._wait_readable(timeout)
+        self._waiting = True
+        try:
+            return super()._wait_readable(timeout)
+        finally:
+            self._waiting = False
+
+    # -- the control thread --
+
+    def _listen(self) -> None:
+        post = self.control_post
+        while not self.closed:
+            deadline = post.next_deadline()
+            post.poll(CHECK_EVERY * 10 if deadline is None else max(0.0, deadline - clock()))
+            for sender, frame in post.receive():
+                with self.lock:
+                    now = clock()
+                    for _, role, message in post.accept(sender, frame, now):
+                        self._controlled(now, sender, role + sender, message)
+            with self.lock:
+                post.tick(clock())
+
+    def _controlled(self, now: float, sender: bytes, source: bytes, message: Any) -> None:
+        if type(message) is m.Rejoin:
+            if sender != self.daemon:
+                self._join(sender)
+                self.flush()
+            return
+        if sender != self.daemon:
+            return
+        if type(message) is m.Recall or type(message) is m.RecallGrant:
+            self.machine.step(now, source, message)
+        else:
+            self.worker.step(now, source, message)
+        if self.worker.stopping:
+            os._exit(0)
+        self.flush()
+        if type(message) is m.Interrupt and message.task_id in self.worker.interrupts:
+            signal.pthread_kill(self._main, INTERRUPT)
+
+    def _interrupted(self, number: int, frame: Any) -> None:
+        if self._in_fabric and not self._waiting:
+            return
+        if self._contexts and self.worker.interrupted(self._contexts[-1]):
+            raise TaskInterrupt("the task is to be stopped")
+
+    # -- running tasks --
+
+    def run(self) -> None:
+        """Until told to stop."""
+        listener = threading.Thread(target=self._listen, name="zfabric-control", daemon=True)
+        listener.start()
+        try:
+            while True:
+                item = self._next()
+                if item is None:
+                    self._idle()
+                else:
+                    self._execute(item)
+        except KeyboardInterrupt:
+            raise SystemExit(0) from None
+
+    def _next(self) -> Item | None:
+        with self.lock:
+            item = self.worker.begin()
+            if item is None or self.worker.unreported >= REPORT_ROWS:
+                self.flush()
+            return item
+
+    def _idle(self) -> None:
+        self._wait_until(lambda: bool(self.worker.queue or self.worker.inline), None)
+
+    def _execute(self, item: Item) -> None:
+        row = item.row
+        self._slot[0:TASK_BYTES] = row[0]
+        signal.signal(INTERRUPT, self._interrupted)
+        self._contexts.append(item)
+        self._namers.append(None)
+        started = clock()
+        try:
+            status, outputs, extra = self._run_user_code(item)
+        finally:
+            self._contexts.pop()
+            self._namers.pop()
+        ended = clock()
+        self._slot[0:TASK_BYTES] = self._contexts[-1].row[0] if self._contexts else bytes(TASK_BYTES)
+        worker = self.worker
+        with self.lock:
+            worker.interrupts.pop(row[0], None)
+            worker.finish(item, status, outputs, extra, started, ended - started)
+            if worker.unreported == 1:
+                self._first_unreported = ended
+                if not self._armed:
+                    self._arm_flusher()
+            if worker.unreported >= REPORT_ROWS or ended - self._first_unreported > self.config.completion_delay:
+                self.flush()
+                self._look()
+
+    def _look(self) -> None:
+        """Take in what came meanwhile, without waiting, so that the queue does not run dry."""
+        if self._pump_lock.acquire(blocking=False):
+            try:
+                self._pump(0.0)
+            finally:
+                self._pump_lock.release()
+
+    def _run_user_code(self, item: Item) -> tuple[int, Row, tuple[Row, Row] | None]:
+        row = item.row
+        function_id = row[1]
+        try:
+            function, retryable = self._load(function_id)
+            if row[2] or item.values:
+                args, kwargs = serialization.load_arguments(row[2], self._values(item))
+            else:
+                args, kwargs = (), {}
+        except TaskInterrupt:
+            return INTERRUPTED, (), None
+        except Exception as error:
+            return ERROR, (self._error(error, item),), None
+        if item.gpus or self._gpus:
+            self._assign_gpus(item.gpus)
+        try:
+            if self.worker.interrupts and self.worker.interrupted(item):
+                return INTERRUPTED, (), None
+            self._in_fabric = 0
+            try:
+                value = function(*args, **kwargs)
+            finally:
+                self._in_fabric = 1
+        except BaseException as error:
+            if self.worker.interrupted(item):
+                return INTERRUPTED, (), None
+            status = RETRY if not isinstance(error, SystemExit) and _asks(retryable, error) else ERROR
+            return status, (self._error(error, item),), None
+        del args, kwargs
+        try:
+            return self._pack(item, value)
+        except FabricError as error:
+            if isinstance(error, serialization.SerializationError):
+                return ERROR, (self._error(error, item),), None
+            return FAILED, (pack_failure(type(error).__name__, str(error)),), None
+        except Exception as error:
+            return ERROR, (self._error(error, item),), None
+
+    def _load(self, function_id: bytes) -> tuple[Callable[..., Any], Callable[[BaseException], bool]]:
+        found = self._functions.get(function_id)
+        if found is None:
+            row = self.worker.functions[function_id]
+            found = self._functions[function_id] = serialization.load_function(row[2], function_id)
+            self._options[function_id] = (row[1], option(row[3], "num_returns", 1))
+        return found
+
+    def _values(self, item: Item) -> list[Any]:
+        values = []
+        for identifier, value in zip(item.row[3], item.values, strict=True):
+            if type(value) is tuple:
+                with self.lock:
+                    self.machine.told(identifier)
+                    self.machine.view(identifier)
+                unview = self._unview
+                values.append(serialization.deserialize(self.arena().view(*value), lambda each=identifier: unview(each)))
+            else:
+                values.append(serialization.deserialize(value))
+        return values
+
+    def _pack(self, item: Item, value: Any) -> tuple[int, Row, tuple[Row, Row] | None]:
+        """Serialize what the function returned."""
+        row = item.row
+        name, count = self._options[row[1]]
+        if len(row) > 4:
+            count = option(row[4], "num_returns", count)
+        if count == 1:
+            fast = serialization.serialize_fast(value)
+            if fast is not None and len(fast) <= self.config.inline_bytes:
+                return OK, (fast,), None
+            values: Sequence[Any] = (value,)
+        elif count == 0:
+            return OK, (), None
+        else:
+            if not isinstance(value, (tuple, list)) and hasattr(value, "__iter__") and not isinstance(value, (str, bytes, dict)):
+                value = tuple(value)
+            if not isinstance(value, (tuple, list)) or len(value) != count:
+                got = f"{len(value)} values" if isinstance(value, (tuple, list)) else f"one {type(value).__name__}"
+                raise ValueError(f"{name} declares num_returns={count} and returned {got}")
+            values = value
+        outputs, contained = [], []
+        for index, each in enumerate(values):
+            packed = serialization.serialize(each, f"what {name} returned")
+            contained.append(packed.contained)
+            if packed.size <= self.config.inline_bytes:
+                outputs.append(packed.to_bytes())
+            else:
+                place = self.write(object_id(row[0], index), packed)
+                outputs.append(place)
+                self._written.append(place[0])
+        extra = (tuple(contained), ()) if any(contained) else None
+        return OK, tuple(outputs), extra
+
+    def _error(self, error: BaseException, item: Item) -> bytes:
+        name = self._options.get(item.row[1], ("?", 1))[0]
+        facts = {"function": name, "node": self.node.decode(errors="replace"), "pid": os.getpid(), "attempt": item.attempt}
+        return serialization.dump_error(error, facts)
+
+    def context(self) -> interface.TaskContext | None:
+        """The attempt on top."""
+        if not self._contexts:
+            return None
+        item = self._contexts[-1]
+        name = self._options.get(item.row[1], ("?", 1))[0]
+        return interface.TaskContext(item.row[0], item.attempt, name, item.gpus)
+
+    def _assign_gpus(self, gpus: tuple[int, ...]) -> None:
+        if gpus != self._gpus:
+            self._gpus = gpus
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+
+    # -- waiting inside a task --
+
+    def wait_for(self, object_ids: Sequence[bytes], done: Callable[[], bool], deadline: float | None, plain: bool) -> bool:
+        """Say that the task on top waits, run what is put on top of it, and say when it goes on."""
+        if threading.get_ident() != self._main or not self._contexts:
+            return self._wait_until(done, deadline)
+        inline = plain and deadline is None and "asyncio" not in sys.modules or (plain and not _in_event_loop())
+        item = self._contexts[-1]
+        with self.lock:
+            if done():
+                return True
+            self.worker.block(tuple(object_ids), inline)
+            self.flush()
+        try:
+            while True:
+                answered = self._wait_until(lambda: bool(self.worker.inline) or self.worker.interrupted(item) != "" or done(), deadline)
+                with self.lock:
+                    ready = done()
+                    next_item = self.worker.begin() if self.worker.inline else None
+                if next_item is not None:
+                    self._execute(next_item)
+                elif self.worker.interrupted(item):
+                    raise TaskInterrupt("the task is to be stopped")
+                elif ready or not answered:
+                    return ready
+        finally:
+            with self.lock:
+                self.worker.unblock()
+                self.flush()
+
+    @property
+    def _written(self) -> _Finished:
+        return _Finished(self)
+
+
+class _Finished:
+    """Tells the grants, with the next completion, that an object written for it is on its way."""
+
+    def __init__(self, runtime: WorkerRuntime) -> None:
+        self._runtime = runtime
+
+    def append(self, offset: int) -> None:
+        with self._runtime.lock:
+            self._runtime.machine.grants.finished(offset)
+
+
+def _in_event_loop() -> bool:
+    import asyncio
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _asks(retryable: Callable[[BaseException], bool], error: BaseException) -> bool:
+    try:
+        return bool(retryable(error))
+    except Exception:
+        return False
+
+
+def _slot(path: str) -> mmap.mmap:
+    """Sixteen bytes that outlive this process for as long as the daemon needs them: the task on top of the stack."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.ftruncate(descriptor, mmap.PAGESIZE)
+        return mmap.mmap(descriptor, mmap.PAGESIZE)
+    finally:
+        os.close(descriptor)
+
+
+def run(session_directory: str, token: bytes, job: bytes) -> None:
+    """The worker child's body: until its job, its daemon's node, or the scheduler's patience ends."""
+    session = Session(session_directory)
+    found = session.daemon()
+    deadline = clock() + 15.0
+    while found is None and clock() < deadline:
+        time.sleep(0.001)
+        found = session.daemon()
+    if found is None:
+        raise FabricError("the worker found no daemon")
+    runtime = WorkerRuntime(session, token, job)
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), 1000 + RECURSION_PER_TASK * runtime.config.inline_depth))
+    signal.signal(INTERRUPT, runtime._interrupted)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    interface.set_current(runtime)
+    interface.current_task = runtime.context
+    runtime.connect(found[0])
+    with contextlib.suppress(SystemExit):
+        runtime.run()
+
+
+__all__ = ["CONTROL", "TaskInterrupt", "WorkerRuntime", "run"]
