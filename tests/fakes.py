@@ -66,7 +66,9 @@ class FakeClient:
 
     def submit(self, function_id: bytes, arguments: bytes, dependencies: Any, options: Any, num_returns: int) -> bytes:
         assert function_id in self.exports, "a call of a function that was not exported"
-        assert type(arguments) is bytes and type(dependencies) is tuple and (options is None or type(options) is tuple)
+        assert type(arguments) is bytes
+        assert type(dependencies) is tuple
+        assert options is None or type(options) is tuple
         with self._changed:
             self._counter += 1
             task = self._prefix + pack_counter(self._counter)
@@ -186,7 +188,8 @@ class FakeClient:
         retries = merged.get("max_retries")
         for attempt in range(1 + (3 if retries is None else retries)):
             self.runs[task] += 1
-            previous, interface.context = interface.context, TaskContext(task, attempt, name, ())
+            running = TaskContext(task, attempt, name, ())
+            previous, interface.current_task = interface.current_task, lambda running=running: running
             try:
                 args, kwargs = load_arguments(arguments, values)
                 result = function(*args, **kwargs)
@@ -200,7 +203,7 @@ class FakeClient:
                 self._fail(outputs, dump_error(error, facts))
                 return
             finally:
-                interface.context = previous
+                interface.current_task = previous
             for output, data in zip(outputs, packed, strict=True):
                 self.finish(output, OK, data)
             return

@@ -49,7 +49,7 @@ def test_plain_data_is_its_own_pickle(value):
     assert data[0] == 0x80
     assert round_trip(value) == value
     fast = s.serialize_fast(value)
-    assert fast == data or (fast is None and not s._scan(value) == s._BARE)
+    assert fast == data or (fast is None and s._scan(value) != s._BARE)
 
 
 @pytest.mark.parametrize(
@@ -74,12 +74,14 @@ def test_plain_data_is_its_own_pickle(value):
 )
 def test_arrays_of_every_kind_arrive_equal_and_read_only(array):
     got = round_trip(array)
-    assert got.dtype == array.dtype and got.shape == array.shape
+    assert got.dtype == array.dtype
+    assert got.shape == array.shape
     assert got.tobytes() == array.tobytes()
     if array.dtype.kind not in "M":
         assert not got.flags.writeable
     mine = round_trip(array, copy=True)
-    assert mine.flags.writeable and mine.tobytes() == array.tobytes()
+    assert mine.flags.writeable
+    assert mine.tobytes() == array.tobytes()
 
 
 def test_copy_gives_writable_arrays_also_of_arrays_that_were_read_only():
@@ -207,7 +209,8 @@ def test_views_alive_at_interpreter_exit_are_silent():
         "kept = s.deserialize(memoryview(s.serialize(np.arange(10)).to_bytes()), lambda: print('released'))\n"
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert ran.returncode == 0 and ran.stderr == ""
+    assert ran.returncode == 0
+    assert ran.stderr == ""
 
 
 # --- refs ------------------------------------------------------------------------------------------------------------------------
@@ -268,14 +271,16 @@ def test_refs_among_arguments_become_dependencies_and_deeper_ones_stay():
     assert dependencies == (a.binary(), b.binary())
     assert contained == (c.binary(),)
     args, kwargs = s.load_arguments(data, ["A", "B"])
-    assert args[:3] == ("A", 5, "B") and args[3][0].number == 3
+    assert args[:3] == ("A", 5, "B")
+    assert args[3][0].number == 3
     assert kwargs == {"x": "A", "y": None}
 
 
 def test_arrays_among_arguments():
     data, _, _ = s.dump_arguments((np.arange(1000), 1), {}, Ref)
     (array, one), _ = s.load_arguments(data)
-    assert array.sum() == 499_500 and one == 1
+    assert array.sum() == 499_500
+    assert one == 1
 
 
 @pytest.mark.parametrize("value", [b"x" * 2000, "x" * 2000, [1.0] * 1000, np.zeros(1000), {"a": ["x" * 2000]}])
@@ -339,11 +344,15 @@ def test_the_search_for_the_path_is_bounded():
 
 def test_functions_come_with_what_is_retried():
     function, retryable = s.load_function(s.dump_function(lambda x: x + 1))
-    assert function(1) == 2 and not retryable(ValueError())
+    assert function(1) == 2
+    assert not retryable(ValueError())
     _, retryable = s.load_function(s.dump_function(len, True))
-    assert retryable(ValueError()) and not retryable(KeyboardInterrupt())
+    assert retryable(ValueError())
+    assert not retryable(KeyboardInterrupt())
     _, retryable = s.load_function(s.dump_function(len, (KeyError, OSError)))
-    assert retryable(KeyError()) and retryable(FileNotFoundError()) and not retryable(ValueError())
+    assert retryable(KeyError())
+    assert retryable(FileNotFoundError())
+    assert not retryable(ValueError())
 
 
 def test_a_generator_runs_to_its_end():
@@ -355,7 +364,8 @@ def test_a_generator_runs_to_its_end():
 
 def test_identity_depends_on_payload_and_options():
     ids = {s.function_identity(p, o) for p in (b"a", b"b") for o in ((), (("name", "x"),))}
-    assert len(ids) == 4 and all(len(one) == 16 for one in ids)
+    assert len(ids) == 4
+    assert all(len(one) == 16 for one in ids)
 
 
 def test_modules_registered_by_value_travel():
@@ -414,13 +424,17 @@ class BadText(Exception):
 
 def test_an_error_is_also_an_instance_of_the_users_class():
     error = sent(ZeroDivisionError("division by zero"))
-    assert isinstance(error, TaskError) and isinstance(error, ZeroDivisionError)
+    assert isinstance(error, TaskError)
+    assert isinstance(error, ZeroDivisionError)
     assert error.args == ("division by zero",)
     assert type(error.cause) is ZeroDivisionError
     assert error.facts == FACTS
     text = str(error)
-    assert "ZeroDivisionError: division by zero" in text and "raise error" in text
-    assert "node abcd" in text and "pid 7" in text and "attempt 1" in text
+    assert "ZeroDivisionError: division by zero" in text
+    assert "raise error" in text
+    assert "node abcd" in text
+    assert "pid 7" in text
+    assert "attempt 1" in text
     assert "in sent" in error.traceback_text
     assert type(sent(ZeroDivisionError())) is type(error)
     assert type(error).__qualname__ == "TaskError(ZeroDivisionError)"
@@ -428,24 +442,31 @@ def test_an_error_is_also_an_instance_of_the_users_class():
 
 def test_the_state_of_the_users_exception_arrives():
     error = sent(FileNotFoundError(2, "no such file", "/x"))
-    assert isinstance(error, OSError) and (error.errno, error.filename) == (2, "/x")
+    assert isinstance(error, OSError)
+    assert (error.errno, error.filename) == (2, "/x")
     picky = sent(Picky(4, detail={"a": 1}))
-    assert isinstance(picky, Picky) and (picky.code, picky.detail) == (4, {"a": 1})
+    assert isinstance(picky, Picky)
+    assert (picky.code, picky.detail) == (4, {"a": 1})
     unicode_error = sent(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"))
-    assert isinstance(unicode_error, UnicodeDecodeError) and unicode_error.reason == "bad"
+    assert isinstance(unicode_error, UnicodeDecodeError)
+    assert unicode_error.reason == "bad"
     assert sent(KeyError("k")).args == ("k",)
 
 
 def test_unpicklable_exceptions_arrive():
     error = sent(Unpicklable("text"))
-    assert isinstance(error, Unpicklable) and error.number == 5 and "lock" in error.args[1]
+    assert isinstance(error, Unpicklable)
+    assert error.number == 5
+    assert "lock" in error.args[1]
     assert isinstance(sent(Refuses("r")), Refuses)
 
     class Local(Exception):
         lock = threading.Lock()
 
     local = sent(Local("local text"))
-    assert type(local) is not Local and isinstance(local, TaskError) and local.cause is None
+    assert type(local) is not Local
+    assert isinstance(local, TaskError)
+    assert local.cause is None
     assert "Local: local text" in str(local)
     assert isinstance(sent(BadText()), BadText)
 
@@ -453,7 +474,8 @@ def test_unpicklable_exceptions_arrive():
 def test_classes_that_cannot_be_combined_give_a_plain_task_error():
     for error in (Final("x"), SystemExit(3), KeyboardInterrupt(), StopIteration(5), GeneratorExit()):
         got = sent(error)
-        assert isinstance(got, TaskError) and not isinstance(got, type(error))
+        assert isinstance(got, TaskError)
+        assert not isinstance(got, type(error))
         assert type(got.cause) is type(error)
         assert type(error).__name__ in str(got)
 
@@ -467,16 +489,21 @@ def test_exception_groups_arrive():
 def test_an_error_pickles_again():
     error = sent(Picky(4, detail=1))
     again = pickle.loads(pickle.dumps(error))
-    assert isinstance(again, Picky) and isinstance(again, TaskError)
-    assert str(again) == str(error) and again.facts == error.facts and again.code == 4
+    assert isinstance(again, Picky)
+    assert isinstance(again, TaskError)
+    assert str(again) == str(error)
+    assert again.facts == error.facts
+    assert again.code == 4
 
 
 def test_nested_errors_keep_class_and_story():
     inner = sent(ValueError("the root"), {"function": "inner"})
     outer = sent(inner, {"function": "outer"})
     third = sent(outer, {"function": "third"})
-    assert isinstance(third, ValueError) and third.args == ("the root",)
-    assert third.cause.facts == {"function": "outer"} and third.cause.cause.facts == {"function": "inner"}
+    assert isinstance(third, ValueError)
+    assert third.args == ("the root",)
+    assert third.cause.facts == {"function": "outer"}
+    assert third.cause.cause.facts == {"function": "inner"}
     assert type(third.cause.cause.cause) is ValueError
     assert type(third).__qualname__ == "TaskError(ValueError)"
     assert str(third).splitlines()[0] == "ValueError: the root"
@@ -486,7 +513,9 @@ def test_nested_errors_keep_class_and_story():
 
 def test_fabric_errors_raised_in_a_task_keep_their_class():
     error = sent(GetTimeoutError("late"))
-    assert isinstance(error, GetTimeoutError) and isinstance(error, TimeoutError) and isinstance(error, TaskError)
+    assert isinstance(error, GetTimeoutError)
+    assert isinstance(error, TimeoutError)
+    assert isinstance(error, TaskError)
     assert error.facts == FACTS
     assert isinstance(sent(TaskError("made by hand")), TaskError)
 
@@ -506,12 +535,15 @@ def test_a_cause_whose_class_is_not_here_leaves_the_texts():
     finally:
         del sys.modules["errors_elsewhere"]
     error = s.load_error(data)
-    assert error.cause is None and "errors_elsewhere.Odd: strange" in str(error)
+    assert error.cause is None
+    assert "errors_elsewhere.Odd: strange" in str(error)
 
 
 def test_failures_become_exceptions():
     error = s.load_failure(pack_failure("WorkerCrashedError", "it died", (("signal", 9), ("text", "clash"))))
-    assert type(error) is WorkerCrashedError and str(error) == "it died" and error.facts == {"signal": 9, "text": "clash"}
+    assert type(error) is WorkerCrashedError
+    assert str(error) == "it died"
+    assert error.facts == {"signal": 9, "text": "clash"}
     for kind in ("Unheard", "Any", "annotations", "ValueError"):
         assert type(s.load_failure(pack_failure(kind, "x"))) is FabricError
 

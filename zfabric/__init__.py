@@ -9,19 +9,9 @@
 """
 
 from zfabric._version import __version__
+from zfabric.api.cluster import available_resources, cluster_resources, explain, nodes, timeline
 from zfabric.api.context import get_gpu_ids, get_runtime_context
-from zfabric.api.core import (
-    as_completed,
-    available_resources,
-    cancel,
-    cluster_resources,
-    explain,
-    get,
-    nodes,
-    put,
-    timeline,
-    wait,
-)
+from zfabric.api.core import as_completed, cancel, get, put, wait
 from zfabric.api.lifecycle import init, is_initialized, shutdown
 from zfabric.api.refs import ObjectRef
 from zfabric.api.remote_function import RemoteFunction, remote

@@ -105,7 +105,7 @@ def get_runtime_context() -> RuntimeContext:
     >>> zf.get(attempt.remote())
     0
     """
-    return RuntimeContext(connected(), interface.context)
+    return RuntimeContext(connected(), interface.current_task())
 
 
 def get_gpu_ids() -> list[int]:
@@ -115,5 +115,5 @@ def get_gpu_ids() -> list[int]:
     >>> zf.get_gpu_ids()
     []
     """
-    task: TaskContext | None = interface.context
+    task = interface.current_task()
     return list(task.gpu_ids) if task else []

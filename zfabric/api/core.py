@@ -1,20 +1,18 @@
-"""Values and waiting: ``get``, ``put``, ``wait``, ``as_completed``, ``cancel``; and questions about the cluster."""
+"""Values and waiting: ``get``, ``put``, ``wait``, ``as_completed`` and ``cancel``."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from zfabric.adapters.serialization import deserialize, serialize
 from zfabric.api.errors import a, error_of
 from zfabric.api.lifecycle import connected
 from zfabric.api.refs import ObjectRef
-from zfabric.exceptions import FabricError, GetTimeoutError, NotInitializedError
+from zfabric.exceptions import GetTimeoutError, NotInitializedError
 from zfabric.protocol.ids import is_put
-from zfabric.protocol.machine import Explanation as _Explanation
 from zfabric.protocol.messages import OK
-from zfabric.protocol.options import RESOURCE_UNIT
 from zfabric.runtime import interface
 from zfabric.runtime.interface import ClientInterface, Outcome
 
@@ -236,136 +234,3 @@ def cancel(ref: ObjectRef, *, force: bool = False, recursive: bool = True) -> No
     if is_put(ref._id):
         raise ValueError("cancel() takes the ref of a task; this one was put, and no task makes it")
     owner_of(ref).cancel((ref._id,), bool(force), bool(recursive))
-
-
-# --- questions ------------------------------------------------------------------------------------------------------------------------
-
-
-class Explanation:
-    """Why a task or value is as it is: ``state`` in one word, ``reason`` in a sentence, ``facts`` by name; reads well printed."""
-
-    def __init__(self, subject: str, state: str, reason: str, facts: Mapping[str, str]) -> None:
-        self.subject = subject
-        self.state = state
-        self.reason = reason
-        self.facts = dict(facts)
-
-    def __str__(self) -> str:
-        lines = [f"{self.subject}: {self.state}", f"  {self.reason}"] if self.reason else [f"{self.subject}: {self.state}"]
-        width = max(map(len, self.facts), default=0)
-        return "\n".join([*lines, *(f"  {name:<{width}}  {value}" for name, value in self.facts.items())])
-
-    def __repr__(self) -> str:
-        return f"Explanation({self.subject!r}, {self.state!r}, {self.reason!r}, {self.facts!r})"
-
-
-def explain(ref: ObjectRef | str | bytes) -> Explanation:
-    """Why the task of ``ref`` (a ref, or an id as the command line shows it) is as it is: what it waits for, where it ran.
-
-    >>> import zfabric as zf
-    >>> print(zf.explain(zf.put(1)).state)  # doctest: +SKIP
-    ready
-    """
-    if type(ref) is ObjectRef:
-        client, subject = owner_of(ref), ref._id
-    elif isinstance(ref, (str, bytes)):
-        try:
-            client, subject = connected(), bytes.fromhex(ref) if isinstance(ref, str) else ref
-        except ValueError:
-            raise TypeError(f"explain() takes a ref or an id in hexadecimal, not {ref!r}") from None
-    else:
-        raise TypeError(f"explain() takes a ref or an id, not {a(ref)}")
-    answer = client.query("explain", subject)
-    if answer is None:
-        return Explanation(subject.hex(), "unknown", "Nothing is known of it: it ended and was forgotten, or never was.", {})
-    if isinstance(answer, Mapping):
-        answer = _Explanation(subject, answer["state"], answer["reason"], tuple(dict(answer.get("facts") or {}).items()))
-    _, state, reason, facts = answer
-    return Explanation(subject.hex(), state, reason, dict(facts))
-
-
-def nodes() -> list[dict[str, Any]]:
-    """The nodes of the cluster, a dict each with Ray's keys: NodeID, Alive, NodeManagerHostname, Resources, …
-
-    ``Available`` is what of ``Resources`` is free.
-
-    >>> import zfabric as zf
-    >>> [node["Alive"] for node in zf.nodes()]
-    [True]
-    """
-    answer = connected().query("nodes")
-    return [_node(row) for row in answer or ()]
-
-
-def _node(row: Mapping[str, Any]) -> dict[str, Any]:
-    identifier = row.get("node", row.get("id", b""))
-    name = identifier.hex() if isinstance(identifier, bytes) else str(identifier)
-    alive = bool(row.get("alive", True))
-    known = {"node", "id", "alive", "host", "address", "total", "available", "labels"}
-    return {
-        "NodeID": name,
-        "Alive": alive,
-        "alive": alive,
-        "NodeManagerAddress": str(row.get("address", "")),
-        "NodeManagerHostname": str(row.get("host", "")),
-        "NodeName": str(row.get("host", "")),
-        "Resources": _amounts(row.get("total", ())),
-        "Available": _amounts(row.get("available", ())),
-        "Labels": dict(row.get("labels") or {}),
-        **{key: value for key, value in row.items() if key not in known},
-    }
-
-
-def _amounts(pairs: Any) -> dict[str, float]:
-    """Fixed-point pairs (or a mapping of them) as floats; CPUs lent to others never show as negative."""
-    items = pairs.items() if isinstance(pairs, Mapping) else pairs or ()
-    return {name: max(0.0, amount / RESOURCE_UNIT) for name, amount in items}
-
-
-def _sum(key: str) -> dict[str, float]:
-    total: dict[str, float] = {}
-    for node in nodes():
-        if node["Alive"]:
-            for name, amount in node[key].items():
-                total[name] = total.get(name, 0.0) + amount
-    return total
-
-
-def cluster_resources() -> dict[str, float]:
-    """What the living nodes have, by resource.
-
-    >>> import zfabric as zf
-    >>> zf.cluster_resources()["CPU"] >= 1
-    True
-    """
-    return _sum("Resources")
-
-
-def available_resources() -> dict[str, float]:
-    """What of ``cluster_resources()`` is free now.
-
-    >>> import zfabric as zf
-    >>> zf.available_resources()["CPU"] <= zf.cluster_resources()["CPU"]
-    True
-    """
-    return {name: amount for name, amount in _sum("Available").items() if amount}
-
-
-def timeline(filename: str | None = None) -> list[dict[str, Any]] | None:
-    """What ran when and where, as a Chrome trace (for Perfetto or chrome://tracing): returned, or written to ``filename``.
-
-    >>> import zfabric as zf
-    >>> isinstance(zf.timeline(), list)
-    True
-    """
-    answer = connected().query("timeline", timeout=60.0)
-    if not isinstance(answer, (list, tuple)):
-        raise FabricError(f"the daemon's timeline is not a list of events but {a(answer)}")
-    events = [dict(event) for event in answer]
-    if filename is None:
-        return events
-    import json
-
-    with open(filename, "w", encoding="utf-8") as file:
-        json.dump(events, file)
-    return None

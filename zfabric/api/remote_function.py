@@ -141,6 +141,7 @@ class RemoteFunction:
             differs = difference(pairs_of(export.options, default), pairs_of(options, default))
             self._call_options: Pairs | None = differs or None
             self._least, self._most = _positional(function)
+            self._signature: Any = None
             self._client = client
         return client
 
@@ -250,14 +251,15 @@ class RemoteFunction:
 
     def _refuse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise TypeError if the arguments do not fit (this is the exact test; the caller's is only a quick one)."""
-        import inspect
+        if self._signature is None:
+            import inspect
 
+            try:
+                self._signature = inspect.signature(self._function)
+            except (TypeError, ValueError):  # some functions written in C have none
+                return
         try:
-            signature = inspect.signature(self._function)
-        except (TypeError, ValueError):  # some functions written in C have none
-            return
-        try:
-            signature.bind(*args, **kwargs)
+            self._signature.bind(*args, **kwargs)
         except TypeError as error:
             raise TypeError(f"{self._export.name}.remote(): {error}") from None
 

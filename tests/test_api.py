@@ -1,0 +1,904 @@
+"""The public names, over a client that runs tasks in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import gc
+import json
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Iterator
+
+import cloudpickle
+import numpy as np
+import pytest
+from fakes import FakeClient
+
+import zfabric as zf
+from zfabric.api import lifecycle
+from zfabric.api.cluster import trace_events
+from zfabric.config import Config
+from zfabric.protocol.ids import FIRST_RETURN
+from zfabric.runtime import interface
+
+
+@pytest.fixture
+def client() -> Iterator[FakeClient]:
+    yield from _installed(FakeClient())
+
+
+@pytest.fixture
+def manual() -> Iterator[FakeClient]:
+    yield from _installed(FakeClient(manual=True))
+
+
+def _installed(client: FakeClient) -> Iterator[FakeClient]:
+    previous = interface.current()
+    interface.set_current(client)
+    yield client
+    interface.set_current(previous)
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict]]:
+    """``init`` starts fake clients; the arguments of each start are listed."""
+    zf.shutdown()
+    calls = []
+
+    def start(**arguments):
+        calls.append(arguments)
+        return FakeClient(arguments["config"])
+
+    module = types.ModuleType("zfabric.runtime.client")
+    module.start = start
+    monkeypatch.setitem(sys.modules, "zfabric.runtime.client", module)
+    monkeypatch.delenv(lifecycle.ADDRESS_VARIABLE, raising=False)
+    yield calls
+    zf.shutdown()
+
+
+@zf.remote
+def add(x, y=10):
+    return x + y
+
+
+@zf.remote
+def fail(text):
+    raise KeyError(text)
+
+
+# --- remote functions ------------------------------------------------------------------------------------------------------------
+
+
+def test_calls_in_every_form(client):
+    assert zf.get(add.remote(1)) == 11
+    assert zf.get(add.remote(1, 2)) == 3
+    assert zf.get(add.remote(1, y=5)) == 6
+    assert zf.get(add.remote(add.remote(1, 1), y=add.remote(2, 2))) == 6
+    assert zf.get(zf.remote(max).remote(3, 4)) == 4
+    assert zf.get(zf.remote(num_cpus=1)(lambda: "called").remote()) == "called"
+    assert add.__name__ == "add"
+    assert add._function(1, 2) == 3
+    assert len(client.exports) == 3
+
+
+def test_a_direct_call_says_what_to_write():
+    with pytest.raises(TypeError, match=r"write add\.remote\(\.\.\.\)"):
+        add(1)
+
+
+@pytest.mark.parametrize(
+    "call", [lambda: add.remote(), lambda: add.remote(1, 2, 3), lambda: add.remote(1, z=3), lambda: add.remote(1, x=1)]
+)
+def test_arguments_that_do_not_fit_raise_at_the_call(client, call):
+    with pytest.raises(TypeError, match=r"add\.remote\(\): "):
+        call()
+    assert client.rows == []
+
+
+def test_arguments_of_odd_signatures_are_not_refused(client):
+    def keyword_only(a, /, b=2, *rest, c, d=4, **more):
+        return a, b, rest, c, d, more
+
+    remote = zf.remote(keyword_only)
+    assert zf.get(remote.remote(1, c=3)) == (1, 2, (), 3, 4, {})
+    assert zf.get(remote.remote(1, 2, 3, c=4, e=5)) == (1, 2, (3,), 4, 4, {"e": 5})
+    with pytest.raises(TypeError):
+        remote.remote(1)
+    assert zf.get(zf.remote("abc".upper).remote()) == "ABC"
+    assert zf.get(zf.remote(pow).remote(2, exp=3)) == 8
+
+
+def test_a_plain_call_is_four_fields_and_says_no_options(client):
+    add.remote(1)
+    _, function, arguments, dependencies, options = client.rows[0]
+    assert pickle.loads(arguments) == (1,)
+    assert (dependencies, options) == ((), None)
+    assert client.exports[function][0] == "add"
+    assert client.exports[function][2] == ()
+    zf.remote(lambda: 1).remote()
+    assert client.rows[1][2] == b""
+
+
+def test_options_travel_only_where_they_differ(client):
+    remote = zf.remote(num_cpus=2, num_gpus=0.5, max_retries=5, name="base", timeout=9)(lambda: 1)
+    remote.remote()
+    remote.options(max_retries=5, name="other").remote()
+    remote.options(timeout=None, resources={"disk": 1}).remote()
+    exported = dict(client.exports[client.rows[0][1]][2])
+    assert exported == {"demand": (("CPU", 20_000), ("GPU", 5_000)), "max_retries": 5, "name": "base", "timeout": 9}
+    assert client.rows[0][4] is None
+    assert client.rows[1][4] == (("name", "other"),)
+    assert dict(client.rows[2][4]) == {"demand": (("CPU", 20_000), ("GPU", 5_000), ("disk", 10_000)), "timeout": None}
+    assert len(client.exports) == 1
+
+
+def test_num_returns(client):
+    two = zf.remote(num_returns=2)(lambda: (1, 2))
+    a, b = two.remote()
+    assert zf.get([b, a]) == [2, 1]
+    assert (a.task_id(), a.binary()[-1], b.binary()[-1]) == (b.task_id(), 0, 1)
+    assert two.options(num_returns=0).remote() is None
+    assert zf.get(two.options(num_returns=1).remote()) == (1, 2)
+
+
+def test_generators_give_their_items_as_values(client):
+    @zf.remote(num_returns=3)
+    def three():
+        yield from "abc"
+
+    assert zf.get(three.remote()) == ["a", "b", "c"]
+    with pytest.raises(zf.OptionError, match="generator"):
+        three.options(num_returns=1).remote()
+
+
+def test_map_is_one_ref_an_item_handed_over_in_batches(client):
+    refs = add.map(range(10), chunksize=4)
+    assert zf.get(refs) == list(range(10, 20))
+    assert client.batches == [4, 4, 2]
+    assert add.map([]) == []
+    assert zf.get(add.map([zf.put(1), add.remote(1, 1)])) == [11, 12]
+    assert zf.get(zf.remote(num_returns=2)(lambda x: (x, -x)).map(iter([1, 2]))) == [[1, -1], [2, -2]]
+    for bad in (0, "all", 1.5, True):
+        with pytest.raises(zf.OptionError, match="chunksize"):
+            add.map([1], chunksize=bad)
+    with pytest.raises(TypeError):
+        zf.remote(lambda: 1).map([1])
+
+
+def test_large_arguments_become_objects_once_each(client):
+    big, small = np.zeros(20_000), np.zeros(10)
+
+    @zf.remote
+    def sizes(*arrays, **named):
+        return [len(a) for a in arrays] + [len(a) for a in named.values()]
+
+    assert zf.get(sizes.remote(big, small, big, x=big)) == [20_000, 10, 20_000, 20_000]
+    assert len(client.puts) == 1
+    row = client.rows[0]
+    assert row[3] == (client.puts[0][0],)
+    assert len(row[2]) < 1000
+    assert client.references[client.puts[0][0]] == 0
+
+
+def test_many_middling_arguments_become_objects_too():
+    for client in _installed(FakeClient(Config(inline_bytes=1000))):
+        assert zf.get(zf.remote(lambda *texts: sum(map(len, texts))).remote(*[chr(65 + i) * 900 for i in range(40)])) == 36_000
+        assert len(client.rows[0][2]) <= 17_000
+        assert 20 <= len(client.puts) < 40
+
+
+def test_refs_inside_arguments_are_told(client):
+    inner = zf.put(7)
+    assert zf.get(zf.remote(lambda box: zf.get(box["ref"]) + 1).remote({"ref": inner})) == 8
+    assert client.rows[0][3] == ()
+    assert client.rows[0][4] == (("contains", (inner.binary(),)),)
+    named = add.options(name="n")
+    assert zf.get(zf.remote(lambda refs, y: zf.get(refs)).remote([inner], named)) == [7]
+
+
+def test_functions_that_call_themselves_keep_one_identity(client):
+    @zf.remote
+    def fib(n):
+        return n if n < 2 else sum(zf.get([fib.remote(n - 1), fib.options(name="second").remote(n - 2)]))
+
+    assert zf.get(fib.remote(6)) == 8
+    assert len(client.exports) == 1
+
+
+def test_functions_that_call_each_other_work(client):
+    @zf.remote
+    def even(n):
+        return True if n == 0 else zf.get(odd.remote(n - 1))
+
+    @zf.remote
+    def odd(n):
+        return False if n == 0 else zf.get(even.remote(n - 1))
+
+    assert zf.get(even.remote(4)) is True
+
+
+def test_a_remote_function_that_travels_is_not_exported_again(client):
+    @zf.remote
+    def caller(function):
+        return zf.get(function.remote(1, 1))
+
+    assert zf.get(caller.remote(add)) == 2
+    assert zf.get(caller.remote(add.options(name="x"))) == 2
+    assert len(client.exports) == 2
+    assert zf.get(cloudpickle.loads(cloudpickle.dumps(add)).remote(2, 2)) == 4
+
+
+def test_a_function_is_exported_again_to_another_job():
+    for _ in range(2):
+        for client in _installed(FakeClient()):
+            assert zf.get(add.remote(1)) == 11
+            assert len(client.exports) == 1
+
+
+def test_a_function_that_is_too_large_says_what_to_do(client, monkeypatch):
+    monkeypatch.setattr("zfabric.api.remote_function.FUNCTION_BYTES_MAX", 10_000)
+    captured = b"x" * 20_000
+    with pytest.raises(zf.SerializationError, match=r"zf\.put"):
+        zf.remote(lambda: captured).remote()
+
+
+def test_what_cannot_be_pickled_is_named_at_the_call(client):
+    lock = threading.Lock()
+    with pytest.raises(zf.SerializationError, match=r"args\[1\]\['lock'\] -> _thread.lock"):
+        add.remote(1, {"lock": lock})
+    with pytest.raises(zf.SerializationError, match=r"y\['lock'\] -> _thread.lock"):
+        add.remote(1, y={"lock": lock})
+
+    def holds():
+        return lock
+
+    with pytest.raises(zf.SerializationError, match=r"<closure lock> -> _thread[.]lock"):
+        zf.remote(holds).remote()
+    with pytest.raises(zf.SerializationError, match=r"_thread[.]lock"):
+        zf.put([lock])
+    with pytest.raises(zf.SerializationError, match="result"):
+        zf.get(zf.remote(lambda: threading.Lock()).remote())
+
+
+def test_retry_exceptions(client):
+    runs = client.runs
+    counted = {True: 4, (KeyError,): 4, (OSError,): 1, False: 1}
+    for kinds, times in counted.items():
+        ref = fail.options(retry_exceptions=kinds if isinstance(kinds, bool) else list(kinds)).remote("x")
+        with pytest.raises(zf.TaskError):
+            zf.get(ref)
+        assert runs[ref.task_id()] == times, kinds
+
+
+# --- options ------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"num_cpu": 1}, "did you mean 'num_cpus'"),
+        ({"num_cpus": -1}, "negative"),
+        ({"num_cpus": "2"}, "number"),
+        ({"num_gpus": 1.5}, "num_gpus"),
+        ({"resources": {"CPU": 1}}, "num_cpus="),
+        ({"resources": {"disk": -1}}, "negative"),
+        ({"resources": ["disk"]}, "dict"),
+        ({"num_returns": -1}, "num_returns"),
+        ({"num_returns": 1.0}, "num_returns"),
+        ({"num_returns": True}, "num_returns"),
+        ({"num_returns": "dynamic"}, "not supported yet"),
+        ({"max_retries": -2}, "max_retries"),
+        ({"retry_exceptions": ["ValueError"]}, "exception classes"),
+        ({"timeout": 0}, "timeout"),
+        ({"timeout": "1"}, "timeout"),
+        ({"name": ""}, "name"),
+        ({"runtime_env": "x"}, "dict"),
+        ({"runtime_env": {"env_var": {"A": "b"}}}, "did you mean 'env_vars'"),
+        ({"runtime_env": {"pip": ["x"]}}, "'pip'"),
+        ({"runtime_env": {"env_vars": {"A": 1}}}, "str to str"),
+        ({"runtime_env": {"working_dir": "/does/not/exist"}}, "not a directory"),
+        ({"runtime_env": {"py_modules": ["/does/not/exist"]}}, "does not exist"),
+        ({"runtime_env": {"py_modules": "/tmp"}}, "list"),
+        ({"scheduling_strategy": "PACK"}, "scheduling_strategy"),
+        ({"accelerator_type": "A100"}, "not supported"),
+        ({"placement_group": object()}, "not supported"),
+        ({"max_restarts": 1}, "option of actors"),
+        ({"inline": 1}, "inline"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused_where_they_are_written(options, text):
+    with pytest.raises(zf.OptionError, match=text):
+        zf.remote(**options)
+    with pytest.raises(zf.OptionError, match=text):
+        add.options(**options)
+
+
+def test_options_of_ray_without_meaning_here_are_accepted(client):
+    remote = add.options(
+        memory=100, max_calls=1, scheduling_strategy="SPREAD", accelerator_type=None, label_selector={}, _metadata={}, num_cpus=None
+    )
+    assert zf.get(remote.remote(1)) == 11
+    assert client.rows[0][4] is None
+
+
+def test_what_is_not_a_function_is_refused():
+    class Counter:
+        pass
+
+    with pytest.raises(zf.OptionError, match="actors"):
+        zf.remote(Counter)
+    with pytest.raises(zf.OptionError, match="actors"):
+        zf.remote(num_cpus=1)(Counter)
+    with pytest.raises(TypeError, match="already"):
+        zf.remote(add)
+    with pytest.raises(TypeError, match="by name"):
+        zf.remote(2)
+
+    async def coroutine():
+        pass
+
+    with pytest.raises(zf.OptionError, match="async def"):
+        zf.remote(coroutine)
+
+
+def test_environments_are_absolute_and_checked(client, tmp_path, monkeypatch):
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    (plain / "one.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    env = {"env_vars": {"B": "2", "A": "1"}, "working_dir": "plain", "py_modules": ["package", "plain", plain / "one.py", json]}
+    zf.remote(runtime_env=env)(lambda: 1).remote()
+    (variables, directory, paths) = dict(client.exports[client.rows[0][1]][2])["env"]
+    assert variables == (("A", "1"), ("B", "2"))
+    assert directory == str(plain)
+    assert paths == (str(tmp_path), str(plain), os.path.dirname(os.path.dirname(json.__file__)))
+
+
+# --- refs -----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_refs_are_values(client):
+    ref = zf.put(1)
+    same = zf.ObjectRef(ref.binary())
+    assert ref == same
+    assert hash(ref) == hash(same)
+    assert {ref: "x"}[same] == "x"
+    assert ref != zf.put(1)
+    assert ref != ref.binary()
+    assert repr(ref) == f"ObjectRef({ref.hex()})"
+    assert bytes.fromhex(ref.hex()) == ref.binary()
+    assert add.remote(1).task_id() == client.rows[0][0]
+    with pytest.raises(TypeError):
+        zf.ObjectRef(b"short")
+
+
+def test_references_are_counted(client):
+    ref = zf.put(1)
+    name = ref.binary()
+    copies = [copy.copy(ref), copy.deepcopy([ref])[0], zf.ObjectRef(name)]
+    assert client.references[name] == 4
+    del copies
+    assert client.references[name] == 1
+    outside = pickle.dumps(ref)
+    assert client.references[name] == 2  # and stays so, whoever has the bytes
+    again = pickle.loads(outside)
+    assert zf.get(again) == 1
+    del ref, again
+    gc.collect()
+    assert client.references[name] == 1
+    held = zf.put([zf.put(2)])
+    inner = client.puts[-1][2][0]
+    assert client.references[inner] == 0
+    got = zf.get(held)[0]
+    assert got.binary() == inner
+    assert client.references[inner] == 1
+
+
+def test_a_ref_is_not_its_value(client):
+    ref = zf.put(1)
+    for use in (bool, list, len, int, lambda r: r + 1, lambda r: 1 + r, lambda r: r[0], lambda r: r < 2, lambda r: 1 in r):
+        with pytest.raises(TypeError, match=r"zf\.get\(ref\)"):
+            use(ref)
+
+
+def test_finalizers_are_silent(client, capsys):
+    ref = zf.put(1)
+
+    def broken(object_id):
+        raise RuntimeError
+
+    client.drop_reference = broken
+    del ref
+    gc.collect()
+    assert capsys.readouterr().err == ""
+
+
+# --- get --------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_get_takes_nested_lists_and_duplicates(client):
+    a, b = zf.put([1]), zf.put(2)
+    assert zf.get([a, (b, [a]), []]) == [[1], (2, [[1]]), []]
+    assert zf.get((a, b)) == ([1], 2)
+    assert zf.get([]) == []
+    one, two = zf.get([a, a])
+    assert one is two
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (5, r"get\(\) was given an int \(5\)"),
+        ("x", "a str"),
+        (None, "NoneType"),
+        ({}, "a dict"),
+        ([1], r"get\(\[\.\.\.\]\)\[0\] is an int"),
+        ([[], [None]], r"\[1\]\[0\] is a NoneType"),
+        (add, "RemoteFunction"),
+    ],
+)
+def test_get_of_what_is_no_ref_says_what_and_where(client, value, text):
+    with pytest.raises(TypeError, match=text):
+        zf.get(value)
+
+
+def test_get_raises_what_the_task_raised(client):
+    ref = fail.remote("gone")
+    with pytest.raises(KeyError) as caught:
+        zf.get(ref)
+    error = caught.value
+    assert isinstance(error, zf.TaskError)
+    assert isinstance(error, zf.RayTaskError)
+    assert error.facts["function"] == "fail"
+    assert error.args == ("gone",)
+    assert "raise KeyError(text)" in str(error)
+    with pytest.raises(KeyError):
+        zf.get(add.remote(ref))
+    assert zf.get(zf.remote(lambda refs: "unread").remote([ref])) == "unread"
+
+
+def test_get_raises_the_first_failure_and_lets_go_of_the_rest(client):
+    big = [zf.put(np.zeros(20_000)) for _ in range(3)]
+    with pytest.raises(KeyError, match="first"):
+        zf.get([big[0], fail.remote("first"), big[1], fail.remote("second"), big[2]])
+    gc.collect()
+    assert sorted(client.released) == sorted(ref.binary() for ref in big)
+
+
+def test_views_keep_the_value_and_copies_do_not(client):
+    ref = zf.put(np.arange(20_000))
+    view = zf.get(ref)
+    assert not view.flags.writeable
+    assert client.released == []
+    mine = zf.get(ref, copy=True)
+    mine[0] = 5
+    assert len(client.released) == 1
+    part = view[5:]
+    del view
+    assert len(client.released) == 1
+    del part
+    assert len(client.released) == 2
+
+
+def test_timeouts(manual):
+    ref = add.remote(1)
+    with pytest.raises(zf.GetTimeoutError):
+        zf.get(ref, timeout=0)
+    with pytest.raises(TimeoutError):
+        zf.get([ref], timeout=0.01)
+    for bad, kind in ((-1, ValueError), ("1", TypeError), (True, TypeError), (float("nan"), ValueError)):
+        with pytest.raises(kind, match="timeout"):
+            zf.get(ref, timeout=bad)
+    manual.run()
+    assert zf.get(ref, timeout=5) == 11
+
+
+def test_put(client):
+    ref = zf.put({"a": np.ones(3)}, durable=True)
+    assert client.puts[0][3] is True
+    assert zf.get(ref)["a"].sum() == 3
+    with pytest.raises(TypeError, match="names a stored value already"):
+        zf.put(ref)
+
+
+# --- wait, as_completed, cancel --------------------------------------------------------------------------------------------------------
+
+
+def test_wait(manual):
+    refs = [add.remote(i) for i in range(4)]
+    assert zf.wait(refs, timeout=0) == ([], refs)
+    manual.held[2]()
+    assert zf.wait(refs) == ([refs[2]], [refs[0], refs[1], refs[3]])
+    manual.held[0]()
+    assert zf.wait(refs, num_returns=1) == ([refs[0]], refs[1:])
+    assert zf.wait(refs, num_returns=2) == ([refs[0], refs[2]], [refs[1], refs[3]])
+    assert zf.wait(refs, num_returns=3, timeout=0.01) == ([refs[0], refs[2]], [refs[1], refs[3]])
+    assert zf.wait([]) == ([], [])
+
+
+def test_wait_refuses_what_cannot_be_meant(client):
+    ref = zf.put(1)
+    cases = [
+        (lambda: zf.wait(ref), TypeError, r"wait\(\[ref\]\)"),
+        (lambda: zf.wait({ref}), TypeError, "list"),
+        (lambda: zf.wait([ref, 5]), TypeError, r"\[1\] is an int"),
+        (lambda: zf.wait([ref, zf.put(2), ref]), ValueError, r"\[2\] was listed before"),
+        (lambda: zf.wait([ref], num_returns=0), ValueError, "num_returns"),
+        (lambda: zf.wait([ref], num_returns=2), ValueError, "num_returns"),
+        (lambda: zf.wait([ref], num_returns="1"), TypeError, "num_returns"),
+        (lambda: zf.wait([ref], timeout=-1), ValueError, "timeout"),
+    ]
+    for call, kind, text in cases:
+        with pytest.raises(kind, match=text):
+            call()
+
+
+def test_as_completed(manual):
+    refs = [add.remote(i) for i in range(4)]
+    tasks = dict(zip(refs, manual.held, strict=True))
+    tasks[refs[3]]()
+    completed = zf.as_completed([*refs, refs[0]], timeout=30)
+    assert next(completed) == refs[3]
+    tasks[refs[1]]()
+    assert next(completed) == refs[1]
+    tasks[refs[2]]()
+    tasks[refs[0]]()
+    assert list(completed) == [refs[0], refs[2]]
+    late = add.remote(1)
+    with pytest.raises(zf.GetTimeoutError):
+        list(zf.as_completed([late], timeout=0.01))
+    with pytest.raises(TypeError):
+        zf.as_completed([5])
+
+
+def test_cancel(manual):
+    ref = add.remote(1)
+    zf.cancel(ref, force=True)
+    assert manual.cancelled == [((ref.binary(),), True, True)]
+    with pytest.raises(zf.TaskCancelledError) as caught:
+        zf.get(ref)
+    assert caught.value.facts == {"attempt": 0}
+    with pytest.raises(TypeError):
+        zf.cancel([ref])
+    with pytest.raises(ValueError, match="was put"):
+        zf.cancel(zf.put(1))
+
+
+# --- asyncio and futures ---------------------------------------------------------------------------------------------------------------
+
+
+def test_await():
+    for _client in _installed(FakeClient(threads=True)):
+
+        async def main():
+            assert await add.remote(1) == 11
+            assert await asyncio.gather(*[add.remote(i, i) for i in range(20)]) == [2 * i for i in range(20)]
+            with pytest.raises(KeyError):
+                await fail.remote("x")
+            done, _ = await asyncio.wait([asyncio.ensure_future(_of(add.remote(1)))])
+            return done.pop().result()
+
+        async def _of(ref):
+            return await ref
+
+        assert asyncio.run(main()) == 11
+        assert asyncio.run(main()) == 11  # a second loop has wake-ups of its own
+
+
+def test_a_loop_is_woken_once_for_many(manual):
+    wakes = []
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        original = loop.call_soon_threadsafe
+        loop.call_soon_threadsafe = lambda *call: (wakes.append(1), original(*call))[1]
+        refs = [add.remote(i) for i in range(50)]
+
+        async def value(ref):
+            return await ref
+
+        tasks = [asyncio.ensure_future(value(ref)) for ref in refs]
+        await asyncio.sleep(0)
+        manual.run()
+        assert await asyncio.gather(*tasks) == list(range(10, 60))
+
+    asyncio.run(main())
+    assert len(wakes) == 1
+
+
+def test_futures():
+    for _client in _installed(FakeClient(threads=True)):
+        assert add.remote(1).future().result(30) == 11
+        with pytest.raises(KeyError):
+            fail.remote("x").future().result(30)
+        assert asyncio.run(_wrapped(add.remote(2))) == 12
+    for client in _installed(FakeClient(manual=True)):
+        future, other = add.remote(1).future(), add.remote(2).future()
+        assert future.cancel()
+        client.run()
+        assert other.result(30) == 12
+        assert client.cancelled == []
+
+
+async def _wrapped(ref):
+    return await asyncio.wrap_future(ref.future())
+
+
+def test_threads_share_the_client():
+    for client in _installed(FakeClient(threads=True)):
+        results: list[int] = []
+
+        def use(results=results):
+            results.extend(zf.get([add.remote(i, 0) for i in range(20)]))
+
+        threads = [threading.Thread(target=use) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(results) == sorted(list(range(20)) * 4)
+        assert len(client.exports) == 1
+
+
+# --- beginning and end -----------------------------------------------------------------------------------------------------------------
+
+
+def test_init_passes_on_what_it_is_told(starts):
+    context = zf.init(
+        num_cpus=2,
+        num_gpus=1,
+        resources={"disk": 2},
+        object_store_memory=10**8,
+        namespace="n",
+        config={"max_retries": 1},
+        log_to_driver=False,
+    )
+    assert zf.is_initialized()
+    arguments = starts[0]
+    assert arguments.pop("config") == Config(max_retries=1)
+    assert arguments == {
+        "address": None,
+        "num_cpus": 2,
+        "num_gpus": 1,
+        "resources": {"disk": 2},
+        "object_store_memory": 10**8,
+        "namespace": "n",
+        "log_to_driver": False,
+    }
+    assert context["node_id"] == interface.current().node.hex()
+    assert context.address_info["session_dir"] == context.session_directory == "/nowhere/session"
+    assert set(context) == set(context.address_info)
+    context.disconnect()
+    assert not zf.is_initialized()
+    context.disconnect()
+
+
+def test_addresses(starts, monkeypatch):
+    zf.init("tcp://one:1")
+    zf.shutdown()
+    monkeypatch.setenv(lifecycle.ADDRESS_VARIABLE, "tcp://two:2")
+    zf.init()
+    zf.shutdown()
+    zf.init("local")
+    assert [call["address"] for call in starts] == ["tcp://one:1", "tcp://two:2", None]
+
+
+def test_a_second_init(starts):
+    with zf.init(num_cpus=1) as cluster:
+        with pytest.raises(zf.AlreadyInitializedError, match="ignore_reinit_error"):
+            zf.init()
+        same = zf.init(ignore_reinit_error=True)
+        assert same.address_info["job_id"] == cluster["job_id"]
+    assert not zf.is_initialized()
+    assert len(starts) == 1
+    zf.shutdown()
+
+
+def test_init_refuses_what_cannot_be_meant(starts):
+    for arguments, kind, text in [
+        ({"num_cpu": 1}, TypeError, "did you mean 'num_cpus'"),
+        ({"num_cpus": -1}, ValueError, "num_cpus"),
+        ({"num_cpus": 1.5}, ValueError, "num_cpus"),
+        ({"object_store_memory": "1"}, ValueError, "object_store_memory"),
+        ({"resources": {"x": -1}}, ValueError, "negative"),
+        ({"config": {"max_retry": 1}}, ValueError, "did you mean 'max_retries'"),
+        ({"config": 5}, TypeError, "config"),
+        ({"address": 5}, TypeError, "address"),
+        ({"namespace": 5}, TypeError, "namespace"),
+        ({"runtime_env": {"pip": ["x"]}}, ValueError, "pip"),
+    ]:
+        with pytest.raises(kind, match=text):
+            zf.init(**arguments)
+    assert starts == []
+    zf.init(include_dashboard=False, logging_level="INFO", _temp_dir="/tmp", configure_logging=False)
+    assert len(starts) == 1
+
+
+def test_first_use_starts_a_cluster(starts):
+    assert zf.get(add.remote(1)) == 11
+    assert len(starts) == 1
+    zf.shutdown()
+    assert zf.get(zf.put(1)) == 1
+    assert len(starts) == 2
+
+
+def test_refs_of_a_cluster_that_was_shut_down(starts):
+    ref = zf.put(1)
+    zf.shutdown()
+    for use in (lambda: zf.get(ref), lambda: zf.get([ref]), lambda: zf.wait([ref]), lambda: ref.future(), lambda: zf.explain(ref)):
+        with pytest.raises(zf.NotInitializedError):
+            use()
+    assert len(starts) == 1
+    zf.init()
+    for refs in (ref, [ref], [zf.put(2), ref]):
+        with pytest.raises(zf.NotInitializedError, match="shut down"):
+            zf.get(refs)
+
+
+def test_a_task_cannot_shut_its_worker_down(client):
+    zf.shutdown()
+    assert zf.is_initialized()
+    assert not client.closed
+
+
+def test_a_runtime_env_for_all(starts, monkeypatch):
+    zf.init(runtime_env={"env_vars": {"A": "1", "B": "2"}})
+    zf.remote(lambda: 1).remote()
+    zf.remote(runtime_env={"env_vars": {"B": "3"}})(lambda: 2).remote()
+    add.options(name="n").remote(1)
+    client = interface.current()
+    first, second = (dict(dict(client.exports[row[1]][2])["env"][0]) for row in client.rows[:2])
+    assert (first["A"], first["B"], second["A"], second["B"]) == ("1", "2", "1", "3")
+    assert client.rows[2][4] == (("name", "n"),)
+    # A worker of that environment passes it on to the tasks that its tasks start.
+    monkeypatch.setattr(lifecycle, "_runtime_env", None)
+    monkeypatch.setenv(lifecycle.RUNTIME_ENV_VARIABLE, first[lifecycle.RUNTIME_ENV_VARIABLE])
+    zf.remote(lambda: 3).remote()
+    assert dict(client.exports[client.rows[3][1]][2])["env"] == dict(client.exports[client.rows[0][1]][2])["env"]
+
+
+FORKED = """
+import os, sys
+sys.path.insert(0, {tests!r})
+import zfabric as zf
+from fakes import FakeClient
+from zfabric.runtime import interface
+client = FakeClient()
+interface.set_current(client)
+f = zf.remote(lambda: 1)
+ref = f.remote()
+pid = os.fork()
+if pid == 0:
+    raised = 0
+    context = zf.get_runtime_context()
+    for use in (lambda: zf.get(ref), lambda: zf.put(1), f.remote, zf.init, zf.nodes, lambda: zf.wait([ref]), context.get_job_id):
+        try:
+            use()
+        except zf.NotInitializedError as error:
+            raised += "spawn" in str(error)
+    before = client.references[ref.binary()]
+    name = ref.binary()
+    del ref
+    zf.shutdown()
+    os._exit(0 if (raised, client.references[name], zf.is_initialized()) == (7, before, False) else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+assert zf.get(ref) == 1 and zf.is_initialized()
+print("fine")
+"""
+
+
+def test_a_forked_child_is_told_so():
+    program = FORKED.format(tests=os.path.dirname(__file__))
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert ran.stdout == "fine\n", ran.stderr
+
+
+# --- context and questions -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_runtime_context(client):
+    context = zf.get_runtime_context()
+    assert context.get_task_id() is None
+    assert context.get_job_id() == client.job.hex()
+    assert context.get_node_id() == client.node.hex()
+    assert (context.namespace, context.attempt, zf.get_gpu_ids()) == ("tests", 0, [])
+
+    @zf.remote
+    def inside():
+        here = zf.get_runtime_context()
+        return here.get_task_id(), here.attempt, here.get_task_name(), here.get_accelerator_ids()
+
+    ref = inside.remote()
+    assert zf.get(ref) == (ref.task_id().hex(), 0, inside.__qualname__, {"GPU": []})
+
+
+def test_explain(client):
+    seen = []
+    client.answers["explain"] = lambda subject: seen.append(subject) or ("queued", "waits for 4 GPU", (("demand", "4 GPU"), ("x", "y")))
+    ref = add.remote(1)
+    found = zf.explain(ref)
+    assert (found.state, found.reason, found.facts) == ("queued", "waits for 4 GPU", {"demand": "4 GPU", "x": "y"})
+    assert str(found) == f"{ref.hex()}: queued\n  waits for 4 GPU\n  demand  4 GPU\n  x       y"
+    zf.explain(ref.task_id().hex())
+    assert seen == [ref.binary(), ref.task_id()]
+    client.answers["explain"] = None
+    assert zf.explain(ref).state == "unknown"
+    with pytest.raises(TypeError):
+        zf.explain("not hex")
+    with pytest.raises(TypeError):
+        zf.explain(5)
+
+
+def test_nodes_and_resources(client):
+    client.answers["nodes"] = ({"node": "ab", "alive": True, "resources": {"CPU": 2.0}, "queued": 3},)
+    client.answers["cluster_resources"] = {"CPU": 2.0, "GPU": 1}
+    client.answers["available_resources"] = {"CPU": 0.5, "GPU": 0.0}
+    (node,) = zf.nodes()
+    assert (node["NodeID"], node["Alive"], node["Resources"], node["queued"]) == ("ab", True, {"CPU": 2.0}, 3)
+    assert zf.cluster_resources() == {"CPU": 2.0, "GPU": 1.0}
+    assert zf.available_resources() == {"CPU": 0.5}
+
+
+def test_timeline(client, tmp_path):
+    import struct
+
+    import msgpack
+
+    def event(token, *attempts):
+        heads = b"".join(task + function for task, function, _, _ in attempts)
+        return token + heads + b"".join(struct.pack("=dd", start, seconds) for _, _, start, seconds in attempts)
+
+    task, function = b"t" * 16, b"f" * 16
+    events = (
+        (b"k2", event(b"worker01", (task, function, 2.0, 0.5), (task, b"g" * 16, 1.0, 0.25))),
+        (b"k3", event(b"worker02", (task, function, 3.0, 1.0))),
+    )
+    client.answers["events"] = events
+    client.answers["functions"] = ((b"job1" + function, msgpack.packb(("work", (), b"payload"))),)
+    client.answers["workers"] = ({"token": b"worker01".hex(), "pid": 77},)
+    trace = zf.timeline()
+    spans = [event for event in trace if event["ph"] == "X"]
+    assert [(span["name"], span["ts"], span["dur"]) for span in spans] == [
+        ("67676767", 1e6, 0.25e6),
+        ("work", 2e6, 0.5e6),
+        ("work", 3e6, 1e6),
+    ]
+    assert spans[0]["pid"] == 77 != spans[2]["pid"]
+    assert zf.timeline(str(tmp_path / "trace.json")) is None
+    assert json.loads((tmp_path / "trace.json").read_text()) == trace
+    assert trace_events((), (), ()) == []
+
+
+# --- the package -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_public_names_are_there_and_nothing_heavy_is_imported():
+    program = (
+        "import sys, zfabric\n"
+        "assert all(hasattr(zfabric, name) for name in zfabric.__all__)\n"
+        "heavy = {'asyncio', 'numpy', 'psutil', 'click', 'rich', 'multiprocessing', 'subprocess', 'cloudpickle', 'lmdb', 'zmq'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert ran.stdout == "[]\n", ran.stderr
+    assert issubclass(zf.RayTaskError, zf.RayError)
+
+
+def test_a_ref_made_before_there_is_a_client(client):
+    ref = zf.put(5)
+    data = pickle.dumps(ref)
+    interface.set_current(None)
+    early = pickle.loads(data)
+    interface.set_current(client)
+    assert zf.get(early) == 5
+    assert zf.get([pickle.loads(data)]) == [5]
+    assert ref.binary().endswith(FIRST_RETURN) is False

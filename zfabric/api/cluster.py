@@ -1,0 +1,158 @@
+"""Questions about the cluster: why something is as it is, what there is, and what ran when."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zfabric.api.core import owner_of
+from zfabric.api.errors import a
+from zfabric.api.lifecycle import connected
+from zfabric.api.refs import ObjectRef
+from zfabric.protocol.trace import read_trace
+
+TRACE_ROW_BYTES = 48
+"""What one attempt takes in a trace; what an event has beyond a multiple of it is the token of its worker."""
+
+
+class Explanation:
+    """Why a task or value is as it is: ``state`` in one word, ``reason`` in a sentence, ``facts`` by name; reads well printed."""
+
+    def __init__(self, subject: str, state: str, reason: str, facts: Mapping[str, str]) -> None:
+        self.subject = subject
+        self.state = state
+        self.reason = reason
+        self.facts = dict(facts)
+
+    def __str__(self) -> str:
+        width = max(map(len, self.facts), default=0)
+        lines = [f"{self.subject}: {self.state}", f"  {self.reason}"]
+        return "\n".join([*lines, *(f"  {name:<{width}}  {value}" for name, value in self.facts.items())])
+
+    def __repr__(self) -> str:
+        return f"Explanation({self.subject!r}, {self.state!r}, {self.reason!r}, {self.facts!r})"
+
+
+def explain(ref: ObjectRef | str | bytes) -> Explanation:
+    """Why the task of ``ref`` (a ref, or an id as the command line shows it) is as it is: what it waits for, where it runs.
+
+    >>> import zfabric as zf
+    >>> print(zf.explain(zf.put(1)).state)
+    ready
+    """
+    if isinstance(ref, ObjectRef):
+        client, subject = owner_of(ref), ref.binary()
+    elif isinstance(ref, (str, bytes)):
+        try:
+            subject = bytes.fromhex(ref) if isinstance(ref, str) else ref
+        except ValueError:
+            raise TypeError(f"explain() takes a ref or an id in hexadecimal, not {ref!r}") from None
+        client = connected()
+    else:
+        raise TypeError(f"explain() takes a ref or an id, not {a(ref)}")
+    answer = client.query("explain", subject)
+    if answer is None:
+        return Explanation(subject.hex(), "unknown", "nothing is known of it: it ended and was forgotten, or never was", {})
+    state, reason, facts = answer
+    return Explanation(subject.hex(), state, reason, dict(facts))
+
+
+def nodes() -> list[dict[str, Any]]:
+    """The nodes of the cluster, a dict each with Ray's keys: NodeID, Alive, NodeManagerHostname, Resources, Labels.
+
+    >>> import zfabric as zf
+    >>> [node["Alive"] for node in zf.nodes()]
+    [True]
+    """
+    found = []
+    for row in connected().query("nodes"):
+        row = dict(row)
+        alive, host = bool(row.pop("alive", True)), str(row.pop("host", ""))
+        found.append(
+            {
+                "NodeID": str(row.pop("node")),
+                "Alive": alive,
+                "alive": alive,
+                "NodeManagerAddress": str(row.pop("address", "")),
+                "NodeManagerHostname": host,
+                "NodeName": host,
+                "Resources": dict(row.pop("resources", {})),
+                "Labels": dict(row.pop("labels", {})),
+                **row,
+            }
+        )
+    return found
+
+
+def cluster_resources() -> dict[str, float]:
+    """What the living nodes have, by resource.
+
+    >>> import zfabric as zf
+    >>> zf.cluster_resources()["CPU"] >= 1
+    True
+    """
+    return {name: float(amount) for name, amount in dict(connected().query("cluster_resources")).items()}
+
+
+def available_resources() -> dict[str, float]:
+    """What of ``cluster_resources()`` is free now; what is used up is left out.
+
+    >>> import zfabric as zf
+    >>> zf.available_resources()["CPU"] <= zf.cluster_resources()["CPU"]
+    True
+    """
+    return {name: float(amount) for name, amount in dict(connected().query("available_resources")).items() if amount > 0}
+
+
+def timeline(filename: str | None = None) -> list[dict[str, Any]] | None:
+    """What ran when and where, as a Chrome trace (for Perfetto or chrome://tracing): returned, or written to ``filename``.
+
+    Times are microseconds of the machine's monotonic clock.
+
+    >>> import zfabric as zf
+    >>> isinstance(zf.timeline(), list)
+    True
+    """
+    client = connected()
+    events = trace_events(
+        client.query("events", timeout=60.0), client.query("functions", timeout=60.0), client.query("workers", timeout=60.0)
+    )
+    if filename is None:
+        return events
+    import json
+
+    with open(filename, "w", encoding="utf-8") as file:
+        json.dump(events, file)
+    return None
+
+
+def trace_events(events: Any, functions: Any, workers: Any) -> list[dict[str, Any]]:
+    """The Chrome trace of rows of the event and function tables, and of the listing of workers."""
+    import msgpack
+
+    names = {}
+    for key, value in functions:
+        names[bytes(key[-16:])] = msgpack.unpackb(value, use_list=False, raw=False, strict_map_key=False)[0]
+    pids = {row["token"]: row["pid"] for row in workers}
+    trace: list[dict[str, Any]] = []
+    seen: dict[str, int] = {}
+    for _, value in events:
+        length = len(value) % TRACE_ROW_BYTES
+        token, rows = value[:length].hex(), value[length:]
+        pid = seen.setdefault(token, pids.get(token) or len(seen) + 1)
+        for task, function, start, seconds in read_trace(rows):
+            name = names.get(function, function.hex()[:8])
+            trace.append(
+                {
+                    "name": name,
+                    "cat": "task",
+                    "ph": "X",
+                    "ts": start * 1e6,
+                    "dur": seconds * 1e6,
+                    "pid": pid,
+                    "tid": pid,
+                    "args": {"task_id": task.hex()},
+                }
+            )
+    named = [{"name": "process_name", "ph": "M", "pid": pid, "args": {"name": f"worker {token}"}} for token, pid in seen.items()]
+    return named + sorted(trace, key=lambda event: event["ts"])
