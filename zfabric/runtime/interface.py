@@ -41,9 +41,15 @@ class ClientInterface(Protocol):
     """The fabric inside this process. All methods are thread-safe; object ids are 20 bytes, task ids 16."""
 
     config: Config
-    job: bytes
-    node: bytes
     namespace: str
+
+    @property
+    def job(self) -> bytes:
+        """The job of this process (4 bytes)."""
+
+    @property
+    def node(self) -> bytes:
+        """The incarnation of its node."""
 
     def export(self, function_id: bytes, name: str, payload: bytes, options: tuple[Row, ...]) -> None:
         """Make a function known to the job (16-byte content hash). Cheap when repeated."""
