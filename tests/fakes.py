@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from zfabric.adapters.serialization import (
@@ -39,7 +40,7 @@ class FakeClient:
         self.job = job_id(FakeClient._jobs)
         self.node = b"fakenode"
         self.namespace = "tests"
-        self.session_directory = "/nowhere/session"
+        self.session = SimpleNamespace(directory="/nowhere/session")
         self.manual = manual
         self.threads = threads
         self.closed = False

@@ -92,9 +92,9 @@ class ClusterContext(Mapping[str, Any]):
 
     def __init__(self, client: ClientInterface, address: str | None) -> None:
         self._client = client
-        self.session_directory: str = str(getattr(client, "session_directory", "") or "")
+        self.session_directory = str(getattr(getattr(client, "session", None), "directory", ""))
         self.address_info: dict[str, Any] = {
-            "address": str(getattr(client, "address", "") or address or "local"),
+            "address": address or self.session_directory or "local",
             "node_id": client.node.hex(),
             "job_id": client.job.hex(),
             "namespace": client.namespace,
