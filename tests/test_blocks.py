@@ -117,6 +117,31 @@ def test_a_row_that_comes_again_displaces_nobody():
     assert table.rows(task(6)) == {task(6): row(6)}
 
 
+def test_a_key_freed_and_taken_in_one_flush_is_put():
+    writer, table = BlockWriter(), Table()
+    block = writer.add(row(5))
+    table.apply(writer.flush())
+    writer.drop(task(5), block)
+    writer.add(row(5, arguments=b"again"))
+    table.apply(writer.flush())
+    assert table.rows(task(5)) == {task(5): row(5, arguments=b"again")}
+
+
+def test_a_miss_does_not_walk_through_other_runs():
+    writer, table = BlockWriter(), Table()
+    for counter in range(0, 20 * BLOCK_ROWS, BLOCK_ROWS):
+        writer.add(row(counter))
+    table.apply(writer.flush())
+    looked = []
+
+    def floor(*arguments):
+        looked.append(arguments)
+        return table.floor(*arguments)
+
+    assert list(read_rows((task(19 * BLOCK_ROWS + 1),), floor)) == []
+    assert len(looked) == 2
+
+
 def test_flush_is_bounded():
     writer, table = BlockWriter(), Table()
     for counter in range(5 * BLOCK_ROWS):

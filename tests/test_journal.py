@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -122,6 +123,21 @@ def test_reads_during_a_commit_show_the_state_before_it(engine, tmp_path, monkey
         assert journal.complete()
     assert ended.wait(30)
     assert errors == [""]
+    assert journal.get("job", b"k") == b"1"
+    journal.close()
+
+
+def test_a_commit_shows_when_it_has_ended_and_not_before(tmp_path, monkeypatch):
+    journal = Journal.open(str(tmp_path), MiB, "power")
+    reached, gate, ended = threading.Event(), threading.Event(), threading.Event()
+    end = journal._idle.set
+    monkeypatch.setattr(journal._idle, "set", lambda: (reached.set(), gate.wait(30), end()))
+    journal.commit([store([("job", b"k", b"1")])], lambda error: ended.set())
+    assert reached.wait(30)
+    assert journal.get("job", b"k") is None
+    assert journal.floor("job", b"k", b"k") is None
+    gate.set()
+    assert ended.wait(30)
     assert journal.get("job", b"k") == b"1"
     journal.close()
 
@@ -287,9 +303,10 @@ def test_a_file_of_the_other_lmdb_is_refused_before_it_is_mapped(tmp_path):
         Journal.open(str(tmp_path), MiB, "process")
 
 
-def test_what_the_binding_writes_is_what_we_say_it_writes(tmp_path, monkeypatch):
-    monkeypatch.setenv("LMDB_DEFAULT_LIB_VERSION", "1")
-    Journal.open(str(tmp_path), MiB, "process").close()
+def test_what_the_binding_writes_is_what_we_say_it_writes(tmp_path):
+    begin = "import sys; from zfabric.adapters.journal import Journal; Journal.open(sys.argv[1], 2**20, 'process').close()"
+    environment = os.environ | {"LMDB_DEFAULT_LIB_VERSION": "1"}
+    subprocess.run([sys.executable, "-c", begin, str(tmp_path)], check=True, env=environment)
     magic, version = struct.unpack_from("=II", (tmp_path / "data.mdb").read_bytes(), 16)
     assert (magic, version) == (0xBEEFC0DE, journal_module.LMDB_DATA_VERSION)
     stamp = json.loads((tmp_path / "stamp.json").read_text())
@@ -441,6 +458,37 @@ def test_a_full_map_rolls_back_and_deletes_make_room(durability, tmp_path):
     assert journal.scan("task", b"d") == []
     assert journal.get("task", b"c") == b"x" * 10000
     assert size < (tmp_path / "data.mdb").stat().st_size < 4 * MiB
+    journal.close()
+
+
+@pytest.mark.parametrize("durability", ["process", "power"])
+def test_a_full_map_has_room_for_trying_again(durability, tmp_path):
+    journal = Journal.open(str(tmp_path), 64 * MiB, durability)
+    assert commit(journal, many(b"a")) == ""
+    journal.close()
+    journal = Journal.open(str(tmp_path), 4096, durability)
+    for attempt in range(100):
+        assert commit(journal, store([("task", b"b%05d" % row, b"x" * 100) for row in range(100)])) != ""
+        assert commit(journal, store([("meta", b"probe", b"%d" % attempt)])) == ""
+    assert (tmp_path / "data.mdb").stat().st_size < 2 * MiB
+    assert len(journal.scan("task", limit=10**6)) == 3000
+    journal.close()
+
+
+def test_an_engine_that_calls_itself_broken_is_opened_anew(tmp_path):
+    journal = Journal.open(str(tmp_path), MiB, "power")
+    assert commit(journal, store([("job", b"a", b"1")])) == ""
+    # LMDB writes its meta page through a descriptor of its own; take away the right to write through it.
+    data = os.path.realpath(tmp_path / "data.mdb")
+    descriptors = [int(name) for name in os.listdir("/proc/self/fd") if os.path.realpath(f"/proc/self/fd/{name}") == data]
+    (synced,) = [each for each in descriptors if fcntl.fcntl(each, fcntl.F_GETFL) & os.O_DSYNC]
+    read_only = os.open(data, os.O_RDONLY)
+    os.dup2(read_only, synced, inheritable=False)
+    os.close(read_only)
+    assert commit(journal, store([("job", b"b", b"2")])) != ""
+    assert journal.scan("job") == [(b"a", b"1")]
+    assert commit(journal, store([("job", b"c", b"3")])) == ""
+    assert journal.scan("job") == [(b"a", b"1"), (b"c", b"3")]
     journal.close()
 
 

@@ -222,10 +222,6 @@ class Journal:
         os.close(self._lock)
 
     def _fill(self, transactions: Sequence[Transaction]) -> lmdb.Transaction:
-        if self._suspect:
-            self._environment.close()
-            self._environment, self._tables = self._open_environment()
-            self._suspect = False
         self._make_room(deleting=all(table == "meta" for transaction in transactions for table, _, _ in transaction.puts))
         return self._put(transactions)
 
@@ -281,18 +277,20 @@ class Journal:
         return f"the control store in {self.path} cannot be written: {error}"
 
     def _settle(self, wait: bool = False) -> None:
-        """Let go of the snapshot once its commit has ended."""
+        """Once the commit has ended, let go of its snapshot, and open the environment anew if it may be broken."""
         if self._snapshot is not None and (wait or self._idle.is_set()):
             self._idle.wait()
             self._snapshot.abort()
             self._snapshot = None
+        if self._suspect and self._snapshot is None:
+            self._suspect = False
+            self._environment.close()
+            self._environment, self._tables = self._open_environment()
 
     def _read(self) -> contextlib.AbstractContextManager[Any]:
-        if self._snapshot is not None:
+        if self._snapshot is not None or self._suspect:
             self._settle()
-            if self._snapshot is not None:
-                return contextlib.nullcontext(self._snapshot)
-        return self._environment.begin()
+        return self._environment.begin() if self._snapshot is None else contextlib.nullcontext(self._snapshot)
 
     def _open_environment(self) -> tuple[lmdb.Environment, dict[str, Any]]:
         synced = self.durability == "power"
