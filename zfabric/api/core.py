@@ -41,9 +41,10 @@ def get(refs: Any, *, timeout: float | None = None, copy: bool = False) -> Any:
         _check_timeout(timeout)
     if type(refs) is ObjectRef:
         outcome = owner_of(refs).get((refs._id,), timeout)[0]
-        if outcome.status != OK:
-            raise error_of(outcome)
-        return deserialize(outcome.data, outcome.release, copy)
+        status, data, release = outcome
+        if status != OK:
+            raise error_of(Outcome(status, data, release))
+        return deserialize(data, release, copy)
     if type(refs) is list and set(map(type, refs)) == _ONLY_REFS:
         values = _values(refs, timeout, copy)
         return [values[ref._id] for ref in refs]
@@ -68,9 +69,9 @@ def _values(refs: Sequence[ObjectRef], timeout: float | None, copy: bool) -> dic
                 raise error_of(Outcome(status, data, release))
             values[object_id] = deserialize(data, release, copy)
     finally:
-        for outcome in outcomes:
-            if outcome.release is not None:
-                outcome.release()
+        for _, _, release in outcomes:
+            if release is not None:
+                release()
     return values
 
 

@@ -32,22 +32,27 @@ from zfabric.protocol.machine import Explanation, InvariantViolation
 from zfabric.protocol.messages import OK, Row
 
 PENDING = -1
+"""The value's outcome has not come, and will be pushed: this process submitted its task."""
+ABSENT = -2
+"""Nothing is known of the value: it must be fetched."""
 
 Place = tuple[int, int]
 """(offset, size) in the arena."""
 
 
 class Entry:
-    """An object that this process has refs to. ``data`` is inline bytes, a place in the arena, or None where it must be fetched."""
+    """An object that this process has refs to, or whose task it submitted and has not heard of.
 
-    __slots__ = ("data", "fetching", "refs", "status", "watchers")
+    ``data`` is inline bytes, a place in the arena, or None where it must be fetched. ``row`` is the task row until its outcome comes.
+    """
 
-    def __init__(self, refs: int) -> None:
+    __slots__ = ("data", "refs", "row", "status")
+
+    def __init__(self, refs: int, status: int, data: bytes | Place | None, row: Row | None) -> None:
         self.refs = refs
-        self.status = PENDING
-        self.data: bytes | Place | None = None
-        self.fetching = False
-        self.watchers: list[Callable[[bytes], None]] | None = None
+        self.status = status
+        self.data = data
+        self.row = row
 
 
 class Namer:
@@ -110,12 +115,16 @@ class Client:
         self.farewell: str | None = None
         self.refused: m.Refused | None = None
         self.entries: dict[bytes, Entry] = {}
-        self.rows: dict[bytes, Row] = {}
-        """Rows whose outcome has not come."""
+        self.unfinished = 0
+        """Tasks submitted whose outcome has not come."""
+        self.several: dict[bytes, tuple[Row, int]] = {}
+        """Rows of unfinished tasks that do not have exactly one value, and how many they have."""
         self.lineage: dict[bytes, Row] = {}
         """Rows of values that live in the arena: what a restarted scheduler would rebuild them from."""
-        self.returns: dict[bytes, int] = {}
-        """Number of values of unfinished tasks that do not have exactly one."""
+        self.fetching: set[bytes] = set()
+        """Objects asked for, and not answered yet."""
+        self.watchers: dict[bytes, list[Callable[[bytes], None]]] = {}
+        """Whom to tell once an object is at hand."""
         self.functions: dict[bytes, Row] = {}
         self.grants = Grants()
         self.tellings: Counter[bytes] = Counter()
@@ -173,14 +182,13 @@ class Client:
 
     def submit(self, row: Row, returns: int) -> None:
         """Queue a task row; this process holds its values."""
-        task_id = row[0]
-        self.rows[task_id] = row
         if returns == 1:
-            self.entries[task_id + FIRST_RETURN] = Entry(1)
+            self.entries[row[0] + FIRST_RETURN] = Entry(1, PENDING, None, row)
         else:
-            self.returns[task_id] = returns
+            self.several[row[0]] = (row, returns)
             for index in range(returns):
-                self.entries[object_id(task_id, index)] = Entry(1)
+                self.entries[object_id(row[0], index)] = Entry(1, PENDING, None, None)
+        self.unfinished += 1
         if self._tail_kind is m.Submit and len(self._tail) < 4096:
             self._tail.append(row)
         else:
@@ -188,10 +196,7 @@ class Client:
 
     def put(self, identifier: bytes, value: bytes | Place, contained: tuple[bytes, ...], durable: bool) -> None:
         """A value that exists, inline or written into one of this process's grants."""
-        entry = Entry(1)
-        entry.status = OK
-        entry.data = value
-        self.entries[identifier] = entry
+        self.entries[identifier] = Entry(1, OK, value, None)
         self._say(m.Put, (identifier, value, contained, durable))
 
     def add_reference(self, identifier: bytes) -> None:
@@ -200,7 +205,7 @@ class Client:
         if entry is not None:
             entry.refs += 1
         else:
-            self.entries[identifier] = Entry(1)
+            self.entries[identifier] = Entry(1, ABSENT, None, None)
             self._say(m.Hold, identifier)
 
     def settle(self) -> None:
@@ -213,8 +218,9 @@ class Client:
             if entry is None:
                 continue
             entry.refs -= 1
-            if entry.refs <= 0:
-                del entries[identifier]
+            if entry.refs == 0:
+                if entry.row is None:
+                    del entries[identifier]
                 self._say(m.Release, identifier)
                 if self.tellings and identifier in self.tellings:
                     self._maybe_unpin(identifier)
@@ -253,20 +259,33 @@ class Client:
         """The entry of an object that this process has a ref to, or (a ref kept by other means) a new one without refs."""
         entry = self.entries.get(identifier)
         if entry is None:
-            entry = self.entries[identifier] = Entry(0)
+            entry = self.entries[identifier] = Entry(0, ABSENT, None, None)
             self._say(m.Hold, identifier)
         return entry
 
     def want(self, identifiers: Iterable[bytes]) -> None:
         """Ask for values that have not come and will not come by themselves."""
+        entries = self.entries
         for identifier in identifiers:
-            entry = self.lookup(identifier)
-            if entry.fetching or entry.data is not None:
-                continue
-            if entry.status == PENDING and identifier[:TASK_BYTES] in self.rows:
-                continue  # Its outcome is pushed.
-            entry.fetching = True
-            self._say(m.Fetch, identifier)
+            entry = entries.get(identifier) or self.lookup(identifier)
+            if entry.status != PENDING and entry.data is None and identifier not in self.fetching:
+                self.fetching.add(identifier)
+                self._say(m.Fetch, identifier)
+
+    def at_hand(self, identifier: bytes) -> bool:
+        """Whether the outcome is here: ``get`` need not wait."""
+        entry = self.entries.get(identifier)
+        return entry is not None and entry.data is not None
+
+    def known(self, identifier: bytes) -> bool:
+        """Whether the object has an outcome, here or elsewhere."""
+        entry = self.entries.get(identifier)
+        return entry is not None and entry.status >= 0
+
+    def watch(self, identifier: bytes, watcher: Callable[[bytes], None]) -> None:
+        """Call ``watcher`` once the outcome is here."""
+        self.watchers.setdefault(identifier, []).append(watcher)
+        self.want((identifier,))
 
     def cancel(self, identifiers: tuple[bytes, ...], force: bool, recursive: bool) -> None:
         """Ask for tasks to be stopped."""
@@ -305,25 +324,34 @@ class Client:
 
     def on_results(self, message: m.Results) -> None:
         """Outcomes of tasks this process submitted."""
-        rows, entries, returns = self.rows, self.entries, self.returns
+        entries, watchers = self.entries, self.watchers
+        finished = 0
         for task_id, status, outputs in message.rows:
-            row = rows.pop(task_id, None)
-            if returns and task_id in returns:
-                self._many(task_id, returns.pop(task_id), status, outputs)
+            identifier = task_id + FIRST_RETURN
+            entry = entries.get(identifier)
+            if entry is None or entry.row is None:
+                self._several(task_id, status, outputs)
                 continue
-            entry = entries.get(task_id + FIRST_RETURN)
-            if entry is None or not outputs:
+            finished += 1
+            row, entry.row = entry.row, None
+            if entry.refs <= 0:
+                del entries[identifier]
                 continue
             entry.status = status
-            entry.data = outputs[0]
-            if outputs[0] is None and row is not None:
+            data = entry.data = outputs[0] if outputs else None
+            if data is None:
                 self.lineage[task_id] = row
-                entry.fetching = False
-            if entry.watchers is not None:
-                self._notify(task_id + FIRST_RETURN, entry)
+            if watchers and identifier in watchers:
+                self._notify(identifier, entry)
+        self.unfinished -= finished
         self.changed = True
 
-    def _many(self, task_id: bytes, count: int, status: int, outputs: Row) -> None:
+    def _several(self, task_id: bytes, status: int, outputs: Row) -> None:
+        """The outcome of a task with several values or none, or one that is heard again."""
+        row, count = self.several.pop(task_id, (None, 0))
+        if row is None:
+            return
+        self.unfinished -= 1
         for index in range(count):
             identifier = object_id(task_id, index)
             entry = self.entries.get(identifier)
@@ -331,12 +359,14 @@ class Client:
                 continue
             entry.status = status
             entry.data = outputs[index if status == OK else 0] if outputs else None
-            if entry.watchers is not None:
-                self._notify(identifier, entry)
+            if entry.data is None:
+                self.lineage[task_id] = row
+            self._notify(identifier, entry)
 
     def on_objects(self, message: m.Objects) -> None:
         """Values asked for, and places told."""
         for identifier, status, value in message.rows:
+            self.fetching.discard(identifier)
             if type(value) is tuple:
                 self.told(identifier)
             entry = self.entries.get(identifier)
@@ -344,16 +374,19 @@ class Client:
                 if type(value) is tuple:
                     self._maybe_unpin(identifier)
                 continue
-            entry.fetching = False
             entry.status = status
             entry.data = value
-            if entry.watchers is not None:
+            if identifier in self.watchers:
                 self._notify(identifier, entry)
         self.changed = True
 
     def _notify(self, identifier: bytes, entry: Entry) -> None:
-        watchers, entry.watchers = entry.watchers, None
-        for watcher in watchers or ():
+        if identifier not in self.watchers:
+            return
+        if entry.data is None and entry.status == OK:
+            self.want((identifier,))
+            return
+        for watcher in self.watchers.pop(identifier):
             watcher(identifier)
 
     def on_recall(self, message: m.Recall) -> None:
@@ -433,21 +466,26 @@ class Client:
         self._flush_tail()
         self.welcomed = False
         self.say(register)
-        self.functions = {identifier: row for identifier, row in self.functions.items()}
         for row in self.functions.values():
             self._say(m.Export, row)
         pinned: list[Row] = []
+        rows: list[Row] = []
         for identifier, entry in self.entries.items():
-            if entry.status == PENDING or (entry.data is None and entry.status == OK):
+            if entry.row is not None:
+                rows.append(entry.row)
+            elif entry.data is None:
                 self._say(m.Hold, identifier)
-                if entry.fetching:
-                    self._say(m.Fetch, identifier)
             else:
                 self._say(m.Offer, (identifier, entry.status, entry.data))
                 if type(entry.data) is tuple and self.tellings.get(identifier, 0):
                     pinned.extend([(identifier, *entry.data)] * self.tellings[identifier])
-        for row in (*self.lineage.values(), *self.rows.values()):
+        for row in (*self.lineage.values(), *(row for row, _ in self.several.values()), *rows):
             self._say(m.Submit, row)
+        released = [identifier for identifier, entry in self.entries.items() if entry.row is not None and entry.refs <= 0]
+        for identifier in released:
+            self._say(m.Release, identifier)
+        for identifier in self.fetching:
+            self._say(m.Fetch, identifier)
         for message in running:
             self.say(message)
         grants = self.grants.rows()
@@ -488,14 +526,14 @@ class Client:
 
     def statistics(self) -> Mapping[str, float]:
         """Counters and sizes."""
-        return {**self.counts, "entries": len(self.entries), "unfinished": len(self.rows), "pinned": len(self.tellings)}
+        return {**self.counts, "entries": len(self.entries), "unfinished": self.unfinished, "pinned": len(self.tellings)}
 
     def explain(self, subject: bytes) -> Explanation | None:
         """What this process knows of an object."""
         entry = self.entries.get(subject)
         if entry is None:
             return None
-        return Explanation(subject, "pending" if entry.status == PENDING else "ready", f"{entry.refs} refs in this process")
+        return Explanation(subject, "pending" if entry.status < 0 else "ready", f"{entry.refs} refs in this process")
 
     def check_invariants(self) -> None:
         """Refs are positive, and pins belong to something."""

@@ -498,6 +498,8 @@ class LocalScheduler:
                 self.tables.tell(process, m.Kept((object_id,)))
             else:
                 self.tables.tell(process, m.Refused("OutOfDiskError", f"{short(object_id)}: {message.text}"))
+        elif kind == "job":
+            self.membership.job_refused(about, message.text)
         elif kind == "job ended":
             self.membership.job_ended(about)
 

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import zmq
@@ -89,6 +90,7 @@ class FabricClient:
         self._arena: Arena | None = None
         description = session.describe()
         self._arena_path, self._arena_size = str(description["arena"]), int(description["arena_size"])
+        self._batch_rows = self.config.batch_rows
         self.drop_reference = self.machine.dropped.append
         self._unview = self.machine.unviewed.append
 
@@ -338,7 +340,7 @@ class FabricClient:
                 machine.submit((task_id, function_id, arguments, dependencies), num_returns)
             else:
                 machine.submit((task_id, function_id, arguments, dependencies, options), num_returns)
-            if machine.unsent >= self.config.batch_rows or len(machine.rows) == 1:
+            if machine.unsent >= self._batch_rows or machine.unfinished == 1:
                 self.flush()
             elif not self._armed:
                 self._arm_flusher()
@@ -460,62 +462,66 @@ class FabricClient:
         """See ``ClientInterface``."""
         deadline = None if timeout is None else clock() + timeout
         machine = self.machine
-        with self.lock:
-            self._check_usable()
-            if machine.dropped or machine.unviewed:
-                machine.settle()
-            outcomes = self._outcomes(object_ids)
-            if outcomes is not None:
-                return outcomes
-            machine.want(object_ids)
-            self.flush()
-        position = 0
         count = len(object_ids)
+        position = 0
 
         def ready() -> bool:
             nonlocal position
+            entries = machine.entries
             while position < count:
-                entry = machine.lookup(object_ids[position])
-                if entry.status == PENDING or (entry.status == OK and entry.data is None):
-                    if not entry.fetching:
+                entry = entries.get(object_ids[position])
+                if entry is None or entry.data is None:
+                    if entry is None or entry.status != PENDING:
                         machine.want(object_ids[position : position + 1])
                     return False
                 position += 1
             return True
 
+        with self.lock:
+            self._check_usable()
+            if machine.dropped or machine.unviewed:
+                machine.settle()
+            if not ready():
+                machine.want(object_ids[position:])
+                self.flush()
         while True:
-            if not self.wait_for(object_ids, ready, deadline, plain=timeout is None):
-                missing = sum(1 for each in object_ids if machine.lookup(each).status == PENDING)
+            if position < count and not self.wait_for(object_ids, ready, deadline, plain=timeout is None):
+                with self.lock:
+                    missing = sum(1 for each in object_ids if not machine.known(each))
                 raise GetTimeoutError(f"{missing} of {count} object(s) had no value within {timeout} s; their tasks go on")
             with self.lock:
                 outcomes = self._outcomes(object_ids)
                 if outcomes is not None:
                     return outcomes
                 position = 0  # Something was recalled between its arrival and now.
-                machine.want(object_ids)
-                self.flush()
 
     def wait_for(self, object_ids: Sequence[bytes], done: Callable[[], bool], deadline: float | None, plain: bool) -> bool:
         """Wait for objects. (A worker says meanwhile that it is blocked, and may run tasks.)"""
         return self._wait_until(done, deadline)
 
-    def _outcomes(self, object_ids: Sequence[bytes]) -> list[Outcome] | None:
+    def _outcomes(self, object_ids: Sequence[bytes]) -> list[Any] | None:
         """The outcomes of all, or None if some is missing. The caller holds the lock."""
         entries = self.machine.entries
-        outcomes = []
+        outcomes: list[Any] = []
+        append = outcomes.append
         for identifier in object_ids:
             entry = entries.get(identifier)
-            if entry is None or entry.status == PENDING or (entry.data is None and entry.status == OK):
+            data = entry.data if entry is not None else None
+            if type(data) is bytes:
+                append((entry.status, data, None))  # type: ignore[union-attr]
+            elif data is None:
                 return None
-            outcomes.append(entry)
-        return [self._outcome(identifier, entry.status, entry.data) for identifier, entry in zip(object_ids, outcomes, strict=True)]
+            else:
+                append((identifier, data))
+        for index, outcome in enumerate(outcomes):
+            if len(outcome) == 2:
+                outcomes[index] = self._view(*outcome)
+        return outcomes
 
-    def _outcome(self, identifier: bytes, status: int, data: Any) -> Outcome:
-        if type(data) is tuple:
-            self.machine.view(identifier)
-            unview = self._unview
-            return Outcome(status, self.arena().view(*data), lambda: unview(identifier))
-        return Outcome(status, data if data is not None else b"", None)
+    def _view(self, identifier: bytes, place: tuple[int, int]) -> Outcome:
+        self.machine.view(identifier)
+        unview = self._unview
+        return Outcome(OK, self.arena().view(*place), partial(unview, identifier))
 
     def wait(self, object_ids: Sequence[bytes], num_returns: int, timeout: float | None, fetch_local: bool) -> set[bytes]:
         """See ``ClientInterface``."""
@@ -525,13 +531,13 @@ class FabricClient:
 
         def scan() -> bool:
             nonlocal pending
+            known = machine.at_hand if fetch_local else machine.known
             left = []
             for identifier in pending:
-                entry = machine.lookup(identifier)
-                if entry.status == PENDING or (fetch_local and entry.status == OK and entry.data is None):
-                    left.append(identifier)
-                else:
+                if known(identifier):
                     ready.add(identifier)
+                else:
+                    left.append(identifier)
             pending = left
             return len(ready) >= num_returns
 
@@ -548,12 +554,8 @@ class FabricClient:
         """See ``ClientInterface``."""
         with self.lock:
             self._check_usable()
-            entry = self.machine.lookup(object_id)
-            if entry.status == PENDING or (entry.status == OK and entry.data is None):
-                if entry.watchers is None:
-                    entry.watchers = []
-                entry.watchers.append(callback)
-                self.machine.want((object_id,))
+            if not self.machine.at_hand(object_id):
+                self.machine.watch(object_id, callback)
                 self.flush()
                 if self._watcher is None or not self._watcher.is_alive():
                     self._watcher = threading.Thread(target=self._watch, name="zfabric-watcher", daemon=True)
@@ -564,7 +566,7 @@ class FabricClient:
     def _watch(self) -> None:
         """Pump for those who wait without a thread of their own (asyncio, futures), for as long as there are any."""
         try:
-            self._wait_until(lambda: not any(entry.watchers for entry in self.machine.entries.values()), None)
+            self._wait_until(lambda: not self.machine.watchers, None)
         except (FabricError, zmq.ZMQError):
             if not self.closed:
                 raise

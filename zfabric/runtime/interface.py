@@ -115,7 +115,11 @@ class TaskContext(NamedTuple):
     gpu_ids: tuple[int, ...]
 
 
-current_task: Callable[[], TaskContext | None] = lambda: None
+def _no_task() -> TaskContext | None:
+    return None
+
+
+current_task: Callable[[], TaskContext | None] = _no_task
 """Tells the attempt on top of this process's stack; a worker replaces it, so that no task pays for what few ask."""
 
 

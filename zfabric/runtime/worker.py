@@ -19,11 +19,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from zfabric.adapters import serialization
 from zfabric.adapters.sockets import Post
-from zfabric.exceptions import FabricError
+from zfabric.exceptions import FabricError, SerializationError
 from zfabric.machines.client import Namer
 from zfabric.machines.worker import Item, Worker
 from zfabric.protocol import messages as m
@@ -65,6 +66,8 @@ class WorkerRuntime(FabricClient):
         self._first_unreported = 0.0
         self._slot = _slot(f"{session.sockets}/{token.hex()}.slot")
         self._gpus: tuple[int, ...] | None = None
+        self._unfinished_writes: list[int] = []
+        """Objects written into grants whose completion is not in a message yet."""
 
     # -- naming what tasks submit --
 
@@ -233,6 +236,8 @@ class WorkerRuntime(FabricClient):
     def _execute(self, item: Item) -> None:
         row = item.row
         self._slot[0:TASK_BYTES] = row[0]
+        if not self.machine.job:
+            self.machine.job = row[0][:JOB_BYTES]
         signal.signal(INTERRUPT, self._interrupted)
         self._contexts.append(item)
         self._namers.append(None)
@@ -248,6 +253,8 @@ class WorkerRuntime(FabricClient):
         with self.lock:
             worker.interrupts.pop(row[0], None)
             worker.finish(item, status, outputs, extra, started, ended - started)
+            while self._unfinished_writes:
+                self.machine.grants.finished(self._unfinished_writes.pop())
             if worker.unreported == 1:
                 self._first_unreported = ended
                 if not self._armed:
@@ -296,7 +303,7 @@ class WorkerRuntime(FabricClient):
         try:
             return self._pack(item, value)
         except FabricError as error:
-            if isinstance(error, serialization.SerializationError):
+            if isinstance(error, SerializationError):
                 return ERROR, (self._error(error, item),), None
             return FAILED, (pack_failure(type(error).__name__, str(error)),), None
         except Exception as error:
@@ -317,8 +324,7 @@ class WorkerRuntime(FabricClient):
                 with self.lock:
                     self.machine.told(identifier)
                     self.machine.view(identifier)
-                unview = self._unview
-                values.append(serialization.deserialize(self.arena().view(*value), lambda each=identifier: unview(each)))
+                values.append(serialization.deserialize(self.arena().view(*value), partial(self._unview, identifier)))
             else:
                 values.append(serialization.deserialize(value))
         return values
@@ -343,7 +349,8 @@ class WorkerRuntime(FabricClient):
                 got = f"{len(value)} values" if isinstance(value, (tuple, list)) else f"one {type(value).__name__}"
                 raise ValueError(f"{name} declares num_returns={count} and returned {got}")
             values = value
-        outputs, contained = [], []
+        outputs: list[Any] = []
+        contained: list[tuple[bytes, ...]] = []
         for index, each in enumerate(values):
             packed = serialization.serialize(each, f"what {name} returned")
             contained.append(packed.contained)
@@ -352,7 +359,7 @@ class WorkerRuntime(FabricClient):
             else:
                 place = self.write(object_id(row[0], index), packed)
                 outputs.append(place)
-                self._written.append(place[0])
+                self._unfinished_writes.append(place[0])
         extra = (tuple(contained), ()) if any(contained) else None
         return OK, tuple(outputs), extra
 
@@ -380,7 +387,7 @@ class WorkerRuntime(FabricClient):
         """Say that the task on top waits, run what is put on top of it, and say when it goes on."""
         if threading.get_ident() != self._main or not self._contexts:
             return self._wait_until(done, deadline)
-        inline = plain and deadline is None and "asyncio" not in sys.modules or (plain and not _in_event_loop())
+        inline = plain and ("asyncio" not in sys.modules or not _in_event_loop())
         item = self._contexts[-1]
         with self.lock:
             if done():
@@ -403,21 +410,6 @@ class WorkerRuntime(FabricClient):
             with self.lock:
                 self.worker.unblock()
                 self.flush()
-
-    @property
-    def _written(self) -> _Finished:
-        return _Finished(self)
-
-
-class _Finished:
-    """Tells the grants, with the next completion, that an object written for it is on its way."""
-
-    def __init__(self, runtime: WorkerRuntime) -> None:
-        self._runtime = runtime
-
-    def append(self, offset: int) -> None:
-        with self._runtime.lock:
-            self._runtime.machine.grants.finished(offset)
 
 
 def _in_event_loop() -> bool:

@@ -124,6 +124,8 @@ class Dispatcher:
         worker.demand = queue.demand
         worker.queue = queue
         worker.job = queue.job
+        if worker.process is not None:
+            worker.process.job = queue.job
         worker.state = LEASED
         queue.leased[worker.token] = worker
 

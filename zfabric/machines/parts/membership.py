@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 START_ATTEMPTS_MAX = 5
 """Workers in a row that die before they register until the reason is shown to the drivers."""
 
+TOMBSTONES_KEPT = 1000
+"""Ended jobs whose rows are kept, for people."""
+
 _REPLAY: tuple[tuple[type[Any], ...], ...] = (
     (m.Export,),
     (m.Put,),
@@ -131,6 +134,12 @@ class Membership:
         self.tables.send(self.tables.control_address, m.Write(0, (("job", job.id, self._job_row(job, "running")),), ()))
         self._welcome(process)
         self._prestart(now)
+
+    def job_refused(self, about: tuple[bytes, str], text: str) -> None:
+        """The control store cannot write, so there can be no new job."""
+        process = self.tables.processes.get(about[0])
+        if process is not None:
+            self.tables.tell(process, m.Refused("OutOfDiskError", f"no new job can be begun: {text}"))
 
     def _job_row(self, job: JobRecord, status: str) -> bytes:
         driver = job.driver
@@ -291,6 +300,8 @@ class Membership:
                 deletes.append(("object", identifier))
         puts, more = blocks.flush(rows_max=1 << 30)
         status = ("job", job.id, self._job_row(job, "ended"))
+        if job.number > TOMBSTONES_KEPT:
+            deletes.append(("job", job_id(job.number - TOMBSTONES_KEPT)))
         self.scheduler.ask("job ended", job, m.Write, (*puts, status), (*deletes, *more))
 
     def _drop_task(self, task: TaskRecord) -> None:
