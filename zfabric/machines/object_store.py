@@ -132,6 +132,7 @@ class ObjectStore:
                 grant.open.remove(free_from, start + size - free_from)
                 self._tables.release(free_from, start + size - free_from, grant.holder)
         grant.returned = True
+        grant.end = min(grant.end, used_to)
         if not grant.open.total:
             self._tables.close_grant(grant)
 
@@ -165,7 +166,7 @@ class ObjectStore:
                 tables.effects.append(e.WriteHeader(offset, e.SEALED))
             else:
                 tables.counts["copies_dropped"] += 1
-                tables.release(start, length, writer)
+                tables.give_up(start, length, writer)
                 tables.revive(entry)
             if grant.exact or (grant.returned and not grant.open.total):
                 tables.close_grant(grant)
@@ -269,10 +270,8 @@ class ObjectStore:
         layout = claims.layout(tables.start, tables.end)
         tables.space.ready, tables.space.cold = layout.ready, layout.cold
         tables.effects += [e.Punch(start, size) for start, size in layout.cold]
-        for begin, holder, returned, parts in layout.grants:
-            grant = Grant(begin, holder, False, parts)
-            grant.returned = returned
-            tables.add_grant(grant)
+        for begin, size, holder, exact, parts in layout.grants:
+            tables.add_grant(Grant(begin, size, holder, exact, parts))
         for object_id, offset, size, writer, rebuildable in layout.objects:
             entry = Entry(object_id, size, SEALED, offset, writer, rebuildable)
             entry.on_disk = claims.spilled.get(object_id) == size

@@ -311,7 +311,10 @@ class RecallGrant(NamedTuple):
 
 
 class GrantsHeld(NamedTuple):
-    """client -> object store, between ``Register`` and ``Ready``. Grants I hold: rows ``(offset, size, used)``."""
+    """client -> object store, between ``Register`` and ``Ready``. Grants I hold: rows ``(offset, size, used)``.
+
+    Only what is not finished: the rest of a grant (``used`` 0), or an object being written (``used`` its whole size).
+    """
 
     rows: Rows
 

@@ -8,7 +8,7 @@ for as long as the process lives.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from zfabric.machines.parts.extents import HEADER_BYTES, PIECE, Range, Ranges, footprint, round_up
 from zfabric.protocol import messages as m
@@ -16,11 +16,11 @@ from zfabric.protocol.ids import Address
 
 
 class Layout(NamedTuple):
-    """Objects ``(object_id, offset, size, writer, rebuildable)``, grants ``(offset, holder, returned, open)`` and free room."""
+    """Objects ``(object_id, offset, size, writer, rebuildable)``, grants ``(offset, size, holder, exact, open)``, free room."""
 
     objects: list[tuple[bytes, int, int, bytes, bool]]
     pins: dict[bytes, dict[bytes, int]]
-    grants: list[tuple[int, bytes, bool, Ranges]]
+    grants: list[tuple[int, int, bytes, bool, Ranges]]
     ready: Ranges
     cold: Ranges
 
@@ -35,7 +35,7 @@ class Claims:
         self._found: list[tuple[bytes, int, int, bytes, bool]] = []
         self._written: list[tuple[bytes, int, int, bytes, bool]] = []
         self._pinned: list[tuple[bytes, bytes, int, int]] = []
-        self._grants: list[tuple[bytes, int, int]] = []
+        self._grants: list[tuple[bytes, int, int, int]] = []
         self._heard: set[type] = set()
 
     @property
@@ -57,7 +57,7 @@ class Claims:
         elif isinstance(message, m.Pinned):
             self._pinned += [(process, *row) for row in message.rows]
         elif isinstance(message, m.GrantsHeld):
-            self._grants += [(process, offset, size) for offset, size, _ in message.rows]
+            self._grants += [(process, *row) for row in message.rows]
         else:
             return False
         return True
@@ -72,16 +72,18 @@ class Claims:
             if row[0] not in objects and _claim(free, row[1] - HEADER_BYTES, footprint(row[2]), start):
                 objects[row[0]] = facts.get(row[:3], row)
         pins: dict[bytes, dict[bytes, int]] = {}
-        grants: list[tuple[int, bytes, bool, Ranges]] = []
+        grants: list[tuple[int, int, bytes, bool, Ranges]] = []
+        for process, offset, size, used in self._grants:
+            for parts in _held(free, offset, size, start, end):
+                grants.append((offset, size, process, used > 0, parts))
         for process, object_id, offset, size in self._pinned:
             known = objects.get(object_id)
             if known is not None and known[1:3] == (offset, size):
                 pins.setdefault(object_id, {}).setdefault(process, 0)
                 pins[object_id][process] += 1
-            else:
-                grants += _held(free, process, offset - HEADER_BYTES, footprint(size), True, start, end)
-        for process, offset, size in self._grants:
-            grants += _held(free, process, offset, size, False, start, end)
+                continue
+            for parts in _held(free, offset - HEADER_BYTES, footprint(size), start, end):
+                grants += [(begin, length, process, True, Ranges(((begin, length),))) for begin, length in parts]
         ready, cold = _by_temperature(free)
         return Layout(list(objects.values()), pins, grants, ready, cold)
 
@@ -93,8 +95,8 @@ def _claim(free: Ranges, begin: int, size: int, start: int) -> bool:
     return True
 
 
-def _held(free: Ranges, process: bytes, begin: int, size: int, returned: bool, start: int, end: int) -> list[Any]:
-    """A grant of what is still free of a range."""
+def _held(free: Ranges, begin: int, size: int, start: int, end: int) -> list[Ranges]:
+    """What is still free of a range somebody holds, taken out; nothing if there is none of it."""
     if begin < start or begin + size > end or begin % HEADER_BYTES or size % HEADER_BYTES:
         return []
     parts = Ranges()
@@ -103,7 +105,7 @@ def _held(free: Ranges, process: bytes, begin: int, size: int, returned: bool, s
         if low < high:
             free.remove(low, high - low)
             parts.add(low, high - low)
-    return [(begin, process, returned, parts)] if parts.total else []
+    return [parts] if parts.total else []
 
 
 def _by_temperature(free: Ranges) -> tuple[Ranges, Ranges]:

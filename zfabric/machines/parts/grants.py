@@ -123,5 +123,18 @@ class Grants:
         return self._drop(grant) if grant is not None and not grant.writing else None
 
     def rows(self) -> tuple[tuple[int, int, int], ...]:
-        """What ``GrantsHeld`` says after a daemon's restart: (offset, size, used)."""
-        return tuple((grant.offset, grant.size, grant.used) for grant in self._grants.values())
+        """What ``GrantsHeld`` says after a daemon's restart: (offset, size, used).
+
+        What is finished is no longer ours to speak of, so from here on each grant is only its rest (used 0), and each object being
+        written has an exact grant of its own (used to its end).
+        """
+        held: dict[int, Grant] = {}
+        for grant in self._grants.values():
+            for start, size in grant.writing.items():
+                held[start] = Grant(start, size, True)
+                held[start].take(size)
+            if not grant.exact and grant.size > grant.used:
+                start = grant.offset + grant.used
+                held[start] = Grant(start, grant.size - grant.used, False)
+        self._grants = held
+        return tuple((grant.offset, grant.size, grant.used) for grant in held.values())

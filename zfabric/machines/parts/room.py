@@ -5,8 +5,9 @@ move in. While the head of the queue finds none, room is made, cheapest first: u
 on disk is current are dropped, rebuildable ones too, others are copied to disk in the order in which they were last used, and
 readers are asked for pins they no longer need. A reservation waits for its own patience, a restore for ``put_patience``.
 
-Room is ready before it is given: a few grants' worth are made ready ahead of demand, larger demands wait for their own. Freed
-room stays ready for the next, up to a bound at once and down to those few grants after a while without demand.
+Room is ready before it is given. A few grants' worth are made ready ahead of demand; once somebody had to wait for more, so
+much is made ready ahead too, while he writes into the first. Freed room stays ready for the next, up to a bound at once and down
+to those few grants after a while without demand.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ COOL_AFTER = 10.0
 """Seconds without demand after which free ready room goes back to the system, but for what is kept ahead of demand."""
 READY_AHEAD_GRANTS = 2
 """Grants' worth of room kept ready ahead of demand: one to give while the next is made."""
-MAKE_READY_BYTES = 64 * MiB
+MAKE_READY_BYTES = 32 * MiB
 """Most bytes made ready in one effect, so that others come in between."""
 SPILL_AHEAD_BYTES = 64 * MiB
 """Bytes spilled in one round even if the head of the queue needs less: the next one will need them."""
@@ -50,6 +51,8 @@ class Room:
         self.tables = tables
         self.grant_bytes = config.grant_bytes
         self.ahead = min(READY_AHEAD_GRANTS * config.grant_bytes, tables.capacity // IDLE_GRANT_SHARE)
+        self.demand = 0
+        """What somebody had to wait for lately; as much is kept ready in one piece."""
         self.disk_again = NEVER
         self.memory_again = NEVER
         self.pressure_at: float | None = None
@@ -108,6 +111,7 @@ class Room:
                 return True
             taken = self.tables.space.take_cold(size) if now >= self.memory_again else None
             if taken is not None:
+                self.demand = max(self.demand, size)
                 self._prepare(taken, waiter)
                 return True
         taken = self.tables.space.take_mixed(waiter.need) if now >= self.memory_again else None
@@ -127,7 +131,7 @@ class Room:
         entry = waiter.entry
         effects = self.tables.effects
         if entry is None:
-            self.tables.add_grant(Grant(start, waiter.process, waiter.exact, Ranges(((start, size),))))
+            self.tables.add_grant(Grant(start, size, waiter.process, waiter.exact, Ranges(((start, size),))))
             effects.append(e.Send(CLIENT + waiter.process, m.Granted(waiter.token, start, size)))
             return
         entry.offset = start + HEADER_BYTES
@@ -191,9 +195,17 @@ class Room:
         """Keep a little ready before anybody asks."""
         if self.tables.queue or now < self.memory_again:
             return
-        size = min(self.grant_bytes, self.ahead) // PIECE * PIECE or PIECE
-        coming = sum(p.taken.size for p in set(self.tables.preparing.values()) if p.waiter is None)
-        while self.tables.space.ready.total_from(size) + coming < self.ahead:
+        most = self.tables.capacity // IDLE_GRANT_SHARE
+        self._keep_ready(min(self.grant_bytes, self.ahead) // PIECE * PIECE or PIECE, self.ahead)
+        if min(self.grant_bytes, most) < self.demand <= most:
+            self._keep_ready(self.demand, self.demand)
+
+    def _keep_ready(self, size: int, total: int) -> None:
+        """Have ``total`` bytes ready or coming, in pieces of at least ``size``."""
+        ready = self.tables.space.ready
+        coming = sum(p.taken.size for p in set(self.tables.preparing.values()) if p.waiter is None and p.taken.size >= size)
+        most = self.tables.capacity // WARM_SHARE - ready.total  # More would be cooled again at once.
+        while ready.total_from(size) + coming < total and coming + size <= most:
             taken = self.tables.space.take_cold(size)
             if taken is None:
                 return
@@ -210,6 +222,7 @@ class Room:
             self.cool_at = now + COOL_AFTER
         elif self.cool_at is not None and now >= self.cool_at:
             self.cool_at = None
+            self.demand = 0
             keep = self.ahead
         excess = self.tables.space.ready.total - keep
         if excess >= PIECE:
@@ -237,7 +250,7 @@ class Room:
 
     def _recall_grants(self, now: float) -> None:
         for grant in self.tables.grants.values():
-            if not grant.exact and not grant.returned and grant.open.total and now - grant.recalled >= RECALL_PAUSE:
+            if not grant.exact and not grant.returned and now - grant.recalled >= RECALL_PAUSE:
                 grant.recalled = now
                 self.tables.effects.append(e.Send(CLIENT + grant.holder, m.RecallGrant(grant.offset)))
 
@@ -247,6 +260,8 @@ class Room:
         wanted = max(missing, min(SPILL_AHEAD_BYTES, tables.capacity // IDLE_GRANT_SHARE)) - tables.spilling
         victims: list[Entry] = []
         for entry in tables.idle.values():
+            if tables.grant_of((entry.offset or 0) - HEADER_BYTES) is not None:
+                continue  # Its room is free only once the grant has been given back, which has been asked for.
             if entry.on_disk or entry.rebuildable:
                 self._drop(entry)
                 return True
@@ -276,10 +291,14 @@ class Room:
             self.tables.end_of(entry, "evicted")
 
     def _recall_pins(self, now: float, wanted: int) -> None:
-        """Ask readers for the pins told longest ago; those of objects that nobody refers to are asked for in any case."""
+        """Ask readers for the pins told longest ago, those who kept theirs last; for pins of freed objects in any case."""
         asked: dict[bytes, list[bytes]] = {}
+        lately = {True: list[Entry](), False: list[Entry]()}
         for entry in self.tables.pinned.values():
-            if now - entry.recalled < RECALL_PAUSE or (wanted <= 0 and not entry.freed):
+            lately[now - entry.recalled < RECALL_PAUSE].append(entry)
+        wanted -= sum(entry.room for entry in lately[True])
+        for entry in sorted(lately[False], key=lambda entry: entry.recalled):
+            if wanted <= 0 and not entry.freed:
                 continue
             entry.recalled = now
             wanted -= entry.room

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 from zfabric.machines.parts.extents import HEADER_BYTES
 from zfabric.machines.parts.stored import RESTORING, SEALED, SPILLED, SPILLING, WAITING, StoreTables
@@ -88,6 +89,8 @@ def check(tables: StoreTables) -> None:
         position = start + size
     _require(position == tables.end, f"the arena is accounted for up to {position} of {tables.end}")
     _require(tables.grant_starts == sorted(tables.grants), "the grants' order is not theirs")
+    for first, second in pairwise(tables.grant_starts):
+        _require(tables.grants[first].end <= second, f"the grants at {first} and {second} overlap")
     _check_entries(tables)
 
 
@@ -95,7 +98,7 @@ def _tiles(tables: StoreTables) -> list[tuple[int, int, str]]:
     tiles = [(start, size, "ready room") for start, size in tables.space.ready]
     tiles += [(start, size, "cold room") for start, size in tables.space.cold]
     for grant in tables.grants.values():
-        tiles += [(start, size, "a grant") for start, size in grant.open]
+        tiles += [(start, size, "a grant") for start, size in (*grant.open, *grant.parked)]
     for preparation in set(tables.preparing.values()):
         parts = [*preparation.taken.ready, *preparation.pending.items(), *preparation.failed]
         tiles += [(start, size, "room being made ready") for start, size in parts]

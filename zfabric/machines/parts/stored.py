@@ -52,12 +52,18 @@ class Entry:
 
 
 class Grant:
-    """A range that ``holder`` may write; ``open`` is what of it has not become an object."""
+    """A range that ``holder`` may write; ``open`` is what of it has not become an object.
 
-    __slots__ = ("exact", "holder", "offset", "open", "recalled", "returned")
+    ``parked`` is what became one and is free again: it stays with the grant until that ends, so that no two grants overlap and
+    the range comes back in one piece.
+    """
 
-    def __init__(self, offset: int, holder: bytes, exact: bool, open: Ranges) -> None:
+    __slots__ = ("end", "exact", "holder", "offset", "open", "parked", "recalled", "returned")
+
+    def __init__(self, offset: int, size: int, holder: bytes, exact: bool, open: Ranges) -> None:
         self.offset = offset
+        self.end = offset + size
+        self.parked = Ranges()
         self.holder = holder
         self.exact = exact
         self.open = open
@@ -177,7 +183,7 @@ class StoreTables:
         offset, entry.offset = entry.offset, None
         if offset is not None:
             self.effects.append(e.WriteHeader(offset, e.FREED))
-            self.release(offset - HEADER_BYTES, entry.room, entry.writer)
+            self.give_up(offset - HEADER_BYTES, entry.room, entry.writer)
 
     def waiters(self) -> list[Waiter]:
         """All who wait for room, also for room that is being made ready for them."""
@@ -185,6 +191,14 @@ class StoreTables:
         return [*self.queue, *waiting] if waiting else list(self.queue)
 
     # -- room --
+
+    def give_up(self, start: int, size: int, writer: bytes) -> None:
+        """The room of an object is free, at once or with the grant it lies in."""
+        grant = self.grant_of(start)
+        if grant is not None:
+            grant.parked.add(start, size)
+        else:
+            self.release(start, size, writer)
 
     def release(self, start: int, size: int, writer: bytes) -> None:
         """These bytes are free and ready; ``writer`` has them mapped, so it gets them first."""
@@ -212,16 +226,17 @@ class StoreTables:
         insort(self.grant_starts, grant.offset)
 
     def close_grant(self, grant: Grant) -> None:
-        """End a grant; what of it never became an object is free."""
-        for start, size in grant.open:
+        """End a grant; what of it is no object is free."""
+        for start, size in sorted([*grant.open, *grant.parked]):
             self.release(start, size, grant.holder)
         del self.grants[grant.offset]
         del self.grant_starts[bisect_right(self.grant_starts, grant.offset) - 1]
 
     def grant_of(self, offset: int) -> Grant | None:
-        """The grant that begins at or before ``offset`` and is the nearest."""
+        """The grant whose range ``offset`` is in."""
         index = bisect_right(self.grant_starts, offset)
-        return self.grants[self.grant_starts[index - 1]] if index else None
+        grant = self.grants[self.grant_starts[index - 1]] if index else None
+        return grant if grant is not None and offset < grant.end else None
 
     def in_grants(self) -> int:
         """Bytes in grants that a process may still fill as it likes."""

@@ -1,0 +1,606 @@
+"""The object store's promises: room, pins, spilling, typed errors, death of processes, restart."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
+from store_world import SCHEDULER, World, object_id, process_id
+
+from zfabric.machines.object_store import ObjectStore
+from zfabric.machines.parts.extents import HEADER_BYTES, PIECE, footprint
+from zfabric.protocol import effects as e
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import CLIENT
+from zfabric.protocol.machine import Refusal
+
+MiB = 2**20
+
+
+def said(world: World, kind: type) -> list[object]:
+    return [message for message in world.said if isinstance(message, kind)]
+
+
+def filled(pieces: int = 8, size: int = PIECE - HEADER_BYTES, **options: object) -> World:
+    """A world whose arena is full of objects 0, 1, 2 … of one piece each, written by process 0."""
+    world = World(pieces, **options)
+    for number in range(pieces):
+        world.put_now(world.process(0), number, size)
+    return world
+
+
+def test_a_few_grants_are_ready_before_anybody_asks() -> None:
+    world = World(64)
+    assert all(isinstance(effect, e.MakeReady) for effect in world.pending)
+    assert 0 < sum(effect.size for effect in world.pending) <= 64 * PIECE // 8
+    world.complete_all()
+    world.reserve(world.process(0), 1000, exact=False)
+    world.turn()
+    assert isinstance(world.process(0).answers[1], m.Granted)
+
+
+def test_small_objects_share_a_grant_and_a_large_one_gets_its_own() -> None:
+    world = World(64)
+    process = world.process(0)
+    world.reserve(process, 1000, exact=False)
+    world.settle()
+    for number in range(10):
+        assert world.put(process, number, 1000)
+    world.put_now(process, 100, 3 * PIECE)
+    world.settle()
+    statistics = world.store.statistics()
+    assert statistics["objects"] == 11
+    assert statistics["used"] == 10 * footprint(1000) + footprint(3 * PIECE)
+    assert statistics["grants"] == 1
+
+
+def test_grants_become_smaller_when_an_eighth_of_the_arena_lies_in_them() -> None:
+    world = World(64, grant_bytes=4 * PIECE)
+    sizes = []
+    for number in range(12):
+        token = world.reserve(world.process(number), 1000, exact=False)
+        world.settle()
+        answer = world.process(number).answers[token]
+        sizes.append(answer.size)
+    assert sizes[0] == 4 * PIECE
+    assert sizes[-1] == footprint(1000)
+    assert world.store.statistics()["granted"] <= 64 * PIECE // 8 + 12 * footprint(1000)
+
+
+def test_larger_than_the_store_is_refused_at_once_by_size() -> None:
+    world = World(4)
+    world.reserve(world.process(0), 4 * PIECE, patience=100.0)
+    world.turn()
+    answer = world.process(0).answers[1]
+    assert (type(answer), answer.kind) == (m.NoSpace, "too_large")
+    assert "8.0 MiB" in answer.text
+    assert "object_store_memory" in answer.text
+
+
+def test_freed_room_goes_back_warm_to_who_wrote_it() -> None:
+    world = World(64)
+    size = 2 * PIECE - HEADER_BYTES
+    world.put_now(world.process(1), 1, size)
+    world.put_now(world.process(2), 2, size)
+    places = {number: next(offset for offset, (found, _) in world.contents.items() if found == object_id(number)) for number in (1, 2)}
+    world.free(1)
+    world.free(2)
+    world.settle()
+    for number in (2, 1):
+        token = world.reserve(world.process(number), size)
+        world.turn()
+        assert world.process(number).answers[token].offset == places[number] - HEADER_BYTES
+    assert world.pending == []
+
+
+def test_free_memory_goes_back_to_the_system_after_a_while_without_demand() -> None:
+    world = World(64)
+    world.put_now(world.process(0), 1, 20 * PIECE)
+    world.free(1)
+    world.settle()
+    assert world.memory.total >= 20 * PIECE
+    world.pass_time(60)
+    world.complete_all()
+    assert world.memory.total <= 64 * PIECE // 8
+    assert world.store.next_deadline() is None
+
+
+def test_a_full_store_spills_the_least_recently_used_and_brings_it_back() -> None:
+    world = filled()
+    for number in (0, 1, 2):
+        world.locate(number, world.process(1))
+        world.turn()
+        world.unpin(world.process(1), object_id(number))
+    world.put_now(world.process(0), 100, PIECE - HEADER_BYTES)
+    assert world.disk.keys() == {object_id(3)}
+    world.locate(3, world.process(1))
+    world.settle()
+    assert object_id(3) in world.process(1).places
+    assert object_id(3) not in world.lost
+    assert len(world.disk) == 2
+
+
+def test_a_copy_on_disk_makes_the_second_eviction_free() -> None:
+    world = filled(2)
+    reader = world.process(1)
+    world.put_now(world.process(0), 100, PIECE - HEADER_BYTES)
+    (spilled,) = world.disk
+    world.locate(int.from_bytes(spilled, "big"), reader)
+    world.settle()
+    world.unpin(reader, spilled)
+    for number in (1, 100):
+        world.locate(number, reader)
+    world.settle()
+    assert world.store.statistics()["spills"] == 2
+    assert world.store.statistics()["restores"] >= 1
+
+
+def test_locates_of_one_object_share_one_restore() -> None:
+    world = filled(4)
+    world.put_now(world.process(0), 100, PIECE - HEADER_BYTES)
+    (spilled,) = world.disk
+    number = int.from_bytes(spilled, "big")
+    for reader in (1, 2, 3, 3):
+        world.locate(number, world.process(reader))
+    world.settle()
+    assert [world.process(reader).tellings[spilled] for reader in (1, 2, 3)] == [1, 1, 2]
+    assert world.store.statistics()["restores"] == 1
+
+
+def test_an_unpin_that_crosses_a_telling_leaves_the_reader_its_pin() -> None:
+    world = filled(1)
+    reader = world.process(1)
+    world.locate(0, reader)
+    world.turn()
+    world.locate(0, reader)
+    world.say(CLIENT + reader.incarnation, m.Unpin((object_id(0),)))
+    reader.tellings[object_id(0)] -= 1
+    world.turn()
+    world.reserve(world.process(0), PIECE - HEADER_BYTES)
+    world.settle()
+    assert reader.tellings[object_id(0)] == 1
+    assert world.disk == {}
+    world.unpin(reader, object_id(0))
+    world.settle()
+    assert isinstance(world.process(0).answers[2], m.Granted)
+
+
+def test_pins_are_asked_back_when_nothing_else_makes_room() -> None:
+    world = filled(2)
+    reader = world.process(1)
+    world.locate(0, reader)
+    world.locate(1, reader)
+    world.turn()
+    world.reserve(world.process(0), PIECE - HEADER_BYTES)
+    world.turn()
+    assert said(world, m.Recall) == [m.Recall((object_id(0),))]
+    world.pass_time(1.1)
+    assert said(world, m.Recall)[1:] == [m.Recall((object_id(1),))]
+    world.unpin(reader, object_id(1))
+    world.settle()
+    assert isinstance(world.process(0).answers[3], m.Granted)
+    assert world.disk.keys() == {object_id(1)}
+
+
+def test_idle_grants_are_asked_back() -> None:
+    world = World(16)
+    idle, busy = world.process(0), world.process(1)
+    world.reserve(idle, 10, exact=False)
+    world.settle()
+    held = idle.grants.rows()[0]
+    world.reserve(busy, 15 * PIECE + PIECE // 2)
+    world.settle()
+    assert said(world, m.RecallGrant) == [m.RecallGrant(held[0])]
+    world.return_grants(idle)
+    world.settle()
+    assert isinstance(busy.answers[2], m.Granted)
+
+
+def test_rebuildable_values_are_dropped_rather_than_spilled() -> None:
+    world = World(1)
+    world.put_now(world.process(0), 0, PIECE - HEADER_BYTES, rebuildable=True)
+    world.put_now(world.process(0), 1, PIECE - HEADER_BYTES)
+    assert world.lost == {object_id(0): "evicted"}
+    assert world.disk == {}
+    world.locate(0, world.process(1))
+    world.turn()
+    assert world.lost == {object_id(0): "missing"}
+
+
+def test_a_reservation_waits_its_patience_and_no_longer() -> None:
+    world = filled(2)
+    for number in (0, 1):
+        world.locate(number, world.process(1))
+    world.turn()
+    world.reserve(world.process(2), 1000, patience=3.0)
+    world.turn()
+    world.pass_time(2.9)
+    assert world.process(2).answers == {}
+    assert world.store.explain(process_id(2)) is not None
+    world.pass_time(0.2)
+    answer = world.process(2).answers[3]
+    assert (type(answer), answer.kind) == (m.NoSpace, "full")
+    assert "1,000 bytes" in answer.text
+    assert "4.0 MiB are in use by live values" in answer.text
+
+
+def test_reservations_are_served_in_order() -> None:
+    world = filled(4)
+    for number in range(4):
+        world.locate(number, world.process(1))
+    world.turn()
+    large = world.reserve(world.process(2), 2 * PIECE - HEADER_BYTES, patience=50)
+    small = world.reserve(world.process(3), 1000, patience=50)
+    world.turn()
+    world.unpin(world.process(1), object_id(3))
+    world.free(3)
+    world.settle()
+    assert world.process(3).answers == {}
+    world.unpin(world.process(1), object_id(2))
+    world.free(2)
+    world.settle()
+    assert isinstance(world.process(2).answers[large], m.Granted)
+    assert small in world.process(3).waiting
+    world.return_grants(world.process(2))
+    world.settle()
+    assert isinstance(world.process(3).answers[small], m.Granted)
+
+
+def test_a_full_disk_is_named_in_the_error_and_tried_again_when_it_heals() -> None:
+    world = filled(2)
+    first = world.reserve(world.process(0), PIECE - HEADER_BYTES, patience=3.0)
+    world.turn()
+    world.complete(error="No space left on device")
+    world.turn()
+    assert world.pending == []
+    world.pass_time(3.1)
+    while world.pending:
+        world.complete(error="No space left on device")
+        world.turn()
+    world.pass_time(3.1)
+    answer = world.process(0).answers[first]
+    assert answer.kind == "full"
+    assert "No space left on device" in answer.text
+    second = world.reserve(world.process(0), PIECE - HEADER_BYTES, patience=5.0)
+    world.pass_time(2.0)
+    world.complete_all()
+    assert isinstance(world.process(0).answers[second], m.Granted)
+
+
+def test_memory_that_the_system_refuses_is_a_typed_error_only_if_nothing_can_be_freed() -> None:
+    world = World(8)
+    while world.pending:
+        world.complete(error="Cannot allocate memory")
+    world.turn()
+    world.now += 2
+    world.reserve(world.process(0), 1000, patience=100.0)
+    world.turn()
+    while world.pending:
+        world.complete(error="Cannot allocate memory")
+        world.turn()
+    answer = world.process(0).answers[1]
+    assert answer.kind == "memory"
+    assert "Cannot allocate memory" in answer.text
+    world.now += 2
+    world.put_now(world.process(0), 1, PIECE - HEADER_BYTES)
+
+
+def test_memory_that_the_system_refuses_is_taken_from_what_can_be_spilled() -> None:
+    world = World(8)
+    world.put_now(world.process(0), 1, PIECE - HEADER_BYTES)
+    world.complete_all()
+    token = world.reserve(world.process(0), 2 * PIECE - HEADER_BYTES, patience=100.0)
+    world.turn()
+    while not isinstance(world.process(0).answers.get(token), m.Granted):
+        if not world.pending:
+            world.pass_time(0.5)
+        elif isinstance(world.pending[0], e.MakeReady) and not world.disk:
+            world.complete(error="Cannot allocate memory")
+        else:
+            world.complete()
+        world.turn()
+    assert world.disk.keys() == {object_id(1)}
+
+
+def test_inline_values_move_in_and_wait_for_room_if_need_be() -> None:
+    world = filled(1)
+    world.locate(0, world.process(1))
+    world.turn()
+    world.values[object_id(7)] = 100
+    world.say(SCHEDULER, m.Absorb(((object_id(7), b"v" * 100, False),)))
+    world.locate(7, world.process(1))
+    world.turn()
+    world.pass_time(30)
+    assert object_id(7) not in world.process(1).places
+    world.unpin(world.process(1), object_id(0))
+    world.settle()
+    assert object_id(7) in world.process(1).places
+
+
+def test_a_freed_object_goes_with_its_last_reader_and_its_file_with_it() -> None:
+    world = filled(2)
+    world.put_now(world.process(0), 100, PIECE - HEADER_BYTES)
+    (spilled,) = world.disk
+    number = int.from_bytes(spilled, "big")
+    world.locate(number, world.process(1))
+    world.settle()
+    world.free(number)
+    world.settle()
+    assert spilled in world.disk
+    explanation = world.store.explain(spilled)
+    assert explanation is not None
+    assert "nobody refers" in explanation.reason
+    world.unpin(world.process(1), spilled)
+    world.settle()
+    assert spilled not in world.disk
+    assert world.store.explain(spilled) is None
+
+
+def test_an_object_freed_while_it_is_spilled_leaves_nothing() -> None:
+    world = filled(1)
+    world.reserve(world.process(0), PIECE - HEADER_BYTES)
+    world.turn()
+    assert isinstance(world.pending[0], e.Spill)
+    world.free(0)
+    world.settle()
+    assert world.disk == {}
+    assert world.store.statistics()["objects"] == 0
+
+
+def test_a_damaged_file_is_a_lost_object() -> None:
+    world = filled(1)
+    world.put_now(world.process(0), 1, PIECE - HEADER_BYTES)
+    world.locate(0, world.process(1))
+    world.turn()
+    while world.pending:
+        world.complete(error="checksum" if isinstance(world.pending[0], e.Unspill) else "")
+        world.turn()
+    assert world.lost[object_id(0)] == "unreadable: checksum"
+    assert object_id(0) not in world.disk
+
+
+def test_a_restore_that_finds_no_room_says_so_and_keeps_the_copy() -> None:
+    world = filled(1)
+    world.put_now(world.process(0), 1, PIECE - HEADER_BYTES)
+    world.locate(1, world.process(1))
+    world.locate(0, world.process(2))
+    world.settle()
+    world.pass_time(6)
+    assert world.lost[object_id(0)].startswith("full:")
+    assert object_id(0) in world.disk
+    world.unpin(world.process(1), object_id(1))
+    world.locate(0, world.process(2))
+    world.settle()
+    assert object_id(0) in world.process(2).places
+
+
+def test_a_dead_writers_grants_are_freed_and_what_it_sealed_stays() -> None:
+    world = World(16)
+    writer, reader = world.process(0), world.process(1)
+    world.reserve(writer, 1000, exact=False)
+    world.settle()
+    assert world.put(writer, 1, 1000)
+    world.locate(1, reader)
+    world.locate(1, writer)
+    world.settle()
+    pending = world.reserve(writer, 3 * PIECE)
+    world.turn()
+    world.kill(writer)
+    world.settle()
+    statistics = world.store.statistics()
+    assert (statistics["granted"], statistics["grants"], statistics["waiting"]) == (0, 0, 0)
+    assert object_id(1) in reader.places
+    world.say(CLIENT + writer.incarnation, m.Reserve(pending + 1, 1000, True, 9.0))
+    world.settle()
+    assert world.store.statistics()["grants"] == 0
+    world.say(SCHEDULER, m.Sealed(((object_id(2), 3 * PIECE, 1000, writer.incarnation, False),)))
+    world.turn()
+    assert world.lost[object_id(2)] == "missing"
+
+
+def test_a_seal_that_comes_after_the_grants_return_still_counts() -> None:
+    world = World(16)
+    writer = world.process(0)
+    world.reserve(writer, 1000, exact=False)
+    world.settle()
+    offset = writer.grants.allocate(1000)
+    assert offset is not None
+    world.write(offset, object_id(1), 1000)
+    writer.grants.finished(offset)
+    ((start, used),) = writer.grants.idle()
+    world.say(CLIENT + writer.incarnation, m.ReturnGrant(start, used))
+    world.turn()
+    assert world.store.statistics()["granted"] == used
+    world.say(SCHEDULER, m.Sealed(((object_id(1), offset, 1000, writer.incarnation, False),)))
+    world.turn()
+    statistics = world.store.statistics()
+    assert (statistics["granted"], statistics["grants"], statistics["used"]) == (0, 0, used)
+
+
+def test_a_second_copy_of_an_object_is_dropped() -> None:
+    world = World(16)
+    for writer in (0, 1):
+        world.put_now(world.process(writer), 5, 1000)
+    statistics = world.store.statistics()
+    assert (statistics["objects"], statistics["used"], statistics["copies_dropped"]) == (1, footprint(1000), 1)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    world = World(4)
+    with pytest.raises(Refusal):
+        world.say(CLIENT + process_id(0), m.Reserve(1, -1, True, 1.0))
+    with pytest.raises(Refusal):
+        world.say(SCHEDULER, m.Stop())
+    with pytest.raises(Refusal):
+        world.say(SCHEDULER, m.Keep(()))
+    world.say(CLIENT + process_id(0), m.ReturnGrant(12345, 0))
+    world.say(SCHEDULER, m.Sealed(((object_id(1), 2 * PIECE, 10, process_id(0), False),)))
+    world.turn()
+    assert world.store.statistics()["refused"] == 2
+
+
+def test_a_restarted_store_moves_nothing_until_it_knows_what_to_keep() -> None:
+    world = filled(4)
+    reader = world.process(1)
+    world.locate(0, reader)
+    world.locate(1, reader)
+    world.settle()
+    world.free(1)
+    before = world.store
+    world.store = ObjectStore(before.address, SCHEDULER, world.config, world.capacity, recovering=True)
+    world.say(CLIENT + reader.incarnation, m.Pinned(tuple((identifier, *place) for identifier, place in reader.places.items())))
+    token = world.reserve(world.process(2), 1000)
+    world.say(SCHEDULER, m.Keep((object_id(0), object_id(2))))
+    assert world.store.take_effects(world.now) == []
+    assert world.store.next_deadline() is None
+    found = tuple((identifier, offset, size) for offset, (identifier, size) in world.contents.items())
+    world.say(b"Xshellshe", m.ArenaFound(found, ()))
+    world.settle()
+    world.complete_all()
+    assert isinstance(world.process(2).answers[token], m.Granted)
+    assert {identifier for identifier in map(object_id, range(4)) if world.store.explain(identifier)} == {
+        object_id(0),
+        object_id(1),
+        object_id(2),
+    }
+    world.unpin(reader, object_id(1))
+    world.settle()
+    assert world.store.explain(object_id(1)) is None
+
+
+def test_a_late_process_is_told_what_it_lost_by_a_restart() -> None:
+    world = filled(2)
+    world.say(CLIENT + process_id(9), m.Pinned(((object_id(0), 64, 10),)))
+    world.say(CLIENT + process_id(9), m.GrantsHeld(((PIECE, PIECE, 0),)))
+    effects = world.store.take_effects(world.now)
+    assert [(effect.to, effect.message.kind) for effect in effects] == [(CLIENT + process_id(9), "ObjectLostError")] * 2
+
+
+NUMBERS = st.integers(0, 11)
+SIZES = st.sampled_from([0, 1, 1000, 70_000, PIECE // 2, PIECE - HEADER_BYTES, PIECE, 2 * PIECE + 5])
+PROCESSES = st.integers(0, 3)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Processes, a scheduler, a shell with faults and restarts, in any order; in the end everybody has an answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World(5)
+        self.next_process = 4
+        self.alive = {number: number for number in range(4)}
+        self.next_object = 0
+
+    def process(self, number: int):  # type: ignore[no-untyped-def]
+        return self.world.process(self.alive[number])
+
+    def existing(self, number: int) -> int | None:
+        known = sorted(self.world.referenced)
+        return int.from_bytes(known[number % len(known)], "big") if known else None
+
+    @rule(number=PROCESSES, size=SIZES, exact=st.booleans(), patience=st.sampled_from([0.0, 1.0, 20.0]))
+    def reserve(self, number: int, size: int, exact: bool, patience: float) -> None:
+        self.world.reserve(self.process(number), size, exact, patience)
+        self.world.turn()
+
+    @rule(number=PROCESSES, size=SIZES, rebuildable=st.booleans())
+    def put(self, number: int, size: int, rebuildable: bool) -> None:
+        if self.world.put(self.process(number), self.next_object, size, rebuildable):
+            self.next_object += 1
+            self.world.turn()
+
+    @rule(number=PROCESSES, which=NUMBERS)
+    def put_again(self, number: int, which: int) -> None:
+        known = self.existing(which)
+        if known is not None:
+            self.world.put(self.process(number), known, self.world.values[object_id(known)])
+            self.world.turn()
+
+    @rule(size=st.sampled_from([0, 100, 70_000]), rebuildable=st.booleans())
+    def absorb(self, size: int, rebuildable: bool) -> None:
+        identifier = object_id(self.next_object)
+        self.next_object += 1
+        self.world.values[identifier] = size
+        self.world.referenced.add(identifier)
+        if rebuildable:
+            self.world.rebuildable.add(identifier)
+        self.world.say(SCHEDULER, m.Absorb(((identifier, b"x" * size, rebuildable),)))
+        self.world.turn()
+
+    @rule(which=NUMBERS, number=PROCESSES)
+    def locate(self, which: int, number: int) -> None:
+        known = self.existing(which)
+        if known is not None:
+            self.world.locate(known, self.process(number))
+            self.world.turn()
+
+    @rule(number=PROCESSES)
+    def unpin(self, number: int) -> None:
+        for identifier in sorted(self.process(number).tellings):
+            self.world.unpin(self.process(number), identifier)
+        self.world.turn()
+
+    @rule(which=NUMBERS)
+    def free(self, which: int) -> None:
+        known = self.existing(which)
+        if known is not None and not any(key[0] == object_id(known) and count for key, count in self.world.asked.items()):
+            self.world.free(known)
+            self.world.turn()
+
+    @rule(number=PROCESSES)
+    def return_grants(self, number: int) -> None:
+        self.world.return_grants(self.process(number))
+        self.world.turn()
+
+    @rule(number=PROCESSES)
+    def kill(self, number: int) -> None:
+        if self.alive[number] in {int(incarnation[-1]) for incarnation in self.world.processes}:
+            self.world.kill(self.process(number))
+            self.alive[number] = self.next_process
+            self.next_process += 1
+            self.world.turn()
+
+    @rule(index=st.integers(0, 5), error=st.sampled_from(["", "", "", "broken"]))
+    def complete(self, index: int, error: str) -> None:
+        if self.world.pending:
+            self.world.complete(index % len(self.world.pending), error)
+            self.world.turn()
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 12.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.world.pass_time(seconds)
+
+    @rule()
+    def restart(self) -> None:
+        self.world.restart()
+
+    def teardown(self) -> None:
+        world = self.world
+        for _ in range(30):
+            world.pass_time(1.0)
+            world.complete_all()
+        for process in world.processes.values():
+            assert process.waiting == {}, "a reservation was forgotten"
+        assert +world.asked == {}, "a reader was forgotten"
+        for process in world.processes.values():
+            for identifier in sorted(process.tellings):
+                world.unpin(process, identifier)
+            world.return_grants(process)
+        world.turn()
+        for _ in range(10):
+            world.pass_time(1.0)
+            world.complete_all()
+        for identifier in sorted(world.values):
+            world.free(int.from_bytes(identifier, "big"))
+        world.settle()
+        statistics = world.store.statistics()
+        assert statistics["ready"] + statistics["cold"] + statistics["granted"] == statistics["capacity"]
+        assert (statistics["objects"], statistics["granted"], statistics["grants"]) == (0, 0, 0)
+        assert world.disk == world.index == {}
+        world.pass_time(30.0)
+        assert world.store.next_deadline() is None
+
+
+AnyOrder.TestCase.settings = settings(max_examples=120, stateful_step_count=60, deadline=None)
+test_any_order = AnyOrder.TestCase
