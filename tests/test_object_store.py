@@ -431,6 +431,8 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(Refusal):
         world.say(CLIENT + process_id(0), m.Reserve(1, -1, True, 1.0))
     with pytest.raises(Refusal):
+        world.say(CLIENT + process_id(0), m.Reserve(1, 1, True, float("nan")))
+    with pytest.raises(Refusal):
         world.say(SCHEDULER, m.Stop())
     with pytest.raises(Refusal):
         world.say(SCHEDULER, m.Keep(()))
@@ -604,3 +606,8 @@ class AnyOrder(RuleBasedStateMachine):
 
 AnyOrder.TestCase.settings = settings(max_examples=120, stateful_step_count=60, deadline=None)
 test_any_order = AnyOrder.TestCase
+
+
+def test_an_arena_is_never_too_small_for_its_index_and_an_object() -> None:
+    store = ObjectStore(b"Ostoretst", SCHEDULER, World(1).config, 1000)
+    assert store.statistics()["capacity"] == PIECE

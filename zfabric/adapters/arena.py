@@ -24,7 +24,7 @@ import os
 import struct
 from typing import Any
 
-from zfabric.machines.parts.extents import HEADER_BYTES, INDEX_ENTRY_BYTES, PIECE, data_start, round_up
+from zfabric.machines.parts.extents import HEADER_BYTES, INDEX_ENTRY_BYTES, PIECE, arena_bytes, data_start, round_up
 from zfabric.protocol.effects import FREED, SEALED, WRITING
 
 _MAGIC = 0x4F42465A
@@ -40,7 +40,7 @@ _MEMORY_RESERVE = 64 * 2**20
 """Memory left to the system when the arena asks for more: running into the end of it gets processes killed instead of an error."""
 
 _MADV_REMOVE, _MADV_COLLAPSE = 9, 25
-_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
+_PROT_NONE, _MAP_FIXED, _MAP_NORESERVE = 0, 0x10, 0x4000
 _F_ADD_SEALS, _F_SEAL_SHRINK, _F_SEAL_GROW = 1033, 0x2, 0x4
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -51,11 +51,11 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def create_arena(directory: str, size: int) -> int:
-    """A new arena of ``size`` bytes (rounded up to pieces), without a name; its descriptor.
+    """A new arena of ``size`` bytes (``arena_bytes`` of it), without a name; its descriptor.
 
     ``directory`` is a tmpfs to make it in; empty takes anonymous shared memory. Its size can never change, so no mapping loses its end.
     """
-    size = round_up(size, PIECE)
+    size = arena_bytes(size)
     if not directory:
         descriptor = os.memfd_create("zfabric-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     else:
@@ -78,7 +78,7 @@ class _Mapping:
 
     def __init__(self, descriptor: int, size: int, writable: bool) -> None:
         self.size = size
-        spare = _map(None, size + PIECE, mmap.PROT_NONE if hasattr(mmap, "PROT_NONE") else 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
+        spare = _map(None, size + PIECE, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
         self.address = round_up(spare, PIECE)
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         try:
@@ -116,7 +116,7 @@ class Arena:
     """
 
     def __init__(self, path: str, size: int, writable: bool) -> None:
-        self.size = round_up(size, PIECE)
+        self.size = arena_bytes(size)
         self._descriptor = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
         try:
             actual = os.fstat(self._descriptor).st_size
@@ -175,10 +175,11 @@ class Arena:
             slot = self._slots.pop(offset, None)
             if slot is not None:
                 self._memory[slot * INDEX_ENTRY_BYTES + _STATE_AT] = FREED
+                self._memory[start + _STATE_AT] = FREED
                 self._free_slots.append(slot)
-            self._memory[start + _STATE_AT] = FREED
             return True
-        magic, version, sealed, size, object_id, _ = _HEADER.unpack_from(self._readable, start)
+        # Read by a system call, since a claim that nobody vouches for may point to where no memory is.
+        magic, version, sealed, size, object_id, _ = _HEADER.unpack(os.pread(self._descriptor, HEADER_BYTES, start))
         if (magic, version, sealed) != (_MAGIC, _VERSION, SEALED):
             return False
         if offset in self._slots:

@@ -24,13 +24,13 @@ from typing import Any
 from zfabric.config import Config
 from zfabric.machines.parts import store_report
 from zfabric.machines.parts.claims import Claims
-from zfabric.machines.parts.extents import ALIGNMENT, HEADER_BYTES, PIECE, data_start, footprint, round_up
+from zfabric.machines.parts.extents import ALIGNMENT, HEADER_BYTES, arena_bytes, data_start, footprint, round_up
 from zfabric.machines.parts.room import Room
 from zfabric.machines.parts.stored import RESTORING, SEALED, SPILLED, SPILLING, WAITING, Entry, Grant, StoreTables, Waiter
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address, short
-from zfabric.protocol.machine import Explanation, InvariantViolation, Refusal
+from zfabric.protocol.machine import Explanation, Refusal
 
 
 class ObjectStore:
@@ -40,10 +40,8 @@ class ObjectStore:
         self.address = address
         self._scheduler = scheduler
         self._put_patience = config.put_patience
-        start, end = data_start(capacity), capacity // PIECE * PIECE
-        if end <= start:
-            raise InvariantViolation(f"an arena of {capacity} bytes has no room for objects")
-        self._tables = StoreTables(start, end)
+        size = arena_bytes(capacity)
+        self._tables = StoreTables(data_start(size), size)
         self._room = Room(self._tables, config)
         self._claims = Claims() if recovering else None
 
@@ -54,7 +52,7 @@ class ObjectStore:
         handler = self._handlers.get(type(message))
         if handler is None:
             raise Refusal(f"an object store does not take {type(message).__name__}")
-        if self._claims is None:
+        if self._claims is None or type(message) is m.Query:
             handler(self, now, source, message)
         elif not self._claims.take(source[1:], message):
             self._claims.deferred.append((source, message))
@@ -99,12 +97,17 @@ class ObjectStore:
         """The arena is tiled exactly; every object is in the tables its state says."""
         store_report.check(self._tables)
 
+    def on_query(self, now: float, source: Address, message: m.Query) -> None:
+        """The local scheduler is asked something that is known here."""
+        payload = store_report.answer(self._tables, message.what, message.arguments)
+        self._tables.effects.append(e.Send(source, m.Answer(message.token, payload, "")))
+
     # -- grants ------------------------------------------------------------------------------------------------------------
 
     def on_reserve(self, now: float, source: Address, message: m.Reserve) -> None:
         """A process wants room to write."""
-        if message.size < 0:
-            raise Refusal(f"a reservation of {message.size} bytes")
+        if message.size < 0 or not message.patience >= 0:
+            raise Refusal(f"a reservation of {message.size} bytes within {message.patience} seconds")
         process = source[1:]
         known = [waiter for waiter in self._tables.waiters() if waiter.process == process and waiter.token == message.token]
         if process in self._tables.gone or known:
@@ -117,7 +120,7 @@ class ObjectStore:
             text += f" ({store_report.readable(capacity)}); give init() a larger object_store_memory, or split the value"
             self._room.give_up(waiter, "too_large", text)
         else:
-            self._tables.queue.append(waiter)
+            self._room.enqueue(waiter)
 
     def on_return_grant(self, now: float, source: Address, message: m.ReturnGrant) -> None:
         """A process writes no more into a grant; what it wrote there is sealed by now, or will be by messages on their way."""
@@ -155,7 +158,7 @@ class ObjectStore:
                 continue
             start, length = offset - HEADER_BYTES, footprint(size)
             grant = tables.grant_of(start)
-            if grant is None or grant.holder != writer or grant.open.around(start, length) is None:
+            if size < 0 or grant is None or grant.holder != writer or grant.open.around(start, length) is None:
                 tables.counts["refused"] += 1
                 if entry is None:
                     tables.lost[object_id] = "missing"
@@ -183,7 +186,7 @@ class ObjectStore:
                 entry = Entry(object_id, len(value), WAITING, None, b"", rebuildable)
                 entry.value = value
                 self._tables.enter(entry)
-                self._tables.queue.append(Waiter(entry.size, float("inf"), entry=entry))
+                self._room.enqueue(Waiter(entry.size, float("inf"), entry=entry))
 
     def on_locate(self, now: float, source: Address, message: m.Locate) -> None:
         """Pin objects for processes and tell where they are, once they are there."""
@@ -199,7 +202,7 @@ class ObjectStore:
                 entry.asked.append(process)
                 if entry.state == SPILLED:
                     entry.state = WAITING
-                    self._tables.queue.append(Waiter(entry.size, now + self._put_patience, entry=entry))
+                    self._room.enqueue(Waiter(entry.size, now + self._put_patience, entry=entry))
 
     def on_pinned(self, now: float, source: Address, message: m.Pinned) -> None:
         """A process registers late, after the store has begun: what it knows is good only where the object still is."""
@@ -314,4 +317,5 @@ class ObjectStore:
         m.Unspilled: on_unspilled,
         m.ArenaFound: on_claim,
         m.Keep: on_claim,
+        m.Query: on_query,
     }

@@ -69,7 +69,7 @@ class Claims:
         facts = {row[:3]: row for row in self._written}
         pinned = [(object_id, offset, size, b"", False) for _, object_id, offset, size in self._pinned]
         for row in [*self._found, *pinned, *self._written]:
-            if row[0] not in objects and _claim(free, row[1] - HEADER_BYTES, footprint(row[2]), start):
+            if row[0] not in objects and row[2] >= 0 and _claim(free, row[1] - HEADER_BYTES, footprint(row[2]), start):
                 objects[row[0]] = facts.get(row[:3], row)
         pins: dict[bytes, dict[bytes, int]] = {}
         grants: list[tuple[int, int, bytes, bool, Ranges]] = []
@@ -89,7 +89,7 @@ class Claims:
 
 
 def _claim(free: Ranges, begin: int, size: int, start: int) -> bool:
-    if begin < start or begin % HEADER_BYTES or size <= 0 or free.around(begin, size) is None:
+    if begin < start or begin % HEADER_BYTES or free.around(begin, size) is None:
         return False
     free.remove(begin, size)
     return True
@@ -97,7 +97,7 @@ def _claim(free: Ranges, begin: int, size: int, start: int) -> bool:
 
 def _held(free: Ranges, begin: int, size: int, start: int, end: int) -> list[Ranges]:
     """What is still free of a range somebody holds, taken out; nothing if there is none of it."""
-    if begin < start or begin + size > end or begin % HEADER_BYTES or size % HEADER_BYTES:
+    if begin < start or begin + size > end or begin % HEADER_BYTES or size % HEADER_BYTES or size < 0:
         return []
     parts = Ranges()
     for first, length in free:

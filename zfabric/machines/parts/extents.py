@@ -39,9 +39,14 @@ def footprint(size: int) -> int:
     return HEADER_BYTES + round_up(size, ALIGNMENT)
 
 
-def data_start(capacity: int) -> int:
-    """Where the objects begin in an arena of ``capacity`` bytes; the index is before it."""
-    return round_up(capacity // INDEX_SHARE * INDEX_ENTRY_BYTES, PIECE) or PIECE
+def arena_bytes(wanted: int) -> int:
+    """The size of the arena file for ``wanted`` bytes: whole pieces, one for the index and one for objects at least."""
+    return max(round_up(wanted, PIECE), 2 * PIECE)
+
+
+def data_start(size: int) -> int:
+    """Where the objects begin in an arena file of ``size`` bytes; the index is before it."""
+    return round_up(size // INDEX_SHARE * INDEX_ENTRY_BYTES, PIECE)
 
 
 class Ranges:

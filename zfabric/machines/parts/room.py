@@ -12,6 +12,9 @@ to those few grants after a while without demand.
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
+from itertools import count
+
 from zfabric.config import Config
 from zfabric.machines.parts.extents import HEADER_BYTES, PIECE, Ranges, Taken
 from zfabric.machines.parts.store_report import why_full
@@ -57,15 +60,29 @@ class Room:
         self.memory_again = NEVER
         self.pressure_at: float | None = None
         self.cool_at: float | None = None
+        self._deadlines: list[tuple[float, int, Waiter]] = []
+        self._numbers = count()
 
     def next_deadline(self) -> float | None:
         """The next end of someone's patience, round of making room, or giving back of memory."""
-        times = [waiter.deadline for waiter in self.tables.queue if not waiter.cancelled and waiter.deadline < float("inf")]
+        while self._deadlines and not _waits(self._deadlines[0][2]):
+            heappop(self._deadlines)
+        times = [self._deadlines[0][0]] if self._deadlines else []
         if self.tables.queue and self.pressure_at is not None:
             times.append(self.pressure_at)
         if not self.tables.queue and self.cool_at is not None:
             times.append(self.cool_at)
         return min(times, default=None)
+
+    def enqueue(self, waiter: Waiter, front: bool = False) -> None:
+        """Someone wants room; ``front`` for one who had its turn already."""
+        waiter.queued = True
+        if front:
+            self.tables.queue.appendleft(waiter)
+        else:
+            self.tables.queue.append(waiter)
+        if waiter.deadline < float("inf"):
+            heappush(self._deadlines, (waiter.deadline, next(self._numbers), waiter))
 
     def serve(self, now: float) -> None:
         """Give room to those who wait, in order; make some for the first who finds none; keep some ready ahead."""
@@ -73,7 +90,7 @@ class Room:
         self.pressure_at = None
         while queue:
             if queue[0].cancelled or self._place(now, queue[0]):
-                queue.popleft()
+                queue.popleft().queued = False
             elif not self._make_room(now, queue[0]):
                 break
         self._make_ready_ahead(now)
@@ -81,8 +98,9 @@ class Room:
 
     def expire(self, now: float) -> None:
         """End the patience of those who waited too long."""
-        for waiter in list(self.tables.queue):
-            if waiter.deadline <= now and not waiter.cancelled:
+        while self._deadlines and self._deadlines[0][0] <= now:
+            waiter = heappop(self._deadlines)[2]
+            if _waits(waiter):
                 self.give_up(waiter, "memory" if self.tables.memory_error else "full", why_full(self.tables, waiter.size))
 
     def give_up(self, waiter: Waiter, kind: str, text: str) -> None:
@@ -187,7 +205,7 @@ class Room:
         if waiter is None or waiter.cancelled:
             return
         if preparation.failed or not space.take_at(taken.start, taken.size):
-            self.tables.queue.appendleft(waiter)
+            self.enqueue(waiter, front=True)
         else:
             self._give(waiter, taken.start, taken.size)
 
@@ -265,7 +283,9 @@ class Room:
             if entry.on_disk or entry.rebuildable:
                 self._drop(entry)
                 return True
-            if wanted <= 0 or now < self.disk_again:
+            if wanted <= 0:
+                break
+            if now < self.disk_again:
                 continue
             wanted -= entry.room
             victims.append(entry)
@@ -323,3 +343,7 @@ class Room:
                 entry.state = SPILLED
                 tables.vacate(entry)
         tables.settle(entry)
+
+
+def _waits(waiter: Waiter) -> bool:
+    return waiter.queued and not waiter.cancelled

@@ -9,6 +9,7 @@ from zfabric.machines.parts.extents import HEADER_BYTES
 from zfabric.machines.parts.stored import RESTORING, SEALED, SPILLED, SPILLING, WAITING, StoreTables
 from zfabric.protocol.ids import short
 from zfabric.protocol.machine import Explanation, InvariantViolation
+from zfabric.protocol.messages import Row
 
 MiB = 2**20
 
@@ -79,6 +80,17 @@ def explain(tables: StoreTables, subject: bytes) -> Explanation | None:
     elif entry.state == WAITING:
         reason = why_full(tables, entry.size)
     return Explanation(subject, entry.state, reason, tuple(facts))
+
+
+def answer(tables: StoreTables, what: str, arguments: Row) -> object:
+    """What the local scheduler passes on to people: "statistics"; "entries" ``(state, pins, on disk)`` by id; "explain" facts."""
+    if what == "statistics":
+        return dict(statistics(tables))
+    if what == "explain":
+        explanation = explain(tables, arguments[0])
+        return None if explanation is None else (explanation.state, explanation.reason, explanation.facts)
+    found = ((object_id, tables.entries.get(object_id)) for object_id in arguments)
+    return {object_id: (entry.state, sum(entry.pins.values()), entry.on_disk) for object_id, entry in found if entry is not None}
 
 
 def check(tables: StoreTables) -> None:

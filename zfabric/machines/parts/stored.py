@@ -74,7 +74,7 @@ class Grant:
 class Waiter:
     """Someone in the queue for ``need`` bytes: a process for a grant (``entry`` None), or an object."""
 
-    __slots__ = ("cancelled", "deadline", "entry", "exact", "need", "process", "size", "token")
+    __slots__ = ("cancelled", "deadline", "entry", "exact", "need", "process", "queued", "size", "token")
 
     def __init__(self, size: int, deadline: float, exact: bool = True, entry: Entry | None = None) -> None:
         self.size = size
@@ -84,6 +84,7 @@ class Waiter:
         self.entry = entry
         self.process = b""
         self.token = 0
+        self.queued = False
         self.cancelled = False
 
 
@@ -172,8 +173,9 @@ class StoreTables:
         del self.entries[object_id]
         if entry.asked:
             self.lost[object_id] = reason
-        for waiter in self.waiters():
-            waiter.cancelled = waiter.cancelled or waiter.entry is entry
+        if entry.state == WAITING:
+            for waiter in self.waiters():
+                waiter.cancelled = waiter.cancelled or waiter.entry is entry
         self.vacate(entry)
         if entry.on_disk:
             self.unlink.append(object_id)

@@ -1,0 +1,451 @@
+"""The arena and the spill directory on the real system: memory, other processes, kills, full disks."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from zfabric.adapters import arena as arena_module
+from zfabric.adapters.arena import Arena, create_arena
+from zfabric.adapters.spill import SpillDirectory
+from zfabric.config import Config
+from zfabric.machines.object_store import ObjectStore
+from zfabric.machines.parts.extents import HEADER_BYTES, PIECE, data_start, footprint
+from zfabric.protocol import effects as e
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import CLIENT
+
+SIZE = 16 * PIECE
+FIRST = data_start(SIZE) + HEADER_BYTES
+STORE, SCHEDULER, SHELL = b"Ostoretst", b"Lschedule", b"Xshellshe"
+WRITER = b"writer01"
+
+
+def object_id(number: int) -> bytes:
+    return number.to_bytes(20, "big")
+
+
+@pytest.fixture(params=["anonymous", "directory"])
+def path(request: pytest.FixtureRequest) -> Iterator[str]:
+    descriptor = create_arena("" if request.param == "anonymous" else "/dev/shm", SIZE)
+    yield f"/proc/{os.getpid()}/fd/{descriptor}"
+    os.close(descriptor)
+
+
+@pytest.fixture
+def arena(path: str) -> Iterator[Arena]:
+    opened = Arena(path, SIZE, writable=True)
+    yield opened
+    opened.close()
+
+
+class Shell:
+    """Performs the store's effects on a real arena and a real directory, at once."""
+
+    def __init__(self, arena: Arena, directory: Path, recovering: bool = False) -> None:
+        self.arena = arena
+        self.spill = SpillDirectory(str(directory))
+        self.store = ObjectStore(STORE, SCHEDULER, Config(), SIZE, recovering)
+        self.sent: list[e.Send] = []
+        if recovering:
+            self.say(SHELL, m.ArenaFound(tuple(arena.find_sealed()), tuple(self.spill.list())))
+
+    def say(self, source: bytes, message: object) -> None:
+        self.store.step(1.0, source, message)  # type: ignore[arg-type]
+        self.turn()
+
+    def turn(self) -> None:
+        while effects := self.store.take_effects(1.0):
+            for effect in effects:
+                answer = self.perform(effect)
+                if answer is not None:
+                    self.store.step(1.0, SHELL, answer)
+            self.store.check_invariants()
+
+    def perform(self, effect: e.Effect) -> m.Message | None:
+        if isinstance(effect, e.Send):
+            self.sent.append(effect)
+        elif isinstance(effect, e.MakeReady):
+            return m.ExtentReady(effect.offset, effect.size, self.arena.make_ready(effect.offset, effect.size))
+        elif isinstance(effect, e.Punch):
+            self.arena.punch(effect.offset, effect.size)
+        elif isinstance(effect, e.Spill):
+            self.spill.write(effect.object_id, self.arena.view(effect.offset, effect.size))
+            return m.Spilled(effect.object_id, "")
+        elif isinstance(effect, e.Unspill):
+            self.spill.read_into(effect.object_id, self.arena.writable(effect.offset, effect.size))
+            self.arena.seal(effect.offset, effect.object_id, effect.size)
+            return m.Unspilled(effect.object_id, "")
+        elif isinstance(effect, e.Unlink):
+            for identifier in effect.object_ids:
+                self.spill.remove(identifier)
+        elif isinstance(effect, e.WriteValue):
+            self.arena.write(effect.offset, effect.object_id, effect.value)
+        elif isinstance(effect, e.WriteHeader):
+            assert self.arena.mark(effect.offset, effect.state)
+        return None
+
+    def heard(self, kind: type) -> list[object]:
+        return [send.message for send in self.sent if isinstance(send.message, kind)]
+
+
+# -- memory ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_arena_costs_nothing_until_it_is_used_and_has_no_name(path: str) -> None:
+    assert os.stat(path).st_size == SIZE
+    assert os.stat(path).st_blocks == 0
+    assert os.stat(path).st_nlink == 0
+    assert os.stat(path).st_mode & 0o777 == 0o600
+    assert not [name for name in os.listdir("/dev/shm") if "zfabric-arena" in name]
+
+
+def test_an_anonymous_arena_can_neither_shrink_nor_grow() -> None:
+    descriptor = create_arena("", SIZE)
+    try:
+        for size in (PIECE, 2 * SIZE):
+            with pytest.raises(PermissionError):
+                os.ftruncate(descriptor, size)
+    finally:
+        os.close(descriptor)
+
+
+def test_mappings_are_aligned_so_that_huge_pages_can_be_mapped(arena: Arena) -> None:
+    assert arena._mapping is not None
+    assert arena._mapping.address % PIECE == 0
+
+
+def test_views_are_read_only_and_see_what_was_written(arena: Arena) -> None:
+    assert arena.make_ready(data_start(SIZE), PIECE) == ""
+    arena.writable(FIRST, 5)[:] = b"hello"
+    view = arena.view(FIRST, 5)
+    assert bytes(view) == b"hello"
+    assert view.readonly
+    with pytest.raises(TypeError):
+        view[0] = 1
+
+
+def test_a_view_outlives_the_arena_it_came_from(path: str) -> None:
+    opened = Arena(path, SIZE, writable=True)
+    assert opened.make_ready(data_start(SIZE), PIECE) == ""
+    opened.write(FIRST, object_id(1), b"still here")
+    view = opened.view(FIRST, 10)
+    opened.close()
+    del opened
+    assert bytes(view) == b"still here"
+
+
+def test_an_arena_of_another_size_is_refused(path: str) -> None:
+    with pytest.raises(OSError, match="bytes"):
+        Arena(path, 2 * SIZE, writable=False)
+
+
+def test_memory_is_there_once_made_ready_and_gone_once_punched(arena: Arena, path: str) -> None:
+    start = data_start(SIZE)
+    assert arena.make_ready(start, 3 * PIECE) == ""
+    assert os.stat(path).st_blocks * 512 == 3 * PIECE
+    assert bytes(arena.view(start, 3 * PIECE)) == bytes(3 * PIECE)
+    arena.writable(start, 4)[:] = b"data"
+    arena.punch(start, PIECE)
+    assert os.stat(path).st_blocks * 512 == 2 * PIECE
+    assert arena.make_ready(start, PIECE) == ""
+    assert bytes(arena.view(start, 4)) == bytes(4)
+
+
+def test_a_system_without_memory_says_so_in_words(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, offset: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", full)
+        assert "ENOSPC" in arena.make_ready(data_start(SIZE), PIECE)
+    monkeypatch.setattr(arena_module, "_MEMORY_RESERVE", 2**60)
+    assert "memory left" in arena.make_ready(data_start(SIZE), PIECE)
+
+
+FULL_TMPFS = """
+    import subprocess, sys
+    from zfabric.adapters.arena import Arena, create_arena
+    from zfabric.machines.parts.extents import PIECE, data_start
+    directory = sys.argv[1]
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", directory], check=True)
+    descriptor = create_arena(directory, 64 * PIECE)
+    arena = Arena(f"/proc/self/fd/{descriptor}", 64 * PIECE, writable=True)
+    start, ready = data_start(64 * PIECE), 0
+    while not (error := arena.make_ready(start + ready, PIECE)):
+        arena.writable(start + ready, PIECE)[:] = b"x" * PIECE
+        ready += PIECE
+    arena.punch(start + ready, PIECE)
+    assert bytes(arena.view(start, ready)) == b"x" * ready
+    print(ready // PIECE, error)
+"""
+
+
+def test_a_full_tmpfs_is_an_error_and_never_a_signal(tmp_path: Path) -> None:
+    """In a mount namespace of its own, where that is allowed; else against a limit on the size of files."""
+    script = textwrap.dedent(FULL_TMPFS)
+    may_mount = subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode == 0
+    if may_mount:
+        command = ["unshare", "-rm", sys.executable, "-c", script, str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(("3 ", "4 "))
+        assert "ENOSPC" in done.stdout
+        return
+    child = os.fork()
+    if not child:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (PIECE, PIECE))
+        try:
+            create_arena("/dev/shm", SIZE)
+        except OSError as error:
+            os._exit(0 if error.errno == errno.EFBIG else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+# -- what a restart finds -------------------------------------------------------------------------------------------------------
+
+
+def test_only_what_the_index_and_the_header_agree_on_is_found(arena: Arena, path: str) -> None:
+    assert arena.make_ready(data_start(SIZE), 2 * PIECE) == ""
+    places = [FIRST + number * footprint(100) for number in range(6)]
+    for number, offset in enumerate(places[:5]):
+        arena.write(offset, object_id(number), bytes([number]) * 100)
+        assert arena.mark(offset, e.SEALED)
+    assert not arena.mark(places[5], e.SEALED), "it was never sealed"
+    arena.mark(places[1], e.FREED)
+    arena.writable(places[2] - HEADER_BYTES, 4)[:] = b"junk"
+    arena.write(places[3], object_id(33), b"other")
+    again = Arena(path, SIZE, writable=True)
+    assert again.find_sealed() == [(object_id(0), places[0], 100), (object_id(4), places[4], 100)]
+    assert again.mark(places[3], e.SEALED)
+    again.mark(places[0], e.FREED)
+    assert sorted(arena.find_sealed()) == [(object_id(4), places[4], 100), (object_id(33), places[3], 5)]
+    again.close()
+
+
+def test_the_index_grows_and_its_entries_are_used_again(arena: Arena) -> None:
+    assert arena.make_ready(data_start(SIZE), 2 * PIECE) == ""
+    places = [FIRST + number * footprint(1) for number in range(3000)]
+    for number, offset in enumerate(places):
+        arena.write(offset, object_id(number), b"x")
+        assert arena.mark(offset, e.SEALED)
+    for offset in places[::2]:
+        arena.mark(offset, e.FREED)
+    assert len(arena.find_sealed()) == 1500
+    for number, offset in enumerate(places[::2]):
+        arena.write(offset, object_id(number), b"y")
+        assert arena.mark(offset, e.SEALED)
+    assert len(arena.find_sealed()) == 3000
+    assert arena._slots_used == 3000
+
+
+def test_a_full_index_is_reported_and_harmless(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert arena.make_ready(data_start(SIZE), PIECE) == ""
+    arena.write(FIRST, object_id(1), b"x")
+    monkeypatch.setattr(arena, "_index_end", 0)
+    assert not arena.mark(FIRST, e.SEALED)
+
+
+WRITING = """
+    import sys
+    from zfabric.adapters.arena import Arena
+    path, size, piece = sys.argv[1], int(sys.argv[2]), 1 << 20
+    arena = Arena(path, size, writable=True)
+    for line in sys.stdin:
+        number, offset, whole = map(int, line.split())
+        target = arena.writable(offset, piece)
+        if whole:
+            target[:] = bytes([number]) * piece
+            arena.seal(offset, number.to_bytes(20, "big"), piece)
+        else:
+            target[: piece // 2] = bytes([number]) * (piece // 2)
+        print("done", flush=True)
+"""
+
+
+def granted(shell: Shell, token: int, size: int) -> m.Granted:
+    shell.say(CLIENT + WRITER, m.Reserve(token, size, True, 1.0))
+    answer = shell.sent.pop().message
+    assert isinstance(answer, m.Granted)
+    return answer
+
+
+def test_a_restarted_store_finds_sealed_objects_and_nothing_of_a_killed_writer(arena: Arena, path: str, tmp_path: Path) -> None:
+    shell = Shell(arena, tmp_path)
+    size = 2**20
+    command = [sys.executable, "-c", textwrap.dedent(WRITING), path, str(SIZE)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdin is not None
+        assert writer.stdout is not None
+        for number in range(1, 6):
+            room = granted(shell, number, size)
+            offset = room.offset + HEADER_BYTES
+            writer.stdin.write(f"{number} {offset} {int(number < 5)}\n")
+            writer.stdin.flush()
+            assert writer.stdout.readline() == "done\n"
+            if number < 4:
+                shell.say(SCHEDULER, m.Sealed(((object_id(number), offset, size, WRITER, False),)))
+        writer.kill()
+        assert writer.wait() == -signal.SIGKILL
+    shell.say(SCHEDULER, m.Free((object_id(2),)))
+
+    # Object 4 was sealed but nobody was told, 5 was half written when its writer and then the store died.
+    again = Shell(Arena(path, SIZE, writable=True), tmp_path, recovering=True)
+    again.say(SCHEDULER, m.Keep((object_id(1), object_id(3))))
+    assert again.store.statistics()["objects"] == 2
+    again.say(SCHEDULER, m.Locate(((object_id(1), WRITER), (object_id(3), WRITER), (object_id(4), WRITER))))
+    (located,) = again.heard(m.Located)
+    for (identifier, _, offset, length), number in zip(located.rows, (1, 3), strict=True):  # type: ignore[attr-defined]
+        assert identifier == object_id(number)
+        assert bytes(arena.view(offset, length)) == bytes([number]) * size
+    assert again.heard(m.Lost) == [m.Lost(((object_id(4), "missing"),))]
+    statistics = again.store.statistics()
+    assert statistics["used"] == 2 * footprint(size)
+    assert statistics["ready"] + statistics["cold"] == statistics["capacity"] - 2 * footprint(size)
+    assert os.stat(path).st_blocks * 512 <= 64 * 2**10 + statistics["used"] + statistics["ready"]
+
+
+def test_objects_go_to_disk_and_come_back_unchanged(arena: Arena, tmp_path: Path) -> None:
+    shell = Shell(arena, tmp_path)
+    size = 3 * PIECE
+    for number in range(1, 12):
+        room = granted(shell, number, size)
+        arena.write(room.offset + HEADER_BYTES, object_id(number), bytes([number]) * size)
+        shell.say(SCHEDULER, m.Sealed(((object_id(number), room.offset + HEADER_BYTES, size, WRITER, False),)))
+    assert shell.store.statistics()["objects_spilled"] >= 6
+    for number in range(1, 12):
+        shell.say(SCHEDULER, m.Locate(((object_id(number), WRITER),)))
+        ((_, _, offset, length),) = shell.heard(m.Located)[-1].rows  # type: ignore[attr-defined]
+        assert bytes(arena.view(offset, length)) == bytes([number]) * size
+        shell.say(CLIENT + WRITER, m.Unpin((object_id(number),)))
+    shell.say(SCHEDULER, m.Free(tuple(map(object_id, range(1, 12)))))
+    assert os.listdir(tmp_path) == []
+    assert arena.find_sealed() == []
+
+
+def test_inline_values_become_objects(arena: Arena, tmp_path: Path) -> None:
+    shell = Shell(arena, tmp_path)
+    shell.say(SCHEDULER, m.Absorb(((object_id(1), b"inline", False), (object_id(2), b"", False))))
+    shell.say(SCHEDULER, m.Locate(((object_id(1), WRITER), (object_id(2), WRITER))))
+    (located,) = shell.heard(m.Located)
+    values = [bytes(arena.view(offset, length)) for _, _, offset, length in located.rows]  # type: ignore[attr-defined]
+    assert values == [b"inline", b""]
+    assert len(arena.find_sealed()) == 2
+
+
+# -- spilled files -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def spill(tmp_path: Path) -> SpillDirectory:
+    return SpillDirectory(str(tmp_path / "spill"))
+
+
+def test_spilled_objects_are_for_this_user_alone(spill: SpillDirectory, tmp_path: Path) -> None:
+    spill.write(object_id(1), memoryview(b"data"))
+    assert (tmp_path / "spill").stat().st_mode & 0o777 == 0o700
+    (file,) = (tmp_path / "spill").iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert file.name == object_id(1).hex() + ".object"
+
+
+@pytest.mark.parametrize("size", [0, 1, 2**20 - 1, 2**20, 3 * 2**20 + 7])
+def test_spilled_bytes_come_back(spill: SpillDirectory, size: int) -> None:
+    data = os.urandom(size)
+    spill.write(object_id(1), memoryview(data))
+    assert spill.list() == [(object_id(1), size)]
+    target = bytearray(size)
+    spill.read_into(object_id(1), memoryview(target))
+    assert target == data
+    spill.remove(object_id(1))
+    spill.remove(object_id(1))
+    assert spill.list() == []
+    with pytest.raises(FileNotFoundError):
+        spill.read_into(object_id(1), memoryview(target))
+
+
+@pytest.mark.parametrize("damage", ["cut", "header", "flip", "other"])
+def test_a_damaged_file_is_an_error_and_never_wrong_data(spill: SpillDirectory, tmp_path: Path, damage: str) -> None:
+    data = bytes(range(256)) * 100
+    spill.write(object_id(1), memoryview(data))
+    (file,) = (tmp_path / "spill").iterdir()
+    content = bytearray(file.read_bytes())
+    if damage == "flip":
+        content[1000] ^= 1
+    file.write_bytes({"cut": content[:-1], "header": content[:10], "flip": content, "other": content[:32] + b"x" + content[33:]}[damage])
+    with pytest.raises(OSError):
+        spill.read_into(object_id(1), memoryview(bytearray(len(data))))
+    assert len(spill.list()) == (damage == "flip")
+
+
+def test_a_full_disk_leaves_no_partial_file(spill: SpillDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.write
+
+    def short(descriptor: int, data: memoryview) -> int:
+        if len(data) < 2**19:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(descriptor, data[: 2**18])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", lambda descriptor, data: short(descriptor, data) if len(data) > 100 else real(descriptor, data))
+        with pytest.raises(OSError, match="No space left"):
+            spill.write(object_id(1), memoryview(bytes(2**20)))
+    assert list((tmp_path / "spill").iterdir()) == []
+
+
+SPILLING = """
+    import os, signal, sys
+    from zfabric.adapters.spill import SpillDirectory
+    spill = SpillDirectory(sys.argv[1])
+    spill.write((1).to_bytes(20, "big"), memoryview(b"whole"))
+    os.rename = lambda *names: os.kill(os.getpid(), signal.SIGKILL)
+    spill.write((2).to_bytes(20, "big"), memoryview(b"never renamed"))
+"""
+
+
+def test_a_kill_in_the_middle_of_a_spill_leaves_only_whole_objects(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(SPILLING), str(tmp_path)], timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 2
+    assert SpillDirectory(str(tmp_path)).list() == [(object_id(1), 5)]
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_nothing_of_an_arena_is_left_when_its_processes_are_killed() -> None:
+    """The creator is killed while another process has it mapped; with the last of them the memory is gone."""
+    script = f"""
+        import os, sys
+        from zfabric.adapters.arena import Arena, create_arena
+        descriptor = create_arena("", {SIZE})
+        arena = Arena(f"/proc/self/fd/{{descriptor}}", {SIZE}, writable=True)
+        assert arena.make_ready({data_start(SIZE)}, {8 * PIECE}) == ""
+        arena.write({FIRST}, bytes(20), b"shared")
+        print(descriptor, flush=True)
+        sys.stdin.read()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as creator:
+        assert creator.stdout is not None
+        descriptor = int(creator.stdout.readline())
+        reader = Arena(f"/proc/{creator.pid}/fd/{descriptor}", SIZE, writable=False)
+        creator.kill()
+        creator.wait()
+    assert bytes(reader.view(FIRST, 6)) == b"shared"
+    with pytest.raises(OSError):
+        os.stat(f"/proc/{creator.pid}/fd/{descriptor}")
+    maps = Path("/proc/self/maps")
+    assert "zfabric-arena" in maps.read_text()
+    reader.close()
+    del reader
+    assert "zfabric-arena" not in maps.read_text()
