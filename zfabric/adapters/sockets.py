@@ -69,11 +69,10 @@ class Post:
             peer = self.peers[incarnation] = Peer(socket, Link(self.config.link_window, self.config.link_repeat))
         return peer
 
-    def send(self, sends: Iterable[Send], source_role: dict[bytes, bytes] | bytes, now: float) -> None:
-        """Send messages, those to one peer as one frame. ``source_role`` is the role that speaks."""
+    def send(self, sends: Iterable[tuple[bytes, Send]], now: float) -> None:
+        """Send messages, each with the role that speaks; those to one peer leave as one frame."""
         batches: dict[bytes, list[Envelope]] = {}
-        role = source_role if isinstance(source_role, bytes) else b""
-        for to, message, _ in sends:
+        for role, (to, message, _) in sends:
             batches.setdefault(to[1:], []).append((to[:1], role, message))
         for incarnation, envelopes in batches.items():
             self.send_envelopes(incarnation, envelopes, now)

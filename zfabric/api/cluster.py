@@ -9,10 +9,6 @@ from zfabric.api.core import owner_of
 from zfabric.api.errors import a
 from zfabric.api.lifecycle import connected
 from zfabric.api.refs import ObjectRef
-from zfabric.protocol.trace import read_trace
-
-TRACE_ROW_BYTES = 48
-"""What one attempt takes in a trace; what an event has beyond a multiple of it is the token of its worker."""
 
 
 class Explanation:
@@ -113,46 +109,11 @@ def timeline(filename: str | None = None) -> list[dict[str, Any]] | None:
     >>> isinstance(zf.timeline(), list)
     True
     """
-    client = connected()
-    events = trace_events(
-        client.query("events", timeout=60.0), client.query("functions", timeout=60.0), client.query("workers", timeout=60.0)
-    )
+    from zfabric.runtime.timeline import rows_of, trace_events, write_trace
+
+    rows = rows_of(connected(), "event")
     if filename is None:
-        return events
-    import json
-
+        return sorted(trace_events(rows), key=lambda event: float(event["ts"]))
     with open(filename, "w", encoding="utf-8") as file:
-        json.dump(events, file)
+        write_trace(trace_events(rows), file)
     return None
-
-
-def trace_events(events: Any, functions: Any, workers: Any) -> list[dict[str, Any]]:
-    """The Chrome trace of rows of the event and function tables, and of the listing of workers."""
-    import msgpack
-
-    names = {}
-    for key, value in functions:
-        names[bytes(key[-16:])] = msgpack.unpackb(value, use_list=False, raw=False, strict_map_key=False)[0]
-    pids = {row["token"]: row["pid"] for row in workers}
-    trace: list[dict[str, Any]] = []
-    seen: dict[str, int] = {}
-    for _, value in events:
-        length = len(value) % TRACE_ROW_BYTES
-        token, rows = value[:length].hex(), value[length:]
-        pid = seen.setdefault(token, pids.get(token) or len(seen) + 1)
-        for task, function, start, seconds in read_trace(rows):
-            name = names.get(function, function.hex()[:8])
-            trace.append(
-                {
-                    "name": name,
-                    "cat": "task",
-                    "ph": "X",
-                    "ts": start * 1e6,
-                    "dur": seconds * 1e6,
-                    "pid": pid,
-                    "tid": pid,
-                    "args": {"task_id": task.hex()},
-                }
-            )
-    named = [{"name": "process_name", "ph": "M", "pid": pid, "args": {"name": f"worker {token}"}} for token, pid in seen.items()]
-    return named + sorted(trace, key=lambda event: event["ts"])

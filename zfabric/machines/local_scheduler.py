@@ -229,6 +229,7 @@ class LocalScheduler:
             else:
                 self._admit(task, now)
         job.submitted += len(message.rows)
+        self.tables.became_ready += 1
         self.tables.counts["tasks_submitted"] += len(message.rows)
 
     def _admit(self, task: TaskRecord, now: float) -> None:
@@ -309,7 +310,8 @@ class LocalScheduler:
         if message.trace:
             self._next_event += 1
             key = report.event_key(now, self._next_event)
-            self.tables.send(self.tables.control_address, m.Write(0, (("event", key, worker.token + message.trace),), ()))
+            event = report.trace_event(self.node, worker, message)
+            self.tables.send(self.tables.control_address, m.Write(0, (("event", key, event),), ()))
 
     def on_blocked(self, now: float, source: Address, message: m.Blocked) -> None:
         """A worker's task waits."""
@@ -502,6 +504,8 @@ class LocalScheduler:
             self.membership.job_refused(about, message.text)
         elif kind == "job ended":
             self.membership.job_ended(about)
+        elif kind == "query":
+            report.rows_committed(self, about)
 
     def on_job_number(self, now: float, source: Address, message: m.JobNumber) -> None:
         """A new job's number."""
@@ -564,6 +568,20 @@ class LocalScheduler:
     def on_query(self, now: float, source: Address, message: m.Query) -> None:
         """A question of a client or a tool."""
         report.answer(self, now, source, message)
+
+    def on_answer(self, now: float, source: Address, message: m.Answer) -> None:
+        """What the object store knows of something that was asked here."""
+        kind, about = self._asked.pop(message.token, ("", None))
+        if kind == "store query":
+            report.store_answered(self, now, about, message.payload)
+
+    def ask_store(self, kind: str, about: Any, what: str, arguments: m.Row) -> None:
+        """Ask the object store something whose answer comes back with the token."""
+        token = self._next_token
+        self._next_token += 1
+        self._asked[token] = (kind, about)
+        if self.tables.store_address is not None:
+            self.tables.send(self.tables.store_address, m.Query(token, what, arguments))
 
     def on_log_lines(self, now: float, source: Address, message: m.LogLines) -> None:
         """Output of workers goes to the driver of the job they work for."""
@@ -682,6 +700,7 @@ HANDLERS: dict[type[Any], Any] = {
     m.Found: LocalScheduler.on_found,
     m.Placed: LocalScheduler.on_placed,
     m.Query: LocalScheduler.on_query,
+    m.Answer: LocalScheduler.on_answer,
     m.LogLines: LocalScheduler.on_log_lines,
     m.MemoryPressure: LocalScheduler.on_memory_pressure,
 }

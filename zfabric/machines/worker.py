@@ -91,6 +91,11 @@ class Worker:
         """Completions not sent yet."""
         return len(self._rows)
 
+    @property
+    def has_unsent(self) -> bool:
+        """Whether anything waits to be sent."""
+        return bool(self._rows or self._effects)
+
     def block(self, wanted: tuple[bytes, ...], inline: bool) -> None:
         """The task on top waits: what was not begun goes back with the news."""
         returned = tuple(item.row[0] for item in self.queue)
@@ -151,18 +156,22 @@ class Worker:
     def on_take_back(self, message: m.TakeBack) -> None:
         """Give back what was not begun."""
         wanted = set(message.task_ids)
-        taken = [item.row[0] for item in self.queue if item.row[0] in wanted]
-        if taken:
-            gone = set(taken)
-            self._give_up(item for item in self.queue if item.row[0] in gone)
-            self.queue = deque(item for item in self.queue if item.row[0] not in gone)
+        taken = []
+        for queue in (self.queue, self.inline):
+            given = [item for item in queue if item.row[0] in wanted]
+            if given:
+                self._give_up(given)
+                taken += [item.row[0] for item in given]
+                left = [item for item in queue if item.row[0] not in wanted]
+                queue.clear()
+                queue.extend(left)
         running = self.stack[-1].row[0] if self.stack else b""
         self._report()
         self._effects.append(Send(self.scheduler, m.TakenBack(tuple(taken), running)))
 
     def on_interrupt(self, message: m.Interrupt) -> None:
         """Stop an attempt: at once if it was not begun, else as soon as it is on top and user code runs."""
-        if any(item.row[0] == message.task_id for item in self.queue):
+        if any(item.row[0] == message.task_id for item in (*self.queue, *self.inline)):
             self.on_take_back(m.TakeBack((message.task_id,)))
         elif any(item.row[0] == message.task_id and item.attempt == message.attempt for item in self.stack):
             self.interrupts[message.task_id] = (message.attempt, message.reason)

@@ -1,13 +1,17 @@
 """What a worker says of the times of its attempts, as the timeline shows them.
 
 A trace is a batch: for each attempt ``task id (16) | function id (16)``, then for each two doubles, the start (seconds of the
-monotonic clock that all processes of a machine share) and the duration.
+monotonic clock that all processes of a machine share) and the duration. An event, as the control store keeps it, is a trace with
+all that is needed to read it later, when its worker is dead and the functions of its job are deleted.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgpack
 
 from zfabric.protocol.ids import FUNCTION_BYTES, TASK_BYTES
 
@@ -23,3 +27,23 @@ def read_trace(trace: bytes) -> Iterator[tuple[bytes, bytes, float, float]]:
     for index in range(count):
         head = trace[index * _HEAD : (index + 1) * _HEAD]
         yield head[:TASK_BYTES], head[TASK_BYTES:], times[2 * index], times[2 * index + 1]
+
+
+class TraceEvent(NamedTuple):
+    """A row of the event table: which worker of which node says so, the names of the functions, and the trace."""
+
+    node: bytes
+    pid: int
+    names: tuple[tuple[bytes, str], ...]
+    trace: bytes
+
+
+def pack_event(node: bytes, pid: int, names: tuple[tuple[bytes, str], ...], trace: bytes) -> bytes:
+    """The value of a row of the event table."""
+    packed: bytes = msgpack.packb((node, pid, names, trace), use_bin_type=True)
+    return packed
+
+
+def unpack_event(value: bytes) -> TraceEvent:
+    """What ``pack_event`` packed."""
+    return TraceEvent(*msgpack.unpackb(value, use_list=False, raw=False))

@@ -43,6 +43,8 @@ from zfabric.runtime.session import Session
 
 clock = time.monotonic
 
+FLUSHER_PATIENCE = 25
+"""Times the flusher finds nothing to send before it goes to sleep: waking it costs the sender more than it costs to look."""
 CHECK_EVERY = 1.0
 """How often a thread that waits looks whether the node is still there, in seconds."""
 
@@ -83,7 +85,9 @@ class FabricClient:
         self._inbox: deque[tuple[bytes, bytes]] = deque()
         self._unsynchronised = False
         self._armed = False
-        self._arm = threading.Event()
+        self._arm = threading.Lock()
+        self._arm.acquire()
+        self._flusher_asleep = True
         self._flusher: threading.Thread | None = None
         self._watcher: threading.Thread | None = None
         self._namer: Namer | None = None
@@ -164,36 +168,55 @@ class FabricClient:
     # -- sending --
 
     def flush(self) -> None:
-        """Send what waits. The caller holds the lock."""
-        self._send(self.machine.take_effects(0.0), CLIENT)
-
-    def _send(self, effects: Iterable[Any], role: bytes) -> None:
-        sends = [effect for effect in effects if type(effect) is Send and effect.to[1:] == self.daemon]
+        """Send what waits, as one frame. The caller holds the lock."""
+        sends = self._sends()
         if sends:
-            self.post.send(sends, role, clock())
+            self.post.send(sends, clock())
+
+    def _sends(self) -> list[tuple[bytes, Send]]:
+        daemon = self.daemon
+        effects = self.machine.take_effects(0.0)
+        return [(CLIENT, effect) for effect in effects if type(effect) is Send and effect.to[1:] == daemon]
+
+    def _has_unsent(self) -> bool:
+        return self.machine.has_unsent
 
     def _arm_flusher(self) -> None:
-        if not self._armed:
-            self._armed = True
-            self._arm.set()
+        """What is unsent now leaves within ``send_delay``. The caller holds the lock."""
+        self._armed = True
+        if self._flusher_asleep:
+            self._flusher_asleep = False
+            self._arm.release()
 
     def _flush_late(self) -> None:
+        """The flusher: asleep while nothing is unsent, then awake every two milliseconds for as long as that goes on."""
         while not self.closed:
-            armed = self._arm.wait(CHECK_EVERY)
-            if self.closed:
-                return
-            try:
-                if armed:
-                    self._arm.clear()
-                    time.sleep(self.config.send_delay)
-                    with self.lock:
-                        self._armed = False
-                        self.flush()
-                else:
-                    self._keep_house()
-            except (zmq.ZMQError, FabricError, OSError):
-                if not self.closed:
-                    raise
+            if not self._arm.acquire(timeout=CHECK_EVERY):
+                self._attempt(self._keep_house)
+                continue
+            idle = 0
+            while idle < FLUSHER_PATIENCE and not self.closed:
+                time.sleep(self.config.send_delay)
+                idle = 0 if self._armed else idle + 1
+                if self._armed:
+                    self._attempt(self._flush_armed)
+            with self.lock:
+                self._flusher_asleep = not self._armed
+                if self._armed:
+                    self._arm.release()
+
+    def _flush_armed(self) -> None:
+        with self.lock:
+            self._armed = False
+            if not self.closed:
+                self.flush()
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except (zmq.ZMQError, FabricError, OSError):
+            if not self.closed:
+                raise
 
     def _keep_house(self) -> None:
         """Once a second while nobody waits: take in what came, let go of what finalizers dropped, repeat what is due."""
@@ -257,7 +280,7 @@ class FabricClient:
                 self._check_usable()
                 if done():
                     return True
-                if self.machine.has_unsent:
+                if self._has_unsent():
                     self.flush()
                 if self.post.congested:
                     self.post.tick(clock())
@@ -483,7 +506,6 @@ class FabricClient:
                 machine.settle()
             if not ready():
                 machine.want(object_ids[position:])
-                self.flush()
         while True:
             if position < count and not self.wait_for(object_ids, ready, deadline, plain=timeout is None):
                 with self.lock:
@@ -609,7 +631,9 @@ class FabricClient:
         finally:
             with self.lock:
                 self.closed = True
-            self._arm.set()
+                if self._flusher_asleep:
+                    self._flusher_asleep = False
+                    self._arm.release()
             self._wake()
             with self._pump_lock:
                 self.post.close(flush=0.2)

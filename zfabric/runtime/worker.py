@@ -28,6 +28,7 @@ from zfabric.exceptions import FabricError, SerializationError
 from zfabric.machines.client import Namer
 from zfabric.machines.worker import Item, Worker
 from zfabric.protocol import messages as m
+from zfabric.protocol.effects import Send
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import CONTROL, JOB_BYTES, TASK_BYTES, WORKER, object_id
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
@@ -144,14 +145,20 @@ class WorkerRuntime(FabricClient):
             del to
         self.control_post.forget(daemon)
 
-    def flush(self) -> None:
-        """Send what waits, of the client and of the worker. The caller holds the lock."""
-        self._send(self.machine.take_effects(0.0), b"C")
-        self._send(self.worker.take_effects(0.0), WORKER)
+    def _sends(self) -> list[tuple[bytes, Send]]:
+        """What the client and the worker have to say, the client first: what a result contains is held before it is told."""
+        daemon = self.daemon
         for identifier in self.worker.given_up:
             self.machine.told(identifier)
             self.machine._maybe_unpin(identifier)
         self.worker.given_up.clear()
+        sends = super()._sends()
+        effects = self.worker.take_effects(0.0)
+        sends += [(WORKER, effect) for effect in effects if type(effect) is Send and effect.to[1:] == daemon]
+        return sends
+
+    def _has_unsent(self) -> bool:
+        return self.machine.has_unsent or self.worker.has_unsent
 
     def _deliver(self, now: float, sender: bytes, to: bytes, source: bytes, message: Any) -> None:
         if to == WORKER and sender == self.daemon:
@@ -257,8 +264,8 @@ class WorkerRuntime(FabricClient):
                 self.machine.grants.finished(self._unfinished_writes.pop())
             if worker.unreported == 1:
                 self._first_unreported = ended
-                if not self._armed:
-                    self._arm_flusher()
+            if not self._armed and (worker.queue or worker.inline):
+                self._arm_flusher()
             if worker.unreported >= REPORT_ROWS or ended - self._first_unreported > self.config.completion_delay:
                 self.flush()
                 self._look()
@@ -387,13 +394,12 @@ class WorkerRuntime(FabricClient):
         """Say that the task on top waits, run what is put on top of it, and say when it goes on."""
         if threading.get_ident() != self._main or not self._contexts:
             return self._wait_until(done, deadline)
-        inline = plain and ("asyncio" not in sys.modules or not _in_event_loop())
         item = self._contexts[-1]
+        inline = plain and ("asyncio" not in sys.modules or not _in_event_loop())
         with self.lock:
             if done():
                 return True
             self.worker.block(tuple(object_ids), inline)
-            self.flush()
         try:
             while True:
                 answered = self._wait_until(lambda: bool(self.worker.inline) or self.worker.interrupted(item) != "" or done(), deadline)
@@ -409,7 +415,8 @@ class WorkerRuntime(FabricClient):
         finally:
             with self.lock:
                 self.worker.unblock()
-                self.flush()
+                if not self._armed:
+                    self._arm_flusher()  # What follows, a completion most often, takes the news along.
 
 
 def _in_event_loop() -> bool:

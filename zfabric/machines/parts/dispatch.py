@@ -46,6 +46,8 @@ class Dispatcher:
         self.tables = tables
         self.outcomes = outcomes
         self.pool = pool
+        self._frames: dict[bytes, Frame] = {}
+        """Frames that wait, by task: an index over all workers'."""
         self._starved = False
         self._turn = 0
         self._next_token = first_token
@@ -140,6 +142,8 @@ class Dispatcher:
 
     def release(self, worker: WorkerRecord) -> None:
         """Give back what a worker holds."""
+        for frame in worker.frames:
+            self._frames.pop(frame.task_id, None)
         if worker.queue is not None:
             worker.queue.leased.pop(worker.token, None)
             worker.queue = None
@@ -282,12 +286,15 @@ class Dispatcher:
         """The task on top of a worker's stack waits; it has given back what it had not begun."""
         returned = [worker.inflight[task_id] for task_id in message.returned if task_id in worker.inflight]
         self.outcomes.give_back(returned)
-        worker.frames.append(Frame(message.task_id, message.wanted, message.inline))
+        frame = Frame(message.task_id, message.wanted, message.inline)
+        worker.frames.append(frame)
+        self._frames[frame.task_id] = frame
 
     def unblocked(self, worker: WorkerRecord, message: m.Unblocked) -> None:
         """It waits no longer. It goes on at once, even if its CPU is lent: others finish what they have begun."""
         if worker.frames and worker.frames[-1].task_id == message.task_id:
             worker.frames.pop()
+            self._frames.pop(message.task_id, None)
         if not worker.frames and worker.lent:
             self.pool.acquire(_cpu_of(worker.demand))
             worker.lent = False
@@ -297,8 +304,11 @@ class Dispatcher:
         if len(worker.inflight) > len(worker.frames):
             return  # Something runs on top already.
         cpu = _cpu_of(worker.demand)
-        if frame.inline and len(worker.frames) < self.tables.config.inline_depth:
+        searched = frame.searched == self.tables.became_ready
+        if frame.inline and not searched and len(worker.frames) < self.tables.config.inline_depth:
             batch = self._wanted_ready(frame, worker)
+            if not batch:
+                frame.searched = self.tables.became_ready
             if batch and (not worker.lent or self.pool.fits(cpu)):
                 if worker.lent:
                     self.pool.acquire(cpu)
@@ -326,6 +336,10 @@ class Dispatcher:
             seen.add(object_id)
             if task.state == WAITING:
                 agenda.extend(task.row[3])
+            elif task.state == ASSIGNED:
+                waiting = self._frames.get(task.id)
+                if waiting is not None:
+                    agenda.extend(waiting.wanted)
             elif task.state == READY and self._may_run_inline(task, worker):
                 mean = task.function.mean
                 if batch and (mean is None or work + mean > config.prefetch_seconds):
@@ -338,12 +352,10 @@ class Dispatcher:
     def _may_run_inline(self, task: TaskRecord, worker: WorkerRecord) -> bool:
         queue = self.tables.queue_of(task)
         return (
-            queue.job is worker.job
-            and queue.environment == worker.environment
+            (queue is worker.queue or (queue.job is worker.job and queue.environment == worker.environment))
+            and queue.light
             and task.function.inline
             and (task.rare is None or not task.rare.crashes)
-            and all(name == "CPU" for name, _ in queue.demand)
-            and queue.demand <= (("CPU", max(RESOURCE_UNIT, dict(worker.demand).get("CPU", 0))),)
         )
 
     # -- taking back --
@@ -400,11 +412,28 @@ class Dispatcher:
         if starting >= min(len(queue.tasks), self._fitting(queue.demand)):
             return
         active = sum(1 for worker in workers if worker.state != ENDING)
-        blocked = sum(1 for worker in workers if worker.frames)
-        limit = min(self.tables.config.workers_max + min(blocked, self.tables.config.workers_blocked_max), 1000)
-        if active >= limit and not self._end_one_idle(queue):
+        plain, others = self._count_blocked()
+        if plain > self.cpus or others > self.tables.config.workers_blocked_max:
+            return
+        if active >= self.tables.config.workers_max + plain + others and not self._end_one_idle(queue):
             return
         self.spawn(queue.job, queue.environment, now)
+
+    def _count_blocked(self) -> tuple[int, int]:
+        """Blocked workers that may run tasks on top of what waits, and those that may not.
+
+        The former need no others in their place: where all tasks wait, one that could run is waited for by some of them, and is
+        put on top of it. A few more workers than CPUs only keep CPUs busy meanwhile. The latter are replaced, up to a cap.
+        """
+        depth = self.tables.config.inline_depth
+        plain = others = 0
+        for worker in self.tables.workers.values():
+            if worker.frames:
+                if worker.frames[-1].inline and len(worker.frames) < depth:
+                    plain += 1
+                else:
+                    others += 1
+        return plain, others
 
     def _fitting(self, demand: Demand) -> int:
         """How many more leases of ``demand`` there is room for."""

@@ -280,8 +280,8 @@ class Membership:
                     task.worker = None
                     task.state = DONE
                 worker.inflight.clear()
-                worker.frames.clear()
                 self.scheduler.dispatcher.release(worker)
+                worker.frames.clear()
                 self.scheduler.dispatcher.end(worker, "its job has ended")
         for queue in job.queues.values():
             tables.queues.pop(queue.token, None)

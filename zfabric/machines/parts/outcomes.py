@@ -283,6 +283,7 @@ class Outcomes:
     def make_ready(self, task: TaskRecord, front: bool = False) -> None:
         """Put a task into its queue."""
         task.state = READY
+        self.tables.became_ready += 1
         queue = self.tables.queue_of(task)
         if front:
             queue.tasks.appendleft(task)

@@ -12,7 +12,7 @@ from typing import Any
 
 from zfabric.protocol.ids import FIRST_RETURN, object_id
 from zfabric.protocol.messages import OK, Row
-from zfabric.protocol.options import NO_ENVIRONMENT, ONE_CPU, Demand, Environment, option
+from zfabric.protocol.options import NO_ENVIRONMENT, ONE_CPU, RESOURCE_UNIT, Demand, Environment, option
 
 WAITING, READY, ASSIGNED, DONE = range(4)
 STATE_NAMES = ("waiting", "ready", "assigned", "finished")
@@ -201,13 +201,15 @@ class FunctionRecord:
 class ShapeQueue:
     """Ready tasks of one job, environment and demand: any worker of that job and environment can run any of them."""
 
-    __slots__ = ("demand", "environment", "infeasible_since", "job", "leased", "placed", "tasks", "token", "warned")
+    __slots__ = ("demand", "environment", "infeasible_since", "job", "leased", "light", "placed", "tasks", "token", "warned")
 
     def __init__(self, job: JobRecord, demand: Demand, environment: Environment, token: int) -> None:
         self.job = job
         self.demand = demand
         self.environment = environment
         self.token = token
+        self.light = all(name == "CPU" and amount <= RESOURCE_UNIT for name, amount in demand)
+        """Whether its tasks need no more than the CPU that a blocked worker lends: they may run on top of it."""
         self.tasks: deque[TaskRecord] = deque()
         self.leased: dict[bytes, WorkerRecord] = {}
         """Workers that hold the queue's resources now, by token."""
@@ -246,12 +248,14 @@ WORKER_STATES = ("starting", "idle", "busy", "ending")
 class Frame:
     """A task on a worker's stack that waits in ``get`` while others may run on top of it."""
 
-    __slots__ = ("inline", "task_id", "wanted")
+    __slots__ = ("inline", "searched", "task_id", "wanted")
 
     def __init__(self, task_id: bytes, wanted: tuple[bytes, ...], inline: bool) -> None:
         self.task_id = task_id
         self.wanted = wanted
         self.inline = inline
+        self.searched = -1
+        """How many tasks had become ready when one for it was last looked for in vain."""
 
 
 class WorkerRecord:

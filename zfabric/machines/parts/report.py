@@ -1,7 +1,13 @@
-"""What people ask a local scheduler: listings, status, timelines, and why something is as it is."""
+"""What people ask a local scheduler: listings, status, timelines, and why something is as it is.
+
+An answer is plain data. What only the object store knows (where a value is, how full it is) is asked of it first, and a page of the
+control store's rows is answered when that has read them; everything else is answered in the turn in which it was asked.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import msgpack
@@ -9,6 +15,7 @@ import msgpack
 from zfabric.machines.parts.records import (
     ASSIGNED,
     DONE,
+    IDLE,
     LEASED,
     PENDING,
     READY,
@@ -21,19 +28,27 @@ from zfabric.machines.parts.records import (
     WorkerRecord,
 )
 from zfabric.machines.parts.resources import describe
+from zfabric.machines.parts.tables import TABLES
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import OBJECT_BYTES, TASK_BYTES, Address, short
+from zfabric.protocol.ids import OBJECT_BYTES, TASK_BYTES, Address
 from zfabric.protocol.machine import Explanation
 from zfabric.protocol.messages import OK
+from zfabric.protocol.names import brief, matcher
 from zfabric.protocol.options import RESOURCE_UNIT, Demand
+from zfabric.protocol.trace import pack_event
 
 if TYPE_CHECKING:
     from zfabric.machines.local_scheduler import LocalScheduler
 
 LIST_LIMIT = 10_000
 """Most rows one listing answers with."""
-PAGE = 500
-"""Rows of the control store that a long answer takes at a time."""
+PAGE_MAX = 1000
+"""Most rows of the control store in one answer."""
+FOUND_MAX = 20
+"""Most things named by what a person typed."""
+
+TASK_STATES = ("running", "blocked", "assigned", "ready", "infeasible", "waiting", "finished", "failed")
+"""States of a task as listings show them, in the order in which they list tasks: what runs first, what is done last."""
 
 
 def packed(value: Any) -> bytes:
@@ -52,87 +67,145 @@ def event_key(now: float, number: int) -> bytes:
     return int(now * 1e6).to_bytes(8, "big") + number.to_bytes(4, "big", signed=False)
 
 
+def trace_event(node: bytes, worker: WorkerRecord, message: m.Completed) -> bytes:
+    """What a worker's batch adds to the event table; the names are kept with it, since functions go when their job ends."""
+    functions = worker.job.functions if worker.job is not None else {}
+    names = tuple((identifier, functions[identifier].name) for identifier, *_ in message.durations if identifier in functions)
+    return pack_event(node, worker.pid, names, message.trace)
+
+
 def amounts(demand: Demand) -> dict[str, float]:
     """A demand in units rather than in 1/10,000."""
     return {name: amount / RESOURCE_UNIT for name, amount in demand}
 
 
 def answer(scheduler: LocalScheduler, now: float, source: Address, message: m.Query) -> None:
-    """Answer a question, at once or when the control store has answered."""
-    what, arguments = message.what, message.arguments
-    if what in _PAGED:
-        about: tuple[Address, int, str, list[Any]] = (source, message.token, what, [])
-        scheduler.ask("query", about, m.Scan, _PAGED[what], b"", b"", PAGE)
-        return
+    """Answer a question, at once or when others have answered what it takes."""
+    token, what, arguments = message.token, message.what, message.arguments
     question = QUESTIONS.get(what)
-    if question is None:
-        known = ", ".join(sorted({*QUESTIONS, *_PAGED}))
-        scheduler.tables.send(source, m.Answer(message.token, None, f"there is no question {what!r}; there are {known}"))
-        return
+    payload, error = None, ""
     try:
-        payload, error = question(scheduler, now, *arguments), ""
+        if what == "rows":
+            _ask_rows(scheduler, source, token, *arguments)
+            return
+        if question is None:
+            raise ValueError(f"there is no such question; there are {', '.join(sorted((*QUESTIONS, 'rows')))}")
+        payload = question(scheduler, now, *arguments)
+        if what in _FROM_STORE and scheduler.tables.store_address is not None:
+            wanted = _stored_in(payload) if what == "objects" else ()
+            scheduler.ask_store("store query", (source, token, what, payload), _FROM_STORE[what], wanted)
+            return
     except (TypeError, ValueError) as problem:
         payload, error = None, f"{what}: {problem}"
-    scheduler.tables.send(source, m.Answer(message.token, payload, error))
+    scheduler.tables.send(source, m.Answer(token, payload, error))
 
 
-def rows_found(scheduler: LocalScheduler, about: tuple[Address, int, str, list[Any]], found: m.Found) -> None:
-    """A page of the control store has come; ask for the next, or answer."""
-    source, token, what, rows = about
-    rows.extend(found.rows)
-    if found.more and len(rows) < 100 * LIST_LIMIT:
-        scheduler.ask("query", about, m.Scan, _PAGED[what], b"", found.rows[-1][0], PAGE)
-        return
-    scheduler.tables.send(source, m.Answer(token, tuple(rows), ""))
+# -- what the object store knows --
+
+_FROM_STORE = {"status": "statistics", "objects": "entries"}
+"""Answers to which the object store adds, and what it is asked for them."""
 
 
-_PAGED = {"events": "event", "functions": "function", "jobs": "job"}
+def _stored_in(rows: list[dict[str, Any]]) -> tuple[bytes, ...]:
+    return tuple(bytes.fromhex(row["object_id"]) for row in rows if row["where"] == "store")
 
 
-def _tasks(scheduler: LocalScheduler, now: float, limit: int = LIST_LIMIT, state: str = "") -> list[dict[str, Any]]:
-    rows = []
-    for task in scheduler.tables.tasks.values():
-        name = _state_of(task)
-        if state and name != state:
-            continue
-        worker = task.worker
-        rows.append(
-            {
-                "task_id": task.id.hex(),
-                "name": task.name,
-                "state": name,
-                "attempt": task.attempt,
-                "job": task.id[:4].hex(),
-                "pid": worker.pid if worker is not None else 0,
-                "demand": amounts(scheduler.tables.queue_of(task).demand),
-            }
-        )
-        if len(rows) >= limit:
-            break
-    return rows
+def store_answered(scheduler: LocalScheduler, now: float, about: tuple[Address, int, str, Any], known: Any) -> None:
+    """The object store has said its part of an answer."""
+    source, token, what, payload = about
+    if what == "status":
+        payload["store"] = known
+    else:
+        for row in payload:
+            entry = known.get(bytes.fromhex(row["object_id"]))
+            if entry is not None:
+                state, row["in_use_by"], row["on_disk"] = entry
+                row["where"] = "disk" if state in ("spilled", "waiting", "restoring") else "memory"
+    scheduler.tables.send(source, m.Answer(token, payload, ""))
 
 
-def _state_of(task: TaskRecord) -> str:
+# -- rows of the control store --
+
+
+def _ask_rows(scheduler: LocalScheduler, source: Address, token: int, table: str, after: bytes = b"", limit: int = PAGE_MAX) -> None:
+    """A page ``(rows, whether there are more)`` of a table. The first waits for the commit of all that was written before."""
+    if table not in TABLES:
+        raise ValueError(f"there is no table {table!r}; there are {', '.join(TABLES)}")
+    if not (isinstance(after, bytes) and isinstance(limit, int) and limit > 0):
+        raise ValueError(f"a page is asked for by the key it comes after and a number of rows, not {after!r} and {limit!r}")
+    about = (source, token, table, after, min(limit, PAGE_MAX))
+    if after:
+        rows_committed(scheduler, about)
+    else:
+        scheduler.ask("query", about, m.Write, (), ())
+
+
+def rows_committed(scheduler: LocalScheduler, about: tuple[Address, int, str, bytes, int]) -> None:
+    """What was written before is committed, or cannot be: read."""
+    _, _, table, after, limit = about
+    scheduler.ask("query", about, m.Scan, table, b"", after, limit)
+
+
+def rows_found(scheduler: LocalScheduler, about: tuple[Address, int, str, bytes, int], found: m.Found) -> None:
+    """The control store has read a page."""
+    scheduler.tables.send(about[0], m.Answer(about[1], (found.rows, found.more), ""))
+
+
+# -- listings --
+
+
+def _tasks(scheduler: LocalScheduler, now: float, limit: int = LIST_LIMIT, states: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    unknown = [state for state in states if state not in TASK_STATES]
+    if unknown:
+        raise ValueError(f"there is no state {unknown[0]!r}; there are {', '.join(TASK_STATES)}")
+    wanted = set(states or TASK_STATES)
+    chosen = (task for task in _by_progress(scheduler, wanted) if _state_of(scheduler, task) in wanted)
+    return [_task_row(scheduler, task) for task in islice(chosen, min(limit, LIST_LIMIT))]
+
+
+def _by_progress(scheduler: LocalScheduler, wanted: set[str]) -> Iterator[TaskRecord]:
+    """Tasks, those that run first, without looking at all of them where those wanted can be found otherwise."""
+    tables = scheduler.tables
+    running: Iterable[TaskRecord] = chain.from_iterable(worker.inflight.values() for worker in tables.workers.values())
+    yield from sorted(running, key=lambda task: TASK_STATES.index(_state_of(scheduler, task)))
+    for queue in tables.queues.values():
+        yield from (task for task in queue.tasks if task.state == READY)
+    if "waiting" in wanted:
+        yield from (task for task in tables.tasks.values() if task.state == WAITING)
+    if not wanted.isdisjoint(("finished", "failed")):
+        yield from (task for task in tables.tasks.values() if task.state == DONE)
+
+
+def _task_row(scheduler: LocalScheduler, task: TaskRecord) -> dict[str, Any]:
+    return {
+        "task_id": task.id.hex(),
+        "name": task.name,
+        "state": _state_of(scheduler, task),
+        "attempt": task.attempt,
+        "job": task.id[:4].hex(),
+        "pid": task.worker.pid if task.worker is not None else 0,
+        "demand": amounts(scheduler.tables.queue_of(task).demand),
+        "waits_for": task.rare.unresolved if task.state == WAITING and task.rare is not None else 0,
+    }
+
+
+def _state_of(scheduler: LocalScheduler, task: TaskRecord) -> str:
     if task.state == ASSIGNED:
         worker = task.worker
         waiting = worker is not None and any(frame.task_id == task.id for frame in worker.frames)
-        running = worker is not None and next(iter(worker.inflight.values()), None) is task
+        running = worker is not None and _top(worker) is task
         return "blocked" if waiting else "running" if running else "assigned"
+    if task.state == READY and not scheduler.pool.fits_total(scheduler.tables.queue_of(task).demand):
+        return "infeasible"
     if task.state == DONE and any(record.status not in (OK, PENDING) for record in task.values()):
         return "failed"
     return STATE_NAMES[task.state]
 
 
 def _objects(scheduler: LocalScheduler, now: float, limit: int = LIST_LIMIT) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    for table in (scheduler.tables.tasks, scheduler.tables.objects):
-        for record in table.values():
-            if isinstance(record, TaskRecord) and record.outputs is not None:
-                continue
-            if len(rows) >= limit:
-                return rows
-            rows.append(_object_row(record))
-    return rows
+    tables = scheduler.tables
+    single = (task for task in tables.tasks.values() if task.outputs is None)
+    return [_object_row(record) for record in islice(chain(tables.objects.values(), single), min(limit, LIST_LIMIT))]
 
 
 def _object_row(record: AnyObject) -> dict[str, Any]:
@@ -147,6 +220,8 @@ def _object_row(record: AnyObject) -> dict[str, Any]:
         "pins": record.pins,
         "named": record.named,
         "made_by": record.task.name if record.task is not None else "put",
+        "in_use_by": 0,
+        "on_disk": False,
     }
 
 
@@ -154,16 +229,19 @@ def _workers(scheduler: LocalScheduler, now: float) -> list[dict[str, Any]]:
     rows = []
     for worker in scheduler.tables.workers.values():
         top = _top(worker)
+        since = worker.idle_since if worker.state == IDLE else worker.last_progress if worker.state == LEASED else worker.started_at
         rows.append(
             {
                 "pid": worker.pid,
                 "state": "blocked" if worker.frames and top is None else WORKER_STATES[worker.state],
+                "seconds": max(0.0, now - since),
                 "job": worker.job.id.hex() if worker.job is not None else "",
                 "task": top.name if top is not None else "",
                 "task_id": top.id.hex() if top is not None else "",
                 "queued": max(0, len(worker.inflight) - len(worker.frames) - (1 if top is not None else 0)),
                 "depth": len(worker.frames),
                 "demand": amounts(worker.demand),
+                "gpus": list(worker.gpus),
                 "token": worker.token.hex(),
             }
         )
@@ -176,21 +254,39 @@ def _top(worker: WorkerRecord) -> TaskRecord | None:
 
 
 def _status(scheduler: LocalScheduler, now: float) -> dict[str, Any]:
-    states = dict.fromkeys((*STATE_NAMES, "failed"), 0)
+    states = dict.fromkeys(TASK_STATES, 0)
     for task in scheduler.tables.tasks.values():
-        name = "failed" if task.state == DONE and task.status not in (OK, PENDING) else STATE_NAMES[task.state]
-        states[name] += 1
+        states["failed" if task.state == DONE and task.status not in (OK, PENDING) else STATE_NAMES[task.state]] += 1
+    for worker in scheduler.tables.workers.values():
+        blocked, running = len(worker.frames), _top(worker) is not None
+        states["blocked"] += blocked
+        states["running"] += running
+        states["assigned"] -= blocked + running
+    for queue in scheduler.tables.queues.values():
+        if not scheduler.pool.fits_total(queue.demand):
+            count = sum(task.state == READY for task in queue.tasks)
+            states["infeasible"] += count
+            states["ready"] -= count
     return {
-        "node": scheduler.node.hex(),
+        "node": scheduler.node.decode(errors="replace"),
         "resources": amounts(tuple(sorted(scheduler.pool.total.items()))),
-        "available": amounts(scheduler.pool.available()),
+        "available": _available(scheduler, now),
         "tasks": states,
         "workers": len(scheduler.tables.workers),
         "jobs": [
-            {"job": job.id.hex(), "pid": job.driver.pid if job.driver else 0, "submitted": job.submitted, "namespace": job.namespace}
+            {
+                "job": job.id.hex(),
+                "number": job.number,
+                "pid": job.driver.pid if job.driver else 0,
+                "submitted": job.submitted,
+                "namespace": job.namespace,
+                "seconds": max(0.0, now - job.started),
+                "ended": job.ended,
+            }
             for job in scheduler.tables.jobs.values()
         ],
         "statistics": dict(scheduler.statistics()),
+        "store": {},
         "recovering": scheduler.membership.recovering,
     }
 
@@ -212,12 +308,30 @@ def _explain(scheduler: LocalScheduler, now: float, subject: bytes) -> tuple[str
     return None if explanation is None else (explanation.state, explanation.reason, explanation.facts)
 
 
-def _find(scheduler: LocalScheduler, now: float, prefix: str) -> list[str]:
-    """Full ids of tasks, objects and workers that start with a hex prefix, as people type them."""
-    found = [identifier.hex() for identifier in scheduler.tables.tasks if identifier.hex().startswith(prefix)]
-    found += [identifier.hex() for identifier in scheduler.tables.objects if identifier.hex().startswith(prefix)]
-    found += [token.hex() for token in scheduler.tables.workers if token.hex().startswith(prefix)]
-    return found[:20]
+def _find(scheduler: LocalScheduler, now: float, text: str) -> list[dict[str, str]]:
+    """What a person can mean by ``text``: an id in hex or its beginning, the short form of one, or a worker's pid."""
+    tables = scheduler.tables
+    found = []
+    matches = matcher(text)
+    if matches is not None:
+        exact = bytes.fromhex(text) if len(text) in (2 * TASK_BYTES, 2 * OBJECT_BYTES) and text.isalnum() else b""
+        if exact in tables.tasks or tables.find(exact) is not None:
+            return [_named(scheduler, exact)]
+        found = list(islice(filter(matches, chain(tables.tasks, tables.objects, tables.workers)), FOUND_MAX))
+        if not found and text.endswith("-0"):  # the only value of a task has the task's record
+            found = list(islice(filter(matcher(text[:-2]) or matches, tables.tasks), FOUND_MAX))
+    if not found and text.isdecimal():
+        found = [token for token, worker in tables.workers.items() if worker.pid == int(text)]
+    return [_named(scheduler, identifier) for identifier in found]
+
+
+def _named(scheduler: LocalScheduler, identifier: bytes) -> dict[str, str]:
+    worker = scheduler.tables.workers.get(identifier)
+    if worker is not None:
+        return {"id": identifier.hex(), "kind": "worker", "name": f"pid {worker.pid}"}
+    record = scheduler.tables.tasks.get(identifier) if len(identifier) == TASK_BYTES else scheduler.tables.find(identifier)
+    name = record.task.name if record is not None and record.task is not None else "put"
+    return {"id": identifier.hex(), "kind": "task" if len(identifier) == TASK_BYTES else "object", "name": name}
 
 
 QUESTIONS: dict[str, Any] = {
@@ -231,7 +345,7 @@ QUESTIONS: dict[str, Any] = {
     "explain": _explain,
     "find": _find,
 }
-"""What can be asked: name -> function of (scheduler, now, arguments)."""
+"""What can be asked, besides "rows" (a page of a table of the control store): name -> function of (scheduler, now, arguments)."""
 
 
 def explain(scheduler: LocalScheduler, subject: bytes) -> Explanation | None:
@@ -256,7 +370,7 @@ def explain(scheduler: LocalScheduler, subject: bytes) -> Explanation | None:
 def _explain_task(scheduler: LocalScheduler, task: TaskRecord, subject: bytes) -> Explanation:
     tables = scheduler.tables
     queue = tables.queue_of(task)
-    state = _state_of(task)
+    state = _state_of(scheduler, task)
     facts: list[tuple[str, str]] = [
         ("task", task.id.hex()),
         ("function", task.name),
@@ -267,7 +381,7 @@ def _explain_task(scheduler: LocalScheduler, task: TaskRecord, subject: bytes) -
         facts.append(("earlier attempts", "; ".join(task.rare.history)))
     if task.state == WAITING:
         missing = [identifier for identifier in task.row[3] if _is_pending(tables.find(identifier))]
-        names = ", ".join(f"{short(identifier)} ({_maker(tables.find(identifier))})" for identifier in missing[:5])
+        names = ", ".join(f"{brief(identifier)} ({_maker(scheduler, identifier)})" for identifier in missing[:5])
         more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
         return Explanation(subject, state, f"waits for {len(missing)} of its arguments: {names}{more}", tuple(facts))
     if task.state == READY:
@@ -276,7 +390,7 @@ def _explain_task(scheduler: LocalScheduler, task: TaskRecord, subject: bytes) -
         facts.append(("worker", str(task.worker.pid)))
         frame = next((frame for frame in task.worker.frames if frame.task_id == task.id), None)
         if frame is not None:
-            names = ", ".join(f"{short(identifier)} ({_maker(tables.find(identifier))})" for identifier in frame.wanted[:5])
+            names = ", ".join(f"{brief(identifier)} ({_maker(scheduler, identifier)})" for identifier in frame.wanted[:5])
             return Explanation(subject, state, f"is blocked in get, waiting for {names}", tuple(facts))
         if state == "running":
             return Explanation(subject, state, f"runs on worker {task.worker.pid}", tuple(facts))
@@ -310,7 +424,7 @@ def _holders(scheduler: LocalScheduler) -> str:
             parts.append(f"worker {worker.pid} runs {top.name}")
         elif worker.frames:
             wanted = worker.frames[-1].wanted
-            first = _maker(scheduler.tables.find(wanted[0])) if wanted else "nothing"
+            first = _maker(scheduler, wanted[0]) if wanted else "nothing"
             parts.append(f"worker {worker.pid} waits for {first}")
     return "held by: " + ("; ".join(parts) if parts else "nobody")
 
@@ -325,12 +439,13 @@ def _is_pending(record: AnyObject | None) -> bool:
     return record is not None and record.status == PENDING
 
 
-def _maker(record: AnyObject | None) -> str:
+def _maker(scheduler: LocalScheduler, object_id: bytes) -> str:
+    record = scheduler.tables.find(object_id)
     if record is None:
         return "not known any more"
     if record.task is None:
         return "put"
-    return f"{record.task.name}, {_state_of(record.task)}"
+    return f"{record.task.name}, {_state_of(scheduler, record.task)}"
 
 
 def _facts(row: dict[str, Any]) -> tuple[tuple[str, str], ...]:

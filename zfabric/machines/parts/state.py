@@ -32,6 +32,8 @@ class Tables:
         self.queues: dict[int, ShapeQueue] = {}
         self.touched: set[ProcessRecord] = set()
         """Processes with results to be pushed at the end of this turn."""
+        self.became_ready = 0
+        """Counts every time a task becomes ready, so that a search that found none need not be repeated in vain."""
         self.counts: Counter[str] = Counter()
         self.effects: list[Effect] = []
         self.locates: list[m.Row] = []
