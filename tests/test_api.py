@@ -21,9 +21,9 @@ from fakes import FakeClient
 
 import zfabric as zf
 from zfabric.api import lifecycle
-from zfabric.api.cluster import trace_events
 from zfabric.config import Config
 from zfabric.protocol.ids import FIRST_RETURN
+from zfabric.protocol.trace import pack_event
 from zfabric.runtime import interface
 
 
@@ -851,20 +851,18 @@ def test_nodes_and_resources(client):
 def test_timeline(client, tmp_path):
     import struct
 
-    import msgpack
-
-    def event(token, *attempts):
+    def event(pid, *attempts):
         heads = b"".join(task + function for task, function, _, _ in attempts)
-        return token + heads + b"".join(struct.pack("=dd", start, seconds) for _, _, start, seconds in attempts)
+        times = b"".join(struct.pack("=dd", start, seconds) for _, _, start, seconds in attempts)
+        return pack_event(b"node", pid, ((b"f" * 16, "work"),), heads + times)
 
     task, function = b"t" * 16, b"f" * 16
-    events = (
-        (b"k2", event(b"worker01", (task, function, 2.0, 0.5), (task, b"g" * 16, 1.0, 0.25))),
-        (b"k3", event(b"worker02", (task, function, 3.0, 1.0))),
+    rows = (
+        (b"k2", event(77, (task, function, 2.0, 0.5), (task, b"g" * 16, 1.0, 0.25))),
+        (b"k3", event(78, (task, function, 3.0, 1.0))),
     )
-    client.answers["events"] = events
-    client.answers["functions"] = ((b"job1" + function, msgpack.packb(("work", (), b"payload"))),)
-    client.answers["workers"] = ({"token": b"worker01".hex(), "pid": 77},)
+    pages = {b"": (rows[:1], True), b"k2": (rows[1:], False)}
+    client.answers["rows"] = lambda table, after, limit: pages[after] if table == "event" else None
     trace = zf.timeline()
     spans = [event for event in trace if event["ph"] == "X"]
     assert [(span["name"], span["ts"], span["dur"]) for span in spans] == [
@@ -872,10 +870,14 @@ def test_timeline(client, tmp_path):
         ("work", 2e6, 0.5e6),
         ("work", 3e6, 1e6),
     ]
-    assert spans[0]["pid"] == 77 != spans[2]["pid"]
+    assert [span["tid"] for span in spans] == [77, 77, 78]
+    assert len({span["pid"] for span in spans}) == 1
     assert zf.timeline(str(tmp_path / "trace.json")) is None
-    assert json.loads((tmp_path / "trace.json").read_text()) == trace
-    assert trace_events((), (), ()) == []
+    assert sorted(json.loads((tmp_path / "trace.json").read_text()), key=lambda event: event["ts"]) == trace
+    client.answers["rows"] = ((), False)
+    assert zf.timeline() == []
+    assert zf.timeline(str(tmp_path / "trace.json")) is None
+    assert json.loads((tmp_path / "trace.json").read_text()) == []
 
 
 # --- the package -------------------------------------------------------------------------------------------------------------------------

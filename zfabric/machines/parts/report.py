@@ -204,8 +204,8 @@ def _state_of(scheduler: LocalScheduler, task: TaskRecord) -> str:
 
 def _objects(scheduler: LocalScheduler, now: float, limit: int = LIST_LIMIT) -> list[dict[str, Any]]:
     tables = scheduler.tables
-    single = (task for task in tables.tasks.values() if task.outputs is None)
-    return [_object_row(record) for record in islice(chain(tables.objects.values(), single), min(limit, LIST_LIMIT))]
+    records = chain[AnyObject](tables.objects.values(), (task for task in tables.tasks.values() if task.outputs is None))
+    return [_object_row(record) for record in islice(records, min(limit, LIST_LIMIT))]
 
 
 def _object_row(record: AnyObject) -> dict[str, Any]:
@@ -450,4 +450,3 @@ def _maker(scheduler: LocalScheduler, object_id: bytes) -> str:
 
 def _facts(row: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     return tuple((name, str(value)) for name, value in row.items())
-

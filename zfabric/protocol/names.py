@@ -1,0 +1,59 @@
+"""Ids as people read and type them.
+
+Siblings' ids differ in their last bytes only, so the beginning of one names all of them. What tables show instead is
+``job-parent-counter``, as in ``1-3fa2-57`` (job and counter in decimal, the first digits of the parent's hash), and for objects
+``-0`` and up for what a task returned, ``-p0`` and up for what was ``put``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from zfabric.protocol.ids import FIRST_PUT_INDEX, JOB_BYTES, OBJECT_BYTES, PREFIX_BYTES, TASK_BYTES, index_of, unpack_counter
+
+PARENT_DIGITS = 4
+"""Digits of a parent's hash that tables show; enough to tell apart the parents of one job that are on one screen."""
+
+_BRIEF = re.compile(r"(\d+)-([0-9a-f]{1,16})-(\d+)(?:-(p?)(\d+))?")
+
+
+def brief(identifier: bytes) -> str:
+    """The short form of a task's or an object's id; hex for anything else."""
+    if len(identifier) not in (TASK_BYTES, OBJECT_BYTES):
+        return identifier.hex()
+    job = unpack_counter(identifier[:JOB_BYTES])[0]
+    parent = identifier[JOB_BYTES:PREFIX_BYTES].hex()[:PARENT_DIGITS]
+    text = f"{job}-{parent}-{unpack_counter(identifier[PREFIX_BYTES:TASK_BYTES])[0]}"
+    if len(identifier) == TASK_BYTES:
+        return text
+    index = index_of(identifier)
+    return f"{text}-p{index - FIRST_PUT_INDEX}" if index >= FIRST_PUT_INDEX else f"{text}-{index}"
+
+
+def matcher(text: str) -> Callable[[bytes], bool] | None:
+    """A test for the ids that ``text`` (a short form, or the first digits of an id in hex) can mean; None if it is neither."""
+    text = text.strip().lower()
+    found = _BRIEF.fullmatch(text)
+    if found is not None:
+        job, parent, counter, put, index = found.groups()
+        suffix = _number(counter)
+        if index is not None:
+            suffix += _number(index, FIRST_PUT_INDEX if put else 0)
+        prefix = _number(job)
+        return lambda identifier: (
+            identifier.startswith(prefix)
+            and identifier[PREFIX_BYTES:] == suffix
+            and identifier[JOB_BYTES:PREFIX_BYTES].hex().startswith(parent)
+        )
+    if not text or re.fullmatch(r"[0-9a-f]+", text) is None:
+        return None
+    whole = bytes.fromhex(text[: len(text) & ~1])
+    if len(text) % 2 == 0:
+        return lambda identifier: identifier.startswith(whole)
+    return lambda identifier: identifier.startswith(whole) and identifier.hex().startswith(text)
+
+
+def _number(digits: str, base: int = 0) -> bytes:
+    number = int(digits) + base
+    return number.to_bytes(4, "big") if number < 2**32 else bytes(5)

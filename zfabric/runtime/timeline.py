@@ -1,0 +1,77 @@
+"""The timeline: what ran when and where, as events of the Chrome trace format, which Perfetto and chrome://tracing open.
+
+A node is shown as a process and each of its workers as a thread, by pid; an attempt is a "complete" event. Tasks that ran on top of
+a waiting one lie within it, as calls do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import IO, Any, Protocol
+
+from zfabric.protocol.names import brief
+from zfabric.protocol.trace import read_trace, unpack_event
+
+PAGE = 500
+"""Rows of the event table asked for at a time; each holds up to a few hundred attempts."""
+
+
+class Asker(Protocol):
+    """The part of a client that is needed here."""
+
+    def query(self, what: str, *arguments: Any, timeout: float = 10.0) -> Any:
+        """Ask the node's daemon."""
+
+
+def rows_of(client: Asker, table: str, page: int = PAGE, timeout: float = 60.0) -> Iterator[tuple[bytes, bytes]]:
+    """The rows ``(key, value)`` of a table of the control store, page by page."""
+    after, more = b"", True
+    while more:
+        rows, more = client.query("rows", table, after, page, timeout=timeout)
+        yield from rows
+        if rows:
+            after = rows[-1][0]
+
+
+def trace_events(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[dict[str, Any]]:
+    """The Chrome trace of rows of the event table, in their order. Times are microseconds of the machine's monotonic clock."""
+    nodes: dict[bytes, int] = {}
+    threads: set[tuple[int, int]] = set()
+    for _, value in rows:
+        node, pid, names, trace = unpack_event(value)
+        place = nodes.get(node)
+        if place is None:
+            place = nodes[node] = len(nodes) + 1
+            yield _name("process_name", place, 0, f"node {node.decode(errors='replace')}")
+        if (place, pid) not in threads:
+            threads.add((place, pid))
+            yield _name("thread_name", place, pid, f"worker {pid}")
+        functions = dict(names)
+        for task, function, start, seconds in read_trace(trace):
+            yield {
+                "name": functions.get(function) or function.hex()[:8],
+                "cat": "task",
+                "ph": "X",
+                "ts": start * 1e6,
+                "dur": seconds * 1e6,
+                "pid": place,
+                "tid": pid,
+                "args": {"task_id": task.hex(), "id": brief(task)},
+            }
+
+
+def _name(kind: str, place: int, thread: int, name: str) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "ts": 0, "pid": place, "tid": thread, "args": {"name": name}}
+
+
+def write_trace(events: Iterable[dict[str, Any]], file: IO[str]) -> int:
+    """Write the events as one JSON array, each on a line of its own; how many attempts they are. Keeps none of them in memory."""
+    attempts = 0
+    separator = "["
+    for event in events:
+        attempts += event["ph"] == "X"
+        file.write(f"{separator}\n{json.dumps(event)}")
+        separator = ","
+    file.write("[]\n" if separator == "[" else "\n]\n")
+    return attempts
