@@ -177,6 +177,19 @@ def test_an_exact_grant_serves_one_object() -> None:
     assert len(grants) == 0
 
 
+def test_of_several_grants_only_the_roomiest_is_kept() -> None:
+    grants = Grants()
+    for number in range(4):
+        grants.add(number << 20, 1 << 20)
+        offset = grants.allocate((1 << 20) - (100_000 + 20_000 * number))
+        assert offset is not None
+        assert offset >> 20 == number
+        if number != 1:
+            grants.finished(offset)
+    assert [start >> 20 for start, _ in grants.spent()] == [2, 0]
+    assert [start >> 20 for start, _ in grants.idle()] == [3]
+
+
 def test_a_full_grant_is_spent_and_an_abandoned_object_leaves_room_for_another() -> None:
     grants = Grants()
     grants.add(0, 256)
@@ -184,7 +197,7 @@ def test_a_full_grant_is_spent_and_an_abandoned_object_leaves_room_for_another()
     assert (first, second) == (64, 192)
     grants.abandon(64)
     grants.finished(192)
-    assert grants.spent() == []
     assert grants.allocate(64) == 64
+    assert grants.spent() == []
     grants.finished(64)
     assert grants.spent() == [(0, 256)]

@@ -170,16 +170,15 @@ class Arena:
 
         False if it cannot be found after a restart: its header does not say that it is sealed, or the index has no room.
         """
-        start = offset - HEADER_BYTES
         if state == FREED:
+            # The header stays as it is: its room may be somebody else's by now, with a header of its own.
             slot = self._slots.pop(offset, None)
             if slot is not None:
                 self._memory[slot * INDEX_ENTRY_BYTES + _STATE_AT] = FREED
-                self._memory[start + _STATE_AT] = FREED
                 self._free_slots.append(slot)
             return True
         # Read by a system call, since a claim that nobody vouches for may point to where no memory is.
-        magic, version, sealed, size, object_id, _ = _HEADER.unpack(os.pread(self._descriptor, HEADER_BYTES, start))
+        magic, version, sealed, size, object_id, _ = _HEADER.unpack(os.pread(self._descriptor, HEADER_BYTES, offset - HEADER_BYTES))
         if (magic, version, sealed) != (_MAGIC, _VERSION, SEALED):
             return False
         if offset in self._slots:

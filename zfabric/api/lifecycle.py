@@ -21,6 +21,8 @@ from zfabric.runtime.interface import ClientInterface
 
 ADDRESS_VARIABLE = "ZFABRIC_ADDRESS"
 """Environment variable with the cluster to join where ``init`` names none."""
+SUBMIT_VARIABLE = "ZFABRIC_SUBMIT"
+"""Environment variable with what ``zfabric submit`` was told, as JSON: arguments of ``init``, for where the program gives none."""
 RUNTIME_ENV_VARIABLE = "ZFABRIC_RUNTIME_ENV"
 """Environment variable in which ``init(runtime_env=)`` reaches the tasks that tasks start."""
 
@@ -171,6 +173,13 @@ def init(
                     f"this process is connected already (node {node}); call zf.shutdown() first, or pass ignore_reinit_error=True"
                 )
             return ClusterContext(existing, address)
+        submitted: dict[str, Any] = json.loads(os.environ.get(SUBMIT_VARIABLE, "{}"))
+        num_cpus = submitted.get("num_cpus") if num_cpus is None else num_cpus
+        num_gpus = submitted.get("num_gpus") if num_gpus is None else num_gpus
+        resources = submitted.get("resources") if resources is None else resources
+        object_store_memory = submitted.get("object_store_memory") if object_store_memory is None else object_store_memory
+        if not isinstance(config, Config) and (config is None or isinstance(config, dict)):
+            config = {**submitted.get("config", {}), **(config or {})}
         settings = _checked(address, num_cpus, num_gpus, resources, object_store_memory, namespace, config)
         _runtime_env = _checked_environment(runtime_env)
         where = address or os.environ.get(ADDRESS_VARIABLE) or None

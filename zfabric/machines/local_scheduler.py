@@ -89,6 +89,8 @@ class LocalScheduler:
         self._asked: dict[int, tuple[str, Any]] = {}
         """Questions to the control store that are open: what was asked, and what is to be done with the answer."""
         self._next_event = 0
+        self._events: list[m.Row] = []
+        """Rows for the event table that wait for the next batch."""
 
     # -- the contract --
 
@@ -162,16 +164,19 @@ class LocalScheduler:
         return None
 
     def _flush_rows(self, now: float) -> None:
-        if not self.blocks.pending:
-            self._flush_at = None
-            return
+        """Write rows and events that have waited long enough, as one batch."""
         if self._flush_at is None:
-            self._flush_at = now + self.config.lineage_delay
+            if self.blocks.pending:
+                self._flush_at = now + self.config.lineage_delay
         elif now >= self._flush_at:
             puts, deletes = self.blocks.flush()
             self._flush_at = now + self.config.lineage_delay if self.blocks.pending else None
-            if puts or deletes:
-                self.tables.send(self.tables.control_address, m.Write(0, tuple(puts), tuple(deletes)))
+            self._write((*puts, *self._events), tuple(deletes))
+            self._events.clear()
+
+    def _write(self, puts: m.Rows, deletes: m.Rows) -> None:
+        if puts or deletes:
+            self.tables.send(self.tables.control_address, m.Write(0, puts, deletes))
 
     def _beat(self, now: float) -> None:
         if now < self._heartbeat_at:
@@ -310,8 +315,9 @@ class LocalScheduler:
         if message.trace:
             self._next_event += 1
             key = report.event_key(now, self._next_event)
-            event = report.trace_event(self.node, worker, message)
-            self.tables.send(self.tables.control_address, m.Write(0, (("event", key, event),), ()))
+            self._events.append(("event", key, report.trace_event(self.node, worker, message)))
+            if self._flush_at is None:
+                self._flush_at = now + self.config.lineage_delay
 
     def on_blocked(self, now: float, source: Address, message: m.Blocked) -> None:
         """A worker's task waits."""
@@ -481,7 +487,8 @@ class LocalScheduler:
             full = reason.startswith("full:")
             for task in waiting:
                 if full:
-                    self.outcomes.fail(task, "ObjectStoreFullError", f"its argument {short(object_id)} is on disk: {reason[5:].strip()}", ())
+                    text = f"its argument {short(object_id)} is on disk: {reason[5:].strip()}"
+                    self.outcomes.fail(task, "ObjectStoreFullError", text, ())
                 else:
                     self.outcomes.wait_again(task, record)
             self.outcomes.lost(object_id, reason)
@@ -566,7 +573,9 @@ class LocalScheduler:
     # -- people --
 
     def on_query(self, now: float, source: Address, message: m.Query) -> None:
-        """A question of a client or a tool."""
+        """A question of a client or a tool; what has happened before it is part of the answer."""
+        self._write(tuple(self._events), ())
+        self._events.clear()
         report.answer(self, now, source, message)
 
     def on_answer(self, now: float, source: Address, message: m.Answer) -> None:

@@ -95,7 +95,7 @@ class Unlink(NamedTuple):
 
 
 class WriteValue(NamedTuple):
-    """Write an inline value as a sealed object whose payload is at ``offset`` of the arena."""
+    """Write an inline value as a sealed object whose payload is at ``offset`` of the arena, before anything after this is done."""
 
     offset: int
     object_id: bytes
@@ -124,17 +124,5 @@ class Say(NamedTuple):
 
 
 Effect: TypeAlias = (
-    Send
-    | Store
-    | SpawnWorker
-    | KillProcess
-    | WatchProcess
-    | MakeReady
-    | Punch
-    | Spill
-    | Unspill
-    | Unlink
-    | WriteValue
-    | WriteHeader
-    | Say
+    Send | Store | SpawnWorker | KillProcess | WatchProcess | MakeReady | Punch | Spill | Unspill | Unlink | WriteValue | WriteHeader | Say
 )

@@ -694,9 +694,8 @@ def start(
     total = node_resources(num_cpus, num_gpus, resources)
     settings = dict(config.pairs())
     settings["log_to_driver"] = log_to_driver and config.log_to_driver
-    launched = launch(
-        config=Config.of(settings), resources=total, namespace=namespace, arena_size=-1 if object_store_memory is None else object_store_memory
-    )
+    arena_size = -1 if object_store_memory is None else object_store_memory
+    launched = launch(config=Config.of(settings), resources=total, namespace=namespace, arena_size=arena_size)
     try:
         client = attach(launched.session, namespace=namespace, failure=launched.failure)
     except BaseException:

@@ -111,6 +111,9 @@ class Daemon:
             CONTROL_STORE: self.control,
             GLOBAL_SCHEDULER: self.placer,
         }
+        self._stirred: set[bytes] = set(self.machines)
+        """Roles that took something in, or whose deadline passed, since they were last asked for effects."""
+        self._due: dict[bytes, float | None] = {}
         self._shell = SHELL + self.incarnation
         self._perform: dict[type[Any], Any] = {
             e.Store: self._store,
@@ -163,35 +166,43 @@ class Daemon:
                 if type(message) is m.Committed:
                     self._commit_ended(message.sequence, message.error)
                 else:
-                    self.machines[role].step(now, self._shell, message)
+                    self._step(now, role, self._shell, message)
             if self.post.router in ready:
                 self._receive(now)
             self._watch_over(now, bool(ready))
-            for machine in self.machines.values():
-                due = machine.next_deadline()
+            for role, due in self._due.items():
                 if due is not None and due <= now:
-                    machine.tick(now)
+                    self.machines[role].tick(now)
+                    self._stirred.add(role)
             self.turn(now)
             self.post.tick(now)
 
+    def _step(self, now: float, role: bytes, source: Address, message: m.Message) -> None:
+        """Pass a message to the machine that plays ``role``; it is asked for effects in this turn."""
+        machine = self.machines.get(role)
+        if machine is None:
+            self.post.refused += 1
+            return
+        self._stirred.add(role)
+        machine.step(now, source, message)
+
     def _receive(self, now: float) -> None:
-        machines = self.machines
         for sender, frame in self.post.receive(FRAMES_PER_TURN):
             for to, role, message in self.post.accept(sender, frame, now):
-                machine = machines.get(to)
-                if machine is None:
-                    self.post.refused += 1
-                    continue
                 if type(message) is m.Goodbye:
                     self._tell_logs(now)
-                machine.step(now, role + sender, message)
+                self._step(now, to, role + sender, message)
 
     def turn(self, now: float) -> None:
         """Effects until none is left, then commits and sends."""
         own = self.incarnation
         for _ in range(ROUNDS_MAX):
-            for role, machine in self.machines.items():
-                for effect in machine.take_effects(now):
+            stirred, self._stirred = self._stirred, set()
+            for role in sorted(stirred):
+                machine = self.machines[role]
+                effects = machine.take_effects(now)
+                self._due[role] = machine.next_deadline()
+                for effect in effects:
                     if type(effect) is e.Send:
                         to = effect.to
                         if to[1:] == own and effect.sequence <= self._committed:
@@ -204,7 +215,7 @@ class Daemon:
                 break
             while self._local:
                 role, source, message = self._local.popleft()
-                self.machines[role].step(now, source, message)
+                self._step(now, role, source, message)
         else:
             raise RuntimeError("the machines of this daemon answer each other without end")
         outgoing, self._outgoing = self._outgoing, {}
@@ -262,10 +273,7 @@ class Daemon:
         deadlines = [now + 60.0, self._sweep_at, self._collect_at]
         if self._events or self._local:
             return now
-        for machine in self.machines.values():
-            due = machine.next_deadline()
-            if due is not None:
-                deadlines.append(due)
+        deadlines.extend(due for due in self._due.values() if due is not None)
         due = self.post.next_deadline()
         if due is not None:
             deadlines.append(due)
@@ -284,7 +292,7 @@ class Daemon:
         for event in self.supervision.receive():
             if type(event) is m.ProcessDied:
                 event = self._died(event, now)
-            self.scheduler.step(now, self._shell, event)
+            self._step(now, LOCAL_SCHEDULER, self._shell, event)
             if type(event) is m.ProcessDied:
                 self._forget_dead()
 
@@ -295,7 +303,7 @@ class Daemon:
             return died
         rows = self._logs.flush(known.token, died.pid)
         if rows:
-            self.scheduler.step(now, self._shell, m.LogLines(tuple(rows)))
+            self._step(now, LOCAL_SCHEDULER, self._shell, m.LogLines(tuple(rows)))
         self._logs.forget(known.token)
         path = f"{self.session.sockets}/{known.token.hex()}.slot"
         executing = b""
@@ -348,7 +356,7 @@ class Daemon:
         pids = {worker.token: worker.pid for worker in self.scheduler.tables.workers.values() if worker.pid}
         rows = self._logs.poll(pids)
         if rows and self.config.log_to_driver:
-            self.scheduler.step(now, self._shell, m.LogLines(tuple(rows)))
+            self._step(now, LOCAL_SCHEDULER, self._shell, m.LogLines(tuple(rows)))
 
     def _check_memory(self, now: float) -> None:
         usage = []
@@ -358,7 +366,7 @@ class Daemon:
         used = sum(size for _, size in usage)
         available = memory_available()
         if used > self._memory_limit or available < (memory_total() - self._memory_limit if not self.config.memory_limit else 0):
-            self.scheduler.step(now, self._shell, m.MemoryPressure(available, self._memory_limit, tuple(usage)))
+            self._step(now, LOCAL_SCHEDULER, self._shell, m.MemoryPressure(available, self._memory_limit, tuple(usage)))
 
     def close(self) -> None:
         """Close everything in order: what was acknowledged is in the journal already."""

@@ -8,7 +8,11 @@ what the store frees is never written again.
 
 from __future__ import annotations
 
-from zfabric.machines.parts.extents import ALIGNMENT, HEADER_BYTES, footprint
+from zfabric.machines.parts.extents import HEADER_BYTES, footprint
+
+
+LEAST_ROOM = 64 * 2**10
+"""Room that a grant is still kept for: smaller values are rarely written to the arena."""
 
 
 class Grant:
@@ -105,13 +109,14 @@ class Grants:
         return grant.offset, grant.used
 
     def spent(self) -> list[tuple[int, int]]:
-        """Grants that no further object fits in, to return: (offset, used) each. They are no longer held."""
-        least = HEADER_BYTES + ALIGNMENT
-        return [
-            self._drop(grant)
-            for grant in list(self._grants.values())
-            if not grant.exact and not grant.writing and not grant.gaps and grant.size - grant.used < least
-        ]
+        """After an ``allocate`` that found no room: grants to return, (offset, used) each. They are no longer held.
+
+        All but the roomiest one, which smaller objects may still fit in.
+        """
+        shared = sorted((grant for grant in self._grants.values() if not grant.exact), key=lambda grant: grant.used - grant.size)
+        if shared and shared[0].size - shared[0].used >= LEAST_ROOM:
+            del shared[0]
+        return [self._drop(grant) for grant in shared if not grant.writing]
 
     def idle(self) -> list[tuple[int, int]]:
         """All grants that nothing is being written in, to return: (offset, used) each. They are no longer held."""

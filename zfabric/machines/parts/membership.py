@@ -435,10 +435,10 @@ class Membership:
     def tick(self, now: float) -> None:
         """Workers that never registered; processes a recovering scheduler waits for in vain."""
         for worker in list(self.tables.workers.values()):
-            if worker.state == STARTING and not self.recovering:
-                if now >= worker.started_at + self.scheduler.config.worker_start_seconds and worker.pid:
-                    self.tables.effects.append(KillProcess(worker.pid, "it did not register in time"))
-                    worker.started_at = now
+            late = now >= worker.started_at + self.scheduler.config.worker_start_seconds
+            if late and worker.state == STARTING and worker.pid and not self.recovering:
+                self.tables.effects.append(KillProcess(worker.pid, "it did not register in time"))
+                worker.started_at = now
         if self.recovering and self._deadline is not None and now >= self._deadline:
             self._deadline = now + self.scheduler.config.recovery_seconds
             for incarnation, pid in list(self._expected.items()):

@@ -427,7 +427,8 @@ class Outcomes:
         if record is None or type(record.value) is not Stored:
             return
         if reason.startswith("full:"):
-            payload = pack_failure("ObjectStoreFullError", f"object {short(identifier)} cannot be brought back from disk: {reason[5:].strip()}")
+            text = f"object {short(identifier)} cannot be brought back from disk: {reason[5:].strip()}"
+            payload = pack_failure("ObjectStoreFullError", text)
             for incarnation in askers:
                 process = self.tables.processes.get(incarnation)
                 if process is not None:
