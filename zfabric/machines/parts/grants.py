@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from zfabric.machines.parts.extents import HEADER_BYTES, footprint
 
-
 LEAST_ROOM = 64 * 2**10
 """Room that a grant is still kept for: smaller values are rarely written to the arena."""
 
