@@ -1,0 +1,114 @@
+"""Options that several commands share, and the values they take."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from zfabric.config import Config
+from zfabric.exceptions import ConfigError, FabricError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def parse_size(text: str) -> int | None:
+    """The bytes that ``text`` stands for, or None."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", text.lower())
+    return round(float(found[1]) * _UNITS[found[2]]) if found is not None and found[2] in _UNITS else None
+
+
+def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    if value is None:
+        return None
+    size = parse_size(value)
+    if size is None:
+        raise click.BadParameter(f"{value!r} is not a size; write bytes, or a number with a unit such as 512MiB or 2GB", ctx, param)
+    return size
+
+
+def _resources(ctx: click.Context, param: click.Parameter, value: str | None) -> dict[str, float] | None:
+    if value is None:
+        return None
+    from zfabric.machines.parts.resources import demand_of
+
+    try:
+        amounts = json.loads(value)
+    except ValueError:
+        amounts = None
+    if not isinstance(amounts, dict):
+        raise click.BadParameter(f"""{value!r} is not a JSON object; write for example '{{"tpu": 2}}'""", ctx, param)
+    try:
+        demand_of(None, None, amounts)
+    except (FabricError, ValueError, TypeError) as error:
+        raise click.BadParameter(str(error), ctx, param) from None
+    return amounts
+
+
+def _settings(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
+    settings = {}
+    for value in values:
+        name, equals, text = value.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals:
+            raise click.BadParameter(f"{value!r} is not NAME=VALUE", ctx, param)
+        try:
+            settings[name] = setting(name, text.strip())
+            Config.of(settings)
+        except ConfigError as error:
+            raise click.BadParameter(str(error), ctx, param) from None
+    return settings
+
+
+def setting(name: str, text: str) -> Any:
+    """What ``text`` means for the setting ``name``. ConfigError if it cannot mean anything."""
+    default = dict(Config().pairs()).get(name, "")
+    if isinstance(default, bool):
+        truth = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+        if text.lower() not in truth:
+            raise ConfigError(f"config {name!r} is true or false, not {text!r}")
+        return truth[text.lower()]
+    if isinstance(default, int):
+        size = parse_size(text)
+        if size is None:
+            raise ConfigError(f"config {name!r} is a whole number (512MiB and the like will do), not {text!r}")
+        return size
+    if isinstance(default, float):
+        try:
+            return float(text)
+        except ValueError:
+            raise ConfigError(f"config {name!r} is a number, not {text!r}") from None
+    if isinstance(default, tuple):
+        return tuple(each.strip() for each in text.split(",") if each.strip())
+    return text
+
+
+def cluster_options(function: Function) -> Function:
+    """What a cluster is made of. The command gets ``num_cpus``, ``num_gpus``, ``resources``, ``object_store_memory``, ``config``."""
+    for decorate in (
+        click.option(
+            "--config", callback=_settings, multiple=True, metavar="NAME=VALUE", help="A setting of zfabric.config; may be repeated."
+        ),
+        click.option("--object-store-memory", callback=_size, metavar="SIZE", help="Shared memory for values, such as 2GiB."),
+        click.option("--resources", callback=_resources, metavar="JSON", help="""Further resources, such as '{"tpu": 2}'."""),
+        click.option("--num-gpus", type=click.IntRange(min=0), metavar="N", help="GPUs; by default those that are there."),
+        click.option("--num-cpus", type=click.IntRange(min=0), metavar="N", help="CPUs; by default those that are there."),
+    ):
+        function = decorate(function)
+    return function
+
+
+def address_option(function: Function) -> Function:
+    """Which cluster a tool looks at."""
+    text = 'The cluster: a session directory, or "auto" for the started one. [env: ZFABRIC_ADDRESS]'
+    return click.option("--address", metavar="ADDRESS", help=text)(function)
+
+
+def json_option(function: Function) -> Function:
+    """One JSON document instead of a table."""
+    return click.option("--json", "as_json", is_flag=True, help="One JSON document instead of a table.")(function)

@@ -1,0 +1,121 @@
+"""``zfabric submit``: run a program as ``python`` would, on a cluster that the command line describes.
+
+What was asked for reaches ``zf.init()`` through the environment (``ZFABRIC_ADDRESS``, ``ZFABRIC_SUBMIT``), where the program's own
+arguments do not say otherwise: so it also holds for a program that never calls ``init``, and none is started for one that uses no task.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import sys
+import types
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import click
+
+from zfabric.api.lifecycle import ADDRESS_VARIABLE, SUBMIT_VARIABLE, shutdown
+from zfabric.cli.main import INTERRUPTED
+from zfabric.cli.options import cluster_options
+
+
+@click.command(context_settings={"allow_interspersed_args": False}, short_help="Run a program on a cluster.")
+@click.option("--address", metavar="ADDRESS", help='The cluster to join: a session directory, or "auto" for the started one.')
+@cluster_options
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
+def submit(
+    address: str | None,
+    num_cpus: int | None,
+    num_gpus: int | None,
+    resources: dict[str, float] | None,
+    object_store_memory: int | None,
+    config: dict[str, Any],
+    script: str,
+    arguments: tuple[str, ...],
+) -> Callable[[], NoReturn]:
+    """Run the program SCRIPT with ARGS on a cluster of its own, or on the one at --address (or ZFABRIC_ADDRESS).
+
+    The cluster ends with the program, and zfabric exits as the program does. Options come before SCRIPT; what stands after it is the
+    program's. What the program itself passes to zf.init() has precedence. "--address local" starts a cluster whatever
+    ZFABRIC_ADDRESS says.
+    """
+    defaults = {
+        "num_cpus": num_cpus,
+        "num_gpus": num_gpus,
+        "resources": resources,
+        "object_store_memory": object_store_memory,
+        "config": config or None,
+    }
+    given = {name: value for name, value in defaults.items() if value is not None}
+    where = address or os.environ.get(ADDRESS_VARIABLE)
+    if where and where != "local":
+        if given:
+            options = ", ".join("--" + name.replace("_", "-") for name in given)
+            source = "--address" if address else ADDRESS_VARIABLE
+            raise click.UsageError(
+                f"{options}: the cluster at {source} {where} has what it was started with (--address local starts another)"
+            )
+        from zfabric.runtime.client import find_session
+
+        find_session(where)  # says what is wrong before the program begins
+    code = _compiled(script)
+    if where:
+        os.environ[ADDRESS_VARIABLE] = where
+    os.environ.pop(SUBMIT_VARIABLE, None)
+    if given:
+        os.environ[SUBMIT_VARIABLE] = json.dumps(given)
+    return lambda: run(code, script, arguments)
+
+
+def _compiled(script: str) -> Callable[[], types.CodeType]:
+    """Read the program now, so that a missing one is an error of the command line; compile it when it is run."""
+    path = os.path.abspath(script)
+    try:
+        with io.open_code(path) as file:
+            source = file.read()
+    except FileNotFoundError:
+        raise click.BadParameter(f"there is no file {script!r}", param_hint="SCRIPT") from None
+    except IsADirectoryError:
+        raise click.BadParameter(f"{script!r} is a directory", param_hint="SCRIPT") from None
+    except OSError as error:
+        raise click.BadParameter(f"{script!r} cannot be read: {error.strerror}", param_hint="SCRIPT") from None
+    return lambda: compile(source, path, "exec", dont_inherit=True)
+
+
+def run(code: Callable[[], types.CodeType], script: str, arguments: tuple[str, ...]) -> NoReturn:
+    """Run the program as ``__main__`` and exit as it does.
+
+    The module stays ``__main__`` to the very end (which ``runpy`` would not do), since threads and exit handlers of the program,
+    and what it pickled, go on looking for it.
+    """
+    sys.argv = [script, *arguments]
+    sys.path[0] = os.path.dirname(os.path.abspath(script))
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__file__=os.path.abspath(script), __builtins__=__builtins__, __cached__=None)
+    sys.modules["__main__"] = module
+    try:
+        exec(code(), module.__dict__)
+    except SystemExit:
+        raise
+    except KeyboardInterrupt:
+        _interrupted()
+    except BaseException as error:
+        frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
+        if isinstance(error, SyntaxError) and frames is not None and frames.tb_frame.f_code.co_name == "<lambda>":
+            frames = None
+        sys.excepthook(type(error), error.with_traceback(frames), frames)
+        sys.exit(1)
+    sys.exit(0)
+
+
+def _interrupted() -> NoReturn:
+    """End the job in order: nothing of it is left when this process ends. A second Ctrl-C must not interrupt that."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    shutdown()
+    print("interrupted", file=sys.stderr, flush=True)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # threads of the program that do not end can be interrupted
+    sys.exit(INTERRUPTED)
