@@ -34,7 +34,7 @@ from zfabric.protocol.codec import Envelope
 from zfabric.protocol.ids import CONTROL_STORE, GLOBAL_SCHEDULER, LOCAL_SCHEDULER, OBJECT_STORE, SHELL, Address
 from zfabric.protocol.options import RESOURCE_UNIT
 from zfabric.runtime.client import new_incarnation
-from zfabric.runtime.logs import LogTailer
+from zfabric.runtime.logs import LogTailer, note_worker
 from zfabric.runtime.session import Session
 from zfabric.runtime.storage import Storage
 from zfabric.runtime.supervision import Supervision
@@ -292,6 +292,8 @@ class Daemon:
         for event in self.supervision.receive():
             if type(event) is m.ProcessDied:
                 event = self._died(event, now)
+            elif type(event) is m.WorkerSpawned and event.pid:
+                note_worker(self.session.logs, event.token, event.pid)
             self._step(now, LOCAL_SCHEDULER, self._shell, event)
             if type(event) is m.ProcessDied:
                 self._forget_dead()

@@ -30,6 +30,24 @@ def log_path(directory: str, token: bytes, stream: str) -> str:
     return f"{directory}/worker-{token.hex()}.{stream}"
 
 
+def note_worker(directory: str, token: bytes, pid: int) -> None:
+    """Write down, beside the logs, which process the worker with this token is: people look for what a pid printed, also later."""
+    descriptor = os.open(f"{directory}/workers", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, b"%s %d\n" % (token.hex().encode(), pid))
+    finally:
+        os.close(descriptor)
+
+
+def worker_pids(directory: str) -> dict[bytes, int]:
+    """The pids of a session's workers by token, dead ones included, in the order of their start."""
+    try:
+        with open(f"{directory}/workers", encoding="ascii") as file:
+            return {bytes.fromhex(token): int(pid) for token, pid in (line.split() for line in file)}
+    except FileNotFoundError:
+        return {}
+
+
 def tail(path: str, lines: int = 20, size: int = 4096) -> str:
     """The last lines of a file, of what was rotated away if it is empty; at most ``size`` bytes.
 

@@ -1,0 +1,163 @@
+"""``zfabric tasks``, ``objects``, ``workers`` and ``explain``: what a cluster has and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from zfabric.adapters.processes import resident_bytes
+from zfabric.cli.options import address_option, json_option
+from zfabric.cli.output import amounts, print_json, print_table, size
+from zfabric.cli.sessions import chosen_session, connected, seconds
+from zfabric.machines.parts.report import LIST_LIMIT, TASK_STATES
+from zfabric.protocol.names import brief
+
+LIMIT = 100
+"""Rows shown where nothing else was said."""
+PENDING = ("ready", "infeasible", "waiting", "assigned")
+
+
+def limit_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """How many rows."""
+    bounds = click.IntRange(min=1, max=LIST_LIMIT)
+    text = f"Rows at most (up to {LIST_LIMIT:,})."
+    return click.option("--limit", type=bounds, default=LIMIT, show_default=True, metavar="N", help=text)(function)
+
+
+@click.command(short_help="The tasks, those that run first.")
+@address_option
+@click.option("--state", "states", type=click.Choice(["pending", *TASK_STATES]), multiple=True, help="Only these; may be repeated.")
+@limit_option
+@json_option
+def tasks(address: str | None, states: tuple[str, ...], limit: int, as_json: bool) -> None:
+    """The tasks, those that run first.
+
+    \b
+    running     a worker runs it           infeasible  no node will ever have what it asks for
+    blocked     it waits in get()          waiting     for its arguments
+    assigned    next on a worker           finished    and its value is still referred to
+    ready       waits for resources        failed      likewise, with an error
+
+    "pending" is all that have not begun.
+    """
+    wanted = tuple(dict.fromkeys(each for state in states for each in (PENDING if state == "pending" else (state,))))
+    with connected(chosen_session(address)) as client:
+        rows = client.query("tasks", limit + 1, wanted)
+    shown = rows[:limit]
+    if as_json:
+        print_json(shown)
+    elif not shown:
+        click.echo("There are no such tasks." if wanted else "There are no tasks.")
+    else:
+        cells = [
+            (brief(bytes.fromhex(row["task_id"])), row["name"], row["state"], row["attempt"], row["pid"] or "-", amounts(row["demand"]))
+            for row in shown
+        ]
+        print_table(("task", "name", "state", ">attempt", ">pid", "demand"), cells, flexible="name")
+    _say_more(len(rows) > limit, limit)
+
+
+@click.command(short_help="The values, and who keeps them.")
+@address_option
+@limit_option
+@json_option
+def objects(address: str | None, limit: int, as_json: bool) -> None:
+    """The values that exist or will, where they are, and who keeps them.
+
+    "refs" are the processes that hold refs to it, "pins" the unfinished tasks and living values that need it, "in use" the
+    processes that read it where it lies.
+    """
+    with connected(chosen_session(address)) as client:
+        rows = client.query("objects", limit + 1)
+    shown = rows[:limit]
+    if as_json:
+        print_json(shown)
+    elif not shown:
+        click.echo("There are no objects.")
+    else:
+        cells = [
+            (
+                brief(bytes.fromhex(row["object_id"])),
+                row["made_by"],
+                row["state"],
+                row["where"] if row["where"] != "nowhere" else "-",
+                size(row["size"]) if row["state"] != "pending" else "-",
+                row["holders"],
+                row["pins"],
+                row["in_use_by"],
+            )
+            for row in shown
+        ]
+        print_table(("object", "made by", "state", "where", ">size", ">refs", ">pins", ">in use"), cells, flexible="made by")
+    _say_more(len(rows) > limit, limit)
+
+
+def _say_more(more: bool, limit: int) -> None:
+    if more:
+        click.echo(f"only the first {limit:,} are shown; --limit shows more", err=True)
+
+
+@click.command(short_help="The worker processes, and what they do.")
+@address_option
+@json_option
+def workers(address: str | None, as_json: bool) -> None:
+    """The worker processes, what they do, and for how long."""
+    with connected(chosen_session(address)) as client:
+        rows = [{**row, "memory_bytes": resident_bytes(row["pid"]) if row["pid"] else 0} for row in client.query("workers")]
+    if as_json:
+        print_json(rows)
+        return
+    cells = [
+        (
+            row["pid"] or "-",
+            row["state"],
+            seconds(row["seconds"]),
+            row["task"] or "-",
+            row["queued"],
+            row["depth"],
+            size(row["memory_bytes"]),
+            amounts(row["demand"]) + (f" (GPU {', '.join(map(str, row['gpus']))})" if row["gpus"] else ""),
+        )
+        for row in rows
+    ]
+    if cells:
+        print_table((">pid", "state", ">for", "task", ">queued", ">below", ">memory", "holds"), cells, flexible="task")
+    else:
+        click.echo("There are no workers.")
+
+
+@click.command(short_help="Why a task, object or worker is as it is.")
+@click.argument("subject", metavar="ID")
+@address_option
+@json_option
+def explain(subject: str, address: str | None, as_json: bool) -> None:
+    """Why the task, object or worker ID is as it is: what it waits for, where it runs, how earlier attempts ended.
+
+    ID is as tables show it (1-3fa2-57), or the id in hex or its first digits, or the pid of a worker.
+    """
+    with connected(chosen_session(address)) as client:
+        found = client.query("find", subject)
+        if len(found) > 1:
+            lines = "\n".join(f"  {_readable(row['id'])}   {row['kind']} {row['name']}" for row in found)
+            raise click.UsageError(f"{subject!r} can mean {'at least ' if len(found) >= 20 else ''}{len(found)} things:\n{lines}")
+        identifier = bytes.fromhex(found[0]["id"]) if found else b""
+        answer = client.query("explain", identifier) if found else None
+    if answer is None:
+        raise click.ClickException(f"nothing is known of {subject!r}: it has ended and was forgotten, or never was")
+    state, reason, facts = answer
+    if as_json:
+        kind = found[0]["kind"]
+        print_json({"id": identifier.hex(), "kind": kind, "state": state, "reason": reason, "facts": dict(facts)})
+        return
+    click.echo(f"{found[0]['kind']} {_readable(identifier.hex())} ({found[0]['name']}): {state}\n{reason}")
+    if facts:
+        click.echo()
+        width = max(len(name) for name, _ in facts)
+        for name, value in facts:
+            click.echo(f"  {name:<{width}}  {value}")
+
+
+def _readable(identifier: str) -> str:
+    return brief(bytes.fromhex(identifier))

@@ -1,0 +1,121 @@
+"""``zfabric logs``: what the workers printed, read from the session's files; no daemon is asked."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import click
+
+from zfabric.cli.options import address_option
+from zfabric.cli.sessions import chosen_session
+from zfabric.runtime.logs import STREAMS, log_path, worker_pids
+from zfabric.runtime.session import Session
+
+LOOK_EVERY = 0.2
+"""Pause between two looks at the files, in seconds."""
+CHUNK_BYTES = 1 << 20
+SYSTEM = ("daemon", "template", "supervisor")
+"""The fabric's own processes that have logs."""
+
+
+class Source(NamedTuple):
+    """A file, and what its lines are prefixed with."""
+
+    path: str
+    prefix: str
+
+
+@click.command(short_help="What the workers printed.")
+@address_option
+@click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until Ctrl-C or the end of the cluster.")
+@click.option("--worker", "pid", type=click.IntRange(min=1), metavar="PID", help="Only this worker's; also one that has ended.")
+@click.option("--daemon", is_flag=True, help="The fabric's own processes instead of the workers.")
+@click.option("-n", "--tail", "lines", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each file.")
+def logs(address: str | None, follow: bool, pid: int | None, daemon: bool, lines: int | None) -> None:
+    """What the workers printed, each line with the worker's pid, its standard output before its standard error.
+
+    Of workers that have ended, the last ones' output is kept.
+    """
+    if daemon and pid is not None:
+        raise click.UsageError("--daemon and --worker exclude each other")
+    session = chosen_session(address)
+    found = list(_sources(session, pid, daemon))
+    if pid is not None and not found:
+        raise click.ClickException(f"there is nothing of a worker {pid}; `zfabric workers` lists those that run")
+    offsets: dict[str, int] = {}
+    for source in found:
+        offsets[source.path] = _show(source, lines)
+    if follow:
+        _follow(session, pid, daemon, offsets)
+
+
+def _sources(session: Session, pid: int | None, daemon: bool) -> Iterator[Source]:
+    if daemon:
+        for name in SYSTEM:
+            for stream in STREAMS:
+                if os.path.exists(path := f"{session.logs}/{name}.{stream}"):
+                    yield Source(path, f"({name}) ")
+        return
+    for token, known in worker_pids(session.logs).items():
+        for stream in STREAMS:
+            if pid in (None, known) and os.path.exists(path := log_path(session.logs, token, stream)):
+                yield Source(path, f"(pid={known}) ")
+
+
+def _show(source: Source, lines: int | None) -> int:
+    """Print a file, after what was rotated away from it, or its last lines; return where it ended."""
+    kept: deque[bytes] = deque(maxlen=lines)
+    rotated = [f"{source.path}.{number}" for number in range(9, 0, -1)]
+    end = 0
+    for path in (*filter(os.path.exists, rotated), source.path):
+        try:
+            with open(path, "rb") as file:
+                for line in file:
+                    if lines is None:
+                        _print(source, line)
+                    else:
+                        kept.append(line)
+                end = file.tell()
+        except FileNotFoundError:  # its worker ended, and it was empty
+            continue
+    for line in kept:
+        _print(source, line)
+    return end
+
+
+def _print(source: Source, line: bytes) -> None:
+    click.echo(source.prefix + line.decode(errors="replace").rstrip("\n"))
+
+
+def _follow(session: Session, pid: int | None, daemon: bool, offsets: dict[str, int]) -> None:
+    """Print what is appended, also to files that come, until the session ends."""
+    partial: dict[str, bytes] = {}
+    while True:
+        alive = session.alive()
+        for source in _sources(session, pid, daemon):
+            _show_new(source, offsets, partial)
+        if not alive:
+            return
+        time.sleep(LOOK_EVERY)
+
+
+def _show_new(source: Source, offsets: dict[str, int], partial: dict[str, bytes]) -> None:
+    path = source.path
+    try:
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_size < offsets.get(path, 0):  # it was rotated
+                offsets[path] = 0
+            file.seek(offsets.get(path, 0))
+            data = file.read(CHUNK_BYTES)
+            offsets[path] = file.tell()
+    except FileNotFoundError:
+        return
+    *whole, rest = (partial.pop(path, b"") + data).split(b"\n")
+    if rest:
+        partial[path] = rest
+    for line in whole:
+        _print(source, line)

@@ -1,0 +1,74 @@
+"""``zfabric state``: the control store's tables, as they are on disk or as a daemon reads them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import click
+
+from zfabric.adapters import dump as store
+from zfabric.cli.options import address_option
+from zfabric.cli.sessions import chosen_session, connected
+from zfabric.machines.parts.tables import TABLES
+from zfabric.runtime.session import Session
+from zfabric.runtime.timeline import rows_of
+
+PAGE = 100
+"""Rows asked for at a time: a row may be a function with all that it carries."""
+
+
+@click.group(short_help="The control store's tables.")
+def state() -> None:
+    """The control store's tables."""
+
+
+@state.command(short_help="Print the tables' rows.")
+@click.argument("path", required=False, metavar="[PATH]")
+@address_option
+@click.option("--table", type=click.Choice(TABLES), help="Only this one.")
+@click.option("--limit", type=click.IntRange(min=0), metavar="N", help="Rows of each table at most.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of lines.")
+def dump(path: str | None, address: str | None, table: str | None, limit: int | None, as_json: bool) -> None:
+    """Print the rows of the control store, of a running cluster or of the store directory PATH.
+
+    What users pickled is shown by its length; nothing is ever unpickled.
+    """
+    if path and address:
+        raise click.UsageError("PATH and --address exclude each other")
+    rows = _of_directory(path, table, limit) if path else _of_cluster(chosen_session(address), table, limit)
+    if not as_json:
+        for row in rows:
+            click.echo(_line(row))
+        return
+    separator = "["
+    for row in rows:
+        click.echo(f"{separator}\n{json.dumps(row)}", nl=False)
+        separator = ","
+    click.echo("[]" if separator == "[" else "\n]")
+
+
+def _of_directory(path: str, table: str | None, limit: int | None) -> Iterator[dict[str, Any]]:
+    if not os.path.isdir(path):
+        raise click.BadParameter(f"there is no directory {path!r}", param_hint="PATH")
+    session = Session(os.path.abspath(path))
+    if os.path.exists(f"{path}/session.json"):  # a session's directory, rather than a store's
+        if session.alive():
+            return _of_cluster(session, table, limit)
+        path = str(session.describe()["store"])
+    return store.dump(path, table, limit)
+
+
+def _of_cluster(session: Session, table: str | None, limit: int | None) -> Iterator[dict[str, Any]]:
+    with connected(session) as client:
+        for name in (table,) if table else TABLES:
+            rows = rows_of(client, name, PAGE if limit is None else max(1, min(limit, PAGE)))
+            yield from islice(store.describe_rows(name, rows), limit)
+
+
+def _line(row: dict[str, Any]) -> str:
+    rest = {name: value for name, value in row.items() if name not in ("table", "key", "value")}
+    return f"{row['table']:<8} {row['key']}  {json.dumps(row.get('value', rest))}"
