@@ -509,6 +509,8 @@ class LocalScheduler:
                 self.tables.tell(process, m.Refused("OutOfDiskError", f"{short(object_id)}: {message.text}"))
         elif kind == "job":
             self.membership.job_refused(about, message.text)
+        elif kind == "job begun":
+            self.membership.job_begun(about, message.ok, message.text)
         elif kind == "job ended":
             self.membership.job_ended(about)
         elif kind == "query":

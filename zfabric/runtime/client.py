@@ -331,6 +331,11 @@ class FabricClient:
     def _check_node(self) -> None:
         if not self.alive():
             raise NodeDiedError("the node's supervisor is gone, and all its processes with it; call zf.shutdown() and zf.init()")
+        with self.lock:
+            found = self.session.daemon()
+            if found is not None and found[0] != self.daemon and not self.closed:
+                self._join(found[0])  # It does not know of this process, or its word got lost.
+                self.flush()
 
     def _show_notices(self) -> None:
         while self.machine.notices:

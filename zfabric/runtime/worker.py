@@ -57,6 +57,7 @@ class WorkerRuntime(FabricClient):
         self.worker = Worker(WORKER + token, self.config)
         self.control_post = Post(self._context, session.sockets, self.control, self.config)
         self._main = threading.get_ident()
+        self._listener: threading.Thread | None = None
         self._in_fabric = 1
         self._waiting = False
         self._functions: dict[bytes, tuple[Callable[..., Any], Callable[[BaseException], bool]]] = {}
@@ -137,6 +138,9 @@ class WorkerRuntime(FabricClient):
     def _join(self, daemon: bytes) -> None:
         self.worker.connect(daemon)
         super()._join(daemon)
+        if self._listener is None:  # From the first registration on: the daemon that is to hear of it may be replaced meanwhile.
+            self._listener = threading.Thread(target=self._listen, name="zfabric-control", daemon=True)
+            self._listener.start()
 
     def _leave(self, daemon: bytes) -> None:
         for to, role, message in self.post.forget(daemon):
@@ -218,8 +222,6 @@ class WorkerRuntime(FabricClient):
 
     def run(self) -> None:
         """Until told to stop."""
-        listener = threading.Thread(target=self._listen, name="zfabric-control", daemon=True)
-        listener.start()
         try:
             while True:
                 item = self._next()

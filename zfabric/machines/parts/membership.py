@@ -66,6 +66,8 @@ class Membership:
         self._expected: dict[bytes, int] = {}
         """Processes (by incarnation) a recovering scheduler waits for, and their pids."""
         self._held: list[tuple[Address, m.Message]] = []
+        self._early: list[tuple[Address, m.Message]] = []
+        """Registrations that came before it was known whose they may be."""
         self._offers: dict[bytes, tuple[int, Any]] = {}
         self._deadline: float | None = None
         self._failed_starts = 0
@@ -131,9 +133,15 @@ class Membership:
         job.driver = process
         process.job = job
         self.tables.jobs[job.id] = job
-        self.tables.send(self.tables.control_address, m.Write(0, (("job", job.id, self._job_row(job, "running")),), ()))
-        self._welcome(process)
+        self.scheduler.ask("job begun", process, m.Write, (("job", job.id, self._job_row(job, "running")),), ())
         self._prestart(now)
+
+    def job_begun(self, process: ProcessRecord, ok: bool, text: str) -> None:
+        """A new job's row is durable: only now may its driver count on it, since a new daemon finds drivers by their jobs' rows."""
+        if ok:
+            self._welcome(process)
+        else:
+            self.job_refused((process.incarnation, ""), text)
 
     def job_refused(self, about: tuple[bytes, str], text: str) -> None:
         """The control store cannot write, so there can be no new job."""
@@ -352,10 +360,16 @@ class Membership:
             self.tables.effects.append(WatchProcess(process.pid, process.started))
             self.tables.send(CLIENT + process.incarnation, m.Rejoin(""))
         self._jobs_known = True
+        early, self._early = self._early, []
+        for source, message in early:
+            self.scheduler.step(now, source, message)
         self._maybe_recovered(now)
 
     def holds_back(self, source: Address, message: m.Message) -> bool:
         """Whether a message waits for the end of recovery."""
+        if not self._jobs_known and type(message) in (m.Register, m.Ready):
+            self._early.append((source, message))
+            return True
         if self.recovering and type(message) in _HELD:
             self._held.append((source, message))
             return True
