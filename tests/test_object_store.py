@@ -348,6 +348,64 @@ def test_an_object_freed_while_it_is_spilled_leaves_nothing() -> None:
     assert world.store.statistics()["objects"] == 0
 
 
+def test_an_object_that_is_read_while_it_is_spilled_stays_and_its_copy_counts() -> None:
+    world = filled(2)
+    world.reserve(world.process(0), PIECE - HEADER_BYTES)
+    world.turn()
+    spilling = [effect.object_id for effect in world.pending]
+    reader = world.process(1)
+    for identifier in spilling:
+        world.locate(int.from_bytes(identifier, "big"), reader)
+    world.turn()
+    assert reader.places.keys() == set(spilling)
+    while world.pending:
+        world.complete()
+        world.check()
+    assert world.disk.keys() == set(spilling)
+    world.locate(0, reader)
+    world.settle()
+    spills = world.store.statistics()["spills"]
+    for identifier in list(reader.tellings):
+        world.unpin(reader, identifier)
+    world.settle()
+    assert isinstance(world.process(0).answers[3], m.Granted)
+    assert world.store.statistics()["spills"] == spills
+
+
+def test_a_dead_readers_pins_are_void() -> None:
+    world = filled(1)
+    world.locate(0, world.process(1))
+    world.turn()
+    world.free(0)
+    world.settle()
+    assert world.store.explain(object_id(0)) is not None
+    world.kill(world.process(1))
+    world.settle()
+    assert world.store.statistics()["objects"] == 0
+
+
+def test_room_freed_inside_a_grant_stays_with_it_until_it_ends() -> None:
+    world = World(4)
+    writer, other = world.process(0), world.process(1)
+    world.reserve(writer, PIECE // 2, exact=False)
+    world.settle()
+    offset, size, _ = writer.grants.rows()[0]
+    assert world.put(writer, 1, PIECE // 2 - HEADER_BYTES)
+    world.free(1)
+    world.settle()
+    second = world.reserve(writer, PIECE // 2 - HEADER_BYTES)
+    world.settle()
+    assert writer.answers[second].offset >= offset + size
+    token = world.reserve(other, 4 * PIECE - HEADER_BYTES, patience=50)
+    world.settle()
+    assert token in other.waiting
+    world.return_grants(writer)
+    world.settle()
+    granted = other.answers[token]
+    assert granted.offset <= offset
+    assert granted.offset + granted.size >= offset + size
+
+
 def test_a_damaged_file_is_a_lost_object() -> None:
     world = filled(1)
     world.put_now(world.process(0), 1, PIECE - HEADER_BYTES)
@@ -471,6 +529,24 @@ def test_a_restarted_store_moves_nothing_until_it_knows_what_to_keep() -> None:
     assert world.store.explain(object_id(1)) is None
 
 
+def test_of_two_claims_to_one_object_the_arenas_index_counts() -> None:
+    world = World(4)
+    start = world.capacity - 4 * PIECE + HEADER_BYTES
+    store = ObjectStore(b"Ostoretst", SCHEDULER, world.config, world.capacity, recovering=True)
+    writer = process_id(1)
+    sealed = ((object_id(1), start + PIECE, 100, writer, False), (object_id(2), start + 2 * PIECE, 10, writer, True))
+    store.step(0.0, SCHEDULER, m.Sealed(sealed))
+    store.step(0.0, CLIENT + writer, m.Pinned(((object_id(1), start + PIECE, 100), (object_id(3), start + PIECE, 100))))
+    store.step(0.0, SCHEDULER, m.ArenaFound(((object_id(1), start, 100),), ((object_id(1), 99),)))
+    store.step(0.0, SCHEDULER, m.Keep((object_id(1), object_id(2))))
+    effects = store.take_effects(0.0)
+    store.check_invariants()
+    assert e.Unlink((object_id(1),)) in effects
+    store.step(0.0, SCHEDULER, m.Locate(tuple((object_id(number), writer) for number in (1, 2))))
+    (located,) = [effect.message for effect in store.take_effects(0.0) if isinstance(effect, e.Send)]
+    assert [row[2] for row in located.rows] == [start, start + 2 * PIECE]
+
+
 def test_a_late_process_is_told_what_it_lost_by_a_restart() -> None:
     world = filled(2)
     world.say(CLIENT + process_id(9), m.Pinned(((object_id(0), 64, 10),)))
@@ -511,6 +587,16 @@ class AnyOrder(RuleBasedStateMachine):
         if self.world.put(self.process(number), self.next_object, size, rebuildable):
             self.next_object += 1
             self.world.turn()
+
+    @rule(number=PROCESSES, size=st.sampled_from([PIECE - HEADER_BYTES, 2 * PIECE]), rebuildable=st.booleans())
+    def fill(self, number: int, size: int, rebuildable: bool) -> None:
+        self.world.reserve(self.process(number), size, True, 1.0)
+        self.world.turn()
+        for _ in range(3):
+            if self.world.pending:
+                self.world.complete()
+                self.world.turn()
+        self.put(number, size, rebuildable)
 
     @rule(number=PROCESSES, which=NUMBERS)
     def put_again(self, number: int, which: int) -> None:
@@ -604,7 +690,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert world.store.next_deadline() is None
 
 
-AnyOrder.TestCase.settings = settings(max_examples=120, stateful_step_count=60, deadline=None)
+AnyOrder.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
 test_any_order = AnyOrder.TestCase
 
 
