@@ -395,7 +395,8 @@ def test_room_freed_inside_a_grant_stays_with_it_until_it_ends() -> None:
     world.settle()
     second = world.reserve(writer, PIECE // 2 - HEADER_BYTES)
     world.settle()
-    assert writer.answers[second].offset >= offset + size
+    fresh = writer.answers[second]
+    assert fresh.offset >= offset + size or fresh.offset + fresh.size <= offset
     token = world.reserve(other, 4 * PIECE - HEADER_BYTES, patience=50)
     world.settle()
     assert token in other.waiting
