@@ -6,20 +6,25 @@ incarnations only. A frame that a full socket does not take stays in its peer's 
 
 from __future__ import annotations
 
+import math
 import os
 from collections import deque
 from collections.abc import Iterable
+from typing import Any
 
 import zmq
+from zmq import zmq_poll
 
 from zfabric.config import Config
-from zfabric.machines.parts.link import Link
+from zfabric.machines.parts.link import ACKNOWLEDGE_AFTER, Link
 from zfabric.protocol.codec import Envelope, MalformedFrame, decode, encode
 from zfabric.protocol.effects import Send
 from zfabric.protocol.ids import INCARNATION_BYTES, Address
 
 SPLIT_BYTES = 32 * 2**20
 """Frames larger than this are sent as several, where they carry several messages."""
+
+EVENTS, POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 
 Delivery = tuple[Address, bytes, object]
 """(source, role it is for, message)"""
@@ -49,6 +54,8 @@ class Post:
         self.frames_in = 0
         self.frames_out = 0
         self._congested: set[bytes] = set()
+        self._due_at = math.inf
+        """No link has anything due before this."""
         self.router = context.socket(zmq.ROUTER)
         self.router.setsockopt(zmq.LINGER, 0)
         self.router.setsockopt(zmq.RCVHWM, config.high_water_mark)
@@ -56,6 +63,7 @@ class Post:
         self.router.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self.path = os.path.join(directory, incarnation.hex())
         self.router.bind("ipc://" + self.path)
+        self._readable = [(self.router, zmq.POLLIN)]
 
     def peer(self, incarnation: bytes) -> Peer:
         """The peer with this incarnation, connected on first use."""
@@ -93,6 +101,9 @@ class Post:
 
     def _push(self, incarnation: bytes, peer: Peer, frame: bytes) -> None:
         self.frames_out += 1
+        due = peer.link.next_deadline()
+        if due is not None and due < self._due_at:
+            self._due_at = due
         if peer.backlog:
             peer.backlog.append(frame)
             self._drain(incarnation, peer)
@@ -121,6 +132,8 @@ class Post:
 
     def tick(self, now: float) -> None:
         """Try congested sockets again; repeat and acknowledge what is due."""
+        if now < self._due_at and not self._congested:
+            return
         for incarnation in list(self._congested):
             peer = self.peers.get(incarnation)
             if peer is None:
@@ -133,28 +146,28 @@ class Post:
                 continue
             for sequence, envelopes in peer.link.due(now):
                 self._push(incarnation, peer, encode(sequence, peer.link.received, envelopes))
+        deadlines = (peer.link.next_deadline() for peer in self.peers.values())
+        self._due_at = min((deadline for deadline in deadlines if deadline is not None), default=math.inf)
 
     def next_deadline(self) -> float | None:
         """When ``tick`` is wanted next."""
-        return min((deadline for peer in self.peers.values() if (deadline := peer.link.next_deadline()) is not None), default=None)
+        return None if self._due_at == math.inf else self._due_at
 
     def poll(self, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds for a frame."""
-        return bool(self.router.poll(max(0, int(timeout * 1000 + 0.999))))
+        return bool(zmq_poll(self._readable, max(0, int(timeout * 1000 + 0.999))))
 
     def receive(self, limit: int = 64) -> list[tuple[bytes, bytes]]:
         """Up to ``limit`` frames that have come, each with its sender's incarnation, undecoded."""
-        frames = []
-        receive = self.router.recv_multipart
-        try:
-            for _ in range(limit):
-                parts = receive(zmq.DONTWAIT)
-                if len(parts) == 2 and len(parts[0]) == INCARNATION_BYTES:
-                    frames.append((parts[0], parts[1]))
-                else:
-                    self.refused += 1
-        except zmq.Again:
-            pass
+        frames: list[tuple[bytes, bytes]] = []
+        router: Any = self.router
+        # Asking for events costs a tenth of what an exception for "none" does.
+        while len(frames) < limit and router.getsockopt(EVENTS) & POLLIN:
+            parts = router.recv_multipart(zmq.DONTWAIT)
+            if len(parts) == 2 and len(parts[0]) == INCARNATION_BYTES:
+                frames.append((parts[0], parts[1]))
+            else:
+                self.refused += 1
         return frames
 
     def accept(self, sender: bytes, frame: bytes, now: float) -> list[Envelope]:
@@ -165,6 +178,8 @@ class Post:
             self.refused += 1
             return []
         self.frames_in += 1
+        if now + ACKNOWLEDGE_AFTER < self._due_at:
+            self._due_at = now + ACKNOWLEDGE_AFTER
         ready = self.peer(sender).link.receive(sequence, acknowledged, envelopes, now)
         if len(ready) == 1:
             return ready[0]

@@ -512,6 +512,14 @@ class Client:
         """Everything waiting to be sent, as one batch a kind."""
         if self.dropped or self.unviewed:
             self.settle()
+        return self.take_said()
+
+    def take_said(self) -> list[Effect]:
+        """What was said so far, and nothing of what finalizers asked for.
+
+        A worker sends this, then the ends of its tasks, then the rest: a value that a task returns must be known to contain a ref before
+        the task's own ref to it is let go of.
+        """
         effects, self._controls = self._controls, []
         outbox, self._outbox = self._outbox, []
         self._flush_tail()

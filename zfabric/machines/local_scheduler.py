@@ -122,18 +122,14 @@ class LocalScheduler:
 
     def next_deadline(self) -> float | None:
         """When ``tick`` or ``take_effects`` is wanted next."""
+        if self._more_to_collect:
+            return 0.0
         candidates = [self._flush_at, self._overdue_at, self._trim_at, self.membership.next_deadline()]
         if self._deadlines:
             candidates.append(self._deadlines[0][0])
         if self._stopping:
             candidates.append(min(self._stopping.values()))
-        if self._more_to_collect:
-            candidates.append(0.0)
-        candidates.extend(
-            queue.infeasible_since + self.config.infeasible_warning
-            for queue in self.tables.queues.values()
-            if queue.infeasible_since is not None and not queue.warned
-        )
+        candidates.append(self._infeasible_due())
         return min((each for each in candidates if each is not None), default=None)
 
     def take_effects(self, now: float) -> list[Effect]:
@@ -214,7 +210,7 @@ class LocalScheduler:
             self._refuse(source, "JobEndedError", "the job has ended; call zf.init() for a new one")
             return
         tasks, functions, add_row = self.tables.tasks, job.functions, self.blocks.add
-        submitter = process.incarnation
+        submitter, keep_rows = process.incarnation, self.config.lineage
         for row in message.rows:
             task_id = row[0]
             known = tasks.get(task_id)
@@ -228,7 +224,8 @@ class LocalScheduler:
                 continue
             task = TaskRecord(row, function, submitter)
             tasks[task_id] = task
-            task.block = add_row(row)
+            if keep_rows:
+                task.block = add_row(row)
             if function.plain and not row[3] and len(row) == 4:
                 function.queue.tasks.append(task)
             else:
@@ -543,9 +540,14 @@ class LocalScheduler:
                         self.outcomes.fail(task, "TaskUnschedulableError", text, ())
 
     def _place_infeasible(self, now: float) -> None:
+        """Ask where tasks could run that this node will never have the resources for."""
         rows = []
         for queue in self.tables.queues.values():
-            if not queue.tasks or self.pool.fits_total(queue.demand):
+            if queue.feasible is None:
+                queue.feasible = self.pool.fits_total(queue.demand)
+            if queue.feasible:
+                continue
+            if not queue.tasks:
                 queue.infeasible_since = None
                 continue
             if queue.infeasible_since is None:
@@ -555,6 +557,15 @@ class LocalScheduler:
                 rows.append((queue.token, queue.demand))
         if rows:
             self.tables.send(self.tables.placer_address, m.Place(tuple(rows)))
+
+    def _infeasible_due(self) -> float | None:
+        """When the driver of some infeasible demand is to be warned."""
+        waiting = [
+            queue.infeasible_since
+            for queue in self.tables.queues.values()
+            if not queue.feasible and queue.infeasible_since is not None and not queue.warned
+        ]
+        return min(waiting) + self.config.infeasible_warning if waiting else None
 
     def _warn_infeasible(self, now: float) -> None:
         for queue in self.tables.queues.values():
@@ -634,6 +645,11 @@ class LocalScheduler:
     def _refuse(self, source: Address, kind: str, text: str) -> None:
         self.tables.counts["refused"] += 1
         self.tables.send(source, m.Refused(kind, text))
+
+    @property
+    def busy(self) -> bool:
+        """Whether some worker has something to run."""
+        return any(worker.state == LEASED for worker in self.tables.workers.values())
 
     def statistics(self) -> Mapping[str, float]:
         """Counters and sizes."""

@@ -27,7 +27,7 @@ from zfabric.machines.global_scheduler import GlobalScheduler
 from zfabric.machines.local_scheduler import LocalScheduler
 from zfabric.machines.object_store import ObjectStore
 from zfabric.machines.parts.placement import LeastWait
-from zfabric.machines.parts.records import LEASED, WorkerRecord
+from zfabric.machines.parts.records import WorkerRecord
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.codec import Envelope
@@ -73,6 +73,7 @@ class Daemon:
         self._committed = 0
         self._outgoing: dict[bytes, list[Envelope]] = {}
         self._logs = LogTailer(session.logs, self.config.log_bytes, self.config.log_files)
+        self._busy = False
         self._logs_at = 0.0
         self._memory_at = 0.0
         self._sweep_at = 0.0
@@ -270,21 +271,18 @@ class Daemon:
                 del self._held[incarnation]
 
     def _next_deadline(self, now: float) -> float:
-        deadlines = [now + 60.0, self._sweep_at, self._collect_at]
         if self._events or self._local:
             return now
-        deadlines.extend(due for due in self._due.values() if due is not None)
+        soonest = min(self._sweep_at, self._collect_at)
+        for due in self._due.values():
+            if due is not None and due < soonest:
+                soonest = due
         due = self.post.next_deadline()
-        if due is not None:
-            deadlines.append(due)
-        if self.post.congested:
-            deadlines.append(now + 0.002)
-        if self._busy():
-            deadlines.extend((self._logs_at, self._memory_at))
-        return min(deadlines)
-
-    def _busy(self) -> bool:
-        return any(worker.state == LEASED for worker in self.scheduler.tables.workers.values())
+        if due is not None and due < soonest:
+            soonest = due
+        if self._busy:
+            soonest = min(soonest, self._logs_at, self._memory_at)
+        return min(soonest, now + 0.002) if self.post.congested else soonest
 
     # -- the supervisor --
 
@@ -337,11 +335,11 @@ class Daemon:
     # -- what the loop itself looks after --
 
     def _watch_over(self, now: float, active: bool) -> None:
-        busy = self._busy()
-        if busy and now >= self._logs_at:
+        self._busy = self.scheduler.busy
+        if self._busy and now >= self._logs_at:
             self._tell_logs(now)
             self._logs_at = now + LOGS_EVERY
-        if busy and now >= self._memory_at:
+        if self._busy and now >= self._memory_at:
             self._memory_at = now + self.config.memory_check_every
             self._check_memory(now)
         if now >= self._sweep_at:

@@ -57,13 +57,14 @@ class Dispatcher:
 
     def turn(self, now: float) -> None:
         """Give out what can be given out."""
-        workers = self.tables.workers
-        for worker in list(workers.values()):
+        blocked = []
+        for worker in self.tables.workers.values():
             if worker.frames:
-                self._serve_blocked(worker, now)
-        for worker in workers.values():
-            if worker.state == LEASED and not worker.inflight:
+                blocked.append(worker)
+            elif worker.state == LEASED and not worker.inflight:
                 self._end_lease(worker, now)
+        for worker in blocked:
+            self._serve_blocked(worker, now)
         queues = [queue for queue in self.tables.queues.values() if queue.tasks]
         if not queues:
             self._starved = False
@@ -94,8 +95,11 @@ class Dispatcher:
                 return
             worker = idle_worker
             self._lease(worker, queue)
-            idle = sum(1 for other in self.tables.workers.values() if other.state == IDLE)
-            self._fill(worker, queue, now, min(len(queue.leased) + idle, self.cpus))
+            sharers = 1
+            if len(queue.tasks) > 1:
+                idle = sum(1 for other in self.tables.workers.values() if other.state == IDLE)
+                sharers = min(len(queue.leased) + idle, self.cpus)
+            self._fill(worker, queue, now, sharers)
             if not worker.inflight:
                 self._end_lease(worker, now)
                 return
@@ -121,8 +125,7 @@ class Dispatcher:
 
     def _lease(self, worker: WorkerRecord, queue: ShapeQueue) -> None:
         self.pool.acquire(queue.demand)
-        gpus = dict(queue.demand).get("GPU", 0)
-        worker.gpus = self.pool.acquire_gpus(gpus) if gpus else ()
+        worker.gpus = self.pool.acquire_gpus(queue.gpus) if queue.gpus else ()
         worker.demand = queue.demand
         worker.queue = queue
         worker.job = queue.job
@@ -144,7 +147,9 @@ class Dispatcher:
         """Give back what a worker holds."""
         for frame in worker.frames:
             self._frames.pop(frame.task_id, None)
+        gpus = 0
         if worker.queue is not None:
+            gpus = worker.queue.gpus
             worker.queue.leased.pop(worker.token, None)
             worker.queue = None
         if worker.demand:
@@ -153,7 +158,6 @@ class Dispatcher:
                 worker.lent = False
             else:
                 self.pool.release(worker.demand)
-            gpus = dict(worker.demand).get("GPU", 0)
             if gpus:
                 self.pool.release_gpus(worker.gpus, gpus)
             worker.demand = ()
@@ -468,6 +472,8 @@ class Dispatcher:
 
     def trim(self, now: float) -> float | None:
         """End idle workers beyond the node's CPUs; when to look again."""
+        if len(self.tables.workers) <= self.cpus:
+            return None
         idle = [worker for worker in self.tables.workers.values() if worker.state == IDLE]
         soonest = None
         for worker in sorted(idle, key=lambda each: each.idle_since)[: max(0, len(idle) - self.cpus)]:

@@ -201,18 +201,22 @@ class FunctionRecord:
 class ShapeQueue:
     """Ready tasks of one job, environment and demand: any worker of that job and environment can run any of them."""
 
-    __slots__ = ("demand", "environment", "infeasible_since", "job", "leased", "light", "placed", "tasks", "token", "warned")
+    __slots__ = ("demand", "environment", "feasible", "gpus", "infeasible_since", "job", "leased", "light", "placed", "tasks", "token", "warned")
 
     def __init__(self, job: JobRecord, demand: Demand, environment: Environment, token: int) -> None:
         self.job = job
         self.demand = demand
         self.environment = environment
         self.token = token
+        self.gpus: int = dict(demand).get("GPU", 0)
+        """GPUs of the demand, in 1/10,000."""
         self.light = all(name == "CPU" and amount <= RESOURCE_UNIT for name, amount in demand)
         """Whether its tasks need no more than the CPU that a blocked worker lends: they may run on top of it."""
         self.tasks: deque[TaskRecord] = deque()
         self.leased: dict[bytes, WorkerRecord] = {}
         """Workers that hold the queue's resources now, by token."""
+        self.feasible: bool | None = None
+        """Whether this node could ever run its tasks, were it empty; None until somebody looked."""
         self.infeasible_since: float | None = None
         self.warned = False
         self.placed = False
