@@ -1,0 +1,140 @@
+"""A simulated arena and disk. Values are symbols with a size; the arena knows which lies where, whole and not overwritten.
+
+Memory, index and disk outlive the daemon, as the real ones do. ``Storage`` is a daemon's hand: it performs the effects of its
+object store in their order, each in its own time, and what it had not begun is lost with the daemon.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from zfabric.machines.parts.extents import HEADER_BYTES, PIECE, data_start, footprint
+from zfabric.protocol import effects as e
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import OBJECT_STORE, short
+from zfabric.protocol.messages import Rows
+
+if TYPE_CHECKING:
+    from zfabric.sim.node import Daemon
+    from zfabric.sim.world import World
+
+
+class Content(NamedTuple):
+    """A sealed object: its id, its size, and the symbol that stands for its bytes."""
+
+    object_id: bytes
+    size: int
+    payload: bytes
+
+
+class Arena:
+    """Shared memory and disk of the node."""
+
+    def __init__(self, world: World, pieces: int) -> None:
+        self.world = world
+        capacity = (pieces + 1) * PIECE
+        while capacity - data_start(capacity) < pieces * PIECE:
+            capacity += PIECE
+        self.capacity = capacity
+        self.contents: dict[int, Content] = {}
+        """By the offset of the payload."""
+        self.index: set[int] = set()
+        self.disk: dict[bytes, Content] = {}
+
+    def write(self, offset: int, content: Content) -> None:
+        """Write and seal an object; whatever it overlaps is overwritten."""
+        self.overwrite(offset - HEADER_BYTES, footprint(content.size))
+        self.contents[offset] = content
+
+    def overwrite(self, start: int, size: int) -> None:
+        """Nothing of what lay in this range is whole any more."""
+        for offset, content in list(self.contents.items()):
+            if offset - HEADER_BYTES < start + size and start < offset - HEADER_BYTES + footprint(content.size):
+                del self.contents[offset]
+
+    def read(self, reader: str, object_id: bytes, offset: int, size: int) -> bytes:
+        """The payload that a process sees at a place it was told."""
+        content = self.contents.get(offset)
+        if content is None or content.object_id != object_id or content.size != size:
+            found = "nothing whole" if content is None else short(content.object_id)
+            self.world.fail(f"{reader} reads {short(object_id)} at {offset} and finds {found} there")
+        return content.payload if content is not None else b""
+
+    def found(self) -> m.ArenaFound:
+        """What a restarted daemon finds."""
+        sealed = tuple(
+            (self.contents[offset].object_id, offset, self.contents[offset].size) for offset in sorted(self.index) if offset in self.contents
+        )
+        spilled: Rows = tuple((object_id, content.size) for object_id, content in sorted(self.disk.items()))
+        return m.ArenaFound(sealed, spilled)
+
+
+class Storage:
+    """Performs the effects of one daemon's object store, in order."""
+
+    def __init__(self, daemon: Daemon, arena: Arena, seed: str) -> None:
+        self.daemon = daemon
+        self.arena = arena
+        self.world = daemon.world
+        self._random = random.Random(seed)
+        self._work: deque[Any] = deque()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way."""
+        return not self._work
+
+    def perform(self, effect: Any) -> None:
+        """Perform an effect when those before it are done; what takes microseconds at once if nothing is."""
+        if not self._work and isinstance(effect, e.WriteHeader | e.WriteValue):
+            self._do(effect)
+            return
+        self._work.append(effect)
+        if len(self._work) == 1:
+            self._next()
+
+    def _next(self) -> None:
+        self.world.after(0.0001 + 0.002 * self._random.random(), self._finish)
+
+    def _finish(self) -> None:
+        if not self.daemon.alive:
+            return
+        answer = self._do(self._work[0])
+        self._work.popleft()
+        if answer is not None:
+            self.daemon.event(OBJECT_STORE, answer)
+        if self._work:
+            self._next()
+
+    def _do(self, effect: Any) -> m.Message | None:
+        arena = self.arena
+        if isinstance(effect, e.WriteHeader):
+            if effect.state == e.SEALED:
+                arena.index.add(effect.offset)
+            else:
+                arena.index.discard(effect.offset)
+        elif isinstance(effect, e.WriteValue):
+            arena.write(effect.offset, Content(effect.object_id, len(effect.value), effect.value))
+        elif isinstance(effect, e.MakeReady):
+            return m.ExtentReady(effect.offset, effect.size, "")
+        elif isinstance(effect, e.Punch):
+            arena.overwrite(effect.offset, effect.size)
+        elif isinstance(effect, e.Spill):
+            content = arena.contents.get(effect.offset)
+            if content is None or content.object_id != effect.object_id:
+                self.world.fail(f"{short(effect.object_id)} is to be spilled and is not where it should be")
+                return None
+            arena.disk[effect.object_id] = content
+            return m.Spilled(effect.object_id, "")
+        elif isinstance(effect, e.Unspill):
+            content = arena.disk.get(effect.object_id)
+            if content is None:
+                return m.Unspilled(effect.object_id, "no such file")
+            arena.write(effect.offset, content)
+            return m.Unspilled(effect.object_id, "")
+        elif isinstance(effect, e.Unlink):
+            for object_id in effect.object_ids:
+                arena.disk.pop(object_id, None)
+        return None

@@ -1,0 +1,155 @@
+"""What must be true of a whole node, whatever happened to it. Machines check themselves; this is what no one machine can see.
+
+- No attempt is begun twice within one incarnation of the daemon.
+- An object's value, once told to anybody, is that value for ever; within one incarnation of the daemon its outcome is, too.
+- A ref that a process holds is never to an object that was freed.
+- In the calm before the end, what the daemon believes is held is what is held; after everything was let go of, nothing is left: no
+  task, object, row of lineage, pin, or byte of the arena but those in grants.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from zfabric.machines.parts.stored import SEALED
+from zfabric.protocol import messages as m
+from zfabric.protocol.failures import unpack_failure
+from zfabric.protocol.ids import object_id, short
+from zfabric.protocol.messages import FAILED, OK
+from zfabric.sim.programs import LOST, unpack_value
+
+if TYPE_CHECKING:
+    from zfabric.machines.worker import Item
+    from zfabric.sim.node import Daemon
+    from zfabric.sim.processes import Process, WorkerProcess
+    from zfabric.sim.world import World
+
+
+class Invariants:
+    """Watches one world."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._begun: dict[tuple[bytes, bytes, int], str] = {}
+        self._numbers: dict[bytes, int] = {}
+        self._outcomes: dict[tuple[bytes, bytes], int] = {}
+
+    def begun(self, worker: WorkerProcess, item: Item) -> None:
+        """A worker begins an attempt."""
+        key = (worker.daemon, item.row[0], item.attempt)
+        before = self._begun.setdefault(key, worker.name)
+        if before is not worker.name or (key in self._begun and self._count(key) > 1):
+            self.world.fail(f"attempt {item.attempt} of {short(item.row[0])} begins on {worker.name} and was begun on {before}")
+
+    def _count(self, key: tuple[bytes, bytes, int]) -> int:
+        counts = self.world.begins
+        counts[key] = counts.get(key, 0) + 1
+        return counts[key]
+
+    def delivered(self, process: Process, message: m.Message) -> None:
+        """A client hears of outcomes."""
+        if isinstance(message, m.Results):
+            for task_id, status, outputs in message.rows:
+                for index, value in enumerate(outputs):
+                    self._told(process, object_id(task_id, index), status, value)
+        elif isinstance(message, m.Objects):
+            for identifier, status, value in message.rows:
+                self._told(process, identifier, status, value)
+
+    def _told(self, process: Process, identifier: bytes, status: int, value: Any) -> None:
+        if status == FAILED:
+            kind = unpack_failure(value)[0]
+            if kind in LOST or kind == "ObjectStoreFullError":
+                return
+        before = self._outcomes.setdefault((process.daemon, identifier), status)
+        if before != status:
+            self.world.fail(f"{process.name} is told that {short(identifier)} ended with {status}; it had ended with {before}")
+        if status == OK and type(value) is bytes:
+            number = unpack_value(value).number
+            if self._numbers.setdefault(identifier, number) != number:
+                self.world.fail(f"{process.name} is told another value of {short(identifier)}")
+
+    def after_turn(self, daemon: Daemon) -> None:
+        """The daemon has decided: its machines agree with themselves."""
+        for machine in daemon.machines.values():
+            machine.check_invariants()
+
+    # -- calm and end --
+
+    def calm(self) -> None:
+        """Nothing is on its way: what the daemon knows of holders is what processes hold."""
+        daemon = self.world.daemon
+        assert daemon is not None
+        believed = {
+            (record.object_id, holder)
+            for record in daemon.scheduler.membership._all_values()
+            for holder in (record.holders if isinstance(record.holders, set) else {record.holders} if record.holders else ())
+            if getattr(record, "outputs", None) is None
+        }
+        held = {
+            (identifier, process.incarnation)
+            for process in self.world.processes()
+            if process.machine.welcomed
+            for identifier, entry in process.machine.entries.items()
+            if entry.refs > 0
+        }
+        missing = {pair for pair in held - believed if daemon.scheduler.tables.find(pair[0]) is not None}
+        extra = believed - {(identifier, process.incarnation) for process in self.world.processes() for identifier in process.machine.entries}
+        for identifier, holder in sorted(missing):
+            self.world.fail(f"{self.world.who(holder)} holds {short(identifier)}, and the daemon does not know it")
+        for identifier, holder in sorted(extra):
+            self.world.fail(f"the daemon believes that {self.world.who(holder)} holds {short(identifier)}")
+
+    def nothing_left(self) -> list[str]:
+        """What is left although nobody needs it."""
+        daemon = self.world.daemon
+        assert daemon is not None
+        tables = daemon.scheduler.tables
+        left = [f"task {short(task.id)} ({daemon.scheduler.explain(task.id)})" for task in tables.tasks.values()]
+        left += [f"object {short(record.id)} {_describe(record)}" for record in tables.objects.values()]
+        entries = daemon.store._tables.entries.values()
+        left += [f"{short(entry.object_id)} in the arena ({entry.state}, pins {entry.pins})" for entry in entries]
+        blocks = daemon.scheduler.blocks.statistics()
+        left += [f"{count:.0f} {name}" for name, count in blocks.items() if count and name != "lineage_unwritten"]
+        left += [f"{short(key)} of the task table" for key, _ in daemon.journal.scan("task")]
+        left += [f"{short(key)} of the object table" for key, _ in daemon.journal.scan("object")]
+        if daemon.scheduler.references.lineage_bytes:
+            left.append(f"{daemon.scheduler.references.lineage_bytes} bytes of lineage")
+        if tables.counts["inline_bytes"]:
+            left.append(f"{tables.counts['inline_bytes']} inline bytes")
+        left += [f"{short(identifier)} on disk" for identifier in self.world.arena.disk]
+        for process in self.world.processes():
+            machine = process.machine
+            left += [f"entry {short(each)} of {process.name}" for each in machine.entries]
+            left += [f"{machine.unfinished} unfinished rows of {process.name}"] if machine.unfinished else []
+            left += [f"row {short(each)} of {process.name}" for each in machine.several]
+            left += [f"lineage {short(each)} of {process.name}" for each in machine.lineage]
+            left += [f"pin on {short(each)} of {process.name}" for each in machine.tellings]
+            left += [f"a reservation of {process.name}" for _ in machine.reservations]
+        return left
+
+    def job_gone(self, job: bytes) -> list[str]:
+        """What is left of a job that has ended."""
+        daemon = self.world.daemon
+        assert daemon is not None
+        tables = daemon.scheduler.tables
+        left = [f"task {short(each)}" for each in tables.tasks if each.startswith(job)]
+        left += [f"object {short(each)}" for each in tables.objects if each.startswith(job)]
+        left += [f"worker {worker.pid}" for worker in tables.workers.values() if worker.job is not None and worker.job.id == job]
+        left += [f"the job {short(each)}" for each in tables.jobs if each == job]
+        left += [f"{short(entry.object_id)} in the arena, {entry.state}" for entry in daemon.store._tables.entries.values()]
+        left += [f"a grant of {self.world.who(grant.holder)}" for grant in daemon.store._tables.grants.values() if self._dead(grant.holder)]
+        for table in ("task", "object", "function"):
+            left += [f"{short(key)} of the {table} table" for key, _ in daemon.journal.scan(table)]
+        left += [f"{short(each)} on disk" for each in self.world.arena.disk]
+        return left
+
+    def _dead(self, incarnation: bytes) -> bool:
+        return all(process.incarnation != incarnation for process in self.world.processes())
+
+
+def _describe(record: Any) -> str:
+    return f"holders {record.holders!r} pins {record.pins} status {record.status} fetchers {record.fetchers}"
+
+
+__all__ = ["SEALED", "Invariants"]

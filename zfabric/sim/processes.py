@@ -1,0 +1,678 @@
+"""Drivers and workers of a simulated node: the production client and worker machines, and the least shell around them.
+
+A shell here does what ``zfabric.runtime.client`` and ``zfabric.runtime.worker`` do, without threads: user code is a generator that
+yields when it computes or waits, and frames that come while it computes stay unread until it waits, but for those to the control
+address. A process may die between any two frames it sends.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
+
+from zfabric.machines.client import Client, Namer
+from zfabric.machines.worker import Item, Worker
+from zfabric.protocol import messages as m
+from zfabric.protocol.effects import Send
+from zfabric.protocol.failures import unpack_failure
+from zfabric.protocol.ids import CLIENT, CONTROL, JOB_BYTES, WORKER, object_id, root_task
+from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
+from zfabric.sim.arena import Content
+from zfabric.sim.network import Post
+from zfabric.sim.node import Crashed
+from zfabric.sim.programs import FUNCTIONS, Boom, Doomed, Interrupted, StoreFull, Value, driver_body, pack_value, task_body, unpack_value
+
+if TYPE_CHECKING:
+    from zfabric.sim.world import World
+
+Body = Generator[tuple[Any, ...], Any, Any]
+REPORT_ROWS = 64
+HOUSE_EVERY = 1.0
+"""Seconds after which what came is taken in although user code computes."""
+
+
+class Wait:
+    """What a body waits for. ``blocking`` waits are told to the scheduler by workers."""
+
+    __slots__ = ("blocking", "deadline", "done", "finish")
+
+    def __init__(self, done: Callable[[], bool], finish: Callable[[bool], Any], deadline: float | None, blocking: bool) -> None:
+        self.done = done
+        self.finish = finish
+        self.deadline = deadline
+        self.blocking = blocking
+
+
+class Frame:
+    """One body on the stack."""
+
+    __slots__ = ("body", "busy_until", "item", "namer", "started", "wait")
+
+    def __init__(self, item: Item | None, body: Body, namer: Namer, now: float) -> None:
+        self.item = item
+        self.body = body
+        self.namer = namer
+        self.started = now
+        self.busy_until: float | None = None
+        self.wait: Wait | None = None
+
+
+class Process:
+    """What a driver and a worker have in common."""
+
+    kind = "driver"
+
+    def __init__(self, world: World, incarnation: bytes, pid: int, name: str) -> None:
+        self.world = world
+        self.config = world.config
+        self.incarnation = incarnation
+        self.pid = pid
+        self.name = name
+        self.control = b""
+        self.alive = True
+        self.stalled_until = 0.0
+        self.effects_left: int | None = None
+        self.daemon = b""
+        self.machine = Client(CLIENT + incarnation, self.config)
+        self.post = Post(world.network, incarnation, self.config)
+        self.frames: list[Frame] = []
+        self.inbox: deque[tuple[bytes, bytes]] = deque()
+        self._awake_at = float("inf")
+        self._house_at = 0.0
+        world.network.attach(incarnation, self._receive)
+
+    # -- life --
+
+    def start(self) -> None:
+        """Connect to the daemon that is published now."""
+        if self.alive and self.world.daemon is not None:
+            self.join(self.world.daemon.incarnation)
+            self.wake()
+
+    def die(self, why: str) -> None:
+        """Gone, with all it had not sent."""
+        if not self.alive:
+            return
+        self.world.note(f"{self.name} dies: {why}")
+        self.alive = False
+        self.world.network.detach(self.incarnation)
+        self.world.network.detach(self.control)
+        self.world.process_died(self)
+
+    @property
+    def executing(self) -> bytes:
+        """The task on top of the stack, as its slot says after its death."""
+        item = self.frames[-1].item if self.frames else None
+        return item.row[0] if item is not None else b""
+
+    # -- the daemon --
+
+    def join(self, daemon: bytes) -> None:
+        """Everything goes to this daemon from now on, beginning with all that this process holds."""
+        if self.daemon and self.daemon != daemon:
+            self.leave()
+        self.daemon = daemon
+        self.machine.connect(daemon)
+        self.machine.rejoin(self.register(), self.running())
+
+    def leave(self) -> None:
+        """The daemon until now is gone."""
+        self.post.forget(self.daemon)
+
+    def register(self) -> m.Register:
+        """What this process says of itself."""
+        return m.Register(m.PROTOCOL_VERSION, self.kind, self.pid, 1, self.machine.job, self.incarnation, self.control, "", "")
+
+    def running(self) -> tuple[m.Message, ...]:
+        """What a worker adds to its registration."""
+        return ()
+
+    # -- messages --
+
+    def _receive(self, sender: bytes, frame: bytes) -> None:
+        if not self.inbox:
+            self._house_at = self.world.now + HOUSE_EVERY
+        self.inbox.append((sender, frame))
+        self.wake()
+
+    def flush(self) -> None:
+        """Send what waits."""
+        self.transmit(self.machine.take_effects(self.world.now), CLIENT)
+
+    def transmit(self, effects: list[Any], role: bytes) -> None:
+        """Send these to the daemon as one frame."""
+        sends = [(effect.to[:1], role, effect.message) for effect in effects if type(effect) is Send and effect.to[1:] == self.daemon]
+        if sends:
+            self.crash_point()
+            self.post.send(self.daemon, sends, self.world.now)
+
+    def crash_point(self) -> None:
+        """Die here, if this is the effect that was chosen."""
+        if self.effects_left is not None:
+            self.effects_left -= 1
+            if self.effects_left < 0:
+                raise Crashed
+
+    def take_in(self) -> None:
+        """Deliver the frames that have come."""
+        while self.inbox:
+            sender, frame = self.inbox.popleft()
+            for to, role, message in self.post.accept(sender, frame, self.world.now):
+                self.deliver(sender, to, role + sender, message)
+
+    def deliver(self, sender: bytes, to: bytes, source: bytes, message: m.Message) -> None:
+        """One message from the daemon."""
+        self.world.heard(to + self.incarnation, source, message)
+        if type(message) is m.Rejoin:
+            if sender != self.daemon:
+                self.join(sender)
+        elif sender == self.daemon:
+            self.world.invariants.delivered(self, message)
+            self.machine.step(self.world.now, source, message)
+
+    # -- the loop --
+
+    def wake(self, at: float | None = None) -> None:
+        """Have a turn at a time, by default as soon as possible."""
+        at = max(self.world.now, self.stalled_until, at or 0.0)
+        if at < self._awake_at:
+            self._awake_at = at
+            self.world.at(at, self._loop)
+
+    def _loop(self) -> None:
+        if not self.alive or self.world.now < self._awake_at:
+            return
+        self._awake_at = float("inf")
+        if self.world.now < self.stalled_until:
+            self.wake(self.stalled_until)
+            return
+        try:
+            self.turn()
+        except Crashed:
+            self.die("crash between two effects")
+        else:
+            self.machine.check_invariants()
+
+    def turn(self) -> None:
+        """Take in, run, send; then sleep until something is due."""
+        top = self.frames[-1] if self.frames else None
+        if top is not None and top.busy_until is not None and self.world.now >= top.busy_until:
+            top.busy_until = None
+        if top is None or top.busy_until is None:
+            self.take_in()
+            self.advance()
+        elif self.inbox and self.world.now >= self._house_at:
+            self.take_in()
+        self.send_late()
+        self.post.tick(self.world.now)
+        if not self.alive:
+            return
+        deadlines = [due for due in (self.post.next_deadline(), self._user_deadline(), self._unsent_deadline()) if due is not None]
+        if deadlines:
+            self.wake(min(deadlines))
+
+    def send_late(self) -> None:
+        """Rows do not wait unsent while user code computes: the flusher thread sends them."""
+        self.flush()
+
+    def _unsent_deadline(self) -> float | None:
+        return None
+
+    def _user_deadline(self) -> float | None:
+        top = self.frames[-1] if self.frames else None
+        if top is None:
+            return None
+        if top.busy_until is not None:
+            return min(top.busy_until, self._house_at) if self.inbox else top.busy_until
+        return top.wait.deadline if top.wait is not None else None
+
+    # -- running user code --
+
+    def next_item(self) -> Frame | None:
+        """The next body to run, if the stack is empty."""
+        return None
+
+    def inline_item(self) -> Frame | None:
+        """The next body to run on top of one that waits."""
+        return None
+
+    def advance(self) -> None:
+        """Run user code until it computes, waits, or there is none."""
+        while self.alive:
+            if not self.frames:
+                frame = self.next_item()
+                if frame is None:
+                    return
+                self.frames.append(frame)
+                self.resume(frame, None)
+                continue
+            frame = self.frames[-1]
+            if frame.busy_until is not None:
+                return
+            wait = frame.wait
+            if wait is None:
+                self.resume(frame, None)
+                continue
+            if self.interrupted(frame):
+                self._end_wait(frame)
+                self.resume(frame, Interrupted())
+                continue
+            above = self.inline_item() if wait.blocking else None
+            if above is not None:
+                self.frames.append(above)
+                self.resume(above, None)
+            elif wait.done() or (wait.deadline is not None and self.world.now >= wait.deadline):
+                self._end_wait(frame)
+                self.resume(frame, wait.finish(wait.done()))
+            else:
+                self.flush()
+                if not self.inbox:
+                    return
+                self.take_in()
+
+    def interrupted(self, frame: Frame) -> bool:
+        """Whether the attempt is to be stopped."""
+        return False
+
+    def _end_wait(self, frame: Frame) -> None:
+        wait, frame.wait = frame.wait, None
+        if wait is not None and wait.blocking:
+            self.unblock()
+
+    def block(self, frame: Frame, wanted: tuple[bytes, ...], inline: bool) -> None:
+        """A worker says that its top task waits."""
+
+    def unblock(self) -> None:
+        """It goes on."""
+
+    def resume(self, frame: Frame, value: Any) -> None:
+        """Run a body up to its next request, and note the request."""
+        try:
+            request = frame.body.throw(value) if isinstance(value, BaseException) else frame.body.send(value)
+        except StopIteration as stop:
+            self.ended(frame, OK, stop.value)
+            return
+        except Interrupted:
+            self.ended(frame, INTERRUPTED, None)
+            return
+        except Boom as error:
+            self.ended(frame, RETRY if error.retry else ERROR, str(error))
+            return
+        except Doomed:
+            self.ended(frame, ERROR, "doomed")
+            return
+        except StoreFull:
+            self.ended(frame, ERROR, "ObjectStoreFullError")
+            return
+        self._request(frame, request)
+
+    def _request(self, frame: Frame, request: tuple[Any, ...]) -> None:
+        kind = request[0]
+        if kind == "sleep":
+            frame.busy_until = self.world.now + request[1]
+        elif kind == "get":
+            self._get(frame, request[1], request[2])
+        elif kind == "wait":
+            self._wait(frame, request[1], request[2], request[3])
+        elif kind == "room":
+            self._room(frame, request[1])
+        elif kind == "die":
+            self.die("its program says so")
+
+    def ended(self, frame: Frame, status: int, result: Any) -> None:
+        """A body has ended."""
+        self.frames.pop()
+
+    # -- what user code can do at once --
+
+    @property
+    def top(self) -> Frame:
+        """The body that runs."""
+        return self.frames[-1]
+
+    def submit(self, function_id: bytes, arguments: bytes, dependencies: tuple[bytes, ...], options: tuple[Row, ...] | None, returns: int) -> bytes:
+        """Submit a task."""
+        if function_id not in self.machine.functions:
+            self.machine.export(function_id, *FUNCTIONS[function_id])
+        task_id = self.top.namer.child()
+        row: Row = (task_id, function_id, arguments, dependencies)
+        self.machine.submit(row if options is None else (*row, options), returns)
+        return task_id
+
+    def put_small(self, value: bytes, contained: tuple[bytes, ...]) -> bytes:
+        """Put an inline value."""
+        identifier = self.top.namer.put()
+        self.machine.put(identifier, value, contained, False)
+        return identifier
+
+    def put_large(self, offset: int, value: bytes, size: int, contained: tuple[bytes, ...]) -> bytes:
+        """Put a value that is written at ``offset``."""
+        identifier = self.top.namer.put()
+        self.world.arena.write(offset, Content(identifier, size, value))
+        self.machine.put(identifier, (offset, size), contained, False)
+        self.machine.grants.finished(offset)
+        self.flush()
+        return identifier
+
+    def drop(self, identifier: bytes) -> None:
+        """One ref less."""
+        self.machine.dropped.append(identifier)
+
+    def look(self, identifier: bytes, status: int, data: Any) -> tuple[str, Value | None]:
+        """What a finished object is: ("", value) or (kind of error, None). Refs in a value become this process's."""
+        if status == OK:
+            payload = data
+            if type(data) is tuple:
+                self.machine.view(identifier)
+                payload = self.world.arena.read(self.name, identifier, *data)
+                self.world.after(0.0005 + 0.003 * self.world.shape.random(), lambda: self._unview(identifier, data, payload))
+            value = unpack_value(payload)
+            for inner in value.refs:
+                self.machine.add_reference(inner)
+            return "", value
+        if status == FAILED:
+            return unpack_failure(data)[0], None
+        return bytes(data).decode(), None
+
+    def _unview(self, identifier: bytes, place: tuple[int, int], payload: bytes) -> None:
+        if not self.alive:
+            return
+        if self.world.arena.read(f"{self.name} (an old view)", identifier, *place) != payload:
+            self.world.fail(f"{self.name}: a value changed under its reader")
+        self.machine.unviewed.append(identifier)
+        self.wake()
+
+    # -- waiting --
+
+    def _get(self, frame: Frame, identifiers: tuple[bytes, ...], timeout: float | None) -> None:
+        machine = self.machine
+        machine.want(identifiers)
+
+        def done() -> bool:
+            missing = [identifier for identifier in identifiers if not machine.at_hand(identifier)]
+            machine.want(missing)
+            return not missing
+
+        def finish(ready: bool) -> Any:
+            if not ready:
+                return None
+            return [(entry.status, entry.data) for entry in (machine.entries[identifier] for identifier in identifiers)]
+
+        deadline = None if timeout is None else self.world.now + timeout
+        if not done():
+            self.block(frame, identifiers, timeout is None)
+            frame.wait = Wait(done, finish, deadline, True)
+        else:
+            frame.wait = Wait(done, finish, None, False)
+
+    def _wait(self, frame: Frame, identifiers: tuple[bytes, ...], count: int, timeout: float | None) -> None:
+        machine = self.machine
+        machine.want(identifiers)
+
+        def ready() -> list[bytes]:
+            return [each for each in identifiers if machine.known(each)]
+
+        deadline = None if timeout is None else self.world.now + timeout
+        blocking = len(ready()) < count
+        if blocking:
+            self.block(frame, identifiers, False)
+        frame.wait = Wait(lambda: len(ready()) >= count, lambda _: ready(), deadline, blocking)
+
+    def _room(self, frame: Frame, size: int) -> None:
+        machine = self.machine
+        exact = size > self.config.grant_bytes // 2
+        if not exact:
+            offset = machine.grants.allocate(size)
+            if offset is not None:
+                frame.wait = Wait(lambda: True, lambda _: offset, None, False)
+                return
+            for row in machine.grants.spent():
+                machine._controls.append(Send(machine.store, m.ReturnGrant(*row)))
+        patience = self.config.put_patience
+        asked = max(size, self.config.grant_bytes - 4096)
+        token = machine.reserve(size if exact else asked, exact, patience)
+
+        def finish(_: bool) -> Any:
+            answer = machine.reservations.pop(token, None)
+            if type(answer) is not m.Granted:
+                return StoreFull()
+            if exact:
+                return machine.grants.add_exact(answer.offset, answer.size)
+            machine.grants.add(answer.offset, answer.size)
+            return machine.grants.allocate(size)
+
+        frame.wait = Wait(lambda: token in machine.reservations, finish, self.world.now + patience + 5.0, False)
+        self.flush()
+
+
+class Driver(Process):
+    """Runs the program's root, then lets go of everything and says goodbye."""
+
+    def __init__(self, world: World, incarnation: bytes, pid: int) -> None:
+        super().__init__(world, incarnation, pid, "driver")
+        self.finished = False
+        self.began = False
+
+    def start(self) -> None:
+        """Connect; as long as there is no welcome, look whether another daemon is published."""
+        super().start()
+        self.world.after(0.5, self._connect_again)
+
+    def _connect_again(self) -> None:
+        daemon = self.world.daemon
+        if self.alive and not self.machine.welcomed:
+            if daemon is not None and daemon.alive and daemon.incarnation != self.daemon:
+                self.join(daemon.incarnation)
+                self.wake()
+            self.world.after(0.5, self._connect_again)
+
+    def next_item(self) -> Frame | None:
+        """The root, once the job has its number."""
+        if self.began or not self.machine.welcomed:
+            return None
+        self.began = True
+        namer = Namer(self.machine.job, root_task(self.machine.job))
+        return Frame(None, driver_body(self, self.world.program), namer, self.world.now)
+
+    def ended(self, frame: Frame, status: int, result: Any) -> None:
+        """The root has ended."""
+        super().ended(frame, status, result)
+        if status != OK:
+            self.world.fail(f"the driver's program ended with {result}")
+        self.finished = True
+        self.flush()
+
+    def say_goodbye(self) -> None:
+        """End the job."""
+        self.machine.say(m.Goodbye())
+        self.wake()
+
+
+class WorkerProcess(Process):
+    """Runs tasks."""
+
+    kind = "worker"
+
+    def __init__(self, world: World, token: bytes, job: bytes, pid: int, name: str) -> None:
+        super().__init__(world, token, pid, name)
+        self.control = bytes((token[0] ^ 0x80,)) + token[1:]
+        self.machine.job = job
+        self.worker = Worker(WORKER + token, self.config)
+        self.control_post = Post(world.network, self.control, self.config)
+        self._first_unreported = 0.0
+        self._control_inbox: deque[tuple[bytes, bytes]] = deque()
+        world.network.attach(self.control, self._receive_control)
+
+    # -- the daemon --
+
+    def join(self, daemon: bytes) -> None:
+        """Join with both machines."""
+        if self.daemon and self.daemon != daemon:
+            self.leave()
+            self.daemon = b""
+        self.worker.connect(daemon)
+        super().join(daemon)
+
+    def leave(self) -> None:
+        """What was said and not acknowledged may not have been heard."""
+        for _, role, message in self.post.forget(self.daemon):
+            if role == WORKER and type(message) is m.Completed:
+                self.worker.unheard.append(message)
+        self.control_post.forget(self.daemon)
+
+    def running(self) -> tuple[m.Message, ...]:
+        """Tasks begun and not begun, completions unheard."""
+        return self.worker.running()
+
+    # -- messages --
+
+    def flush(self) -> None:
+        """What was said before the ends of tasks, then those, then what they let go of."""
+        self.transmit(self.machine.take_said(), CLIENT)
+        self.transmit(self.worker.take_effects(self.world.now), WORKER)
+        self.transmit(self.machine.take_effects(self.world.now), CLIENT)
+        if self.worker.given_up:
+            for identifier in self.worker.given_up:
+                self.machine.told(identifier)
+                self.machine._maybe_unpin(identifier)
+            self.worker.given_up.clear()
+            self.transmit(self.machine.take_effects(self.world.now), CLIENT)
+
+    def deliver(self, sender: bytes, to: bytes, source: bytes, message: m.Message) -> None:
+        """One message from the daemon, for either machine."""
+        if to == WORKER:
+            if sender == self.daemon:
+                self.world.heard(to + self.incarnation, source, message)
+                self.worker.step(self.world.now, source, message)
+        else:
+            super().deliver(sender, to, source, message)
+
+    def _receive_control(self, sender: bytes, frame: bytes) -> None:
+        self._control_inbox.append((sender, frame))
+        self.wake()
+
+    def turn(self) -> None:
+        """The control thread first, then the main thread."""
+        while self._control_inbox:
+            sender, frame = self._control_inbox.popleft()
+            for _, role, message in self.control_post.accept(sender, frame, self.world.now):
+                self._controlled(sender, role + sender, message)
+                if not self.alive:
+                    return
+        self.control_post.tick(self.world.now)
+        super().turn()
+        due = self.control_post.next_deadline()
+        if due is not None and self.alive:
+            self.wake(due)
+
+    def _controlled(self, sender: bytes, source: bytes, message: m.Message) -> None:
+        self.world.heard(CONTROL + self.incarnation, source, message)
+        if type(message) is m.Rejoin:
+            if sender != self.daemon:
+                self.join(sender)
+                self.flush()
+            return
+        if sender != self.daemon:
+            return
+        if type(message) in (m.Recall, m.RecallGrant):
+            self.machine.step(self.world.now, source, message)
+        else:
+            self.worker.step(self.world.now, source, message)
+        if self.worker.stopping:
+            self.die("told to stop")
+            return
+        self.flush()
+        if type(message) is m.Interrupt and self.frames:
+            top = self.frames[-1]
+            if top.busy_until is not None and self.interrupted(top):
+                top.busy_until = None
+                self.resume(top, Interrupted())
+        self.worker.check_invariants()
+
+    def send_late(self) -> None:
+        """The flusher thread sends what a computing task submitted; completions wait for their own time."""
+        if self.worker.unreported and self.frames and self.world.now - self._first_unreported <= self.config.completion_delay:
+            return
+        self.flush()
+
+    def _unsent_deadline(self) -> float | None:
+        return self._first_unreported + self.config.completion_delay + 1e-6 if self.worker.unreported else None
+
+    # -- tasks --
+
+    def next_item(self) -> Frame | None:
+        """The next of the queue."""
+        item = self.worker.begin()
+        if item is None:
+            self.flush()
+            return None
+        return self._begin(item)
+
+    def inline_item(self) -> Frame | None:
+        """What the scheduler has put on top."""
+        if not self.worker.inline:
+            return None
+        item = self.worker.begin()
+        return self._begin(item) if item is not None else None
+
+    def _begin(self, item: Item) -> Frame:
+        row = item.row
+        self.world.invariants.begun(self, item)
+        if not self.machine.job:
+            self.machine.job = row[0][:JOB_BYTES]
+        values = []
+        for identifier, value in zip(row[3], item.values, strict=True):
+            if type(value) is tuple:
+                self.machine.told(identifier)
+            values.append((identifier, value))
+        namer = Namer(row[0][:JOB_BYTES], row[0], attempt=item.attempt)
+        return Frame(item, task_body(self, item, values), namer, self.world.now)
+
+    def interrupted(self, frame: Frame) -> bool:
+        """Whether the attempt is to be stopped."""
+        return frame.item is not None and bool(self.worker.interrupted(frame.item))
+
+    def block(self, frame: Frame, wanted: tuple[bytes, ...], inline: bool) -> None:
+        """The task on top waits."""
+        self.worker.block(wanted, inline)
+        self.flush()
+
+    def unblock(self) -> None:
+        """It goes on."""
+        self.worker.unblock()
+        self.flush()
+
+    def ended(self, frame: Frame, status: int, result: Any) -> None:
+        """A task has ended: pack its outcome and report it, soon."""
+        super().ended(frame, status, result)
+        item = frame.item
+        assert item is not None
+        outputs: tuple[Any, ...]
+        extra = None
+        refs: list[bytes] = []
+        if status == OK:
+            values, refs = result
+            outputs = tuple(place if place is not None else pack_value(value) for value, place in values)
+            for index, (value, place) in enumerate(values):
+                if place is not None:
+                    self.world.arena.write(place[0], Content(object_id(item.row[0], index), place[1], pack_value(value)))
+                    self.machine.grants.finished(place[0])
+            if any(value.refs for value, _ in values):
+                extra = (tuple(value.refs for value, _ in values), ())
+        elif status == INTERRUPTED:
+            outputs = ()
+        else:
+            outputs = (str(result).encode(),)
+        self.worker.interrupts.pop(item.row[0], None)
+        self.worker.finish(item, status, outputs, extra, frame.started, self.world.now - frame.started)
+        for identifier in refs:
+            self.machine.dropped.append(identifier)
+        if self.worker.unreported == 1:
+            self._first_unreported = self.world.now
+        if self.worker.unreported >= REPORT_ROWS or self.world.now - self._first_unreported > self.config.completion_delay:
+            self.flush()
+            self.take_in()
+
+
+__all__ = ["Driver", "Frame", "Process", "WorkerProcess"]

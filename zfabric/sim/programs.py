@@ -1,0 +1,555 @@
+"""Programs for a simulated node: made at random, run by a small interpreter, and understood by a model.
+
+A program is a tree of *specs*, plain data that travels as a task's arguments. The author writes each statement together with what
+the model says of it, so that the program checks itself while it runs: where a value is certain, anything else fails the world. Where
+it is not (a task that may be cancelled before or after it ends), the model lists the errors that are permitted, and what comes
+of it counts for nothing.
+
+Statements are tuples: ``sleep``, ``call``, ``put``, ``get`` (with the values expected), ``peek`` (any outcome permitted), ``open`` (take a
+ref out of a value), ``timed`` (``get`` with a timeout), ``wait``, ``drop``, ``cancel``, ``fail``, ``die``.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgpack
+
+from zfabric.protocol.ids import FUNCTION_BYTES, object_id
+from zfabric.protocol.options import ONE_CPU, RESOURCE_UNIT
+
+if TYPE_CHECKING:
+    from zfabric.machines.worker import Item
+    from zfabric.sim.network import Faults
+    from zfabric.sim.processes import Driver, Process, WorkerProcess
+
+MODULUS = 1_000_003
+FOREVER = 500.0
+"""Seconds of a computation that only an interrupt ends."""
+STOPPED = frozenset({"TaskCancelledError", "TaskTimeoutError"})
+CRASHED = frozenset({"WorkerCrashedError", "PoisonedTaskError", "OutOfMemoryError"})
+LOST = frozenset({"ObjectLostError", "ObjectFreedError", "LineageEvictedError"})
+NOTHING: frozenset[str] = frozenset()
+
+PLAIN, PAIR, RETRIED, APART, PURE, VOID, HALF, WIDE = range(8)
+"""Functions: one value; two; with exceptions that are retried; never inline; deterministic; no value; half a CPU; two CPUs."""
+
+_OPTIONS: tuple[tuple[tuple[str, Any], ...], ...] = (
+    (),
+    (("num_returns", 2),),
+    (("retry_errors", True),),
+    (("inline", False),),
+    (("deterministic", True),),
+    (("num_returns", 0),),
+    (("demand", (("CPU", RESOURCE_UNIT // 2),)),),
+    (("demand", (("CPU", 2 * RESOURCE_UNIT),)),),
+)
+_NAMES = ("plain", "pair", "retried", "apart", "pure", "void", "half", "wide")
+
+
+def function_id(kind: int) -> bytes:
+    """The id of one of the functions."""
+    return bytes([kind + 1]) * FUNCTION_BYTES
+
+
+FUNCTIONS = {
+    function_id(kind): (_NAMES[kind], b"", (("demand", ONE_CPU), ("max_retries", -1), *options)[0 if kind < HALF else 1 :])
+    for kind, options in enumerate(_OPTIONS)
+}
+"""function id -> (name, payload, options)"""
+
+
+class Value(NamedTuple):
+    """What a task returns or a program puts: a number, and refs."""
+
+    number: int
+    refs: tuple[bytes, ...]
+
+
+def pack_value(value: Value) -> bytes:
+    """A value as bytes."""
+    packed: bytes = msgpack.packb(value)
+    return packed
+
+
+def unpack_value(payload: bytes) -> Value:
+    """What ``pack_value`` packed."""
+    return Value(*msgpack.unpackb(payload, use_list=False))
+
+
+class Boom(Exception):
+    """The user's code raises."""
+
+    def __init__(self, retry: bool) -> None:
+        super().__init__("boom")
+        self.retry = retry
+
+
+class Interrupted(BaseException):
+    """The attempt is to be stopped."""
+
+
+class Doomed(Exception):
+    """A task below one that is cancelled meets something that it cannot go on with."""
+
+
+class StoreFull(Exception):
+    """There was no room for a value."""
+
+
+class Outcome(NamedTuple):
+    """What the model says of an object: its number (None: certainly an error), errors that are permitted, refs inside."""
+
+    number: int | None
+    errors: frozenset[str] = NOTHING
+    inner: tuple[Outcome, ...] = ()
+
+    @property
+    def certain(self) -> bool:
+        """Whether there is only one thing that can come of it."""
+        return self.number is None or not self.errors
+
+    def or_else(self, errors: frozenset[str]) -> Outcome:
+        """The same, with more errors permitted."""
+        return self._replace(errors=self.errors | errors) if errors else self
+
+
+def mix(total: int, number: int) -> int:
+    """How a task's total takes in a number."""
+    return (total * 31 + number + 7) % MODULUS
+
+
+Spec = tuple[Any, ...]
+"""(label, doomed, statements, returns), with ``returns`` a tuple of (size of the value in the arena or 0, slots of refs inside)."""
+
+
+class Program(NamedTuple):
+    """What a driver runs."""
+
+    statements: tuple[Any, ...]
+    tasks: int
+
+
+# --- the author -------------------------------------------------------------------------------------------------------------------
+
+
+class _Scope:
+    """One body being written: its refs by slot, statements so far, and the model of its total."""
+
+    def __init__(self, total: int, boxed: tuple[Outcome, ...], doomed: bool, steady: bool, depth: int) -> None:
+        self.slots: dict[int, Outcome] = dict(enumerate(boxed))
+        self.next_slot = len(boxed)
+        self.statements: list[Any] = []
+        self.total = total
+        self.doomed = doomed
+        self.steady = steady
+        self.depth = depth
+        self.got: set[int] = set()
+
+    def slot(self, outcome: Outcome) -> int:
+        """A new slot."""
+        number = self.next_slot
+        self.next_slot += 1
+        self.slots[number] = outcome
+        return number
+
+
+class Author:
+    """Writes one program."""
+
+    def __init__(self, seed: str, faults: Faults, large: bool) -> None:
+        self.random = random.Random(seed)
+        self.faults = faults
+        self.large = large and self.random.random() < 0.6
+        self.left = self.random.choice((6, 12, 25, 45))
+        self.fanout = self.random.choice((2, 3, 6, 12))
+        self.depth_max = self.random.choice((1, 2, 3, 7))
+        self.boxes = self.random.random() < 0.5
+        self.stops = self.random.random() < 0.4
+        self.deaths = self.random.random() < 0.3
+        self.tasks = 0
+        self.crashing = bool(faults.worker_crashes or faults.daemon_crashes or faults.pressure or faults.start_failures)
+
+    def write(self) -> Program:
+        """The root: calls and the rest, then everything is got."""
+        scope = _Scope(0, (), False, True, 0)
+        rounds = self.random.randrange(3, 12)
+        while self.left > 0 and rounds > 0:
+            rounds -= 1
+            self._statement(scope)
+            if self.random.random() < 0.3:
+                scope.statements.append(("sleep", self._time()))
+        rest = [slot for slot in scope.slots if self.random.random() < 0.9]
+        self.random.shuffle(rest)
+        for start in range(0, len(rest), 5):
+            self._get(scope, rest[start : start + 5])
+        return Program(tuple(scope.statements), self.tasks)
+
+    def _time(self) -> float:
+        return self.random.choice((0.0, 0.0005, 0.002, 0.01, 0.05)) * (0.5 + self.random.random())
+
+    def _size(self) -> int:
+        """Bytes in the arena, or 0 for an inline value."""
+        if not self.large or self.random.random() < 0.5:
+            return 0
+        return self.random.choice((200_000, 700_000, 1_500_000, 3_000_000))
+
+    def _statement(self, scope: _Scope) -> None:
+        choice = self.random.random()
+        if choice < 0.5 and self.left > 0 and scope.depth < self.depth_max:
+            for _ in range(self.random.randrange(1, self.fanout + 1)):
+                if self.left > 0:
+                    self._call(scope)
+        elif choice < 0.58:
+            self._put(scope)
+        elif choice < 0.78 and scope.slots:
+            self._get(scope, self.random.sample(list(scope.slots), min(len(scope.slots), self.random.randrange(1, 6))))
+        elif choice < 0.84 and scope.slots:
+            chosen = tuple(self.random.sample(list(scope.slots), min(len(scope.slots), self.random.randrange(1, 6))))
+            scope.statements.append(("wait", chosen, self.random.randrange(1, len(chosen) + 1), self.random.choice((None, 0.0, 0.01))))
+        elif choice < 0.88 and scope.slots:
+            scope.statements.append(("timed", self.random.choice(list(scope.slots)), self._time()))
+        elif choice < 0.96 and scope.slots:
+            slot = self.random.choice(list(scope.slots))
+            del scope.slots[slot]
+            scope.statements.append(("drop", slot))
+        else:
+            scope.statements.append(("sleep", self._time()))
+
+    def _get(self, scope: _Scope, slots: list[int]) -> None:
+        certain = [slot for slot in slots if scope.slots[slot].certain]
+        unsure = [slot for slot in slots if not scope.slots[slot].certain]
+        if certain:
+            expected = []
+            for slot in certain:
+                outcome = scope.slots[slot]
+                if outcome.number is None:
+                    expected.append((slot, tuple(sorted(outcome.errors))))
+                    scope.total = mix(scope.total, 1)
+                else:
+                    expected.append((slot, outcome.number))
+                    scope.total = mix(scope.total, outcome.number)
+                    scope.got.add(slot)
+            scope.statements.append(("get", tuple(expected)))
+            for slot in certain:
+                if scope.slots[slot].inner and self.random.random() < 0.7:
+                    self._open(scope, slot)
+        if unsure:
+            allowed = tuple((slot, scope.slots[slot].number, tuple(sorted(scope.slots[slot].errors))) for slot in unsure)
+            scope.statements.append(("peek", allowed))
+
+    def _open(self, scope: _Scope, box: int) -> None:
+        index = self.random.randrange(len(scope.slots[box].inner))
+        inner = scope.slots[box].inner[index]
+        if self.faults.daemon_crashes:
+            inner = inner.or_else(LOST)
+        if self.random.random() < 0.5:
+            new = scope.slot(inner)
+            scope.statements.append(("open", box, index, new))
+            if self.random.random() < 0.5:
+                del scope.slots[box]
+                scope.statements.append(("drop", box))
+            self._get(scope, [new])
+
+    def _put(self, scope: _Scope) -> None:
+        number = self.random.randrange(MODULUS)
+        boxed = self._boxed(scope)
+        slot = scope.slot(Outcome(number, NOTHING, tuple(scope.slots[each] for each in boxed)))
+        scope.statements.append(("put", slot, number, self._size(), boxed))
+
+    def _boxed(self, scope: _Scope) -> tuple[int, ...]:
+        if not self.boxes or not scope.slots or self.random.random() < 0.6:
+            return ()
+        return tuple(self.random.sample(list(scope.slots), min(len(scope.slots), self.random.randrange(1, 3))))
+
+    def _call(self, scope: _Scope) -> None:
+        self.left -= 1
+        self.tasks += 1
+        rng = self.random
+        stop = rng.random() < 0.2 and self.stops and not scope.doomed
+        timeout = rng.random() < 0.1 and self.stops
+        kind = rng.choice((PLAIN,) * 6 + (PAIR, RETRIED, APART, PURE, VOID, HALF, WIDE))
+        forever = (timeout or (stop and kind != VOID)) and scope.steady and not scope.doomed and rng.random() < 0.5
+        doomed = scope.doomed or stop or timeout
+        fragile = rng.random() < 0.1 and not forever and kind != RETRIED
+        dependencies = tuple(rng.choice(list(scope.slots)) for _ in range(rng.choice((0, 0, 0, 1, 1, 2, 3)))) if scope.slots else ()
+        boxed = self._boxed(scope)
+        label = rng.randrange(MODULUS)
+        errors: frozenset[str] = frozenset().union(*(scope.slots[slot].errors for slot in dependencies))
+        runs = all(scope.slots[slot].number is not None for slot in dependencies)
+        total = label
+        for slot in dependencies:
+            total = mix(total, scope.slots[slot].number or 0)
+        inner = tuple(scope.slots[slot].or_else(LOST) if self.faults.daemon_crashes else scope.slots[slot] for slot in boxed)
+        steady = not (fragile and self.crashing)
+        spec, outcomes = self._task(kind, label, total, inner, doomed, steady, scope.depth + 1, forever, fragile)
+        options: list[tuple[str, Any]] = [("contains", boxed)] if boxed else []
+        if fragile:
+            options.append(("max_retries", 1))
+            errors |= CRASHED if self.crashing or self.stops else NOTHING
+        if timeout:
+            options.append(("timeout", 0.02 + 0.1 * rng.random()))
+        if doomed:
+            errors |= STOPPED | {"doomed"}
+        if not runs:
+            outcomes = tuple(Outcome(None, errors) for _ in outcomes)
+        else:
+            outcomes = tuple(each.or_else(errors) for each in outcomes)
+        slots = tuple(scope.slot(outcome) for outcome in outcomes)
+        scope.statements.append(("call", slots, kind, spec, tuple(options), dependencies, boxed))
+        if stop and slots:
+            if rng.random() < 0.5:
+                scope.statements.append(("sleep", self._time()))
+            recursive = rng.random() < 0.7
+            scope.statements.append(("cancel", slots[0], rng.random() < 0.3, recursive))
+        if rng.random() < 0.05:
+            for slot in slots:
+                if not forever or timeout:
+                    del scope.slots[slot]
+                    scope.statements.append(("drop", slot))
+
+    def _task(
+        self,
+        kind: int,
+        label: int,
+        total: int,
+        boxed: tuple[Outcome, ...],
+        doomed: bool,
+        steady: bool,
+        depth: int,
+        forever: bool,
+        fragile: bool,
+    ) -> tuple[Spec, tuple[Outcome, ...]]:
+        rng = self.random
+        scope = _Scope(total, boxed, doomed, steady, depth)
+        failure: frozenset[str] = NOTHING
+        if rng.random() < 0.6:
+            scope.statements.append(("sleep", self._time()))
+        if self.deaths and rng.random() < 0.1:
+            always = fragile and rng.random() < 0.5
+            scope.statements.append(("die", 1_000 if always else 1))
+            failure = CRASHED if always else NOTHING
+        elif kind == RETRIED:
+            scope.statements.append(("fail", True, rng.randrange(0, 3)))
+        for _ in range(rng.randrange(0, 5)):
+            self._statement(scope)
+        if forever:
+            scope.statements.append(("sleep", FOREVER))
+            failure = STOPPED
+        elif rng.random() < 0.06:
+            scope.statements.append(("fail", False, 1_000))
+            failure = failure or frozenset({"boom"})
+        returns, outcomes = [], []
+        for index in range({PAIR: 2, VOID: 0}.get(kind, 1)):
+            inside = self._boxed(scope)
+            inner = tuple(scope.slots[slot] for slot in inside)
+            returns.append((self._size(), inside))
+            number = mix(scope.total, index)
+            if kind == VOID or failure:
+                outcomes.append(Outcome(None, failure))
+            else:
+                outcomes.append(Outcome(number, NOTHING, inner))
+        return (label, doomed, tuple(scope.statements), tuple(returns)), tuple(outcomes)
+
+
+# --- the interpreter --------------------------------------------------------------------------------------------------------------
+
+Running = Generator[tuple[Any, ...], Any, Any]
+
+
+class _State:
+    """A body that runs: its refs, the values it got, what it holds, its total."""
+
+    def __init__(self, process: Process, total: int, attempt: int, doomed: bool, slots: dict[int, bytes]) -> None:
+        self.process = process
+        self.total = total
+        self.attempt = attempt
+        self.doomed = doomed
+        self.slots = slots
+        self.values: dict[int, Value] = {}
+        self.held: list[bytes] = list(slots.values())
+
+    def look(self, identifier: bytes, status: int, data: Any) -> tuple[str, Value | None]:
+        """Look at a finished object; refs in it are held from now on."""
+        kind, value = self.process.look(identifier, status, data)
+        if value is not None:
+            self.held.extend(value.refs)
+        return kind, value
+
+    def let_go(self) -> None:
+        """Drop everything."""
+        for identifier in self.held:
+            self.process.drop(identifier)
+        self.held = []
+
+
+def _statements(state: _State, statements: tuple[Any, ...]) -> Running:
+    for statement in statements:
+        action = _ACTIONS[statement[0]]
+        following = action(state, *statement[1:])
+        if following is not None:
+            yield from following
+
+
+def _do_sleep(state: _State, seconds: float) -> Running:
+    yield ("sleep", seconds)
+
+
+def _do_call(
+    state: _State,
+    slots: tuple[int, ...],
+    kind: int,
+    spec: Spec,
+    options: tuple[Any, ...],
+    dependencies: tuple[int, ...],
+    boxed: tuple[int, ...],
+) -> None:
+    refs = tuple(state.slots[slot] for slot in boxed)
+    arguments = msgpack.packb((spec, refs))
+    pairs = tuple((name, refs if name == "contains" else value) for name, value in options) or None
+    needed = tuple(state.slots[slot] for slot in dependencies)
+    task_id = state.process.submit(function_id(kind), arguments, needed, pairs, len(slots))
+    for index, slot in enumerate(slots):
+        state.slots[slot] = object_id(task_id, index)
+        state.held.append(state.slots[slot])
+
+
+def _do_put(state: _State, slot: int, number: int, size: int, boxed: tuple[int, ...]) -> Running:
+    value = Value(number, tuple(state.slots[each] for each in boxed))
+    if size:
+        offset = yield from _room(size)
+        identifier = state.process.put_large(offset, pack_value(value), size, value.refs)
+    else:
+        identifier = state.process.put_small(pack_value(value), value.refs)
+    state.slots[slot] = identifier
+    state.held.append(identifier)
+
+
+def _room(size: int) -> Running:
+    answer: Any = None
+    while answer is None:
+        answer = yield ("room", size)
+    if isinstance(answer, StoreFull):
+        raise answer
+    return answer
+
+
+def _do_get(state: _State, expected: tuple[tuple[int, Any], ...]) -> Running:
+    found = yield ("get", tuple(state.slots[slot] for slot, _ in expected), None)
+    problems = []
+    for (slot, wanted), (status, data) in zip(expected, found, strict=True):
+        kind, value = state.look(state.slots[slot], status, data)
+        right = kind in wanted if isinstance(wanted, tuple) else value is not None and value.number == wanted
+        if not right:
+            problems.append(f"{state.slots[slot].hex()} is {kind or value} and should be {wanted}")
+        if value is not None:
+            state.values[slot] = value
+        state.total = mix(state.total, 1 if isinstance(wanted, tuple) else wanted)
+    if problems:
+        if state.doomed:
+            raise Doomed
+        state.process.world.fail(f"{state.process.name}: {'; '.join(problems)}")
+
+
+def _do_peek(state: _State, allowed: tuple[tuple[int, int | None, tuple[str, ...]], ...]) -> Running:
+    found = yield ("get", tuple(state.slots[slot] for slot, _, _ in allowed), None)
+    for (slot, number, errors), (status, data) in zip(allowed, found, strict=True):
+        kind, value = state.look(state.slots[slot], status, data)
+        if not (kind in errors if value is None else value.number == number) and not state.doomed:
+            state.process.world.fail(f"{state.process.name}: {state.slots[slot].hex()} is {kind or value}, not {number} or one of {errors}")
+
+
+def _do_open(state: _State, box: int, index: int, slot: int) -> None:
+    value = state.values.get(box)
+    if value is None:
+        raise Doomed
+    state.slots[slot] = value.refs[index]
+    state.process.machine.add_reference(value.refs[index])
+    state.held.append(value.refs[index])
+
+
+def _do_timed(state: _State, slot: int, timeout: float) -> Running:
+    found = yield ("get", (state.slots[slot],), timeout)
+    if found is not None:
+        state.look(state.slots[slot], *found[0])
+
+
+def _do_wait(state: _State, slots: tuple[int, ...], count: int, timeout: float | None) -> Running:
+    ready = yield ("wait", tuple(state.slots[slot] for slot in slots), count, timeout)
+    if timeout is None and len(ready) < count:
+        state.process.world.fail("wait came back too early")
+
+
+def _do_drop(state: _State, slot: int) -> None:
+    identifier = state.slots.pop(slot)
+    state.held.remove(identifier)
+    state.process.drop(identifier)
+
+
+def _do_cancel(state: _State, slot: int, force: bool, recursive: bool) -> None:
+    state.process.machine.cancel((state.slots[slot],), force, recursive)
+
+
+def _do_fail(state: _State, retry: bool, times: int) -> None:
+    if state.attempt < times:
+        raise Boom(retry)
+
+
+def _do_die(state: _State, times: int) -> Running:
+    if state.attempt < times:
+        yield ("die",)
+
+
+_ACTIONS: dict[str, Any] = {
+    "sleep": _do_sleep,
+    "call": _do_call,
+    "put": _do_put,
+    "get": _do_get,
+    "peek": _do_peek,
+    "open": _do_open,
+    "timed": _do_timed,
+    "wait": _do_wait,
+    "drop": _do_drop,
+    "cancel": _do_cancel,
+    "fail": _do_fail,
+    "die": _do_die,
+}
+
+
+def task_body(process: WorkerProcess, item: Item, values: list[tuple[bytes, Any]]) -> Running:
+    """One attempt. Gives the values with their places, and the refs to let go of once they are reported."""
+    spec, boxed = msgpack.unpackb(item.row[2], use_list=False, strict_map_key=False)
+    label, doomed, statements, returns = spec
+    for identifier in boxed:
+        process.machine.add_reference(identifier)
+    state = _State(process, label, item.attempt, doomed, dict(enumerate(boxed)))
+    try:
+        for identifier, data in values:
+            value = state.look(identifier, 0, data)[1]
+            state.total = mix(state.total, value.number if value is not None else 0)
+        if process.worker.interrupted(item):
+            raise Interrupted
+        yield from _statements(state, statements)
+        outputs: list[tuple[Value, tuple[int, int] | None]] = []
+        for index, (size, inside) in enumerate(returns):
+            value = Value(mix(state.total, index), tuple(state.slots[slot] for slot in inside))
+            place = None
+            if size:
+                place = ((yield from _room(size)), size)
+            outputs.append((value, place))
+        refs, state.held = state.held, []
+        return outputs, refs
+    finally:
+        state.let_go()
+
+
+def driver_body(process: Driver, program: Program) -> Running:
+    """The root. Everything is let go of at its end."""
+    state = _State(process, 0, 0, False, {})
+    try:
+        yield from _statements(state, program.statements)
+        yield from process.world.before_release(process)
+    finally:
+        state.let_go()

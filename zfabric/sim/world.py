@@ -1,0 +1,395 @@
+"""A deterministic world: one node of production machines, a driver, a program, faults, and a clock that only moves from event to event.
+
+Everything random comes from generators named after what they decide (delays, losses, crashes, the program), so that changing one
+thing leaves the others as they are. ``World(seed).run()`` returns how it went; a world that fails says what was wrong, and the same seed
+fails in the same way again.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple
+
+from zfabric.adapters.memory_journal import MemoryJournal
+from zfabric.config import Config
+from zfabric.machines.parts.records import LEASED, WorkerRecord
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import Address
+from zfabric.protocol.machine import InvariantViolation
+from zfabric.sim.arena import Arena
+from zfabric.sim.invariants import Invariants
+from zfabric.sim.network import Faults, Network
+from zfabric.sim.node import Daemon, Supervisor
+from zfabric.sim.processes import Driver, Process, WorkerProcess
+from zfabric.sim.programs import Author, Program
+
+LIMIT = 400.0
+"""Virtual seconds after which a world that has not come to its end is stuck."""
+EVENTS_MAX = 400_000
+CHECK_EVERY = 0.05
+
+
+class Failure(Exception):
+    """Something was not as it must be."""
+
+
+class Outcome(NamedTuple):
+    """How a world went. ``failure`` is empty where all was well."""
+
+    seed: int
+    failure: str
+    events: int
+    states: Counter[str]
+    """What was reached, and how often."""
+
+
+class World:
+    """One world. ``observer`` is called with (time, from, to, message) of everything that is delivered."""
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        faults: Faults | None = None,
+        program: Program | None = None,
+        observer: Callable[[float, str, str, m.Message], None] | None = None,
+        pieces: int = 0,
+        cpus: int = 0,
+        settings: dict[str, Any] | None = None,
+    ) -> None:
+        self.seed = seed
+        self.now = 100.0
+        self.shape = random.Random(f"{seed}/shape")
+        self.faults = faults if faults is not None else choose_faults(random.Random(f"{seed}/faults"))
+        self.cpus = cpus or self.shape.choice((1, 2, 2, 3))
+        self.config = Config.of({**_settings(self.shape), **(settings or {})})
+        self.observer = observer
+        self.notes: list[str] = []
+        self.failures: list[str] = []
+        self.states: Counter[str] = Counter()
+        self.events = 0
+        self.begins: dict[tuple[bytes, bytes, int], int] = {}
+        self._queue: list[tuple[float, int, Callable[[], object]]] = []
+        self._order = 0
+        self._crashes = random.Random(f"{seed}/crashes")
+        self._names = 0
+        self._workers = 0
+        self._restarts = 0
+        self.program = program if program is not None else Author(f"{seed}/program", self.faults, True).write()
+        self.network = Network(self, self.faults, str(seed))
+        self.arena = Arena(self, pieces or self.shape.choice((12, 16, 24)))
+        self.invariants = Invariants(self)
+        self.supervisor = Supervisor(self, f"{seed}/supervisor")
+        self._journal = MemoryJournal("power" if self.faults.slow_commits else "process", self.faults.slow_commits)
+        self.daemon: Daemon | None = None
+        self.workers: dict[bytes, WorkerProcess] = {}
+        self.start_daemon(restarted=False)
+        self.driver = Driver(self, self.incarnation(), self.supervisor.pid())
+        self.after(0.001, self.driver.start)
+        self._plan_faults()
+
+    # -- time --
+
+    def at(self, time: float, action: Callable[[], object]) -> None:
+        """Do something at a time."""
+        self._order += 1
+        heapq.heappush(self._queue, (time, self._order, action))
+
+    def after(self, delay: float, action: Callable[[], object]) -> None:
+        """Do something in a while."""
+        self.at(self.now + delay, action)
+
+    def step(self) -> bool:
+        """The next event; False if there is none."""
+        if not self._queue:
+            return False
+        time, _, action = heapq.heappop(self._queue)
+        self.now = max(self.now, time)
+        self.events += 1
+        action()
+        if self.failures:
+            raise Failure(self.failures[0])
+        return True
+
+    # -- who is there --
+
+    def incarnation(self) -> bytes:
+        """A new incarnation: in order, so that traces can be read."""
+        self._names += 1
+        return bytes((1,)) + self._names.to_bytes(3, "big") + bytes(4)
+
+    def start_daemon(self, restarted: bool) -> Daemon:
+        """The next incarnation of the daemon."""
+        if self.daemon is not None and self.daemon.alive:
+            raise InvariantViolation("two incarnations of the daemon act at the same time")
+        if restarted:
+            self._restarts += 1
+            self._journal = self._journal.crash()
+            self.states["daemon restarted"] += 1
+        self.daemon = Daemon(self, self.incarnation(), self._journal, restarted, f"{self.seed}/daemon{self._restarts}")
+        self.note(f"daemon {self._restarts} starts")
+        return self.daemon
+
+    def daemon_died(self, daemon: Daemon) -> None:
+        """It crashed between two effects, or was killed."""
+        if daemon.alive:
+            self.note("the daemon dies")
+            self.collect_states(daemon)
+            daemon.die()
+            self.supervisor.daemon_died()
+
+    def make_worker(self, token: bytes, job: bytes, pid: int) -> WorkerProcess:
+        """A worker process that the supervisor has forked."""
+        self._workers += 1
+        worker = WorkerProcess(self, token, job, pid, f"worker{self._workers}")
+        self.workers[token] = worker
+        return worker
+
+    def processes(self) -> list[Process]:
+        """All living processes but the daemon."""
+        everyone: list[Process] = [self.driver, *self.workers.values()]
+        return [process for process in everyone if process.alive]
+
+    def process_with(self, pid: int) -> Process | None:
+        """The living process with this pid."""
+        return next((process for process in self.processes() if process.pid == pid), None)
+
+    def process_died(self, process: Process) -> None:
+        """A process is gone."""
+        self.states[f"{process.kind} died"] += 1
+        self.workers.pop(process.incarnation, None)
+        self.after(0.0002, lambda: self.supervisor.died(process))
+
+    def who(self, incarnation: bytes) -> str:
+        """A process by the name people know it by."""
+        plain = bytes((incarnation[0] & 0x7F,)) + incarnation[1:]
+        if self.daemon is not None and plain == self.daemon.incarnation:
+            return "daemon"
+        if plain == self.driver.incarnation:
+            return "driver"
+        worker = self.workers.get(plain)
+        return worker.name if worker is not None else plain.hex()
+
+    # -- what happened --
+
+    def note(self, text: str) -> None:
+        """Something for the trace."""
+        if self.observer is not None:
+            self.observer(self.now, "", "", (text,))
+
+    def heard(self, to: Address, source: Address, message: m.Message) -> None:
+        """A message is delivered."""
+        self.states[type(message).__name__] += 1
+        if self.observer is not None:
+            self.observer(self.now, _place(self, source), _place(self, to), message)
+
+    def fail(self, text: str) -> None:
+        """Something is not as it must be."""
+        self.failures.append(text)
+        self.note(f"FAILURE: {text}")
+
+    def after_turn(self, daemon: Daemon) -> None:
+        """The daemon has had a turn."""
+        self.invariants.after_turn(daemon)
+
+    def collect_states(self, daemon: Daemon) -> None:
+        """What a daemon's machines counted, for the account of what was reached."""
+        for machine in (daemon.scheduler, daemon.store):
+            for name, count in machine.statistics().items():
+                self.states[name] += int(count)
+
+    # -- faults --
+
+    def _plan_faults(self) -> None:
+        faults, rng = self.faults, self._crashes
+        for _ in range(faults.worker_crashes):
+            self.after(rng.random() * faults.window, self._crash_worker)
+        for _ in range(faults.daemon_crashes):
+            self.after(rng.random() * faults.window, self._crash_daemon)
+        for _ in range(faults.stalls):
+            self.after(rng.random() * faults.window, self._stall)
+        for _ in range(faults.pressure):
+            self.after(rng.random() * faults.window, self._press)
+        if faults.driver_crash:
+            self.after(rng.random() * faults.window, lambda: self.driver.die("killed"))
+        self.after(faults.window, self._heal)
+
+    def _heal(self) -> None:
+        self.network.lossy = False
+
+    def _crash_worker(self) -> None:
+        workers = list(self.workers.values())
+        if workers:
+            worker = self._crashes.choice(workers)
+            worker.effects_left = self._crashes.randrange(0, 4)
+            self.after(0.02, lambda: worker.die("killed") if worker.effects_left is not None else None)
+
+    def _crash_daemon(self) -> None:
+        daemon = self.daemon
+        if daemon is None or not daemon.alive:
+            return
+        daemon.effects_left = self._crashes.randrange(0, 12)
+        self.after(0.02, lambda: self.daemon_died(daemon))
+
+    def _stall(self) -> None:
+        process = self._crashes.choice(self.processes() or [self.driver])
+        process.stalled_until = self.now + 0.2 * self._crashes.random()
+
+    def _press(self) -> None:
+        daemon = self.daemon
+        if daemon is None or not daemon.alive:
+            return
+        usage = tuple((worker.pid, worker.pid * 1000) for worker in self.workers.values())
+        busy = [worker for worker in daemon.scheduler.tables.workers.values() if worker.state == LEASED]
+        if usage and busy:
+            daemon.event(b"L", m.MemoryPressure(10, 1000, usage))
+
+    # -- a whole run --
+
+    def run(self) -> Outcome:
+        """Everything, to the end."""
+        failure = ""
+        try:
+            self._to_the_end()
+        except Failure as error:
+            failure = str(error)
+        except InvariantViolation as error:
+            failure = f"an invariant does not hold: {error}"
+            self.note(f"FAILURE: {failure}")
+        if self.daemon is not None:
+            self.collect_states(self.daemon)
+        return Outcome(self.seed, failure, self.events, self.states)
+
+    def _to_the_end(self) -> None:
+        if self.faults.driver_crash:
+            self._until(lambda: not self.driver.alive, "the driver's death")
+            self.states["driver crashed"] += 1
+        else:
+            self._until(lambda: self.driver.finished or not self.driver.alive, "the end of the program")
+            self._empty(self.invariants.nothing_left, "everything was let go of")
+            self.driver.say_goodbye()
+            self._until(lambda: self.driver.machine.farewell is not None, "the farewell")
+            self.after(0.0, lambda: self.driver.die("its program has ended"))
+        if self.driver.machine.job:
+            self._empty(lambda: self.invariants.job_gone(self.driver.machine.job), "the job has ended")
+
+    def _until(self, done: Callable[[], bool], what: str) -> None:
+        limit = self.now + LIMIT
+        while not done():
+            if not self.step() or self.now > limit or self.events > EVENTS_MAX:
+                raise Failure(f"{what} does not come: {self.explain()}")
+
+    def _empty(self, left: Callable[[], list[str]], when: str) -> None:
+        """Wait until nothing is left."""
+        limit = self.now + LIMIT / 4
+        check_at = self.now
+        while True:
+            if self.now >= check_at and self.daemon is not None and self.daemon.alive and self.network.in_flight == 0:
+                check_at = self.now + CHECK_EVERY
+                if not left():
+                    return
+            if not self.step() or self.now > limit or self.events > EVENTS_MAX:
+                found = left()
+                if found:
+                    raise Failure(f"{when}, and this is left: {'; '.join(found[:8])}")
+                return
+
+    def before_release(self, driver: Driver) -> Generator[tuple[Any, ...], Any, None]:
+        """At the end of the driver's program: wait for calm, then compare what is held with what is believed to be."""
+        for _ in range(200):
+            if self.is_calm():
+                self.invariants.calm()
+                self.states["calm checked"] += 1
+                return
+            yield ("sleep", 0.3)
+
+    def is_calm(self) -> bool:
+        """Whether nothing is on its way and everyone waits."""
+        daemon = self.daemon
+        return (
+            daemon is not None
+            and daemon.alive
+            and daemon.idle
+            and not daemon.scheduler.membership.recovering
+            and self.network.in_flight == 0
+            and daemon.post.settled
+            and all(
+                process.post.settled and process.daemon == daemon.incarnation and not process.inbox and not process.machine.has_unsent
+                for process in self.processes()
+            )
+            and all(not worker.worker.unreported for worker in self.workers.values())
+        )
+
+    def explain(self) -> str:
+        """Why nothing happens any more."""
+        parts = []
+        daemon = self.daemon
+        if daemon is None or not daemon.alive:
+            return "there is no daemon"
+        if daemon.scheduler.membership.recovering:
+            parts.append(f"the daemon recovers and waits for {[self.who(each) for each in daemon.scheduler.membership._expected]}")
+        for task in list(daemon.scheduler.tables.tasks.values())[:6]:
+            explanation = daemon.scheduler.explain(task.id)
+            if explanation is not None and explanation.state != "finished":
+                parts.append(f"{explanation.subject.hex()} {explanation.state}: {explanation.reason}")
+        for process in self.processes():
+            top = process.frames[-1] if process.frames else None
+            state = "idle" if top is None else "computes" if top.busy_until is not None else "waits" if top.wait is not None else "runs"
+            parts.append(f"{process.name} {state}, {process.machine.unfinished} rows unfinished")
+        for worker in daemon.scheduler.tables.workers.values():
+            parts.append(f"record {self.who(worker.token)} state {worker.state} inflight {len(worker.inflight)} frames {len(worker.frames)}")
+        return "; ".join(parts)
+
+
+def _place(world: World, address: Address) -> str:
+    role, incarnation = address[:1], address[1:]
+    who = world.who(incarnation)
+    if who == "daemon":
+        return {b"L": "scheduler", b"O": "store", b"S": "control", b"G": "placer", b"X": "shell"}.get(role, "daemon")
+    return f"{who}.control" if role == b"K" or incarnation[0] & 0x80 else who
+
+
+def _settings(rng: random.Random) -> dict[str, Any]:
+    return {
+        "link_repeat": 0.6,
+        "put_patience": 60.0,
+        "grant_bytes": 4 * 2**20,
+        "recovery_seconds": 5.0,
+        "worker_start_seconds": 3.0,
+        "worker_idle_seconds": rng.choice((0.5, 60.0)),
+        "workers_max": rng.choice((4, 64)),
+        "workers_blocked_max": rng.choice((1, 32)),
+        "inline_depth": rng.choice((2, 1500)),
+        "prefetch_tasks": rng.choice((4, 64)),
+        "max_retries": 3,
+    }
+
+
+def choose_faults(rng: random.Random) -> Faults:
+    """The faults of a seed: often one kind alone, sometimes all of them."""
+    everything = rng.random() < 0.25
+    chosen = rng.choice(("none", "network", "worker", "daemon", "driver", "pressure"))
+
+    def has(kind: str) -> bool:
+        return everything or chosen == kind
+
+    lossy = has("network") or rng.random() < 0.3
+    return Faults(
+        loss=rng.choice((0.0, 0.02, 0.1)) if lossy else 0.0,
+        duplication=rng.choice((0.0, 0.05, 0.2)) if lossy else 0.0,
+        late=rng.choice((0.0, 0.05, 0.2)) if lossy else 0.0,
+        worker_crashes=rng.randrange(1, 3) if has("worker") else 0,
+        daemon_crashes=rng.randrange(1, 4) if has("daemon") else 0,
+        driver_crash=has("driver") and (chosen == "driver" or rng.random() < 0.3),
+        stalls=rng.randrange(0, 3),
+        pressure=1 if has("pressure") and rng.random() < 0.5 else 0,
+        start_failures=rng.randrange(0, 2) if has("pressure") else 0,
+        window=rng.choice((0.1, 0.4, 1.0)),
+        slow_commits=rng.random() < 0.3,
+    )
+
+
+__all__ = ["Failure", "Faults", "Outcome", "World", "WorkerRecord", "choose_faults"]
