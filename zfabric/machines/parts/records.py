@@ -201,7 +201,20 @@ class FunctionRecord:
 class ShapeQueue:
     """Ready tasks of one job, environment and demand: any worker of that job and environment can run any of them."""
 
-    __slots__ = ("demand", "environment", "feasible", "gpus", "infeasible_since", "job", "leased", "light", "placed", "tasks", "token", "warned")
+    __slots__ = (
+        "demand",
+        "environment",
+        "feasible",
+        "gpus",
+        "infeasible_since",
+        "job",
+        "leased",
+        "light",
+        "placed",
+        "tasks",
+        "token",
+        "warned",
+    )
 
     def __init__(self, job: JobRecord, demand: Demand, environment: Environment, token: int) -> None:
         self.job = job
