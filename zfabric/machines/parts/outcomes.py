@@ -232,6 +232,7 @@ class Outcomes:
             if record.holders is None:
                 self.tables.spare.append(record)
         if task.outputs == ():
+            task.status = status  # It has no value that would say so.
             self.tables.spare.append(task)
         process = self.tables.processes.get(task.submitter)
         if process is not None:
