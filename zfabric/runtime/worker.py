@@ -374,7 +374,7 @@ class WorkerRuntime(FabricClient):
 
     def _error(self, error: BaseException, item: Item) -> bytes:
         name = self._options.get(item.row[1], ("?", 1))[0]
-        facts = {"function": name, "node": self.node.decode(errors="replace"), "pid": os.getpid(), "attempt": item.attempt}
+        facts = {"function": name, "node": self.node.hex(), "pid": os.getpid(), "attempt": item.attempt}
         return serialization.dump_error(error, facts)
 
     def context(self) -> interface.TaskContext | None:
