@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import IO
 
 import click
@@ -24,24 +27,30 @@ def timeline(address: str | None, output: str) -> None:
     with connected(chosen_session(address)) as client:
         events = trace_events(rows_of(client, "event"))
         if output == "-":
-            write_trace(events, click.get_text_stream("stdout"))
+            write_trace(events, sys.stdout)
             return
-        partial = f"{output}.{os.getpid()}.part"
-        try:
-            with _create(partial, output) as file:
-                attempts = write_trace(events, file)
-            os.replace(partial, output)
-        except BaseException:
-            if os.path.exists(partial):
-                os.unlink(partial)
-            raise
+        with _file(output) as file:
+            attempts = write_trace(events, file)
     click.echo(f"{output}: {attempts:,} attempts. Open it at https://ui.perfetto.dev")
 
 
-def _create(path: str, meant: str) -> IO[str]:
-    if os.path.isdir(meant):
-        raise click.BadParameter(f"{meant!r} is a directory", param_hint="-o")
+@contextmanager
+def _file(path: str) -> Iterator[IO[str]]:
+    """A file that appears under its name when it is whole; devices and pipes are written to as they are."""
+    if os.path.isdir(path):
+        raise click.BadParameter(f"{path!r} is a directory", param_hint="-o")
+    special = os.path.exists(path) and not os.path.isfile(path)
+    partial = path if special else f"{path}.{os.getpid()}.part"
     try:
-        return open(path, "w", encoding="utf-8")
+        file = open(partial, "w", encoding="utf-8")
     except OSError as error:
-        raise click.BadParameter(f"{meant!r} cannot be written: {error.strerror}", param_hint="-o") from None
+        raise click.BadParameter(f"{path!r} cannot be written: {error.strerror}", param_hint="-o") from None
+    try:
+        with file:
+            yield file
+        if not special:
+            os.replace(partial, path)
+    except BaseException:
+        if not special:
+            os.unlink(partial)
+        raise
