@@ -42,11 +42,11 @@ def _file(path: str) -> Iterator[IO[str]]:
     special = os.path.exists(path) and not os.path.isfile(path)
     partial = path if special else f"{path}.{os.getpid()}.part"
     try:
-        file = open(partial, "w", encoding="utf-8")
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise click.BadParameter(f"{path!r} cannot be written: {error.strerror}", param_hint="-o") from None
     try:
-        with file:
+        with open(descriptor, "w", encoding="utf-8") as file:
             yield file
         if not special:
             os.replace(partial, path)

@@ -92,6 +92,7 @@ class Membership:
         elif message.kind == "driver":
             self._driver_registered(process, message, now)
         else:
+            self.tables.effects.append(WatchProcess(message.pid, message.started))
             self._welcome(process)
 
     def _worker_registered(self, process: ProcessRecord, message: m.Register, now: float) -> None:
@@ -241,6 +242,8 @@ class Membership:
             self._process_gone(known)
             if known.job is not None and known.job.driver is known:
                 self.end_job(known.job, now)
+        for tool in [each for each in self.tables.processes.values() if each.kind == "tool" and each.pid == message.pid]:
+            self._process_gone(tool)
         for incarnation, pid in list(self._expected.items()):
             if pid == message.pid:
                 del self._expected[incarnation]
