@@ -128,7 +128,13 @@ class Client:
         self.functions: dict[bytes, Row] = {}
         self.grants = Grants()
         self.tellings: Counter[bytes] = Counter()
-        """Times the location of an object was told to this process and not unpinned yet."""
+        """Times the place of an object was told to this process and not unpinned yet."""
+        self.places: dict[bytes, Place] = {}
+        """Where those objects are."""
+        self.containing: dict[bytes, tuple[bytes, ...]] = {}
+        """Refs inside values that this process has, for a restarted scheduler."""
+        self.written: dict[bytes, Row] = {}
+        """``Put`` rows of values in the arena that the store is not known to have taken over."""
         self.views: Counter[bytes] = Counter()
         """Live values of this process that look into the arena, by object."""
         self.dropped: deque[bytes] = deque()
@@ -197,6 +203,10 @@ class Client:
     def put(self, identifier: bytes, value: bytes | Place, contained: tuple[bytes, ...], durable: bool) -> None:
         """A value that exists, inline or written into one of this process's grants."""
         self.entries[identifier] = Entry(1, OK, value, None)
+        if contained:
+            self.containing[identifier] = contained
+        if type(value) is tuple:
+            self.written[identifier] = (identifier, value, contained, durable)
         self._say(m.Put, (identifier, value, contained, durable))
 
     def add_reference(self, identifier: bytes) -> None:
@@ -226,6 +236,8 @@ class Client:
                     self._maybe_unpin(identifier)
                 if self.lineage:
                     self._drop_lineage(identifier)
+                if self.containing:
+                    self.containing.pop(identifier, None)
         while unviewed:
             identifier = unviewed.popleft()
             self.views[identifier] -= 1
@@ -244,12 +256,14 @@ class Client:
         self._unpin(identifier)
 
     def _unpin(self, identifier: bytes) -> None:
+        self.places.pop(identifier, None)
         for _ in range(self.tellings.pop(identifier, 0)):
             self._say(m.Unpin, identifier)
 
-    def told(self, identifier: bytes) -> None:
-        """A location was told to this process: that is a pin."""
+    def told(self, identifier: bytes, place: Place) -> None:
+        """A place was told to this process: that is a pin."""
         self.tellings[identifier] += 1
+        self.places[identifier] = place
 
     def view(self, identifier: bytes) -> None:
         """A value of this process looks into the arena; ``unviewed`` takes its id back when it is gone."""
@@ -365,10 +379,11 @@ class Client:
 
     def on_objects(self, message: m.Objects) -> None:
         """Values asked for, and places told."""
-        for identifier, status, value in message.rows:
+        for identifier, status, value, contained in message.rows:
             self.fetching.discard(identifier)
             if type(value) is tuple:
-                self.told(identifier)
+                self.told(identifier, value)
+                self.written.pop(identifier, None)
             entry = self.entries.get(identifier)
             if entry is None:
                 if type(value) is tuple:
@@ -376,6 +391,8 @@ class Client:
                 continue
             entry.status = status
             entry.data = value
+            if contained:
+                self.containing[identifier] = contained
             if identifier in self.watchers:
                 self._notify(identifier, entry)
         self.changed = True
@@ -468,17 +485,17 @@ class Client:
         self.say(register)
         for row in self.functions.values():
             self._say(m.Export, row)
-        pinned: list[Row] = []
         rows: list[Row] = []
+        for row in self.written.values():
+            self._say(m.Put, row)
         for identifier, entry in self.entries.items():
             if entry.row is not None:
                 rows.append(entry.row)
             elif entry.data is None:
                 self._say(m.Hold, identifier)
-            else:
-                self._say(m.Offer, (identifier, entry.status, entry.data))
-                if type(entry.data) is tuple and self.tellings.get(identifier, 0):
-                    pinned.extend([(identifier, *entry.data)] * self.tellings[identifier])
+            elif identifier not in self.written:
+                self._say(m.Offer, (identifier, entry.status, entry.data, self.containing.get(identifier, ())))
+        pinned = [(identifier, *self.places[identifier]) for identifier in self.tellings.elements()]
         for row in (*self.lineage.values(), *(row for row, _ in self.several.values()), *rows):
             self._say(m.Submit, row)
         released = [identifier for identifier, entry in self.entries.items() if entry.row is not None and entry.refs <= 0]

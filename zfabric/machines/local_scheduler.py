@@ -433,12 +433,12 @@ class LocalScheduler:
         process = self.tables.processes.get(source[1:])
         if process is None:
             return
-        rows = []
+        rows: list[m.Row] = []
         for object_id in message.object_ids:
             record = self.tables.find(object_id)
             if record is None:
                 text = f"object {short(object_id)} is not known here (any more): its last reference was dropped, or its job has ended"
-                rows.append((object_id, FAILED, pack_failure("ObjectFreedError", text)))
+                rows.append((object_id, FAILED, pack_failure("ObjectFreedError", text), ()))
                 continue
             if record.status == OK and record.value is None:
                 self.outcomes.make_available(record, "evicted")
@@ -449,7 +449,8 @@ class LocalScheduler:
             elif type(record.value) is Stored:
                 self.outcomes.hand_over(record, process.incarnation)
             else:
-                rows.append((object_id, record.status, record.value if type(record.value) is bytes else b""))
+                value = record.value if type(record.value) is bytes else b""
+                rows.append((object_id, record.status, value, record.contained))
         if rows:
             self.tables.tell(process, m.Objects(tuple(rows)))
 
@@ -463,7 +464,9 @@ class LocalScheduler:
                     askers.remove(incarnation)
                     if not askers:
                         del self.tables.locating[object_id]
-                by_process.setdefault(incarnation, []).append((object_id, OK, (offset, size)))
+                record = self.tables.find(object_id)
+                row: m.Row = (object_id, OK, (offset, size), record.contained if record is not None else ())
+                by_process.setdefault(incarnation, []).append(row)
         for incarnation, rows in by_process.items():
             process = self.tables.processes.get(incarnation)
             if process is not None:

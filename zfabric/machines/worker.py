@@ -43,7 +43,7 @@ class Worker:
         self.interrupts: dict[bytes, tuple[int, str]] = {}
         """Attempts to be stopped: task -> (attempt, reason)."""
         self.stopping = False
-        self.given_up: list[bytes] = []
+        self.given_up: list[tuple[bytes, tuple[int, int]]] = []
         """Objects whose location came with a task that is not run here after all: the shell unpins them."""
         self.unheard: list[m.Message] = []
         """Completions that the daemon before this one may not have heard."""
@@ -110,7 +110,7 @@ class Worker:
         for item in items:
             for identifier, value in zip(item.row[3], item.values, strict=False):
                 if type(value) is tuple:
-                    self.given_up.append(identifier)
+                    self.given_up.append((identifier, value))
 
     def unblock(self) -> None:
         """It waits no longer."""

@@ -153,8 +153,10 @@ def _results(name: str, fields: tuple[Any, ...]) -> None:
 
 
 def _object_rows(name: str, fields: tuple[Any, ...]) -> None:
-    columns = _columns(name, fields[0], {3}, (_BYTES, _INT, _VALUE))
+    columns = _columns(name, fields[0], {4}, (_BYTES, _INT, _VALUE, _TUPLE))
     _ids(name, columns[0], OBJECT_BYTES)
+    for contained in filter(None, columns[3]):
+        _ids(name, contained, OBJECT_BYTES)
 
 
 def _put(name: str, fields: tuple[Any, ...]) -> None:

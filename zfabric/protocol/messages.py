@@ -190,7 +190,10 @@ class Unblocked(NamedTuple):
 
 
 class Results(NamedTuple):
-    """local scheduler -> client. Outcomes of tasks it submitted: rows ``(task_id, status, outputs)``, one for every task."""
+    """local scheduler -> client. Outcomes of tasks it submitted: rows ``(task_id, status, outputs)``, one for every task.
+
+    Large values, and those with refs inside, are None here: they are fetched when they are wanted.
+    """
 
     rows: Rows
 
@@ -234,7 +237,7 @@ class Kept(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """client -> local scheduler, between ``Register`` and ``Ready``. Results I hold: rows ``(object_id, status, value)``.
+    """client -> local scheduler, between ``Register`` and ``Ready``. Results I hold: rows ``(object_id, status, value, refs contained)``.
 
     They are adopted as accepted: a value that a program has seen is not made again.
     """
@@ -261,7 +264,7 @@ class Fetch(NamedTuple):
 
 
 class Objects(NamedTuple):
-    """local scheduler -> client. Values asked for: rows ``(object_id, status, value)``. A location is a pin you now hold."""
+    """local scheduler -> client. Values asked for: rows ``(object_id, status, value, refs contained)``. A place is a pin you now hold."""
 
     rows: Rows
 
@@ -640,7 +643,7 @@ class MemoryPressure(NamedTuple):
 
 
 class Query(NamedTuple):
-    """client, tool -> local scheduler. ``what`` is a name of ``protocol.queries``; answered with ``Answer``."""
+    """client, tool -> local scheduler. ``what`` is one of ``QUESTIONS`` in ``machines/parts/report``; answered with ``Answer``."""
 
     token: int
     what: str

@@ -73,6 +73,8 @@ class FabricClient:
         self.machine = Client(CLIENT + incarnation, self.config)
         self.machine.job = job
         self.closed = False
+        self.paths: tuple[str, ...] = ()
+        """Where this program finds its modules, if the node was not started by it: its functions say so to workers."""
         self.on_close: Callable[[], None] | None = None
         self.alive: Callable[[], bool] = session.alive
         self._pid = os.getpid()
@@ -352,6 +354,8 @@ class FabricClient:
 
     def export(self, function_id: bytes, name: str, payload: bytes, options: tuple[Row, ...]) -> None:
         """See ``ClientInterface``."""
+        if self.paths:
+            options = (*options, ("paths", self.paths))
         with self.lock:
             self.machine.export(function_id, name, payload, options)
 
@@ -455,9 +459,7 @@ class FabricClient:
                         return offset
                     for row in self.machine.grants.spent():
                         self.machine._controls.append(Send(self.machine.store, m.ReturnGrant(*row)))
-                token = self.machine.reserve(
-                    size if exact else max(size, self.config.grant_bytes - 4096), exact, max(0.0, deadline - clock())
-                )
+                token = self.machine.reserve(size, exact, max(0.0, deadline - clock()))
                 self.flush()
             answered = self._wait_until(lambda token=token: token in self.machine.reservations, deadline + 5.0)  # type: ignore[misc]
             with self.lock:
@@ -693,7 +695,9 @@ def start(
 ) -> FabricClient:
     """Start an embedded cluster and connect to it, or (with ``address``) connect to one that runs."""
     if address is not None:
-        return attach(find_session(address), namespace=namespace)
+        client = attach(find_session(address), namespace=namespace)
+        client.paths = tuple(dict.fromkeys(os.path.abspath(path) for path in sys.path if os.path.isdir(path or ".")))
+        return client
     from zfabric.runtime.launch import launch
 
     total = node_resources(num_cpus, num_gpus, resources)

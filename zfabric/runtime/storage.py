@@ -18,9 +18,6 @@ from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.messages import Row
 
-QUICK = (e.WriteHeader, e.WriteValue)
-"""Effects that take a few microseconds."""
-
 
 class Storage:
     """Performs the effects of one object store; ``answer`` is called (from the thread) with what it is to be told."""
@@ -42,7 +39,8 @@ class Storage:
     def perform(self, effect: Any) -> None:
         """Perform an effect, or have the thread do so."""
         with self._lock:
-            quick = self._pending == 0 and isinstance(effect, QUICK)
+            # A value is written at once in any case: its room is ready, and its place is told in this very turn.
+            quick = type(effect) is e.WriteValue or (self._pending == 0 and type(effect) is e.WriteHeader)
             if not quick:
                 self._pending += 1
         if quick:

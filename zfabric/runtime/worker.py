@@ -152,8 +152,8 @@ class WorkerRuntime(FabricClient):
     def _sends(self) -> list[tuple[bytes, Send]]:
         """What the client and the worker have to say, the client first: what a result contains is held before it is told."""
         daemon = self.daemon
-        for identifier in self.worker.given_up:
-            self.machine.told(identifier)
+        for identifier, place in self.worker.given_up:
+            self.machine.told(identifier, place)
             self.machine._maybe_unpin(identifier)
         self.worker.given_up.clear()
         sends = super()._sends()
@@ -331,7 +331,7 @@ class WorkerRuntime(FabricClient):
         for identifier, value in zip(item.row[3], item.values, strict=True):
             if type(value) is tuple:
                 with self.lock:
-                    self.machine.told(identifier)
+                    self.machine.told(identifier, value)
                     self.machine.view(identifier)
                 values.append(serialization.deserialize(self.arena().view(*value), partial(self._unview, identifier)))
             else:

@@ -250,7 +250,7 @@ class Dispatcher:
                 if record.status == OK:
                     self.outcomes.make_available(record, "evicted")
                 return None
-            if type(value) is Stored:
+            if type(value) is Stored and object_id not in missing:
                 missing[object_id] = None
                 self.tables.locates.append((object_id, incarnation))
             values.append(value)

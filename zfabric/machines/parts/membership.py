@@ -390,6 +390,8 @@ class Membership:
                     step(now, source, message)
             if m.Submit in kinds:
                 self._adopt_rest(now)
+                for record in self._all_values():
+                    self.scheduler.references.pin(record.contained)
         for source, message in held:
             if type(message) not in _HELD - {m.Fetch, m.Release, m.Cancel, m.Goodbye}:
                 step(now, source, message)
@@ -406,7 +408,7 @@ class Membership:
     def on_offer(self, now: float, source: Address, message: m.Offer) -> None:
         """Results a process holds are adopted as accepted."""
         process = source[1:]
-        for identifier, status, value in message.rows:
+        for identifier, status, value, contained in message.rows:
             record = self.tables.find(identifier)
             if record is None:
                 record = ObjectRecord(identifier, None, process)
@@ -415,6 +417,7 @@ class Membership:
             if record.status != m.OK and record.status < 0:
                 record.status = status
                 record.value = Stored(value[1]) if type(value) is tuple else value
+                record.contained = contained
 
     def _adopt_rest(self, now: float) -> None:
         """Values that were offered and whose tasks came back as rows belong to those tasks; such tasks are done."""
@@ -425,7 +428,7 @@ class Membership:
                 continue
             if object_id(task.id) == identifier and task.state != DONE and record.status >= 0:
                 del self.tables.objects[identifier]
-                task.status, task.value, task.holders = record.status, record.value, record.holders
+                task.status, task.value, task.holders, task.contained = record.status, record.value, record.holders, record.contained
                 self.scheduler.outcomes.adopt(task)
 
     def on_running(self, now: float, source: Address, message: m.Running) -> None:

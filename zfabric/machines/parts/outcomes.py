@@ -196,7 +196,7 @@ class Outcomes:
             row: m.Row = (failed.value if type(failed.value) is bytes else b"",)
             process.results.append((task.id, failed.status, row))
         else:
-            row = tuple(record.value if type(record.value) is bytes else None for record in task.values())
+            row = tuple(_pushed(record) for record in task.values())
             process.results.append((task.id, OK, row))
         self.tables.touched.add(process)
 
@@ -236,12 +236,7 @@ class Outcomes:
             self.tables.spare.append(task)
         process = self.tables.processes.get(task.submitter)
         if process is not None:
-            if status == OK:
-                row = tuple(
-                    record.value if type(record.value) is bytes and record.holders is not None else None for record in task.values()
-                )
-            else:
-                row = (payload,)
+            row = tuple(_pushed(record) for record in task.values()) if status == OK else (payload,)
             process.results.append((task.id, status, row))
             self.tables.touched.add(process)
 
@@ -279,7 +274,7 @@ class Outcomes:
         else:
             process = self.tables.processes.get(incarnation)
             if process is not None:
-                self.tables.tell(process, m.Objects(((record.object_id, record.status, record.value),)))
+                self.tables.tell(process, m.Objects(((record.object_id, record.status, record.value, record.contained),)))
 
     def make_ready(self, task: TaskRecord, front: bool = False) -> None:
         """Put a task into its queue."""
@@ -433,7 +428,7 @@ class Outcomes:
             for incarnation in askers:
                 process = self.tables.processes.get(incarnation)
                 if process is not None:
-                    self.tables.tell(process, m.Objects(((identifier, FAILED, payload),)))
+                    self.tables.tell(process, m.Objects(((identifier, FAILED, payload, ()),)))
             return
         if askers:
             record.fetchers = (record.fetchers or set()) | set(askers)
@@ -455,6 +450,11 @@ class Outcomes:
             kind = "LineageEvictedError" if "lineage cap" in why else "ObjectLostError"
             record.value = pack_failure(kind, f"object {short(record.object_id)} is lost: {why}")
             self._announce(record)
+
+
+def _pushed(record: AnyObject) -> bytes | None:
+    """What of a value travels with the news of it: small ones without refs inside. The rest is fetched when it is wanted."""
+    return record.value if type(record.value) is bytes and record.holders is not None and not record.contained else None
 
 
 def _stopped_text(task: TaskRecord, kind: str) -> str:
