@@ -9,6 +9,7 @@
 ``name``            what people see
 ``env``             (variables, working directory, module paths): tasks of different ones share no worker
 ``inline``          False: never run on top of another task
+``paths``           where the program that exported the function finds its modules (functions only; set by clients that joined a node)
 ``deterministic``   True: its values may be dropped and rebuilt instead of spilled
 ``contains``        refs inside the arguments (call rows only): pinned until the task is done
 ==================  =====================================================================================================

@@ -322,9 +322,16 @@ class WorkerRuntime(FabricClient):
         found = self._functions.get(function_id)
         if found is None:
             row = self.worker.functions[function_id]
+            self._look_in(option(row[3], "paths", ()))
             found = self._functions[function_id] = serialization.load_function(row[2], function_id)
             self._options[function_id] = (row[1], option(row[3], "num_returns", 1))
         return found
+
+    def _look_in(self, paths: tuple[str, ...]) -> None:
+        """Find modules where the job's program does; functions that this worker exports say the same."""
+        if paths != self.paths:
+            self.paths = paths
+            sys.path[:0] = [path for path in paths if path not in sys.path]
 
     def _values(self, item: Item) -> list[Any]:
         values = []
