@@ -79,6 +79,9 @@ class Config:
     """Digest every value, and refuse a re-run whose result differs."""
 
     # -- lineage and the control store --
+    lineage: bool = True
+    """Write the rows of tasks to the control store. Without it nothing that a restarted daemon or a lost value needs is on disk:
+    only what living drivers and workers still know survives. It is there to measure what lineage costs."""
     lineage_delay: float = 0.050
     """Rows are written this long after they came, if they are still needed by then."""
     lineage_bytes: int = 512 * MiB
@@ -108,6 +111,7 @@ class Config:
 
     # -- people --
     log_to_driver: bool = True
+    """Show what workers print on the driver's terminal, each line with the worker's pid."""
     log_bytes: int = 16 * MiB
     """Size at which a worker's log is rotated."""
     log_files: int = 3
@@ -115,6 +119,7 @@ class Config:
     memory_limit: int = 0
     """Memory of all workers together at which the largest is killed; 0 is 95 % of the machine's (or the cgroup's)."""
     memory_check_every: float = 0.25
+    """How often the memory of busy workers is looked at: reading it takes some 20 µs a worker."""
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be meant."""
@@ -126,7 +131,8 @@ class Config:
             elif wanted is tuple and type(value) is list:
                 object.__setattr__(self, field.name, tuple(value))
             elif type(value) is not wanted:
-                raise ConfigError(f"config {field.name!r} is a {wanted.__name__}, not {value!r}")
+                article = "an" if wanted is int else "a"
+                raise ConfigError(f"config {field.name!r} is {article} {wanted.__name__}, not {value!r}")
             elif isinstance(value, int | float) and value < 0:
                 raise ConfigError(f"config {field.name!r} cannot be negative: {value!r}")
         for name, choices in (("durability", ("process", "power")), ("infeasible", ("wait", "raise"))):
