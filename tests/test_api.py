@@ -234,6 +234,18 @@ def test_a_remote_function_that_travels_is_not_exported_again(client):
     assert zf.get(cloudpickle.loads(cloudpickle.dumps(add)).remote(2, 2)) == 4
 
 
+def test_a_function_is_exported_again_to_another_cluster_whose_job_has_the_same_number():
+    """The first job of every cluster is job 1: a program that shuts down and starts another keeps its functions."""
+    remote = zf.remote(lambda: 1)
+    job = FakeClient().job
+    for _ in range(2):
+        client = FakeClient()
+        client.job = job
+        for _ in _installed(client):
+            remote.remote()
+            assert len(client.exports) == 1
+
+
 def test_a_function_is_exported_again_to_another_job():
     for _ in range(2):
         for client in _installed(FakeClient()):
@@ -439,10 +451,12 @@ def test_get_takes_nested_lists_and_duplicates(client):
     [
         (5, r"get\(\) was given an int \(5\)"),
         ("x", "a str"),
-        (None, "NoneType"),
+        (None, r"get\(\) was given None,"),
         ({}, "a dict"),
         ([1], r"get\(\[\.\.\.\]\)\[0\] is an int"),
-        ([[], [None]], r"\[1\]\[0\] is a NoneType"),
+        ([[], [None]], r"\[1\]\[0\] is None, not"),
+        ({1}, r"a set; .* zf\.get\(list"),
+        ((x for x in ()), r"a generator; .* zf\.get\(list"),
         (add, "RemoteFunction"),
     ],
 )
@@ -832,10 +846,36 @@ def test_explain(client):
     assert seen == [ref.binary(), ref.task_id()]
     client.answers["explain"] = None
     assert zf.explain(ref).state == "unknown"
-    with pytest.raises(TypeError):
+    with pytest.raises(ValueError, match="not 'not hex'"):
         zf.explain("not hex")
     with pytest.raises(TypeError):
         zf.explain(5)
+
+
+def test_explain_takes_what_people_type(client):
+    """A short id is looked up first; one that can mean several things is not guessed."""
+    known = {"1-3fa2-57": [{"id": "ab" * 16}], "1-3fa2-58": [], "ab": [{"id": "ab" * 16}, {"id": "ac" * 16}]}
+    client.answers["find"] = known.get
+    client.answers["explain"] = lambda subject: ("running", "for 2 s", ()) if subject == b"\xab" * 16 else None
+    assert zf.explain("1-3fa2-57").state == "running"
+    assert str(zf.explain("1-3fa2-58")).startswith("1-3fa2-58: unknown")
+    with pytest.raises(ValueError, match="2 things"):
+        zf.explain("ab")
+
+
+def test_a_timeline_goes_to_a_path(client):
+    """An int would be a file descriptor, perhaps one of ours."""
+    with pytest.raises(TypeError, match="an int"):
+        zf.timeline(5)
+
+
+def test_a_ref_has_nothing_of_its_value(client):
+    ref = add.remote(1)
+    assert not hasattr(ref, "shape")
+    with pytest.raises(AttributeError, match=r"no 'shape'; zf\.get\(ref\)"):
+        ref.shape  # noqa: B018
+    with pytest.raises(TypeError, match=r"add\.map\(\) takes an iterable"):
+        add.map(5)
 
 
 def test_nodes_and_resources(client):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,9 @@ from zfabric.api.core import owner_of
 from zfabric.api.errors import a
 from zfabric.api.lifecycle import connected
 from zfabric.api.refs import ObjectRef
+from zfabric.protocol.ids import OBJECT_BYTES, TASK_BYTES
+from zfabric.protocol.names import matcher
+from zfabric.runtime.interface import ClientInterface
 
 
 class Explanation:
@@ -38,19 +42,31 @@ def explain(ref: ObjectRef | str | bytes) -> Explanation:
     """
     if isinstance(ref, ObjectRef):
         client, subject = owner_of(ref), ref.binary()
-    elif isinstance(ref, (str, bytes)):
-        try:
-            subject = bytes.fromhex(ref) if isinstance(ref, str) else ref
-        except ValueError:
-            raise TypeError(f"explain() takes a ref or an id in hexadecimal, not {ref!r}") from None
+    elif isinstance(ref, bytes):
+        client, subject = connected(), ref
+    elif isinstance(ref, str):
         client = connected()
+        subject = _identified(client, ref)
     else:
         raise TypeError(f"explain() takes a ref or an id, not {a(ref)}")
+    name = subject.hex() or str(ref)
     answer = client.query("explain", subject)
     if answer is None:
-        return Explanation(subject.hex(), "unknown", "nothing is known of it: it ended and was forgotten, or never was", {})
+        return Explanation(name, "unknown", "nothing is known of it: it ended and was forgotten, or never was", {})
     state, reason, facts = answer
-    return Explanation(subject.hex(), state, reason, dict(facts))
+    return Explanation(name, state, reason, dict(facts))
+
+
+def _identified(client: ClientInterface, text: str) -> bytes:
+    """The id that a person means: in hex, or as the command line shows it. Empty if nothing is known by it."""
+    if matcher(text) is None:
+        raise ValueError(f"explain() takes a ref, or an id as `zfabric tasks` shows it, not {text!r}")
+    if len(text) in (2 * TASK_BYTES, 2 * OBJECT_BYTES) and text.isalnum():
+        return bytes.fromhex(text)
+    found = client.query("find", text)
+    if len(found) > 1:
+        raise ValueError(f"{text!r} can mean {len(found)} things; give more of the id, such as {found[0]['id']!r}")
+    return bytes.fromhex(found[0]["id"]) if found else b""
 
 
 def nodes() -> list[dict[str, Any]]:
@@ -109,6 +125,8 @@ def timeline(filename: str | None = None) -> list[dict[str, Any]] | None:
     >>> isinstance(zf.timeline(), list)
     True
     """
+    if filename is not None and not isinstance(filename, (str, os.PathLike)):
+        raise TypeError(f"timeline() takes the path of the file to write, not {a(filename)}")
     from zfabric.runtime.timeline import rows_of, trace_events, write_trace
 
     rows = rows_of(connected(), "event")

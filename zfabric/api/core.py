@@ -83,6 +83,8 @@ def _flatten(refs: Any, path: str, into: list[ObjectRef]) -> None:
             _flatten(item, f"{path}[{index}]", into)
     else:
         where = f"get([...]){path} is {a(refs)}" if path else f"get() was given {a(refs)}"
+        if hasattr(refs, "__iter__") and not isinstance(refs, (str, bytes)):
+            raise TypeError(f"{where}; get takes a ref or a list of refs, so write zf.get(list(...))")
         raise TypeError(f"{where}, not an ObjectRef; f.remote(...) and zf.put(...) give refs, and get takes them or lists of them")
 
 
@@ -155,7 +157,8 @@ def wait(
     if isinstance(refs, ObjectRef):
         raise TypeError("wait() takes a list of ObjectRefs, and was given a single one; write zf.wait([ref])")
     if not isinstance(refs, (list, tuple)):
-        raise TypeError(f"wait() takes a list of ObjectRefs, not {a(refs)}")
+        listed = "; write zf.wait(list(...))" if hasattr(refs, "__iter__") else ""
+        raise TypeError(f"wait() takes a list of ObjectRefs, not {a(refs)}{listed}")
     if timeout is not None:
         _check_timeout(timeout)
     if not refs:
@@ -231,7 +234,8 @@ def cancel(ref: ObjectRef, *, force: bool = False, recursive: bool = True) -> No
     cancelled
     """
     if type(ref) is not ObjectRef:
-        raise TypeError(f"cancel() takes an ObjectRef, not {a(ref)}")
+        each = "; write: for ref in refs: zf.cancel(ref)" if isinstance(ref, (list, tuple)) else ""
+        raise TypeError(f"cancel() takes an ObjectRef, not {a(ref)}{each}")
     if is_put(ref._id):
         raise ValueError("cancel() takes the ref of a task; this one was put, and no task makes it")
     owner_of(ref).cancel((ref._id,), bool(force), bool(recursive))

@@ -28,8 +28,10 @@ def near(name: str, known: Any) -> str:
 
 def a(value: Any) -> str:
     """How a value is called in an error, such as "an int (5)"."""
+    if value is None:
+        return "None"
     name = type(value).__name__
-    text = repr(value) if isinstance(value, (int, float, str, bytes, bool, type(None))) else ""
+    text = repr(value) if isinstance(value, (int, float, str, bytes, bool)) else ""
     if len(text) > 40:
         text = text[:37] + "..."
     article = "an" if name[:1].lower() in "aeiou" else "a"

@@ -209,7 +209,7 @@ def _checked(address: Any, num_cpus: Any, num_gpus: Any, resources: Any, object_
         raise TypeError(f"init: namespace is a str, not {namespace!r}")
     for name, count in (("num_cpus", num_cpus), ("num_gpus", num_gpus), ("object_store_memory", object_store_memory)):
         if count is not None and (isinstance(count, bool) or not isinstance(count, (int, float)) or count != int(count) or count < 0):
-            raise ConfigError(f"init: {name} is a whole number, not {count!r}")
+            raise ConfigError(f"init: {name} is a whole number from 0, not {count!r}")
     demand_of(num_cpus, num_gpus, resources)
     if isinstance(config, Config):
         return config

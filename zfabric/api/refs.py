@@ -104,6 +104,9 @@ class ObjectRef:
 
     # -- what people try first --
 
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"an ObjectRef is the name of a value and has no {name!r}; zf.get(ref) has the value", name=name, obj=self)
+
     def _no(self, *_: Any) -> NoReturn:
         raise TypeError(f"this is an ObjectRef, the name of a value; call zf.get(ref) for the value ({self!r})")
 

@@ -58,7 +58,9 @@ class _Export:
 
     def bind(self, client: ClientInterface) -> None:
         """Make the function known to the client's job, unless it is."""
-        if not self.function_id or self.job != client.job:
+        # The number of a job says nothing without its cluster: the first job of every cluster is job 1.
+        elsewhere = self.client is not None and self.client is not client
+        if not self.function_id or self.job != client.job or elsewhere:
             retry = self.options.get("retry_exceptions") or False
             pairs = pairs_of(self.options, default_runtime_env())
             self.busy = True
@@ -209,6 +211,8 @@ class RemoteFunction:
         """
         if chunksize != "auto" and (isinstance(chunksize, bool) or not isinstance(chunksize, int) or chunksize < 1):
             raise OptionError(f'chunksize is "auto" or an int from 1, not {chunksize!r}')
+        if not hasattr(iterable, "__iter__") and not hasattr(iterable, "__getitem__"):
+            raise TypeError(f"{self._export.name}.map() takes an iterable with one argument for each call, not {a(iterable)}")
         client = self._bind()
         size = chunksize if isinstance(chunksize, int) else client.config.batch_rows
         returns, export = self._num_returns, self._export
