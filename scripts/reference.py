@@ -1,0 +1,253 @@
+"""Writes the reference pages, docs/protocol.md and docs/configuration.md, from what the source says of itself.
+
+``scripts/protocol`` runs this; ``--check`` only compares, and names what is out of date. A test does the same, so the pages are
+always those of the source beside them. Nothing is written here that is not in a docstring or a table of ``zfabric``.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+GENERATED = "<!-- Written by scripts/protocol from `{source}`. Change that file, then run the script. -->\n"
+
+
+def pages() -> dict[Path, str]:
+    """The pages as they should be, by path."""
+    return {ROOT / "docs/protocol.md": protocol(), ROOT / "docs/configuration.md": configuration()}
+
+
+def main(arguments: list[str]) -> int:
+    """Write the pages, or with ``--check`` say which are not current."""
+    stale = [path for path, text in pages().items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    for path in stale:
+        name = path.relative_to(ROOT)
+        if arguments == ["--check"]:
+            print(f"{name} is not what the source says; run scripts/protocol")
+        else:
+            path.write_text(pages()[path], encoding="utf-8")
+            print(f"wrote {name}")
+    return int(bool(stale) and arguments == ["--check"])
+
+
+# --- docstrings as Markdown ---------------------------------------------------------------------------------------------------
+
+
+def markdown(text: str) -> str:
+    """A docstring's paragraphs, joined to one line each; what is indented or ruled in it becomes a block or a table."""
+    return "\n\n".join(paragraph(each) for each in re.split(r"\n\s*\n", inspect.cleandoc(text)))
+
+
+def paragraph(text: str) -> str:
+    """One paragraph of a docstring."""
+    lines = text.splitlines()
+    if lines[0].startswith("===="):
+        return table(lines)
+    if any(line.startswith("    ") for line in lines):
+        aligned = re.sub(r"^``([^`]*)``", r"\1    ", text, flags=re.MULTILINE)
+        return "```text\n" + aligned.replace("``", "") + "\n```"
+    return inline(" ".join(line.strip() for line in lines))
+
+
+def inline(text: str) -> str:
+    """Code in a docstring as code in Markdown."""
+    return re.sub(r"``([^`]*)``", r"`\1`", text)
+
+
+def table(lines: list[str]) -> str:
+    """A ruled table of two columns, as Markdown."""
+    width = lines[0].index(" ")
+    rows = [[line[:width].strip(), line[width:].strip()] for line in lines if not line.startswith("====")]
+    return "\n".join(["| name | meaning |", "|---|---|", *(f"| {inline(name)} | {inline(meaning)} |" for name, meaning in rows)])
+
+
+def sections(source: str, marker: str) -> Iterator[tuple[int, str]]:
+    """(line, title) of the comments that divide a file: ``marker`` a pattern with the title as its group."""
+    for number, line in enumerate(source.splitlines(), 1):
+        found = re.match(marker, line)
+        if found is not None:
+            yield number, found[1]
+
+
+def headline(title: str) -> str:
+    """A title as a heading."""
+    return title[:1].upper() + title[1:].replace("<->", "↔").replace("->", "→")
+
+
+# --- the protocol -------------------------------------------------------------------------------------------------------------
+
+
+def protocol() -> str:
+    """docs/protocol.md."""
+    from zfabric.protocol import codec, effects, messages, options
+
+    source = inspect.getsource(messages)
+    titles = list(sections(source, r"# --- (.*?) -+$"))
+    takers = handlers()
+    lines = [GENERATED.format(source="zfabric/protocol"), "# The protocol\n", f"Version {messages.PROTOCOL_VERSION}.\n"]
+    lines += [markdown(messages.__doc__ or ""), ""]
+    lines += ["## Frames and roles\n", markdown(codec.__doc__ or ""), "", roles(), ""]
+    lines += ["## How an attempt ends\n", statuses(source), ""]
+    lines += ["## Contents\n", *contents(titles, messages.MESSAGES), ""]
+    for name, kind in messages.MESSAGES.items():
+        line = inspect.getsourcelines(kind)[1]
+        while titles and titles[0][0] < line:
+            lines.append(f"## {headline(titles.pop(0)[1])}\n")
+        lines += [message(name, kind, takers.get(name, [])), ""]
+    lines += ["## Options of functions and calls\n", markdown(options.__doc__ or ""), ""]
+    lines += ["## Effects: what a machine asks of its shell\n", markdown(effects.__doc__ or ""), ""]
+    for name, kind in vars(effects).items():
+        if inspect.isclass(kind) and hasattr(kind, "_fields") and kind.__module__ == effects.__name__:
+            lines += [f"### {name}\n", f"`{signature(name, kind)}`\n", markdown(kind.__doc__ or ""), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def contents(titles: list[tuple[int, str]], kinds: Mapping[str, Any]) -> list[str]:
+    """A line per section with its messages."""
+    places = {name: inspect.getsourcelines(kind)[1] for name, kind in kinds.items()}
+    ends = [line for line, _ in titles[1:]] + [sys.maxsize]
+    return [
+        f"- {headline(title)}: " + ", ".join(f"[{name}](#{name.lower()})" for name, place in places.items() if line < place < end)
+        for (line, title), end in zip(titles, ends, strict=True)
+    ]
+
+
+def message(name: str, kind: Any, takers: list[str]) -> str:
+    """The section of one message."""
+    route, _, rest = inspect.cleandoc(kind.__doc__).partition(". ")
+    route = inline(" ".join(route.split())).replace("->", "→")
+    taken = "; ".join(takers) or "nobody yet"
+    return "\n\n".join([f"### {name}", f"**{route}**", f"`{signature(name, kind)}`", markdown(rest), f"Taken by {taken}."])
+
+
+def signature(name: str, kind: Any) -> str:
+    """A message's or an effect's name and fields, with their types as the source writes them."""
+    fields = ", ".join(f"{field}: {spelled(kind.__annotations__[field])}" for field in kind._fields)
+    return f"{name}({fields})"
+
+
+def spelled(annotation: Any) -> str:
+    """A type as its author wrote it."""
+    return getattr(annotation, "__forward_arg__", None) or str(annotation)
+
+
+def roles() -> str:
+    """The letters that addresses begin with: in ``protocol.ids`` the only constants of one byte."""
+    from zfabric.protocol import ids
+
+    letters = [f"`{value.decode()}` {name}" for name, value in vars(ids).items() if type(value) is bytes and len(value) == 1]
+    named = ", ".join(letters).lower().replace("_", " ")
+    named = re.sub(r"`(.)`", lambda found: f"`{found[1].upper()}`", named)
+    return f"An address is one role letter and an incarnation of {ids.INCARNATION_BYTES} bytes: {named} (`zfabric/protocol/ids.py`)."
+
+
+def statuses(source: str) -> str:
+    """The numbers in ``Completed`` and ``Results``, with what is said of each."""
+    found = []
+    for node, following in pairwise(ast.parse(source).body):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=int(number))) if name != "PROTOCOL_VERSION":
+                said = following.value if isinstance(following, ast.Expr) else None
+                text = " ".join(str(said.value).split()) if isinstance(said, ast.Constant) else "The outputs are the values."
+                found.append(f"- `{name}` ({number}): {inline(text)}")
+    return "\n".join(found)
+
+
+# Messages that the shells take themselves, since they are about connections and not about a role.
+SHELLS = {"Rejoin": "the shell of a process (`FabricClient._deliver`, `WorkerRuntime._controlled`), which registers again"}
+
+
+def handlers() -> dict[str, list[str]]:
+    """Who takes which message, from the handler tables of the machines."""
+    from zfabric.machines import client, control_store, global_scheduler, local_scheduler, object_store, worker
+
+    tables: list[tuple[str, Mapping[Any, Any]]] = [
+        ("the client", client.HANDLERS),
+        ("the worker", worker.HANDLERS),
+        ("the local scheduler", local_scheduler.HANDLERS),
+        ("the object store", object_store.ObjectStore._handlers),
+        ("the control store", control_store.ControlStore.HANDLERS),
+        ("the global scheduler", global_scheduler.GlobalScheduler.HANDLERS),
+    ]
+    found: dict[str, list[str]] = {name: [text] for name, text in SHELLS.items()}
+    for role, handlers_of_role in tables:
+        for kind, handler in handlers_of_role.items():
+            found.setdefault(kind.__name__, []).append(f"{role} (`{located(handler)}`)")
+    return found
+
+
+def located(handler: Any) -> str:
+    """``file: Class.method`` of a handler; one that passes on to the membership part is named as that part's."""
+    passed_on = inspect.getclosurevars(handler).nonlocals.get("name")
+    if passed_on is not None:
+        from zfabric.machines.parts.membership import Membership
+
+        handler = getattr(Membership, passed_on)
+    return f"{handler.__module__.replace('.', '/')}.py`: `{handler.__qualname__}"
+
+
+# --- the configuration ---------------------------------------------------------------------------------------------------------
+
+
+def configuration() -> str:
+    """docs/configuration.md."""
+    from zfabric import config
+
+    source = inspect.getsource(config)
+    titles = [*sections(source, r"    # -- (.*?) --$")]
+    lines = [GENERATED.format(source="zfabric/config.py"), "# Configuration\n", markdown(config.__doc__ or ""), "", HOW_TO_SET, ""]
+    for (start, title), (end, _) in zip(titles, [*titles[1:], (sys.maxsize, "")], strict=True):
+        lines += [f"## {headline(title)}\n", "| name | default | unit | reason |", "|---|---|---|---|"]
+        for line, name, default, reason in settings(source):
+            if start < line < end:
+                lines.append(f"| `{name}` | {shown(default)} | {unit(name, default)} | {inline(reason)} |")
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+HOW_TO_SET = """\
+Three ways to say it; a name that does not exist, or a value that cannot be meant, is refused with a hint:
+
+    zf.init(config={"inline_bytes": 100_000, "durability": "power"})       # in a program
+    zfabric submit --config durability=power --config spill_directory=/big program.py
+    zfabric start --config object_store_directory=/dev/shm"""
+
+
+def settings(source: str) -> Iterator[tuple[int, str, ast.expr, str]]:
+    """(line, name, default, reason) of every setting."""
+    (body,) = (node.body for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
+    for node, following in zip(body, [*body[1:], None], strict=True):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+            said = following.value if isinstance(following, ast.Expr) else None
+            reason = " ".join(str(said.value).split()) if isinstance(said, ast.Constant) else ""
+            yield node.lineno, node.target.id, node.value, reason
+
+
+def shown(default: ast.expr) -> str:
+    """A default as the source writes it, units as people do."""
+    text = ast.unparse(default)
+    if text in ("''", "()"):
+        return "empty"
+    found = re.fullmatch(r"(\d+) \* ([KMG]iB)", text)
+    return f"{found[1]} {found[2]}" if found is not None else f"`{text}`"
+
+
+def unit(name: str, default: ast.expr) -> str:
+    """What the number counts: times are seconds and sizes bytes, unless the name says otherwise."""
+    value = default.value if isinstance(default, ast.Constant) else 0
+    if isinstance(value, (bool, str)) or isinstance(default, ast.Tuple):
+        return ""
+    if isinstance(value, float):
+        return "s"
+    return "bytes" if "bytes" in name or "memory" in name else "count"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
