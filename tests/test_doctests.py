@@ -1,0 +1,53 @@
+"""The examples in docstrings run: those of all that is public on a real cluster, the others as they are."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+from collections.abc import Iterator
+
+import pytest
+
+import zfabric as zf
+
+MODULES = [
+    "zfabric",
+    "zfabric.config",
+    "zfabric.exceptions",
+    *(f"zfabric.{part}" for part in ("api", "adapters", "machines", "protocol")),
+]
+
+
+def examples() -> list[doctest.DocTest]:
+    """Every docstring with an example, by name. Public names are found where they are defined."""
+    names = list(MODULES)
+    for package in map(importlib.import_module, MODULES):
+        if hasattr(package, "__path__") and package.__name__ != "zfabric":
+            names += [module.name for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    found = [test for name in names for test in finder.find(importlib.import_module(name))]
+    return sorted((test for test in found if test.examples), key=lambda test: test.name)
+
+
+@pytest.fixture(scope="module")
+def _clusters() -> Iterator[None]:
+    """Examples may end the cluster or start one of their own, so each begins with one that is there."""
+    zf.shutdown()
+    yield
+    zf.shutdown()
+
+
+@pytest.mark.usefixtures("_clusters")
+@pytest.mark.parametrize("test", examples(), ids=lambda test: test.name)
+def test_example(test: doctest.DocTest) -> None:
+    if not zf.is_initialized():
+        zf.init(num_cpus=2, log_to_driver=False)
+    said: list[str] = []
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    assert runner.run(test, out=said.append).failed == 0, "".join(said)
+
+
+def test_the_examples_are_found() -> None:
+    names = {test.name for test in examples()}
+    assert {"zfabric", "zfabric.api.core.get", "zfabric.api.refs.ObjectRef", "zfabric.api.remote_function.RemoteFunction.map"} <= names
