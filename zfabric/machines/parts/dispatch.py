@@ -171,7 +171,7 @@ class Dispatcher:
         inflight = worker.inflight
         room = config.prefetch_tasks - len(inflight)
         budget = config.prefetch_seconds - worker.work
-        if inflight and (room < config.prefetch_tasks // 2 or budget < config.prefetch_seconds / 2):
+        if inflight and (room < config.prefetch_tasks // 2 or budget < config.prefetch_seconds / 2 or self._may_run_long(worker, now)):
             return
         tasks = queue.tasks
         room = min(room, max(1, -(-len(tasks) // max(1, sharers))))
@@ -194,6 +194,13 @@ class Dispatcher:
             budget -= mean
         if batch:
             self._assign(worker, batch, now, inline=False)
+
+    def _may_run_long(self, worker: WorkerRecord, now: float) -> bool:
+        """Whether nobody knows when the task that a worker runs will end: nothing is to wait behind it."""
+        waiting = {frame.task_id for frame in worker.frames}
+        running = next((task for task in worker.inflight.values() if task.id not in waiting), None)
+        mean = running.function.mean if running is not None else 0.0
+        return mean is None or now - worker.last_progress > max(self.tables.config.take_back_after, 2 * worker.work)
 
     def _assign(self, worker: WorkerRecord, batch: list[TaskRecord], now: float, inline: bool) -> None:
         inflight = worker.inflight
@@ -383,7 +390,6 @@ class Dispatcher:
     def taken_back(self, worker: WorkerRecord, message: m.TakenBack, now: float) -> None:
         """What a worker had not begun is anyone's again; what was to be killed and has begun, is."""
         worker.taking_back = False
-        worker.last_progress = now
         returned = []
         for task_id in message.task_ids:
             task = worker.inflight.get(task_id)
