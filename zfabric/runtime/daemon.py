@@ -151,6 +151,7 @@ class Daemon:
         gc.collect()
         gc.freeze()
         gc.disable()
+        counts = self.scheduler.tables.counts  # shown with the scheduler's own: while a turn lasts, nobody is answered
         while not self.stopping:
             now = clock()
             deadline = self._next_deadline(now)
@@ -177,6 +178,7 @@ class Daemon:
                     self._stirred.add(role)
             self.turn(now)
             self.post.tick(now)
+            counts["turn_longest_us"] = max(counts["turn_longest_us"], int((clock() - now) * 1e6))
 
     def _step(self, now: float, role: bytes, source: Address, message: m.Message) -> None:
         """Pass a message to the machine that plays ``role``; it is asked for effects in this turn."""
