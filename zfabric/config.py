@@ -63,6 +63,8 @@ class Config:
     # -- values --
     inline_bytes: int = 64 * KiB
     """Values up to this size travel in messages; larger ones live in the arena."""
+    durable_bytes: int = 64 * MiB
+    """Largest ``put(durable=True)``: it travels in one message and is one row of the control store."""
     object_store_memory: int = 0
     """Size of the arena; 0 takes 30 % of the machine's memory."""
     object_store_directory: str = ""
@@ -75,8 +77,6 @@ class Config:
     """Size of the ranges in which a process bump-allocates its puts."""
     put_patience: float = 30.0
     """How long a ``put`` waits for room in a full store before it raises."""
-    strict: bool = False
-    """Digest every value, and refuse a re-run whose result differs."""
 
     # -- lineage and the control store --
     lineage: bool = True

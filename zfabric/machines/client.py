@@ -30,6 +30,7 @@ from zfabric.protocol.ids import (
 )
 from zfabric.protocol.machine import Explanation, InvariantViolation
 from zfabric.protocol.messages import OK, Row
+from zfabric.protocol.options import option
 
 PENDING = -1
 """The value's outcome has not come, and will be pushed: this process submitted its task."""
@@ -121,6 +122,12 @@ class Client:
         """Rows of unfinished tasks that do not have exactly one value, and how many they have."""
         self.lineage: dict[bytes, Row] = {}
         """Rows of values that live in the arena: what a restarted scheduler would rebuild them from."""
+        self.needed: Counter[bytes] = Counter()
+        """Objects that rows without an outcome name, and in how many such rows."""
+        self.retired: dict[bytes, Entry] = {}
+        """What is known of needed objects to which this process has no ref any more: a restarted scheduler is told it again."""
+        self.cancelled: dict[bytes, tuple[bool, bool]] = {}
+        """Objects without an outcome whose tasks this process asked to cancel: (force, recursive)."""
         self.fetching: set[bytes] = set()
         """Objects asked for, and not answered yet."""
         self.watchers: dict[bytes, list[Callable[[bytes], None]]] = {}
@@ -142,6 +149,8 @@ class Client:
         self.unviewed: deque[bytes] = deque()
         self.answers: dict[int, m.Answer] = {}
         self.reservations: dict[int, m.Granted | m.NoSpace] = {}
+        self.reserving: dict[int, m.Reserve] = {}
+        """Requests for room that were not answered yet."""
         self.kept: dict[bytes, str] = {}
         self.notices: deque[m.Message] = deque()
         self.counts: Counter[str] = Counter()
@@ -195,6 +204,8 @@ class Client:
             for index in range(returns):
                 self.entries[object_id(row[0], index)] = Entry(1, PENDING, None, None)
         self.unfinished += 1
+        if row[3] or len(row) > 4:
+            self.needed.update(_names(row))
         if self._tail_kind is m.Submit and len(self._tail) < 4096:
             self._tail.append(row)
         else:
@@ -204,19 +215,25 @@ class Client:
         """A value that exists, inline or written into one of this process's grants."""
         self.entries[identifier] = Entry(1, OK, value, None)
         if contained:
-            self.containing[identifier] = contained
+            self._contain(identifier, contained)
         if type(value) is tuple:
             self.written[identifier] = (identifier, value, contained, durable)
         self._say(m.Put, (identifier, value, contained, durable))
 
+    def _contain(self, identifier: bytes, contained: tuple[bytes, ...]) -> None:
+        """A value this process has refs to has refs inside: those count as refs of this process for as long."""
+        self.containing[identifier] = contained
+        for inner in contained:
+            self.add_reference(inner)
+
     def add_reference(self, identifier: bytes) -> None:
         """One more ref."""
         entry = self.entries.get(identifier)
-        if entry is not None:
-            entry.refs += 1
-        else:
-            self.entries[identifier] = Entry(1, ABSENT, None, None)
+        if entry is None:
+            entry = self.entries[identifier] = Entry(0, ABSENT, None, None)
+        if entry.refs == 0:
             self._say(m.Hold, identifier)
+        entry.refs += 1
 
     def settle(self) -> None:
         """Do what finalizers asked for: drop refs, then unpin what nothing looks at any more."""
@@ -231,19 +248,38 @@ class Client:
             if entry.refs == 0:
                 if entry.row is None:
                     del entries[identifier]
+                    self._retire(identifier, entry, self.lineage.get(identifier[:TASK_BYTES]))
                 self._say(m.Release, identifier)
                 if self.tellings and identifier in self.tellings:
                     self._maybe_unpin(identifier)
                 if self.lineage:
                     self._drop_lineage(identifier)
-                if self.containing:
-                    self.containing.pop(identifier, None)
+                if self.containing and identifier not in self.retired:
+                    dropped.extend(self.containing.pop(identifier, ()))
         while unviewed:
             identifier = unviewed.popleft()
             self.views[identifier] -= 1
             if self.views[identifier] <= 0:
                 del self.views[identifier]
                 self._maybe_unpin(identifier)
+
+    def _retire(self, identifier: bytes, entry: Entry, row: Row | None) -> None:
+        """No ref is left here; what a restarted scheduler could not know is kept as long as a row without an outcome names it."""
+        if self.cancelled:
+            self.cancelled.pop(identifier, None)
+        if self.needed and identifier in self.needed and (type(entry.data) is bytes or row is not None):
+            entry.row = row if entry.data is None else None
+            self.retired[identifier] = entry
+
+    def _ended(self, row: Row) -> None:
+        """A row that names objects has its outcome."""
+        needed = self.needed
+        for identifier in _names(row):
+            needed[identifier] -= 1
+            if needed[identifier] <= 0:
+                del needed[identifier]
+                if self.retired.pop(identifier, None) is not None:
+                    self.dropped.extend(self.containing.pop(identifier, ()))
 
     def _drop_lineage(self, identifier: bytes) -> None:
         task_id = identifier[:TASK_BYTES]
@@ -303,6 +339,9 @@ class Client:
 
     def cancel(self, identifiers: tuple[bytes, ...], force: bool, recursive: bool) -> None:
         """Ask for tasks to be stopped."""
+        for identifier in identifiers:
+            if not self.known(identifier):
+                self.cancelled[identifier] = (force, recursive)
         self._flush_tail()
         self._outbox.append((None, [m.Cancel(identifiers, force, recursive)]))
 
@@ -314,8 +353,16 @@ class Client:
     def reserve(self, size: int, exact: bool, patience: float) -> int:
         """Ask for room in the arena; the answer comes under the token."""
         token = self.token()
-        self._controls.append(Send(self.store, m.Reserve(token, size, exact, patience)))
+        request = self.reserving[token] = m.Reserve(token, size, exact, patience)
+        self._controls.append(Send(self.store, request))
         return token
+
+    def forsake(self, token: int) -> None:
+        """The room that was asked for is not wanted any more; should it come, it goes back."""
+        self.reserving.pop(token, None)
+        answer = self.reservations.pop(token, None)
+        if type(answer) is m.Granted:
+            self._controls.append(Send(self.store, m.ReturnGrant(answer.offset, 0)))
 
     def say(self, message: m.Message) -> None:
         """Say something to the local scheduler, in order with the rest."""
@@ -339,6 +386,8 @@ class Client:
     def on_results(self, message: m.Results) -> None:
         """Outcomes of tasks this process submitted."""
         entries, watchers = self.entries, self.watchers
+        if self.cancelled:
+            self._stopped(message)
         finished = 0
         for task_id, status, outputs in message.rows:
             identifier = task_id + FIRST_RETURN
@@ -348,8 +397,12 @@ class Client:
                 continue
             finished += 1
             row, entry.row = entry.row, None
+            if row[3] or len(row) > 4:
+                self._ended(row)
             if entry.refs <= 0:
                 del entries[identifier]
+                entry.status, entry.data = status, outputs[0] if outputs else None
+                self._retire(identifier, entry, row)
                 continue
             entry.status = status
             data = entry.data = outputs[0] if outputs else None
@@ -360,16 +413,26 @@ class Client:
         self.unfinished -= finished
         self.changed = True
 
+    def _stopped(self, message: m.Results) -> None:
+        """Whatever came of tasks that were to be cancelled, it is final."""
+        outcomes = {task_id for task_id, _, _ in message.rows}
+        for identifier in [each for each in self.cancelled if each[:TASK_BYTES] in outcomes]:
+            del self.cancelled[identifier]
+
     def _several(self, task_id: bytes, status: int, outputs: Row) -> None:
         """The outcome of a task with several values or none, or one that is heard again."""
         row, count = self.several.pop(task_id, (None, 0))
         if row is None:
             return
         self.unfinished -= 1
+        if row[3] or len(row) > 4:
+            self._ended(row)
         for index in range(count):
             identifier = object_id(task_id, index)
             entry = self.entries.get(identifier)
             if entry is None:
+                if identifier in self.needed:
+                    self.retired[identifier] = Entry(0, status, None, row)
                 continue
             entry.status = status
             entry.data = outputs[index if status == OK else 0] if outputs else None
@@ -391,8 +454,8 @@ class Client:
                 continue
             entry.status = status
             entry.data = value
-            if contained:
-                self.containing[identifier] = contained
+            if contained and identifier not in self.containing:
+                self._contain(identifier, contained)
             if identifier in self.watchers:
                 self._notify(identifier, entry)
         self.changed = True
@@ -424,11 +487,16 @@ class Client:
 
     def on_granted(self, message: m.Granted) -> None:
         """Room in the arena."""
+        if self.reserving.pop(message.token, None) is None:
+            self._controls.append(Send(self.store, m.ReturnGrant(message.offset, 0)))
+            return
         self.reservations[message.token] = message
         self.changed = True
 
     def on_no_space(self, message: m.NoSpace) -> None:
         """No room in the arena."""
+        if self.reserving.pop(message.token, None) is None:
+            return
         self.reservations[message.token] = message
         self.changed = True
 
@@ -485,22 +553,20 @@ class Client:
         self.say(register)
         for row in self.functions.values():
             self._say(m.Export, row)
-        rows: list[Row] = []
+        rows: dict[bytes, Row] = {}
         for row in self.written.values():
             self._say(m.Put, row)
-        for identifier, entry in self.entries.items():
+        for identifier, entry in (*self.retired.items(), *self.entries.items()):
             if entry.row is not None:
-                rows.append(entry.row)
-            elif entry.data is None:
-                self._say(m.Hold, identifier)
-            elif identifier not in self.written:
+                rows[identifier[:TASK_BYTES]] = entry.row
+            elif entry.data is not None and identifier not in self.written:
                 self._say(m.Offer, (identifier, entry.status, entry.data, self.containing.get(identifier, ())))
-        pinned = [(identifier, *self.places[identifier]) for identifier in self.tellings.elements()]
-        for row in (*self.lineage.values(), *(row for row, _ in self.several.values()), *rows):
+        rows.update((task_id, row) for task_id, (row, _) in self.several.items())
+        for row in {**self.lineage, **rows}.values():
             self._say(m.Submit, row)
-        released = [identifier for identifier, entry in self.entries.items() if entry.row is not None and entry.refs <= 0]
-        for identifier in released:
-            self._say(m.Release, identifier)
+        for identifier, entry in self.entries.items():
+            if entry.refs > 0 or entry.row is None:
+                self._say(m.Hold, identifier)
         for identifier in self.fetching:
             self._say(m.Fetch, identifier)
         for message in running:
@@ -508,11 +574,16 @@ class Client:
         grants = self.grants.rows()
         if grants:
             self._controls.append(Send(self.store, m.GrantsHeld(grants)))
+        pinned = [(identifier, *self.places[identifier]) for identifier in self.tellings.elements()]
         if pinned:
             self._controls.append(Send(self.store, m.Pinned(tuple(pinned))))
         self.say(m.Ready())
+        for request in self.reserving.values():
+            self._controls.append(Send(self.store, request))
+        for identifier, (force, recursive) in self.cancelled.items():
+            self.say(m.Cancel((identifier,), force, recursive))
         for message in unsent:
-            if type(message) in (m.Query, m.Cancel, m.Goodbye):
+            if type(message) in (m.Query, m.Goodbye):
                 self.say(message)
         self.changed = True
 
@@ -565,6 +636,12 @@ class Client:
         for identifier, entry in self.entries.items():
             if entry.refs < 0:
                 raise InvariantViolation(f"{identifier.hex()} has {entry.refs} refs")
+
+
+def _names(row: Row) -> tuple[bytes, ...]:
+    """The objects a row names: dependencies, and refs inside its arguments."""
+    names: tuple[bytes, ...] = row[3]
+    return names + option(row[4], "contains", ()) if len(row) > 4 else names
 
 
 HANDLERS: dict[type[Any], Any] = {

@@ -85,6 +85,7 @@ class LocalScheduler:
         self._heartbeat_at = 0.0
         self._heartbeat: m.Heartbeat | None = None
         self._more_to_collect = False
+        self._introduced = False
         self._next_token = 1
         self._asked: dict[int, tuple[str, Any]] = {}
         """Questions to the control store that are open: what was asked, and what is to be done with the answer."""
@@ -137,6 +138,8 @@ class LocalScheduler:
         tables = self.tables
         if not self.membership.recovering:
             self._more_to_collect = self.references.collect()
+            if tables.counts["inline_bytes"] > self.config.inline_memory:
+                self._more_to_collect |= self.references.absorb()
             self.dispatcher.turn(now)
             self._overdue_at = self._look_again(self._overdue_at, now)
             self._place_infeasible(now)
@@ -147,6 +150,10 @@ class LocalScheduler:
             for start in range(0, len(rows), 1024):
                 tables.tell(process, m.Results(tuple(rows[start : start + 1024])))
         tables.touched.clear()
+        wanted, tables.durable_wanted = tables.durable_wanted, []
+        for identifier in wanted:
+            self.ask("durable value", identifier, m.Read, "object", (identifier,))
+        self._introduce()
         self._flush_rows(now)
         self._beat(now)
         return tables.take_effects()
@@ -173,6 +180,13 @@ class LocalScheduler:
     def _write(self, puts: m.Rows, deletes: m.Rows) -> None:
         if puts or deletes:
             self.tables.send(self.tables.control_address, m.Write(0, puts, deletes))
+
+    def _introduce(self) -> None:
+        """The node's own row, once."""
+        if not self._introduced:
+            self._introduced = True
+            row = report.packed({"resources": dict(self.pool.total), "daemon": self.address[1:], "protocol": m.PROTOCOL_VERSION})
+            self.tables.send(self.tables.control_address, m.Write(0, (("node", self.node, row),), ()))
 
     def _beat(self, now: float) -> None:
         if now < self._heartbeat_at:
@@ -229,12 +243,12 @@ class LocalScheduler:
             if function.plain and not row[3] and len(row) == 4:
                 function.queue.tasks.append(task)
             else:
-                self._admit(task, now)
+                self.admit(task, now)
         job.submitted += len(message.rows)
         self.tables.became_ready += 1
         self.tables.counts["tasks_submitted"] += len(message.rows)
 
-    def _admit(self, task: TaskRecord, now: float) -> None:
+    def admit(self, task: TaskRecord, now: float) -> None:
         """A task that is not plain: several values, options of its own, a deadline, dependencies."""
         count = task.option("num_returns", 1)
         if count != 1:
@@ -395,20 +409,17 @@ class LocalScheduler:
         process = self.tables.processes.get(source[1:])
         if process is None:
             return
-        durable = []
-        for object_id, value, contained, is_durable in message.rows:
+        for object_id, value, contained, durable in message.rows:
             if self.tables.find(object_id) is None:
                 record = ObjectRecord(object_id, None, process.incarnation)
+                record.durable = durable
                 self.tables.objects[object_id] = record
-                self.outcomes.set_value(record, value, contained, process.incarnation, False)
+                self.outcomes.set_value(record, value, contained, process.incarnation, durable)
                 if type(value) is tuple:
                     self.tables.locates.append((object_id, process.incarnation))
             else:
                 self.references.hold((object_id,), process.incarnation)
-            if is_durable:
-                durable.append((object_id, value))
-        for object_id, value in durable:
-            if type(value) is bytes:
+            if durable and type(value) is bytes:
                 self.ask("kept", (process.incarnation, object_id), m.Write, (("object", object_id, value),), ())
 
     def ask(self, kind: str, about: Any, message: Any, *fields: Any) -> None:
@@ -421,8 +432,15 @@ class LocalScheduler:
     def on_hold(self, now: float, source: Address, message: m.Hold) -> None:
         """A process has refs."""
         unknown = self.references.hold(message.object_ids, source[1:])
-        if unknown:
-            self.tables.counts["holds_of_unknown"] += len(unknown)
+        for object_id in unknown:
+            if self.membership.replaying:
+                # Its value may be in the arena, which outlived the daemon before this one; if not, the store says so.
+                record = ObjectRecord(object_id, None, source[1:])
+                record.status = OK
+                record.value = Stored(0)
+                self.tables.objects[object_id] = record
+            else:
+                self.tables.counts["holds_of_unknown"] += 1
 
     def on_release(self, now: float, source: Address, message: m.Release) -> None:
         """A process's last refs are gone."""
@@ -527,6 +545,10 @@ class LocalScheduler:
         kind, about = self._asked.pop(message.token, ("", None))
         if kind == "jobs":
             self.membership.jobs_found(message.rows, now)
+        elif kind == "kept rows":
+            self.membership.rows_found(about, message, now)
+        elif kind == "durable value":
+            self.outcomes.durable_found(about, message.rows)
         elif kind == "query":
             report.rows_found(self, about, message)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from zfabric.machines.parts import report
+from zfabric.machines.parts.kept_rows import KeptRows
 from zfabric.machines.parts.records import (
     ASSIGNED,
     DONE,
@@ -61,6 +62,9 @@ class Membership:
         self.scheduler = scheduler
         self.tables = scheduler.tables
         self.recovering = recovering
+        self.replaying = False
+        """Whether what was held back during recovery is being taken in."""
+        self.kept_rows = KeptRows(scheduler)
         self._table_known = not recovering
         self._jobs_known = not recovering
         self._expected: dict[bytes, int] = {}
@@ -68,7 +72,6 @@ class Membership:
         self._held: list[tuple[Address, m.Message]] = []
         self._early: list[tuple[Address, m.Message]] = []
         """Registrations that came before it was known whose they may be."""
-        self._offers: dict[bytes, tuple[int, Any]] = {}
         self._deadline: float | None = None
         self._failed_starts = 0
         self._starting_at: dict[bytes, float] = {}
@@ -363,9 +366,15 @@ class Membership:
             self.tables.effects.append(WatchProcess(process.pid, process.started))
             self.tables.send(CLIENT + process.incarnation, m.Rejoin(""))
         self._jobs_known = True
+        self.kept_rows.ask()
         early, self._early = self._early, []
         for source, message in early:
             self.scheduler.step(now, source, message)
+        self._maybe_recovered(now)
+
+    def rows_found(self, table: str, message: m.Found, now: float) -> None:
+        """Task rows or functions that the control store kept."""
+        self.kept_rows.found(table, message)
         self._maybe_recovered(now)
 
     def holds_back(self, source: Address, message: m.Message) -> bool:
@@ -379,23 +388,27 @@ class Membership:
         return False
 
     def _maybe_recovered(self, now: float) -> None:
-        if not self.recovering or self._expected or not self._table_known or not self._jobs_known:
+        known = self._table_known and self._jobs_known and self.kept_rows.complete
+        if not self.recovering or self._expected or not known:
             return
         self.recovering = False
+        self.replaying = True
         held, self._held = self._held, []
         step = self.scheduler.step
+        self.kept_rows.adopt_functions()
         for kinds in _REPLAY:
             for source, message in held:
                 if type(message) in kinds:
                     step(now, source, message)
             if m.Submit in kinds:
                 self._adopt_rest(now)
+                self.kept_rows.adopt_rows(now)
                 for record in self._all_values():
                     self.scheduler.references.pin(record.contained)
         for source, message in held:
             if type(message) not in _HELD - {m.Fetch, m.Release, m.Cancel, m.Goodbye}:
                 step(now, source, message)
-        self._offers.clear()
+        self.replaying = False
         stored = [record.object_id for record in self._all_values() if type(record.value) is Stored]
         if self.tables.store_address is not None:
             self.tables.send(self.tables.store_address, m.Keep(tuple(stored)))

@@ -442,8 +442,27 @@ class Outcomes:
             return  # It is made again when somebody asks for it.
         self.make_available(record, reason)
 
+    def durable_found(self, identifier: bytes, rows: m.Rows) -> None:
+        """The control store's copy of a durable value whose other copies were lost."""
+        record = self.tables.find(identifier)
+        if record is None:
+            return
+        for key, value in rows:
+            if key == identifier:
+                record.status = OK
+                record.value = value
+                self.tables.counts["inline_bytes"] += len(value)
+        if record.status != OK:
+            record.status = FAILED
+            record.value = pack_failure("ObjectLostError", f"object {short(identifier)} is lost, and the control store has no copy of it")
+        self._announce(record)
+
     def make_available(self, record: AnyObject, reason: str) -> None:
         """Rebuild a value, or put the reason why not in its place."""
+        if not isinstance(record, TaskRecord) and record.durable:
+            record.status = PENDING
+            self.tables.durable_wanted.append(record.object_id)
+            return
         why = self.rebuild(record, reason)
         if why:
             record.status = FAILED

@@ -38,7 +38,7 @@ class ObjectRecord:
     counts kept rows that name it: the row that makes it must stay, though its value may go.
     """
 
-    __slots__ = ("contained", "dependents", "fetchers", "holders", "id", "named", "pins", "status", "task", "value")
+    __slots__ = ("contained", "dependents", "durable", "fetchers", "holders", "id", "named", "pins", "status", "task", "value")
 
     def __init__(self, identifier: bytes, task: TaskRecord | None, holder: bytes | None) -> None:
         self.id = identifier
@@ -51,6 +51,8 @@ class ObjectRecord:
         self.contained: tuple[bytes, ...] = ()
         self.dependents: list[TaskRecord] | None = None
         self.fetchers: set[bytes] | None = None
+        self.durable = False
+        """Whether the control store has a copy."""
 
     @property
     def object_id(self) -> bytes:

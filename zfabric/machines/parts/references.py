@@ -9,16 +9,18 @@ so that no loop turn grows with the length of a chain.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from zfabric.machines.parts.blocks import BlockWriter
 from zfabric.machines.parts.records import DONE, PENDING, AnyObject, Stored, TaskRecord
 from zfabric.machines.parts.state import Tables
 from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES
-from zfabric.protocol.messages import Row
+from zfabric.protocol.messages import OK, Row
 
 COLLECT_PER_TURN = 20_000
 """Records looked at in one turn: about 10 ms."""
+ABSORB_BYTES_MIN = 1024
+"""Values smaller than this stay where they are: their records weigh as much."""
 ROW_BYTES = 200
 """What a kept row weighs beyond its arguments."""
 
@@ -33,6 +35,8 @@ class References:
         self._lineage: deque[TaskRecord] = deque()
         """Finished tasks whose values are gone and whose rows are kept, oldest first (some may have gone since)."""
         self.evicted = 0
+        self._absorbing: Iterator[AnyObject] | None = None
+        self._absorb_above = 0
 
     # -- holders --
 
@@ -60,9 +64,23 @@ class References:
                 record.holders = None
                 if record.status != PENDING:
                     spare.append(record)
+                    if record.pins > 0 and type(record.value) is bytes:
+                        self._secure(record)
             elif type(record.holders) is set:
                 drop_holder(record, process)
                 spare.append(record)
+                if type(record.value) is bytes and record.status == OK:
+                    self._secure(record)
+
+    def _secure(self, record: AnyObject) -> None:
+        """Others still need a value whose holder lets go of it, and with it perhaps of the only other copy.
+
+        In the arena it survives this daemon. Errors stay: their task says them again.
+        """
+        if record.status == OK and self.tables.store_address is not None:
+            self.tables.absorbed.append((record.object_id, record.value, False))
+            self.tables.counts["inline_bytes"] -= len(record.value)  # type: ignore[arg-type]
+            record.value = Stored(len(record.value))  # type: ignore[arg-type]
 
     def process_gone(self, process: bytes) -> None:
         """A process's death is proved: it holds and has asked for nothing any more. Looks at every record."""
@@ -117,6 +135,33 @@ class References:
                 self.evicted += 1
                 self._forget(oldest)
         return bool(spare)
+
+    def absorb(self) -> bool:
+        """Move values from this process's memory into the arena until they are under the limit, a slice a turn.
+
+        True if there are more to look at. Where a whole pass found too little, the next waits until a quarter more has come.
+        """
+        tables = self.tables
+        counts, limit = tables.counts, tables.config.inline_memory
+        if self._absorbing is None:
+            if counts["inline_bytes"] <= self._absorb_above:
+                return False
+            records: list[AnyObject] = [*tables.objects.values(), *tables.tasks.values()]
+            self._absorbing = iter(records)
+        for looked, record in enumerate(self._absorbing):
+            value = record.value
+            if record.status == OK and type(value) is bytes and len(value) >= ABSORB_BYTES_MIN:
+                rebuildable = record.task is not None and bool(record.task.option("deterministic", False))
+                tables.absorbed.append((record.object_id, value, rebuildable))
+                counts["inline_bytes"] -= len(value)
+                record.value = Stored(len(value))
+            if counts["inline_bytes"] <= limit:
+                return False
+            if looked >= COLLECT_PER_TURN:
+                return True
+        self._absorbing = None
+        self._absorb_above = counts["inline_bytes"] * 5 // 4
+        return False
 
     def _free(self, record: AnyObject) -> None:
         if type(record.value) is Stored:

@@ -39,6 +39,9 @@ class Tables:
         self.locates: list[m.Row] = []
         self.locating: dict[bytes, list[bytes]] = {}
         """Values the store was asked to locate for processes that fetch them, and those processes."""
+        self.durable_wanted: list[bytes] = []
+        """Durable values whose copy in the control store is to be read."""
+        self.absorbed: list[m.Row] = []
         self.sealed: list[m.Row] = []
         self.freed: list[bytes] = []
         self.spare: deque[AnyObject] = deque()
@@ -93,9 +96,14 @@ class Tables:
         effects: list[Effect] = []
         store = self.store_address
         if store is not None:
-            batches: tuple[tuple[list[Any], Any], ...] = ((self.sealed, m.Sealed), (self.locates, m.Locate), (self.freed, m.Free))
+            batches: tuple[tuple[list[Any], Any], ...] = (
+                (self.sealed, m.Sealed),
+                (self.absorbed, m.Absorb),
+                (self.locates, m.Locate),
+                (self.freed, m.Free),
+            )
             effects.extend(Send(store, kind(tuple(batch))) for batch, kind in batches if batch)
-        self.sealed, self.locates, self.freed = [], [], []
+        self.sealed, self.absorbed, self.locates, self.freed = [], [], [], []
         effects.extend(self.effects)
         self.effects = []
         return effects
