@@ -19,6 +19,9 @@ ACKNOWLEDGE_AFTER_FRAMES = 64
 ACKNOWLEDGE_AFTER = 0.5
 """Seconds after which it acknowledges in any case."""
 
+GAP = -1
+"""The sequence of an acknowledgement that says: frames after it have come, the next one has not; do not wait to repeat it."""
+
 
 class Link:
     """Both directions between this process and one other incarnation."""
@@ -71,9 +74,11 @@ class Link:
         self.next_out -= 1
 
     def receive(self, sequence: int, acknowledged: int, envelopes: list[Envelope], now: float) -> list[list[Envelope]]:
-        """Take in a frame; what may be delivered now, in order. Sequence 0 is an acknowledgement and nothing else."""
+        """Take in a frame; what may be delivered now, in order. Sequence 0 or ``GAP`` is an acknowledgement and nothing else."""
         self._forget(acknowledged, now)
-        if sequence == 0:
+        if sequence <= 0:
+            if sequence == GAP and self._sent:
+                self._repeat_at = now
             return []
         if sequence != self.received + 1:
             if self.received < sequence <= self.received + self.window:
@@ -111,15 +116,15 @@ class Link:
         return min(self._repeat_at, self._acknowledge_at)
 
     def due(self, now: float) -> list[tuple[int, list[Envelope]]]:
-        """Frames to send again now: the oldest unacknowledged one, or (0, []) where only an acknowledgement is owed."""
+        """Frames to send again now: the oldest unacknowledged ones, or (0 or ``GAP``, []) where only an acknowledgement is owed."""
         frames: list[tuple[int, list[Envelope]]] = []
         if self._repeat_at is not None and now >= self._repeat_at and self._sent:
             frames.extend(list(self._sent)[:16])
             self._pause = min(self._pause * 2, self.repeat * REPEAT_FACTOR_MAX)
             self._repeat_at = now + self._pause
         if self._acknowledge_at is not None and now >= self._acknowledge_at:
-            if not frames:
-                frames.append((0, []))
+            if not frames or self._early:
+                frames.append((GAP if self._early else 0, []))
             self._acknowledge_at = None
             self._unacknowledged = 0
         return frames
