@@ -1,0 +1,57 @@
+"""A link delivers once and in order, whatever is lost, doubled or late on the way."""
+
+from __future__ import annotations
+
+import random
+
+from zfabric.machines.parts.link import GAP, Link
+from zfabric.protocol import messages as m
+from zfabric.protocol.codec import Envelope
+
+REPEAT = 5.0
+
+
+def said(number: int) -> list[Envelope]:
+    return [(b"C", b"L", m.TakeBack((number.to_bytes(16, "big"),)))]
+
+
+def test_frames_arrive_once_and_in_order_through_a_network_that_loses_doubles_and_reorders() -> None:
+    chance = random.Random(7)
+    ends = [Link(4096, REPEAT), Link(4096, REPEAT)]
+    heard: list[list[list[Envelope]]] = [[], []]
+    on_the_way: list[tuple[int, tuple[int, int, list[Envelope]]]] = []
+    now, sent = 0.0, 0
+    while sent < 300 or len(heard[0]) < 300 or len(heard[1]) < 300:
+        now += 0.05
+        assert now < 10_000
+        for index, link in enumerate(ends):
+            if sent < 300:
+                on_the_way.append((1 - index, (link.send(said(sent), now), link.received, said(sent))))
+            on_the_way += [(1 - index, (sequence, link.received, body)) for sequence, body in link.due(now)]
+        sent += 1
+        chance.shuffle(on_the_way)
+        for _ in range(len(on_the_way) // 2 + 1):
+            if on_the_way:
+                to, frame = on_the_way.pop()
+                fate = chance.random()
+                if fate > 0.2:
+                    heard[to] += ends[to].receive(*frame, now)
+                if fate > 0.9:
+                    heard[to] += ends[to].receive(*frame, now)
+    assert heard[0] == heard[1] == [said(number) for number in range(300)]
+
+
+def test_a_frame_that_was_lost_is_asked_for_and_repeated_without_waiting() -> None:
+    sender, receiver = Link(16, REPEAT), Link(16, REPEAT)
+    sender.send(said(1), 0.0)
+    second = sender.send(said(2), 0.0)
+    assert receiver.receive(second, 0, said(2), 0.1) == []
+    asked = receiver.due(0.1)
+    assert asked == [(GAP, [])]
+    assert sender.receive(GAP, receiver.received, [], 0.2) == []
+    repeated = sender.due(0.2)
+    assert repeated[0] == (1, said(1))
+    heard = [each for sequence, body in repeated for each in receiver.receive(sequence, 0, body, 0.3)]
+    assert heard == [said(1), said(2)]
+    assert sender.receive(0, receiver.received, [], 0.4) == [] and sender.unacknowledged() == []
+    assert sender.next_deadline() is None
