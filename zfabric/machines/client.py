@@ -239,29 +239,39 @@ class Client:
         """Do what finalizers asked for: drop refs, then unpin what nothing looks at any more."""
         dropped, unviewed = self.dropped, self.unviewed
         entries = self.entries
+        rare = bool(self.tellings or self.lineage or self.containing or self.needed or self.cancelled)
         while dropped:
             identifier = dropped.popleft()
             entry = entries.get(identifier)
             if entry is None:
                 continue
-            entry.refs -= 1
-            if entry.refs == 0:
-                if entry.row is None:
-                    del entries[identifier]
-                    self._retire(identifier, entry, self.lineage.get(identifier[:TASK_BYTES]))
+            refs = entry.refs = entry.refs - 1
+            if refs:
+                continue
+            if entry.row is None:
+                del entries[identifier]
+            if self._tail_kind is m.Release and len(self._tail) < 4096:
+                self._tail.append(identifier)
+            else:
                 self._say(m.Release, identifier)
-                if self.tellings and identifier in self.tellings:
-                    self._maybe_unpin(identifier)
-                if self.lineage:
-                    self._drop_lineage(identifier)
-                if self.containing and identifier not in self.retired:
-                    dropped.extend(self.containing.pop(identifier, ()))
+            if rare:
+                self._let_go(identifier, entry)
         while unviewed:
             identifier = unviewed.popleft()
             self.views[identifier] -= 1
             if self.views[identifier] <= 0:
                 del self.views[identifier]
                 self._maybe_unpin(identifier)
+
+    def _let_go(self, identifier: bytes, entry: Entry) -> None:
+        """The last ref is gone: what else was kept of the object goes too."""
+        if entry.row is None:
+            self._retire(identifier, entry, self.lineage.get(identifier[:TASK_BYTES]))
+        if identifier in self.tellings:
+            self._maybe_unpin(identifier)
+        self._drop_lineage(identifier)
+        if identifier not in self.retired:
+            self.dropped.extend(self.containing.pop(identifier, ()))
 
     def _retire(self, identifier: bytes, entry: Entry, row: Row | None) -> None:
         """No ref is left here; what a restarted scheduler could not know is kept as long as a row without an outcome names it."""

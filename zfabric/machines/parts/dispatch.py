@@ -379,6 +379,8 @@ class Dispatcher:
             if worker.state != LEASED or worker.taking_back or len(worker.inflight) <= 1 + len(worker.frames):
                 continue
             due = worker.last_progress + max(after, 2 * worker.work)
+            if now >= due and not self._others_could(worker):
+                due = now + after
             if now >= due:
                 worker.taking_back = True
                 self.tables.counts["take_backs"] += 1
@@ -386,6 +388,10 @@ class Dispatcher:
             elif soonest is None or due < soonest:
                 soonest = due
         return soonest
+
+    def _others_could(self, worker: WorkerRecord) -> bool:
+        """Whether what waits behind a long task could run elsewhere now."""
+        return worker.queue is None or self.pool.fits(worker.queue.demand)
 
     def taken_back(self, worker: WorkerRecord, message: m.TakenBack, now: float) -> None:
         """What a worker had not begun is anyone's again; what was to be killed and has begun, is."""

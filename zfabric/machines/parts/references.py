@@ -54,8 +54,15 @@ class References:
     def release(self, object_ids: Iterable[bytes], process: bytes) -> None:
         """``process`` has no refs to these any more."""
         tasks, objects, spare = self.tables.tasks, self.tables.objects, self.tables.spare
+        counts, drop_row = self.tables.counts, self.blocks.drop
         for object_id in object_ids:
             record: AnyObject | None = tasks.get(object_id[:TASK_BYTES])
+            if record is not None and record.holders == process and is_plain(record):  # type: ignore[arg-type]
+                # Most tasks end here: finished, small, and nobody else's business.
+                del tasks[object_id[:TASK_BYTES]]
+                counts["inline_bytes"] -= len(record.value)  # type: ignore[arg-type]
+                drop_row(object_id[:TASK_BYTES], record.block)  # type: ignore[union-attr]
+                continue
             if record is None or record.outputs is not None or object_id[TASK_BYTES:] != FIRST_RETURN:  # type: ignore[union-attr]
                 record = objects.get(object_id)
                 if record is None:
@@ -217,6 +224,23 @@ class References:
         if task.rare is not None and task.rare.kept:
             self.lineage_bytes -= task.rare.kept
             task.rare.kept = 0
+
+
+def is_plain(task: TaskRecord) -> bool:
+    """Whether a task has finished with one small value, names nothing, is named by nothing, and has no rare facts."""
+    return (
+        task.state == DONE
+        and task.rare is None
+        and not task.pins
+        and not task.named
+        and type(task.value) is bytes
+        and task.fetchers is None
+        and not task.contained
+        and task.outputs is None
+        and len(task.row) == 4
+        and not task.row[3]
+        and task.block is not None
+    )
 
 
 def named_by(task: TaskRecord) -> tuple[bytes, ...]:
