@@ -1,0 +1,103 @@
+"""What the tests of bad days share: patience, the processes of the running session, and ways to hurt them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zfabric as zf
+from zfabric.runtime import interface
+from zfabric.runtime.session import Session
+
+PATIENCE = 60.0
+"""Seconds until what should come is taken for lost: generous, since the machine may be busy."""
+
+
+def eventually(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
+    """The first true answer of ``condition``."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.01)
+    return found
+
+
+def failure(ref: Any, timeout: float = PATIENCE) -> BaseException:
+    """What ``get`` of this ref raises."""
+    with pytest.raises(BaseException) as caught:
+        zf.get(ref, timeout=timeout)
+    assert not isinstance(caught.value, zf.GetTimeoutError), "nothing came at all"
+    return caught.value
+
+
+def query(what: str) -> Any:
+    """What the node's daemon answers."""
+    client = interface.current()
+    assert client is not None
+    return client.query(what, timeout=PATIENCE)
+
+
+def worker_rows() -> tuple[dict[str, Any], ...]:
+    """The workers as the daemon lists them."""
+    return tuple(query("workers"))
+
+
+def session() -> Session:
+    """The session this program is connected to."""
+    found: Session = interface.current().session  # type: ignore[union-attr]
+    return found
+
+
+def name_of(pid: int) -> str:
+    """The name of a process; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below this one."""
+    found = []
+    agenda = [pid]
+    while agenda:
+        parent = agenda.pop()
+        try:
+            children = [int(child) for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+        except OSError:
+            continue
+        found += children
+        agenda += children
+    return found
+
+
+def session_processes() -> dict[int, str]:
+    """The supervisor of the session and all below it, with their names."""
+    supervisor = int(session().describe()["supervisor"])
+    return {pid: name_of(pid) for pid in (supervisor, *descendants(supervisor))}
+
+
+def processes_named(name: str) -> list[int]:
+    """Processes of the session with this name ("zf-daemon", "zf-worker", ...)."""
+    return [pid for pid, found in session_processes().items() if found == name]
+
+
+def kill_daemon(number: int = signal.SIGKILL) -> int:
+    """Send a signal to the node's daemon; its pid."""
+    pid: int = eventually(lambda: processes_named("zf-daemon"), "there is a daemon")[0]
+    os.kill(pid, number)
+    return pid
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended (a zombie has)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
