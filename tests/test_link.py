@@ -53,5 +53,6 @@ def test_a_frame_that_was_lost_is_asked_for_and_repeated_without_waiting() -> No
     assert repeated[0] == (1, said(1))
     heard = [each for sequence, body in repeated for each in receiver.receive(sequence, 0, body, 0.3)]
     assert heard == [said(1), said(2)]
-    assert sender.receive(0, receiver.received, [], 0.4) == [] and sender.unacknowledged() == []
+    assert sender.receive(0, receiver.received, [], 0.4) == []
+    assert sender.unacknowledged() == []
     assert sender.next_deadline() is None
