@@ -90,6 +90,7 @@ class FabricClient:
         self._arm = threading.Lock()
         self._arm.acquire()
         self._flusher_asleep = True
+        self._sent_at = 0.0
         self._flusher: threading.Thread | None = None
         self._watcher: threading.Thread | None = None
         self._namer: Namer | None = None
@@ -173,7 +174,8 @@ class FabricClient:
         """Send what waits, as one frame. The caller holds the lock."""
         sends = self._sends()
         if sends:
-            self.post.send(sends, clock())
+            self._sent_at = clock()
+            self.post.send(sends, self._sent_at)
 
     def _sends(self) -> list[tuple[bytes, Send]]:
         daemon = self.daemon
@@ -200,7 +202,8 @@ class FabricClient:
             while idle < FLUSHER_PATIENCE and not self.closed:
                 time.sleep(self.config.send_delay)
                 idle = 0 if self._armed else idle + 1
-                if self._armed:
+                # A program that submits in a loop sends full batches itself; what is unsent then is younger than the last of them.
+                if self._armed and clock() - self._sent_at >= self.config.send_delay:
                     self._attempt(self._flush_armed)
             with self.lock:
                 self._flusher_asleep = not self._armed
