@@ -16,6 +16,7 @@ from zfabric.cli.options import address_option, cluster_options, json_option
 from zfabric.cli.output import amount, print_json, print_table, size
 from zfabric.cli.sessions import about, chosen_session, connected, seconds
 from zfabric.config import Config
+from zfabric.exceptions import ConnectionLostError
 from zfabric.runtime.client import node_resources
 from zfabric.runtime.launch import Launched, launch
 from zfabric.runtime.launch import stop as end_session
@@ -45,12 +46,16 @@ def start(
         running = started_session()
         if running is not None:
             raise click.ClickException(f"a cluster is running already ({about(running)}, {running.directory}); end it with `zfabric stop`")
+        settings = Config.of(config)
+        if store:
+            store = os.path.abspath(store)
+            _check_store(store, settings)
         launched = launch(
             kind=STARTED,
-            config=Config.of(config),
+            config=settings,
             resources=node_resources(num_cpus, num_gpus, resources),
             namespace=namespace,
-            store=os.path.abspath(store) if store else "",
+            store=store or "",
             arena_size=-1 if object_store_memory is None else object_store_memory,
         )
         facts = _await(launched)
@@ -66,6 +71,16 @@ def start(
     click.echo(f"\nIts session is {facts['session']}")
 
 
+def _check_store(path: str, settings: Config) -> None:
+    """Open the store as the daemon will: what is wrong with it is said at once, by whom it concerns."""
+    from zfabric.adapters.journal import Journal
+
+    try:
+        Journal.open(path, settings.control_store_bytes, settings.durability).close()
+    except OSError as error:
+        raise click.BadParameter(f"{path} cannot be used: {error.strerror or error}", param_hint="--store") from None
+
+
 def _await(launched: Launched) -> dict[str, Any]:
     """Wait until the daemon answers; end the session again if it does not, or if someone loses patience."""
     from zfabric.runtime.client import attach
@@ -77,6 +92,10 @@ def _await(launched: Launched) -> dict[str, Any]:
         finally:
             client.close()
         description = launched.session.describe()
+    except ConnectionLostError as error:
+        launched.close()
+        *_, reason = str(error).strip().splitlines()  # below the daemon's traceback, if that could not start
+        raise click.ClickException(f"the cluster did not start: {reason}") from None
     except BaseException:
         launched.close()
         raise

@@ -125,7 +125,9 @@ class Daemon:
         }
         if restarted:
             sealed, spilled = self.storage.found()
-            self.store.step(clock(), self._shell, m.ArenaFound(sealed, spilled))
+            found = m.ArenaFound(sealed, spilled)
+            self.store.step(clock(), self._shell, found)
+            self.scheduler.step(clock(), self._shell, found)
         else:
             self.scheduler.membership.prestart(clock())
 
@@ -304,7 +306,7 @@ class Daemon:
         if not isinstance(known, WorkerRecord):
             return died
         rows = self._logs.flush(known.token, died.pid)
-        if rows:
+        if rows and self.config.log_to_driver:
             self._step(now, LOCAL_SCHEDULER, self._shell, m.LogLines(tuple(rows)))
         self._logs.forget(known.token)
         path = f"{self.session.sockets}/{known.token.hex()}.slot"
