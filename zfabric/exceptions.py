@@ -108,7 +108,7 @@ class PoisonedTaskError(WorkerCrashedError):
 
 
 class NodeDiedError(FabricError):
-    """The node is gone."""
+    """The node is gone, and with it all that only it had."""
 
 
 class JobEndedError(FabricError):

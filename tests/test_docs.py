@@ -1,0 +1,171 @@
+"""The pages keep to the source: what is generated is current, what is named exists, and what is public is explained."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import zfabric as zf
+from zfabric.protocol.messages import MESSAGES
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@functools.cache
+def reference() -> ModuleType:
+    """The generator."""
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "scripts/reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# --- what is generated ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", ["docs/protocol.md", "docs/configuration.md"])
+def test_a_generated_page_is_what_the_source_says(page: str) -> None:
+    assert (ROOT / page).read_text() == reference().pages()[ROOT / page], "run scripts/protocol"
+
+
+def test_the_generator_says_what_is_out_of_date(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generator = reference()
+    stale, current = tmp_path / "stale.md", tmp_path / "current.md"
+    stale.write_text("old")
+    current.write_text("new")
+    monkeypatch.setattr(generator, "ROOT", tmp_path)
+    monkeypatch.setattr(generator, "pages", lambda: {stale: "new", current: "new"})
+    assert generator.main(["--check"]) == 1
+    assert stale.read_text() == "old"
+    assert capsys.readouterr().out.startswith("stale.md")
+    assert generator.main([]) == 0
+    assert stale.read_text() == "new"
+    assert generator.main(["--check"]) == 0
+
+
+def test_the_script_is_well_formed() -> None:
+    subprocess.run(["bash", "-n", ROOT / "scripts/protocol"], check=True)
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_a_message_says_who_sends_it_to_whom(name: str) -> None:
+    first = inspect.cleandoc(MESSAGES[name].__doc__ or "").split(". ")[0]
+    assert re.fullmatch(r"[\w', \n]+( -> [\w', \n]+)+(`[\w`, .…]+)?", first), first
+
+
+def test_every_message_has_a_taker_but_those_of_subscriptions() -> None:
+    """Subscriptions are served, and nobody on one machine has a use for them yet."""
+    assert set(MESSAGES) - set(reference().handlers()) == {"Snapshot", "Publication"}
+
+
+def test_every_setting_has_a_reason_and_a_section() -> None:
+    page = (ROOT / "docs/configuration.md").read_text()
+    for name, value in zf.config.Config().pairs():
+        (row,) = re.findall(rf"^\| `{name}` \| (.*) \| (.*) \| (.*) \|$", page, flags=re.MULTILINE)
+        assert len(row[2]) > 20, f"{name} says no reason"
+        assert row[1] or isinstance(value, (str, bool, tuple)), f"{name} has no unit"
+
+
+# --- what is named --------------------------------------------------------------------------------------------------------------
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page, as links name them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def source_of(path: str) -> Path | None:
+    """The file that a page means: from the root, below ``zfabric``, one of the machines' parts, or an example."""
+    found = [ROOT / place / path for place in ("", "zfabric", "zfabric/machines", "docs/examples")]
+    return next((each for each in found if each.is_file()), None)
+
+
+@functools.cache
+def symbols(path: Path) -> set[str]:
+    """What a file defines: functions, classes and their methods."""
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+            found |= {f"{node.name}.{each.name}" for each in node.body if isinstance(each, ast.FunctionDef)}
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_code_a_page_names_is_there(page: Path) -> None:
+    """``file.py`` and ``file.py:Class.method``, wherever they stand in backquotes."""
+    for path, symbol in re.findall(r"`([\w/.]+\.py)(?::([\w.]+))?`", page.read_text()):
+        source = source_of(path)
+        assert source is not None, f"there is no {path}"
+        assert not symbol or symbol in symbols(source), f"{path} defines no {symbol}"
+
+
+def test_the_map_names_every_file() -> None:
+    """A file that nobody can find is not worth having: give it a line in docs/architecture.md."""
+    page = (ROOT / "docs/architecture.md").read_text()
+    named = {source_of(path) for path in re.findall(r"[`*]([\w/.]+\.py)[`*,:]", page)}
+    files = {path for path in (ROOT / "zfabric").rglob("*.py") if path.name != "__init__.py"}
+    assert {name_of(path) for path in files - named} == set()
+
+
+def test_the_map_is_short() -> None:
+    assert len((ROOT / "docs/architecture.md").read_text().splitlines()) < 250
+
+
+def test_decisions_are_numbered_and_listed() -> None:
+    directory = ROOT / "docs/decisions"
+    files = sorted(path.name for path in directory.glob("0*.md"))
+    listed = re.findall(r"^\| \[\d+\]\((.*?)\)", (directory / "README.md").read_text(), flags=re.MULTILINE)
+    assert listed == files
+    assert [int(name[:4]) for name in files] == list(range(1, len(files) + 1))
+
+
+# --- what is public -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in zf.__all__ if callable(getattr(zf, name))])
+def test_what_is_public_is_explained(name: str) -> None:
+    """Everything has a docstring of its own; what people call shows an example, which test_doctests runs."""
+    thing = getattr(zf, name)
+    assert len(thing.__doc__ or "") > 20
+    if not (isinstance(thing, type) and issubclass(thing, Exception)):
+        assert ">>> " in thing.__doc__
+    if isinstance(thing, type) and issubclass(thing, zf.FabricError):
+        assert thing.__doc__ != zf.FabricError.__doc__ or thing is zf.FabricError
+
+
+def test_help_needs_no_cluster() -> None:
+    """``help(zf.get)`` shows what the source says, and starts nothing."""
+    code = "import zfabric as zf, pydoc; print(pydoc.render_doc(zf.get)); assert not zf.is_initialized()"
+    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert "GetTimeoutError" in shown
