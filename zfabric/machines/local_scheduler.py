@@ -238,6 +238,8 @@ class LocalScheduler:
                 continue
             task = TaskRecord(row, function, submitter)
             tasks[task_id] = task
+            if not process.ready:
+                task.holders = None  # While a process registers, only Hold says what it holds.
             if keep_rows:
                 task.block = add_row(row)
             if function.plain and not row[3] and len(row) == 4:
@@ -254,9 +256,15 @@ class LocalScheduler:
         if count != 1:
             make_outputs(task, count)
             for record in task.outputs or ():
+                record.holders = task.holders
                 self.tables.objects[record.object_id] = record
             if count == 0:
                 task.holders = None
+        self.set_terms(task, now)
+        self.resolve(task)
+
+    def set_terms(self, task: TaskRecord, now: float) -> None:
+        """What a call asks for on its own: resources, an environment, a deadline."""
         options = task.options
         if option(options, "demand") is not None or option(options, "env") is not None:
             function = task.function
@@ -267,9 +275,8 @@ class LocalScheduler:
         if timeout is not None:
             task.facts().deadline = now + timeout
             heapq.heappush(self._deadlines, (now + timeout, task.id))
-        self._resolve(task)
 
-    def _resolve(self, task: TaskRecord) -> None:
+    def resolve(self, task: TaskRecord) -> None:
         """Pin what the row names, and find out which dependencies have no value yet."""
         if row_names(task.row):
             self.references.keep_row(task)
@@ -302,12 +309,9 @@ class LocalScheduler:
     def _repeated(self, process: ProcessRecord, task: TaskRecord, row: m.Row) -> None:
         """The same row again is a repeat (a retried parent names its children as before); another is refused."""
         if task.row != row:
-            self.tables.counts["refused"] += 1
-            text = f"task {short(task.id)} was submitted before with different content: its parent is not deterministic"
-            process.results.append((task.id, FAILED, (pack_failure("FabricError", text),)))
-            self.tables.touched.add(process)
+            self.refuse_row(process, row)
             return
-        for record in task.values():
+        for record in task.values() if process.ready else ():
             add_holder(record, process.incarnation)
         task.submitter = process.incarnation
         if task.state == DONE:
@@ -315,6 +319,13 @@ class LocalScheduler:
                 for record in task.values():
                     self.outcomes.make_available(record, "gone when its task was submitted again")
             self.outcomes.report_to(process, task)
+
+    def refuse_row(self, process: ProcessRecord, row: m.Row) -> None:
+        """Another row of that name is known."""
+        self.tables.counts["refused"] += 1
+        text = f"task {short(row[0])} was submitted before with different content: its parent is not deterministic"
+        process.results.append((row[0], FAILED, (pack_failure("FabricError", text),)))
+        self.tables.touched.add(process)
 
     def on_completed(self, now: float, source: Address, message: m.Completed) -> None:
         """Attempts that ended."""
@@ -432,15 +443,12 @@ class LocalScheduler:
     def on_hold(self, now: float, source: Address, message: m.Hold) -> None:
         """A process has refs."""
         unknown = self.references.hold(message.object_ids, source[1:])
-        for object_id in unknown:
-            if self.membership.replaying:
-                # Its value may be in the arena, which outlived the daemon before this one; if not, the store says so.
-                record = ObjectRecord(object_id, None, source[1:])
-                record.status = OK
-                record.value = Stored(0)
-                self.tables.objects[object_id] = record
-            else:
-                self.tables.counts["holds_of_unknown"] += 1
+        if unknown:
+            self.tables.counts["holds_of_unknown"] += len(unknown)
+
+    def on_arena_found(self, now: float, source: Address, message: m.ArenaFound) -> None:
+        """What lay in the arena and on disk when this incarnation began."""
+        self.membership.recovery.found_in_arena(message)
 
     def on_release(self, now: float, source: Address, message: m.Release) -> None:
         """A process's last refs are gone."""
@@ -755,5 +763,6 @@ HANDLERS: dict[type[Any], Any] = {
     m.Answer: LocalScheduler.on_answer,
     m.LogLines: LocalScheduler.on_log_lines,
     m.MemoryPressure: LocalScheduler.on_memory_pressure,
+    m.ArenaFound: LocalScheduler.on_arena_found,
 }
 """What a local scheduler accepts."""

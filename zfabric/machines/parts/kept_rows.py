@@ -1,9 +1,4 @@
-"""What a restarted local scheduler makes of the task rows that the control store kept.
-
-Most rows are said again by whoever submitted them. What is left over was submitted by a process that is gone. A row that another
-kept row names is lineage: its task has finished, and is run again only if somebody needs a value of it. A row that no other
-names had not finished when the daemon died (or its block would have lost it), so it is run: execution is at least once.
-"""
+"""What a restarted local scheduler reads from the control store: the functions and task rows of jobs that live (see ``recovery``)."""
 
 from __future__ import annotations
 
@@ -11,10 +6,9 @@ from typing import TYPE_CHECKING
 
 from zfabric.machines.parts import report
 from zfabric.machines.parts.blocks import Block
-from zfabric.machines.parts.records import DONE, FunctionRecord, TaskRecord, make_outputs
+from zfabric.machines.parts.records import FunctionRecord
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import FUNCTION_BYTES, JOB_BYTES, TASK_BYTES
-from zfabric.protocol.options import option
+from zfabric.protocol.ids import FUNCTION_BYTES, JOB_BYTES
 
 PAGE = 500
 """Rows of the control store that are asked for at a time."""
@@ -64,46 +58,17 @@ class KeptRows:
             function.queue = tables.queue_for(job, function.demand, function.environment)
             job.functions[identifier] = function
 
-    def adopt_rows(self, now: float) -> None:
-        """Rows nobody said again: lineage, or tasks to be run. Called once all that was said has been taken in."""
+    def adopt_rows(self) -> dict[bytes, tuple[m.Row, Block]]:
+        """Task rows of jobs that live, with their blocks; what is not needed of them is to be dropped from these."""
         tables, blocks = self.scheduler.tables, self.scheduler.blocks
-        left: list[tuple[m.Row, Block]] = []
+        rows: dict[bytes, tuple[m.Row, Block]] = {}
         for key, value in self._blocks:
             block = blocks.adopt(key, value)
-            for row in list(block.rows.values()):
-                job = tables.jobs.get(row[0][:JOB_BYTES])
-                if row[0] in tables.tasks or job is None or job.ended or row[1] not in job.functions:
-                    blocks.drop(row[0], block)
+            for task_id, row in list(block.rows.items()):
+                job = tables.jobs.get(task_id[:JOB_BYTES])
+                if job is None or job.ended or task_id in rows:
+                    blocks.drop(task_id, block)
                 else:
-                    left.append((row, block))
+                    rows[task_id] = (row, block)
         self._blocks = []
-        named = {identifier[:TASK_BYTES] for row, _ in left for identifier in (*row[3], *_contains(row))}
-        named |= {identifier[:TASK_BYTES] for task in tables.tasks.values() for identifier in (*task.row[3], *_contains(task.row))}
-        for row, block in sorted(left, key=lambda pair: pair[0][0] not in named):
-            self._adopt(row, block, row[0] in named, now)
-
-    def _adopt(self, row: m.Row, block: Block, lineage: bool, now: float) -> None:
-        tables = self.scheduler.tables
-        job = tables.jobs[row[0][:JOB_BYTES]]
-        task = TaskRecord(row, job.functions[row[1]], b"")
-        task.holders = None
-        task.block = block
-        tables.tasks[task.id] = task
-        if not lineage:
-            self.scheduler.admit(task, now)
-            return
-        count = task.option("num_returns", 1)
-        if count != 1:
-            make_outputs(task, count)
-            for output in task.outputs or ():
-                output.holders = None
-                tables.objects[output.object_id] = output
-        task.state = DONE
-        for record in task.values():
-            record.status = m.OK
-        self.scheduler.references.keep_row(task)
-
-
-def _contains(row: m.Row) -> tuple[bytes, ...]:
-    contained: tuple[bytes, ...] = option(row[4], "contains", ()) if len(row) > 4 else ()
-    return contained
+        return rows

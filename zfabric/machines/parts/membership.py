@@ -2,22 +2,20 @@
 
 There is one registration path. A process says ``Register``, repeats what it holds, and says ``Ready``; a process that
 starts has nothing to repeat. A restarted daemon asks everyone it can know of to do so (``Rejoin``): workers from the supervisor's
-table, drivers from the control store's. Until the last of them is ready, or proved dead, everything said is kept; then it is taken
-in by kind, in an order in which nothing is missed: functions, values, tasks that run, tasks, references, completions, wishes.
+table, drivers from the control store's. Until the last of them is ready, or proved dead, everything said is kept; then ``recovery``
+puts it together.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zfabric.machines.parts import report
 from zfabric.machines.parts.kept_rows import KeptRows
 from zfabric.machines.parts.records import (
-    ASSIGNED,
     DONE,
     ENDING,
     IDLE,
-    LEASED,
     STARTING,
     JobRecord,
     ObjectRecord,
@@ -26,10 +24,10 @@ from zfabric.machines.parts.records import (
     TaskRecord,
     WorkerRecord,
 )
-from zfabric.machines.parts.references import add_holder
+from zfabric.machines.parts.recovery import HELD, Recovery
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess, WatchProcess
-from zfabric.protocol.ids import CLIENT, CONTROL, JOB_BYTES, Address, job_id, object_id, unpack_counter
+from zfabric.protocol.ids import CLIENT, CONTROL, JOB_BYTES, Address, job_id, unpack_counter
 from zfabric.protocol.options import NO_ENVIRONMENT
 
 if TYPE_CHECKING:
@@ -41,19 +39,6 @@ START_ATTEMPTS_MAX = 5
 TOMBSTONES_KEPT = 1000
 """Ended jobs whose rows are kept, for people."""
 
-_REPLAY: tuple[tuple[type[Any], ...], ...] = (
-    (m.Export,),
-    (m.Put,),
-    (m.Offer,),
-    (m.Running,),
-    (m.Submit,),
-    (m.Hold,),
-    (m.Blocked,),
-    (m.Completed, m.TakenBack, m.Unblocked),
-)
-"""The order in which a recovering scheduler takes in what was said to it; the rest follows, in the order in which it came."""
-_HELD = frozenset(kind for kinds in _REPLAY for kind in kinds) | {m.Fetch, m.Release, m.Cancel, m.Goodbye}
-
 
 class Membership:
     """Who is here. Works on its scheduler's tables and parts."""
@@ -62,14 +47,12 @@ class Membership:
         self.scheduler = scheduler
         self.tables = scheduler.tables
         self.recovering = recovering
-        self.replaying = False
-        """Whether what was held back during recovery is being taken in."""
+        self.recovery = Recovery(scheduler)
         self.kept_rows = KeptRows(scheduler)
         self._table_known = not recovering
         self._jobs_known = not recovering
         self._expected: dict[bytes, int] = {}
         """Processes (by incarnation) a recovering scheduler waits for, and their pids."""
-        self._held: list[tuple[Address, m.Message]] = []
         self._early: list[tuple[Address, m.Message]] = []
         """Registrations that came before it was known whose they may be."""
         self._deadline: float | None = None
@@ -90,6 +73,7 @@ class Membership:
             process = ProcessRecord(incarnation, message.kind, message.pid, message.started, None, message.name, message.control)
             self.tables.processes[incarnation] = process
         process.path = message.path
+        process.ready = False
         if message.kind == "worker":
             self._worker_registered(process, message, now)
         elif message.kind == "driver":
@@ -109,6 +93,8 @@ class Membership:
         self.tables.by_pid[message.pid] = worker
         if message.job and worker.job is None:
             worker.job = self.tables.jobs.get(message.job)
+            if worker.job is None or worker.job.ended:
+                self.scheduler.dispatcher.end(worker, "its job has ended")
         process.job = worker.job
         self._failed_starts = 0
         self._welcome(process)
@@ -124,7 +110,9 @@ class Membership:
             process.job = job
             job.driver = process
             self._welcome(process)
-        elif process.job is None:
+        elif process.job is not None:
+            self._welcome(process)  # The daemon before this one made its job, and died before it could say so.
+        else:
             self.scheduler.ask("job", (process.incarnation, message.namespace), m.NewJob)
 
     def job_numbered(self, about: tuple[bytes, str], number: int, now: float) -> None:
@@ -382,8 +370,8 @@ class Membership:
         if not self._jobs_known and type(message) in (m.Register, m.Ready):
             self._early.append((source, message))
             return True
-        if self.recovering and type(message) in _HELD:
-            self._held.append((source, message))
+        if self.recovering and type(message) in HELD:
+            self.recovery.hold_back(source, message)
             return True
         return False
 
@@ -392,76 +380,29 @@ class Membership:
         if not self.recovering or self._expected or not known:
             return
         self.recovering = False
-        self.replaying = True
-        held, self._held = self._held, []
-        step = self.scheduler.step
-        self.kept_rows.adopt_functions()
-        for kinds in _REPLAY:
-            for source, message in held:
-                if type(message) in kinds:
-                    step(now, source, message)
-            if m.Submit in kinds:
-                self._adopt_rest(now)
-                self.kept_rows.adopt_rows(now)
-                for record in self._all_values():
-                    self.scheduler.references.pin(record.contained)
-        for source, message in held:
-            if type(message) not in _HELD - {m.Fetch, m.Release, m.Cancel, m.Goodbye}:
-                step(now, source, message)
-        self.replaying = False
+        self.recovery.rebuild(self.kept_rows, now)
         stored = [record.object_id for record in self._all_values() if type(record.value) is Stored]
         if self.tables.store_address is not None:
             self.tables.send(self.tables.store_address, m.Keep(tuple(stored)))
+        tasks = len(self.tables.tasks)
+        self.recovery.go_on(now)
         self._prestart(now)
-        self.tables.say("info", f"recovered: {len(self.tables.processes)} processes, {len(self.tables.tasks)} tasks, {len(stored)} objects")
+        self.tables.say("info", f"recovered: {len(self.tables.processes)} processes, {tasks} tasks, {len(stored)} objects")
 
     def _all_values(self) -> list[TaskRecord | ObjectRecord]:
         return [*self.tables.tasks.values(), *self.tables.objects.values()]
 
     def on_offer(self, now: float, source: Address, message: m.Offer) -> None:
-        """Results a process holds are adopted as accepted."""
-        process = source[1:]
+        """A process that registers again with the same daemon says what it has; what is not known any more is taken over."""
         for identifier, status, value, contained in message.rows:
-            record = self.tables.find(identifier)
-            if record is None:
-                record = ObjectRecord(identifier, None, process)
+            if self.tables.find(identifier) is None and type(value) is bytes:
+                record = ObjectRecord(identifier, None, None)
                 self.tables.objects[identifier] = record
-            add_holder(record, process)
-            if record.status != m.OK and record.status < 0:
+                self.scheduler.outcomes.set_value(record, value, contained, source[1:], False)
                 record.status = status
-                record.value = Stored(value[1]) if type(value) is tuple else value
-                record.contained = contained
-
-    def _adopt_rest(self, now: float) -> None:
-        """Values that were offered and whose tasks came back as rows belong to those tasks; such tasks are done."""
-        for identifier in list(self.tables.objects):
-            record = self.tables.objects[identifier]
-            task = self.tables.tasks.get(identifier[:16])
-            if task is None or record.task is not None or task.outputs is not None:
-                continue
-            if object_id(task.id) == identifier and task.state != DONE and record.status >= 0:
-                del self.tables.objects[identifier]
-                task.status, task.value, task.holders, task.contained = record.status, record.value, record.holders, record.contained
-                self.scheduler.outcomes.adopt(task)
 
     def on_running(self, now: float, source: Address, message: m.Running) -> None:
-        """Tasks a worker has: running ones go on, the others are still its own to run."""
-        process = self.tables.processes.get(source[1:])
-        worker = self.tables.workers.get(process.name) if process is not None else None
-        if process is None or worker is None or process.job is None:
-            return
-        for row, attempt, _begun in message.rows:
-            if row[0] not in self.tables.tasks:
-                self.scheduler.on_submit(now, source, m.Submit((row,)))
-            task = self.tables.tasks.get(row[0])
-            if task is None or task.state == DONE:
-                continue
-            task.state = ASSIGNED
-            task.attempt = attempt
-            task.worker = worker
-            worker.inflight[task.id] = task
-            if worker.state != LEASED:
-                self.scheduler.dispatcher.resume(worker, self.tables.queue_of(task))
+        """Tasks of a worker that registers, which is news only to a scheduler that recovers (see ``recovery``)."""
 
     # -- time --
 

@@ -455,7 +455,10 @@ class Outcomes:
         if record.status != OK:
             record.status = FAILED
             record.value = pack_failure("ObjectLostError", f"object {short(identifier)} is lost, and the control store has no copy of it")
+            self.tables.counts["inline_bytes"] += len(record.value)
         self._announce(record)
+        if record.holders is None:
+            self.tables.spare.append(record)
 
     def make_available(self, record: AnyObject, reason: str) -> None:
         """Rebuild a value, or put the reason why not in its place."""

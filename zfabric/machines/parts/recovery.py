@@ -1,0 +1,350 @@
+"""How a restarted scheduler becomes whole again: everything it is told, put together in an order in which nothing is missed.
+
+Four sources, from the surest to the last resort: what processes say between ``Register`` and ``Ready`` (rows without an outcome,
+values, references, tasks that run), what lies in the arena and on disk, the functions and task rows in the control store, and
+what was said after ``Ready``, which is simply taken in at the end. During registration only ``Hold`` says that something is held; a
+row or a value alone does not.
+
+A task row that only the control store has belongs to a task that finished: whoever submits it again would have said so. It comes
+back as lineage, done and without a value, and only if something that is held, or an unfinished row, names it; the value is made
+again when somebody asks for it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from zfabric.machines.parts.records import (
+    ASSIGNED,
+    DONE,
+    LEASED,
+    PENDING,
+    READY,
+    AnyObject,
+    JobRecord,
+    ObjectRecord,
+    Stored,
+    TaskRecord,
+    WorkerRecord,
+    make_outputs,
+)
+from zfabric.machines.parts.references import named_by, row_names
+from zfabric.protocol import messages as m
+from zfabric.protocol.failures import pack_failure
+from zfabric.protocol.ids import JOB_BYTES, PREFIX_BYTES, TASK_BYTES, Address, child_prefix, is_put, root_task, short
+from zfabric.protocol.messages import FAILED, OK, Row
+
+if TYPE_CHECKING:
+    from zfabric.machines.local_scheduler import LocalScheduler
+    from zfabric.machines.parts.kept_rows import KeptRows
+
+HELD = frozenset(
+    {
+        m.Export,
+        m.Put,
+        m.Offer,
+        m.Running,
+        m.Submit,
+        m.Hold,
+        m.Blocked,
+        m.Completed,
+        m.TakenBack,
+        m.Unblocked,
+        m.Fetch,
+        m.Release,
+        m.Cancel,
+        m.Goodbye,
+    }
+)
+"""What waits until everybody has registered."""
+
+
+class Recovery:
+    """Gathers, then rebuilds the tables of its scheduler, once."""
+
+    def __init__(self, scheduler: LocalScheduler) -> None:
+        self.scheduler = scheduler
+        self.tables = scheduler.tables
+        self.references = scheduler.references
+        self._said: list[tuple[Address, m.Message]] = []
+        self._later: list[tuple[Address, m.Message]] = []
+        self._stored: dict[bytes, int] = {}
+        """Objects found in the arena and on disk, with their sizes."""
+        self._rows: dict[bytes, tuple[Row, Any]] = {}
+        """Task rows of the control store, with their blocks."""
+        self._entered: list[tuple[TaskRecord, WorkerRecord | None]] = []
+        """Unfinished tasks in the order in which they came, and the workers that have them."""
+
+    # -- gathering --
+
+    def hold_back(self, source: Address, message: m.Message) -> None:
+        """Keep what a process says, apart by whether it is still registering."""
+        process = self.tables.processes.get(source[1:])
+        registering = process is not None and not process.ready
+        (self._said if registering else self._later).append((source, message))
+
+    def found_in_arena(self, message: m.ArenaFound) -> None:
+        """What the store before this one had taken over."""
+        self._stored.update((object_id, size) for object_id, _, size in message.sealed)
+        self._stored.update(message.spilled)
+
+    # -- rebuilding --
+
+    def rebuild(self, kept: KeptRows, now: float) -> None:
+        """Take in all of it."""
+        step = self.scheduler.step
+        kept.adopt_functions()
+        self._rows = kept.adopt_rows()
+        self._each(m.Export, lambda source, message: step(now, source, message))
+        self._each(m.Running, self._enter_running)
+        self._each(m.Submit, self._enter_submitted)
+        self._each(m.Put, self._take_put)
+        self._each(m.Offer, self._take_offer)
+        self._each(m.Hold, self._take_hold)
+        for task, _ in self._entered:
+            self._take_stored(task)
+            self._know((named_by(task),))
+        for record in self._values():
+            self._know((record.contained,))
+        for record in self._values():
+            self.references.pin(record.contained)
+        for task, worker in self._entered:
+            self._go_on(task, worker, now)
+        self._each(m.Blocked, lambda source, message: step(now, source, message))
+        self._each(m.Completed, lambda source, message: self._take_completed(now, source, message))
+        for source, message in self._said:
+            if type(message) in (m.TakenBack, m.Unblocked, m.Fetch, m.Release, m.Cancel, m.Goodbye):
+                step(now, source, message)
+        self._run_orphans(now)
+        self.tables.spare.extend(self._values())
+
+    def go_on(self, now: float) -> None:
+        """Take in what was said after registration, in its order."""
+        for source, message in self._later:
+            self.scheduler.step(now, source, message)
+
+    def _each(self, kind: type[Any], action: Any) -> None:
+        for source, message in self._said:
+            if type(message) is kind:
+                action(source, message)
+
+    def _values(self) -> list[AnyObject]:
+        tasks = (task for task in self.tables.tasks.values() if task.outputs is None)
+        return [*tasks, *self.tables.objects.values()]
+
+    def _enter(self, row: Row, job: JobRecord, submitter: bytes) -> TaskRecord | None:
+        function = job.functions.get(row[1])
+        if function is None:
+            return None
+        task = TaskRecord(row, function, submitter)
+        count = task.option("num_returns", 1)
+        if count != 1:
+            make_outputs(task, count)
+            self.tables.objects.update((record.object_id, record) for record in task.outputs or ())
+        task.holders = None
+        for record in task.values():
+            record.holders = None
+        kept = self._rows.get(task.id)
+        if kept is not None and kept[0] == row:
+            task.block = kept[1]
+        elif self.scheduler.config.lineage:
+            task.block = self.scheduler.blocks.add(row)
+        self.tables.tasks[task.id] = task
+        return task
+
+    def _enter_running(self, source: Address, message: m.Running) -> None:
+        """Tasks a worker has, begun or not, are its own to run."""
+        process = self.tables.processes.get(source[1:])
+        worker = self.tables.workers.get(process.name) if process is not None else None
+        if process is None or worker is None:
+            return
+        for row, attempt, _ in message.rows:
+            job = self.tables.jobs.get(row[0][:JOB_BYTES])
+            if job is None or job.ended:
+                self.scheduler.dispatcher.end(worker, "its job has ended")
+                return
+            worker.job = process.job = job
+            if row[0] in self.tables.tasks:
+                continue
+            task = self._enter(row, job, source[1:])
+            if task is not None:
+                task.attempt = attempt
+                self._entered.append((task, worker))
+
+    def _enter_submitted(self, source: Address, message: m.Submit) -> None:
+        """Rows without an outcome."""
+        process = self.tables.processes.get(source[1:])
+        if process is None:
+            return
+        for row in message.rows:
+            job = self.tables.jobs.get(row[0][:JOB_BYTES])
+            if job is None or job.ended:
+                continue
+            task = self.tables.tasks.get(row[0])
+            if task is None:
+                task = self._enter(row, job, process.incarnation)
+                if task is not None:
+                    self._entered.append((task, None))
+            elif task.row == row:
+                task.submitter = process.incarnation
+            if task is not None and task.row != row:
+                self.scheduler.refuse_row(process, row)
+
+    def _take_put(self, source: Address, message: m.Put) -> None:
+        """Values of the process itself."""
+        for object_id, value, contained, durable in message.rows:
+            self._take_value(source[1:], object_id, OK, value, contained)
+            record = self.tables.find(object_id)
+            if isinstance(record, ObjectRecord):
+                record.durable = record.durable or durable
+            if type(value) is tuple:
+                self.tables.locates.append((object_id, source[1:]))
+
+    def _take_offer(self, source: Address, message: m.Offer) -> None:
+        """Results a process has are adopted as accepted."""
+        for object_id, status, value, contained in message.rows:
+            self._take_value(source[1:], object_id, status, value, contained)
+
+    def _take_value(self, process: bytes, object_id: bytes, status: int, value: Any, contained: tuple[bytes, ...]) -> None:
+        record = self.tables.find(object_id)
+        if record is None:
+            self._restore(object_id)
+            record = self.tables.find(object_id)
+        if record is None:
+            record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
+        if type(value) is tuple:
+            self.tables.sealed.append((object_id, value[0], value[1], process, False))
+        if record.value is None:
+            record.status = status
+            record.contained = contained
+            record.value = Stored(value[1]) if type(value) is tuple else value
+            if type(value) is bytes:
+                self.tables.counts["inline_bytes"] += len(value)
+
+    def _take_hold(self, source: Address, message: m.Hold) -> None:
+        for object_id in message.object_ids:
+            self._known(object_id)
+        for object_id in self.references.hold(message.object_ids, source[1:]):
+            record = self.tables.objects[object_id] = ObjectRecord(object_id, None, source[1:])
+            record.status = FAILED
+            text = f"object {short(object_id)} is lost: nothing that would tell of it survived its node's daemon"
+            record.value = pack_failure("ObjectLostError", text)
+            self.tables.counts["inline_bytes"] += len(record.value)
+
+    def _take_completed(self, now: float, source: Address, message: m.Completed) -> None:
+        """Attempts that ended unheard count, if nobody else has their tasks."""
+        process = self.tables.processes.get(source[1:])
+        worker = self.tables.workers.get(process.name) if process is not None else None
+        if process is not None and worker is not None:
+            for task_id, attempt, _, _ in message.rows:
+                task = self.tables.tasks.get(task_id)
+                if task is not None and task.worker is None and task.state == READY:
+                    task.attempt = attempt
+                    self._assign(task, worker)
+        self.scheduler.step(now, source, message)
+
+    def _take_stored(self, task: TaskRecord) -> None:
+        for record in task.values():
+            size = self._stored.get(record.object_id)
+            if record.status == PENDING and size is not None:
+                record.status = OK
+                record.value = Stored(size)
+
+    def _go_on(self, task: TaskRecord, worker: WorkerRecord | None, now: float) -> None:
+        """An unfinished task is done after all, goes on where it is, or waits its turn."""
+        values = task.values()
+        if values and all(record.status != PENDING for record in values):
+            task.state = DONE
+            if row_names(task.row):
+                self.references.keep_row(task)
+            process = self.tables.processes.get(task.submitter)
+            if process is not None:
+                self.scheduler.outcomes.report_to(process, task)
+        elif worker is not None:
+            self.scheduler.set_terms(task, now)
+            if row_names(task.row):
+                self.references.keep_row(task)
+                self.references.pin(named_by(task))
+            self._assign(task, worker)
+        else:
+            self.scheduler.set_terms(task, now)
+            self.scheduler.resolve(task)
+
+    def _assign(self, task: TaskRecord, worker: WorkerRecord) -> None:
+        task.state = ASSIGNED
+        task.worker = worker
+        worker.inflight[task.id] = task
+        if worker.state != LEASED:
+            self.scheduler.dispatcher.resume(worker, self.tables.queue_of(task))
+
+    def _run_orphans(self, now: float) -> None:
+        """Rows that nobody said again and nobody needs: dropped where whoever would say them is here, run otherwise.
+
+        A driver says its own unfinished rows, and so does every task that will run again. What is left was submitted by a worker that
+        is gone, for a task that has finished: whether it was run is not known, and execution is at least once.
+        """
+        parents = [root_task(job) for job in self.tables.jobs] + [task.id for task, _ in self._entered]
+        told = {child_prefix(parent[:JOB_BYTES], parent) for parent in parents}
+        for task_id, (row, block) in self._rows.items():
+            if task_id in self.tables.tasks:
+                continue
+            job = self.tables.jobs[task_id[:JOB_BYTES]]
+            task = self._enter(row, job, b"") if task_id[:PREFIX_BYTES] not in told else None
+            if task is None:
+                self.scheduler.blocks.drop(task_id, block)
+            else:
+                self._know((named_by(task),))
+                self._go_on(task, None, now)
+
+    # -- what only the arena or the control store knows --
+
+    def _know(self, several: Iterable[tuple[bytes, ...]]) -> None:
+        for object_ids in several:
+            for object_id in object_ids:
+                self._known(object_id)
+
+    def _known(self, object_id: bytes) -> None:
+        """Bring an object back, if anything is known of it."""
+        if self.tables.find(object_id) is not None:
+            return
+        self._restore(object_id)
+        if self.tables.find(object_id) is not None:
+            return
+        size = self._stored.get(object_id)
+        if size is not None:
+            record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
+            record.status = OK
+            record.value = Stored(size)
+        elif is_put(object_id):
+            record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
+            record.durable = True  # If it was not, the control store will say so.
+            self.scheduler.outcomes.make_available(record, "its node's daemon died")
+
+    def _restore(self, object_id: bytes) -> None:
+        """Bring back the row that made an object, and those that it names: inputs first, since a row counts what it names."""
+        agenda = deque([object_id[:TASK_BYTES]])
+        restored: list[TaskRecord] = []
+        while agenda:
+            task_id = agenda.popleft()
+            kept = self._rows.get(task_id)
+            job = self.tables.jobs.get(task_id[:JOB_BYTES])
+            if kept is None or job is None or task_id in self.tables.tasks:
+                continue
+            task = self._enter(kept[0], job, b"")
+            if task is None:
+                continue
+            task.state = DONE
+            for record in (task, *task.values()):
+                record.status = OK
+            for record in task.values():
+                size = self._stored.get(record.object_id)
+                record.value = Stored(size) if size is not None else None
+            restored.append(task)
+            agenda.extend(identifier[:TASK_BYTES] for identifier in named_by(task))
+        for task in restored:
+            for identifier in named_by(task):
+                if identifier in self._stored and self.tables.find(identifier) is None:
+                    self._known(identifier)
+            self.references.keep_row(task)
