@@ -64,9 +64,8 @@ class Arena:
 
     def found(self) -> m.ArenaFound:
         """What a restarted daemon finds."""
-        sealed = tuple(
-            (self.contents[offset].object_id, offset, self.contents[offset].size) for offset in sorted(self.index) if offset in self.contents
-        )
+        places = [(offset, self.contents[offset]) for offset in sorted(self.index) if offset in self.contents]
+        sealed = tuple((content.object_id, offset, content.size) for offset, content in places)
         spilled: Rows = tuple((object_id, content.size) for object_id, content in sorted(self.disk.items()))
         return m.ArenaFound(sealed, spilled)
 

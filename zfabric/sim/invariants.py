@@ -53,7 +53,7 @@ class Invariants:
                 for index, value in enumerate(outputs):
                     self._told(process, object_id(task_id, index), status, value)
         elif isinstance(message, m.Objects):
-            for identifier, status, value in message.rows:
+            for identifier, status, value, _ in message.rows:
                 self._told(process, identifier, status, value)
 
     def _told(self, process: Process, identifier: bytes, status: int, value: Any) -> None:
@@ -94,7 +94,8 @@ class Invariants:
             if entry.refs > 0
         }
         missing = {pair for pair in held - believed if daemon.scheduler.tables.find(pair[0]) is not None}
-        extra = believed - {(identifier, process.incarnation) for process in self.world.processes() for identifier in process.machine.entries}
+        known = {(identifier, process.incarnation) for process in self.world.processes() for identifier in process.machine.entries}
+        extra = believed - known
         for identifier, holder in sorted(missing):
             self.world.fail(f"{self.world.who(holder)} holds {short(identifier)}, and the daemon does not know it")
         for identifier, holder in sorted(extra):

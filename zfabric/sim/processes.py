@@ -331,7 +331,9 @@ class Process:
         """The body that runs."""
         return self.frames[-1]
 
-    def submit(self, function_id: bytes, arguments: bytes, dependencies: tuple[bytes, ...], options: tuple[Row, ...] | None, returns: int) -> bytes:
+    def submit(
+        self, function_id: bytes, arguments: bytes, dependencies: tuple[bytes, ...], options: tuple[Row, ...] | None, returns: int
+    ) -> bytes:
         """Submit a task."""
         if function_id not in self.machine.functions:
             self.machine.export(function_id, *FUNCTIONS[function_id])
@@ -533,8 +535,8 @@ class WorkerProcess(Process):
         self.transmit(self.worker.take_effects(self.world.now), WORKER)
         self.transmit(self.machine.take_effects(self.world.now), CLIENT)
         if self.worker.given_up:
-            for identifier in self.worker.given_up:
-                self.machine.told(identifier)
+            for identifier, place in self.worker.given_up:
+                self.machine.told(identifier, place)
                 self.machine._maybe_unpin(identifier)
             self.worker.given_up.clear()
             self.transmit(self.machine.take_effects(self.world.now), CLIENT)
@@ -624,7 +626,7 @@ class WorkerProcess(Process):
         values = []
         for identifier, value in zip(row[3], item.values, strict=True):
             if type(value) is tuple:
-                self.machine.told(identifier)
+                self.machine.told(identifier, value)
             values.append((identifier, value))
         namer = Namer(row[0][:JOB_BYTES], row[0], attempt=item.attempt)
         return Frame(item, task_body(self, item, values), namer, self.world.now)

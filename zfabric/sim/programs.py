@@ -222,7 +222,7 @@ class Author:
         certain = [slot for slot in slots if scope.slots[slot].certain]
         unsure = [slot for slot in slots if not scope.slots[slot].certain]
         if certain:
-            expected = []
+            expected: list[tuple[int, Any]] = []
             for slot in certain:
                 outcome = scope.slots[slot]
                 if outcome.number is None:
@@ -293,10 +293,7 @@ class Author:
             options.append(("timeout", 0.02 + 0.1 * rng.random()))
         if doomed:
             errors |= STOPPED | {"doomed"}
-        if not runs:
-            outcomes = tuple(Outcome(None, errors) for _ in outcomes)
-        else:
-            outcomes = tuple(each.or_else(errors) for each in outcomes)
+        outcomes = tuple(each.or_else(errors) if runs else Outcome(None, errors) for each in outcomes)
         slots = tuple(scope.slot(outcome) for outcome in outcomes)
         scope.statements.append(("call", slots, kind, spec, tuple(options), dependencies, boxed))
         if stop and slots:

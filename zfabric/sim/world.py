@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from zfabric.adapters.memory_journal import MemoryJournal
 from zfabric.config import Config
-from zfabric.machines.parts.records import LEASED, WorkerRecord
+from zfabric.machines.parts.records import LEASED
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address
 from zfabric.protocol.machine import InvariantViolation
@@ -340,7 +340,8 @@ class World:
             state = "idle" if top is None else "computes" if top.busy_until is not None else "waits" if top.wait is not None else "runs"
             parts.append(f"{process.name} {state}, {process.machine.unfinished} rows unfinished")
         for worker in daemon.scheduler.tables.workers.values():
-            parts.append(f"record {self.who(worker.token)} state {worker.state} inflight {len(worker.inflight)} frames {len(worker.frames)}")
+            counts = f"inflight {len(worker.inflight)} frames {len(worker.frames)}"
+            parts.append(f"record {self.who(worker.token)} state {worker.state} {counts}")
         return "; ".join(parts)
 
 
@@ -392,4 +393,4 @@ def choose_faults(rng: random.Random) -> Faults:
     )
 
 
-__all__ = ["Failure", "Faults", "Outcome", "World", "WorkerRecord", "choose_faults"]
+__all__ = ["Failure", "Faults", "Outcome", "World", "choose_faults"]
