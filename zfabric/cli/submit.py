@@ -93,7 +93,9 @@ def run(code: Callable[[], types.CodeType], script: str, arguments: tuple[str, .
     and what it pickled, go on looking for it.
     """
     sys.argv = [script, *arguments]
-    sys.path[0] = os.path.dirname(os.path.abspath(script))
+    if not sys.flags.safe_path:  # the first entry is where this command lies
+        del sys.path[0]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
     module = types.ModuleType("__main__")
     module.__dict__.update(__file__=os.path.abspath(script), __builtins__=__builtins__, __cached__=None)
     sys.modules["__main__"] = module

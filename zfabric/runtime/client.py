@@ -33,7 +33,7 @@ from zfabric.exceptions import (
     ObjectTooLargeError,
     OutOfDiskError,
 )
-from zfabric.machines.client import PENDING, Client, Namer
+from zfabric.machines.client import Client, Entry, Namer
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
 from zfabric.protocol.ids import CLIENT, INCARNATION_BYTES, root_task
@@ -501,8 +501,8 @@ class FabricClient:
         count = len(object_ids)
         if count == 1 and not self.closed:
             known = machine.entries.get(object_ids[0])
-            if known is not None and type(known.data) is bytes:
-                return [(known.status, known.data, None)]  # type: ignore[list-item]
+            if type(known) is bytes:
+                return [(OK, known, None)]  # type: ignore[list-item]
         deadline = None if timeout is None else clock() + timeout
         position = 0
 
@@ -511,8 +511,8 @@ class FabricClient:
             entries = machine.entries
             while position < count:
                 entry = entries.get(object_ids[position])
-                if entry is None or entry.data is None:
-                    if entry is None or entry.status != PENDING:
+                if type(entry) is not bytes and not (type(entry) is Entry and entry.data is not None):
+                    if type(entry) is not tuple:
                         machine.want(object_ids[position : position + 1])
                     return False
                 position += 1
@@ -546,13 +546,14 @@ class FabricClient:
         append = outcomes.append
         for identifier in object_ids:
             entry = entries.get(identifier)
-            data = entry.data if entry is not None else None
-            if type(data) is bytes:
-                append((entry.status, data, None))  # type: ignore[union-attr]
-            elif data is None:
+            if type(entry) is bytes:
+                append((OK, entry, None))
+            elif type(entry) is not Entry or entry.data is None:
                 return None
+            elif type(entry.data) is bytes:
+                append((entry.status, entry.data, None))
             else:
-                append((identifier, data))
+                append((identifier, entry.data))
         for index, outcome in enumerate(outcomes):
             if len(outcome) == 2:
                 outcomes[index] = self._view(*outcome)
@@ -706,7 +707,8 @@ def start(
 ) -> FabricClient:
     """Start an embedded cluster and connect to it, or (with ``address``) connect to one that runs."""
     if address is not None:
-        client = attach(find_session(address), namespace=namespace)
+        session = find_session(address)
+        client = attach(session, namespace=namespace or str(session.describe()["namespace"]))
         client.paths = tuple(dict.fromkeys(os.path.abspath(path) for path in sys.path if os.path.isdir(path or ".")))
         return client
     from zfabric.runtime.launch import launch

@@ -197,9 +197,11 @@ def _state_of(scheduler: LocalScheduler, task: TaskRecord) -> str:
         return "blocked" if waiting else "running" if running else "assigned"
     if task.state == READY and not scheduler.pool.fits_total(scheduler.tables.queue_of(task).demand):
         return "infeasible"
-    if task.state == DONE and any(record.status not in (OK, PENDING) for record in task.values()):
-        return "failed"
-    return STATE_NAMES[task.state]
+    return "failed" if task.state == DONE and _failed(task) else STATE_NAMES[task.state]
+
+
+def _failed(task: TaskRecord) -> bool:
+    return any(record.status not in (OK, PENDING) for record in task.values())
 
 
 def _objects(scheduler: LocalScheduler, now: float, limit: int = LIST_LIMIT) -> list[dict[str, Any]]:
@@ -256,7 +258,7 @@ def _top(worker: WorkerRecord) -> TaskRecord | None:
 def _status(scheduler: LocalScheduler, now: float) -> dict[str, Any]:
     states = dict.fromkeys(TASK_STATES, 0)
     for task in scheduler.tables.tasks.values():
-        states["failed" if task.state == DONE and task.status not in (OK, PENDING) else STATE_NAMES[task.state]] += 1
+        states["failed" if task.state == DONE and _failed(task) else STATE_NAMES[task.state]] += 1
     for worker in scheduler.tables.workers.values():
         blocked, running = len(worker.frames), _top(worker) is not None
         states["blocked"] += blocked

@@ -1,0 +1,464 @@
+"""The command line's view of clusters that run: listings against known tasks, logs, timelines, several clusters and programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import PATIENCE, ZFABRIC, Place, a_place, eventually, gone
+
+from zfabric.adapters.processes import children
+from zfabric.protocol.ids import object_id
+from zfabric.protocol.names import brief
+from zfabric.runtime.client import attach
+from zfabric.runtime.session import Session
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    """Nothing runs here but what the test starts, and all of it has ended afterwards."""
+    with a_place() as one:
+        yield one
+
+
+# --- a live cluster ---------------------------------------------------------------------------------------------------------------
+
+
+LIVE = """
+    import sys, time, numpy as np, zfabric as zf
+    zf.init(num_cpus=2, object_store_memory=100 * 2**20, config={"register_seconds": 1.0})
+
+    @zf.remote
+    def slow(seconds):
+        print("slow begins", flush=True)
+        print("slow has doubts", file=sys.stderr, flush=True)
+        time.sleep(seconds)
+
+    @zf.remote
+    def quick(x): return x
+
+    @zf.remote
+    def parent(): return zf.get(quick.remote(9))
+
+    @zf.remote
+    def wrong(): raise ValueError("wrong")
+
+    @zf.remote(num_gpus=4)
+    def needs_gpus(): pass
+
+    @zf.remote
+    def dependent(x): return x
+
+    done = [quick.remote(i) for i in range(3)]
+    assert zf.get(done) == [0, 1, 2] and zf.get(parent.remote()) == 9
+    failed = wrong.remote()
+    zf.wait([failed])
+    running = [slow.remote(1000) for _ in range(2)]
+    queued = [slow.remote(1000) for _ in range(3)]
+    impossible = needs_gpus.remote()
+    waiting = dependent.remote(running[0])
+    large, small = zf.put(np.zeros(10**6)), zf.put("small")
+    array = zf.get(large)
+    print("ready", flush=True)
+    sys.stdin.readline()
+"""
+
+
+class Live:
+    """A cluster whose tasks are known, and its program."""
+
+    def __init__(self, place: Place, running: subprocess.Popen[str]) -> None:
+        self.place = place
+        self.running = running
+        self.session = Session(f"{place.sessions}/{place.left()[0]}")
+        self.json = place.json
+        self.run = place.run
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Live]:
+    with a_place() as place, place.program(LIVE, command=("submit",)) as running:
+        assert running.stdout is not None
+        lines = iter(running.stdout.readline, "")
+        assert "ready\n" in lines
+        one = Live(place, running)
+        eventually(lambda: [row["state"] for row in place.json("tasks", "--state", "running")] == ["running"] * 2, "two running tasks")
+        yield one
+        running.communicate("\n", timeout=PATIENCE)
+        assert running.returncode == 0
+
+
+def by_state(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
+    states: dict[str, list[str]] = {}
+    for row in rows:
+        states.setdefault(row["state"], []).append(row["name"])
+    return states
+
+
+def test_status(live: Live) -> None:
+    status = live.json("status")
+    counts = {name: count for name, count in status["tasks"].items() if count}
+    assert counts == {"running": 2, "ready": 3, "infeasible": 1, "waiting": 1, "finished": 3, "failed": 1}
+    assert (status["resources"], status["available"]) == ({"CPU": 2}, {"CPU": 0})
+    assert status["kind"] == "embedded"
+    assert status["store"]["objects"] == 1
+    assert 8 * 10**6 <= status["store"]["pinned"] < 9 * 10**6
+    (job,) = status["jobs"]
+    assert (job["number"], job["pid"], job["submitted"], job["ended"]) == (1, live.running.pid, 13, False)
+    printed = live.run("status").stdout
+    assert re.search(r"^CPU +2 +2 ", printed, flags=re.MULTILINE)
+    assert "2 running, 3 ready, 1 infeasible, 1 waiting, 3 finished, 1 failed" in printed
+    assert f"program {live.running.pid}" in printed
+
+
+def test_tasks(live: Live) -> None:
+    rows = live.json("tasks")
+    assert by_state(rows) == {
+        "running": ["slow"] * 2,
+        "ready": ["slow"] * 3,
+        "infeasible": ["needs_gpus"],
+        "waiting": ["dependent"],
+        "finished": ["quick"] * 3,
+        "failed": ["wrong"],
+    }
+    assert all(re.fullmatch("[0-9a-f]{32}", row["task_id"]) for row in rows)
+    assert [row["demand"] for row in rows if row["state"] == "infeasible"] == [{"CPU": 1, "GPU": 4}]
+    assert [row["waits_for"] for row in rows if row["state"] == "waiting"] == [1]
+    assert {row["pid"] for row in rows[:2]} == {row["pid"] for row in live.json("workers") if row["state"] == "busy"}
+    assert set(by_state(live.json("tasks", "--state", "pending"))) == {"ready", "infeasible", "waiting"}
+    assert by_state(live.json("tasks", "--state", "failed", "--state", "waiting")) == {"waiting": ["dependent"], "failed": ["wrong"]}
+    assert live.json("tasks", "--state", "blocked") == []
+    few = live.run("tasks", "--limit", 2)
+    assert len(few.stdout.splitlines()) == 3
+    assert "only the first 2 are shown" in few.stderr
+    printed = live.run("tasks").stdout.splitlines()
+    assert printed[0].split() == ["task", "name", "state", "attempt", "pid", "demand"]
+    assert len(printed) == 1 + len(rows)
+    assert max(map(len, printed)) <= 80
+    assert "\x1b" not in "".join(printed)
+
+
+def test_objects(live: Live) -> None:
+    rows = {row["object_id"]: row for row in live.json("objects")}
+    assert all(re.fullmatch("[0-9a-f]{40}", name) for name in rows)
+    puts = {row["size"]: row for row in rows.values() if row["made_by"] == "put"}
+    large = puts.pop(max(puts))
+    assert (large["where"], large["state"], large["in_use_by"], large["on_disk"]) == ("memory", "ready", 1, False)
+    (small,) = puts.values()
+    assert (small["where"], small["holders"]) == ("inline", 1)
+    states = {(row["made_by"], row["state"]) for row in rows.values()}
+    assert {("quick", "ready"), ("wrong", "error"), ("slow", "pending"), ("dependent", "pending")} <= states
+    assert {row["pins"] for row in rows.values() if row["made_by"] == "slow"} == {0, 1}
+    printed = live.run("objects").stdout
+    assert "7.6 MiB" in printed
+    assert max(map(len, printed.splitlines())) <= 80
+
+
+def test_workers(live: Live) -> None:
+    rows = live.json("workers")
+    assert [(row["state"], row["task"], row["demand"]) for row in rows if row["task"]] == [("busy", "slow", {"CPU": 1})] * 2
+    assert all(row["memory_bytes"] > 0 and row["seconds"] >= 0 and not gone(row["pid"]) for row in rows)
+    printed = live.run("workers").stdout
+    assert str(rows[0]["pid"]) in printed
+    assert max(map(len, printed.splitlines())) <= 80
+
+
+def test_explain(live: Live) -> None:
+    tasks = {row["name"]: bytes.fromhex(row["task_id"]) for row in live.json("tasks")}
+    found = live.json("explain", tasks["needs_gpus"].hex())
+    assert (found["kind"], found["state"], found["id"]) == ("task", "infeasible", tasks["needs_gpus"].hex())
+    assert "no node has or will ever have 1 CPU, 4 GPU" in found["reason"]
+    assert found["facts"]["function"] == "needs_gpus"
+    dependent = brief(tasks["dependent"])
+    assert live.json("explain", dependent)["state"] == "waiting"
+    printed = live.run("explain", dependent).stdout
+    assert printed.startswith(f"task {dependent} (dependent): waiting\nwaits for 1 of its arguments: ")
+    assert "(slow, running)" in printed
+    assert live.json("explain", brief(object_id(tasks["wrong"])))["state"] == "failed"
+    (large,) = (row["object_id"] for row in live.json("objects") if row["where"] == "memory")
+    assert live.json("explain", large.upper())["kind"] == "object"
+    worker = live.json("workers")[0]
+    for name in (worker["pid"], worker["token"]):
+        assert (live.json("explain", name)["kind"], live.json("explain", name)["id"]) == ("worker", worker["token"])
+    several = live.run("explain", tasks["dependent"].hex()[:9], code=2).stderr
+    assert "can mean" in several
+    assert f"{dependent}   task dependent" in several
+    for nothing in ("ffff", "9-0000-1", "no-such-id", ""):
+        assert "nothing is known of" in live.run("explain", nothing, code=1).stderr
+
+
+def test_timeline(live: Live) -> None:
+    path = f"{live.place.directory}/trace.json"
+    assert "6 attempts" in live.run("timeline", "-o", path).stdout
+    events = json.loads(Path(path).read_text())
+    assert isinstance(events, list)
+    spans = [event for event in events if event["ph"] == "X"]
+    assert sorted(span["name"] for span in spans) == ["parent", "quick", "quick", "quick", "quick", "wrong"]
+    named = {(event["name"], event["pid"], event["tid"]): event["args"]["name"] for event in events if event["ph"] == "M"}
+    for span in spans:
+        assert {type(span["ts"]), type(span["dur"])} <= {int, float}
+        assert span["dur"] >= 0
+        assert re.fullmatch("[0-9a-f]{32}", span["args"]["task_id"])
+        assert named["process_name", span["pid"], 0].startswith("node ")
+        assert named["thread_name", span["pid"], span["tid"]] == f"worker {span['tid']}"
+    (parent,) = (span for span in spans if span["name"] == "parent")
+    within = [span for span in spans if span["tid"] == parent["tid"] and parent["ts"] <= span["ts"] < parent["ts"] + parent["dur"]]
+    assert all(span["ts"] + span["dur"] <= parent["ts"] + parent["dur"] for span in within)
+    assert {span["tid"] for span in spans} <= {row["pid"] for row in live.json("workers")}
+    assert json.loads(live.run("timeline", "-o", "-").stdout) == events
+    assert live.run("timeline", "-o", "/dev/null").stdout.startswith("/dev/null: 6")
+    assert not Path("/dev/null").is_file()
+    assert "cannot be written" in live.run("timeline", "-o", "/no/such/file", code=2).stderr
+    assert "is a directory" in live.run("timeline", "-o", live.place.directory, code=2).stderr
+    assert [name for name in os.listdir(live.place.directory) if "part" in name] == []
+
+
+def test_logs(live: Live) -> None:
+    busy = [row["pid"] for row in live.json("workers") if row["state"] == "busy"]
+    printed = live.run("logs").stdout.splitlines()
+    assert {f"(pid={pid}) slow begins" for pid in busy} <= set(printed)
+    assert printed.count(f"(pid={busy[0]}) slow has doubts") == 1
+    assert live.run("logs", "--worker", busy[0]).stdout == f"(pid={busy[0]}) slow begins\n(pid={busy[0]}) slow has doubts\n"
+    assert live.run("logs", "-n", 0).stdout == ""
+    assert "nothing of a worker 999999" in live.run("logs", "--worker", 999999, code=1).stderr
+    with open(f"{live.session.logs}/daemon.err", "a") as file:
+        file.write("one\ntwo\nthree\n")
+    assert live.run("logs", "--daemon", "-n", 2).stdout == "(daemon) two\n(daemon) three\n"
+
+
+def test_state_of_a_running_cluster(live: Live) -> None:
+    rows = live.json("state", "dump")
+    tables = {row["table"] for row in rows}
+    assert {"meta", "job", "function", "event", "task"} <= tables
+    assert {row["value"][0] for row in rows if row["table"] == "function"} >= {"slow", "quick", "needs_gpus"}
+    (job,) = live.json("state", "dump", "--table", "job")
+    assert (job["key"], job["value"]["status"], job["value"]["pid"]) == ("00000001", "running", live.running.pid)
+    assert len(live.json("state", "dump", "--table", "function", "--limit", 2)) == 2
+    assert live.json("state", "dump", "--limit", 0) == []
+    lines = live.run("state", "dump", "--table", "job").stdout.splitlines()
+    assert lines[0].startswith("job      00000001  {")
+    assert live.json("state", "dump", live.session.directory, "--table", "job") == [job]
+    assert "in use by process" in live.run("state", "dump", f"{live.session.directory}/store", code=1).stderr
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(live: Live) -> None:
+    command = f"{ZFABRIC} state dump | head -1"
+    ran = subprocess.run(["bash", "-c", command], env=live.place.environment, capture_output=True, text=True, timeout=PATIENCE)
+    assert (ran.stdout.count("\n"), ran.stderr) == (1, "")
+
+
+def test_tools_do_not_stay_registered_even_if_killed(live: Live) -> None:
+    def processes() -> int:
+        return int(live.json("status")["statistics"]["processes"])
+
+    before = processes()
+    code = (
+        "import os, sys\nfrom zfabric.runtime.client import attach\nfrom zfabric.runtime.session import Session\n"
+        "attach(Session(sys.argv[1]), kind='tool')\nos.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", code, live.session.directory], env=live.place.environment, timeout=PATIENCE)
+    eventually(lambda: processes() == before, "the killed tool is forgotten")
+
+
+def test_questions_that_are_none(live: Live) -> None:
+    client = attach(live.session, kind="tool")
+    try:
+        wrong = (("nonsense",), ("rows", "tasks"), ("rows", "task", 5), ("rows", "task", b"", -1), ("tasks", 5, ("lost",)), ("find",))
+        for question in wrong:
+            with pytest.raises(Exception, match=f"^{question[0]}: "):
+                client.query(*question)
+        assert client.query("rows", "meta")[1] is False
+    finally:
+        client.close()
+
+
+# --- which cluster? ---------------------------------------------------------------------------------------------------------------
+
+
+IDLE = "import sys, zfabric as zf; zf.init(num_cpus=1, object_store_memory=2**26); print('ready', flush=True); sys.stdin.readline()"
+
+
+def test_tools_choose_a_cluster_or_ask(place: Place) -> None:
+    with place.program(IDLE) as one:
+        assert one.stdout is not None
+        one.stdout.readline()
+        only = place.json("status")["session"]
+        with place.program(IDLE) as other:
+            assert other.stdout is not None
+            other.stdout.readline()
+            asked = place.run("status", code=2).stderr
+            assert "2 clusters are running here" in asked
+            listed = re.findall(r"--address (\S+) ", asked)
+            assert only in listed
+            assert len(listed) == 2
+            assert {place.json("status", "--address", each)["session"] for each in listed} == set(listed)
+            assert "has what it was started with" in place.run("submit", "--num-cpus", 1, "x.py", code=2, ZFABRIC_ADDRESS=only).stderr
+            assert json.loads(place.run("status", "--json", ZFABRIC_ADDRESS=only).stdout)["session"] == only
+            started = place.json("start", "--num-cpus", 1, "--object-store-memory", "64MiB")["session"]
+            assert place.json("status")["session"] == started
+            assert place.json("status", "--address", "auto")["session"] == started
+            assert place.json("stop") == [started]
+            assert only in place.run("stop", code=1).stderr
+            assert sorted(place.json("stop", "--all")) == sorted(listed)
+            assert place.left() == []
+
+
+# --- a started cluster with two programs ------------------------------------------------------------------------------------------
+
+
+TWO = """
+    import json, os, sys, time, numpy as np, zfabric as zf
+    zf.init(address="auto")
+    @zf.remote(name="work")
+    def work(x): time.sleep(0.001); return os.getpid(), x
+    @zf.remote(num_cpus=0.5)
+    def forever(): time.sleep(1000)
+    stuck = forever.remote()
+    refs = [work.remote(i) for i in range(20)]
+    kept = zf.put(np.full(10**6, os.getpid()))
+    durable = zf.put("durable", durable=True)
+    values = zf.get(refs)
+    assert [x for _, x in values] == list(range(20))
+    pids = sorted({pid for pid, _ in values})
+    print(json.dumps([zf.get_runtime_context().get_job_id(), pids, [ref.hex() for ref in refs], kept.hex()]), flush=True)
+    while sys.stdin.readline():
+        assert zf.get(kept)[0] == os.getpid() and zf.get(durable) == "durable"
+        print(sum(x for _, x in zf.get([work.remote(i) for i in range(50)])), flush=True)
+"""
+
+
+def rows_of_job(rows: list[dict[str, Any]], job: str) -> list[tuple[str, str]]:
+    return [(row["table"], row["key"]) for row in rows if row["table"] not in ("event", "meta") and row["key"].startswith(job)]
+
+
+def test_two_programs_on_one_cluster_know_nothing_of_each_other(place: Place) -> None:
+    place.run("start", "--num-cpus", 2, "--object-store-memory", "100MiB")
+    with place.program(TWO) as one, place.program(TWO) as other:
+        assert one.stdout is not None
+        assert other.stdout is not None
+        assert other.stdin is not None
+        first, second = json.loads(one.stdout.readline()), json.loads(other.stdout.readline())
+        assert first[0] != second[0]
+        assert not set(first[1]) & set(second[1])  # no worker served both
+        assert not set(first[2]) & set(second[2])
+        assert first[3] != second[3]
+        assert {job["pid"] for job in place.json("status")["jobs"]} == {one.pid, other.pid}
+        workers = {row["pid"] for row in place.json("workers") if row["job"] == first[0]}
+        assert workers
+        eventually(lambda: "task" in {table for table, _ in rows_of_job(place.json("state", "dump"), first[0])}, "rows of the first")
+
+        began = time.monotonic()
+        one.kill()
+
+        def only_the_tombstone() -> bool:
+            return rows_of_job(place.json("state", "dump"), first[0]) == [("job", first[0])]
+
+        eventually(lambda: all(map(gone, workers)), "the end of its workers")
+        eventually(only_the_tombstone, "the end of its rows")
+        eventually(lambda: place.json("status")["store"]["objects"] == 1, "the end of its objects")
+        assert time.monotonic() - began < 30  # ten seconds are promised; this machine may be busy
+        assert [row["object_id"] for row in place.json("objects") if row["object_id"].startswith(first[0])] == []
+        assert {row["job"] for row in place.json("tasks")} == {second[0]}
+        ended = {row["key"]: row["value"]["status"] for row in place.json("state", "dump", "--table", "job")}
+        assert ended == {first[0]: "ended", second[0]: "running"}
+
+        other.stdin.write("\n")
+        other.stdin.flush()
+        assert other.stdout.readline() == f"{sum(range(50))}\n"
+        other.communicate(timeout=PATIENCE)
+        assert other.returncode == 0
+    assert place.json("status")["jobs"] == []
+    assert rows_of_job(place.json("state", "dump"), second[0]) == [("job", second[0])]
+    place.run("stop")
+
+
+def test_state_of_a_store_that_no_daemon_has_open(place: Place) -> None:
+    place.run("start", "--num-cpus", 1, "--object-store-memory", "64MiB", "--store", "kept")
+    Path(place.directory, "p.py").write_text("import zfabric as zf\nprint(zf.get(zf.remote(abs).remote(-1)))")
+    assert place.run("submit", "--address", "auto", "p.py").stdout == "1\n"
+    place.run("stop")
+    (job,) = place.json("state", "dump", "kept", "--table", "job")
+    assert (job["key"], job["value"]["status"]) == ("00000001", "ended")
+    tables = [row["table"] for row in place.json("state", "dump", "kept", "--limit", 1)]
+    assert {"meta", "job", "event"} <= set(tables) <= {"meta", "job", "event", "node"}
+    assert len(tables) == len(set(tables))
+    place.run("start", "--num-cpus", 1, "--object-store-memory", "64MiB", "--store", "kept")
+    assert place.run("submit", "--address", "auto", "p.py").stdout == "1\n"
+    assert {row["key"] for row in place.json("state", "dump", "--table", "job")} == {"00000001", "00000002"}
+    place.run("stop")
+
+
+# --- logs that are followed, clusters that do not answer ---------------------------------------------------------------------------
+
+
+TALK = """
+    import os, sys, zfabric as zf
+    zf.init(num_cpus=1, object_store_memory=2**26, log_to_driver=False)
+    @zf.remote(max_retries=0)
+    def say(text, die=False):
+        print(text, flush=True)
+        if die: os._exit(3)
+        return os.getpid()
+    print(zf.get(say.remote("first")), flush=True)
+    sys.stdin.readline()
+    zf.wait([say.remote("last words", True)])
+    print(zf.get(say.remote("reborn")), flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_following_logs_until_the_cluster_ends(place: Place) -> None:
+    with place.program(TALK) as running:
+        assert running.stdout is not None
+        assert running.stdin is not None
+        first = int(running.stdout.readline())
+        follower, interrupted = (
+            subprocess.Popen([ZFABRIC, "logs", "-f"], env=place.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            for _ in range(2)
+        )
+        try:
+            assert follower.stdout is not None
+            assert interrupted.stdout is not None
+            assert follower.stdout.readline() == interrupted.stdout.readline() == f"(pid={first}) first\n"
+            interrupted.send_signal(signal.SIGINT)
+            assert interrupted.communicate(timeout=PATIENCE)[1].strip() == "interrupted"
+            assert interrupted.returncode == 130
+            running.stdin.write("\n")
+            running.stdin.flush()
+            second = int(running.stdout.readline())
+            assert {follower.stdout.readline() for _ in range(2)} == {f"(pid={first}) last words\n", f"(pid={second}) reborn\n"}
+            assert place.run("logs", "--worker", first).stdout == f"(pid={first}) first\n(pid={first}) last words\n"
+            running.communicate("\n", timeout=PATIENCE)
+            follower.wait(PATIENCE)
+            assert follower.returncode == 0
+        finally:
+            for one in (follower, interrupted):
+                one.kill()
+                one.communicate()
+
+
+def test_a_daemon_that_is_stopped_gives_a_clear_error(place: Place) -> None:
+    source = IDLE.replace("2**26", "2**26, config={'register_seconds': 0.5}")
+    with place.program(source) as running:
+        assert running.stdout is not None
+        running.stdout.readline()
+        supervisor = Session(f"{place.sessions}/{place.left()[0]}").describe()["supervisor"]
+        (daemon,) = (pid for pid in children(supervisor) if Path(f"/proc/{pid}/comm").read_text() == "zf-daemon\n")
+        os.kill(daemon, signal.SIGSTOP)
+        try:
+            assert "did not answer within 0.5 s" in place.run("status", code=1).stderr
+            found = place.run("doctor", "--no-try", code=1).stdout
+            assert re.search(r"^clusters +problem +\S+, of program \d+, .* does not answer", found, flags=re.MULTILINE)
+            assert "zfabric stop --address" in found
+        finally:
+            os.kill(daemon, signal.SIGCONT)
+        assert place.json("status")["jobs"][0]["pid"] == running.pid
