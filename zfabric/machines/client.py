@@ -34,6 +34,8 @@ from zfabric.protocol.options import option
 
 PENDING = -1
 """The value's outcome has not come, and will be pushed: this process submitted its task."""
+BATCH_ROWS_MAX = 4096
+"""Rows in one message: what a receiver takes in at once."""
 ABSENT = -2
 """Nothing is known of the value: it must be fetched."""
 
@@ -43,6 +45,10 @@ Place = tuple[int, int]
 
 class Entry:
     """An object that this process has refs to, or whose task it submitted and has not heard of.
+
+    The two commonest kinds have no entry of their own, since every object a program creates costs its garbage collector twice over:
+    in ``Client.entries`` a *row* stands for a task with one value, one ref, and no outcome yet, and *bytes* for a small value
+    with one ref. ``Client.entry`` makes an entry of either.
 
     ``data`` is inline bytes, a place in the arena, or None where it must be fetched. ``row`` is the task row until its outcome comes.
     """
@@ -115,7 +121,7 @@ class Client:
         self.welcomed = False
         self.farewell: str | None = None
         self.refused: m.Refused | None = None
-        self.entries: dict[bytes, Entry] = {}
+        self.entries: dict[bytes, Entry | Row | bytes] = {}
         self.unfinished = 0
         """Tasks submitted whose outcome has not come."""
         self.several: dict[bytes, tuple[Row, int]] = {}
@@ -165,7 +171,7 @@ class Client:
     # -- saying things --
 
     def _say(self, kind: Any, item: Any) -> None:
-        if self._tail_kind is not kind or len(self._tail) >= 4096:
+        if self._tail_kind is not kind or len(self._tail) >= BATCH_ROWS_MAX:
             self._tail = []
             self._tail_kind = kind
             self._outbox.append((kind, self._tail))
@@ -198,7 +204,7 @@ class Client:
     def submit(self, row: Row, returns: int) -> None:
         """Queue a task row; this process holds its values."""
         if returns == 1:
-            self.entries[row[0] + FIRST_RETURN] = Entry(1, PENDING, None, row)
+            self.entries[row[0] + FIRST_RETURN] = row
         else:
             self.several[row[0]] = (row, returns)
             for index in range(returns):
@@ -206,19 +212,35 @@ class Client:
         self.unfinished += 1
         if row[3] or len(row) > 4:
             self.needed.update(_names(row))
-        if self._tail_kind is m.Submit and len(self._tail) < 4096:
+        if self._tail_kind is m.Submit and len(self._tail) < BATCH_ROWS_MAX:
             self._tail.append(row)
         else:
             self._say(m.Submit, row)
 
     def put(self, identifier: bytes, value: bytes | Place, contained: tuple[bytes, ...], durable: bool) -> None:
         """A value that exists, inline or written into one of this process's grants."""
-        self.entries[identifier] = Entry(1, OK, value, None)
+        self.entries[identifier] = value if type(value) is bytes else Entry(1, OK, value, None)
         if contained:
             self._contain(identifier, contained)
         if type(value) is tuple:
             self.written[identifier] = (identifier, value, contained, durable)
         self._say(m.Put, (identifier, value, contained, durable))
+
+    def entry(self, identifier: bytes) -> Entry | None:
+        """The entry of an object, or None if it has none."""
+        found = self.entries.get(identifier)
+        if found is None or type(found) is Entry:
+            return found
+        if type(found) is bytes:
+            entry = Entry(1, OK, found, None)
+        else:
+            entry = Entry(1, PENDING, None, found)  # type: ignore[arg-type]
+        self.entries[identifier] = entry
+        return entry
+
+    def all_entries(self) -> list[tuple[bytes, Entry]]:
+        """All of them, by object."""
+        return [(identifier, entry) for identifier in list(self.entries) if (entry := self.entry(identifier)) is not None]
 
     def _contain(self, identifier: bytes, contained: tuple[bytes, ...]) -> None:
         """A value this process has refs to has refs inside: those count as refs of this process for as long."""
@@ -228,7 +250,7 @@ class Client:
 
     def add_reference(self, identifier: bytes) -> None:
         """One more ref."""
-        entry = self.entries.get(identifier)
+        entry = self.entry(identifier)
         if entry is None:
             entry = self.entries[identifier] = Entry(0, ABSENT, None, None)
         if entry.refs == 0:
@@ -245,17 +267,23 @@ class Client:
             entry = entries.get(identifier)
             if entry is None:
                 continue
-            refs = entry.refs = entry.refs - 1
-            if refs:
-                continue
-            if entry.row is None:
+            if type(entry) is bytes and not rare:
                 del entries[identifier]
-            if self._tail_kind is m.Release and len(self._tail) < 4096:
+            else:
+                full = self.entry(identifier)
+                if full is None:
+                    continue
+                full.refs -= 1
+                if full.refs:
+                    continue
+                if full.row is None:
+                    del entries[identifier]
+                if rare:
+                    self._let_go(identifier, full)
+            if self._tail_kind is m.Release and len(self._tail) < BATCH_ROWS_MAX:
                 self._tail.append(identifier)
             else:
                 self._say(m.Release, identifier)
-            if rare:
-                self._let_go(identifier, entry)
         while unviewed:
             identifier = unviewed.popleft()
             self.views[identifier] -= 1
@@ -317,7 +345,7 @@ class Client:
 
     def lookup(self, identifier: bytes) -> Entry:
         """The entry of an object that this process has a ref to, or (a ref kept by other means) a new one without refs."""
-        entry = self.entries.get(identifier)
+        entry = self.entry(identifier)
         if entry is None:
             entry = self.entries[identifier] = Entry(0, ABSENT, None, None)
             self._say(m.Hold, identifier)
@@ -327,20 +355,23 @@ class Client:
         """Ask for values that have not come and will not come by themselves."""
         entries = self.entries
         for identifier in identifiers:
-            entry = entries.get(identifier) or self.lookup(identifier)
+            found = entries.get(identifier)
+            if type(found) is bytes or type(found) is tuple:
+                continue
+            entry = self.lookup(identifier)
             if entry.status != PENDING and entry.data is None and identifier not in self.fetching:
                 self.fetching.add(identifier)
                 self._say(m.Fetch, identifier)
 
     def at_hand(self, identifier: bytes) -> bool:
         """Whether the outcome is here: ``get`` need not wait."""
-        entry = self.entries.get(identifier)
-        return entry is not None and entry.data is not None
+        found = self.entries.get(identifier)
+        return type(found) is bytes or (type(found) is Entry and found.data is not None)
 
     def known(self, identifier: bytes) -> bool:
         """Whether the object has an outcome, here or elsewhere."""
-        entry = self.entries.get(identifier)
-        return entry is not None and entry.status >= 0
+        found = self.entries.get(identifier)
+        return type(found) is bytes or (type(found) is Entry and found.status >= 0)
 
     def watch(self, identifier: bytes, watcher: Callable[[bytes], None]) -> None:
         """Call ``watcher`` once the outcome is here."""
@@ -402,7 +433,16 @@ class Client:
         for task_id, status, outputs in message.rows:
             identifier = task_id + FIRST_RETURN
             entry = entries.get(identifier)
-            if entry is None or entry.row is None:
+            if type(entry) is tuple:
+                if status == OK and outputs and type(outputs[0]) is bytes and not watchers:
+                    # The commonest outcome, in place: the value itself takes the row's place.
+                    finished += 1
+                    entries[identifier] = outputs[0]
+                    if entry[3] or len(entry) > 4:
+                        self._ended(entry)
+                    continue
+                entry = self.entry(identifier)
+            if type(entry) is not Entry or entry.row is None:
                 self._several(task_id, status, outputs)
                 continue
             finished += 1
@@ -439,7 +479,7 @@ class Client:
             self._ended(row)
         for index in range(count):
             identifier = object_id(task_id, index)
-            entry = self.entries.get(identifier)
+            entry = self.entry(identifier)
             if entry is None:
                 if identifier in self.needed:
                     self.retired[identifier] = Entry(0, status, None, row)
@@ -457,7 +497,7 @@ class Client:
             if type(value) is tuple:
                 self.told(identifier, value)
                 self.written.pop(identifier, None)
-            entry = self.entries.get(identifier)
+            entry = self.entry(identifier)
             if entry is None:
                 if type(value) is tuple:
                     self._maybe_unpin(identifier)
@@ -484,7 +524,7 @@ class Client:
         for identifier in message.object_ids:
             if self.views.get(identifier, 0) > 0:
                 continue
-            entry = self.entries.get(identifier)
+            entry = self.entry(identifier)
             if entry is not None and type(entry.data) is tuple:
                 entry.data = None
             self._unpin(identifier)
@@ -566,7 +606,8 @@ class Client:
         rows: dict[bytes, Row] = {}
         for row in self.written.values():
             self._say(m.Put, row)
-        for identifier, entry in (*self.retired.items(), *self.entries.items()):
+        entries = self.all_entries()
+        for identifier, entry in (*self.retired.items(), *entries):
             if entry.row is not None:
                 rows[identifier[:TASK_BYTES]] = entry.row
             elif entry.data is not None and identifier not in self.written:
@@ -574,7 +615,7 @@ class Client:
         rows.update((task_id, row) for task_id, (row, _) in self.several.items())
         for row in {**self.lineage, **rows}.values():
             self._say(m.Submit, row)
-        for identifier, entry in self.entries.items():
+        for identifier, entry in entries:
             if entry.refs > 0 or entry.row is None:
                 self._say(m.Hold, identifier)
         for identifier in self.fetching:
@@ -636,14 +677,14 @@ class Client:
 
     def explain(self, subject: bytes) -> Explanation | None:
         """What this process knows of an object."""
-        entry = self.entries.get(subject)
+        entry = self.entry(subject)
         if entry is None:
             return None
         return Explanation(subject, "pending" if entry.status < 0 else "ready", f"{entry.refs} refs in this process")
 
     def check_invariants(self) -> None:
         """Refs are positive, and pins belong to something."""
-        for identifier, entry in self.entries.items():
+        for identifier, entry in self.all_entries():
             if entry.refs < 0:
                 raise InvariantViolation(f"{identifier.hex()} has {entry.refs} refs")
 

@@ -43,6 +43,8 @@ clock = time.monotonic
 
 FRAMES_PER_TURN = 32
 """Frames taken in before the machines decide: a turn stays well under 50 ms."""
+RECEIVE_SECONDS = 0.01
+"""Time spent on taking frames in before the machines decide."""
 LOGS_EVERY = 0.1
 """How often the output of busy workers is looked at, in seconds."""
 SWEEP_EVERY = 5.0
@@ -192,11 +194,17 @@ class Daemon:
         machine.step(now, source, message)
 
     def _receive(self, now: float) -> None:
-        for sender, frame in self.post.receive(FRAMES_PER_TURN):
+        for _ in range(FRAMES_PER_TURN):
+            frames = self.post.receive(1)
+            if not frames:
+                return
+            sender, frame = frames[0]
             for to, role, message in self.post.accept(sender, frame, now):
                 if type(message) is m.Goodbye:
                     self._tell_logs(now)
                 self._step(now, to, role + sender, message)
+            if clock() - now > RECEIVE_SECONDS:
+                return
 
     def turn(self, now: float) -> None:
         """Effects until none is left, then commits and sends."""
