@@ -1,0 +1,179 @@
+"""Floors: what the same work costs where there is nothing but the mechanism underneath.
+
+A figure alone says little on a machine one does not know, and a floor measured last week says little of a virtual machine
+today. So every question measures its floor beside itself, in turns.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from types import TracebackType
+from typing import Any
+
+from perf import machine
+
+WINDOW = 500
+"""Messages under way in a pipelined echo: below the default high-water mark of 1,000, so that nothing blocks."""
+
+
+class Echo:
+    """A process that sends back what it gets, over an ipc socket: pyzmq's DEALER here, its ROUTER there, and nothing else.
+
+    Use as a context manager. While nothing is sent it takes no CPU.
+    """
+
+    def __enter__(self) -> Echo:
+        import zmq
+
+        self._directory = tempfile.mkdtemp(prefix="zfabric-perf-")
+        address = f"ipc://{self._directory}/echo"
+        self._process = subprocess.Popen([sys.executable, "-m", "perf.floors", address], cwd=machine.ROOT, stdin=subprocess.PIPE)
+        self._context: zmq.Context[Any] = zmq.Context(1)
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.connect(address)
+        self.round_trip_us(100)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        self._context.destroy(linger=0)
+        self._process.kill()
+        self._process.communicate()
+        shutil.rmtree(self._directory)
+
+    def round_trip_us(self, count: int = 3000, size: int = 100) -> float:
+        """One message there and back, one after the other, in µs."""
+        payload, socket = bytes(size), self._socket
+        begin = time.perf_counter()
+        for _ in range(count):
+            socket.send(payload)
+            socket.recv()
+        return (time.perf_counter() - begin) / count * 1e6
+
+    def messages_per_second(self, count: int = 50_000, size: int = 100) -> float:
+        """Messages there and back a second, many under way at once."""
+        import zmq
+
+        payload, socket = bytes(size), self._socket
+        sent = received = 0
+        begin = time.perf_counter()
+        while received < count:
+            while sent < count and sent - received < WINDOW:
+                socket.send(payload)
+                sent += 1
+            socket.recv()
+            received += 1
+            try:
+                while received < sent:
+                    socket.recv(zmq.NOBLOCK)
+                    received += 1
+            except zmq.Again:
+                pass
+        return count / (time.perf_counter() - begin)
+
+    def cpu_us_per_message(self, count: int = 100_000) -> float:
+        """CPU time of both processes, all threads, for one message there and back, pipelined."""
+        pids = (os.getpid(), self._process.pid)
+        before = sum(map(machine.cpu_seconds, pids))
+        self.messages_per_second(count)
+        return (sum(map(machine.cpu_seconds, pids)) - before) / count * 1e6
+
+
+def _serve(address: str) -> None:
+    """The other process of ``Echo``: until its parent ends."""
+    import zmq
+
+    context: zmq.Context[Any] = zmq.Context(1)
+    socket = context.socket(zmq.ROUTER)
+    socket.bind(address)
+    poller = zmq.Poller()
+    poller.register(socket, zmq.POLLIN)
+    poller.register(sys.stdin.fileno(), zmq.POLLIN)  # readable once the parent is gone
+    while True:
+        if sys.stdin.fileno() in dict(poller.poll()):
+            os._exit(0)
+        try:
+            while True:
+                socket.send_multipart(socket.recv_multipart(zmq.NOBLOCK))
+        except zmq.Again:
+            pass
+
+
+class Copies:
+    """memcpy over more memory than the last-level cache holds, every page touched before."""
+
+    def __init__(self, total: int) -> None:
+        import numpy
+
+        self._target = numpy.ones(total, numpy.uint8)
+
+    def gigabytes_per_second(self, piece: Any) -> float:
+        """Copy the array ``piece`` again and again, to one place after the other, until all of the target is written."""
+        import numpy
+
+        target, size = self._target, piece.nbytes
+        source = piece.view(numpy.uint8).reshape(-1)
+        begin = time.perf_counter()
+        copied = 0
+        while copied + size <= target.nbytes:
+            target[copied : copied + size] = source
+            copied += size
+        return copied / (time.perf_counter() - begin) / 1e9
+
+
+def pickles_per_second(value: Any, count: int = 100_000) -> float:
+    """Small values pickled and kept under a name, a second."""
+    kept: dict[int, bytes] = {}
+    begin = time.perf_counter()
+    for number in range(count):
+        kept[number] = pickle.dumps(value, 5)
+    return count / (time.perf_counter() - begin)
+
+
+def unpickles_per_second(value: Any, count: int = 100_000) -> float:
+    """Small values looked up and unpickled, a second."""
+    kept = {0: pickle.dumps(value, 5)}
+    begin = time.perf_counter()
+    for _ in range(count):
+        pickle.loads(kept[0])
+    return count / (time.perf_counter() - begin)
+
+
+def view_us(array: Any, count: int = 2000) -> float:
+    """An array unpickled onto memory that is there already, in µs."""
+    buffers: list[pickle.PickleBuffer] = []
+    data = pickle.dumps(array, 5, buffer_callback=buffers.append)
+    views = [buffer.raw().toreadonly() for buffer in buffers]
+    begin = time.perf_counter()
+    for _ in range(count):
+        pickle.loads(data, buffers=views)
+    return (time.perf_counter() - begin) / count * 1e6
+
+
+def interpreter_ms() -> float:
+    """A Python process that does nothing, from its start to its end, in ms."""
+    begin = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "pass"], check=True, cwd=machine.ROOT)
+    return (time.perf_counter() - begin) * 1e3
+
+
+def interpreter_mib() -> float:
+    """Unique memory of a Python process that does nothing, in MiB."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", "print(flush=True); input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=machine.ROOT
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    size = machine.unique_bytes(process.pid)
+    process.communicate(b"\n")
+    return size / machine.MiB
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1])

@@ -1,0 +1,47 @@
+"""Dask's ``distributed``: a scheduler and worker processes on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import distributed  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+from perf.peers import System
+
+
+class _Remote:
+    """A function with ``remote``; ``pure=False`` since the same call twice is two tasks."""
+
+    def __init__(self, client: Any, function: Callable[..., Any]) -> None:
+        self._client = client
+        self._function = function
+
+    def remote(self, *arguments: Any) -> Any:
+        return self._client.submit(self._function, *arguments, pure=False)
+
+
+class Dask(System):
+    """A ``LocalCluster`` of processes with one thread each, without its dashboard."""
+
+    name = "dask"
+
+    def start(self, workers: int) -> None:
+        """As a user would."""
+        self._cluster = distributed.LocalCluster(
+            n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=40
+        )
+        self._client = distributed.Client(self._cluster)
+
+    def stop(self) -> None:
+        """End it."""
+        self._client.close()
+        self._cluster.close()
+
+    def remote(self, function: Callable[..., Any]) -> _Remote:
+        """A function that runs as tasks."""
+        return _Remote(self._client, function)
+
+    def get(self, futures: Any) -> Any:
+        """The values of futures."""
+        return self._client.gather(futures)

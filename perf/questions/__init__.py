@@ -1,0 +1,35 @@
+"""The questions, in the order in which they are listed and asked; one file each."""
+
+from __future__ import annotations
+
+import importlib
+
+from perf.question import Question
+
+MODULES = (
+    "tasks_async",
+    "tasks_sync",
+    "cpu_per_task",
+    "args_8kb",
+    "args_ref_1mb",
+    "chain",
+    "reduce_tree",
+    "nested",
+    "recursion",
+    "wait_one_at_a_time",
+    "put_small",
+    "get_small",
+    "put_large",
+    "get_large",
+    "init",
+    "import_time",
+    "idle",
+    "queued_million",
+    "lineage",
+)
+
+
+def load() -> dict[str, Question]:
+    """All questions by name."""
+    questions = [importlib.import_module(f"perf.questions.{name}").QUESTION for name in MODULES]
+    return {question.name: question for question in questions}

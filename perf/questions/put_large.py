@@ -1,0 +1,55 @@
+"""How near does a put of a large array come to memcpy?
+
+The floor copies as many bytes in pieces of the same size, over more memory than the last-level cache holds, to pages that were
+touched before. "Warm" is the last of several passes on one cluster; "first pass" is what a new cluster does with its first
+puts, when no page of its arena was ever touched but those it made ready at its start.
+"""
+
+from __future__ import annotations
+
+from perf.floors import Copies
+from perf.question import PEER_ROUNDS, Aim, Question, Run, Samples
+from perf.workloads import LARGE_MEGABYTES, MB, PASS_BYTES, put_pass
+
+FLOOR = "memcpy of as much, in such pieces, to warm memory"
+PASSES = 3
+"""Passes before a cluster counts as warm, that which counts among them."""
+
+
+def measure(run: Run) -> dict[str, Samples]:
+    """Each size in turns with memcpy, each time on a cluster of its own."""
+    import numpy
+
+    copies = Copies(PASS_BYTES)
+    samples = {}
+    for size in LARGE_MEGABYTES:
+        piece = numpy.ones(size * MB, numpy.uint8)
+        first, warm = Samples([], FLOOR), Samples([], FLOOR)
+        for _ in range(run.repeat):
+            with run.cluster(object_store_memory=8 * PASS_BYTES) as system:
+                rates = []
+                for _ in range(run.pick(PASSES, 2)):
+                    rates.append(put_pass(system, piece))
+                    system.settle()
+            floor = copies.gigabytes_per_second(piece)
+            for figure, rate in ((first, rates[0]), (warm, rates[-1])):
+                figure.values.append(rate)
+                figure.floor_values.append(floor)
+            if len(warm.values) <= PEER_ROUNDS:
+                for name, rate in run.ask_peers(f"put_{size}mb").items():
+                    warm.peers.setdefault(name, []).append(rate)
+        samples[f"{size} MB, warm"], samples[f"{size} MB, first pass"] = warm, first
+    return samples
+
+
+QUESTION = Question(
+    "put_large",
+    "puts of arrays of 1, 16 and 100 MB",
+    tuple(
+        Aim(f"{size} MB, {how}", "GB/s", True, budget, relative=True)
+        for how, budget in (("warm", 0.9), ("first pass", 0.6))
+        for size in LARGE_MEGABYTES
+    ),
+    measure,
+    seconds_max=600,
+)

@@ -1,0 +1,154 @@
+"""What a run found, for people: as text, and as the tables of ``docs/performance.md``.
+
+A report is plain data, as ``--json`` prints it::
+
+    {"format": 1, "date", "commit", "machine": {...}, "repeat", "quick", "peers": {name: version}, "absent": {name: reason},
+     "results": [{"question", "asks", "seconds", "error", "figures": [{"figure", "unit", "value", "low", "high", "samples",
+                  "floor": {"what", "value", "samples"} or null, "ratio", "more_is_better", "budget", "bound",
+                  "budget_is_ratio", "verdict", "peers": {name: {"value", "times_better", "samples"}}}]}]}
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+FORMAT = 1
+BEGIN, END = "<!-- begin results -->", "<!-- end results -->"
+"""Where the results stand in a page that is written again and again."""
+
+
+def number(value: float | None) -> str:
+    """Three digits that mean something, in groups of three.
+
+    >>> [number(value) for value in (123456.0, 1234.0, 12.345, 0.01234, 0.0, None)]
+    ['123,000', '1,230', '12.3', '0.0123', '0', '']
+    """
+    if value is None:
+        return ""
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 100 or rounded == 0 else f"{rounded:g}"
+
+
+def limit(figure: dict[str, Any], which: str) -> str:
+    """A budget or a bound in words, such as "≥ 50,000" or "≤ 3 × floor"; empty where nothing was promised."""
+    if figure[which] is None:
+        return ""
+    sign = "≥" if figure["more_is_better"] else "≤"
+    return f"{sign} {number(figure[which])}{' × floor' if figure['budget_is_ratio'] else ''}"
+
+
+def name_of(result: dict[str, Any], figure: dict[str, Any]) -> str:
+    """The question and which of its figures."""
+    return f"{result['question']}: {figure['figure']}" if figure["figure"] else str(result["question"])
+
+
+# --- text -------------------------------------------------------------------------------------------------------------------
+
+
+def text(result: dict[str, Any]) -> str:
+    """One result, some lines."""
+    lines = [f"{result['question']}: {result['asks']}"]
+    if result["error"]:
+        lines += [f"  failed: {line}" if not index else f"    {line}" for index, line in enumerate(result["error"].splitlines())]
+    for figure in result["figures"]:
+        label = f"{figure['figure']}: " if figure["figure"] else ""
+        spread = f" ({number(figure['low'])} to {number(figure['high'])})" if len(figure["samples"]) > 1 else ""
+        lines.append(f"  {label}{number(figure['value'])} {figure['unit']}{spread}")
+        if figure["floor"]:
+            floor = figure["floor"]
+            lines.append(f"    {number(figure['ratio'])} × the floor of {number(floor['value'])} {figure['unit']}: {floor['what']}")
+        if figure["budget"] is not None:
+            lines.append(f"    budget {limit(figure, 'budget')}, bound {limit(figure, 'bound')}: {figure['verdict']}")
+        for name, peer in figure["peers"].items():
+            lines.append(f"    {name}: {number(peer['value'])} {figure['unit']}; zfabric is {number(peer['times_better'])} times as good")
+    return "\n".join(lines)
+
+
+# --- Markdown ---------------------------------------------------------------------------------------------------------------
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """The whole report: where it was made, the figures, the peers, what failed."""
+    return "\n\n".join(["\n".join(_circumstances(report)), "\n".join(_figures(report)), *_more(report)]) + "\n"
+
+
+def _circumstances(report: dict[str, Any]) -> Iterator[str]:
+    machine = report["machine"]
+    libraries = ", ".join(f"{name} {version}" for name, version in machine["libraries"].items() if version)
+    yield f"- **When**: {report['date']}, commit `{report['commit'] or 'unknown'}`"
+    yield (
+        f"- **Where**: {machine['processor']}, {machine['cores']} cores, {machine['memory_gib']:g} GiB, "
+        f"last-level cache {machine['last_level_cache_mib']:g} MiB, Linux {machine['kernel']}; "
+        f"load before the run {machine['load_average']:.2f}"
+    )
+    yield f"- **With**: Python {machine['python']}, {libraries}"
+    quick = ", quick: sizes too small for figures that mean anything" if report["quick"] else ""
+    yield f"- **How**: medians of {report['repeat']} rounds{quick}"
+    if report["peers"]:
+        yield "- **Peers**: " + ", ".join(f"{name} {version}" for name, version in report["peers"].items())
+    for name, reason in report["absent"].items():
+        yield f"- **Absent**: {name} ({_cell(reason)})"
+
+
+def _figures(report: dict[str, Any]) -> Iterator[str]:
+    yield "| question | value | unit | floor | value / floor | budget | to be done | verdict | Ray | times Ray |"
+    yield "|---|--:|---|--:|--:|--:|--:|---|--:|--:|"
+    for result in report["results"]:
+        for figure in result["figures"]:
+            ray = figure["peers"].get("ray")
+            cells = (
+                name_of(result, figure),
+                number(figure["value"]),
+                figure["unit"],
+                number(figure["floor"]["value"]) if figure["floor"] else "",
+                number(figure["ratio"]),
+                limit(figure, "budget"),
+                limit(figure, "bound"),
+                figure["verdict"],
+                number(ray["value"]) if ray else "",
+                number(ray["times_better"]) if ray else "",
+            )
+            yield "| " + " | ".join(map(_cell, cells)) + " |"
+
+
+def _more(report: dict[str, Any]) -> Iterator[str]:
+    """The floors in words, all peers, and what failed; each where there is any."""
+    floors = [
+        f"| {_cell(name_of(result, figure))} | {_cell(figure['floor']['what'])} |"
+        for result in report["results"]
+        for figure in result["figures"]
+        if figure["floor"]
+    ]
+    if floors:
+        yield "\n".join(["| figure | its floor |", "|---|---|", *floors])
+    names = list(report["peers"])
+    rows = [
+        _peer_row(name_of(result, figure), figure, names) for result in report["results"] for figure in result["figures"] if figure["peers"]
+    ]
+    if rows:
+        yield "\n".join([f"| figure | unit | zfabric | {' | '.join(names)} |", f"|---|---|--:|{'--:|' * len(names)}", *rows])
+    failures = [f"- `{result['question']}` gave no figure: {_cell(result['error'])}" for result in report["results"] if result["error"]]
+    if failures:
+        yield "\n".join(failures)
+
+
+def _peer_row(name: str, figure: dict[str, Any], names: list[str]) -> str:
+    values = [number(figure["peers"][peer]["value"]) if peer in figure["peers"] else "" for peer in names]
+    return "| " + " | ".join(map(_cell, (name, figure["unit"], number(figure["value"]), *values))) + " |"
+
+
+def _cell(value: str) -> str:
+    return re.sub(r"\s+", " ", value.replace("|", "\\|"))
+
+
+def write_into(path: Path, results: str) -> None:
+    """Replace what stands between the two marks of the page at ``path``."""
+    page = path.read_text()
+    before, mark, rest = page.partition(BEGIN)
+    _, other, after = rest.partition(END)
+    if not mark or not other:
+        raise ValueError(f"{path} has no place for results: a line {BEGIN} and a line {END}")
+    path.write_text(f"{before}{BEGIN}\n\n{results}\n{END}{after}")

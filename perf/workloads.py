@@ -1,0 +1,254 @@
+"""What is done to a system to measure it: written once, with names most of them share, and run on zfabric and on its peers.
+
+A workload takes the system and a size and returns one sample. Nothing heavy is imported here, so that the system's own imports
+are its own. Functions that run as tasks stand at module level: every system can pass those on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from perf.peers import System
+
+MB = 10**6
+TREE_LEAVES_PER_TASKS = 2
+"""A binary tree of n tasks has about half of them as leaves."""
+NESTED_PARENTS = 4
+PASS_BYTES = 256 * MB
+"""What one pass of large puts writes: several times the last-level cache of most machines."""
+
+
+class Workload(NamedTuple):
+    """A workload, its size on zfabric, its size for a run that only shows that it works, and its size on each peer that can do it."""
+
+    run: Callable[[System, int], float]
+    size: int
+    quick: int
+    peers: Mapping[str, int] = {}
+    cold: bool = False
+    """Whether it needs no warm-up."""
+
+
+def nothing(*arguments: Any) -> None:
+    """The no-op task."""
+
+
+def successor(value: int) -> int:
+    """One more."""
+    return value + 1
+
+
+def total(left: int, right: int) -> int:
+    """The sum of two."""
+    return left + right
+
+
+# --- tasks ------------------------------------------------------------------------------------------------------------------
+
+
+def tasks_async(system: System, count: int) -> float:
+    """No-op tasks a second, all submitted before the first value is waited for."""
+    remote = system.remote(nothing)
+    begin = time.perf_counter()
+    system.get([remote.remote() for _ in range(count)])
+    return count / (time.perf_counter() - begin)
+
+
+def tasks_sync(system: System, count: int) -> float:
+    """One no-op task after the other, µs each."""
+    remote = system.remote(nothing)
+    begin = time.perf_counter()
+    for _ in range(count):
+        system.get(remote.remote())
+    return (time.perf_counter() - begin) / count * 1e6
+
+
+def args_8kb(system: System, count: int) -> float:
+    """Tasks a second with 8 kB of bytes as their argument, each its own."""
+    remote = system.remote(nothing)
+    payload = bytes(8000)
+    begin = time.perf_counter()
+    system.get([remote.remote(payload) for _ in range(count)])
+    return count / (time.perf_counter() - begin)
+
+
+def args_ref_1mb(system: System, count: int) -> float:
+    """Tasks a second with the same stored array of 1 MB as their argument."""
+    remote = system.remote(nothing)
+    ref = system.put(_array(MB))
+    begin = time.perf_counter()
+    system.get([remote.remote(ref) for _ in range(count)])
+    return count / (time.perf_counter() - begin)
+
+
+def chain(system: System, count: int) -> float:
+    """Tasks a second where each takes the value of the one before."""
+    remote = system.remote(successor)
+    begin = time.perf_counter()
+    ref: Any = 0
+    for _ in range(count):
+        ref = remote.remote(ref)
+    _expect(system.get(ref), count)
+    return count / (time.perf_counter() - begin)
+
+
+def reduce_tree(system: System, count: int) -> float:
+    """Tasks a second of a binary tree that adds up its leaves."""
+    leaf, node = system.remote(successor), system.remote(total)
+    leaves = (count + 1) // TREE_LEAVES_PER_TASKS
+    begin = time.perf_counter()
+    refs = [leaf.remote(number) for number in range(leaves)]
+    while len(refs) > 1:
+        odd = refs[len(refs) & ~1 :]
+        refs = [node.remote(refs[index], refs[index + 1]) for index in range(0, len(refs) - 1, 2)] + odd
+    _expect(system.get(refs[0]), leaves * (leaves + 1) // 2)
+    return (2 * leaves - 1) / (time.perf_counter() - begin)
+
+
+def nested(system: System, count: int) -> float:
+    """Tasks a second, counting those that four tasks start and wait for."""
+    parent = system.remote(system.nested_parent)
+    begin = time.perf_counter()
+    system.get([parent.remote(count // NESTED_PARENTS) for _ in range(NESTED_PARENTS)])
+    return (count + NESTED_PARENTS) / (time.perf_counter() - begin)
+
+
+def wait_one_at_a_time(system: System, count: int) -> float:
+    """Refs a second, from the submission of their tasks on, where each call of ``wait`` takes one out of the rest."""
+    remote = system.remote(nothing)
+    begin = time.perf_counter()
+    refs = [remote.remote() for _ in range(count)]
+    while refs:
+        _, refs = system.wait(refs, num_returns=1)
+    return count / (time.perf_counter() - begin)
+
+
+def recursion(system: System, number: int) -> float:
+    """fib(number) where every call is a task that waits for the two it starts, in seconds."""
+    fib = system.remote(system.fib)
+    begin = time.perf_counter()
+    _expect(system.get(fib.remote(number)), fibonacci(number))
+    return time.perf_counter() - begin
+
+
+def fibonacci(number: int) -> int:
+    """The ``number``-th Fibonacci number."""
+    before, value = 1, 0
+    for _ in range(number):
+        before, value = value, before + value
+    return value
+
+
+def _expect(found: object, expected: object) -> None:
+    if found != expected:
+        raise RuntimeError(f"the system answered {found!r} where {expected!r} is right: its speed means nothing")
+
+
+# --- values -----------------------------------------------------------------------------------------------------------------
+
+
+def put_small(system: System, count: int) -> float:
+    """Puts a second of a small value; all refs are kept."""
+    begin = time.perf_counter()
+    refs = [system.put(number) for number in range(count)]
+    seconds = time.perf_counter() - begin
+    _expect(system.get(refs[-1]), count - 1)
+    return count / seconds
+
+
+def get_small(system: System, count: int) -> float:
+    """Gets a second of a small value that was got before."""
+    ref = system.put(17)
+    system.get(ref)
+    begin = time.perf_counter()
+    for _ in range(count):
+        system.get(ref)
+    return count / (time.perf_counter() - begin)
+
+
+def put_large(megabytes: int, system: System, passes: int) -> float:
+    """GB/s at which arrays of one size are put, the last pass of several; before each, all that was put is gone again."""
+    piece = _array(megabytes * MB)
+    rate = 0.0
+    for _ in range(passes):
+        rate = put_pass(system, piece)
+        system.settle()
+    return rate
+
+
+def put_pass(system: System, piece: Any) -> float:
+    """GB/s of one pass; nothing of it is kept."""
+    count = max(1, PASS_BYTES // piece.nbytes)
+    refs = []
+    begin = time.perf_counter()
+    for _ in range(count):
+        refs.append(system.put(piece))
+    seconds = time.perf_counter() - begin
+    del refs[:]
+    return float(count * piece.nbytes / seconds / 1e9)
+
+
+def get_large(megabytes: int, system: System, count: int) -> float:
+    """A stored array read again and again, µs each."""
+    ref = system.put(_array(megabytes * MB))
+    system.get(ref)
+    begin = time.perf_counter()
+    for _ in range(count):
+        system.get(ref)
+    return (time.perf_counter() - begin) / count * 1e6
+
+
+def _array(size: int) -> Any:
+    import numpy
+
+    return numpy.ones(size, numpy.uint8)
+
+
+# --- a cluster that does nothing ----------------------------------------------------------------------------------------------
+
+
+def idle_memory(system: System, seconds: int) -> float:
+    """Unique memory of the system's processes some seconds after it ran a few tasks, in MiB, the driver not counted."""
+    from perf import machine
+
+    tasks_async(system, 100)
+    time.sleep(seconds)
+    return sum(map(machine.unique_bytes, system.processes())) / machine.MiB
+
+
+def idle_cpu(system: System, seconds: int) -> float:
+    """CPU time of the system's processes while nothing is asked of it, in percent of a core."""
+    from perf import machine
+
+    tasks_async(system, 100)
+    time.sleep(min(seconds, 2))
+    pids = system.processes()
+    before = machine.cpu_seconds_fine(pids)
+    time.sleep(seconds)
+    return (machine.cpu_seconds_fine(pids) - before) / seconds * 100
+
+
+LARGE_MEGABYTES = (1, 16, 100)
+
+WORKLOADS: dict[str, Workload] = {
+    "tasks_async": Workload(tasks_async, 100_000, 1_000, {"ray": 5_000, "pool": 10_000, "dask": 1_000}),
+    "tasks_sync": Workload(tasks_sync, 3_000, 50, {"ray": 500, "pool": 1_000, "dask": 100}),
+    "args_8kb": Workload(args_8kb, 20_000, 200, {"ray": 2_000, "pool": 5_000, "dask": 500}),
+    "args_ref_1mb": Workload(args_ref_1mb, 20_000, 200, {"ray": 2_000}),
+    "chain": Workload(chain, 5_000, 50, {"ray": 1_000, "dask": 300}),
+    "reduce_tree": Workload(reduce_tree, 2_047, 31, {"ray": 2_047, "dask": 511}),
+    "nested": Workload(nested, 800, 40, {"ray": 800}),
+    "wait_one_at_a_time": Workload(wait_one_at_a_time, 1_000, 50, {"ray": 1_000}),
+    "put_small": Workload(put_small, 50_000, 200, {"ray": 2_000}),
+    "get_small": Workload(get_small, 100_000, 500, {"ray": 10_000}),
+    "recursion": Workload(recursion, 18, 6),
+    "idle_memory": Workload(idle_memory, 2, 1, {"ray": 2, "dask": 2, "pool": 2}, True),
+    "idle_cpu": Workload(idle_cpu, 10, 1, {"ray": 10, "dask": 10, "pool": 10}, True),
+    **{f"put_{size}mb": Workload(partial(put_large, size), 3, 1, {"ray": 3}) for size in LARGE_MEGABYTES},
+    **{f"get_{size}mb": Workload(partial(get_large, size), 1_000, 20, {"ray": 1_000}) for size in LARGE_MEGABYTES},
+}
+"""By name. The sizes keep a sample between a tenth of a second and a few seconds on every system."""
