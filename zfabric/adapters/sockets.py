@@ -21,6 +21,8 @@ from zfabric.protocol.codec import Envelope, MalformedFrame, decode, encode
 from zfabric.protocol.effects import Send
 from zfabric.protocol.ids import INCARNATION_BYTES, Address
 
+FRAME_ROWS = 2048
+"""Rows after which a frame is full: its receiver takes it in within one turn of its loop, a few milliseconds."""
 SPLIT_BYTES = 32 * 2**20
 """Frames larger than this are sent as several, where they carry several messages."""
 
@@ -78,10 +80,17 @@ class Post:
         return peer
 
     def send(self, sends: Iterable[tuple[bytes, Send]], now: float) -> None:
-        """Send messages, each with the role that speaks; those to one peer leave as one frame."""
+        """Send messages, each with the role that speaks; those to one peer leave as one frame, or a few where rows are many."""
         batches: dict[bytes, list[Envelope]] = {}
+        rows = 0
         for role, (to, message, _) in sends:
             batches.setdefault(to[1:], []).append((to[:1], role, message))
+            rows += len(message[0]) if message and type(message[0]) is tuple else 1
+            if rows >= FRAME_ROWS:
+                for incarnation, envelopes in batches.items():
+                    self.send_envelopes(incarnation, envelopes, now)
+                batches = {}
+                rows = 0
         for incarnation, envelopes in batches.items():
             self.send_envelopes(incarnation, envelopes, now)
 

@@ -34,7 +34,7 @@ from zfabric.protocol.options import option
 
 PENDING = -1
 """The value's outcome has not come, and will be pushed: this process submitted its task."""
-BATCH_ROWS_MAX = 4096
+BATCH_ROWS_MAX = 1024
 """Rows in one message: what a receiver takes in at once."""
 ABSENT = -2
 """Nothing is known of the value: it must be fetched."""
