@@ -60,7 +60,7 @@ class Arena:
         if content is None or content.object_id != object_id or content.size != size:
             found = "nothing whole" if content is None else short(content.object_id)
             self.world.fail(f"{reader} reads {short(object_id)} at {offset} and finds {found} there")
-        return content.payload if content is not None else b""
+        return content.payload
 
     def found(self) -> m.ArenaFound:
         """What a restarted daemon finds."""
@@ -86,8 +86,8 @@ class Storage:
         return not self._work
 
     def perform(self, effect: Any) -> None:
-        """Perform an effect when those before it are done; what takes microseconds at once if nothing is."""
-        if not self._work and isinstance(effect, e.WriteHeader | e.WriteValue):
+        """Perform an effect when those before it are done; a value that moves in at once, since its place is told in this very turn."""
+        if isinstance(effect, e.WriteValue) or (isinstance(effect, e.WriteHeader) and not self._work):
             self._do(effect)
             return
         self._work.append(effect)
@@ -124,7 +124,6 @@ class Storage:
             content = arena.contents.get(effect.offset)
             if content is None or content.object_id != effect.object_id:
                 self.world.fail(f"{short(effect.object_id)} is to be spilled and is not where it should be")
-                return None
             arena.disk[effect.object_id] = content
             return m.Spilled(effect.object_id, "")
         elif isinstance(effect, e.Unspill):

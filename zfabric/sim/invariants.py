@@ -19,6 +19,7 @@ from zfabric.protocol.messages import FAILED, OK
 from zfabric.sim.programs import LOST, unpack_value
 
 if TYPE_CHECKING:
+    from zfabric.machines.parts.records import TaskRecord
     from zfabric.machines.worker import Item
     from zfabric.sim.node import Daemon
     from zfabric.sim.processes import Process, WorkerProcess
@@ -30,21 +31,21 @@ class Invariants:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self._begun: dict[tuple[bytes, bytes, int], str] = {}
+        self._begun: dict[tuple[TaskRecord, int], str] = {}
+        """By the scheduler's record: one that was forgotten and comes again is another life of its task."""
         self._numbers: dict[bytes, int] = {}
         self._outcomes: dict[tuple[bytes, bytes], int] = {}
 
     def begun(self, worker: WorkerProcess, item: Item) -> None:
         """A worker begins an attempt."""
-        key = (worker.daemon, item.row[0], item.attempt)
-        before = self._begun.setdefault(key, worker.name)
-        if before is not worker.name or (key in self._begun and self._count(key) > 1):
+        daemon = self.world.daemon
+        record = daemon.scheduler.tables.tasks.get(item.row[0]) if daemon is not None and daemon.alive else None
+        if record is None:
+            return
+        before = self._begun.get((record, item.attempt))
+        if before is not None:
             self.world.fail(f"attempt {item.attempt} of {short(item.row[0])} begins on {worker.name} and was begun on {before}")
-
-    def _count(self, key: tuple[bytes, bytes, int]) -> int:
-        counts = self.world.begins
-        counts[key] = counts.get(key, 0) + 1
-        return counts[key]
+        self._begun[record, item.attempt] = worker.name
 
     def delivered(self, process: Process, message: m.Message) -> None:
         """A client hears of outcomes."""
@@ -90,7 +91,7 @@ class Invariants:
             (identifier, process.incarnation)
             for process in self.world.processes()
             if process.machine.welcomed
-            for identifier, entry in process.machine.entries.items()
+            for identifier, entry in process.machine.all_entries()
             if entry.refs > 0
         }
         missing = {pair for pair in held - believed if daemon.scheduler.tables.find(pair[0]) is not None}

@@ -399,7 +399,7 @@ class Process:
         def finish(ready: bool) -> Any:
             if not ready:
                 return None
-            return [(entry.status, entry.data) for entry in (machine.entries[identifier] for identifier in identifiers)]
+            return [(entry.status, entry.data) for entry in (machine.lookup(identifier) for identifier in identifiers)]
 
         deadline = None if timeout is None else self.world.now + timeout
         if not done():

@@ -159,9 +159,10 @@ class _Scope:
 class Author:
     """Writes one program."""
 
-    def __init__(self, seed: str, faults: Faults, large: bool) -> None:
+    def __init__(self, seed: str, faults: Faults, cpus: int, large: bool) -> None:
         self.random = random.Random(seed)
         self.faults = faults
+        self.kinds = (PLAIN,) * 6 + (PAIR, RETRIED, APART, PURE, VOID, HALF) + ((WIDE,) if cpus > 1 else ())
         self.large = large and self.random.random() < 0.6
         self.left = self.random.choice((6, 12, 25, 45))
         self.fanout = self.random.choice((2, 3, 6, 12))
@@ -270,7 +271,7 @@ class Author:
         rng = self.random
         stop = rng.random() < 0.2 and self.stops and not scope.doomed
         timeout = rng.random() < 0.1 and self.stops
-        kind = rng.choice((PLAIN,) * 6 + (PAIR, RETRIED, APART, PURE, VOID, HALF, WIDE))
+        kind = rng.choice(self.kinds)
         forever = (timeout or (stop and kind != VOID)) and scope.steady and not scope.doomed and rng.random() < 0.5
         doomed = scope.doomed or stop or timeout
         fragile = rng.random() < 0.1 and not forever and kind != RETRIED

@@ -11,7 +11,7 @@ import heapq
 import random
 from collections import Counter
 from collections.abc import Callable, Generator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from zfabric.adapters.memory_journal import MemoryJournal
 from zfabric.config import Config
@@ -68,17 +68,15 @@ class World:
         self.config = Config.of({**_settings(self.shape), **(settings or {})})
         self.observer = observer
         self.notes: list[str] = []
-        self.failures: list[str] = []
         self.states: Counter[str] = Counter()
         self.events = 0
-        self.begins: dict[tuple[bytes, bytes, int], int] = {}
         self._queue: list[tuple[float, int, Callable[[], object]]] = []
         self._order = 0
         self._crashes = random.Random(f"{seed}/crashes")
         self._names = 0
         self._workers = 0
         self._restarts = 0
-        self.program = program if program is not None else Author(f"{seed}/program", self.faults, True).write()
+        self.program = program if program is not None else Author(f"{seed}/program", self.faults, self.cpus, True).write()
         self.network = Network(self, self.faults, str(seed))
         self.arena = Arena(self, pieces or self.shape.choice((12, 16, 24)))
         self.invariants = Invariants(self)
@@ -110,8 +108,6 @@ class World:
         self.now = max(self.now, time)
         self.events += 1
         action()
-        if self.failures:
-            raise Failure(self.failures[0])
         return True
 
     # -- who is there --
@@ -186,10 +182,10 @@ class World:
         if self.observer is not None:
             self.observer(self.now, _place(self, source), _place(self, to), message)
 
-    def fail(self, text: str) -> None:
+    def fail(self, text: str) -> NoReturn:
         """Something is not as it must be."""
-        self.failures.append(text)
         self.note(f"FAILURE: {text}")
+        raise Failure(text)
 
     def after_turn(self, daemon: Daemon) -> None:
         """The daemon has had a turn."""
