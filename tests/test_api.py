@@ -54,9 +54,9 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict]]:
         calls.append(arguments)
         return FakeClient(arguments["config"])
 
-    module = types.ModuleType("zfabric.runtime.client")
+    module = types.ModuleType("zfabric.runtime.connect")
     module.start = start
-    monkeypatch.setitem(sys.modules, "zfabric.runtime.client", module)
+    monkeypatch.setitem(sys.modules, "zfabric.runtime.connect", module)
     monkeypatch.delenv(lifecycle.ADDRESS_VARIABLE, raising=False)
     yield calls
     zf.shutdown()

@@ -19,7 +19,7 @@ from command_line import PATIENCE, ZFABRIC, Place, a_place, eventually, gone
 from zfabric.adapters.processes import children
 from zfabric.protocol.ids import object_id
 from zfabric.protocol.names import brief
-from zfabric.runtime.client import attach
+from zfabric.runtime.connect import attach
 from zfabric.runtime.session import Session
 
 
@@ -262,7 +262,7 @@ def test_tools_do_not_stay_registered_even_if_killed(live: Live) -> None:
 
     before = processes()
     code = (
-        "import os, sys\nfrom zfabric.runtime.client import attach\nfrom zfabric.runtime.session import Session\n"
+        "import os, sys\nfrom zfabric.runtime.connect import attach\nfrom zfabric.runtime.session import Session\n"
         "attach(Session(sys.argv[1]), kind='tool')\nos.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", code, live.session.directory], env=live.place.environment, timeout=PATIENCE)

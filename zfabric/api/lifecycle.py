@@ -183,7 +183,7 @@ def init(
         settings = _checked(address, num_cpus, num_gpus, resources, object_store_memory, namespace, config)
         _runtime_env = _checked_environment(runtime_env)
         where = address or os.environ.get(ADDRESS_VARIABLE) or None
-        from zfabric.runtime.client import start
+        from zfabric.runtime.connect import start
 
         client = start(
             address=None if where == "local" else where,

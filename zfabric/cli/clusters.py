@@ -17,7 +17,7 @@ from zfabric.cli.output import amount, print_json, print_table, size
 from zfabric.cli.sessions import about, chosen_session, connected, seconds
 from zfabric.config import Config
 from zfabric.exceptions import ConnectionLostError
-from zfabric.runtime.client import node_resources
+from zfabric.runtime.connect import node_resources
 from zfabric.runtime.launch import Launched, launch
 from zfabric.runtime.launch import stop as end_session
 from zfabric.runtime.session import STARTED, Session, find_sessions, started_session, user_directory
@@ -83,7 +83,7 @@ def _check_store(path: str, settings: Config) -> None:
 
 def _await(launched: Launched) -> dict[str, Any]:
     """Wait until the daemon answers; end the session again if it does not, or if someone loses patience."""
-    from zfabric.runtime.client import attach
+    from zfabric.runtime.connect import attach
 
     try:
         client = attach(launched.session, kind="tool", failure=launched.failure)

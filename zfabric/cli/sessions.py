@@ -11,7 +11,8 @@ import click
 
 from zfabric.api.lifecycle import ADDRESS_VARIABLE
 from zfabric.exceptions import FabricError
-from zfabric.runtime.client import FabricClient, attach, find_session
+from zfabric.runtime.client import FabricClient
+from zfabric.runtime.connect import attach, find_session
 from zfabric.runtime.session import Session, find_sessions, started_session
 
 

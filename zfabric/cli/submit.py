@@ -59,7 +59,7 @@ def submit(
             raise click.UsageError(
                 f"{options}: the cluster at {source} {where} has what it was started with (--address local starts another)"
             )
-        from zfabric.runtime.client import find_session
+        from zfabric.runtime.connect import find_session
 
         find_session(where)  # says what is wrong before the program begins
     code = _compiled(script)

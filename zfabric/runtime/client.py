@@ -20,7 +20,6 @@ from typing import Any
 
 import zmq
 
-from zfabric.adapters.arena import Arena
 from zfabric.adapters.sockets import Post
 from zfabric.config import Config
 from zfabric.exceptions import (
@@ -29,15 +28,15 @@ from zfabric.exceptions import (
     GetTimeoutError,
     NodeDiedError,
     NotInitializedError,
-    ObjectStoreFullError,
     ObjectTooLargeError,
     OutOfDiskError,
 )
 from zfabric.machines.client import Client, Entry, Namer
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
-from zfabric.protocol.ids import CLIENT, INCARNATION_BYTES, root_task
+from zfabric.protocol.ids import CLIENT, root_task
 from zfabric.protocol.messages import OK, Row
+from zfabric.runtime.arena_access import ArenaAccess
 from zfabric.runtime.interface import Outcome, Serialized
 from zfabric.runtime.session import Session
 
@@ -47,15 +46,6 @@ FLUSHER_PATIENCE = 25
 """Times the flusher finds nothing to send before it goes to sleep: waking it costs the sender more than it costs to look."""
 CHECK_EVERY = 1.0
 """How often a thread that waits looks whether the node is still there, in seconds."""
-
-
-REGISTER_SECONDS = 15.0
-"""How long a node that was just launched may take until its daemon's socket is there."""
-
-
-def new_incarnation() -> bytes:
-    """A random incarnation; the first byte leaves room for the control socket's variant and is not zero, as ZeroMQ wants."""
-    return bytes((1 + os.urandom(1)[0] % 127,)) + os.urandom(INCARNATION_BYTES - 1)
 
 
 class FabricClient:
@@ -94,9 +84,8 @@ class FabricClient:
         self._flusher: threading.Thread | None = None
         self._watcher: threading.Thread | None = None
         self._namer: Namer | None = None
-        self._arena: Arena | None = None
         description = session.describe()
-        self._arena_path, self._arena_size = str(description["arena"]), int(description["arena_size"])
+        self.values = ArenaAccess(self, str(description["arena"]), int(description["arena_size"]))
         self._batch_rows = self.config.batch_rows
         self.drop_reference = self.machine.dropped.append
         self._unview = self.machine.unviewed.append
@@ -419,7 +408,7 @@ class FabricClient:
             with self.lock:
                 self._check_usable()
                 identifier = self.namer().put()
-            place = self.write(identifier, value)
+            place = self.values.write(identifier, value)
             with self.lock:
                 self.machine.put(identifier, place, value.contained, durable)
                 self.machine.grants.finished(place[0])
@@ -437,56 +426,6 @@ class FabricClient:
             reason = self.machine.kept.pop(identifier)
         if reason:
             raise OutOfDiskError(reason)
-
-    def write(self, identifier: bytes, value: Serialized) -> tuple[int, int]:
-        """Write a large value into the arena and seal it: (offset, size). The caller says ``finished`` when it has told of it."""
-        size = value.size
-        offset = self._room_for(size)
-        arena = self.arena()
-        try:
-            value.write_into(arena.writable(offset, size))
-            arena.seal(offset, identifier, size)
-        except BaseException:
-            with self.lock:
-                returned = self.machine.grants.abandon(offset)
-                if returned is not None:
-                    self.machine._controls.append(Send(self.machine.store, m.ReturnGrant(*returned)))
-            raise
-        return offset, size
-
-    def _room_for(self, size: int) -> int:
-        exact = size > self.config.grant_bytes // 2
-        deadline = clock() + self.config.put_patience
-        while True:
-            with self.lock:
-                self._check_usable()
-                if not exact:
-                    offset = self.machine.grants.allocate(size)
-                    if offset is not None:
-                        return offset
-                    for row in self.machine.grants.spent():
-                        self.machine._controls.append(Send(self.machine.store, m.ReturnGrant(*row)))
-                token = self.machine.reserve(size, exact, max(0.0, deadline - clock()))
-                self.flush()
-            answered = self._wait_until(lambda token=token: token in self.machine.reservations, deadline + 5.0)  # type: ignore[misc]
-            with self.lock:
-                answer = self.machine.reservations.pop(token, None)
-                if type(answer) is m.Granted:
-                    if exact:
-                        return self.machine.grants.add_exact(answer.offset, answer.size)
-                    self.machine.grants.add(answer.offset, answer.size)
-                    continue
-            text = answer.text if type(answer) is m.NoSpace else "the object store did not answer in time"
-            kind = ObjectTooLargeError if type(answer) is m.NoSpace and answer.kind == "too_large" else ObjectStoreFullError
-            raise kind(text if answered else f"{text} ({size} bytes)")
-
-    def arena(self) -> Arena:
-        """The node's arena, mapped on first use."""
-        if self._arena is None:
-            if not self._arena_path:
-                raise ObjectTooLargeError("this node has no object store (object_store_memory=0)")
-            self._arena = Arena(self._arena_path, self._arena_size, writable=True)
-        return self._arena
 
     def add_reference(self, object_id: bytes) -> None:
         """See ``ClientInterface``."""
@@ -562,7 +501,7 @@ class FabricClient:
     def _view(self, identifier: bytes, place: tuple[int, int]) -> Outcome:
         self.machine.view(identifier)
         unview = self._unview
-        return Outcome(OK, self.arena().view(*place), partial(unview, identifier))
+        return Outcome(OK, self.values.arena().view(*place), partial(unview, identifier))
 
     def wait(self, object_ids: Sequence[bytes], num_returns: int, timeout: float | None, fetch_local: bool) -> set[bytes]:
         """See ``ClientInterface``."""
@@ -667,92 +606,3 @@ def _error(kind: str, text: str) -> FabricError:
     found = getattr(exceptions, kind, FabricError)
     error: FabricError = found(text)
     return error
-
-
-def attach(session: Session, kind: str = "driver", namespace: str = "", failure: Callable[[], str] = lambda: "") -> FabricClient:
-    """Connect this process to a session that runs, or that is just starting, as a driver or a tool."""
-    daemon = _await_daemon(session, failure)
-    client = FabricClient(session, new_incarnation(), kind, b"", b"", namespace)
-    try:
-        client.connect(daemon)
-    except BaseException:
-        client.closed = True
-        client.post.close()
-        client._context.term()
-        raise
-    return client
-
-
-def _await_daemon(session: Session, failure: Callable[[], str]) -> bytes:
-    deadline = clock() + REGISTER_SECONDS
-    while (found := session.daemon()) is None:
-        reason = failure()
-        if reason:
-            raise ConnectionLostError(f"the node could not start: {reason}")
-        if clock() > deadline or not session.alive():
-            raise ConnectionLostError(f"no daemon answers in {session.directory}")
-        time.sleep(0.001)
-    return found[0]
-
-
-def start(
-    address: str | None,
-    num_cpus: float | None,
-    num_gpus: float | None,
-    resources: dict[str, float] | None,
-    object_store_memory: int | None,
-    namespace: str,
-    config: Config,
-    log_to_driver: bool,
-) -> FabricClient:
-    """Start an embedded cluster and connect to it, or (with ``address``) connect to one that runs."""
-    if address is not None:
-        session = find_session(address)
-        client = attach(session, namespace=namespace or str(session.describe()["namespace"]))
-        client.paths = tuple(dict.fromkeys(os.path.abspath(path) for path in sys.path if os.path.isdir(path or ".")))
-        return client
-    from zfabric.runtime.launch import launch
-
-    total = node_resources(num_cpus, num_gpus, resources)
-    settings = dict(config.pairs())
-    settings["log_to_driver"] = log_to_driver and config.log_to_driver
-    arena_size = -1 if object_store_memory is None else object_store_memory
-    launched = launch(config=Config.of(settings), resources=total, namespace=namespace, arena_size=arena_size)
-    try:
-        client = attach(launched.session, namespace=namespace, failure=launched.failure)
-    except BaseException:
-        launched.close()
-        raise
-    client.alive = launched.alive
-    client.on_close = launched.close
-    return client
-
-
-def node_resources(num_cpus: float | None, num_gpus: float | None, resources: dict[str, float] | None) -> dict[str, float]:
-    """What a node offers: what was said, else what the machine has."""
-    from zfabric.adapters.processes import cpu_count, gpu_count
-
-    total = {"CPU": float(cpu_count() if num_cpus is None else num_cpus)}
-    gpus = gpu_count() if num_gpus is None else num_gpus
-    if gpus:
-        total["GPU"] = float(gpus)
-    total.update({name: float(amount) for name, amount in (resources or {}).items()})
-    return total
-
-
-def find_session(address: str) -> Session:
-    """The session that an address means: "auto" for the started one, else a session directory."""
-    from zfabric.runtime.session import started_session
-
-    if address in ("auto", "local"):
-        session = started_session()
-        if session is None:
-            raise ConnectionLostError("no cluster is running here; start one with `zfabric start`, or leave the address out")
-        return session
-    path = address.removeprefix("ipc://")
-    if not os.path.isdir(path):
-        raise ConnectionLostError(f"there is no session at {address!r}; an address is \"auto\" or a session directory")
-    session = Session(path)
-    if not session.alive():
-        raise ConnectionLostError(f"the session at {address!r} has ended")
-    return session

@@ -33,7 +33,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.codec import Envelope
 from zfabric.protocol.ids import CONTROL_STORE, GLOBAL_SCHEDULER, LOCAL_SCHEDULER, OBJECT_STORE, SHELL, Address
 from zfabric.protocol.options import RESOURCE_UNIT
-from zfabric.runtime.client import new_incarnation
+from zfabric.runtime.connect import new_incarnation
 from zfabric.runtime.logs import LogTailer, note_worker
 from zfabric.runtime.session import Session
 from zfabric.runtime.storage import Storage

@@ -1,6 +1,6 @@
 """What ``zfabric.api`` needs of the runtime: the client of this process, by ids and bytes only.
 
-``zfabric.runtime.client.Client`` is the real one; tests of the API may put another in its place.
+``zfabric.runtime.client.FabricClient`` is the real one; tests of the API may put another in its place.
 """
 
 from __future__ import annotations

@@ -15,10 +15,11 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from zfabric.adapters import processes
 from zfabric.config import Config
-from zfabric.exceptions import FabricError
+from zfabric.exceptions import ConfigError, FabricError
 from zfabric.runtime.logs import tail
 from zfabric.runtime.session import EMBEDDED, STARTED, Session, Specification, sweep
 
@@ -111,8 +112,9 @@ def launch(
 
     ``kind`` "embedded" ends with this process, "started" when ``stop`` is called. ``arena_size`` is in bytes, -1 for what
     ``config`` says, 0 for none. ``paths`` is the workers' ``sys.path``, by default this process's. ``base`` is the directory
-    for temporary files. FabricError if the session cannot be made.
+    for temporary files. FabricError if the session cannot be made, ConfigError if ``config`` asks for what is not there.
     """
+    settings = _checked(config or Config(), arena_size)
     if not sys.executable:
         raise FabricError("sys.executable is not known, so no further Python process can be started")
     session, lock = Session.create(base)
@@ -121,7 +123,7 @@ def launch(
         kind=kind,
         launcher=os.getpid(),
         launcher_started=processes.start_ticks(os.getpid()),
-        config=(config or Config()).pairs(),
+        config=settings.pairs(),
         resources=tuple((resources or {}).items()),
         namespace=namespace,
         store=store,
@@ -152,6 +154,24 @@ def launch(
         launched._close_lifeline()
     sweep(base)
     return launched
+
+
+def _checked(config: Config, arena_size: int) -> Config:
+    """The settings, with directories that exist; what would only fail in another process is refused here, in words."""
+    memory = processes.memory_total()
+    size = config.object_store_memory if arena_size < 0 else arena_size
+    if size > memory:
+        raise ConfigError(f"object_store_memory is {size / 2**30:,.1f} GiB, and this machine has {memory / 2**30:,.1f} GiB of memory")
+    found = {}
+    for name in ("object_store_directory", "spill_directory"):
+        path = getattr(config, name)
+        if path:
+            found[name] = path = os.path.abspath(os.path.expanduser(path))
+            if not os.path.isdir(path):
+                raise ConfigError(f"config {name!r} is not a directory: {path}")
+            if not os.access(path, os.W_OK | os.X_OK):
+                raise ConfigError(f"config {name!r} cannot be written to: {path}")
+    return replace(config, **found)
 
 
 def _spawn(session: Session, lock: int) -> tuple[int, int]:

@@ -177,12 +177,27 @@ class Session:
         os.close(lock)
         return False
 
+    def spill_path(self, directory: str) -> str:
+        """Where spilled objects go: a directory of this session's own in ``directory`` (empty: in the session's)."""
+        name = os.path.basename(self.directory).removeprefix("dead-")
+        return f"{directory}/zfabric-spill-{name}" if directory else f"{self.directory}/spill"
+
+    def _spill_elsewhere(self) -> str:
+        """The directory of spilled objects, if it is this session's own and lies outside of it."""
+        try:
+            with open(f"{self.directory}/session.json", "rb") as file:
+                path = str(json.load(file)["spill"])
+        except (OSError, ValueError, KeyError):
+            return ""
+        return path if path == self.spill_path(os.path.dirname(path)) else ""
+
     def remove(self) -> None:
         """Delete the directory. Only for who knows that the session is dead."""
         if not os.path.exists(self.directory):
             return
         import shutil
 
+        shutil.rmtree(self._spill_elsewhere() or self.directory, ignore_errors=True)
         for _ in range(20):  # a process that is being killed may still be making files
             shutil.rmtree(self.directory, ignore_errors=True)
             if not os.path.exists(self.directory):

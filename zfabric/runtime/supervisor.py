@@ -141,7 +141,7 @@ class Supervisor:
                 "arena": f"/proc/{self._pid}/fd/{self._arena}" if size else "",
                 "arena_size": size,
                 "store": specification.store or f"{specification.directory}/store",
-                "spill": specification.spill or self._config.spill_directory or f"{specification.directory}/spill",
+                "spill": specification.spill or self._session.spill_path(self._config.spill_directory),
             }
         )
         for module in specification.imports:

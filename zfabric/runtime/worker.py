@@ -340,7 +340,7 @@ class WorkerRuntime(FabricClient):
                 with self.lock:
                     self.machine.told(identifier, value)
                     self.machine.view(identifier)
-                values.append(serialization.deserialize(self.arena().view(*value), partial(self._unview, identifier)))
+                values.append(serialization.deserialize(self.values.arena().view(*value), partial(self._unview, identifier)))
             else:
                 values.append(serialization.deserialize(value))
         return values
@@ -373,7 +373,7 @@ class WorkerRuntime(FabricClient):
             if packed.size <= self.config.inline_bytes:
                 outputs.append(packed.to_bytes())
             else:
-                place = self.write(object_id(row[0], index), packed)
+                place = self.values.write(object_id(row[0], index), packed)
                 outputs.append(place)
                 self._unfinished_writes.append(place[0])
         extra = (tuple(contained), ()) if any(contained) else None

@@ -1,0 +1,111 @@
+"""How a process joins a cluster: attach to a session that runs, or start one and attach to it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+
+from zfabric.config import Config
+from zfabric.exceptions import ConnectionLostError
+from zfabric.protocol.ids import INCARNATION_BYTES
+from zfabric.runtime.client import FabricClient, clock
+from zfabric.runtime.session import Session
+
+REGISTER_SECONDS = 15.0
+"""How long a node that was just launched may take until its daemon's socket is there."""
+
+
+def new_incarnation() -> bytes:
+    """A random incarnation; the first byte leaves room for the control socket's variant and is not zero, as ZeroMQ wants."""
+    return bytes((1 + os.urandom(1)[0] % 127,)) + os.urandom(INCARNATION_BYTES - 1)
+
+
+def attach(session: Session, kind: str = "driver", namespace: str = "", failure: Callable[[], str] = lambda: "") -> FabricClient:
+    """Connect this process to a session that runs, or that is just starting, as a driver or a tool."""
+    daemon = _await_daemon(session, failure)
+    client = FabricClient(session, new_incarnation(), kind, b"", b"", namespace)
+    try:
+        client.connect(daemon)
+    except BaseException:
+        client.closed = True
+        client.post.close()
+        client._context.term()
+        raise
+    return client
+
+
+def _await_daemon(session: Session, failure: Callable[[], str]) -> bytes:
+    deadline = clock() + REGISTER_SECONDS
+    while (found := session.daemon()) is None:
+        reason = failure()
+        if reason:
+            raise ConnectionLostError(f"the node could not start: {reason}")
+        if clock() > deadline or not session.alive():
+            raise ConnectionLostError(f"no daemon answers in {session.directory}")
+        time.sleep(0.001)
+    return found[0]
+
+
+def start(
+    address: str | None,
+    num_cpus: float | None,
+    num_gpus: float | None,
+    resources: dict[str, float] | None,
+    object_store_memory: int | None,
+    namespace: str,
+    config: Config,
+    log_to_driver: bool,
+) -> FabricClient:
+    """Start an embedded cluster and connect to it, or (with ``address``) connect to one that runs."""
+    if address is not None:
+        session = find_session(address)
+        client = attach(session, namespace=namespace or str(session.describe()["namespace"]))
+        client.paths = tuple(dict.fromkeys(os.path.abspath(path) for path in sys.path if os.path.isdir(path or ".")))
+        return client
+    from zfabric.runtime.launch import launch
+
+    total = node_resources(num_cpus, num_gpus, resources)
+    settings = dict(config.pairs())
+    settings["log_to_driver"] = log_to_driver and config.log_to_driver
+    arena_size = -1 if object_store_memory is None else object_store_memory
+    launched = launch(config=Config.of(settings), resources=total, namespace=namespace, arena_size=arena_size)
+    try:
+        client = attach(launched.session, namespace=namespace, failure=launched.failure)
+    except BaseException:
+        launched.close()
+        raise
+    client.alive = launched.alive
+    client.on_close = launched.close
+    return client
+
+
+def node_resources(num_cpus: float | None, num_gpus: float | None, resources: dict[str, float] | None) -> dict[str, float]:
+    """What a node offers: what was said, else what the machine has."""
+    from zfabric.adapters.processes import cpu_count, gpu_count
+
+    total = {"CPU": float(cpu_count() if num_cpus is None else num_cpus)}
+    gpus = gpu_count() if num_gpus is None else num_gpus
+    if gpus:
+        total["GPU"] = float(gpus)
+    total.update({name: float(amount) for name, amount in (resources or {}).items()})
+    return total
+
+
+def find_session(address: str) -> Session:
+    """The session that an address means: "auto" for the started one, else a session directory."""
+    from zfabric.runtime.session import started_session
+
+    if address in ("auto", "local"):
+        session = started_session()
+        if session is None:
+            raise ConnectionLostError("no cluster is running here; start one with `zfabric start`, or leave the address out")
+        return session
+    path = address.removeprefix("ipc://")
+    if not os.path.isdir(path):
+        raise ConnectionLostError(f"there is no session at {address!r}; an address is \"auto\" or a session directory")
+    session = Session(path)
+    if not session.alive():
+        raise ConnectionLostError(f"the session at {address!r} has ended")
+    return session
