@@ -314,10 +314,10 @@ class LocalScheduler:
         for record in task.values() if process.ready else ():
             add_holder(record, process.incarnation)
         task.submitter = process.incarnation
+        if task.state == DONE and any(record.status == OK and record.value is None for record in task.values()):
+            for record in task.values():
+                self.outcomes.make_available(record, "gone when its task was submitted again")
         if task.state == DONE:
-            if any(record.status == OK and record.value is None for record in task.values()):
-                for record in task.values():
-                    self.outcomes.make_available(record, "gone when its task was submitted again")
             self.outcomes.report_to(process, task)
 
     def refuse_row(self, process: ProcessRecord, row: m.Row) -> None:

@@ -338,6 +338,7 @@ class Dispatcher:
         batch: list[TaskRecord] = []
         work = 0.0
         config = self.tables.config
+        frame.barred = len(frame.wanted) > INLINE_SEARCH_MAX
         while agenda and len(seen) < INLINE_SEARCH_MAX and len(batch) < config.prefetch_tasks:
             object_id = agenda.pop()
             record = find(object_id)
@@ -351,7 +352,9 @@ class Dispatcher:
                 waiting = self._frames.get(task.id)
                 if waiting is not None:
                     agenda.extend(waiting.wanted)
-            elif task.state == READY and self._may_run_inline(task, worker):
+            elif task.state == READY and not self._may_run_inline(task, worker):
+                frame.barred = True
+            elif task.state == READY:
                 mean = task.function.mean
                 if batch and (mean is None or work + mean > config.prefetch_seconds):
                     break
@@ -436,7 +439,7 @@ class Dispatcher:
         self.spawn(queue.job, queue.environment, now)
 
     def _count_blocked(self) -> tuple[int, int]:
-        """Blocked workers that may run tasks on top of what waits, and those that may not.
+        """Blocked workers that may run what they wait for on top of it, and those that may not.
 
         The former need no others in their place: where all tasks wait, one that could run is waited for by some of them, and is
         put on top of it. A few more workers than CPUs only keep CPUs busy meanwhile. The latter are replaced, up to a cap.
@@ -445,7 +448,8 @@ class Dispatcher:
         plain = others = 0
         for worker in self.tables.workers.values():
             if worker.frames:
-                if worker.frames[-1].inline and len(worker.frames) < depth:
+                frame = worker.frames[-1]
+                if frame.inline and not frame.barred and len(worker.frames) < depth:
                     plain += 1
                 else:
                     others += 1

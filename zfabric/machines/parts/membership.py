@@ -53,6 +53,8 @@ class Membership:
         self._jobs_known = not recovering
         self._expected: dict[bytes, int] = {}
         """Processes (by incarnation) a recovering scheduler waits for, and their pids."""
+        self._abandoned: list[JobRecord] = []
+        """Jobs whose drivers died during recovery: they end when all that is left of them is known."""
         self._early: list[tuple[Address, m.Message]] = []
         """Registrations that came before it was known whose they may be."""
         self._deadline: float | None = None
@@ -232,7 +234,10 @@ class Membership:
         elif isinstance(known, ProcessRecord):
             self._process_gone(known)
             if known.job is not None and known.job.driver is known:
-                self.end_job(known.job, now)
+                if self.recovering:
+                    self._abandoned.append(known.job)
+                else:
+                    self.end_job(known.job, now)
         for tool in [each for each in self.tables.processes.values() if each.kind == "tool" and each.pid == message.pid]:
             self._process_gone(tool)
         for incarnation, pid in list(self._expected.items()):
@@ -386,6 +391,8 @@ class Membership:
             self.tables.send(self.tables.store_address, m.Keep(tuple(stored)))
         tasks = len(self.tables.tasks)
         self.recovery.go_on(now)
+        for job in self._abandoned:
+            self.end_job(job, now)
         self._prestart(now)
         self.tables.say("info", f"recovered: {len(self.tables.processes)} processes, {tasks} tasks, {len(stored)} objects")
 

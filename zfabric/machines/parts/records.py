@@ -267,12 +267,14 @@ WORKER_STATES = ("starting", "idle", "busy", "ending")
 class Frame:
     """A task on a worker's stack that waits in ``get`` while others may run on top of it."""
 
-    __slots__ = ("inline", "searched", "task_id", "wanted")
+    __slots__ = ("barred", "inline", "searched", "task_id", "wanted")
 
     def __init__(self, task_id: bytes, wanted: tuple[bytes, ...], inline: bool) -> None:
         self.task_id = task_id
         self.wanted = wanted
         self.inline = inline
+        self.barred = False
+        """Whether something it waits for is ready and may not run on top of it, and so needs another worker."""
         self.searched = -1
         """How many tasks had become ready when one for it was last looked for in vain."""
 

@@ -59,6 +59,8 @@ HELD = frozenset(
     }
 )
 """What waits until everybody has registered."""
+_KNOWLEDGE = (m.Submit, m.Put, m.Offer)
+"""What a process knew, whatever has become of it since."""
 
 
 class Recovery:
@@ -115,7 +117,7 @@ class Recovery:
         self._each(m.Blocked, lambda source, message: step(now, source, message))
         self._each(m.Completed, lambda source, message: self._take_completed(now, source, message))
         for source, message in self._said:
-            if type(message) in (m.TakenBack, m.Unblocked, m.Fetch, m.Release, m.Cancel, m.Goodbye):
+            if type(message) in (m.TakenBack, m.Unblocked, m.Fetch, m.Release, m.Cancel, m.Goodbye) and source[1:] in self.tables.processes:
                 step(now, source, message)
         self._run_orphans(now)
         self.tables.spare.extend(self._values())
@@ -127,7 +129,8 @@ class Recovery:
 
     def _each(self, kind: type[Any], action: Any) -> None:
         for source, message in self._said:
-            if type(message) is kind:
+            # Of those who died since, what they knew still counts; what they held and ran does not.
+            if type(message) is kind and (kind in _KNOWLEDGE or source[1:] in self.tables.processes):
                 action(source, message)
 
     def _values(self) -> list[AnyObject]:
@@ -176,20 +179,18 @@ class Recovery:
     def _enter_submitted(self, source: Address, message: m.Submit) -> None:
         """Rows without an outcome."""
         process = self.tables.processes.get(source[1:])
-        if process is None:
-            return
         for row in message.rows:
             job = self.tables.jobs.get(row[0][:JOB_BYTES])
             if job is None or job.ended:
                 continue
             task = self.tables.tasks.get(row[0])
             if task is None:
-                task = self._enter(row, job, process.incarnation)
+                task = self._enter(row, job, source[1:])
                 if task is not None:
                     self._entered.append((task, None))
-            elif task.row == row:
+            elif process is not None and task.row == row:
                 task.submitter = process.incarnation
-            if task is not None and task.row != row:
+            elif process is not None:
                 self.scheduler.refuse_row(process, row)
 
     def _take_put(self, source: Address, message: m.Put) -> None:
