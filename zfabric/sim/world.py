@@ -358,7 +358,7 @@ def _settings(rng: random.Random) -> dict[str, Any]:
         "worker_start_seconds": 3.0,
         "worker_idle_seconds": rng.choice((0.5, 60.0)),
         "workers_max": rng.choice((4, 64)),
-        "workers_blocked_max": rng.choice((1, 32)),
+        "workers_blocked_max": 32,
         "inline_depth": rng.choice((2, 1500)),
         "prefetch_tasks": rng.choice((4, 64)),
         "max_retries": 3,
