@@ -203,19 +203,40 @@ class Client:
 
     def submit(self, row: Row, returns: int) -> None:
         """Queue a task row; this process holds its values."""
+        fresh = True
         if returns == 1:
-            self.entries[row[0] + FIRST_RETURN] = row
+            identifier = row[0] + FIRST_RETURN
+            if identifier not in self.entries:
+                self.entries[identifier] = row
+            else:
+                fresh = self._submit_again(identifier, row)
         else:
-            self.several[row[0]] = (row, returns)
+            fresh = row[0] not in self.several
+            if fresh:
+                self.several[row[0]] = (row, returns)
             for index in range(returns):
-                self.entries[object_id(row[0], index)] = Entry(1, PENDING, None, None)
-        self.unfinished += 1
-        if row[3] or len(row) > 4:
-            self.needed.update(_names(row))
+                self._submit_again(object_id(row[0], index), None)
+        if fresh:
+            self.unfinished += 1
+            if row[3] or len(row) > 4:
+                self.needed.update(_names(row))
         if self._tail_kind is m.Submit and len(self._tail) < BATCH_ROWS_MAX:
             self._tail.append(row)
         else:
             self._say(m.Submit, row)
+
+    def _submit_again(self, identifier: bytes, row: Row | None) -> bool:
+        """A value that may be known here, since its parent ran here before or a ref came from elsewhere. True if its row is news."""
+        entry = self.entry(identifier)
+        if entry is None:
+            entry = self.entries[identifier] = Entry(0, PENDING, None, None)
+        entry.refs += 1
+        if entry.data is None:
+            entry.status = PENDING
+        if row is None or entry.row is not None:
+            return False
+        entry.row = row
+        return True
 
     def put(self, identifier: bytes, value: bytes | Place, contained: tuple[bytes, ...], durable: bool) -> None:
         """A value that exists, inline or written into one of this process's grants."""
