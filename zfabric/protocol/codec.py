@@ -6,6 +6,7 @@ only; nothing in a frame is ever unpickled here.
 
 from __future__ import annotations
 
+import itertools
 import typing
 from typing import Any
 
@@ -26,7 +27,8 @@ class MalformedFrame(ValueError):
 
 
 _ROW_TYPES = {Any}
-_SHAPES: dict[str, tuple[type[Any], tuple[tuple[type, ...] | None, ...]]] = {}
+_SHAPES: dict[str, tuple[type[Any], tuple[tuple[type, ...] | None, ...], frozenset[tuple[type, ...]]]] = {}
+"""By name: the class, the types each field may have, and (so that the usual check is one look-up) all combinations of them."""
 
 
 def _accepted(annotation: Any) -> tuple[type, ...] | None:
@@ -47,7 +49,10 @@ def _accepted(annotation: Any) -> tuple[type, ...] | None:
 def _prepare() -> None:
     for name, kind in MESSAGES.items():
         hints = typing.get_type_hints(kind, vars(_messages))
-        _SHAPES[name] = (kind, tuple(_accepted(hints[field]) for field in kind._fields))
+        accepted = tuple(_accepted(hints[field]) for field in kind._fields)
+        anything = any(types is None for types in accepted)
+        combinations = frozenset() if anything else frozenset(itertools.product(*(types or () for types in accepted)))
+        _SHAPES[name] = (kind, accepted, combinations)
 
 
 _prepare()
@@ -85,12 +90,13 @@ def _envelope(item: Any) -> Envelope:
     shape = _SHAPES.get(name)
     if shape is None:
         raise MalformedFrame(f"no message is called {name!r}")
-    kind, accepted = shape
+    kind, accepted, combinations = shape
     if type(fields) is not tuple or len(fields) != len(accepted):
         raise MalformedFrame(f"{name} has {len(accepted)} fields")
-    for value, types, field in zip(fields, accepted, kind._fields, strict=True):
-        if types is not None and type(value) not in types:
-            raise MalformedFrame(f"{name}.{field} cannot be {type(value).__name__}")
+    if tuple(map(type, fields)) not in combinations:
+        for value, types, field in zip(fields, accepted, kind._fields, strict=True):
+            if types is not None and type(value) not in types:
+                raise MalformedFrame(f"{name}.{field} cannot be {type(value).__name__}")
     check = _ROW_CHECKS.get(name)
     if check is not None:
         check(name, fields)
@@ -102,7 +108,9 @@ def _envelope(item: Any) -> Envelope:
 
 def _columns(name: str, rows: tuple[Any, ...], widths: set[int], kinds: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     if not rows:
-        return [() for _ in kinds]
+        return _NO_COLUMNS
+    if len(rows) == 1:
+        return _single(name, rows[0], widths, kinds)
     if set(map(type, rows)) != {tuple} or not set(map(len, rows)) <= widths:
         raise MalformedFrame(f"{name}: a row has {sorted(widths)} fields")
     columns = list(zip(*rows, strict=False))
@@ -112,7 +120,23 @@ def _columns(name: str, rows: tuple[Any, ...], widths: set[int], kinds: tuple[An
     return columns
 
 
+def _single(name: str, row: Any, widths: set[int], kinds: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """The same for one row, as most frames of a program that waits for each task have."""
+    if type(row) is not tuple or len(row) not in widths:
+        raise MalformedFrame(f"{name}: a row has {sorted(widths)} fields")
+    for value, accepted in zip(row, kinds, strict=False):
+        if accepted is not None and type(value) not in accepted:
+            raise MalformedFrame(f"{name}: a row's field has the wrong type")
+    return [(value,) for value in row]
+
+
+_NO_COLUMNS: list[tuple[Any, ...]] = [()] * 8
+"""The columns of no rows, as many as any row has fields."""
+
+
 def _ids(name: str, ids: tuple[Any, ...], length: int) -> None:
+    if len(ids) == 1 and type(ids[0]) is bytes and len(ids[0]) == length:
+        return
     if ids and (set(map(type, ids)) != {bytes} or set(map(len, ids)) != {length}):
         raise MalformedFrame(f"{name}: ids are {length} bytes")
 
