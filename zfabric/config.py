@@ -70,7 +70,7 @@ class Config:
     object_store_directory: str = ""
     """A tmpfs directory for the arena; empty takes anonymous shared memory, which no process can leave behind."""
     spill_directory: str = ""
-    """Where objects go that the arena has no room for; empty is the session directory."""
+    """Where objects go that the arena has no room for, in a directory of their own; empty is the session directory."""
     inline_memory: int = 512 * MiB
     """Inline values a scheduler keeps before it moves the oldest to the arena."""
     grant_bytes: int = 8 * MiB
@@ -131,8 +131,8 @@ class Config:
             elif wanted is tuple and type(value) is list:
                 object.__setattr__(self, field.name, tuple(value))
             elif type(value) is not wanted:
-                article = "an" if wanted is int else "a"
-                raise ConfigError(f"config {field.name!r} is {article} {wanted.__name__}, not {value!r}")
+                kind = {int: "an int", tuple: "a list", bool: "True or False"}.get(wanted, f"a {wanted.__name__}")
+                raise ConfigError(f"config {field.name!r} is {kind}, not {value!r}")
             elif isinstance(value, int | float) and value < 0:
                 raise ConfigError(f"config {field.name!r} cannot be negative: {value!r}")
         for name, choices in (("durability", ("process", "power")), ("infeasible", ("wait", "raise"))):

@@ -265,7 +265,8 @@ class RemoteFunction:
         try:
             self._signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise TypeError(f"{self._export.name}.remote(): {error}") from None
+            method = "; a method cannot be remote: write a function that takes the object" if "'self'" in str(error) else ""
+            raise TypeError(f"{self._export.name}.remote(): {error}{method}") from None
 
 
 def _flags(function: Any) -> int:

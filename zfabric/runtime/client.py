@@ -324,7 +324,9 @@ class FabricClient:
 
     def _check_node(self) -> None:
         if not self.alive():
-            raise NodeDiedError("the node's supervisor is gone, and all its processes with it; call zf.shutdown() and zf.init()")
+            reason = self.session.failure()
+            text = "the node's supervisor is gone, and all its processes with it; call zf.shutdown() and zf.init()"
+            raise NodeDiedError(f"{text}. It said: {reason}" if reason else text)
         with self.lock:
             found = self.session.daemon()
             if found is not None and found[0] != self.daemon and not self.closed:

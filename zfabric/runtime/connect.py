@@ -42,6 +42,8 @@ def _await_daemon(session: Session, failure: Callable[[], str]) -> bytes:
         reason = failure()
         if reason:
             raise ConnectionLostError(f"the node could not start: {reason}")
+        if not session.alive() and (reason := failure()):  # it has ended between the two questions
+            continue
         if clock() > deadline or not session.alive():
             raise ConnectionLostError(f"no daemon answers in {session.directory}")
         time.sleep(0.001)

@@ -1,0 +1,87 @@
+"""Settings that a machine cannot honour are refused in words; those that name places keep to themselves there, and leave nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zfabric as zf
+from zfabric.runtime.session import sweep
+
+MiB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"object_store_memory": 10**15}, "931,322.6 GiB, and this machine has"),
+        ({"config": {"object_store_memory": 10**15}}, "931,322.6 GiB, and this machine has"),
+        ({"config": {"object_store_directory": "/nonexistent"}}, "'object_store_directory' is not a directory: /nonexistent"),
+        ({"config": {"spill_directory": "/dev/null"}}, "'spill_directory' is not a directory: /dev/null"),
+        ({"config": {"preload": "numpy"}}, "'preload' is a list, not 'numpy'"),
+        ({"config": {"inline_bytes": "1"}}, "'inline_bytes' is an int, not '1'"),
+        ({"config": {"lineage": 1}}, "'lineage' is True or False, not 1"),
+        ({"config": {"send_delay": -1}}, "'send_delay' cannot be negative"),
+        ({"config": {"inlnie_bytes": 1}}, "did you mean 'inline_bytes'"),
+    ],
+)
+def test_a_setting_that_cannot_be_honoured_is_refused_at_init(options: dict[str, Any], text: str) -> None:
+    zf.shutdown()
+    with pytest.raises(zf.ConfigError, match=text.replace("(", r"\(")):
+        zf.init(num_cpus=1, **options)
+    assert not zf.is_initialized()
+
+
+def spilled(directory: Path) -> Path:
+    """The one directory below ``directory``, when there are values in it."""
+    (own,) = directory.iterdir()
+    assert any(own.iterdir())
+    return own
+
+
+def fill() -> list[zf.ObjectRef]:
+    """More than an arena of 64 MiB holds."""
+    return [zf.put(np.full(3 * MiB, index)) for index in range(4)]
+
+
+@pytest.mark.parametrize("how", ["in order", "killed"])
+def test_a_spill_directory_is_shared_with_nobody_and_left_as_it_was(cluster: Callable[..., Any], tmp_path: Path, how: str) -> None:
+    (tmp_path / "mine").mkdir(mode=0o755)
+    context = cluster(object_store_memory=64 * MiB, config={"spill_directory": str(tmp_path / "mine")})
+    refs = fill()
+    own = spilled(tmp_path / "mine")
+    assert stat.S_IMODE(own.stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "mine").stat().st_mode) == 0o755
+    assert [int(zf.get(ref)[-1]) for ref in refs] == [0, 1, 2, 3]
+    del refs
+    if how == "killed":
+        description = json.loads((Path(context.session_directory) / "session.json").read_text())
+        os.kill(description["supervisor"], signal.SIGKILL)
+    zf.shutdown()
+    sweep()
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+def test_a_program_may_have_one_cluster_after_the_other(cluster: Callable[..., Any]) -> None:
+    """Functions and what they call go along, though the first job of every cluster has the same number."""
+
+    @zf.remote
+    def inner(x: int) -> int:
+        return x + 1
+
+    @zf.remote
+    def outer(x: int) -> int:
+        return int(zf.get(inner.remote(x))) * 2
+
+    for _ in range(3):
+        cluster(num_cpus=1)
+        assert zf.get(outer.remote(1)) == 4
+        zf.shutdown()
