@@ -247,7 +247,7 @@ def test_submit_says_what_the_cluster_is_made_of_unless_the_program_does(place: 
 
 
 BUSY = """
-    import os, sys, time, zfabric as zf
+    import os, sys, threading, time, zfabric as zf
     zf.init(num_cpus=2)
     @zf.remote
     def work():
@@ -256,6 +256,12 @@ BUSY = """
     refs = [work.remote() for _ in range(4)]
     while not os.path.exists(sys.argv[1]) or len(open(sys.argv[1]).readlines()) < 2:
         time.sleep(0.01)
+    def wait_too():
+        try:
+            zf.get(refs)
+        except zf.FabricError:
+            pass
+    threading.Thread(target=wait_too).start()
     print("busy", flush=True)
     zf.get(refs)
 """
