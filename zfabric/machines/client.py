@@ -17,16 +17,12 @@ from zfabric.machines.parts.grants import Grants
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Send
 from zfabric.protocol.ids import (
-    CHILDREN_MAX,
-    FIRST_PUT_INDEX,
     FIRST_RETURN,
     LOCAL_SCHEDULER,
     OBJECT_STORE,
     TASK_BYTES,
     Address,
-    child_prefix,
     object_id,
-    pack_counter,
 )
 from zfabric.protocol.machine import Explanation, InvariantViolation
 from zfabric.protocol.messages import OK, Row
@@ -60,51 +56,6 @@ class Entry:
         self.status = status
         self.data = data
         self.row = row
-
-
-class Namer:
-    """Names the children of one parent: ids in order, without a hash per child."""
-
-    __slots__ = ("_counter", "_epoch", "_prefix", "_puts", "job", "parent", "salt")
-
-    def __init__(self, job: bytes, parent: bytes, salt: bytes = b"", attempt: int = 0) -> None:
-        self.job = job
-        self.parent = parent
-        self.salt = salt
-        self._epoch = 0
-        self._counter = 0
-        self._prefix = child_prefix(job, parent, 0, salt)
-        self._puts = PutNamer(job, parent, salt, attempt)
-
-    def child(self) -> bytes:
-        """The next child's id."""
-        counter = self._counter
-        if counter > CHILDREN_MAX:
-            self._epoch += 1
-            self._prefix = child_prefix(self.job, self.parent, self._epoch, self.salt)
-            counter = 0
-        self._counter = counter + 1
-        return self._prefix + pack_counter(counter)
-
-    def put(self) -> bytes:
-        """The next ``put`` value's id."""
-        return self._puts.next()
-
-
-class PutNamer:
-    """Names ``put`` values. Their hash covers the attempt, so that a re-run never redefines a ``put``."""
-
-    __slots__ = ("_counter", "_task")
-
-    def __init__(self, job: bytes, parent: bytes, salt: bytes, attempt: int) -> None:
-        self._task = child_prefix(job, parent, 0, salt + b"put" + pack_counter(attempt)) + pack_counter(0)
-        self._counter = FIRST_PUT_INDEX
-
-    def next(self) -> bytes:
-        """The next id."""
-        counter = self._counter
-        self._counter = counter + 1
-        return object_id(self._task, counter)
 
 
 class Client:
@@ -252,11 +203,8 @@ class Client:
         found = self.entries.get(identifier)
         if found is None or type(found) is Entry:
             return found
-        if type(found) is bytes:
-            entry = Entry(1, OK, found, None)
-        else:
-            entry = Entry(1, PENDING, None, found)  # type: ignore[arg-type]
-        self.entries[identifier] = entry
+        row = None if type(found) is bytes else found
+        entry = self.entries[identifier] = Entry(1, OK, found, None) if row is None else Entry(1, PENDING, None, row)  # type: ignore[arg-type]
         return entry
 
     def all_entries(self) -> list[tuple[bytes, Entry]]:

@@ -31,7 +31,8 @@ from zfabric.exceptions import (
     ObjectTooLargeError,
     OutOfDiskError,
 )
-from zfabric.machines.client import Client, Entry, Namer
+from zfabric.machines.client import Client, Entry
+from zfabric.machines.parts.naming import Namer
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
 from zfabric.protocol.ids import CLIENT, root_task

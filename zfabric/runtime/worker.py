@@ -25,7 +25,7 @@ from typing import Any
 from zfabric.adapters import serialization
 from zfabric.adapters.sockets import Post
 from zfabric.exceptions import FabricError, SerializationError
-from zfabric.machines.client import Namer
+from zfabric.machines.parts.naming import Namer
 from zfabric.machines.worker import Item, Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send

@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
-from zfabric.machines.client import Client, Namer
+from zfabric.machines.client import Client
+from zfabric.machines.parts.naming import Namer
 from zfabric.machines.worker import Item, Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
