@@ -104,6 +104,8 @@ class Client:
         self.dropped: deque[bytes] = deque()
         """Refs that finalizers let go of. They take no lock; ``settle`` does the rest."""
         self.unviewed: deque[bytes] = deque()
+        self.asked: dict[int, m.Query] = {}
+        """Questions without an answer: a new daemon has not heard them."""
         self.answers: dict[int, m.Answer] = {}
         self.reservations: dict[int, m.Granted | m.NoSpace] = {}
         self.reserving: dict[int, m.Reserve] = {}
@@ -357,8 +359,8 @@ class Client:
 
     def query(self, token: int, what: str, arguments: Row) -> None:
         """Ask the node's daemon; the answer comes under ``token``."""
-        self._flush_tail()
-        self._outbox.append((None, [m.Query(token, what, arguments)]))
+        question = self.asked[token] = m.Query(token, what, arguments)
+        self.say(question)
 
     def reserve(self, size: int, exact: bool, patience: float) -> int:
         """Ask for room in the arena; the answer comes under the token."""
@@ -521,8 +523,9 @@ class Client:
 
     def on_answer(self, message: m.Answer) -> None:
         """The answer to a question."""
-        self.answers[message.token] = message
-        self.changed = True
+        if self.asked.pop(message.token, None) is not None:
+            self.answers[message.token] = message
+            self.changed = True
 
     def on_kept(self, message: m.Kept) -> None:
         """Durable values are committed."""
@@ -602,8 +605,10 @@ class Client:
             self._controls.append(Send(self.store, request))
         for identifier, (force, recursive) in self.cancelled.items():
             self.say(m.Cancel((identifier,), force, recursive))
+        for question in self.asked.values():
+            self.say(question)
         for message in unsent:
-            if type(message) in (m.Query, m.Goodbye):
+            if type(message) is m.Goodbye:
                 self.say(message)
         self.changed = True
 

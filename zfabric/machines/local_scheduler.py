@@ -43,7 +43,7 @@ from zfabric.machines.parts.state import Tables
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, KillProcess
 from zfabric.protocol.failures import pack_failure
-from zfabric.protocol.ids import Address, child_prefix, short
+from zfabric.protocol.ids import PREFIX_BYTES, Address, child_prefix, short
 from zfabric.protocol.machine import Explanation, InvariantViolation
 from zfabric.protocol.messages import FAILED, OK
 from zfabric.protocol.options import Demand, option
@@ -246,6 +246,8 @@ class LocalScheduler:
                 function.queue.tasks.append(task)
             else:
                 self.admit(task, now)
+        if self.tables.condemned:
+            self._stop_late(message.rows, now)
         job.submitted += len(message.rows)
         self.tables.became_ready += 1
         self.tables.counts["tasks_submitted"] += len(message.rows)
@@ -313,7 +315,10 @@ class LocalScheduler:
             return
         for record in task.values() if process.ready else ():
             add_holder(record, process.incarnation)
-        task.submitter = process.incarnation
+        if task.submitter != process.incarnation:
+            if task.state != DONE and task.submitter in self.tables.processes:
+                task.facts().submitters += (task.submitter,)
+            task.submitter = process.incarnation
         if task.state == DONE and any(record.status == OK and record.value is None for record in task.values()):
             for record in task.values():
                 self.outcomes.make_available(record, "gone when its task was submitted again")
@@ -375,6 +380,7 @@ class LocalScheduler:
         while level:
             prefixes = {child_prefix(task.id[:4], task.id) for task in level}
             parents = {task.id for task in level}
+            self.tables.condemned |= prefixes
             level = [task for task in self.tables.children_of(prefixes) if task.id not in found]
             level += [
                 task
@@ -383,6 +389,15 @@ class LocalScheduler:
             ]
             found.update((task.id, task) for task in level)
         return list(found.values())
+
+    def _stop_late(self, rows: m.Rows, now: float) -> None:
+        """Children that were on their way when their parent was cancelled with all its children."""
+        for row in rows:
+            if row[0][:PREFIX_BYTES] in self.tables.condemned:
+                task = self.tables.tasks.get(row[0])
+                if task is not None:
+                    for each in self._with_children([task]):
+                        self._stop(each, "cancelled", now)
 
     def _stop(self, task: TaskRecord, reason: str, now: float) -> None:
         """Final at once for what was not dispatched; a request for what was."""

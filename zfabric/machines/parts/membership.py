@@ -290,6 +290,7 @@ class Membership:
                 self.scheduler.dispatcher.release(worker)
                 worker.frames.clear()
                 self.scheduler.dispatcher.end(worker, "its job has ended")
+        tables.condemned = {prefix for prefix in tables.condemned if prefix[:JOB_BYTES] != job.id}
         for queue in job.queues.values():
             tables.queues.pop(queue.token, None)
             queue.tasks.clear()

@@ -82,6 +82,8 @@ class Outcomes:
                 if process is not None:
                     process.results.append((task_id, OK, outputs if task.holders is not None else ()))
                     touched.add(process)
+                if task.rare is not None:
+                    self._tell_others(task, OK, outputs)
                 if task.holders is None:
                     spare.append(task)
             else:
@@ -235,10 +237,22 @@ class Outcomes:
             task.status = status  # It has no value that would say so.
             self.tables.spare.append(task)
         process = self.tables.processes.get(task.submitter)
+        row = tuple(_pushed(record) for record in task.values()) if status == OK else (payload,)
         if process is not None:
-            row = tuple(_pushed(record) for record in task.values()) if status == OK else (payload,)
             process.results.append((task.id, status, row))
             self.tables.touched.add(process)
+        if task.rare is not None:
+            self._tell_others(task, status, row)
+
+    def _tell_others(self, task: TaskRecord, status: int, row: m.Row) -> None:
+        """Those who submitted a task before its last submitter did hear of it too."""
+        rare = task.facts()
+        for incarnation in set(rare.submitters) - {task.submitter}:
+            process = self.tables.processes.get(incarnation)
+            if process is not None:
+                process.results.append((task.id, status, row))
+                self.tables.touched.add(process)
+        rare.submitters = ()
 
     def _unpin_row(self, task: TaskRecord) -> None:
         row = task.row

@@ -154,7 +154,19 @@ AnyObject = TaskRecord | ObjectRecord
 class Rare:
     """What only some tasks have."""
 
-    __slots__ = ("alone", "crashes", "deadline", "demand_queue", "history", "kept", "retries", "stopped", "unresolved", "wait_locations")
+    __slots__ = (
+        "alone",
+        "crashes",
+        "deadline",
+        "demand_queue",
+        "history",
+        "kept",
+        "retries",
+        "stopped",
+        "submitters",
+        "unresolved",
+        "wait_locations",
+    )
 
     def __init__(self) -> None:
         self.unresolved = 0
@@ -171,6 +183,8 @@ class Rare:
         self.history: list[str] = []
         """How earlier attempts ended, for the error that may come."""
         self.wait_locations: dict[bytes, Any] | None = None
+        self.submitters: tuple[bytes, ...] = ()
+        """Processes that submitted it before the last one did: they too wait for its outcome."""
         self.demand_queue: ShapeQueue | None = None
         self.kept = 0
 

@@ -34,6 +34,8 @@ class Tables:
         """Processes with results to be pushed at the end of this turn."""
         self.became_ready = 0
         """Counts every time a task becomes ready, so that a search that found none need not be repeated in vain."""
+        self.condemned: set[bytes] = set()
+        """What the ids of children begin with whose parents were cancelled with all their children."""
         self.counts: Counter[str] = Counter()
         self.effects: list[Effect] = []
         self.locates: list[m.Row] = []
