@@ -569,6 +569,8 @@ class FabricClient:
             self.machine.query(token, what, arguments)
             self.flush()
         if not self._wait_until(lambda: token in self.machine.answers, clock() + timeout):
+            with self.lock:
+                self.machine.asked.pop(token, None)
             raise GetTimeoutError(f"the node's daemon did not answer {what!r} within {timeout} s")
         with self.lock:
             answer = self.machine.answers.pop(token)
