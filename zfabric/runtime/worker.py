@@ -304,6 +304,7 @@ class WorkerRuntime(FabricClient):
             finally:
                 self._in_fabric = 1
         except BaseException as error:
+            self._in_fabric = 1  # An interrupt may have come before the line above was reached.
             if self.worker.interrupted(item):
                 return INTERRUPTED, (), None
             status = RETRY if not isinstance(error, SystemExit) and _asks(retryable, error) else ERROR
