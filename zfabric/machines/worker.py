@@ -143,8 +143,13 @@ class Worker:
             self.functions[row[0]] = row
 
     def on_dispatch(self, message: m.Dispatch) -> None:
-        """Tasks to run."""
+        """Tasks to run. What crosses the news that this worker waits, and is not for on top of that, goes back at once."""
         queue = self.inline if message.inline else self.queue
+        self._take_in(queue, message)
+        if self._waiting and self.queue:
+            self.on_take_back(m.TakeBack(tuple(item.row[0] for item in self.queue)))
+
+    def _take_in(self, queue: deque[Item], message: m.Dispatch) -> None:
         if not message.details:
             queue.extend([Item(row, 0, (), ()) for row in message.rows])
             return
