@@ -151,6 +151,16 @@ class FabricClient:
         self.machine.connect(daemon)
         self.machine.rejoin(self.register(), self.running())
 
+    def _follow_daemon(self) -> None:
+        """Join the daemon that the session names, if that is another one now. The caller holds the lock.
+
+        A ``Rejoin`` only says that it is time to look: one from a daemon that has died since must lead nobody astray.
+        """
+        found = self.session.daemon()
+        if found is not None and found[0] != self.daemon and not self.closed:
+            self._join(found[0])
+            self.flush()
+
     def _leave(self, daemon: bytes) -> None:
         self.post.forget(daemon)
 
@@ -256,9 +266,7 @@ class FabricClient:
 
     def _deliver(self, now: float, sender: bytes, to: bytes, source: bytes, message: Any) -> None:
         if type(message) is m.Rejoin:
-            if sender != self.daemon:
-                self._join(sender)
-                self.flush()
+            self._follow_daemon()
         elif sender == self.daemon:
             self.machine.step(now, source, message)
 
@@ -329,10 +337,7 @@ class FabricClient:
             text = "the node's supervisor is gone, and all its processes with it; call zf.shutdown() and zf.init()"
             raise NodeDiedError(f"{text}. It said: {reason}" if reason else text)
         with self.lock:
-            found = self.session.daemon()
-            if found is not None and found[0] != self.daemon and not self.closed:
-                self._join(found[0])  # It does not know of this process, or its word got lost.
-                self.flush()
+            self._follow_daemon()
 
     def _show_notices(self) -> None:
         while self.machine.notices:

@@ -196,9 +196,7 @@ class WorkerRuntime(FabricClient):
 
     def _controlled(self, now: float, sender: bytes, source: bytes, message: Any) -> None:
         if type(message) is m.Rejoin:
-            if sender != self.daemon:
-                self._join(sender)
-                self.flush()
+            self._follow_daemon()
             return
         if sender != self.daemon:
             return
