@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -95,6 +96,7 @@ def _await(launched: Launched) -> dict[str, Any]:
     except ConnectionLostError as error:
         launched.close()
         *_, reason = str(error).strip().splitlines()  # below the daemon's traceback, if that could not start
+        reason = re.sub(r"^(the node could not start: )?(zfabric\.exceptions\.\w+: )?", "", reason)
         raise click.ClickException(f"the cluster did not start: {reason}") from None
     except BaseException:
         launched.close()
