@@ -64,6 +64,7 @@ __all__ = [
     "AlreadyInitializedError",
     "ConfigError",
     "ConnectionLostError",
+    "Executor",
     "FabricError",
     "GetTimeoutError",
     "JobEndedError",
@@ -117,3 +118,12 @@ __all__ = [
     "timeline",
     "wait",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """``Executor``, loaded on first use: few programs need it, and it needs ``concurrent.futures``."""
+    if name == "Executor":
+        from zfabric.util.executor import Executor
+
+        return Executor
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

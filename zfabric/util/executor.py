@@ -1,0 +1,155 @@
+"""A ``concurrent.futures.Executor`` whose workers are the cluster's: what takes executors, takes a fabric."""
+
+from __future__ import annotations
+
+import threading
+import time
+import types
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor as _Executor
+from concurrent.futures import Future
+from itertools import islice
+from typing import Any, TypeVar
+
+import zfabric as zf
+
+Result = TypeVar("Result")
+
+
+class TaskFuture(Future[Result]):
+    """The future of one call. ``cancel`` also cancels its task, as long as the call has no outcome; ``ref`` is the task's ref."""
+
+    ref: zf.ObjectRef | None = None
+
+    def cancel(self) -> bool:
+        """Whether the call is cancelled now: it counts as not begun until its outcome is here."""
+        if not super().cancel():
+            return False
+        if self.ref is not None:
+            zf.cancel(self.ref)
+        return True
+
+
+class Executor(_Executor):
+    """Runs calls as tasks, with the options of ``zf.remote`` for all of them (``num_cpus``, ``max_retries``, ``runtime_env``, …).
+
+    What was submitted is done by the cluster's workers; ``max_workers`` limits how many of this executor's calls are with the
+    cluster at a time (default: no limit). A cluster is started if there is none, and goes on after ``shutdown``.
+
+    >>> import zfabric as zf
+    >>> with zf.Executor() as executor:
+    ...     future = executor.submit(pow, 2, 10)
+    ...     list(executor.map(abs, [-1, 2, -3])), future.result()
+    ([1, 2, 3], 1024)
+    """
+
+    def __init__(self, max_workers: int | None = None, **options: Any) -> None:
+        if max_workers is not None and max_workers < 1:
+            raise ValueError("max_workers is at least 1, or None for no limit")
+        self._call = zf.remote(**options)(_call) if options else zf.remote(_call)
+        self._options = options
+        self._functions: dict[Any, Any] = {}
+        self._lock = threading.Lock()
+        self._room = threading.Semaphore(max_workers) if max_workers is not None else None
+        self._open: set[TaskFuture[Any]] = set()
+        self._idle = threading.Condition(self._lock)
+        self._closed = False
+
+    def submit(self, fn: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Future[Result]:
+        """Run ``fn(*args, **kwargs)`` as a task. RuntimeError after ``shutdown``; SerializationError if it cannot be pickled."""
+        if self._closed:
+            raise RuntimeError("this executor was shut down; make another")
+        if self._room is not None:
+            self._room.acquire()
+        future: TaskFuture[Result] = TaskFuture()
+        try:
+            future.ref = ref = self._remote(fn, args, kwargs)
+        except BaseException:
+            if self._room is not None:
+                self._room.release()
+            raise
+        with self._lock:
+            self._open.add(future)
+        ref.future().add_done_callback(lambda done: self._done(future, done))
+        return future
+
+    def _remote(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A plain function is exported once; anything else that can be called travels with its call."""
+        if type(fn) is not types.FunctionType:
+            return self._call.remote(fn, args, kwargs)
+        remote = self._functions.get(fn)
+        if remote is None:
+            remote = self._functions[fn] = zf.remote(**self._options)(fn) if self._options else zf.remote(fn)
+        return remote.remote(*args, **kwargs)
+
+    def _done(self, future: TaskFuture[Any], done: Future[Any]) -> None:
+        if self._room is not None:
+            self._room.release()
+        if future.set_running_or_notify_cancel():
+            error = done.exception()
+            if error is None:
+                future.set_result(done.result())
+            else:
+                future.set_exception(error)
+        future.ref = None
+        with self._lock:
+            self._open.discard(future)
+            if not self._open:
+                self._idle.notify_all()
+
+    def map(
+        self, fn: Callable[..., Result], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
+    ) -> Iterator[Result]:
+        """Results in order, as ``map`` would give them; TimeoutError if the next is not there ``timeout`` seconds after the call.
+
+        ``chunksize`` items make one task. All items are submitted at once.
+        """
+        if chunksize < 1:
+            raise ValueError("chunksize must be at least 1")
+        deadline = None if timeout is None else time.monotonic() + timeout
+        items = zip(*iterables, strict=False)
+        futures: list[Future[Any]]
+        if chunksize == 1:
+            futures = [self.submit(fn, *item) for item in items]
+            return _results(futures, deadline, single=True)
+        futures = []
+        while chunk := list(islice(items, chunksize)):
+            futures.append(self.submit(_call_each, fn, chunk))
+        return _results(futures, deadline, single=False)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more calls; with ``wait``, return when those taken are done. Idempotent."""
+        self._closed = True
+        if cancel_futures:
+            with self._lock:
+                pending = list(self._open)
+            for future in pending:
+                future.cancel()
+        if wait:
+            with self._lock:
+                while self._open:
+                    self._idle.wait()
+
+
+def _call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return fn(*args, **kwargs)
+
+
+def _call_each(fn: Callable[..., Any], items: list[tuple[Any, ...]]) -> list[Any]:
+    return [fn(*item) for item in items]
+
+
+def _results(futures: list[Future[Any]], deadline: float | None, single: bool) -> Iterator[Any]:
+    """Results as they are asked for; the rest is cancelled when nobody will ask."""
+    futures.reverse()
+    try:
+        while futures:
+            future = futures.pop()
+            value = future.result(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            if single:
+                yield value
+            else:
+                yield from value
+    finally:
+        for future in futures:
+            future.cancel()
