@@ -1,0 +1,142 @@
+"""``python -m zfabric.sim``: run worlds by their seeds, show those that fail, and say which states none of them reached."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from zfabric.protocol.ids import OBJECT_BYTES, TASK_BYTES, short
+from zfabric.sim.variants import VARIANTS, applied
+from zfabric.sim.world import Outcome, World
+
+EXPECTED_STATES = (
+    "Blocked",
+    "Unblocked",
+    "TakeBack",
+    "TakenBack",
+    "Cancel",
+    "Interrupt",
+    "Fetch",
+    "Located",
+    "Recall",
+    "RecallGrant",
+    "ReturnGrant",
+    "Rejoin",
+    "Offer",
+    "Running",
+    "Hold",
+    "Release",
+    "Unpin",
+    "Farewell",
+    "ProcessGone",
+    "Keep",
+    "Pinned",
+    "GrantsHeld",
+    "late_completions",
+    "take_backs",
+    "memory_kills",
+    "workers_died",
+    "tasks_failed",
+    "spills",
+    "restores",
+    "calm checked",
+    "daemon restarted",
+    "driver crashed",
+    "worker died",
+)
+"""Messages and counters that some seed must reach, or the simulator has stopped looking at them."""
+
+
+def run_seed(seed: int) -> Outcome:
+    """One world; an exception of a machine is a failure like any other."""
+    try:
+        return World(seed).run()
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        text = f"{type(error).__name__}: {error} ({where.filename.rsplit('/', 1)[-1]}:{where.lineno})"
+        return Outcome(seed, text, 0, Counter())
+
+
+def run_seeds(seeds: Iterable[int], jobs: int) -> Iterator[Outcome]:
+    """Many worlds, in ``jobs`` processes."""
+    if jobs <= 1:
+        yield from map(run_seed, seeds)
+        return
+    import multiprocessing
+
+    with multiprocessing.get_context("fork").Pool(jobs) as pool:
+        yield from pool.imap_unordered(run_seed, seeds, chunksize=10)
+
+
+def readable(value: object) -> str:
+    """A message's field as people can read it, short."""
+    if isinstance(value, bytes):
+        if len(value) in (TASK_BYTES, OBJECT_BYTES):
+            return short(value)[8:12] + ".." + short(value)[24:]
+        return value.hex() if len(value) <= 9 else f"<{len(value)} bytes>"
+    if isinstance(value, tuple):
+        return f"{type(value).__name__ if hasattr(value, '_fields') else ''}({', '.join(map(readable, value))})"
+    return repr(value)
+
+
+def trace(seed: int) -> int:
+    """Show everything that happens in one world."""
+
+    def show(now: float, source: str, to: str, message: object) -> None:
+        line = f"{source} -> {to} {readable(message)}" if source or to else f"*** {message[0]}"  # type: ignore[index]
+        print(f"{now - 100.0:10.4f} {line}"[:400])
+
+    world = World(seed, observer=show)
+    print(world.faults)
+    outcome = world.run()
+    print(outcome.failure or "all is well")
+    return bool(outcome.failure)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command; the number of failures decides the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m zfabric.sim", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=100, help="how many worlds")
+    parser.add_argument("--start", type=int, default=0, help="the first seed")
+    parser.add_argument("--jobs", type=int, default=1, help="processes to use")
+    parser.add_argument("--variant", choices=sorted(VARIANTS), help="break the machines in this way; seeds that fail are then a success")
+    parser.add_argument("--trace", type=int, metavar="SEED", help="show everything that happens in one world")
+    options = parser.parse_args(arguments)
+    with applied(options.variant):
+        if options.trace is not None:
+            return trace(options.trace)
+        return survey(range(options.start, options.start + options.seeds), options.jobs, options.variant)
+
+
+def survey(seeds: range, jobs: int, variant: str | None) -> int:
+    """Run them all and sum up."""
+    began = time.perf_counter()
+    failed = done = 0
+    states: Counter[str] = Counter()
+    for outcome in run_seeds(seeds, jobs):
+        done += 1
+        states.update({name: 1 for name, count in outcome.states.items() if count > 0})
+        if outcome.failure:
+            failed += 1
+            print(f"seed {outcome.seed} fails: {outcome.failure[:500]}")
+            print(f"    python -m zfabric.sim --trace {outcome.seed}{f' --variant {variant}' if variant else ''}")
+            if variant:
+                break
+        if done % 200 == 0:
+            print(f"{done} seeds, {failed} failed, {done / (time.perf_counter() - began):.0f} seeds/s", file=sys.stderr, flush=True)
+    seconds = time.perf_counter() - began
+    print(f"{done} seeds, {failed} failed, {done / seconds:.0f} seeds/s")
+    if variant:
+        print("caught" if failed else "NOT caught")
+        return not failed
+    missing = [name for name in EXPECTED_STATES if not states[name]] if len(seeds) >= 200 else []
+    print(f"{len(states)} states reached" + (f"; never: {', '.join(missing)}" if missing else ""))
+    return bool(failed or missing)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,314 @@
+"""Machines broken on purpose: what the simulator is for is that it finds every one of these.
+
+Each variant replaces a method or two by ones with a mistake that somebody could have made. ``applied`` puts the mistake in and takes it
+out again. A variant that no seed finds is a hole in the simulator, not a proof of the machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from zfabric.machines.client import Client
+from zfabric.machines.control_store import ControlStore
+from zfabric.machines.object_store import ObjectStore
+from zfabric.machines.parts.dispatch import Dispatcher
+from zfabric.machines.parts.link import Link
+from zfabric.machines.parts.membership import Membership
+from zfabric.machines.parts.outcomes import Outcomes
+from zfabric.machines.parts.recovery import Recovery
+from zfabric.machines.parts.references import References
+from zfabric.machines.worker import Worker
+from zfabric.protocol import messages as m
+
+Patch = tuple[type[Any], str, Callable[[Any], Any]]
+"""(class, method, what makes the broken method out of the right one)"""
+
+
+def _nothing(_: Any) -> Any:
+    return lambda *arguments, **named: None
+
+
+def _stale_attempts(right: Any) -> Any:
+    """A completion counts whatever attempt it names, and whoever has the task."""
+
+    def completed(self: Outcomes, worker: Any, message: m.Completed, now: float) -> None:
+        rows = []
+        for task_id, attempt, status, outputs in message.rows:
+            task = self.tables.tasks.get(task_id)
+            if task is not None and task.state != 3:
+                attempt = task.attempt
+                worker.inflight[task_id] = task
+            rows.append((task_id, attempt, status, outputs))
+        right(self, worker, message._replace(rows=tuple(rows)), now)
+
+    return completed
+
+
+def _unpin_once(right: Any) -> Any:
+    """One ``Unpin`` stands for all tellings of an object, as if pins were a set."""
+
+    def unpin(self: ObjectStore, now: float, source: bytes, message: m.Unpin) -> None:
+        for object_id in message.object_ids:
+            entry = self._tables.entries.get(object_id)
+            if entry is not None and entry.pins.pop(source[1:], None):
+                self._tables.settle(entry)
+
+    return unpin
+
+
+def _release_first(right: Any) -> Any:
+    """What finalizers asked for is said before the ends of the tasks whose values contain it."""
+
+    def take_said(self: Client) -> Any:
+        self.settle()
+        return right(self)
+
+    return take_said
+
+
+def _answer_before_commit(right: Any) -> Any:
+    """The control store answers writers when it hands a transaction over, not when it is committed."""
+
+    def hand_over(self: ControlStore, transaction: Any) -> None:
+        self._answer_waiters(transaction)
+        right(self, transaction)
+
+    return hand_over
+
+
+def _take_back_presumed(right: Any) -> Any:
+    """Tasks asked for are given to others without waiting for the worker to confirm."""
+
+    def overdue(self: Dispatcher, now: float) -> Any:
+        answer = right(self, now)
+        for worker in self.tables.workers.values():
+            if worker.taking_back:
+                behind = list(worker.inflight.values())[1 + len(worker.frames) :]
+                self.outcomes.give_back(behind)
+        return answer
+
+    return overdue
+
+
+def _keeps_queue_place(right: Any) -> Any:
+    """A task that is given out stays in its queue."""
+
+    def assign(self: Dispatcher, worker: Any, batch: Any, now: float, inline: bool) -> None:
+        right(self, worker, batch, now, inline)
+        for task in batch:
+            if task.state == 2 and not inline:
+                task.state = 1
+                self.tables.queue_of(task).tasks.append(task)
+                task.state = 2
+                if task.id[-1] % 3 == 0:
+                    task.worker = None
+                    task.state = 1
+                    worker.inflight.pop(task.id, None)
+
+    return assign
+
+
+def _forget_fetchers(right: Any) -> Any:
+    """Whoever asked for a value before it was there is not told when it is."""
+
+    def announce(self: Outcomes, record: Any) -> None:
+        record.fetchers = None
+        right(self, record)
+
+    return announce
+
+
+def _free_though_pinned(right: Any) -> Any:
+    """A value goes with its last holder, also if an unfinished row or another value names it."""
+
+    def release(self: References, object_ids: Any, process: bytes) -> None:
+        object_ids = tuple(object_ids)
+        for object_id in object_ids:
+            record = self.tables.find(object_id)
+            if record is not None:
+                record.pins = 0
+        right(self, object_ids, process)
+
+    return release
+
+
+def _holders_not_said_again(right: Any) -> Any:
+    """After a restart of the daemon, processes do not say what they hold."""
+    return _nothing(right)
+
+
+def _inline_on_any(right: Any) -> Any:
+    """A worker that runs something is taken for one that waits."""
+
+    def fill(self: Dispatcher, worker: Any, queue: Any, now: float, sharers: int) -> None:
+        assign = self._assign
+        try:
+            self._assign = lambda worker, batch, now, inline: assign(worker, batch, now, inline=True)  # type: ignore[method-assign]
+            right(self, worker, queue, now, sharers)
+        finally:
+            del self._assign
+
+    return fill
+
+
+def _no_repeats(right: Any) -> Any:
+    """Frames are sent once."""
+    return lambda self, now: [frame for frame in right(self, now) if frame[0] == 0]
+
+
+def _duplicates_delivered(right: Any) -> Any:
+    """A frame that comes twice is delivered twice."""
+
+    def receive(self: Link, sequence: int, acknowledged: int, envelopes: Any, now: float) -> Any:
+        ready = right(self, sequence, acknowledged, envelopes, now)
+        return [envelopes] if not ready and 0 < sequence <= self.received else ready
+
+    return receive
+
+
+def _dead_keep_their_tasks(right: Any) -> Any:
+    """Only what a dead worker executed runs again, not what waited behind it."""
+
+    def worker_lost(self: Outcomes, worker: Any, died: m.ProcessDied) -> None:
+        for task in list(worker.inflight.values())[1:]:
+            del worker.inflight[task.id]
+            task.worker = None
+            task.state = 0
+            task.facts().unresolved = 1
+        right(self, worker, died)
+
+    return worker_lost
+
+
+def _lent_for_ever(right: Any) -> Any:
+    """A worker that goes on after it was blocked does not take its CPU back."""
+
+    def unblocked(self: Dispatcher, worker: Any, message: m.Unblocked) -> None:
+        lent = worker.lent
+        worker.lent = False
+        right(self, worker, message)
+        worker.lent = lent and bool(worker.frames)
+
+    return unblocked
+
+
+def _recover_at_once(right: Any) -> Any:
+    """A restarted scheduler does not wait for the processes that the supervisor still has."""
+
+    def on_process_table(self: Membership, now: float, source: bytes, message: m.ProcessTable) -> None:
+        right(self, now, source, message)
+        self._expected.clear()
+
+    return on_process_table
+
+
+def _retry_same_attempt(right: Any) -> Any:
+    """A task that runs again does so under the number of the attempt that was lost."""
+
+    def again(self: Outcomes, task: Any, front: bool = True) -> None:
+        right(self, task, front)
+        task.attempt -= 1
+
+    return again
+
+
+def _rows_forgotten(right: Any) -> Any:
+    """After a restart of the daemon, rows without an outcome are not said again."""
+
+    def submitted(self: Recovery, source: bytes, message: m.Submit) -> None:
+        right(self, source, message._replace(rows=message.rows[:-1]))
+
+    return submitted
+
+
+def _told_is_no_pin(right: Any) -> Any:
+    """A location is told without a pin."""
+
+    def tell(self: Any, entry: Any, process: bytes) -> None:
+        self.located.append((entry.object_id, process, entry.offset, entry.size))
+
+    return tell
+
+
+def _interrupts_once(right: Any) -> Any:
+    """A cancelled task that was taken for running and had not begun is not asked about again."""
+
+    def on_interrupt(self: Worker, message: m.Interrupt) -> None:
+        if any(item.row[0] == message.task_id and item is self.stack[-1] for item in self.stack):
+            right(self, message)
+
+    return on_interrupt
+
+
+def _lineage_never_dropped(right: Any) -> Any:
+    """Rows of tasks that nobody needs stay in the control store."""
+
+    def forget(self: References, task: Any) -> None:
+        task.block = None
+        right(self, task)
+
+    return forget
+
+
+def _stored_tables() -> type[Any]:
+    from zfabric.machines.parts.stored import StoreTables
+
+    return StoreTables
+
+
+VARIANTS: dict[str, tuple[Patch, ...]] = {
+    "stale-attempts-accepted": ((Outcomes, "completed", _stale_attempts),),
+    "unpin-drops-all-pins": ((ObjectStore, "on_unpin", _unpin_once),),
+    "release-before-hold": ((Client, "take_said", _release_first),),
+    "answer-before-commit": ((ControlStore, "_hand_over", _answer_before_commit),),
+    "take-back-presumed": ((Dispatcher, "overdue", _take_back_presumed),),
+    "dispatched-twice": ((Dispatcher, "_assign", _keeps_queue_place),),
+    "fetchers-forgotten": ((Outcomes, "_announce", _forget_fetchers),),
+    "freed-while-named": ((References, "release", _free_though_pinned),),
+    "holders-not-said-again": ((Recovery, "_take_hold", _holders_not_said_again),),
+    "inline-on-running-worker": ((Dispatcher, "_fill", _inline_on_any),),
+    "frames-not-repeated": ((Link, "due", _no_repeats),),
+    "duplicates-delivered": ((Link, "receive", _duplicates_delivered),),
+    "prefetched-tasks-lost": ((Outcomes, "worker_lost", _dead_keep_their_tasks),),
+    "lent-cpu-kept": ((Dispatcher, "unblocked", _lent_for_ever),),
+    "recovery-too-early": ((Membership, "on_process_table", _recover_at_once),),
+    "retry-without-new-attempt": ((Outcomes, "again", _retry_same_attempt),),
+    "rows-not-said-again": ((Recovery, "_enter_submitted", _rows_forgotten),),
+    "told-without-pin": ((_stored_tables(), "tell", _told_is_no_pin),),
+    "lineage-never-dropped": ((References, "_forget", _lineage_never_dropped),),
+    "interrupt-only-on-top": ((Worker, "on_interrupt", _interrupts_once),),
+}
+"""name -> what to replace"""
+
+
+@contextmanager
+def applied(name: str | None) -> Iterator[None]:
+    """Break the machines in the way called ``name`` (None: not at all) for as long as the context lasts."""
+    patches = VARIANTS[name] if name is not None else ()
+    right = [(owner, method, getattr(owner, method)) for owner, method, _ in patches]
+    tables = [(table, dict(table)) for table in _handler_tables()]
+    try:
+        for (owner, method, function), (_, _, make) in zip(right, patches, strict=True):
+            broken = make(function)
+            setattr(owner, method, broken)
+            for table, _ in tables:
+                for kind, handler in table.items():
+                    if handler is function:
+                        table[kind] = broken
+        yield
+    finally:
+        for owner, method, function in right:
+            setattr(owner, method, function)
+        for table, before in tables:
+            table.update(before)
+
+
+def _handler_tables() -> list[dict[Any, Any]]:
+    from zfabric.machines import client, local_scheduler, worker
+
+    return [client.HANDLERS, local_scheduler.HANDLERS, worker.HANDLERS, ObjectStore._handlers, ControlStore.HANDLERS]
+
+
+__all__ = ["VARIANTS", "applied"]
