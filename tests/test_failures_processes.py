@@ -1,0 +1,431 @@
+"""Bad days of processes: workers, daemon and driver killed, stopped and out of memory. Real processes, real signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from bad_days import (
+    PATIENCE,
+    eventually,
+    failure,
+    gone,
+    kill_daemon,
+    processes_named,
+    query,
+    session,
+    session_processes,
+    worker_rows,
+)
+from conftest import running_cluster
+
+import zfabric as zf
+from zfabric.runtime.session import Session
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared() -> Iterator[Any]:
+    """One cluster for the file, whose daemon is restarted at once however often it dies."""
+    with running_cluster(config={"restart_backoff_max": 0.05}) as context:
+        yield context
+
+
+@zf.remote
+def identity(value: Any) -> Any:
+    return value
+
+
+@zf.remote
+def sum_of(array: Any) -> int:
+    return int(array.sum())
+
+
+# --- a worker dies --------------------------------------------------------------------------------------------------------------
+
+
+def kill_itself() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def exit_at_once() -> None:
+    os._exit(7)
+
+
+def crash() -> None:
+    import faulthandler
+
+    faulthandler._sigsegv()
+
+
+@pytest.mark.parametrize(("way", "number", "code"), [(kill_itself, 9, 0), (exit_at_once, 0, 7), (crash, 11, 0)])
+def test_a_worker_that_dies_is_retried_and_then_an_error_that_tells_all(way: Any, number: int, code: int, tmp_path: Path) -> None:
+    @zf.remote(max_retries=1)
+    def die() -> None:
+        with (tmp_path / "attempts").open("a") as attempts:
+            attempts.write(f"{os.getpid()} {zf.get_runtime_context().attempt}\n")
+        print("these are my last words", file=sys.stderr, flush=True)
+        way()
+
+    error = failure(die.remote())
+    assert type(error) is zf.WorkerCrashedError
+    attempts = [line.split() for line in (tmp_path / "attempts").read_text().splitlines()]
+    assert [attempt for _, attempt in attempts] == ["0", "1"]
+    assert error.facts["pid"] == int(attempts[-1][0])
+    assert (error.facts["signal"], error.facts["exit_code"]) == (number, code)
+    assert f"signal {number}" in str(error) if number else f"exit code {code}" in str(error)
+    assert all(pid in str(error) for pid, _ in attempts)
+    assert ("Segmentation fault" if way is crash else "these are my last words") in str(error)
+    assert error.facts["node"] == zf.get_runtime_context().get_node_id()
+
+
+def test_a_retried_task_that_no_longer_kills_gives_its_value(tmp_path: Path) -> None:
+    @zf.remote
+    def die_twice() -> str:
+        with (tmp_path / "attempts").open("a") as attempts:
+            attempts.write("x")
+        if len((tmp_path / "attempts").read_text()) <= 2:
+            kill_itself()
+        return "third time lucky"
+
+    assert zf.get(die_twice.remote(), timeout=PATIENCE) == "third time lucky"
+
+
+def test_no_retries_means_one_attempt(tmp_path: Path) -> None:
+    @zf.remote(max_retries=0)
+    def die() -> None:
+        with (tmp_path / "attempts").open("a") as attempts:
+            attempts.write("x")
+        kill_itself()
+
+    assert type(failure(die.remote())) is zf.WorkerCrashedError
+    assert (tmp_path / "attempts").read_text() == "x"
+
+
+def test_neighbours_of_a_task_that_kills_its_worker_are_unharmed(tmp_path: Path) -> None:
+    @zf.remote(max_retries=0)
+    def logged(index: int) -> int:
+        return index
+
+    @zf.remote(max_retries=0)
+    def die() -> None:
+        kill_itself()
+
+    zf.get([logged.remote(index) for index in range(200)], timeout=PATIENCE)
+    refs: list[Any] = []
+    for index in range(2000):
+        refs.append(logged.remote(index))
+        if index % 500 == 250:
+            refs.append(die.remote())
+    values, deaths = [], 0
+    for ref in refs:
+        try:
+            values.append(zf.get(ref, timeout=PATIENCE))
+        except zf.WorkerCrashedError:
+            deaths += 1
+    assert deaths == 4
+    assert values == list(range(2000))
+
+
+def test_a_task_that_always_kills_is_condemned_whatever_its_retries() -> None:
+    @zf.remote(max_retries=-1)
+    def die() -> None:
+        exit_at_once()
+
+    error = failure(die.remote())
+    assert type(error) is zf.PoisonedTaskError
+    assert str(error).count("exit code 7") >= 3
+    assert zf.get([identity.remote(index) for index in range(100)], timeout=PATIENCE) == list(range(100))
+
+
+def test_a_worker_killed_from_outside_loses_nothing(tmp_path: Path) -> None:
+    @zf.remote
+    def slow(index: int) -> int:
+        time.sleep(0.002)
+        return index
+
+    refs = [slow.remote(index) for index in range(400)]
+    for _ in range(3):
+        done = len(zf.wait(refs, num_returns=len(refs), timeout=0.15)[0])
+        if done == len(refs):
+            break
+        os.kill(processes_named("zf-worker")[0], signal.SIGKILL)
+    assert zf.get(refs, timeout=PATIENCE) == list(range(400))
+    eventually(lambda: len([row for row in worker_rows() if row["state"] != "starting"]) >= 2, "dead workers are replaced")
+
+
+def test_a_worker_that_is_killed_while_it_waits_for_children_is_retried() -> None:
+    @zf.remote
+    def child() -> int:
+        time.sleep(0.3)
+        return 1
+
+    @zf.remote
+    def parent() -> int:
+        return sum(zf.get([child.remote() for _ in range(4)]))
+
+    refs = [parent.remote() for _ in range(2)]
+    eventually(lambda: any(row["depth"] for row in worker_rows()), "a worker waits in get")
+    victim = next(row["pid"] for row in worker_rows() if row["depth"])
+    os.kill(victim, signal.SIGKILL)
+    assert zf.get(refs, timeout=PATIENCE) == [4, 4]
+
+
+def test_a_stopped_worker_delays_its_tasks_and_loses_none() -> None:
+    pid = processes_named("zf-worker")[0]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        refs = [identity.remote(index) for index in range(2000)]
+        zf.wait(refs, num_returns=len(refs), timeout=0.5)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert zf.get(refs, timeout=PATIENCE) == list(range(2000))
+    assert not gone(pid)
+
+
+# --- the daemon dies ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_daemon_killed_under_ten_thousand_tasks_is_replaced_and_each_finishes_once(tmp_path: Path) -> None:
+    workers = set(processes_named("zf-worker"))
+    refs = [identity.remote(index) for index in range(5_000)]
+    killed = kill_daemon()
+    refs += [identity.remote(index) for index in range(5_000, 10_000)]
+    seen: list[int] = []
+    for ref in zf.as_completed(refs, timeout=PATIENCE):
+        seen.append(zf.get(ref))
+    assert sorted(seen) == list(range(10_000))
+    assert gone(killed)
+    assert set(processes_named("zf-worker")) >= workers
+
+
+def test_the_daemon_killed_again_and_again() -> None:
+    for turn in range(6):
+        refs = [identity.remote((turn, index)) for index in range(3_000)]
+        kill_daemon()
+        if turn % 2:
+            eventually(lambda: query("status"), "the new daemon answers")
+            kill_daemon()
+        assert zf.get(refs, timeout=PATIENCE) == [(turn, index) for index in range(3_000)]
+
+
+def test_a_daemon_killed_while_its_first_driver_and_workers_register() -> None:
+    script = (
+        "import zfabric as zf; from bad_days import *\n"
+        "zf.init(num_cpus=2, log_to_driver=False)\n"
+        "f = zf.remote(lambda x: x + 1); refs = [f.remote(i) for i in range(1000)]; kill_daemon()\n"
+        "assert zf.get(refs, timeout=PATIENCE) == list(range(1, 1001)); zf.shutdown()\n"
+    )
+    run_script(script)
+
+
+def test_the_daemon_killed_while_workers_wait_in_nested_gets() -> None:
+    @zf.remote
+    def leaf(index: int) -> int:
+        time.sleep(0.05)
+        return index
+
+    @zf.remote
+    def parent(index: int) -> int:
+        return sum(zf.get([leaf.remote(index) for _ in range(3)]))
+
+    @zf.remote
+    def depth(n: int) -> int:
+        return 0 if n == 0 else 1 + int(zf.get(depth.remote(n - 1)))
+
+    refs = [parent.remote(index) for index in range(6)]
+    deep = depth.remote(300)
+    eventually(lambda: any(row["depth"] for row in worker_rows()), "a worker waits in get")
+    for _ in range(2):
+        kill_daemon()
+        time.sleep(0.1)
+    assert zf.get(refs, timeout=PATIENCE) == [3 * index for index in range(6)]
+    assert zf.get(deep, timeout=PATIENCE) == 300
+
+
+def test_arrays_refs_and_durable_puts_outlive_the_daemon() -> None:
+    @zf.remote
+    def make(index: int) -> Any:
+        return np.full(300_000, index)
+
+    put = zf.put(np.arange(500_000))
+    small = zf.put({"a": 1})
+    durable = zf.put(["kept"], durable=True)
+    durable_array = zf.put(np.ones(100_000), durable=True)
+    made = [make.remote(index) for index in range(4)]
+    views = zf.get(made, timeout=PATIENCE)
+    whole = zf.get(put)
+    nested = zf.put({"inside": [put, made[1]]})
+    kill_daemon()
+    assert zf.get([sum_of.remote(ref) for ref in made], timeout=PATIENCE) == [index * 300_000 for index in range(4)]
+    assert zf.get(sum_of.remote(put), timeout=PATIENCE) == sum(range(500_000))
+    assert all((view == index).all() for index, view in enumerate(views))
+    assert (whole == np.arange(500_000)).all()
+    assert zf.get([small, durable], timeout=PATIENCE) == [{"a": 1}, ["kept"]]
+    assert zf.get(durable_array, timeout=PATIENCE).sum() == 100_000
+    del views, whole, made
+    inside = zf.get(nested, timeout=PATIENCE)["inside"]
+    assert zf.get(sum_of.remote(inside[1]), timeout=PATIENCE) == 300_000
+    kill_daemon()
+    more = [zf.put(np.full(300_000, index)) for index in range(10)]
+    assert zf.get([sum_of.remote(ref) for ref in more], timeout=PATIENCE) == [index * 300_000 for index in range(10)]
+
+
+def test_a_stopped_daemon_is_no_dead_one() -> None:
+    refs = [identity.remote(index) for index in range(5_000)]
+    pid = kill_daemon(signal.SIGSTOP)
+    try:
+        refs += [identity.remote(index) for index in range(5_000, 10_000)]
+        with pytest.raises(zf.GetTimeoutError):
+            zf.get(refs, timeout=0.5)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert zf.get(refs, timeout=PATIENCE) == list(range(10_000))
+    assert processes_named("zf-daemon") == [pid]
+
+
+def test_the_template_killed_is_replaced_and_workers_can_be_started_again() -> None:
+    template = processes_named("zf-template")[0]
+    os.kill(template, signal.SIGKILL)
+    for pid in processes_named("zf-worker"):
+        os.kill(pid, signal.SIGKILL)
+    assert zf.get([identity.remote(index) for index in range(100)], timeout=PATIENCE) == list(range(100))
+    assert template not in processes_named("zf-template")
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_of_two_workers_the_one_that_takes_all_memory_is_blamed() -> None:
+    script = """
+import numpy as np, time, zfabric as zf
+from bad_days import *
+zf.init(num_cpus=2, log_to_driver=False, object_store_memory=2**27, config={"memory_limit": 400 * 2**20, "memory_check_every": 0.02})
+
+@zf.remote(max_retries=0)
+def hog():
+    held = []
+    while True:
+        held.append(np.ones(2**20))
+        time.sleep(0.01)
+
+@zf.remote(max_retries=0)
+def neighbour(marks):
+    import pathlib
+    while not pathlib.Path(marks, "done").exists():
+        time.sleep(0.01)
+    return "unharmed"
+
+import tempfile, pathlib
+with tempfile.TemporaryDirectory() as marks:
+    other = neighbour.remote(marks)
+    error = failure(hog.remote())
+    assert type(error) is zf.OutOfMemoryError, repr(error)
+    assert error.facts["peak"] > 150 * 2**20, error.facts
+    assert "MiB" in str(error) and "hog" in str(error)
+    pathlib.Path(marks, "done").touch()
+    assert zf.get(other, timeout=PATIENCE) == "unharmed"
+zf.shutdown()
+"""
+    run_script(script)
+
+
+# --- the driver dies -----------------------------------------------------------------------------------------------------------------
+
+
+def run_script(script: str) -> str:
+    """Run a program of its own, with what these tests may import; its output."""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE,
+        cwd=Path(__file__).parent,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_driver_killed_leaves_nothing_of_its_embedded_cluster() -> None:
+    script = """
+import numpy as np, time, zfabric as zf
+from bad_days import *
+zf.init(num_cpus=2, log_to_driver=False)
+held = [zf.put(np.ones(10**6)) for _ in range(5)]
+@zf.remote
+def run():
+    import subprocess
+    subprocess.Popen(["sleep", "1000"])
+    time.sleep(1000)
+refs = [run.remote() for _ in range(4)]
+eventually(lambda: "sleep" in session_processes().values(), "tasks run")
+print(session().directory, *session_processes(), flush=True)
+time.sleep(1000)
+"""
+    driver = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent)
+    try:
+        assert driver.stdout is not None
+        directory, *pids = driver.stdout.readline().split()
+        assert len(pids) >= 6
+        arena = Path(f"/proc/{Session(directory).describe()['supervisor']}/fd")
+        assert any("zfabric-arena" in os.readlink(entry) for entry in arena.iterdir())
+    finally:
+        driver.kill()
+        driver.communicate()
+    eventually(lambda: all(gone(int(pid)) for pid in pids), "all processes have ended", 10)
+    eventually(lambda: not Path(directory).exists(), "the session's directory is gone", 10)
+
+
+def test_a_driver_that_exits_without_shutdown_or_by_an_exception_leaves_nothing() -> None:
+    script = """
+import zfabric as zf
+from bad_days import *
+zf.init(num_cpus=1, log_to_driver=False)
+zf.get(zf.remote(lambda: 1).remote())
+print(session().directory, *session_processes(), flush=True)
+{ending}
+"""
+    for ending in ("", "raise ValueError('the program failed')", "import os; os._exit(3)"):
+        done = subprocess.run(
+            [sys.executable, "-c", script.format(ending=ending)], capture_output=True, text=True, cwd=Path(__file__).parent, check=False
+        )
+        directory, *pids = done.stdout.split()
+        eventually(lambda pids=pids: all(gone(int(pid)) for pid in pids), "all processes have ended", 10)
+        eventually(lambda directory=directory: not Path(directory).exists(), "the session's directory is gone", 10)
+
+
+def test_the_supervisor_killed_takes_all_along_and_the_driver_is_told() -> None:
+    script = """
+import os, zfabric as zf
+from bad_days import *
+zf.init(num_cpus=2, log_to_driver=False)
+@zf.remote
+def run(): time.sleep(1000)
+ref = run.remote()
+eventually(lambda: any(row["state"] == "busy" for row in worker_rows()), "the task runs")
+pids = list(session_processes())
+os.kill(pids[0], 9)
+error = failure(ref)
+assert type(error) is zf.NodeDiedError, repr(error)
+eventually(lambda: all(gone(pid) for pid in pids[1:]), "all have ended", 10)
+zf.shutdown()
+zf.init(num_cpus=1, log_to_driver=False)
+assert zf.get(zf.remote(lambda: 5).remote(), timeout=PATIENCE) == 5
+zf.shutdown()
+"""
+    run_script(script)
+
+
+def test_all_of_this_left_the_session_as_it_was() -> None:
+    eventually(lambda: all(row["state"] == "idle" for row in worker_rows()), "all tasks have ended")
+    assert Path(session().directory).exists()
+    names = sorted(set(session_processes().values()))
+    assert names == ["zf-daemon", "zf-supervisor", "zf-template", "zf-worker"]
