@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -99,6 +100,7 @@ def ask(questions: list[Question], options: argparse.Namespace) -> dict[str, Any
         interpreters, found["peers"], found["absent"] = prepare()
         for name, reason in found["absent"].items():
             print(f"{name} takes no part: {reason}", file=sys.stderr)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that what was started is ended on the way out
     run = Run(found["repeat"], options.quick, interpreters)
     for question in questions:
         result = isolated.answer(question, run, options.timeout)

@@ -63,9 +63,11 @@ def _wait(process: subprocess.Popen[bytes], seconds: float) -> str:
 
 
 def main(text: str) -> None:
-    """The process itself."""
+    """The process itself. It ends with the one that asked, and its cluster with it."""
     from perf.questions import load
+    from zfabric.adapters.processes import die_with_parent
 
+    die_with_parent(os.getppid())
     request = json.loads(text)
     run = Run(request["repeat"], request["quick"], request["peers"])
     result = load()[request["question"]].answer(run)

@@ -180,9 +180,9 @@ def put_large(megabytes: int, system: System, passes: int) -> float:
     return rate
 
 
-def put_pass(system: System, piece: Any) -> float:
+def put_pass(system: System, piece: Any, total_bytes: int = PASS_BYTES) -> float:
     """GB/s of one pass; nothing of it is kept."""
-    count = max(1, PASS_BYTES // piece.nbytes)
+    count = max(1, total_bytes // piece.nbytes)
     refs = []
     begin = time.perf_counter()
     for _ in range(count):

@@ -20,7 +20,8 @@ def measure(run: Run) -> dict[str, Samples]:
     """Each size in turns with memcpy, each time on a cluster of its own."""
     import numpy
 
-    copies = Copies(PASS_BYTES)
+    total = run.pick(PASS_BYTES, PASS_BYTES // 8)
+    copies = Copies(max(total, LARGE_MEGABYTES[-1] * MB))
     samples = {}
     for size in LARGE_MEGABYTES:
         piece = numpy.ones(size * MB, numpy.uint8)
@@ -29,7 +30,7 @@ def measure(run: Run) -> dict[str, Samples]:
             with run.cluster(object_store_memory=8 * PASS_BYTES) as system:
                 rates = []
                 for _ in range(run.pick(PASSES, 2)):
-                    rates.append(put_pass(system, piece))
+                    rates.append(put_pass(system, piece, total))
                     system.settle()
             floor = copies.gigabytes_per_second(piece)
             for figure, rate in ((first, rates[0]), (warm, rates[-1])):
