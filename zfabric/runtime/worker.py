@@ -11,6 +11,7 @@ attempt has ended.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # Beneath ``signal``, whose enumerations cost as much as running a small task.
 import contextlib
 import mmap
 import os
@@ -37,7 +38,7 @@ from zfabric.runtime import interface
 from zfabric.runtime.client import CHECK_EVERY, FabricClient, clock
 from zfabric.runtime.session import Session
 
-INTERRUPT = signal.SIGRTMIN + 7
+INTERRUPT = int(signal.SIGRTMIN) + 7
 RECURSION_PER_TASK = 40
 """Python frames that one task on the stack may take before its own: ``get``, the pump, and running the next one."""
 REPORT_ROWS = 64
@@ -57,6 +58,7 @@ class WorkerRuntime(FabricClient):
         self.worker = Worker(WORKER + token, self.config)
         self.control_post = Post(self._context, session.sockets, self.control, self.config)
         self._main = threading.get_ident()
+        self._handler = self._interrupted
         self._listener: threading.Thread | None = None
         self._in_fabric = 1
         self._waiting = False
@@ -245,7 +247,8 @@ class WorkerRuntime(FabricClient):
         self._slot[0:TASK_BYTES] = row[0]
         if not self.machine.job:
             self.machine.job = row[0][:JOB_BYTES]
-        signal.signal(INTERRUPT, self._interrupted)
+        if _signal.getsignal(INTERRUPT) is not self._handler:
+            _signal.signal(INTERRUPT, self._handler)  # A library of the program's has replaced it.
         self._contexts.append(item)
         self._namers.append(None)
         started = clock()
@@ -466,7 +469,7 @@ def run(session_directory: str, token: bytes, job: bytes) -> None:
         raise FabricError("the worker found no daemon")
     runtime = WorkerRuntime(session, token, job)
     sys.setrecursionlimit(max(sys.getrecursionlimit(), 1000 + RECURSION_PER_TASK * runtime.config.inline_depth))
-    signal.signal(INTERRUPT, runtime._interrupted)
+    _signal.signal(INTERRUPT, runtime._handler)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     interface.set_current(runtime)
     interface.current_task = runtime.context
