@@ -1,0 +1,254 @@
+"""Bad days of objects: too large, too many, pinned, on a full disk or in a full /dev/shm. Never SIGBUS, never wrong data."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from bad_days import PATIENCE, eventually, failure, query, session, worker_rows
+
+import zfabric as zf
+
+MIB = 2**20
+STORE = 64 * MIB
+
+
+def block(number: int, mib: int = 4) -> Any:
+    """An array that no other number gives."""
+    return np.full(mib * MIB // 8, number, dtype=np.int64)
+
+
+@zf.remote
+def make(number: int, mib: int = 4) -> Any:
+    return block(number, mib)
+
+
+@zf.remote
+def check(array: Any, number: int) -> bool:
+    return bool((array == number).all())
+
+
+@pytest.fixture
+def small(cluster: Callable[..., Any]) -> Callable[..., Any]:
+    """A cluster whose store has 64 MiB."""
+
+    def start(**config: Any) -> Any:
+        return cluster(object_store_memory=STORE, config={"put_patience": 0.5, **config})
+
+    return start
+
+
+def workers_alive() -> set[int]:
+    return {row["pid"] for row in worker_rows()}
+
+
+def test_an_object_larger_than_the_store_is_refused_by_name_and_size(small: Any) -> None:
+    small()
+    with pytest.raises(zf.ObjectTooLargeError, match=r"100.*MiB.*object_store_memory"):
+        zf.put(block(1, 100))
+    before = workers_alive()
+    error = failure(make.remote(1, 100))
+    assert type(error) is zf.ObjectTooLargeError
+    assert "MiB" in str(error)
+    with pytest.raises(zf.ObjectTooLargeError):
+        check.remote(block(1, 100), 1)
+    assert workers_alive() == before
+    assert zf.get(check.remote(zf.put(block(2)), 2), timeout=PATIENCE)
+
+
+def test_a_full_store_spills_to_disk_and_reads_back_what_was_written(small: Any) -> None:
+    small(put_patience=PATIENCE)
+    refs = [zf.put(block(number)) if number % 2 else make.remote(number) for number in range(60)]
+    assert zf.get([check.remote(ref, number) for number, ref in enumerate(refs)], timeout=PATIENCE) == [True] * 60
+    for number, ref in enumerate(refs):
+        assert (zf.get(ref, timeout=PATIENCE) == number).all()
+    spilled = list(Path(session().describe()["spill"]).iterdir())
+    assert spilled
+    assert query("status")["store"]["spills"] > 0
+    del refs, ref
+    eventually(lambda: query("status")["store"]["objects"] == 0, "nothing is kept of what nobody refers to")
+    eventually(lambda: not list(Path(session().describe()["spill"]).iterdir()), "files of what nobody refers to are deleted")
+
+
+def test_a_store_full_of_pinned_values_holds_back_and_then_refuses(small: Any) -> None:
+    small()
+    refs: list[Any] = []
+    views: list[Any] = []
+    with pytest.raises(zf.ObjectStoreFullError, match="MiB"):
+        for number in range(40):
+            refs.append(zf.put(block(number)))
+            views.append(zf.get(refs[-1]))
+    assert len(views) >= 8
+    assert all((view == number).all() for number, view in enumerate(views))
+    error = failure(make.options(max_retries=0).remote(1))
+    assert type(error) is zf.ObjectStoreFullError
+    del views[2:], refs[2:]
+    assert zf.get(check.remote(zf.put(block(99)), 99), timeout=PATIENCE)
+
+
+def test_a_put_that_waits_for_room_gets_it_when_somebody_lets_go(small: Any) -> None:
+    small(put_patience=PATIENCE)
+    refs = [zf.put(block(number, 8)) for number in range(7)]
+    views = [zf.get(ref) for ref in refs[:6]]
+    done: list[Any] = []
+    thread = threading.Thread(target=lambda: done.extend(zf.put(block(50 + index, 8)) for index in range(4)))
+    thread.start()
+    thread.join(0.5)
+    assert (views[5] == 5).all()
+    views.clear()
+    thread.join(PATIENCE)
+    assert zf.get([check.remote(ref, 50 + index) for index, ref in enumerate(done)], timeout=PATIENCE) == [True] * 4
+    assert zf.get([check.remote(ref, index) for index, ref in enumerate(refs)], timeout=PATIENCE) == [True] * 7
+
+
+def test_a_view_is_valid_after_its_ref_is_gone_and_while_the_store_is_refilled(small: Any) -> None:
+    small(put_patience=PATIENCE)
+    view = zf.get(zf.put(block(7)))
+    part = view[1000:2000]
+    del view
+    for number in range(40):
+        zf.put(block(number))
+    assert (part == 7).all()
+    with pytest.raises(ValueError, match="read-only"):
+        part[0] = 1
+    writable = zf.get(zf.put(block(3)), copy=True)
+    writable[0] = 1
+
+
+def test_objects_written_by_workers_that_were_killed_are_whole_or_made_again(small: Any) -> None:
+    small(put_patience=PATIENCE)
+
+    @zf.remote(max_retries=20)
+    def write_and_die(number: int, marks: str) -> Any:
+        path = Path(marks, str(number))
+        if not path.exists():
+            path.touch()
+            zf.put(block(-1))
+            zf.put(np.zeros(100_000))
+            os._exit(1)
+        return block(number)
+
+    refs = [write_and_die.remote(number, session().directory + "/logs") for number in range(8)]
+    assert zf.get([check.remote(ref, number) for number, ref in enumerate(refs)], timeout=PATIENCE) == [True] * 8
+    del refs
+    eventually(lambda: query("status")["store"]["objects"] == 0, "what dead workers wrote is freed")
+
+
+def test_a_full_disk_is_an_error_for_what_does_not_fit_and_for_nothing_else(small: Any, tmp_path: Path) -> None:
+    inside = """
+import sys, zfabric as zf, numpy as np
+from bad_days import *
+from test_failures_objects import block, check
+zf.init(num_cpus=2, log_to_driver=False, object_store_memory=2**26, config={"put_patience": 1.0, "spill_directory": sys.argv[1]})
+refs = []
+try:
+    for number in range(40):
+        refs.append(zf.put(block(number)))
+except zf.ObjectStoreFullError as error:
+    text = str(error)
+else:
+    raise AssertionError("a full disk took everything")
+assert "space" in text.lower() or "disk" in text.lower(), text
+assert len(refs) >= 12
+for number, ref in enumerate(refs):
+    try:
+        assert zf.get(check.remote(ref, number), timeout=PATIENCE)
+    except zf.ObjectStoreFullError:
+        assert number < 4  # on disk, and nothing that is in the store can make room for it
+del refs[4:], ref
+eventually(lambda: query("status")["store"]["objects"] <= 4, "room is given back")
+refs += [zf.put(block(number)) for number in range(4, 10)]
+assert all(zf.get([check.remote(ref, number) for number, ref in enumerate(refs)], timeout=PATIENCE))
+zf.shutdown()
+"""
+    in_own_mounts(f"mount -t tmpfs -o size=8m tmpfs {tmp_path}", inside, str(tmp_path))
+
+
+def test_a_full_dev_shm_is_an_error_and_no_sigbus(small: Any, tmp_path: Path) -> None:
+    inside = """
+import sys, zfabric as zf, numpy as np
+from bad_days import *
+from test_failures_objects import block, check, make
+spill = sys.argv[1] + "/spill"
+os.mkdir(spill)
+zf.init(num_cpus=2, log_to_driver=False, object_store_memory=2**27,
+        config={"put_patience": 1.0, "object_store_directory": sys.argv[1], "spill_directory": spill})
+refs, full = [], 0
+for number in range(20):
+    try:
+        refs.append((number, zf.put(block(number))))
+    except zf.ObjectStoreFullError as error:
+        full += 1
+        break
+assert full, "a store in a directory of 24 MiB took 80"
+error = failure(make.options(max_retries=0).remote(1, 16))
+assert type(error) is zf.ObjectStoreFullError, repr(error)
+assert len(refs) >= 2
+assert all(zf.get([check.remote(ref, number) for number, ref in refs[:2]], timeout=PATIENCE))
+assert zf.get(zf.remote(lambda: 5).remote(), timeout=PATIENCE) == 5
+zf.shutdown()
+"""
+    in_own_mounts(f"mount -t tmpfs -o size=24m tmpfs {tmp_path}", inside, str(tmp_path))
+
+
+def in_own_mounts(mount: str, script: str, *arguments: str) -> None:
+    """Run a program where ``mount`` was done for it alone: a private mount namespace, of a user namespace unless we are root."""
+    command = ["unshare", "--mount"] + ([] if os.geteuid() == 0 else ["--user", "--map-root-user"])
+    done = subprocess.run(
+        [*command, "sh", "-c", f'{mount} && exec "$@"', "sh", sys.executable, "-c", script, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE,
+        cwd=Path(__file__).parent,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_many_small_values_are_held_in_bounded_memory(small: Any) -> None:
+    small(inline_memory=4 * MIB, put_patience=PATIENCE)
+    refs = [zf.put(bytes([number % 256]) * 60_000) for number in range(400)]
+    made = [zf.remote(lambda number: bytes([number % 256]) * 60_000).remote(number) for number in range(400)]
+    for number, (put, task) in enumerate(zip(refs, made, strict=True)):
+        assert zf.get(put, timeout=PATIENCE) == zf.get(task, timeout=PATIENCE) == bytes([number % 256]) * 60_000
+    eventually(lambda: query("status")["statistics"]["inline_bytes"] < 8 * MIB, "small values have moved to the arena")
+
+
+def test_a_large_argument_is_stored_and_freed(small: Any) -> None:
+    small()
+    assert zf.get(check.remote(block(4), 4), timeout=PATIENCE)
+    eventually(lambda: query("status")["store"]["objects"] == 0, "an argument goes with its task")
+
+
+def test_a_put_value_whose_file_is_damaged_is_an_error_that_offers_durable(small: Any) -> None:
+    small(put_patience=PATIENCE)
+    refs = [zf.put(block(number)) for number in range(40)]
+    directory = Path(session().describe()["spill"])
+    eventually(lambda: list(directory.rglob("*.object")), "something was spilled")
+    damaged = {path.name.split(".")[0] for path in directory.rglob("*.object")}
+    for path in directory.rglob("*.object"):
+        path.write_bytes(path.read_bytes()[:1000])
+    lost = [ref for ref in refs if ref.hex() in damaged]
+    assert lost
+    error = failure(lost[0])
+    assert isinstance(error, zf.ObjectLostError)
+    assert "durable=True" in str(error)
+
+
+def test_a_task_value_whose_file_is_damaged_is_made_again(small: Any) -> None:
+    small(put_patience=PATIENCE)
+    refs = [make.remote(number) for number in range(40)]
+    zf.wait(refs, num_returns=len(refs), timeout=PATIENCE, fetch_local=False)
+    directory = Path(session().describe()["spill"])
+    files = eventually(lambda: list(directory.rglob("*.object")), "something was spilled")
+    for path in files:
+        path.write_bytes(b"")
+    for number, ref in enumerate(refs):
+        assert zf.get(check.remote(ref, number), timeout=PATIENCE)
