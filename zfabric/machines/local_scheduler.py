@@ -36,6 +36,7 @@ from zfabric.machines.parts.records import (
     TaskRecord,
     WorkerRecord,
     make_outputs,
+    prefixes_of,
 )
 from zfabric.machines.parts.references import References, add_holder, row_names
 from zfabric.machines.parts.resources import Pool, describe
@@ -43,7 +44,7 @@ from zfabric.machines.parts.state import Tables
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, KillProcess
 from zfabric.protocol.failures import pack_failure
-from zfabric.protocol.ids import PREFIX_BYTES, Address, child_prefix, short
+from zfabric.protocol.ids import PREFIX_BYTES, Address, short
 from zfabric.protocol.machine import Explanation, InvariantViolation
 from zfabric.protocol.messages import FAILED, OK
 from zfabric.protocol.options import Demand, option
@@ -203,7 +204,7 @@ class LocalScheduler:
     def on_export(self, now: float, source: Address, message: m.Export) -> None:
         """Functions a job may run; the control store keeps them."""
         job = self._job_of(source)
-        if job is None:
+        if job is None or job.ended:
             return
         puts = []
         for identifier, name, payload, options in message.functions:
@@ -378,7 +379,7 @@ class LocalScheduler:
         found = {task.id: task for task in tasks}
         level = tasks
         while level:
-            prefixes = {child_prefix(task.id[:4], task.id) for task in level}
+            prefixes = {prefix for task in level for prefix in prefixes_of(task)}
             parents = {task.id for task in level}
             self.tables.condemned |= prefixes
             level = [task for task in self.tables.children_of(prefixes) if task.id not in found]

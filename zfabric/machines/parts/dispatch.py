@@ -187,6 +187,7 @@ class Dispatcher:
             if mean is not None and (budget <= 0.0 or mean > config.prefetch_seconds) and (inflight or batch):
                 break
             tasks.popleft()
+            task.state = ASSIGNED
             batch.append(task)
             room -= 1
             if mean is None or (task.rare is not None and task.rare.crashes):

@@ -5,18 +5,27 @@ from __future__ import annotations
 from zfabric.protocol.ids import CHILDREN_MAX, FIRST_PUT_INDEX, child_prefix, object_id, pack_counter
 
 
+def salt_of(attempt: int) -> bytes:
+    """What sets the names of a later attempt's children apart.
+
+    A later attempt's rows may differ from an earlier one's (its ``put`` values have names of their own, and so do the rows that name
+    them), and what an earlier attempt submitted may be running. So nothing is shared between attempts.
+    """
+    return pack_counter(attempt) if attempt else b""
+
+
 class Namer:
-    """Names the children of one parent: ids in order, without a hash per child."""
+    """Names the children of one attempt of a parent: ids in order, without a hash per child."""
 
     __slots__ = ("_counter", "_epoch", "_prefix", "_puts", "job", "parent", "salt")
 
     def __init__(self, job: bytes, parent: bytes, salt: bytes = b"", attempt: int = 0) -> None:
         self.job = job
         self.parent = parent
-        self.salt = salt
+        self.salt = salt + salt_of(attempt)
         self._epoch = 0
         self._counter = 0
-        self._prefix = child_prefix(job, parent, 0, salt)
+        self._prefix = child_prefix(job, parent, 0, self.salt)
         self._puts = PutNamer(job, parent, salt, attempt)
 
     def child(self) -> bytes:

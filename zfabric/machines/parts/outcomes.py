@@ -19,6 +19,7 @@ from zfabric.machines.parts.records import (
     Stored,
     TaskRecord,
     WorkerRecord,
+    prefixes_of,
 )
 from zfabric.machines.parts.references import References, row_names
 from zfabric.machines.parts.state import Tables
@@ -39,6 +40,7 @@ class Outcomes:
         self.tables = tables
         self.references = references
         self.node = node
+        self._ending = False
         self._failing: deque[tuple[TaskRecord, int, bytes]] = deque()
         """Dependents of failed tasks, yet to fail: a queue and not recursion, since chains are long."""
 
@@ -204,11 +206,16 @@ class Outcomes:
 
     def _finish(self, task: TaskRecord, status: int, payload: bytes) -> None:
         self._failing.append((task, status, payload))
-        if len(self._failing) > 1:
+        self._fail_all()
+
+    def _fail_all(self) -> None:
+        """End everything that is to end, what follows from it included: once, from the outside."""
+        if self._ending:
             return
+        self._ending = True
         while self._failing:
-            self._finish_one(*self._failing[0])
-            self._failing.popleft()
+            self._finish_one(*self._failing.popleft())
+        self._ending = False
 
     def _finish_one(self, task: TaskRecord, status: int, payload: bytes) -> None:
         if task.state == DONE:
@@ -279,6 +286,8 @@ class Outcomes:
             process = self.tables.processes.get(incarnation)
             if process is not None:
                 self.hand_over(record, process.incarnation)
+        if self._failing:
+            self._fail_all()
 
     def hand_over(self, record: AnyObject, incarnation: bytes) -> None:
         """Send a value that exists to a process: at once if it is here, through the store's answer otherwise."""
@@ -344,6 +353,20 @@ class Outcomes:
                 self.make_ready(task, front=True)
         worker.inflight.clear()
         worker.frames.clear()
+        self._drop_void({prefix for task in inflight if task.state != DONE for prefix in prefixes_of(task)}, worker)
+
+    def _drop_void(self, prefixes: set[bytes], worker: WorkerRecord) -> None:
+        """What attempts that came to nothing had submitted, and has not begun, is not run: their next attempts submit it anew.
+
+        Only what nobody else refers to; later children first, since they name earlier ones.
+        """
+        process = worker.process
+        if process is None:
+            return
+        for task in reversed(self.tables.children_of(prefixes)):
+            alone = all(value.holders in (None, process.incarnation) and not value.pins and not value.fetchers for value in task.values())
+            if alone and task.state in (WAITING, READY):
+                self.fail(task, "TaskCancelledError", f"{task.name} was submitted by an attempt that was lost", ())
 
     def _suspect(self, worker: WorkerRecord, inflight: list[TaskRecord], executing: bytes) -> TaskRecord | None:
         if executing:
@@ -419,6 +442,8 @@ class Outcomes:
         self.references.pin(task.contains())
         for value in task.values():
             if value.value is None or value.status != OK:
+                if type(value.value) is bytes:
+                    self.tables.counts["inline_bytes"] -= len(value.value)
                 value.status = PENDING
                 value.value = None
         task.attempt += 1
@@ -485,6 +510,7 @@ class Outcomes:
             record.status = FAILED
             kind = "LineageEvictedError" if "lineage cap" in why else "ObjectLostError"
             record.value = pack_failure(kind, f"object {short(record.object_id)} is lost: {why}")
+            self.tables.counts["inline_bytes"] += len(record.value)
             self._announce(record)
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from zfabric.protocol.ids import FIRST_RETURN, object_id
+from zfabric.machines.parts.naming import salt_of
+from zfabric.protocol.ids import FIRST_RETURN, JOB_BYTES, child_prefix, object_id
 from zfabric.protocol.messages import OK, Row
 from zfabric.protocol.options import NO_ENVIRONMENT, ONE_CPU, RESOURCE_UNIT, Demand, Environment, option
 
@@ -18,6 +19,8 @@ WAITING, READY, ASSIGNED, DONE = range(4)
 STATE_NAMES = ("waiting", "ready", "assigned", "finished")
 """WAITING for dependencies; READY in a queue; ASSIGNED to a worker (running, or next to run); DONE has an outcome."""
 
+ATTEMPTS_LOOKED_AT = 16
+"""Attempts of a parent whose children are looked for."""
 PENDING = -1
 """The ``status`` of a value that does not exist yet."""
 
@@ -369,6 +372,12 @@ class JobRecord:
 def make_outputs(task: TaskRecord, count: int) -> None:
     """Give a task with ``count`` != 1 returns records for its values."""
     task.outputs = tuple(ObjectRecord(object_id(task.id, index), task, task.submitter) for index in range(count))
+
+
+def prefixes_of(task: TaskRecord) -> set[bytes]:
+    """What the ids of a task's children begin with, by attempt (the last few: earlier ones' have long been dropped)."""
+    attempts = range(max(0, task.attempt - ATTEMPTS_LOOKED_AT), task.attempt + 1)
+    return {child_prefix(task.id[:JOB_BYTES], task.id, 0, salt_of(attempt)) for attempt in attempts}
 
 
 def has_value(record: AnyObject) -> bool:

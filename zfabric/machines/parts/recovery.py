@@ -21,7 +21,6 @@ from zfabric.machines.parts.records import (
     DONE,
     LEASED,
     PENDING,
-    READY,
     AnyObject,
     JobRecord,
     ObjectRecord,
@@ -29,6 +28,7 @@ from zfabric.machines.parts.records import (
     TaskRecord,
     WorkerRecord,
     make_outputs,
+    prefixes_of,
 )
 from zfabric.machines.parts.references import named_by, row_names
 from zfabric.protocol import messages as m
@@ -112,10 +112,13 @@ class Recovery:
             self._know((record.contained,))
         for record in self._values():
             self.references.pin(record.contained)
+        unheard = self._unheard()
         for task, worker in self._entered:
+            if worker is None and task.id in unheard:
+                worker, task.attempt = unheard[task.id]
             self._go_on(task, worker, now)
         self._each(m.Blocked, lambda source, message: step(now, source, message))
-        self._each(m.Completed, lambda source, message: self._take_completed(now, source, message))
+        self._each(m.Completed, lambda source, message: step(now, source, message))
         for source, message in self._said:
             if type(message) in (m.TakenBack, m.Unblocked, m.Fetch, m.Release, m.Cancel, m.Goodbye) and source[1:] in self.tables.processes:
                 step(now, source, message)
@@ -234,17 +237,17 @@ class Recovery:
             record.value = pack_failure("ObjectLostError", text)
             self.tables.counts["inline_bytes"] += len(record.value)
 
-    def _take_completed(self, now: float, source: Address, message: m.Completed) -> None:
-        """Attempts that ended unheard count, if nobody else has their tasks."""
-        process = self.tables.processes.get(source[1:])
-        worker = self.tables.workers.get(process.name) if process is not None else None
-        if process is not None and worker is not None:
-            for task_id, attempt, _, _ in message.rows:
-                task = self.tables.tasks.get(task_id)
-                if task is not None and task.worker is None and task.state == READY:
-                    task.attempt = attempt
-                    self._assign(task, worker)
-        self.scheduler.step(now, source, message)
+    def _unheard(self) -> dict[bytes, tuple[WorkerRecord, int]]:
+        """Attempts that ended and of which the daemon before this one may not have heard: by task, the worker and the attempt."""
+        found: dict[bytes, tuple[WorkerRecord, int]] = {}
+
+        def note(source: Address, message: m.Completed) -> None:
+            worker = self.tables.workers.get(self.tables.processes[source[1:]].name)
+            if worker is not None:
+                found.update((task_id, (worker, attempt)) for task_id, attempt, _, _ in message.rows)
+
+        self._each(m.Completed, note)
+        return found
 
     def _take_stored(self, task: TaskRecord) -> None:
         for record in task.values():
@@ -286,8 +289,8 @@ class Recovery:
         A driver says its own unfinished rows, and so does every task that will run again. What is left was submitted by a worker that
         is gone, for a task that has finished: whether it was run is not known, and execution is at least once.
         """
-        parents = [root_task(job) for job in self.tables.jobs] + [task.id for task, _ in self._entered]
-        told = {child_prefix(parent[:JOB_BYTES], parent) for parent in parents}
+        told = {child_prefix(job, root_task(job)) for job in self.tables.jobs}
+        told.update(prefix for task, _ in self._entered for prefix in prefixes_of(task))
         for task_id, (row, block) in self._rows.items():
             if task_id in self.tables.tasks:
                 continue
