@@ -16,6 +16,7 @@ from zfabric.machines.control_store import ControlStore
 from zfabric.machines.global_scheduler import GlobalScheduler
 from zfabric.machines.local_scheduler import LocalScheduler
 from zfabric.machines.object_store import ObjectStore
+from zfabric.machines.parts.link import Link
 from zfabric.machines.parts.placement import LeastWait
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
@@ -293,9 +294,14 @@ class Daemon:
             known |= {process.incarnation, process.control}
         for token in self.scheduler.tables.workers:
             known |= {token, bytes((token[0] ^ 0x80,)) + token[1:]}
-        for incarnation in [each for each in self.post.peers if each not in known]:
+        gone = [each for each, link in self.post.peers.items() if each not in known and not self._awaited(each, link)]
+        for incarnation in gone:
             self.post.forget(incarnation)
             self._held.pop(incarnation, None)
+
+    def _awaited(self, incarnation: bytes, link: Link) -> bool:
+        """Whether a process that is no longer registered lives and is yet to hear its farewell."""
+        return bool(link.unacknowledged()) and any(process.incarnation == incarnation for process in self.world.processes())
 
     def die(self) -> None:
         """Killed. What it had not sent and not committed is gone."""

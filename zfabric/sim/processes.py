@@ -36,9 +36,10 @@ HOUSE_EVERY = 1.0
 class Wait:
     """What a body waits for. ``blocking`` waits are told to the scheduler by workers."""
 
-    __slots__ = ("blocking", "deadline", "done", "finish")
+    __slots__ = ("blocking", "deadline", "done", "finish", "token")
 
     def __init__(self, done: Callable[[], bool], finish: Callable[[bool], Any], deadline: float | None, blocking: bool) -> None:
+        self.token = 0
         self.done = done
         self.finish = finish
         self.deadline = deadline
@@ -256,6 +257,8 @@ class Process:
                 self.resume(frame, None)
                 continue
             if self.interrupted(frame):
+                if wait.token:
+                    self.machine.forsake(wait.token)
                 self._end_wait(frame)
                 self.resume(frame, Interrupted())
                 continue
@@ -446,6 +449,7 @@ class Process:
             return machine.grants.allocate(size)
 
         frame.wait = Wait(lambda: token in machine.reservations, finish, self.world.now + patience + 5.0, False)
+        frame.wait.token = token
         self.flush()
 
 
