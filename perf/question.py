@@ -126,7 +126,8 @@ class Run:
         """A workload on ``system``, the floor and the peers that offer the workload, in turns."""
         work = WORKLOADS[workload]
         size = self.pick(work.size, work.quick)
-        work.run(system, work.quick)  # code is loaded, functions are exported, workers know how long a task takes
+        if not work.cold:
+            work.run(system, work.quick)  # code is loaded, functions are exported, workers know how long a task takes
         return self.interleave(lambda: work.run(system, size), floor, floor_once, lambda: self.ask_peers(workload))
 
     def interleave(self, once: Measure, floor: str, floor_once: Measure | None, ask: Callable[[], Mapping[str, float]] = dict) -> Samples:

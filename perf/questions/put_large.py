@@ -7,6 +7,7 @@ puts, when no page of its arena was ever touched but those it made ready at its 
 
 from __future__ import annotations
 
+from perf import machine
 from perf.floors import Copies
 from perf.question import PEER_ROUNDS, Aim, Question, Run, Samples
 from perf.workloads import LARGE_MEGABYTES, MB, PASS_BYTES, put_pass
@@ -21,7 +22,7 @@ def measure(run: Run) -> dict[str, Samples]:
     import numpy
 
     total = run.pick(PASS_BYTES, PASS_BYTES // 8)
-    copies = Copies(max(total, LARGE_MEGABYTES[-1] * MB))
+    copies = Copies(max(total, 4 * machine.last_level_cache()))
     samples = {}
     for size in LARGE_MEGABYTES:
         piece = numpy.ones(size * MB, numpy.uint8)
