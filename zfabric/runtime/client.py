@@ -152,14 +152,22 @@ class FabricClient:
         self.machine.rejoin(self.register(), self.running())
 
     def _follow_daemon(self) -> None:
-        """Join the daemon that the session names, if that is another one now. The caller holds the lock.
-
-        A ``Rejoin`` only says that it is time to look: one from a daemon that has died since must lead nobody astray.
-        """
+        """Join the daemon that the session names, if that is another one now. The caller holds the lock."""
         found = self.session.daemon()
         if found is not None and found[0] != self.daemon and not self.closed:
             self._join(found[0])
             self.flush()
+
+    def _is_new_daemon(self, sender: bytes) -> bool:
+        """Whether a stranger is the node's new daemon, which is joined then. Nothing that others say is even decoded.
+
+        So a ``Rejoin`` only says that it is time to look: one from a daemon that has died since leads nobody astray.
+        """
+        self._follow_daemon()
+        if sender != self.daemon:
+            self.post.refused += 1
+            return False
+        return True
 
     def _leave(self, daemon: bytes) -> None:
         self.post.forget(daemon)
@@ -250,8 +258,9 @@ class FabricClient:
                 now = clock()
                 while self._inbox:
                     sender, frame = self._inbox[0]
-                    for to, role, message in self.post.accept(sender, frame, now):
-                        self._deliver(now, sender, to, role + sender, message)
+                    if sender == self.daemon or self._is_new_daemon(sender):
+                        for to, role, message in self.post.accept(sender, frame, now):
+                            self._deliver(now, to, role + sender, message)
                     self._inbox.popleft()
             except BaseException:
                 self._inbox.clear()
@@ -264,10 +273,8 @@ class FabricClient:
     def _wait_readable(self, timeout: float) -> bool:
         return self.post.poll(timeout)
 
-    def _deliver(self, now: float, sender: bytes, to: bytes, source: bytes, message: Any) -> None:
-        if type(message) is m.Rejoin:
-            self._follow_daemon()
-        elif sender == self.daemon:
+    def _deliver(self, now: float, to: bytes, source: bytes, message: Any) -> None:
+        if type(message) is not m.Rejoin:
             self.machine.step(now, source, message)
 
     def _wake(self) -> None:

@@ -30,8 +30,10 @@ from zfabric.machines.parts.placement import LeastWait
 from zfabric.machines.parts.records import WorkerRecord
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
+from zfabric.protocol.access import FROM_PROCESSES
 from zfabric.protocol.codec import Envelope
 from zfabric.protocol.ids import CONTROL_STORE, GLOBAL_SCHEDULER, LOCAL_SCHEDULER, OBJECT_STORE, SHELL, Address
+from zfabric.protocol.machine import Refusal
 from zfabric.protocol.options import RESOURCE_UNIT
 from zfabric.runtime.connect import new_incarnation
 from zfabric.runtime.logs import LogTailer, note_worker
@@ -182,6 +184,7 @@ class Daemon:
                     self._stirred.add(role)
             self.turn(now)
             self.post.tick(now)
+            counts["refused_frames"] = self.post.refused
             counts["turn_longest_us"] = max(counts["turn_longest_us"], int((clock() - now) * 1e6))
 
     def _step(self, now: float, role: bytes, source: Address, message: m.Message) -> None:
@@ -200,11 +203,23 @@ class Daemon:
                 return
             sender, frame = frames[0]
             for to, role, message in self.post.accept(sender, frame, now):
+                if not self._may_say(sender, to, message):
+                    self.post.refused += 1
+                    continue
                 if type(message) is m.Goodbye:
                     self._tell_logs(now)
-                self._step(now, to, role + sender, message)
+                try:
+                    self._step(now, to, role + sender, message)
+                except Refusal:
+                    self.post.refused += 1
             if clock() - now > RECEIVE_SECONDS:
                 return
+
+    def _may_say(self, sender: bytes, to: bytes, message: m.Message) -> bool:
+        """Whether a process may say this to that role; room in the arena is only for those whose death will be noticed."""
+        if type(message) not in FROM_PROCESSES.get(to, ()):
+            return False
+        return to != OBJECT_STORE or sender in self.scheduler.tables.processes or self.scheduler.membership.recovering
 
     def turn(self, now: float) -> None:
         """Effects until none is left, then commits and sends."""
@@ -356,7 +371,7 @@ class Daemon:
             self._check_memory(now)
         if now >= self._sweep_at:
             self._sweep_at = now + SWEEP_EVERY
-            known = self._known_peers()
+            known = self._known_peers() if not self.scheduler.membership.recovering else self.post.peers.keys()
             for incarnation in [each for each, peer in self.post.peers.items() if each not in known]:
                 self.post.forget(incarnation)
         if now >= self._collect_at:

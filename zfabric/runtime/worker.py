@@ -166,11 +166,11 @@ class WorkerRuntime(FabricClient):
     def _has_unsent(self) -> bool:
         return self.machine.has_unsent or self.worker.has_unsent
 
-    def _deliver(self, now: float, sender: bytes, to: bytes, source: bytes, message: Any) -> None:
-        if to == WORKER and sender == self.daemon:
+    def _deliver(self, now: float, to: bytes, source: bytes, message: Any) -> None:
+        if to == WORKER:
             self.worker.step(now, source, message)
         else:
-            super()._deliver(now, sender, to, source, message)
+            super()._deliver(now, to, source, message)
 
     def _wait_readable(self, timeout: float) -> bool:
         if threading.get_ident() != self._main:
@@ -191,16 +191,14 @@ class WorkerRuntime(FabricClient):
             for sender, frame in post.receive():
                 with self.lock:
                     now = clock()
-                    for _, role, message in post.accept(sender, frame, now):
-                        self._controlled(now, sender, role + sender, message)
+                    if sender == self.daemon or self._is_new_daemon(sender):
+                        for _, role, message in post.accept(sender, frame, now):
+                            self._controlled(now, role + sender, message)
             with self.lock:
                 post.tick(clock())
 
-    def _controlled(self, now: float, sender: bytes, source: bytes, message: Any) -> None:
+    def _controlled(self, now: float, source: bytes, message: Any) -> None:
         if type(message) is m.Rejoin:
-            self._follow_daemon()
-            return
-        if sender != self.daemon:
             return
         if type(message) is m.Recall or type(message) is m.RecallGrant:
             self.machine.step(now, source, message)
