@@ -1,0 +1,320 @@
+"""Who may reach a cluster, and what reaches it that should not: other users, garbage, pickles, network ports."""
+
+from __future__ import annotations
+
+import ast
+import os
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+from bad_days import PATIENCE, eventually, kill_daemon, processes_named, query, session, session_processes
+
+import zfabric as zf
+from zfabric.protocol import messages as m
+from zfabric.protocol.codec import encode
+from zfabric.runtime import interface
+
+PACKAGE = Path(zf.__file__).parent
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared(shared_cluster: Any) -> Any:
+    return shared_cluster
+
+
+@zf.remote
+def identity(value: Any) -> Any:
+    return value
+
+
+def works() -> bool:
+    return bool(zf.get([identity.remote(index) for index in range(200)], timeout=PATIENCE) == list(range(200)))
+
+
+# --- another local user -----------------------------------------------------------------------------------------------------------
+
+
+def reachable(places: list[str], pids: list[int], user: int) -> list[str]:
+    """What a process of ``user`` can open, list, or connect to."""
+    script = """
+import os, socket, sys
+user, count = int(sys.argv[1]), int(sys.argv[2])
+os.setgroups([]); os.setresgid(user, user, user); os.setresuid(user, user, user)
+for path in sys.argv[3:3 + count]:
+    for how in (os.O_RDONLY, os.O_WRONLY):
+        try:
+            os.close(os.open(path, how)); print(path); break
+        except OSError: pass
+    try: os.listdir(path); print(path)
+    except OSError: pass
+    end = socket.socket(socket.AF_UNIX)
+    try: end.connect(path); print(path)
+    except OSError: pass
+for pid in sys.argv[3 + count:]:
+    for what in ("fd", "mem", "environ", "map_files"):
+        path = f"/proc/{pid}/{what}"
+        try:
+            if what in ("fd", "map_files"):
+                for name in os.listdir(path) or ["0"]:
+                    os.close(os.open(f"{path}/{name}", os.O_RDONLY)); print(path)
+            else:
+                os.close(os.open(path, os.O_RDONLY)); print(path)
+        except OSError: pass
+    try: os.kill(int(pid), 0); print("kill", pid)
+    except OSError: pass
+print("done")
+"""
+    arguments = [str(user), str(len(places)), *places, *map(str, pids)]
+    done = subprocess.run([sys.executable, "-S", "-c", script, *arguments], capture_output=True, text=True, check=False)
+    lines = done.stdout.split("\n")
+    assert "done" in lines, done.stderr
+    return [line for line in lines if line not in ("", "done")]
+
+
+def test_another_user_cannot_open_sockets_arena_keys_logs_or_tables() -> None:
+    held = zf.put(np.ones(200_000))
+    directory = Path(session().directory)
+    places = [str(directory), *(str(path) for path in directory.rglob("*"))]
+    assert any("/sockets/" in place for place in places)
+    assert any("/store/" in place for place in places)
+    assert any("/logs/" in place for place in places)
+    described = session().describe()
+    places += [str(described["arena"]), str(described["store"]), str(described["spill"])]
+    if os.geteuid() == 0:
+        assert reachable(places, list(session_processes()), 0) != []  # the search itself finds what is open
+        assert reachable(places, list(session_processes()), 65534) == []
+    for path in [directory, directory.parent, *directory.rglob("*")]:
+        status = path.lstat()
+        assert status.st_uid == os.geteuid()
+        if path in (directory, directory.parent) or not stat.S_ISSOCK(status.st_mode):
+            assert stat.S_IMODE(status.st_mode) & 0o077 == 0, path
+    del held
+
+
+def test_nothing_of_a_session_is_said_in_arguments_or_environment_of_its_processes() -> None:
+    secrets = [process.hex() for process in (interface.current().incarnation,)]  # type: ignore[union-attr]
+    for pid in session_processes():
+        shown = Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/environ").read_bytes()
+        assert not any(secret.encode() in shown for secret in secrets)
+
+
+# --- the network --------------------------------------------------------------------------------------------------------------------
+
+
+def network_sockets(pids: list[int]) -> list[str]:
+    """Sockets of these processes that are not of the Unix domain."""
+    inodes = set()
+    for name in ("tcp", "tcp6", "udp", "udp6", "raw", "raw6"):
+        path = Path(f"/proc/net/{name}")
+        if path.exists():
+            inodes |= {line.split()[9] for line in path.read_text().splitlines()[1:]}
+    found = []
+    for pid in pids:
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                target = os.readlink(entry)
+            except OSError:
+                continue
+            if target.startswith("socket:[") and target[8:-1] in inodes:
+                found.append(f"{pid} {target}")
+    return found
+
+
+def test_no_network_port_is_open_on_one_machine() -> None:
+    assert works()
+    zf.get(zf.put(np.ones(200_000)))
+    pids = [os.getpid(), *session_processes()]
+    before = network_sockets([os.getpid()])
+    assert [each for each in network_sockets(pids) if each not in before] == []
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        assert len(network_sockets(pids)) == len(before) + 1
+
+
+# --- garbage --------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stranger() -> Iterator[zmq.Context[Any]]:
+    context: zmq.Context[Any] = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+class Bomb:
+    """Unpickled, it leaves a mark."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return open, (self.path, "w")
+
+
+def garbage(mark: str) -> list[bytes]:
+    """Frames that are no frames, nearly frames, and frames of the wrong content."""
+    import pickle
+
+    bomb = pickle.dumps(Bomb(mark))
+    odd = bytes(range(256))
+    return [
+        b"",
+        b"\0",
+        odd,
+        bomb,
+        os.urandom(4096),
+        b"\xdd\xff\xff\xff\xff",
+        b"\x93\x01\x00\x91\x94" + b"\xc4\x01L" * 2 + b"\xa6Submit" + b"\x91\x91\x92\x01\x02",
+        encode(1, 0, [(b"L", b"C", m.Submit(((b"x" * 16, b"f" * 16, bomb, ()),)))]),
+        encode(2, 0, [(b"L", b"C", m.Export(((b"f" * 16, "f", bomb, ()),)))]),
+        encode(3, 0, [(b"L", b"W", m.Completed(((b"x" * 16, 0, 0, (bomb,)),), (), (), b""))]),
+        encode(4, 0, [(b"Z", b"C", m.Ready())]),
+        encode(5, 0, [(b"W", b"L", m.Dispatch((), (), False))]),
+        encode(6, 0, [(b"O", b"C", m.Reserve(1, -5, True, 1.0))]),
+        encode(7, 0, [(b"O", b"C", m.Unspilled(b"x" * 20, ""))]),
+        encode(8, 0, [(b"S", b"C", m.Scan(1, "no such table", b"", b"", 10))]),
+        encode(9, 0, [(b"X", b"C", m.ProcessDied(1, 0, 9, 0, ""))]),
+        encode(10, 0, [(b"L", b"X", m.ProcessDied(os.getpid(), 0, 9, 0, ""))]),
+        encode(11, 0, [(b"L", b"C", m.Goodbye())]),
+        encode(12, 10**9, [(b"L", b"C", m.Register(99, "driver", 1, 1, b"", b"", b"", "", ""))]),
+    ]
+
+
+def throw_at(path: str, frames: list[bytes], context: zmq.Context[Any]) -> None:
+    for identity_ in (os.urandom(8).replace(b"\0", b"\1"), b"short", None):
+        end = context.socket(zmq.DEALER)
+        if identity_ is not None:
+            end.setsockopt(zmq.ROUTING_ID, identity_)
+        end.connect("ipc://" + path)
+        for frame in frames:
+            end.send(frame)
+            end.send_multipart([frame, frame])
+        end.close(linger=5000)
+    raw = socket.socket(socket.AF_UNIX)
+    raw.connect(path)
+    raw.sendall(b"GET / HTTP/1.1\r\n\r\n" + os.urandom(1000))
+    raw.close()
+
+
+def test_garbage_at_the_daemon_is_dropped_and_counted_and_everything_goes_on(stranger: Any, tmp_path: Path) -> None:
+    daemon = processes_named("zf-daemon")
+    before = query("status")["statistics"].get("refused_frames", 0)
+    refs = [identity.remote(index) for index in range(5000)]
+    throw_at(session().daemon()[1], garbage(str(tmp_path / "mark")), stranger)  # type: ignore[index]
+    assert zf.get(refs, timeout=PATIENCE) == list(range(5000))
+    assert works()
+    assert processes_named("zf-daemon") == daemon
+    assert list(tmp_path.iterdir()) == []
+    assert eventually(lambda: query("status")["statistics"]["refused_frames"] - before >= 15, "what was dropped is counted")
+
+
+def test_garbage_at_workers_and_drivers_is_dropped(stranger: Any, tmp_path: Path) -> None:
+    pids = set(session_processes())
+    known = session().daemon()
+    assert known is not None
+    frames = garbage(str(tmp_path / "mark"))
+    for path in Path(session().sockets).iterdir():
+        if stat.S_ISSOCK(path.stat().st_mode) and str(path) != known[1]:
+            throw_at(str(path), frames, stranger)
+    assert works()
+    zf.get(zf.put(np.ones(200_000)))
+    assert set(session_processes()) == pids
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_frames_forged_in_the_name_of_a_worker_do_not_stop_the_daemon(stranger: Any, tmp_path: Path) -> None:
+    """(A process of the same user may do anything to it; but what is wrong is refused, not a crash.)"""
+    worker = query("workers")[0]["token"]
+    forged = m.Completed(((b"x" * 16, 0, 0, (b"",)),), ((0, (), ()),), ((b"f" * 16, 1, 1.0),), b"x")
+    end = stranger.socket(zmq.DEALER)
+    end.setsockopt(zmq.ROUTING_ID, bytes.fromhex(worker)[:4] + b"\1\1\1\1")
+    end.connect("ipc://" + session().daemon()[1])  # type: ignore[index]
+    for number in range(1, 20):
+        end.send(
+            encode(number, 0, [(b"L", b"W", m.Completed(((os.urandom(16), 0, 0, (b"",)),), ((0, (), ()),), ((b"f" * 16, 1, 1.0),), b"x"))])
+        )
+    end.close(linger=5000)
+    assert works()
+
+
+# --- pickles --------------------------------------------------------------------------------------------------------------------------
+
+LOADERS = {
+    "zfabric.adapters.serialization",
+    "zfabric.adapters.task_errors",
+    "zfabric.adapters.unpicklable",
+}
+"""Modules that may unpickle: only workers and drivers call them."""
+NEVER = (
+    "zfabric.machines",
+    "zfabric.protocol",
+    "zfabric.cli",
+    "zfabric.sim",
+    "zfabric.runtime.daemon",
+    "zfabric.runtime.supervisor",
+    "zfabric.runtime.supervision",
+    "zfabric.runtime.storage",
+    "zfabric.runtime.session",
+    "zfabric.runtime.logs",
+    "zfabric.adapters.journal",
+    "zfabric.adapters.dump",
+    "zfabric.adapters.arena",
+    "zfabric.adapters.spill",
+    "zfabric.adapters.sockets",
+)
+"""Schedulers, stores, tools and what they are made of."""
+
+
+def imports_of(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{name.name}" for name in node.names)}
+    return found
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        name = ".".join(("zfabric", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+        found[name] = path
+    return found
+
+
+def test_only_workers_and_drivers_can_unpickle() -> None:
+    pickling = {"pickle", "cloudpickle", "marshal", "shelve", "dill", "_pickle"}
+    for name, path in modules().items():
+        used = {each.split(".")[0] for each in imports_of(path)} & pickling
+        assert not used or name in LOADERS, f"{name} imports {used}"
+    for name, path in modules().items():
+        if name.startswith(NEVER):
+            assert not imports_of(path) & LOADERS, f"{name} can reach a pickle"
+
+
+def test_a_message_of_a_stranger_never_reaches_pickle_in_the_daemon(tmp_path: Path) -> None:
+    """The values and functions that pass through the daemon stay bytes there: the daemon has no way of making objects of them."""
+    mark = tmp_path / "mark"
+
+    @zf.remote
+    def make() -> Any:
+        return Bomb(str(mark))
+
+    ref = make.remote()
+    zf.wait([ref], timeout=PATIENCE, fetch_local=False)
+    query("objects"), query("tasks"), zf.explain(ref)
+    kill_daemon()
+    query("status")
+    assert not mark.exists()
+    zf.get(ref).close()
+    assert mark.exists()
