@@ -461,6 +461,16 @@ class Client:
                 self.lineage[task_id] = row
             self._notify(identifier, entry)
 
+    def on_inherit(self, message: m.Inherit) -> None:
+        """Rows to be said again after a restart, of workers that are gone."""
+        for row in message.rows:
+            entry = self.entries.get(row[0] + FIRST_RETURN)
+            pending = type(entry) is tuple or (type(entry) is Entry and entry.row is not None)
+            if not pending and row[0] not in self.several:
+                self.several[row[0]] = (row, 0)
+                self.unfinished += 1
+                self.needed.update(_names(row))
+
     def on_objects(self, message: m.Objects) -> None:
         """Values asked for, and places told."""
         for identifier, status, value, contained in message.rows:
@@ -671,6 +681,7 @@ def _names(row: Row) -> tuple[bytes, ...]:
 
 HANDLERS: dict[type[Any], Any] = {
     m.Results: Client.on_results,
+    m.Inherit: Client.on_inherit,
     m.Objects: Client.on_objects,
     m.Recall: Client.on_recall,
     m.RecallGrant: Client.on_recall_grant,

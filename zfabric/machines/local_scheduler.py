@@ -11,22 +11,20 @@ still has, and every living driver, has registered again: until then all they sa
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping
 from typing import Any
 
 from zfabric.config import Config
-from zfabric.machines.parts import report
+from zfabric.machines.parts import agreement, report
 from zfabric.machines.parts.blocks import BlockWriter
 from zfabric.machines.parts.dispatch import Dispatcher
+from zfabric.machines.parts.infeasible import Infeasible
 from zfabric.machines.parts.membership import Membership
 from zfabric.machines.parts.outcomes import Outcomes
 from zfabric.machines.parts.records import (
-    ASSIGNED,
     DONE,
     LEASED,
     PENDING,
-    READY,
     WAITING,
     FunctionRecord,
     JobRecord,
@@ -36,16 +34,16 @@ from zfabric.machines.parts.records import (
     TaskRecord,
     WorkerRecord,
     make_outputs,
-    prefixes_of,
 )
 from zfabric.machines.parts.references import References, add_holder, row_names
-from zfabric.machines.parts.resources import Pool, describe
+from zfabric.machines.parts.resources import Pool
 from zfabric.machines.parts.state import Tables
+from zfabric.machines.parts.stopping import Stopping
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, KillProcess
 from zfabric.protocol.failures import pack_failure
-from zfabric.protocol.ids import PREFIX_BYTES, Address, short
-from zfabric.protocol.machine import Explanation, InvariantViolation
+from zfabric.protocol.ids import TASK_BYTES, Address, short
+from zfabric.protocol.machine import Explanation
 from zfabric.protocol.messages import FAILED, OK
 from zfabric.protocol.options import Demand, option
 
@@ -77,10 +75,10 @@ class LocalScheduler:
         self.references = References(self.tables, self.blocks)
         self.outcomes = Outcomes(self.tables, self.references, node)
         self.dispatcher = Dispatcher(self.tables, self.outcomes, self.pool, first_token)
+        self.stopping = Stopping(self.tables, self.outcomes)
+        self.infeasible = Infeasible(self.tables, self.outcomes, self.pool)
         self.membership = Membership(self, recovering)
         self._flush_at: float | None = None
-        self._deadlines: list[tuple[float, bytes]] = []
-        self._stopping: dict[bytes, float] = {}
         self._overdue_at: float | None = None
         self._trim_at: float | None = None
         self._heartbeat_at = 0.0
@@ -108,30 +106,26 @@ class LocalScheduler:
 
     def tick(self, now: float) -> None:
         """Deadlines of tasks, repeated interrupts, overdue prefetches, idle workers, registrations that did not come."""
-        while self._deadlines and self._deadlines[0][0] <= now:
-            task = self.tables.tasks.get(heapq.heappop(self._deadlines)[1])
-            if task is not None and task.state != DONE:
-                self._stop(task, "timeout", now)
-        for task_id, due in list(self._stopping.items()):
-            if now >= due:
-                self._repeat_stop(task_id, now)
+        self.stopping.tick(now)
         if self._overdue_at is not None and now >= self._overdue_at:
             self._overdue_at = self.dispatcher.overdue(now)
         if self._trim_at is not None and now >= self._trim_at:
             self._trim_at = self.dispatcher.trim(now)
-        self._warn_infeasible(now)
+        self.infeasible.tick(now)
         self.membership.tick(now)
 
     def next_deadline(self) -> float | None:
         """When ``tick`` or ``take_effects`` is wanted next."""
         if self._more_to_collect:
             return 0.0
-        candidates = [self._flush_at, self._overdue_at, self._trim_at, self.membership.next_deadline()]
-        if self._deadlines:
-            candidates.append(self._deadlines[0][0])
-        if self._stopping:
-            candidates.append(min(self._stopping.values()))
-        candidates.append(self._infeasible_due())
+        candidates = [
+            self._flush_at,
+            self._overdue_at,
+            self._trim_at,
+            self.membership.next_deadline(),
+            self.stopping.next_deadline(),
+            self.infeasible.next_deadline(),
+        ]
         return min((each for each in candidates if each is not None), default=None)
 
     def take_effects(self, now: float) -> list[Effect]:
@@ -143,7 +137,7 @@ class LocalScheduler:
                 self._more_to_collect |= self.references.absorb()
             self.dispatcher.turn(now)
             self._overdue_at = self._look_again(self._overdue_at, now)
-            self._place_infeasible(now)
+            self.infeasible.ask(now)
             if self._trim_at is None:
                 self._trim_at = self.dispatcher.trim(now)
         for process in tables.touched:
@@ -226,6 +220,7 @@ class LocalScheduler:
             return
         tasks, functions, add_row = self.tables.tasks, job.functions, self.blocks.add
         submitter, keep_rows = process.incarnation, self.config.lineage
+        refound = self._found_again(message.rows) if self.tables.lost else ()
         for row in message.rows:
             task_id = row[0]
             known = tasks.get(task_id)
@@ -247,11 +242,26 @@ class LocalScheduler:
                 function.queue.tasks.append(task)
             else:
                 self.admit(task, now)
+        for holder, object_id in refound:
+            self.references.hold((object_id,), holder)
         if self.tables.condemned:
-            self._stop_late(message.rows, now)
+            self.stopping.stop_late(message.rows, now)
         job.submitted += len(message.rows)
         self.tables.became_ready += 1
         self.tables.counts["tasks_submitted"] += len(message.rows)
+
+    def _found_again(self, rows: m.Rows) -> list[tuple[bytes, bytes]]:
+        """Objects that were lost with a daemon are to be made after all, since their parent runs again: (holder, object) of each."""
+        task_ids = {row[0] for row in rows}
+        held = []
+        for object_id in [each for each in self.tables.lost if each[:TASK_BYTES] in task_ids]:
+            self.tables.lost.discard(object_id)
+            record = self.tables.objects.pop(object_id, None)
+            if record is not None and type(record.value) is bytes:
+                self.tables.counts["inline_bytes"] -= len(record.value)
+                holders = record.holders if isinstance(record.holders, set) else {record.holders} if record.holders else ()
+                held += [(holder, object_id) for holder in holders]
+        return held
 
     def admit(self, task: TaskRecord, now: float) -> None:
         """A task that is not plain: several values, options of its own, a deadline, dependencies."""
@@ -277,7 +287,7 @@ class LocalScheduler:
         timeout = task.option("timeout")
         if timeout is not None:
             task.facts().deadline = now + timeout
-            heapq.heappush(self._deadlines, (now + timeout, task.id))
+            self.stopping.expect(task, now + timeout)
 
     def resolve(self, task: TaskRecord) -> None:
         """Pin what the row names, and find out which dependencies have no value yet."""
@@ -364,70 +374,6 @@ class LocalScheduler:
         worker = self._worker_of(source)
         if worker is not None:
             self.dispatcher.taken_back(worker, message, now)
-
-    # -- stopping --
-
-    def on_cancel(self, now: float, source: Address, message: m.Cancel) -> None:
-        """Stop tasks; with ``recursive``, what they submitted as well."""
-        tasks = [record.task for record in map(self.tables.find, message.object_ids) if record is not None and record.task is not None]
-        if message.recursive:
-            tasks = self._with_children(tasks)
-        for task in tasks:
-            self._stop(task, "force" if message.force else "cancelled", now)
-
-    def _with_children(self, tasks: list[TaskRecord]) -> list[TaskRecord]:
-        found = {task.id: task for task in tasks}
-        level = tasks
-        while level:
-            prefixes = {prefix for task in level for prefix in prefixes_of(task)}
-            parents = {task.id for task in level}
-            self.tables.condemned |= prefixes
-            level = [task for task in self.tables.children_of(prefixes) if task.id not in found]
-            level += [
-                task
-                for task in self.tables.tasks.values()
-                if len(task.row) > 4 and task.id not in found and option(task.row[4], "parent") in parents
-            ]
-            found.update((task.id, task) for task in level)
-        return list(found.values())
-
-    def _stop_late(self, rows: m.Rows, now: float) -> None:
-        """Children that were on their way when their parent was cancelled with all its children."""
-        for row in rows:
-            if row[0][:PREFIX_BYTES] in self.tables.condemned:
-                task = self.tables.tasks.get(row[0])
-                if task is not None:
-                    for each in self._with_children([task]):
-                        self._stop(each, "cancelled", now)
-
-    def _stop(self, task: TaskRecord, reason: str, now: float) -> None:
-        """Final at once for what was not dispatched; a request for what was."""
-        if task.state == DONE:
-            return
-        if task.state in (WAITING, READY):
-            self.outcomes.stopped(task, reason)
-            return
-        facts = task.facts()
-        if not facts.stopped or reason == "force":
-            facts.stopped = reason
-        self._repeat_stop(task.id, now)
-
-    def _repeat_stop(self, task_id: bytes, now: float) -> None:
-        task = self.tables.tasks.get(task_id)
-        worker = task.worker if task is not None else None
-        if task is None or task.state != ASSIGNED or worker is None or task.rare is None:
-            self._stopping.pop(task_id, None)
-            return
-        self._stopping[task_id] = now + self.config.interrupt_every
-        if task.rare.stopped == "force":
-            waiting = any(frame.task_id == task_id for frame in worker.frames)
-            if waiting and worker.pid:
-                worker.kill_reason = "cancelled"
-                self.tables.effects.append(KillProcess(worker.pid, f"task {task.name} was cancelled by force"))
-            else:
-                self.tables.order(worker, m.TakeBack((task_id,)))
-        else:
-            self.tables.order(worker, m.Interrupt(task_id, task.attempt, task.rare.stopped))
 
     # -- objects --
 
@@ -576,62 +522,6 @@ class LocalScheduler:
         elif kind == "query":
             report.rows_found(self, about, message)
 
-    def on_placed(self, now: float, source: Address, message: m.Placed) -> None:
-        """Where tasks of a shape could run: here, or nowhere."""
-        for token, node in message.rows:
-            queue = self.tables.queues.get(token)
-            if queue is None or self.pool.fits_total(queue.demand):
-                continue
-            if not node and self.config.infeasible == "raise":
-                for task in list(queue.tasks):
-                    if task.state == READY:
-                        text = f"no node will ever have what {task.name} asks for: {describe(queue.demand)}"
-                        self.outcomes.fail(task, "TaskUnschedulableError", text, ())
-
-    def _place_infeasible(self, now: float) -> None:
-        """Ask where tasks could run that this node will never have the resources for."""
-        rows = []
-        for queue in self.tables.queues.values():
-            if queue.feasible is None:
-                queue.feasible = self.pool.fits_total(queue.demand)
-            if queue.feasible:
-                continue
-            if not queue.tasks:
-                queue.infeasible_since = None
-                continue
-            if queue.infeasible_since is None:
-                queue.infeasible_since = now
-            if not queue.placed or self.config.infeasible == "raise":
-                queue.placed = True
-                rows.append((queue.token, queue.demand))
-        if rows:
-            self.tables.send(self.tables.placer_address, m.Place(tuple(rows)))
-
-    def _infeasible_due(self) -> float | None:
-        """When the driver of some infeasible demand is to be warned."""
-        waiting = [
-            queue.infeasible_since
-            for queue in self.tables.queues.values()
-            if not queue.feasible and queue.infeasible_since is not None and not queue.warned
-        ]
-        return min(waiting) + self.config.infeasible_warning if waiting else None
-
-    def _warn_infeasible(self, now: float) -> None:
-        for queue in self.tables.queues.values():
-            since = queue.infeasible_since
-            if since is None or queue.warned or now < since + self.config.infeasible_warning:
-                continue
-            queue.warned = True
-            task = next((task for task in queue.tasks if task.state == READY), None)
-            driver = queue.job.driver
-            if task is not None and driver is not None:
-                text = (
-                    f"{task.name} asks for {describe(queue.demand)}, which no node has or will have "
-                    f"(this one has {describe(tuple(sorted(self.pool.total.items())))}); it stays pending. "
-                    "Ask for less, add a node that has it, or set config infeasible='raise' to get an error instead."
-                )
-                self.tables.tell(driver, m.Notice("warning", text))
-
     # -- people --
 
     def on_query(self, now: float, source: Address, message: m.Query) -> None:
@@ -721,50 +611,32 @@ class LocalScheduler:
 
     def check_invariants(self) -> None:
         """Agreement of the tables with each other."""
-        held: dict[str, int] = {}
-        for worker in self.tables.workers.values():
-            for task in worker.inflight.values():
-                if task.worker is not worker or task.state != ASSIGNED:
-                    raise InvariantViolation(f"{short(task.id)} is in flight on a worker that it is not assigned to")
-            for name, amount in worker.demand:
-                held[name] = held.get(name, 0) + (0 if worker.lent and name == "CPU" else amount)
-        for name, amount in self.pool.total.items():
-            if dict(self.pool.available()).get(name, 0) + held.get(name, 0) != amount:
-                raise InvariantViolation(f"{name}: what is free and what is leased do not add up")
-        for task in self.tables.tasks.values():
-            if (task.state == ASSIGNED) != (task.worker is not None):
-                raise InvariantViolation(f"{short(task.id)} is {task.state} with worker {task.worker}")
-            if task.state == DONE and any(record.status == PENDING for record in task.values()):
-                raise InvariantViolation(f"{short(task.id)} is done without an outcome")
-            if task.state == WAITING and (task.rare is None or task.rare.unresolved <= 0):
-                raise InvariantViolation(f"{short(task.id)} waits for nothing")
-            if task.state == READY and task not in self.tables.queue_of(task).tasks:
-                raise InvariantViolation(f"{short(task.id)} is ready and in no queue")
+        agreement.check(self)
 
 
-def _membership(name: str) -> Any:
+def _part(part: str, name: str) -> Any:
     def handler(self: LocalScheduler, now: float, source: Address, message: m.Message) -> None:
-        getattr(self.membership, name)(now, source, message)
+        getattr(getattr(self, part), name)(now, source, message)
 
     return handler
 
 
 HANDLERS: dict[type[Any], Any] = {
-    m.Register: _membership("on_register"),
-    m.Ready: _membership("on_ready"),
-    m.Goodbye: _membership("on_goodbye"),
-    m.Offer: _membership("on_offer"),
-    m.Running: _membership("on_running"),
-    m.WorkerSpawned: _membership("on_worker_spawned"),
-    m.ProcessDied: _membership("on_process_died"),
-    m.ProcessTable: _membership("on_process_table"),
+    m.Register: _part("membership", "on_register"),
+    m.Ready: _part("membership", "on_ready"),
+    m.Goodbye: _part("membership", "on_goodbye"),
+    m.Offer: _part("membership", "on_offer"),
+    m.Running: _part("membership", "on_running"),
+    m.WorkerSpawned: _part("membership", "on_worker_spawned"),
+    m.ProcessDied: _part("membership", "on_process_died"),
+    m.ProcessTable: _part("membership", "on_process_table"),
     m.Export: LocalScheduler.on_export,
     m.Submit: LocalScheduler.on_submit,
     m.Completed: LocalScheduler.on_completed,
     m.Blocked: LocalScheduler.on_blocked,
     m.Unblocked: LocalScheduler.on_unblocked,
     m.TakenBack: LocalScheduler.on_taken_back,
-    m.Cancel: LocalScheduler.on_cancel,
+    m.Cancel: _part("stopping", "on_cancel"),
     m.Put: LocalScheduler.on_put,
     m.Hold: LocalScheduler.on_hold,
     m.Release: LocalScheduler.on_release,
@@ -774,7 +646,7 @@ HANDLERS: dict[type[Any], Any] = {
     m.Written: LocalScheduler.on_written,
     m.JobNumber: LocalScheduler.on_job_number,
     m.Found: LocalScheduler.on_found,
-    m.Placed: LocalScheduler.on_placed,
+    m.Placed: _part("infeasible", "on_placed"),
     m.Query: LocalScheduler.on_query,
     m.Answer: LocalScheduler.on_answer,
     m.LogLines: LocalScheduler.on_log_lines,

@@ -230,6 +230,7 @@ def _blocked(name: str, fields: tuple[Any, ...]) -> None:
 
 _ROW_CHECKS = {
     "Submit": _submit,
+    "Inherit": _submit,
     "Dispatch": _dispatch,
     "Completed": _completed,
     "Results": _results,

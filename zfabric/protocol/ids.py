@@ -1,8 +1,9 @@
 """Identifiers: fixed-length bytes whose structure says where they come from.
 
 A task's id is ``job (4) | parent (8) | counter (4)``: the parent part is a hash of the submitting task's id (and of an
-epoch, so that an exhausted counter goes on under another hash), and the counter numbers that parent's children. Running a
-parent again names the same children, and no hash is computed per task. An object's id is ``task id (16) | index (4)``:
+epoch, so that an exhausted counter goes on under another hash), and the counter numbers that parent's children. No hash is
+computed per task. What is said again after a daemon's restart has the same names; another attempt of the parent names other
+children. An object's id is ``task id (16) | index (4)``:
 returns count from 0, ``put`` values from 2**31.
 """
 

@@ -198,6 +198,15 @@ class Results(NamedTuple):
     rows: Rows
 
 
+class Inherit(NamedTuple):
+    """local scheduler -> driver. Task rows whose submitter is gone: keep them until their outcome, as if they were your own.
+
+    They are said again after a restart of the daemon, and nothing more: the driver holds none of their values.
+    """
+
+    rows: Rows
+
+
 class Cancel(NamedTuple):
     """client -> local scheduler. Cancel the tasks of these objects; ``force`` kills, ``recursive`` takes their children too."""
 

@@ -298,7 +298,9 @@ class Dispatcher:
         """The task on top of a worker's stack waits; it has given back what it had not begun."""
         returned = [worker.inflight[task_id] for task_id in message.returned if task_id in worker.inflight]
         self.outcomes.give_back(returned)
-        frame = Frame(message.task_id, message.wanted, message.inline)
+        task = worker.inflight.get(message.task_id)
+        buried = task is not None and task.rare is not None and task.rare.buried
+        frame = Frame(message.task_id, message.wanted, message.inline and not buried)
         worker.frames.append(frame)
         self._frames[frame.task_id] = frame
 

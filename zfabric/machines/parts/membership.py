@@ -248,9 +248,11 @@ class Membership:
     def _remove(self, worker: WorkerRecord, now: float) -> None:
         self.tables.workers.pop(worker.token, None)
         self.tables.by_pid.pop(worker.pid, None)
+        job = worker.job
         if worker.process is not None:
             self._process_gone(worker.process)
-        job = worker.job
+            if job is not None and job.driver is not None and not job.ended:
+                self._pass_on(worker.process.incarnation, job.driver)
         if not self.recovering and (job is None or not job.ended) and worker.environment == NO_ENVIRONMENT:
             live = [job for job in self.tables.jobs.values() if not job.ended]
             if live and self._failed_starts < START_ATTEMPTS_MAX:
@@ -262,6 +264,14 @@ class Membership:
         self.scheduler.references.process_gone(process.incarnation)
         if self.tables.store_address is not None:
             self.tables.send(self.tables.store_address, m.ProcessGone(process.incarnation))
+
+    def _pass_on(self, gone: bytes, driver: ProcessRecord) -> None:
+        """What a dead worker submitted has nobody who would say it again after a restart: its driver does from now on."""
+        orphans = [task for task in self.tables.tasks.values() if task.submitter == gone and task.state != DONE]
+        for task in orphans:
+            task.submitter = driver.incarnation
+        for start in range(0, len(orphans), 256):
+            self.tables.tell(driver, m.Inherit(tuple(task.row for task in orphans[start : start + 256])))
 
     # -- the end of a job --
 

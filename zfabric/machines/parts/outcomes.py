@@ -348,6 +348,8 @@ class Outcomes:
                 self._crashed(task, worker, died)
             else:
                 self._detach(task)
+                if any(frame.task_id == task.id for frame in worker.frames):
+                    task.facts().buried = True
                 # It may have begun, or even finished unheard: what it says now must not count.
                 task.attempt += 1
                 self.make_ready(task, front=True)

@@ -159,6 +159,7 @@ class Rare:
 
     __slots__ = (
         "alone",
+        "buried",
         "crashes",
         "deadline",
         "demand_queue",
@@ -185,6 +186,8 @@ class Rare:
         """Why an attempt was asked to stop: "cancelled", "timeout", or empty; "force" kills."""
         self.history: list[str] = []
         """How earlier attempts ended, for the error that may come."""
+        self.buried = False
+        """Whether its worker was once killed by something that ran on top of it: nothing runs there any more."""
         self.wait_locations: dict[bytes, Any] | None = None
         self.submitters: tuple[bytes, ...] = ()
         """Processes that submitted it before the last one did: they too wait for its outcome."""

@@ -5,9 +5,9 @@ values, references, tasks that run), what lies in the arena and on disk, the fun
 what was said after ``Ready``, which is simply taken in at the end. During registration only ``Hold`` says that something is held; a
 row or a value alone does not.
 
-A task row that only the control store has belongs to a task that finished: whoever submits it again would have said so. It comes
-back as lineage, done and without a value, and only if something that is held, or an unfinished row, names it; the value is made
-again when somebody asks for it.
+A task row that only the control store has belongs to a task that finished, since whoever submitted it would have said it again (and
+a driver says the rows of its workers that are gone: ``Inherit``). It comes back as lineage, done and without a value, and only if
+something that is held, or an unfinished row, names it; the value is made again when somebody asks for it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ from zfabric.machines.parts.records import (
     TaskRecord,
     WorkerRecord,
     make_outputs,
-    prefixes_of,
 )
 from zfabric.machines.parts.references import named_by, row_names
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
-from zfabric.protocol.ids import JOB_BYTES, PREFIX_BYTES, TASK_BYTES, Address, child_prefix, is_put, root_task, short
+from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address, is_put, short
 from zfabric.protocol.messages import FAILED, OK, Row
 
 if TYPE_CHECKING:
@@ -122,7 +121,9 @@ class Recovery:
         for source, message in self._said:
             if type(message) in (m.TakenBack, m.Unblocked, m.Fetch, m.Release, m.Cancel, m.Goodbye) and source[1:] in self.tables.processes:
                 step(now, source, message)
-        self._run_orphans(now)
+        for task_id, (_, block) in self._rows.items():
+            if task_id not in self.tables.tasks:
+                self.scheduler.blocks.drop(task_id, block)
         self.tables.spare.extend(self._values())
 
     def go_on(self, now: float) -> None:
@@ -236,6 +237,7 @@ class Recovery:
             text = f"object {short(object_id)} is lost: nothing that would tell of it survived its node's daemon"
             record.value = pack_failure("ObjectLostError", text)
             self.tables.counts["inline_bytes"] += len(record.value)
+            self.tables.lost.add(object_id)
 
     def _unheard(self) -> dict[bytes, tuple[WorkerRecord, int]]:
         """Attempts that ended and of which the daemon before this one may not have heard: by task, the worker and the attempt."""
@@ -282,25 +284,6 @@ class Recovery:
         worker.inflight[task.id] = task
         if worker.state != LEASED:
             self.scheduler.dispatcher.resume(worker, self.tables.queue_of(task))
-
-    def _run_orphans(self, now: float) -> None:
-        """Rows that nobody said again and nobody needs: dropped where whoever would say them is here, run otherwise.
-
-        A driver says its own unfinished rows, and so does every task that will run again. What is left was submitted by a worker that
-        is gone, for a task that has finished: whether it was run is not known, and execution is at least once.
-        """
-        told = {child_prefix(job, root_task(job)) for job in self.tables.jobs}
-        told.update(prefix for task, _ in self._entered for prefix in prefixes_of(task))
-        for task_id, (row, block) in self._rows.items():
-            if task_id in self.tables.tasks:
-                continue
-            job = self.tables.jobs[task_id[:JOB_BYTES]]
-            task = self._enter(row, job, b"") if task_id[:PREFIX_BYTES] not in told else None
-            if task is None:
-                self.scheduler.blocks.drop(task_id, block)
-            else:
-                self._know((named_by(task),))
-                self._go_on(task, None, now)
 
     # -- what only the arena or the control store knows --
 
