@@ -1,0 +1,616 @@
+"""Programs as people write them, run as they run them: from files, with ``import zfabric as ray``; and what options do to tasks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bad_days import PATIENCE, eventually, failure, query, worker_rows
+
+import zfabric as zf
+
+# --- programs ---------------------------------------------------------------------------------------------------------------------
+
+
+def run_program(tmp_path: Path, text: str, *arguments: str) -> str:
+    """Run a program from a file of its own, as a user does; its output."""
+    path = tmp_path / "program.py"
+    path.write_text(text)
+    done = subprocess.run(
+        [sys.executable, str(path), *arguments], capture_output=True, text=True, timeout=2 * PATIENCE, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_monte_carlo_pi_with_progress(tmp_path: Path) -> None:
+    said = run_program(
+        tmp_path,
+        """
+import random
+import time
+import zfabric as ray
+
+ray.init(num_cpus=2)
+
+@ray.remote
+def sampling_task(num_samples: int, task_id: int) -> int:
+    num_inside = 0
+    rng = random.Random(task_id)
+    for i in range(num_samples):
+        x, y = rng.uniform(-1, 1), rng.uniform(-1, 1)
+        if x * x + y * y <= 1:
+            num_inside += 1
+    return num_inside
+
+NUM_TASKS, SAMPLES = 20, 20_000
+results = [sampling_task.remote(SAMPLES, i) for i in range(NUM_TASKS)]
+remaining, done = results, 0
+while remaining:
+    ready, remaining = ray.wait(remaining, num_returns=1)
+    done += len(ready)
+    print(f"Progress: {done / NUM_TASKS:.0%}")
+total = sum(ray.get(results))
+print("pi:", round(total * 4 / (NUM_TASKS * SAMPLES), 2))
+ray.shutdown()
+""",
+    )
+    assert "Progress: 100%" in said
+    assert "pi: 3.14" in said or "pi: 3.13" in said or "pi: 3.15" in said
+
+
+def test_map_reduce_word_count(tmp_path: Path) -> None:
+    said = run_program(
+        tmp_path,
+        """
+import collections
+import zfabric as ray
+
+TEXT = ["the quick brown fox", "jumps over the lazy dog", "the end"] * 50
+ray.init()
+
+def mapper_key(word):
+    return ord(word[0])
+
+@ray.remote(num_returns=3)
+def apply_map(corpus, num_partitions=3):
+    parts = [collections.Counter() for _ in range(num_partitions)]
+    for document in corpus:
+        for word in document.split():
+            parts[mapper_key(word) % num_partitions][word] += 1
+    return parts
+
+@ray.remote
+def apply_reduce(*results):
+    total = collections.Counter()
+    for result in results:
+        total.update(result)
+    return total
+
+chunks = [TEXT[i::5] for i in range(5)]
+map_results = [apply_map.remote(chunk) for chunk in chunks]
+outputs = [apply_reduce.remote(*[partition[i] for partition in map_results]) for i in range(3)]
+counts = collections.Counter()
+for output in ray.get(outputs):
+    counts.update(output)
+print(counts.most_common(1)[0], len(counts), sum(counts.values()))
+""",
+    )
+    assert "('the', 150) 9 550" in said
+
+
+def test_parameter_sweep_with_a_wait_loop_that_keeps_a_bounded_number_in_flight(tmp_path: Path) -> None:
+    said = run_program(
+        tmp_path,
+        """
+import itertools
+import numpy as np
+import zfabric as ray
+
+@ray.remote
+def evaluate(data, rate, depth):
+    x = np.asarray(data)
+    return {"rate": rate, "depth": depth, "loss": float(((x * rate - depth) ** 2).mean())}
+
+if __name__ == "__main__":
+    with ray.init(num_cpus=2, include_dashboard=False):
+        data = ray.put(np.linspace(0, 1, 200_000))
+        grid = itertools.product([0.1, 0.5, 1.0, 2.0], [0, 1, 2, 3, 4])
+        in_flight, results = [], []
+        for rate, depth in grid:
+            if len(in_flight) >= 4:
+                done, in_flight = ray.wait(in_flight)
+                results.extend(ray.get(done))
+            in_flight.append(evaluate.remote(data, rate, depth=depth))
+        results.extend(ray.get(in_flight))
+        best = min(results, key=lambda result: result["loss"])
+        print(len(results), best["rate"], best["depth"])
+""",
+    )
+    assert "20 0.1 0" in said
+
+
+def test_tree_reduce_of_arrays(tmp_path: Path) -> None:
+    said = run_program(
+        tmp_path,
+        """
+import numpy as np
+import zfabric as ray
+
+ray.init(num_cpus=2, object_store_memory=256 * 1024 * 1024)
+
+@ray.remote
+def create_matrix(size, seed):
+    return np.random.default_rng(seed).normal(size=size)
+
+@ray.remote
+def add(x, y):
+    assert not x.flags.writeable
+    return x + y
+
+parts = [create_matrix.remote([200, 200], i) for i in range(32)]
+expected = sum(ray.get(parts))
+while len(parts) > 1:
+    parts = parts[2:] + [add.remote(parts[0], parts[1])]
+print(np.allclose(ray.get(parts[0]), expected), ray.get(parts[0]).shape)
+""",
+    )
+    assert "True (200, 200)" in said
+
+
+def test_pipeline_over_one_large_array_and_views_of_it(tmp_path: Path) -> None:
+    said = run_program(
+        tmp_path,
+        """
+import time
+import numpy as np
+import zfabric as ray
+
+ray.init(num_cpus=2)
+image = np.arange(4_000_000, dtype=np.float64).reshape(2000, 2000)
+image_ref = ray.put(image)
+
+@ray.remote
+def rows(image, start, stop):
+    return image[start:stop]
+
+@ray.remote
+def smooth(block):
+    block = block.copy()
+    block[1:] += block[:-1]
+    return block
+
+@ray.remote
+def total(block):
+    return block.sum()
+
+stages = [total.remote(smooth.remote(rows.remote(image_ref, i, i + 500))) for i in range(0, 2000, 500)]
+got = sum(ray.get(stages))
+expected = 0.0
+for i in range(0, 2000, 500):
+    block = image[i:i + 500].copy()
+    block[1:] += block[:-1]
+    expected += block.sum()
+view = ray.get(image_ref)
+first = view[0]
+del view, image_ref
+print(got == expected, first[5], first.flags.writeable)
+""",
+    )
+    assert "True 5.0 False" in said
+
+
+def test_nested_parallel_quicksort_and_mergesort(tmp_path: Path) -> None:
+    said = run_program(
+        tmp_path,
+        """
+import random
+import zfabric as ray
+
+def partition(collection):
+    pivot = collection.pop()
+    greater, lesser = [], []
+    for element in collection:
+        (greater if element > pivot else lesser).append(element)
+    return lesser, pivot, greater
+
+def quick_sort(collection):
+    if len(collection) <= 200:
+        return sorted(collection)
+    lesser, pivot, greater = partition(collection)
+    return quick_sort(lesser) + [pivot] + quick_sort(greater)
+
+@ray.remote
+def quick_sort_distributed(collection):
+    if len(collection) <= 200:
+        return sorted(collection)
+    lesser, pivot, greater = partition(collection)
+    lesser = quick_sort_distributed.remote(lesser)
+    greater = quick_sort_distributed.remote(greater)
+    return ray.get(lesser) + [pivot] + ray.get(greater)
+
+@ray.remote
+def merge_sort(items):
+    if len(items) <= 300:
+        return sorted(items)
+    middle = len(items) // 2
+    left, right = ray.get([merge_sort.remote(items[:middle]), merge_sort.remote(items[middle:])])
+    merged = []
+    while left and right:
+        merged.append(left.pop() if left[-1] > right[-1] else right.pop())
+    return left + right + merged[::-1]
+
+random.seed(1)
+numbers = [random.randint(0, 10**6) for _ in range(20_000)]
+ray.init(num_cpus=2)
+print(ray.get(quick_sort_distributed.remote(numbers[:])) == sorted(numbers), ray.get(merge_sort.remote(numbers)) == sorted(numbers))
+""",
+    )
+    assert "True True" in said
+
+
+def test_a_flaky_function_with_retries_and_errors_as_people_catch_them(tmp_path: Path) -> None:
+    said = run_program(
+        tmp_path,
+        """
+import os
+import random
+import sys
+import zfabric as ray
+
+class TransientError(Exception):
+    pass
+
+@ray.remote(max_retries=10, retry_exceptions=[TransientError])
+def flaky(index, directory):
+    path = f"{directory}/tries-{index}"
+    tries = os.path.getsize(path) if os.path.exists(path) else 0
+    with open(path, "a") as file:
+        file.write("x")
+    if tries < index % 4:
+        raise TransientError(f"try {tries}")
+    return tries
+
+@ray.remote(max_retries=2)
+def crash():
+    sys.exit(0) if False else os._exit(1)
+
+@ray.remote
+def divide(x, y):
+    return x / y
+
+ray.init(num_cpus=2)
+print(ray.get([flaky.remote(i, sys.argv[1]) for i in range(12)]))
+try:
+    ray.get(crash.remote())
+except ray.exceptions.WorkerCrashedError as error:
+    print("crashed")
+try:
+    ray.get(divide.remote(1, 0))
+except ZeroDivisionError as error:
+    print("divided", isinstance(error, ray.exceptions.RayTaskError))
+try:
+    ray.get(divide.remote(1, 0))
+except ray.exceptions.RayTaskError as error:
+    print("cause", type(error.cause).__name__)
+""",
+        str(tmp_path),
+    )
+    assert "[0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3]" in said
+    assert "crashed" in said
+    assert "divided True" in said
+    assert "cause ZeroDivisionError" in said
+
+
+def test_batch_prediction_with_a_model_from_main_and_no_main_guard(tmp_path: Path) -> None:
+    said = run_program(
+        tmp_path,
+        """
+import dataclasses
+import numpy as np
+import zfabric as ray
+
+@dataclasses.dataclass
+class Batch:
+    number: int
+    rows: np.ndarray
+
+class Model:
+    def __init__(self, weights):
+        self.weights = weights
+    def __call__(self, batch: Batch) -> "Prediction":
+        return Prediction(batch.number, batch.rows @ self.weights)
+
+@dataclasses.dataclass
+class Prediction:
+    number: int
+    values: np.ndarray
+
+@ray.remote
+def predict(model: Model, batch: Batch) -> Prediction:
+    return model(batch)
+
+model = ray.put(Model(np.arange(8.0)))
+batches = [Batch(i, np.full((1000, 8), i)) for i in range(20)]
+predictions = ray.get([predict.remote(model, batch) for batch in batches])
+print(all(isinstance(p, Prediction) and (p.values == p.number * 28.0).all() for p in predictions), len(predictions))
+square = ray.remote(lambda x: x * x)
+offset = 10
+def shifted(x):
+    return x + offset
+print(sum(ray.get([square.remote(x) for x in range(10)])), ray.get(ray.remote(shifted).remote(5)))
+print(ray.is_initialized())
+""",
+    )
+    assert "True 20" in said
+    assert "285 15" in said
+
+
+def test_an_awaiting_program_and_a_future(tmp_path: Path) -> None:
+    said = run_program(
+        tmp_path,
+        """
+import asyncio
+import concurrent.futures
+import zfabric as ray
+
+@ray.remote
+def work(x):
+    return x + 1
+
+async def main():
+    first = await work.remote(1)
+    rest = await asyncio.gather(*[work.remote(x) for x in range(50)])
+    done, _ = await asyncio.wait([asyncio.ensure_future(asyncio.wrap_future(work.remote(5).future()))])
+    return first, sum(rest), done.pop().result()
+
+ray.init(num_cpus=2)
+print(asyncio.run(main()))
+print(sorted(future.result() for future in concurrent.futures.as_completed([work.remote(i).future() for i in range(5)])))
+""",
+    )
+    assert "(2, 1275, 6)" in said
+    assert "[1, 2, 3, 4, 5]" in said
+
+
+# --- output -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_what_tasks_print_reaches_the_driver_with_a_prefix_also_the_last_lines(tmp_path: Path) -> None:
+    said = run_program(
+        tmp_path,
+        """
+import os, sys
+import zfabric as zf
+
+@zf.remote
+def early():
+    print("early words from", os.getpid())
+    print("complaint", file=sys.stderr)
+
+@zf.remote
+def late(number):
+    print("last words", number)
+    return number
+
+zf.init(num_cpus=2)
+zf.get(early.remote())
+zf.get([late.remote(n) for n in range(5)])
+""",
+    )
+    lines = said.splitlines()
+    words = [line for line in lines if "early words from" in line]
+    assert len(words) == 1
+    pid = words[0].split()[-1]
+    assert words[0].startswith("(")
+    assert f"pid={pid})" in words[0].split()[0] + words[0]
+    assert all(any(f"last words {number}" in line for line in lines) for number in range(5))
+
+
+def test_log_to_driver_can_be_switched_off(tmp_path: Path) -> None:
+    said = run_program(
+        tmp_path,
+        "import zfabric as zf\nzf.init(num_cpus=1, log_to_driver=False)\nzf.get(zf.remote(lambda: print('loud words')).remote())\n",
+    )
+    assert "loud words" not in said
+
+
+# --- environments -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def shared(shared_cluster: Any) -> Any:
+    return shared_cluster
+
+
+def test_runtime_env_sets_variables_directory_and_modules(shared: Any, tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "data.txt").write_text("found")
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "a_module_of_a_task.py").write_text("VALUE = 42\n")
+
+    @zf.remote
+    def look() -> Any:
+        import importlib
+
+        module = importlib.import_module("a_module_of_a_task")
+        return os.environ.get("COLOUR"), Path("data.txt").read_text(), module.VALUE
+
+    @zf.remote
+    def plain() -> Any:
+        return os.environ.get("COLOUR"), os.getcwd()
+
+    where = zf.get(plain.remote(), timeout=PATIENCE)
+    env = {"env_vars": {"COLOUR": "red"}, "working_dir": str(tmp_path / "here"), "py_modules": [str(tmp_path / "modules")]}
+    assert zf.get(look.options(runtime_env=env).remote(), timeout=PATIENCE) == ("red", "found", 42)
+    blue = plain.options(runtime_env={"env_vars": {"COLOUR": "blue"}})
+    assert [colour for colour, _ in zf.get([blue.remote() for _ in range(20)], timeout=PATIENCE)] == ["blue"] * 20
+    assert zf.get([plain.remote() for _ in range(20)], timeout=PATIENCE) == [where] * 20
+    assert where[0] is None
+
+
+def test_a_runtime_env_that_cannot_be_made_is_an_error_and_no_endless_wait(shared: Any, tmp_path: Path) -> None:
+    @zf.remote
+    def plain() -> int:
+        return 1
+
+    with pytest.raises((zf.RuntimeEnvSetupError, zf.OptionError)):
+        zf.get(plain.options(runtime_env={"working_dir": str(tmp_path / "nowhere")}).remote(), timeout=PATIENCE)
+    assert zf.get(plain.remote(), timeout=PATIENCE) == 1
+
+
+# --- resources ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_gpus_are_assigned_and_shown_in_cuda_visible_devices(cluster: Callable[..., Any]) -> None:
+    cluster(num_cpus=4, num_gpus=4)
+
+    @zf.remote(num_gpus=1)
+    def one(marks: str) -> Any:
+        Path(marks, str(os.getpid())).touch()
+        while len(list(Path(marks).iterdir())) < 2:
+            time.sleep(0.01)
+        return os.environ["CUDA_VISIBLE_DEVICES"], zf.get_gpu_ids()
+
+    @zf.remote(num_gpus=2)
+    def two() -> Any:
+        return os.environ["CUDA_VISIBLE_DEVICES"]
+
+    @zf.remote
+    def none() -> Any:
+        return os.environ.get("CUDA_VISIBLE_DEVICES", "")
+
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as marks:
+        seen = zf.get([one.remote(marks) for _ in range(2)], timeout=PATIENCE)
+    assert len({visible for visible, _ in seen}) == 2
+    assert all(visible in {"0", "1", "2", "3"} and [int(visible)] == [int(each) for each in ids] for visible, ids in seen)
+    visible = zf.get(two.remote(), timeout=PATIENCE).split(",")
+    assert len(set(visible)) == 2
+    assert set(visible) <= {"0", "1", "2", "3"}
+    assert zf.get([none.remote() for _ in range(8)], timeout=PATIENCE) == [""] * 8
+
+
+def test_fractions_of_resources_add_up(cluster: Callable[..., Any]) -> None:
+    cluster(num_cpus=1, resources={"seat": 1})
+
+    @zf.remote(num_cpus=0.25, resources={"seat": 0.25})
+    def meet(marks: str, number: int) -> int:
+        Path(marks, f"in{number}").touch()
+        while not Path(marks, "go").exists():
+            time.sleep(0.005)
+        return len(list(Path(marks).glob("in*")))
+
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as marks:
+        refs = [meet.remote(marks, number) for number in range(6)]
+        eventually(lambda: len(list(Path(marks).glob("in*"))) >= 4, "four quarters run at once")
+        assert len(list(Path(marks).glob("in*"))) == 4
+        assert zf.available_resources().get("seat", 0) == 0
+        Path(marks, "go").touch()
+        zf.get(refs, timeout=PATIENCE)
+    eventually(lambda: zf.available_resources() == zf.cluster_resources(), "all is given back")
+
+
+def test_a_custom_resource_limits_how_many_run_at_once(cluster: Callable[..., Any]) -> None:
+    cluster(num_cpus=4, resources={"licence": 1})
+
+    @zf.remote(resources={"licence": 1})
+    def exclusive(path: str) -> bool:
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL)
+        time.sleep(0.01)
+        os.close(descriptor)
+        os.unlink(path)
+        return True
+
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as directory:
+        assert all(zf.get([exclusive.remote(f"{directory}/lock") for _ in range(20)], timeout=PATIENCE))
+
+
+def test_an_infeasible_task_stays_pending_warns_and_explains_itself(cluster: Callable[..., Any], capfd: Any) -> None:
+    cluster(num_cpus=2)
+
+    @zf.remote(num_gpus=4)
+    def wishful() -> int:
+        return 1
+
+    ref = wishful.remote()
+    seen = []
+
+    def warned() -> bool:
+        zf.wait([ref], timeout=0.05)
+        seen.append(capfd.readouterr().err)
+        return "wishful" in "".join(seen)
+
+    begun = time.monotonic()
+    eventually(warned, "the driver is warned")
+    text = "".join(seen)
+    assert "GPU" in text
+    assert "pending" in text
+    assert time.monotonic() - begun < 30
+    told = str(zf.explain(ref))
+    assert "GPU" in told
+    assert "4" in told
+    others = [wishful.remote() for _ in range(3)]
+    zf.wait(others, num_returns=3, timeout=1.5)
+    assert "wishful" not in capfd.readouterr().err, "the warning is said once"
+    zf.cancel(ref)
+    assert type(failure(ref)) is zf.TaskCancelledError
+
+
+def test_an_infeasible_task_is_an_error_where_that_was_asked_for(cluster: Callable[..., Any]) -> None:
+    cluster(num_cpus=2, config={"infeasible": "raise"})
+    error = failure(zf.remote(num_gpus=4)(lambda: 1).remote())
+    assert type(error) is zf.TaskUnschedulableError
+    assert "GPU" in str(error)
+    assert zf.get(zf.remote(lambda: 1).remote(), timeout=PATIENCE) == 1
+
+
+# --- values and references ------------------------------------------------------------------------------------------------------------
+
+
+def test_refs_inside_values_and_closures_keep_what_they_name(shared: Any) -> None:
+    @zf.remote
+    def open_box(box: Any) -> Any:
+        return zf.get(box["ref"]), zf.get(box["list"][0])
+
+    @zf.remote
+    def make_box() -> Any:
+        return [zf.put("from a task")]
+
+    def send() -> tuple[Any, Any]:
+        inner = zf.put("treasure")
+
+        @zf.remote
+        def captured() -> Any:
+            return zf.get(inner)
+
+        return zf.put({"ref": inner, "list": [inner]}), captured.remote()
+
+    box, result = send()
+    assert zf.get(open_box.remote(box), timeout=PATIENCE) == ("treasure", "treasure")
+    assert zf.get(result, timeout=PATIENCE) == "treasure"
+    assert zf.get(zf.get(make_box.remote(), timeout=PATIENCE)[0], timeout=PATIENCE) == "from a task"
+
+
+def test_generators_of_work_finish_and_leave_no_tasks_behind(shared: Any) -> None:
+    @zf.remote
+    def step(x: int) -> int:
+        return x + 1
+
+    for turn in range(20):
+        assert sum(zf.get([step.remote(index) for index in range(500)], timeout=PATIENCE)) == sum(range(1, 501)), turn
+    eventually(lambda: len(query("tasks")) == 0, "finished tasks that nobody refers to are forgotten")
+    assert len(worker_rows()) <= 4
+    assert threading.active_count() < 20
