@@ -1,0 +1,110 @@
+"""Stopping tasks: cancellation, with or without force and children, and deadlines.
+
+What was not dispatched is stopped at once, for good. What was dispatched is asked to stop: its worker decides, by whether its
+outcome comes first; the request is repeated until one has come.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from zfabric.machines.parts.outcomes import Outcomes
+from zfabric.machines.parts.records import ASSIGNED, DONE, READY, WAITING, TaskRecord, prefixes_of
+from zfabric.machines.parts.state import Tables
+from zfabric.protocol import messages as m
+from zfabric.protocol.effects import KillProcess
+from zfabric.protocol.ids import PREFIX_BYTES, Address
+from zfabric.protocol.options import option
+
+
+class Stopping:
+    """Requests to stop, over the shared tables."""
+
+    def __init__(self, tables: Tables, outcomes: Outcomes) -> None:
+        self.tables = tables
+        self.outcomes = outcomes
+        self._deadlines: list[tuple[float, bytes]] = []
+        self._asked: dict[bytes, float] = {}
+        """Dispatched tasks that are to stop, and when that is said again."""
+
+    def expect(self, task: TaskRecord, deadline: float) -> None:
+        """A task is to have an outcome by then."""
+        heapq.heappush(self._deadlines, (deadline, task.id))
+
+    def tick(self, now: float) -> None:
+        """Deadlines that have passed; requests to repeat."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            task = self.tables.tasks.get(heapq.heappop(self._deadlines)[1])
+            if task is not None and task.state != DONE:
+                self.stop(task, "timeout", now)
+        for task_id, due in list(self._asked.items()):
+            if now >= due:
+                self._repeat(task_id, now)
+
+    def next_deadline(self) -> float | None:
+        """When ``tick`` is wanted next."""
+        candidates = [self._deadlines[0][0]] if self._deadlines else []
+        candidates.extend(self._asked.values())
+        return min(candidates, default=None)
+
+    def on_cancel(self, now: float, source: Address, message: m.Cancel) -> None:
+        """Stop tasks; with ``recursive``, what they submitted as well."""
+        tasks = [record.task for record in map(self.tables.find, message.object_ids) if record is not None and record.task is not None]
+        if message.recursive:
+            tasks = self._with_children(tasks)
+        for task in tasks:
+            self.stop(task, "force" if message.force else "cancelled", now)
+
+    def _with_children(self, tasks: list[TaskRecord]) -> list[TaskRecord]:
+        found = {task.id: task for task in tasks}
+        level = tasks
+        while level:
+            prefixes = {prefix for task in level for prefix in prefixes_of(task)}
+            parents = {task.id for task in level}
+            self.tables.condemned |= prefixes
+            level = [task for task in self.tables.children_of(prefixes) if task.id not in found]
+            level += [
+                task
+                for task in self.tables.tasks.values()
+                if len(task.row) > 4 and task.id not in found and option(task.row[4], "parent") in parents
+            ]
+            found.update((task.id, task) for task in level)
+        return list(found.values())
+
+    def stop_late(self, rows: m.Rows, now: float) -> None:
+        """Children that were on their way when their parent was cancelled with all its children."""
+        for row in rows:
+            if row[0][:PREFIX_BYTES] in self.tables.condemned:
+                task = self.tables.tasks.get(row[0])
+                if task is not None:
+                    for each in self._with_children([task]):
+                        self.stop(each, "cancelled", now)
+
+    def stop(self, task: TaskRecord, reason: str, now: float) -> None:
+        """Final at once for what was not dispatched; a request for what was."""
+        if task.state == DONE:
+            return
+        if task.state in (WAITING, READY):
+            self.outcomes.stopped(task, reason)
+            return
+        facts = task.facts()
+        if not facts.stopped or reason == "force":
+            facts.stopped = reason
+        self._repeat(task.id, now)
+
+    def _repeat(self, task_id: bytes, now: float) -> None:
+        task = self.tables.tasks.get(task_id)
+        worker = task.worker if task is not None else None
+        if task is None or task.state != ASSIGNED or worker is None or task.rare is None:
+            self._asked.pop(task_id, None)
+            return
+        self._asked[task_id] = now + self.tables.config.interrupt_every
+        if task.rare.stopped == "force":
+            waiting = any(frame.task_id == task_id for frame in worker.frames)
+            if waiting and worker.pid:
+                worker.kill_reason = "cancelled"
+                self.tables.effects.append(KillProcess(worker.pid, f"task {task.name} was cancelled by force"))
+            else:
+                self.tables.order(worker, m.TakeBack((task_id,)))
+        else:
+            self.tables.order(worker, m.Interrupt(task_id, task.attempt, task.rare.stopped))
