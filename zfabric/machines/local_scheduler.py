@@ -35,7 +35,7 @@ from zfabric.machines.parts.records import (
     WorkerRecord,
     make_outputs,
 )
-from zfabric.machines.parts.references import References, add_holder, row_names
+from zfabric.machines.parts.references import References, add_holder, holders_of, row_names
 from zfabric.machines.parts.resources import Pool
 from zfabric.machines.parts.state import Tables
 from zfabric.machines.parts.stopping import Stopping
@@ -220,7 +220,7 @@ class LocalScheduler:
             return
         tasks, functions, add_row = self.tables.tasks, job.functions, self.blocks.add
         submitter, keep_rows = process.incarnation, self.config.lineage
-        refound = self._found_again(message.rows) if self.tables.lost else ()
+        orphans = self._orphans_of(message.rows) if self.tables.orphans else ()
         for row in message.rows:
             task_id = row[0]
             known = tasks.get(task_id)
@@ -242,26 +242,39 @@ class LocalScheduler:
                 function.queue.tasks.append(task)
             else:
                 self.admit(task, now)
-        for holder, object_id in refound:
-            self.references.hold((object_id,), holder)
+        for orphan, lost in orphans:
+            self._reunite(orphan, lost, process)
         if self.tables.condemned:
             self.stopping.stop_late(message.rows, now)
         job.submitted += len(message.rows)
         self.tables.became_ready += 1
         self.tables.counts["tasks_submitted"] += len(message.rows)
 
-    def _found_again(self, rows: m.Rows) -> list[tuple[bytes, bytes]]:
-        """Objects that were lost with a daemon are to be made after all, since their parent runs again: (holder, object) of each."""
+    def _orphans_of(self, rows: m.Rows) -> list[tuple[ObjectRecord, bool]]:
+        """Take out the records of values whose rows had been lost with a daemon, and come again."""
+        tables = self.tables
         task_ids = {row[0] for row in rows}
-        held = []
-        for object_id in [each for each in self.tables.lost if each[:TASK_BYTES] in task_ids]:
-            self.tables.lost.discard(object_id)
-            record = self.tables.objects.pop(object_id, None)
-            if record is not None and type(record.value) is bytes:
-                self.tables.counts["inline_bytes"] -= len(record.value)
-                holders = record.holders if isinstance(record.holders, set) else {record.holders} if record.holders else ()
-                held += [(holder, object_id) for holder in holders]
-        return held
+        found = [object_id for object_id in tables.orphans if object_id[:TASK_BYTES] in task_ids]
+        return [(record, tables.orphans.pop(each)) for each in found if (record := tables.objects.pop(each, None)) is not None]
+
+    def _reunite(self, orphan: ObjectRecord, lost: bool, process: ProcessRecord) -> None:
+        """A value and its row are together again: a value that exists is not made again, one that does not now is."""
+        record = self.tables.find(orphan.object_id)
+        if record is None or record.task is None:
+            return
+        for holder in holders_of(orphan):
+            add_holder(record, holder)
+        record.pins += orphan.pins
+        record.named += orphan.named
+        record.fetchers = (record.fetchers or set()) | (orphan.fetchers or set()) or None
+        if lost or record.status != PENDING:
+            self.tables.counts["inline_bytes"] -= len(orphan.value) if type(orphan.value) is bytes else 0
+            return
+        record.status, record.value, record.contained = orphan.status, orphan.value, orphan.contained
+        task = record.task
+        if task.state != DONE and all(value.status != PENDING for value in task.values()):
+            self.outcomes.adopt(task)
+            self.outcomes.report_to(process, task)
 
     def admit(self, task: TaskRecord, now: float) -> None:
         """A task that is not plain: several values, options of its own, a deadline, dependencies."""

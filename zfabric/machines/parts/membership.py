@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from zfabric.machines.local_scheduler import LocalScheduler
 
 START_ATTEMPTS_MAX = 5
-"""Workers in a row that die before they register until the reason is shown to the drivers."""
+"""Workers in a row that die before they register until the reason is shown to the drivers, and becomes their tasks' outcome."""
 
 TOMBSTONES_KEPT = 1000
 """Ended jobs whose rows are kept, for people."""
@@ -213,10 +213,14 @@ class Membership:
                     for task in list(queue.tasks):
                         self.scheduler.outcomes.fail(task, "RuntimeEnvSetupError", text, ())
         elif self._failed_starts >= START_ATTEMPTS_MAX:
+            # Nobody waits for ever: what would have run on such workers gets the reason.
             self._failed_starts = 0
             for job in self.tables.jobs.values():
                 if job.driver is not None and not job.ended:
                     self.tables.tell(job.driver, m.Notice("error", text))
+                for queue in job.queues.values():
+                    for task in list(queue.tasks) if queue.environment == NO_ENVIRONMENT else ():
+                        self.scheduler.outcomes.fail(task, "WorkerCrashedError", text, ())
 
     def on_process_died(self, now: float, source: Address, message: m.ProcessDied) -> None:
         """A process is proved dead."""
@@ -383,6 +387,8 @@ class Membership:
 
     def holds_back(self, source: Address, message: m.Message) -> bool:
         """Whether a message waits for the end of recovery."""
+        if self.recovering and type(message) is m.Ready:
+            self.recovery.registered(source[1:])
         if not self._jobs_known and type(message) in (m.Register, m.Ready):
             self._early.append((source, message))
             return True

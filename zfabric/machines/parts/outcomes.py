@@ -21,7 +21,7 @@ from zfabric.machines.parts.records import (
     WorkerRecord,
     prefixes_of,
 )
-from zfabric.machines.parts.references import References, row_names
+from zfabric.machines.parts.references import References
 from zfabric.machines.parts.state import Tables
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import Facts, pack_failure
@@ -186,12 +186,12 @@ class Outcomes:
     def adopt(self, task: TaskRecord) -> None:
         """A task whose value was offered by a process that has it is done."""
         self._detach(task)
-        if task.block is not None or row_names(task.row):
-            self._unpin_row(task)
+        self._unpin_row(task)
         task.state = DONE
-        self._announce(task)
-        if task.holders is None:
-            self.tables.spare.append(task)
+        for record in task.values():
+            self._announce(record)
+            if record.holders is None:
+                self.tables.spare.append(record)
 
     def report_to(self, process: ProcessRecord, task: TaskRecord) -> None:
         """Push a finished task's outcome to a process that submitted it again."""

@@ -71,6 +71,7 @@ class Recovery:
         self.references = scheduler.references
         self._said: list[tuple[Address, m.Message]] = []
         self._later: list[tuple[Address, m.Message]] = []
+        self._registered: set[bytes] = set()
         self._stored: dict[bytes, int] = {}
         """Objects found in the arena and on disk, with their sizes."""
         self._rows: dict[bytes, tuple[Row, Any]] = {}
@@ -82,9 +83,11 @@ class Recovery:
 
     def hold_back(self, source: Address, message: m.Message) -> None:
         """Keep what a process says, apart by whether it is still registering."""
-        process = self.tables.processes.get(source[1:])
-        registering = process is not None and not process.ready
-        (self._said if registering else self._later).append((source, message))
+        (self._later if source[1:] in self._registered else self._said).append((source, message))
+
+    def registered(self, process: bytes) -> None:
+        """A process has said all it holds; what it says from now on comes after."""
+        self._registered.add(process)
 
     def found_in_arena(self, message: m.ArenaFound) -> None:
         """What the store before this one had taken over."""
@@ -218,7 +221,7 @@ class Recovery:
             self._restore(object_id)
             record = self.tables.find(object_id)
         if record is None:
-            record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
+            record = self._orphan(object_id)
         if type(value) is tuple:
             self.tables.sealed.append((object_id, value[0], value[1], process, False))
         if record.value is None:
@@ -237,7 +240,7 @@ class Recovery:
             text = f"object {short(object_id)} is lost: nothing that would tell of it survived its node's daemon"
             record.value = pack_failure("ObjectLostError", text)
             self.tables.counts["inline_bytes"] += len(record.value)
-            self.tables.lost.add(object_id)
+            self.tables.orphans[object_id] = True
 
     def _unheard(self) -> dict[bytes, tuple[WorkerRecord, int]]:
         """Attempts that ended and of which the daemon before this one may not have heard: by task, the worker and the attempt."""
@@ -301,13 +304,20 @@ class Recovery:
             return
         size = self._stored.get(object_id)
         if size is not None:
-            record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
+            record = self._orphan(object_id)
             record.status = OK
             record.value = Stored(size)
         elif is_put(object_id):
             record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
             record.durable = True  # If it was not, the control store will say so.
             self.scheduler.outcomes.make_available(record, "its node's daemon died")
+
+    def _orphan(self, object_id: bytes) -> ObjectRecord:
+        """A value whose row, if it ever had one, is not known."""
+        record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
+        if not is_put(object_id):
+            self.tables.orphans[object_id] = False
+        return record
 
     def _restore(self, object_id: bytes) -> None:
         """Bring back the row that made an object, and those that it names: inputs first, since a row counts what it names."""

@@ -260,6 +260,12 @@ def add_holder(record: AnyObject, process: bytes) -> None:
         record.holders = {holders, process}  # type: ignore[arg-type]
 
 
+def holders_of(record: AnyObject) -> frozenset[bytes]:
+    """All processes that hold ``record``."""
+    holders = record.holders
+    return frozenset() if holders is None else frozenset(holders) if isinstance(holders, set) else frozenset({holders})
+
+
 def drop_holder(record: AnyObject, process: bytes) -> None:
     """``process`` does not hold ``record``. Idempotent."""
     holders = record.holders

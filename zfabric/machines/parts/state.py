@@ -34,8 +34,8 @@ class Tables:
         """Processes with results to be pushed at the end of this turn."""
         self.became_ready = 0
         """Counts every time a task becomes ready, so that a search that found none need not be repeated in vain."""
-        self.lost: set[bytes] = set()
-        """Objects that are held and of which nothing else survived a daemon: each has a record that says so."""
+        self.orphans: dict[bytes, bool] = {}
+        """Values of tasks whose rows did not survive a daemon, and whether the value did not, either: then its record says so."""
         self.condemned: set[bytes] = set()
         """What the ids of children begin with whose parents were cancelled with all their children."""
         self.counts: Counter[str] = Counter()
