@@ -22,6 +22,7 @@ import errno
 import mmap
 import os
 import struct
+import time
 from typing import Any
 
 from zfabric.machines.parts.extents import HEADER_BYTES, INDEX_ENTRY_BYTES, PIECE, arena_bytes, data_start, round_up
@@ -38,6 +39,9 @@ _INDEX_STEP = 64 * 2**10
 """Bytes by which the index's memory grows."""
 _MEMORY_RESERVE = 64 * 2**20
 """Memory left to the system when the arena asks for more: running into the end of it gets processes killed instead of an error."""
+
+_SLOW_BYTES_PER_SECOND = 2 * 2**30
+"""Huge pages that come more slowly than this come more slowly than small ones."""
 
 _MADV_REMOVE, _MADV_COLLAPSE = 9, 25
 _PROT_NONE, _MAP_FIXED, _MAP_NORESERVE = 0, 0x10, 0x4000
@@ -132,6 +136,7 @@ class Arena:
         self._free_slots: list[int] = []
         self._slots_used = 0
         self._index_ready = 0
+        self._huge_are_slow = False
         self._index_end = data_start(self.size)
 
     def close(self) -> None:
@@ -231,17 +236,25 @@ class Arena:
 
     # -- memory (daemon only) --
 
-    def make_ready(self, offset: int, size: int) -> str:
-        """Have memory behind these whole pieces, warm if the system can; the empty string, or why not."""
+    def make_ready(self, offset: int, size: int, urgent: bool = False) -> str:
+        """Have memory behind these whole pieces, warm if the system can; the empty string, or why not.
+
+        Huge pages are several times faster than small ones, to get and to write first, where the machine has the memory. A virtual
+        machine may have to get them from its host at a thirtieth of that; small pages are then had sooner from what was freed.
+        So where somebody waits (``urgent``), pages are huge unless the last ones were slow to come.
+        """
         if self._mapping is None:
             return "the arena is open for reading only"
         short = _memory_short(size)
         if short:
             return short
         try:
-            for piece in range(offset, offset + size, PIECE):
-                os.posix_fallocate(self._descriptor, piece, mmap.PAGESIZE)
-            _libc.madvise(self._mapping.address + offset, size, _MADV_COLLAPSE)
+            if not (urgent and self._huge_are_slow):
+                began = time.monotonic()
+                for piece in range(offset, offset + size, PIECE):
+                    os.posix_fallocate(self._descriptor, piece, mmap.PAGESIZE)
+                _libc.madvise(self._mapping.address + offset, size, _MADV_COLLAPSE)
+                self._huge_are_slow = size > _SLOW_BYTES_PER_SECOND * (time.monotonic() - began)
             os.posix_fallocate(self._descriptor, offset, size)
         except OSError as error:
             return f"{error.strerror} ({errno.errorcode.get(error.errno or 0, error.errno)})"

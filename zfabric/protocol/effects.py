@@ -59,10 +59,14 @@ class WatchProcess(NamedTuple):
 
 
 class MakeReady(NamedTuple):
-    """Reserve and warm ``size`` bytes of the arena at ``offset``; the shell answers ``ExtentReady``."""
+    """Reserve ``size`` bytes of the arena at ``offset``, and warm them unless it is ``urgent``; the shell answers ``ExtentReady``.
+
+    Warming makes huge pages, which every later write gains from; where somebody waits, it may cost more than it gains.
+    """
 
     offset: int
     size: int
+    urgent: bool = False
 
 
 class Punch(NamedTuple):
