@@ -71,6 +71,8 @@ class Client:
         self.node = b""
         self.welcomed = False
         self.farewell: str | None = None
+        self.leaving = False
+        """Whether this process said goodbye and has not heard farewell."""
         self.refused: m.Refused | None = None
         self.entries: dict[bytes, Entry | Row | bytes] = {}
         self.unfinished = 0
@@ -378,6 +380,8 @@ class Client:
 
     def say(self, message: m.Message) -> None:
         """Say something to the local scheduler, in order with the rest."""
+        if type(message) is m.Goodbye:
+            self.leaving = True
         self._flush_tail()
         self._outbox.append((None, [message]))
 
@@ -463,6 +467,7 @@ class Client:
 
     def on_inherit(self, message: m.Inherit) -> None:
         """Rows to be said again after a restart, of workers that are gone."""
+        self.functions.update((function[0], function) for function in message.functions)
         for row in message.rows:
             entry = self.entries.get(row[0] + FIRST_RETURN)
             pending = type(entry) is tuple or (type(entry) is Entry and entry.row is not None)
@@ -552,6 +557,9 @@ class Client:
 
     def on_refused(self, message: m.Refused) -> None:
         """Something this process said does not fit."""
+        if self.leaving and message.kind == "JobEndedError":
+            self.on_farewell(m.Farewell(""))  # The daemon before this one ended it, and died before it could say so.
+            return
         self.refused = message
         self.counts["refused_by_scheduler"] += 1
         self.changed = True
@@ -559,6 +567,7 @@ class Client:
     def on_farewell(self, message: m.Farewell) -> None:
         """The job has ended."""
         self.farewell = message.reason
+        self.leaving = False
         self.changed = True
 
     def on_notice(self, message: m.Notice | m.LogLines) -> None:
@@ -574,7 +583,6 @@ class Client:
 
     def rejoin(self, register: m.Register, running: tuple[m.Message, ...] = ()) -> None:
         """Say again all that this process holds, in place of whatever was waiting to be sent."""
-        unsent = [item for kind, items in self._outbox if kind is None for item in items]
         self._outbox = []
         self._flush_tail()
         self._controls = []
@@ -617,9 +625,8 @@ class Client:
             self.say(m.Cancel((identifier,), force, recursive))
         for question in self.asked.values():
             self.say(question)
-        for message in unsent:
-            if type(message) is m.Goodbye:
-                self.say(message)
+        if self.leaving:
+            self.say(m.Goodbye())
         self.changed = True
 
     # -- the rest of the contract --

@@ -229,8 +229,7 @@ class LocalScheduler:
                 continue
             function = functions.get(row[1])
             if function is None:
-                process.results.append((task_id, FAILED, (pack_failure("FabricError", "the function was never exported"),)))
-                self.tables.touched.add(process)
+                self.refuse_unknown(process, row)
                 continue
             task = TaskRecord(row, function, submitter)
             tasks[task_id] = task
@@ -348,6 +347,11 @@ class LocalScheduler:
                 self.outcomes.make_available(record, "gone when its task was submitted again")
         if task.state == DONE:
             self.outcomes.report_to(process, task)
+
+    def refuse_unknown(self, process: ProcessRecord, row: m.Row) -> None:
+        """The function of a row is not known."""
+        process.results.append((row[0], FAILED, (pack_failure("FabricError", "the function was never exported"),)))
+        self.tables.touched.add(process)
 
     def refuse_row(self, process: ProcessRecord, row: m.Row) -> None:
         """Another row of that name is known."""

@@ -159,6 +159,11 @@ def _submit(name: str, fields: tuple[Any, ...]) -> None:
     _task_rows(name, fields[0])
 
 
+def _inherit(name: str, fields: tuple[Any, ...]) -> None:
+    _task_rows(name, fields[0])
+    _exports(name, fields[1:])
+
+
 def _dispatch(name: str, fields: tuple[Any, ...]) -> None:
     _task_rows(name, fields[0])
     _columns(name, fields[1], {4}, (_INT, _INT, _TUPLE, _TUPLE))
@@ -230,7 +235,7 @@ def _blocked(name: str, fields: tuple[Any, ...]) -> None:
 
 _ROW_CHECKS = {
     "Submit": _submit,
-    "Inherit": _submit,
+    "Inherit": _inherit,
     "Dispatch": _dispatch,
     "Completed": _completed,
     "Results": _results,

@@ -201,10 +201,12 @@ class Results(NamedTuple):
 class Inherit(NamedTuple):
     """local scheduler -> driver. Task rows whose submitter is gone: keep them until their outcome, as if they were your own.
 
-    They are said again after a restart of the daemon, and nothing more: the driver holds none of their values.
+    They are said again after a restart of the daemon, and nothing more: the driver holds none of their values. ``functions`` are those
+    of the rows, as in ``Export``.
     """
 
     rows: Rows
+    functions: Rows
 
 
 class Cancel(NamedTuple):

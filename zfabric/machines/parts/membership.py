@@ -275,7 +275,10 @@ class Membership:
         for task in orphans:
             task.submitter = driver.incarnation
         for start in range(0, len(orphans), 256):
-            self.tables.tell(driver, m.Inherit(tuple(task.row for task in orphans[start : start + 256])))
+            batch = orphans[start : start + 256]
+            functions = {task.function.id: task.function for task in batch}.values()
+            exported = tuple((each.id, each.name, each.payload, each.options) for each in functions)
+            self.tables.tell(driver, m.Inherit(tuple(task.row for task in batch), exported))
 
     # -- the end of a job --
 

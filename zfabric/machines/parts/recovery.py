@@ -195,6 +195,8 @@ class Recovery:
                 task = self._enter(row, job, source[1:])
                 if task is not None:
                     self._entered.append((task, None))
+                elif process is not None:
+                    self.scheduler.refuse_unknown(process, row)
             elif process is not None and task.row == row:
                 task.submitter = process.incarnation
             elif process is not None:
