@@ -468,7 +468,7 @@ class Driver(Process):
 
     def _connect_again(self) -> None:
         daemon = self.world.daemon
-        if self.alive and not self.machine.welcomed:
+        if self.alive and (not self.machine.welcomed or self.machine.leaving):
             if daemon is not None and daemon.alive and daemon.incarnation != self.daemon:
                 self.join(daemon.incarnation)
                 self.wake()
@@ -494,6 +494,7 @@ class Driver(Process):
         """End the job."""
         self.machine.say(m.Goodbye())
         self.wake()
+        self.world.after(0.5, self._connect_again)
 
 
 class WorkerProcess(Process):

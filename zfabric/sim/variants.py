@@ -52,7 +52,7 @@ def _unpin_once(right: Any) -> Any:
     def unpin(self: ObjectStore, now: float, source: bytes, message: m.Unpin) -> None:
         for object_id in message.object_ids:
             entry = self._tables.entries.get(object_id)
-            if entry is not None and entry.pins.pop(source[1:], None):
+            if entry is not None and entry.pins.pop(source[1:], 0):
                 self._tables.settle(entry)
 
     return unpin
