@@ -140,9 +140,11 @@ class Outcomes:
         elif isinstance(value, bytes):
             record.value = value
             self.tables.counts["inline_bytes"] += len(value)
+        before, record.contained = record.contained, refs
         if refs:
-            record.contained = refs
             self.references.pin(refs)
+        if before:
+            self.references.unpin(before)  # It was lost, and made again with other refs inside.
 
     def _late(self, worker: WorkerRecord, task_id: bytes, outputs: m.Row) -> None:
         self.tables.counts["late_completions"] += 1
