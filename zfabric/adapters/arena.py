@@ -40,6 +40,8 @@ _INDEX_STEP = 64 * 2**10
 _MEMORY_RESERVE = 64 * 2**20
 """Memory left to the system when the arena asks for more: running into the end of it gets processes killed instead of an error."""
 
+_SMALL_IN_A_ROW = 64
+"""Requests served with small pages before huge ones are tried again."""
 _SLOW_BYTES_PER_SECOND = 2 * 2**30
 """Huge pages that come more slowly than this come more slowly than small ones."""
 
@@ -137,6 +139,7 @@ class Arena:
         self._slots_used = 0
         self._index_ready = 0
         self._huge_are_slow = False
+        self._small_in_a_row = 0
         self._index_end = data_start(self.size)
 
     def close(self) -> None:
@@ -241,7 +244,7 @@ class Arena:
 
         Huge pages are several times faster than small ones, to get and to write first, where the machine has the memory. A virtual
         machine may have to get them from its host at a thirtieth of that; small pages are then had sooner from what was freed.
-        So where somebody waits (``urgent``), pages are huge unless the last ones were slow to come.
+        So pages are huge unless the last ones were slow to come; while nobody waits, that is tried again now and then.
         """
         if self._mapping is None:
             return "the arena is open for reading only"
@@ -249,7 +252,9 @@ class Arena:
         if short:
             return short
         try:
-            if not (urgent and self._huge_are_slow):
+            self._small_in_a_row += 1
+            if not self._huge_are_slow or (not urgent and self._small_in_a_row >= _SMALL_IN_A_ROW):
+                self._small_in_a_row = 0
                 began = time.monotonic()
                 for piece in range(offset, offset + size, PIECE):
                     os.posix_fallocate(self._descriptor, piece, mmap.PAGESIZE)
