@@ -75,3 +75,9 @@ class ArenaAccess:
                 raise ObjectTooLargeError("this node has no object store (object_store_memory=0)")
             self._arena = Arena(self._arena_path, self._arena_size, writable=True)
         return self._arena
+
+    def close(self) -> None:
+        """Let go of the arena; arrays that look into it stay valid."""
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None

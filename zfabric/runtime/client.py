@@ -599,7 +599,7 @@ class FabricClient:
             with self.lock:
                 self.machine.say(m.Goodbye())
                 self.flush()
-            if self.kind == "driver":
+            if self.kind == "driver" and self.alive():
                 self._wait_until(lambda: self.machine.farewell is not None, clock() + 2.0)
         except (FabricError, zmq.ZMQError, OSError):
             pass  # The node is gone; there is nothing left to say goodbye to.
@@ -613,6 +613,7 @@ class FabricClient:
             with self._pump_lock:
                 self.post.close(flush=0.2)
             self._context.term()
+            self.values.close()
             if self.on_close is not None:
                 self.on_close()
 

@@ -128,6 +128,7 @@ class Daemon:
             e.Say: lambda effect: self.say(effect.level, effect.text),
         }
         if restarted:
+            session.sweep_sockets()
             sealed, spilled = self.storage.found()
             found = m.ArenaFound(sealed, spilled)
             self.store.step(clock(), self._shell, found)

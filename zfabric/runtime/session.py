@@ -155,6 +155,15 @@ class Session:
             return None
         return incarnation, self.socket_path(incarnation)
 
+    def sweep_sockets(self) -> None:
+        """Delete the sockets of processes that were killed, which a new daemon finds, and what lies beside them under the same name."""
+        names = os.listdir(self.sockets)  # Before the look at who is there: what is bound in between is not in the list.
+        with open("/proc/net/unix", "rb") as file:
+            bound = {os.path.basename(line.split()[-1]) for line in file}
+        for name in names:
+            if os.fsencode(name.partition(".")[0]) not in bound:
+                os.unlink(f"{self.sockets}/{name}")
+
     # -- its end --
 
     def fail(self, reason: str) -> None:
