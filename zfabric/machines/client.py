@@ -276,7 +276,7 @@ class Client:
 
     def _retire(self, identifier: bytes, entry: Entry, row: Row | None) -> None:
         """No ref is left here; what a restarted scheduler could not know is kept as long as a row without an outcome names it."""
-        if self.cancelled:
+        if self.cancelled and identifier[:TASK_BYTES] not in self.several:
             self.cancelled.pop(identifier, None)
         if self.needed and identifier in self.needed and (type(entry.data) is bytes or row is not None):
             entry.row = row if entry.data is None else None
@@ -581,8 +581,11 @@ class Client:
         self.scheduler = LOCAL_SCHEDULER + daemon
         self.store = OBJECT_STORE + daemon
 
-    def rejoin(self, register: m.Register, running: tuple[m.Message, ...] = ()) -> None:
-        """Say again all that this process holds, in place of whatever was waiting to be sent."""
+    def rejoin(self, register: m.Register, running: tuple[m.Message, ...] = (), unread: tuple[Row, ...] = ()) -> None:
+        """Say again all that this process holds, in place of whatever was waiting to be sent.
+
+        A worker adds what it runs, and the places that came with tasks it has not begun.
+        """
         self._outbox = []
         self._flush_tail()
         self._controls = []
@@ -616,6 +619,7 @@ class Client:
         if grants:
             self._controls.append(Send(self.store, m.GrantsHeld(grants)))
         pinned = [(identifier, *self.places[identifier]) for identifier in self.tellings.elements()]
+        pinned += unread
         if pinned:
             self._controls.append(Send(self.store, m.Pinned(tuple(pinned))))
         self.say(m.Ready())

@@ -198,7 +198,13 @@ class Worker:
         unheard, self.unheard = self.unheard, []
         unheard += [effect.message for effect in self._effects if isinstance(effect, Send) and type(effect.message) is m.Completed]
         self._effects = []
-        return (m.Running(rows), *unheard, *self._waiting)
+        waiting = [blocked._replace(returned=()) for blocked in self._waiting]  # What was returned then is not among the rows.
+        return (m.Running(rows), *unheard, *waiting)
+
+    def unread(self) -> tuple[Row, ...]:
+        """Places that came with tasks not begun: pins that the client has not counted. Rows as in ``Pinned``."""
+        pairs = [pair for item in (*self.inline, *self.queue) for pair in zip(item.row[3], item.values, strict=False)]
+        return tuple((identifier, *place) for identifier, place in pairs if type(place) is tuple)
 
     def tick(self, now: float) -> None:
         """Nothing here depends on time."""

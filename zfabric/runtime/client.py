@@ -149,7 +149,7 @@ class FabricClient:
             self._leave(self.daemon)
         self.daemon = daemon
         self.machine.connect(daemon)
-        self.machine.rejoin(self.register(), self.running())
+        self.machine.rejoin(self.register(), self.running(), self.unread())
 
     def _follow_daemon(self) -> None:
         """Join the daemon that the session names, if that is another one now. The caller holds the lock."""
@@ -174,6 +174,10 @@ class FabricClient:
 
     def running(self) -> tuple[m.Message, ...]:
         """What a worker adds to its registration."""
+        return ()
+
+    def unread(self) -> tuple[Row, ...]:
+        """Places that came with tasks which a worker has not begun."""
         return ()
 
     # -- sending --
@@ -330,7 +334,7 @@ class FabricClient:
             raise NotInitializedError("this process was forked from one that uses zfabric; start its own with zf.init(), or use tasks")
         if self._unsynchronised:
             self._unsynchronised = False
-            self.machine.rejoin(self.register(), self.running())
+            self.machine.rejoin(self.register(), self.running(), self.unread())
             self.flush()
         if self.machine.refused is not None and self.machine.welcomed:
             refused, self.machine.refused = self.machine.refused, None

@@ -137,6 +137,10 @@ class WorkerRuntime(FabricClient):
         """What this worker adds to its registration."""
         return self.worker.running()
 
+    def unread(self) -> tuple[Row, ...]:
+        """Places that came with tasks it has not begun."""
+        return self.worker.unread()
+
     def _join(self, daemon: bytes) -> None:
         self.worker.connect(daemon)
         super()._join(daemon)

@@ -182,7 +182,8 @@ class Dispatcher:
                 tasks.popleft()
                 continue
             mean = task.function.mean
-            if (mean is None or (task.rare is not None and task.rare.crashes)) and (inflight or batch):
+            alone = mean is None or (task.rare is not None and (task.rare.crashes > 0 or task.rare.buried))
+            if alone and (inflight or batch):
                 break
             if mean is not None and (budget <= 0.0 or mean > config.prefetch_seconds) and (inflight or batch):
                 break
@@ -190,7 +191,7 @@ class Dispatcher:
             task.state = ASSIGNED
             batch.append(task)
             room -= 1
-            if mean is None or (task.rare is not None and task.rare.crashes):
+            if alone or mean is None:
                 break
             budget -= mean
         if batch:
@@ -201,6 +202,8 @@ class Dispatcher:
         waiting = {frame.task_id for frame in worker.frames}
         running = next((task for task in worker.inflight.values() if task.id not in waiting), None)
         mean = running.function.mean if running is not None else 0.0
+        if running is not None and running.rare is not None and running.rare.buried:
+            return True
         return mean is None or now - worker.last_progress > max(self.tables.config.take_back_after, 2 * worker.work)
 
     def _assign(self, worker: WorkerRecord, batch: list[TaskRecord], now: float, inline: bool) -> None:

@@ -341,6 +341,9 @@ class Outcomes:
         """A worker is proved dead: what it executed is suspected, the rest of what it had is innocent."""
         inflight = list(worker.inflight.values())
         suspect = self._suspect(worker, inflight, died.executing)
+        begun = len(inflight) if suspect is None else inflight.index(suspect)
+        for task in inflight[:begun]:
+            task.facts().buried = True
         for task in reversed(inflight):
             stopped = task.rare.stopped if task.rare is not None else ""
             if stopped in STOPPED:
@@ -350,8 +353,6 @@ class Outcomes:
                 self._crashed(task, worker, died)
             else:
                 self._detach(task)
-                if any(frame.task_id == task.id for frame in worker.frames):
-                    task.facts().buried = True
                 # It may have begun, or even finished unheard: what it says now must not count.
                 task.attempt += 1
                 self.make_ready(task, front=True)

@@ -187,7 +187,7 @@ class Rare:
         self.history: list[str] = []
         """How earlier attempts ended, for the error that may come."""
         self.buried = False
-        """Whether its worker was once killed by something that ran on top of it: nothing runs there any more."""
+        """Whether its worker was once killed by what ran on top of it, or next, before its own end was heard: nothing does any more."""
         self.wait_locations: dict[bytes, Any] | None = None
         self.submitters: tuple[bytes, ...] = ()
         """Processes that submitted it before the last one did: they too wait for its outcome."""
