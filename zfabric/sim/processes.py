@@ -116,7 +116,7 @@ class Process:
             self.leave()
         self.daemon = daemon
         self.machine.connect(daemon)
-        self.machine.rejoin(self.register(), self.running())
+        self.machine.rejoin(self.register(), self.running(), self.unread())
 
     def leave(self) -> None:
         """The daemon until now is gone."""
@@ -128,6 +128,10 @@ class Process:
 
     def running(self) -> tuple[m.Message, ...]:
         """What a worker adds to its registration."""
+        return ()
+
+    def unread(self) -> tuple[Row, ...]:
+        """Places that came with tasks which a worker has not begun."""
         return ()
 
     # -- messages --
@@ -532,6 +536,10 @@ class WorkerProcess(Process):
     def running(self) -> tuple[m.Message, ...]:
         """Tasks begun and not begun, completions unheard."""
         return self.worker.running()
+
+    def unread(self) -> tuple[Row, ...]:
+        """Places that came with tasks it has not begun."""
+        return self.worker.unread()
 
     # -- messages --
 

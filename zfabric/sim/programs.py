@@ -293,7 +293,7 @@ class Author:
         if timeout:
             options.append(("timeout", 0.02 + 0.1 * rng.random()))
         if doomed:
-            errors |= STOPPED | {"doomed"}
+            errors |= STOPPED | {"doomed"} | ({"boom"} if kind == RETRIED else NOTHING)
         outcomes = tuple(each.or_else(errors) if runs else Outcome(None, errors) for each in outcomes)
         slots = tuple(scope.slot(outcome) for outcome in outcomes)
         scope.statements.append(("call", slots, kind, spec, tuple(options), dependencies, boxed))
