@@ -428,6 +428,8 @@ class Client:
                 del entries[identifier]
                 entry.status, entry.data = status, outputs[0] if outputs else None
                 self._retire(identifier, entry, row)
+                if self.tellings:
+                    self._maybe_unpin(identifier)
                 continue
             entry.status = status
             data = entry.data = outputs[0] if outputs else None

@@ -267,6 +267,8 @@ class Dispatcher:
             values.append(value)
         if not missing:
             return tuple(values)
+        # Inline values are noted as they are now: they may have moved to the arena until the others are told.
+        missing.update((object_id, value) for object_id, value in zip(task.row[3], values, strict=True) if type(value) is not Stored)
         task.facts().wait_locations = missing
         return None
 

@@ -228,7 +228,9 @@ class Membership:
         if isinstance(known, WorkerRecord):
             starting = known.state == STARTING
             self.scheduler.dispatcher.release(known)
-            self.scheduler.outcomes.worker_lost(known, message)
+            void = self.scheduler.outcomes.worker_lost(known, message)
+            if known.process is not None and void:
+                self.scheduler.stopping.stop_void(void, known.process.incarnation, now)
             if starting:
                 how = f"signal {message.signal}" if message.signal else f"exit code {message.exit_code}"
                 self._start_failed(known, f"it died with {how} before it was ready; its stderr:\n{message.stderr}", now)

@@ -337,8 +337,11 @@ class Outcomes:
         limit: int = task.option("max_retries", self.tables.config.max_retries)
         return limit < 0 or (task.rare.retries if task.rare is not None else 0) < limit
 
-    def worker_lost(self, worker: WorkerRecord, died: m.ProcessDied) -> None:
-        """A worker is proved dead: what it executed is suspected, the rest of what it had is innocent."""
+    def worker_lost(self, worker: WorkerRecord, died: m.ProcessDied) -> set[bytes]:
+        """A worker is proved dead: what it executed is suspected, the rest of what it had is innocent.
+
+        What the ids of children begin with that were submitted by attempts which came to nothing.
+        """
         inflight = list(worker.inflight.values())
         suspect = self._suspect(worker, inflight, died.executing)
         begun = len(inflight) if suspect is None else inflight.index(suspect)
@@ -358,20 +361,7 @@ class Outcomes:
                 self.make_ready(task, front=True)
         worker.inflight.clear()
         worker.frames.clear()
-        self._drop_void({prefix for task in inflight if task.state != DONE for prefix in prefixes_of(task)}, worker)
-
-    def _drop_void(self, prefixes: set[bytes], worker: WorkerRecord) -> None:
-        """What attempts that came to nothing had submitted, and has not begun, is not run: their next attempts submit it anew.
-
-        Only what nobody else refers to; later children first, since they name earlier ones.
-        """
-        process = worker.process
-        if process is None:
-            return
-        for task in reversed(self.tables.children_of(prefixes)):
-            alone = all(value.holders in (None, process.incarnation) and not value.pins and not value.fetchers for value in task.values())
-            if alone and task.state in (WAITING, READY):
-                self.fail(task, "TaskCancelledError", f"{task.name} was submitted by an attempt that was lost", ())
+        return {prefix for task in inflight if task.state != DONE for prefix in prefixes_of(task)}
 
     def _suspect(self, worker: WorkerRecord, inflight: list[TaskRecord], executing: bytes) -> TaskRecord | None:
         if executing:

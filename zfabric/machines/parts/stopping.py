@@ -71,6 +71,17 @@ class Stopping:
             found.update((task.id, task) for task in level)
         return list(found.values())
 
+    def stop_void(self, prefixes: set[bytes], gone: bytes, now: float) -> None:
+        """What attempts that came to nothing had submitted is not run: their next attempts submit it anew.
+
+        Only what nobody but the dead process refers to; later children first, since they name earlier ones.
+        """
+        for task in reversed(self.tables.children_of(prefixes)):
+            alone = all(value.holders in (None, gone) and not value.pins and not value.fetchers for value in task.values())
+            if alone and task.state != DONE:
+                for each in self._with_children([task]):
+                    self.stop(each, "cancelled", now)
+
     def stop_late(self, rows: m.Rows, now: float) -> None:
         """Children that were on their way when their parent was cancelled with all its children."""
         for row in rows:
