@@ -418,4 +418,3 @@ def run(session_directory: str, channel_fd: int, restarted: bool) -> None:
         daemon.run()
     finally:
         daemon.close()
-
