@@ -239,9 +239,7 @@ def test_frames_forged_in_the_name_of_a_worker_do_not_stop_the_daemon(stranger: 
     end.setsockopt(zmq.ROUTING_ID, bytes.fromhex(worker)[:4] + b"\1\1\1\1")
     end.connect("ipc://" + session().daemon()[1])  # type: ignore[index]
     for number in range(1, 20):
-        end.send(
-            encode(number, 0, [(b"L", b"W", m.Completed(((os.urandom(16), 0, 0, (b"",)),), ((0, (), ()),), ((b"f" * 16, 1, 1.0),), b"x"))])
-        )
+        end.send(encode(number, 0, [(b"L", b"W", forged)]))
     end.close(linger=5000)
     assert works()
 
