@@ -283,6 +283,14 @@ class Process:
         """Whether the attempt is to be stopped."""
         return False
 
+    def condemned(self) -> bool:
+        """Whether the daemon wants the task on top stopped, which the task may notice by its children before it is itself."""
+        daemon, item = self.world.daemon, self.frames[-1].item
+        if daemon is None or item is None:
+            return False
+        record = daemon.scheduler.tables.tasks.get(item.row[0])
+        return record is None or (record.rare is not None and bool(record.rare.stopped))
+
     def _end_wait(self, frame: Frame) -> None:
         wait, frame.wait = frame.wait, None
         if wait is not None and wait.blocking:

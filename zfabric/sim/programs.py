@@ -446,7 +446,7 @@ def _do_get(state: _State, expected: tuple[tuple[int, Any], ...]) -> Running:
             state.values[slot] = value
         state.total = mix(state.total, 1 if isinstance(wanted, tuple) else wanted)
     if problems:
-        if state.doomed:
+        if state.doomed or state.process.condemned():
             raise Doomed
         state.process.world.fail(f"{state.process.name}: {'; '.join(problems)}")
 
@@ -455,7 +455,8 @@ def _do_peek(state: _State, allowed: tuple[tuple[int, int | None, tuple[str, ...
     found = yield ("get", tuple(state.slots[slot] for slot, _, _ in allowed), None)
     for (slot, number, errors), (status, data) in zip(allowed, found, strict=True):
         kind, value = state.look(state.slots[slot], status, data)
-        if not (kind in errors if value is None else value.number == number) and not state.doomed:
+        right = kind in errors if value is None else value.number == number
+        if not right and not state.doomed and not state.process.condemned():
             state.process.world.fail(f"{state.process.name}: {state.slots[slot].hex()} is {kind or value}, not {number} or one of {errors}")
 
 
