@@ -244,6 +244,19 @@ def test_frames_forged_in_the_name_of_a_worker_do_not_stop_the_daemon(stranger: 
     assert works()
 
 
+def test_a_member_that_asks_for_what_cannot_be_is_refused_and_counted() -> None:
+    daemon = processes_named("zf-daemon")
+    before = query("status")["statistics"]["refused_frames"]
+    client: Any = interface.current()
+    with client.lock:
+        client.machine.reserve(-5, True, 1.0)
+        client.flush()
+    eventually(lambda: query("status")["statistics"]["refused_frames"] > before, "it is counted")
+    client.machine.reserving.clear()
+    assert works()
+    assert processes_named("zf-daemon") == daemon
+
+
 # --- pickles --------------------------------------------------------------------------------------------------------------------------
 
 LOADERS = {
