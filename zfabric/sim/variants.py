@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from zfabric.machines import client, local_scheduler, worker
 from zfabric.machines.client import Client
 from zfabric.machines.control_store import ControlStore
 from zfabric.machines.object_store import ObjectStore
@@ -19,8 +20,10 @@ from zfabric.machines.parts.membership import Membership
 from zfabric.machines.parts.outcomes import Outcomes
 from zfabric.machines.parts.recovery import Recovery
 from zfabric.machines.parts.references import References
+from zfabric.machines.parts.stored import StoreTables
 from zfabric.machines.worker import Worker
 from zfabric.protocol import messages as m
+from zfabric.protocol.effects import Send
 
 Patch = tuple[type[Any], str, Callable[[Any], Any]]
 """(class, method, what makes the broken method out of the right one)"""
@@ -33,29 +36,29 @@ def _nothing(_: Any) -> Any:
 def _stale_attempts(right: Any) -> Any:
     """A completion counts whatever attempt it names, and whoever has the task."""
 
-    def completed(self: Outcomes, worker: Any, message: m.Completed, now: float) -> None:
+    def completed(self: Outcomes, by: Any, message: m.Completed, now: float) -> None:
         rows = []
         for task_id, attempt, status, outputs in message.rows:
             task = self.tables.tasks.get(task_id)
             if task is not None and task.state != 3:
                 attempt = task.attempt
-                worker.inflight[task_id] = task
+                by.inflight[task_id] = task
             rows.append((task_id, attempt, status, outputs))
-        right(self, worker, message._replace(rows=tuple(rows)), now)
+        right(self, by, message._replace(rows=tuple(rows)), now)
 
     return completed
 
 
-def _unpin_once(right: Any) -> Any:
-    """One ``Unpin`` stands for all tellings of an object, as if pins were a set."""
+def _pins_not_said_again(right: Any) -> Any:
+    """After a restart of the daemon, a process does not say which places it knows."""
 
-    def unpin(self: ObjectStore, now: float, source: bytes, message: m.Unpin) -> None:
-        for object_id in message.object_ids:
-            entry = self._tables.entries.get(object_id)
-            if entry is not None and entry.pins.pop(source[1:], 0):
-                self._tables.settle(entry)
+    def rejoin(self: Client, register: Any, running: Any = (), unread: Any = ()) -> None:
+        tellings = self.tellings.copy()
+        self.tellings.clear()
+        right(self, register, running, ())
+        self.tellings.update(tellings)
 
-    return unpin
+    return rejoin
 
 
 def _release_first(right: Any) -> Any:
@@ -83,9 +86,9 @@ def _take_back_presumed(right: Any) -> Any:
 
     def overdue(self: Dispatcher, now: float) -> Any:
         answer = right(self, now)
-        for worker in self.tables.workers.values():
-            if worker.taking_back:
-                behind = list(worker.inflight.values())[1 + len(worker.frames) :]
+        for each in self.tables.workers.values():
+            if each.taking_back:
+                behind = list(each.inflight.values())[1 + len(each.frames) :]
                 self.outcomes.give_back(behind)
         return answer
 
@@ -139,18 +142,27 @@ def _holders_not_said_again(right: Any) -> Any:
     return _nothing(right)
 
 
-def _inline_on_any(right: Any) -> Any:
-    """A worker that runs something is taken for one that waits."""
+def _gives_back_what_runs(right: Any) -> Any:
+    """A worker gives back the task that it has begun, too."""
 
-    def fill(self: Dispatcher, worker: Any, queue: Any, now: float, sharers: int) -> None:
-        assign = self._assign
-        try:
-            self._assign = lambda worker, batch, now, inline: assign(worker, batch, now, inline=True)  # type: ignore[method-assign]
-            right(self, worker, queue, now, sharers)
-        finally:
-            del self._assign
+    def on_take_back(self: Worker, message: m.TakeBack) -> None:
+        right(self, message)
+        if self.stack and self.stack[-1].row[0] in message.task_ids:
+            self._effects.append(Send(self.scheduler, m.TakenBack((self.stack[-1].row[0],), b"")))
 
-    return fill
+    return on_take_back
+
+
+def _keeps_queue_while_waiting(right: Any) -> Any:
+    """A worker that waits keeps the tasks that it has not begun."""
+
+    def block(self: Worker, wanted: tuple[bytes, ...], inline: bool) -> None:
+        queue = tuple(self.queue)
+        self.queue.clear()
+        right(self, wanted, inline)
+        self.queue.extend(queue)
+
+    return block
 
 
 def _no_repeats(right: Any) -> Any:
@@ -232,16 +244,6 @@ def _told_is_no_pin(right: Any) -> Any:
     return tell
 
 
-def _interrupts_once(right: Any) -> Any:
-    """A cancelled task that was taken for running and had not begun is not asked about again."""
-
-    def on_interrupt(self: Worker, message: m.Interrupt) -> None:
-        if any(item.row[0] == message.task_id and item is self.stack[-1] for item in self.stack):
-            right(self, message)
-
-    return on_interrupt
-
-
 def _lineage_never_dropped(right: Any) -> Any:
     """Rows of tasks that nobody needs stay in the control store."""
 
@@ -252,15 +254,9 @@ def _lineage_never_dropped(right: Any) -> Any:
     return forget
 
 
-def _stored_tables() -> type[Any]:
-    from zfabric.machines.parts.stored import StoreTables
-
-    return StoreTables
-
-
 VARIANTS: dict[str, tuple[Patch, ...]] = {
     "stale-attempts-accepted": ((Outcomes, "completed", _stale_attempts),),
-    "unpin-drops-all-pins": ((ObjectStore, "on_unpin", _unpin_once),),
+    "pins-not-said-again": ((Client, "rejoin", _pins_not_said_again),),
     "release-before-hold": ((Client, "take_said", _release_first),),
     "answer-before-commit": ((ControlStore, "_hand_over", _answer_before_commit),),
     "take-back-presumed": ((Dispatcher, "overdue", _take_back_presumed),),
@@ -268,7 +264,8 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "fetchers-forgotten": ((Outcomes, "_announce", _forget_fetchers),),
     "freed-while-named": ((References, "release", _free_though_pinned),),
     "holders-not-said-again": ((Recovery, "_take_hold", _holders_not_said_again),),
-    "inline-on-running-worker": ((Dispatcher, "_fill", _inline_on_any),),
+    "begun-given-back": ((Worker, "on_take_back", _gives_back_what_runs),),
+    "queue-kept-while-waiting": ((Worker, "block", _keeps_queue_while_waiting),),
     "frames-not-repeated": ((Link, "due", _no_repeats),),
     "duplicates-delivered": ((Link, "receive", _duplicates_delivered),),
     "prefetched-tasks-lost": ((Outcomes, "worker_lost", _dead_keep_their_tasks),),
@@ -276,9 +273,8 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "recovery-too-early": ((Membership, "on_process_table", _recover_at_once),),
     "retry-without-new-attempt": ((Outcomes, "again", _retry_same_attempt),),
     "rows-not-said-again": ((Recovery, "_enter_submitted", _rows_forgotten),),
-    "told-without-pin": ((_stored_tables(), "tell", _told_is_no_pin),),
+    "told-without-pin": ((StoreTables, "tell", _told_is_no_pin),),
     "lineage-never-dropped": ((References, "_forget", _lineage_never_dropped),),
-    "interrupt-only-on-top": ((Worker, "on_interrupt", _interrupts_once),),
 }
 """name -> what to replace"""
 
@@ -306,8 +302,6 @@ def applied(name: str | None) -> Iterator[None]:
 
 
 def _handler_tables() -> list[dict[Any, Any]]:
-    from zfabric.machines import client, local_scheduler, worker
-
     return [client.HANDLERS, local_scheduler.HANDLERS, worker.HANDLERS, ObjectStore._handlers, ControlStore.HANDLERS]
 
 

@@ -1,0 +1,224 @@
+"""Small scripted worlds whose messages are written down line by line: the protocol as it is spoken, checked in and compared.
+
+A scenario is a program with the faults that belong to it, in a world without chance: one CPU or two, a network that always takes 0.2 ms.
+``python -m zfabric.sim.scenarios DIRECTORY`` (``scripts/bless``) writes them all. What only keeps house (heartbeats, events of the
+timeline, room made ready) is left out, so that a line is there because somebody needs to know it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import FUNCTION_BYTES, INCARNATION_BYTES, OBJECT_BYTES, TASK_BYTES, is_put, job_id
+from zfabric.sim.network import Faults
+from zfabric.sim.programs import HALF, PLAIN, WIDE, Program
+from zfabric.sim.world import World
+
+QUIET = (m.Heartbeat, m.ExtentReady, m.Committed, m.Place, m.Placed)
+"""Messages that only keep house."""
+STEADY = Faults(jitter=False, delay=0.0002, window=0.0)
+NOTHING: tuple[Any, ...] = ()
+
+
+class Scenario(NamedTuple):
+    """What is run, and what is said of it. ``disturb`` does to the world what no program does."""
+
+    title: str
+    statements: tuple[Any, ...]
+    cpus: int = 1
+    pieces: int = 16
+    disturb: Callable[[World], None] | None = None
+
+
+def task(label: int, *statements: Any, size: int = 0, refs: tuple[int, ...] = ()) -> tuple[Any, ...]:
+    """The spec of a task with one value; ``size`` is that of its value in the arena, or 0."""
+    return (label, False, statements, ((size, refs),))
+
+
+def call(slot: int, spec: tuple[Any, ...], kind: int = PLAIN, needs: tuple[int, ...] = (), inside: tuple[int, ...] = ()) -> tuple[Any, ...]:
+    """A call whose value is in ``slot``; ``needs`` are its arguments, ``inside`` the refs inside them."""
+    return ("call", (slot,), kind, spec, (("contains", inside),) if inside else (), needs, inside)
+
+
+def get(*expected: tuple[int, Any]) -> tuple[Any, ...]:
+    """Wait for slots, and expect these numbers (or one of these kinds of errors)."""
+    return ("get", expected)
+
+
+def _at(when: float, what: Callable[[World], None]) -> Callable[[World], None]:
+    return lambda world: world.at(when, lambda: what(world))
+
+
+def _kill_worker(world: World) -> None:
+    next(worker for worker in world.workers.values() if worker.frames).die("kill -9")
+
+
+def _kill_daemon(world: World) -> None:
+    if world.daemon is not None:
+        world.daemon_died(world.daemon)
+
+
+SCENARIOS: dict[str, Scenario] = {
+    "one_task": Scenario("One task, from submission to value.", (call(0, task(5)), get((0, 162)))),
+    "dependency": Scenario(
+        "A task that needs the value of another.",
+        (call(0, task(5)), call(1, task(6), needs=(0,)), get((1, 11012))),
+    ),
+    "nested_inline": Scenario(
+        "A task that waits for its child, which runs on top of it.",
+        (call(0, task(5, call(0, task(6)), get((0, 193)))), get((0, 11012))),
+    ),
+    "large_value": Scenario(
+        "A large value: put, read, let go of; and one that a task returns.",
+        (("put", 0, 7, 3_000_000, NOTHING), call(1, task(5, size=3_000_000), needs=(0,)), ("drop", 0), get((1, 5246))),
+    ),
+    "full_store": Scenario(
+        "A store that has no room left: what nobody uses is written to disk, and comes back when it is asked for.",
+        (*(("put", slot, slot, 7_000_000, NOTHING) for slot in range(4)), get((0, 0))),
+        pieces=12,
+    ),
+    "cancel": Scenario(
+        "A running task is cancelled, and the one behind it is run.",
+        (
+            call(0, task(5, ("sleep", 9.0))),
+            ("sleep", 0.05),
+            ("cancel", 0, False, True),
+            call(1, task(6)),
+            get((0, ("TaskCancelledError",)), (1, 193)),
+        ),
+    ),
+    "take_back": Scenario(
+        "A task turns out long, and what waits behind it goes to another worker.",
+        (
+            call(0, task(1), kind=HALF),
+            get((0, 38)),
+            call(1, task(2, ("sleep", 0.1)), kind=HALF),
+            call(2, task(3), kind=HALF),
+            get((2, 100), (1, 69)),
+        ),
+        cpus=2,
+    ),
+    "worker_crash": Scenario(
+        "A worker is killed while it runs a task, which is then run by another.",
+        (call(0, task(5, ("sleep", 0.03))), get((0, 162))),
+        disturb=_at(100.02, _kill_worker),
+    ),
+    "daemon_restart": Scenario(
+        "The daemon is killed while a task runs and another waits: the task goes on, and nothing is lost.",
+        (call(0, task(5, ("sleep", 0.2))), call(1, task(6), needs=(0,)), get((1, 11012))),
+        disturb=_at(100.02, _kill_daemon),
+    ),
+    "ref_inside": Scenario(
+        "A value with a ref inside: whoever reads it holds what is inside before the value is let go of.",
+        (
+            call(0, task(5, ("put", 0, 9, 0, NOTHING), refs=(0,))),
+            get((0, 162)),
+            ("open", 0, 0, 1),
+            ("drop", 0),
+            get((1, 9)),
+        ),
+    ),
+    "infeasible_waits": Scenario(
+        "Two CPUs are wanted at once: the task waits until both are free.",
+        (call(0, task(5, ("sleep", 0.03))), call(1, task(6), kind=WIDE), get((1, 193), (0, 162))),
+        cpus=2,
+    ),
+}
+"""file name -> scenario"""
+
+
+def write_down(name: str) -> str:
+    """Run a scenario; its messages, one a line."""
+    scenario = SCENARIOS[name]
+    scribe = _Scribe()
+    world = World(
+        0,
+        faults=STEADY,
+        program=Program(scenario.statements, 0),
+        observer=scribe.hear,
+        pieces=scenario.pieces,
+        cpus=scenario.cpus,
+        settings={"workers_max": 4, "inline_depth": 100, "prefetch_tasks": 64, "worker_idle_seconds": 60.0},
+    )
+    scribe.world = world
+    if scenario.disturb is not None:
+        scenario.disturb(world)
+    outcome = world.run()
+    if outcome.failure:
+        raise AssertionError(f"{name}: {outcome.failure}")
+    return "\n".join((f"# {scenario.title}", *scribe.lines)) + "\n"
+
+
+class _Scribe:
+    """Writes messages down, with names for ids in the order in which they are first heard of."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.world: World | None = None
+        self._names: dict[bytes, str] = {}
+
+    def hear(self, now: float, source: str, to: str, message: Any) -> None:
+        """One message, or (without a source) one thing that happened."""
+        if not source and not to:
+            self.lines.append(f"{1000 * (now - 100.0):9.2f}  ({message[0]})")
+        elif not isinstance(message, QUIET) and not _is_event(message):
+            self.lines.append(f"{1000 * (now - 100.0):9.2f}  {source} -> {to}: {type(message).__name__}{self._fields(message)}")
+
+    def _fields(self, message: Any) -> str:
+        if isinstance(message, m.Welcome):
+            return ""
+        values = message._replace(trace=b"", durations=()) if isinstance(message, m.Completed) else message
+        shown = [self._show(value) for value in values]
+        while shown and shown[-1] in ("", "()"):
+            shown.pop()
+        return " " + " ".join(value for value in shown if value) if shown else ""
+
+    def _show(self, value: Any) -> str:
+        if isinstance(value, bytes):
+            return self._name(value)
+        if isinstance(value, tuple):
+            return "(" + " ".join(shown for each in value if (shown := self._show(each))) + ")"
+        return "-" if value is None else str(value)
+
+    def _name(self, value: bytes) -> str:
+        if not value:
+            return ""
+        if len(value) >= FUNCTION_BYTES and len(set(value[-FUNCTION_BYTES:])) == 1:
+            return "f"
+        if len(value) == OBJECT_BYTES:
+            return self._known(value, "put") if is_put(value) else self._known(value[:TASK_BYTES], "task") + "'s"
+        if len(value) == TASK_BYTES:
+            return self._known(value, "task")
+        if len(value) == INCARNATION_BYTES and self.world is not None:
+            return self.world.who(value)
+        return "job" if value == job_id(1) else "data"
+
+    def _known(self, identifier: bytes, kind: str) -> str:
+        name = self._names.get(identifier)
+        if name is None:
+            number = 1 + sum(each.startswith(kind) for each in self._names.values())
+            name = self._names[identifier] = f"{kind}{number}"
+        return name
+
+
+def _is_event(message: Any) -> bool:
+    """Whether a write carries only events of the timeline, or the node's own row."""
+    return isinstance(message, m.Write) and not message.deletes and all(row[0] in ("event", "node") for row in message.puts)
+
+
+def main(directory: str) -> None:
+    """Write every scenario down in ``directory``."""
+    for name in SCENARIOS:
+        path = Path(directory, f"{name}.txt")
+        text = write_down(name)
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+            print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
