@@ -113,7 +113,7 @@ def _columns(name: str, rows: tuple[Any, ...], widths: set[int], kinds: tuple[An
         return _single(name, rows[0], widths, kinds)
     if set(map(type, rows)) != {tuple} or not set(map(len, rows)) <= widths:
         raise MalformedFrame(f"{name}: a row has {sorted(widths)} fields")
-    columns = list(zip(*rows, strict=False))
+    columns = list(itertools.zip_longest(*rows))  # Options that a row does not have are None: longer rows beside it are checked whole.
     for column, accepted in zip(columns, kinds, strict=False):
         if accepted is not None and not set(map(type, column)) <= accepted:
             raise MalformedFrame(f"{name}: a row's field has the wrong type")

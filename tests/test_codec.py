@@ -1,0 +1,359 @@
+"""Frames: what is said arrives as it was said; what is not a frame of this protocol is MalformedFrame, and nothing else."""
+
+from __future__ import annotations
+
+import typing
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zfabric.protocol import codec
+from zfabric.protocol import messages as m
+from zfabric.protocol.codec import MalformedFrame, decode, encode
+from zfabric.protocol.ids import FUNCTION_BYTES, OBJECT_BYTES, TASK_BYTES
+
+TASK, FUNCTION, OBJECT = b"t" * TASK_BYTES, b"f" * FUNCTION_BYTES, b"o" * OBJECT_BYTES
+
+# --- any message, well typed ------------------------------------------------------------------------------------------------------
+
+small_bytes = st.binary(max_size=12)
+numbers = st.integers(-(2**63), 2**64 - 1)
+floats = st.floats(allow_nan=False) | numbers
+task_ids = st.binary(min_size=TASK_BYTES, max_size=TASK_BYTES)
+function_ids = st.binary(min_size=FUNCTION_BYTES, max_size=FUNCTION_BYTES)
+object_ids = st.binary(min_size=OBJECT_BYTES, max_size=OBJECT_BYTES)
+texts = st.text(max_size=6)
+places = st.tuples(numbers, numbers)
+plain = st.recursive(
+    st.none() | st.booleans() | numbers | st.floats(allow_nan=False) | texts | small_bytes,
+    lambda inner: st.lists(inner, max_size=3).map(tuple),
+    max_leaves=5,
+)
+
+
+def many(each: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.lists(each, max_size=4).map(tuple)
+
+
+options = many(st.tuples(texts, plain))
+values = small_bytes | places | st.none()
+outputs = many(values)
+short_rows = st.tuples(task_ids, function_ids, small_bytes, many(object_ids))
+long_rows = st.tuples(task_ids, function_ids, small_bytes, many(object_ids), st.none() | options)
+task_rows = short_rows | long_rows
+function_rows = st.tuples(function_ids, texts, small_bytes, options)
+object_rows = st.tuples(object_ids, numbers, values, many(object_ids))
+
+OBJECT_LISTS = ("Hold", "Release", "Fetch", "Kept", "Unpin", "Recall", "Free", "Keep")
+
+ROWS: dict[tuple[str, str], st.SearchStrategy[Any]] = {
+    ("Submit", "rows"): many(task_rows),
+    ("Inherit", "rows"): many(task_rows),
+    ("Inherit", "functions"): many(function_rows),
+    ("Dispatch", "rows"): many(task_rows),
+    ("Dispatch", "details"): many(st.tuples(numbers, numbers, outputs, many(numbers))),
+    ("Completed", "rows"): many(st.tuples(task_ids, numbers, numbers, outputs)),
+    ("Completed", "extras"): many(st.tuples(numbers, many(many(object_ids)), many(object_ids))),
+    ("Completed", "durations"): many(st.tuples(function_ids, numbers, floats)),
+    ("Results", "rows"): many(st.tuples(task_ids, numbers, outputs)),
+    ("Objects", "rows"): many(object_rows),
+    ("Offer", "rows"): many(object_rows),
+    ("Put", "rows"): many(st.tuples(object_ids, values, many(object_ids), st.booleans())),
+    ("Running", "rows"): many(st.tuples(task_rows, numbers, st.booleans())),
+    ("Export", "functions"): many(function_rows),
+    ("Functions", "functions"): many(function_rows),
+    ("Pinned", "rows"): many(st.tuples(object_ids, numbers, numbers)),
+    ("GrantsHeld", "rows"): many(st.tuples(numbers, numbers, numbers)),
+    ("Write", "puts"): many(st.tuples(texts, small_bytes, small_bytes)),
+    ("Write", "deletes"): many(st.tuples(texts, small_bytes)),
+    ("Blocked", "wanted"): many(object_ids),
+    ("Blocked", "returned"): many(task_ids),
+    ("Cancel", "object_ids"): many(object_ids),
+    ("TakeBack", "task_ids"): many(task_ids),
+    ("TakenBack", "task_ids"): many(task_ids),
+    **{(name, "object_ids"): many(object_ids) for name in OBJECT_LISTS},
+}
+"""Fields whose rows have a layout; every check of the codec has its row here (see the test below)."""
+KINDS: dict[Any, st.SearchStrategy[Any]] = {
+    int: numbers,
+    float: floats,
+    str: texts,
+    bytes: small_bytes,
+    bool: st.booleans(),
+    bytes | None: small_bytes | st.none(),
+    Any: plain,
+}
+
+
+def message(kind: type[Any]) -> st.SearchStrategy[Any]:
+    hints = typing.get_type_hints(kind)
+    fields = []
+    for field in kind._fields:
+        known = ROWS.get((kind.__name__, field))
+        fields.append(known if known is not None else KINDS.get(hints[field], many(plain)))
+    return st.tuples(*fields).map(lambda values: kind(*values))
+
+
+any_message = st.sampled_from(sorted(m.MESSAGES)).flatmap(lambda name: message(m.MESSAGES[name]))
+roles = st.binary(min_size=1, max_size=1)
+envelopes = st.lists(st.tuples(roles, roles, any_message), max_size=3)
+
+
+@pytest.mark.parametrize("name", sorted(m.MESSAGES))
+def test_every_message_arrives_as_it_was_said(name: str) -> None:
+    @settings(max_examples=12, deadline=None, derandomize=True)
+    @given(message(m.MESSAGES[name]), numbers, numbers, roles, roles)
+    def round_trip(said: Any, sequence: int, acknowledged: int, to: bytes, source: bytes) -> None:
+        frame = encode(sequence, acknowledged, [(to, source, said)])
+        for form in (frame, memoryview(frame)):
+            heard = decode(form)
+            assert heard == (sequence, acknowledged, [(to, source, said)])
+            assert type(heard[2][0][2]) is m.MESSAGES[name]
+        assert encode(*decode(frame)) == frame
+
+    round_trip()
+
+
+def test_every_row_check_is_tried_here() -> None:
+    assert {name for name, _ in ROWS} == set(codec._ROW_CHECKS)
+
+
+@settings(max_examples=60, deadline=None)
+@given(envelopes)
+def test_messages_of_one_frame_keep_their_order(said: list[Any]) -> None:
+    assert decode(encode(1, 2, said)) == (1, 2, said)
+
+
+# --- anything else ------------------------------------------------------------------------------------------------------------------
+
+
+def heard_or_malformed(frame: bytes) -> bool:
+    """Whether it is a frame; whatever it is not, it is MalformedFrame."""
+    try:
+        decode(frame)
+    except MalformedFrame:
+        return False
+    return True
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_are_malformed_and_nothing_else(frame: bytes) -> None:
+    heard_or_malformed(frame)
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | numbers | st.floats() | texts | small_bytes | st.sampled_from(sorted(m.MESSAGES)),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(texts | numbers, inner, max_size=2),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(anything)
+def test_arbitrary_data_is_malformed_and_nothing_else(data: Any) -> None:
+    heard_or_malformed(msgpack.packb(data))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(sorted(m.MESSAGES)), st.lists(anything, max_size=6), st.booleans())
+def test_arbitrary_fields_under_a_known_name_are_malformed_and_nothing_else(name: str, fields: list[Any], fitting: bool) -> None:
+    if fitting:
+        width = len(m.MESSAGES[name]._fields)
+        fields = (fields + [[]] * width)[:width]
+    heard_or_malformed(msgpack.packb([1, 0, [[b"L", b"C", name, fields]]]))
+
+
+@settings(max_examples=80, deadline=None)
+@given(envelopes.filter(bool), st.data())
+def test_a_truncated_frame_is_malformed(said: list[Any], data: st.DataObject) -> None:
+    frame = encode(1, 0, said)
+    cut = data.draw(st.integers(0, len(frame) - 1))
+    assert not heard_or_malformed(frame[:cut])
+    assert not heard_or_malformed(frame + b"\x00")
+
+
+@settings(max_examples=300, deadline=None)
+@given(envelopes.filter(bool), st.data())
+def test_a_mutated_frame_is_a_frame_or_malformed_and_nothing_else(said: list[Any], data: st.DataObject) -> None:
+    frame = bytearray(encode(1, 0, said))
+    for _ in range(data.draw(st.integers(1, 3))):
+        frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
+    heard_or_malformed(bytes(frame))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        [],
+        [1, 0],
+        [1, 0, [], 0],
+        ["1", 0, []],
+        [1, 0.0, []],
+        [True, 0, []],
+        [1, 0, {}],
+        [1, 0, [7]],
+        [1, 0, [[b"L", b"C", "Ready"]]],
+        [1, 0, [["L", b"C", "Ready", []]]],
+        [1, 0, [[b"LL", b"C", "Ready", []]]],
+        [1, 0, [[b"L", b"", "Ready", []]]],
+        [1, 0, [[b"L", b"C", b"Ready", []]]],
+        [1, 0, [[b"L", b"C", "Reddy", []]]],
+        [1, 0, [[b"L", b"C", "Ready", [1]]]],
+        [1, 0, [[b"L", b"C", "Ready", {}]]],
+        [1, 0, [[b"L", b"C", "Submit", [{}]]]],
+        [1, 0, [[b"L", b"C", "Interrupt", [b"x", True, "cancelled"]]]],
+        [1, 0, [[b"L", b"C", "Cancel", [[], 1, False]]]],
+        [1, 0, [[b"L", b"C", "Swap", [1, "job", b"k", "expected", b"v"]]]],
+    ],
+)
+def test_a_frame_of_the_wrong_shape_is_malformed(body: Any) -> None:
+    assert not heard_or_malformed(msgpack.packb(body))
+
+
+def test_a_frame_with_too_many_messages_or_bytes_is_malformed(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = [(b"L", b"C", m.Ready())] * 3
+    monkeypatch.setattr(codec, "MESSAGES_MAX", 2)
+    assert not heard_or_malformed(encode(1, 0, said))
+    monkeypatch.setattr(codec, "MESSAGES_MAX", 3)
+    assert heard_or_malformed(encode(1, 0, said))
+    monkeypatch.setattr(codec, "FRAME_BYTES_MAX", len(encode(1, 0, said)) - 1)
+    assert not heard_or_malformed(encode(1, 0, said))
+
+
+def test_nothing_but_data_can_be_said() -> None:
+    with pytest.raises(TypeError):
+        encode(1, 0, [(b"L", b"C", m.Answer(1, object(), ""))])
+
+
+# --- rows ---------------------------------------------------------------------------------------------------------------------------
+
+GOOD_TASK = (TASK, FUNCTION, b"a", (OBJECT,))
+GOOD_FUNCTION = (FUNCTION, "f", b"p", ())
+GOOD_OBJECT = (OBJECT, 0, b"v", (OBJECT,))
+BAD_TASKS = [
+    7,
+    (),
+    GOOD_TASK[:3],
+    (*GOOD_TASK, None, None),
+    (*GOOD_TASK, 7),
+    (*GOOD_TASK, "options"),
+    (TASK[1:], FUNCTION, b"a", ()),
+    (TASK + b"t", FUNCTION, b"a", ()),
+    ("t" * TASK_BYTES, FUNCTION, b"a", ()),
+    (TASK, FUNCTION[1:], b"a", ()),
+    (TASK, None, b"a", ()),
+    (TASK, FUNCTION, "a", ()),
+    (TASK, FUNCTION, b"a", None),
+    (TASK, FUNCTION, b"a", (OBJECT[1:],)),
+    (TASK, FUNCTION, b"a", (OBJECT, OBJECT[1:])),
+    (TASK, FUNCTION, b"a", (7,)),
+]
+BAD_FUNCTIONS = [
+    GOOD_FUNCTION[:3],
+    (FUNCTION[1:], "f", b"p", ()),
+    (FUNCTION, b"f", b"p", ()),
+    (FUNCTION, "f", "p", ()),
+    (FUNCTION, "f", b"p", None),
+]
+BAD_OBJECTS = [
+    GOOD_OBJECT[:3],
+    (OBJECT[1:], 0, b"v", ()),
+    (OBJECT, "0", b"v", ()),
+    (OBJECT, True, b"v", ()),
+    (OBJECT, 0, "v", ()),
+    (OBJECT, 0, b"v", None),
+    (OBJECT, 0, b"v", (b"x",)),
+]
+GOOD_PUT = (OBJECT, b"v", (OBJECT,), False)
+BAD_PUTS = [
+    GOOD_PUT[:3],
+    (b"", b"v", (), False),
+    (OBJECT, 7, (), False),
+    (OBJECT, b"v", (TASK,), False),
+    (OBJECT, b"v", (), 0),
+    (OBJECT, b"v", 0, True),
+]
+GOOD_END = (TASK, 0, 0, (b"v",))
+BAD_ENDS = [GOOD_END[:3], (OBJECT, 0, 0, ()), (TASK, "0", 0, ()), (TASK, 0, None, ()), (TASK, 0, 0, b"v")]
+GOOD_PLACE = (OBJECT, 0, 1)
+GOOD_RESULT = (TASK, 0, (b"v",))
+
+CASES: list[tuple[str, int, tuple[Any, ...], Any, list[Any]]] = [
+    # message, which field, all fields, a good row, bad rows
+    ("Submit", 0, ((),), GOOD_TASK, BAD_TASKS),
+    ("Inherit", 0, ((), ()), GOOD_TASK, BAD_TASKS),
+    ("Inherit", 1, ((), ()), GOOD_FUNCTION, BAD_FUNCTIONS),
+    ("Dispatch", 0, ((), (), False), GOOD_TASK, BAD_TASKS),
+    (
+        "Dispatch",
+        1,
+        ((), (), False),
+        (0, 0, (b"v",), ()),
+        [(0, 0, ()), ("0", 0, (), ()), (0, None, (), ()), (0, 0, None, ()), (0, 0, (), b"")],
+    ),
+    ("Completed", 0, ((), (), (), b""), GOOD_END, BAD_ENDS),
+    ("Completed", 1, ((), (), (), b""), (0, (), ()), [(0, ()), (b"", (), ()), (0, None, ()), (0, (), 7)]),
+    ("Completed", 2, ((), (), (), b""), (FUNCTION, 1, 0.5), [(FUNCTION, 1), ("f", 1, 0.5), (FUNCTION, 1.0, 0.5), (FUNCTION, 1, "0.5")]),
+    ("Results", 0, ((),), GOOD_RESULT, [GOOD_RESULT[:2], (OBJECT, 0, ()), (TASK, b"", ()), (TASK, 0, b"v")]),
+    ("Objects", 0, ((),), GOOD_OBJECT, BAD_OBJECTS),
+    ("Offer", 0, ((),), GOOD_OBJECT, BAD_OBJECTS),
+    ("Put", 0, ((),), GOOD_PUT, BAD_PUTS),
+    (
+        "Running",
+        0,
+        ((),),
+        (GOOD_TASK, 0, True),
+        [(GOOD_TASK, 0), (7, 0, True), (GOOD_TASK, None, True), (GOOD_TASK, 0, 1), *((bad, 0, True) for bad in BAD_TASKS)],
+    ),
+    ("Export", 0, ((),), GOOD_FUNCTION, BAD_FUNCTIONS),
+    ("Functions", 0, ((),), GOOD_FUNCTION, BAD_FUNCTIONS),
+    ("Pinned", 0, ((),), GOOD_PLACE, [GOOD_PLACE[:2], (TASK, 0, 1), (OBJECT, "0", 1), (OBJECT, 0, None)]),
+    ("GrantsHeld", 0, ((),), (0, 1, 2), [(0, 1), (b"", 1, 2), (0, 1.0, 2), (0, 1, None)]),
+    ("Write", 1, (0, (), ()), ("job", b"k", b"v"), [("job", b"k"), (b"job", b"k", b"v"), ("job", "k", b"v"), ("job", b"k", None)]),
+    ("Write", 2, (0, (), ()), ("job", b"k"), [("job",), ("job", b"k", b"v"), (b"job", b"k"), ("job", 7)]),
+    ("Blocked", 1, (TASK, (), (), True), OBJECT, [TASK, "o", None, b""]),
+    ("Blocked", 2, (TASK, (), (), True), TASK, [OBJECT, "t", None, b""]),
+    ("Cancel", 0, ((), False, False), OBJECT, [TASK, "o" * OBJECT_BYTES, 7]),
+    *((name, 0, ((),), OBJECT, [TASK, "o" * OBJECT_BYTES, 7, ()]) for name in OBJECT_LISTS),
+    ("TakeBack", 0, ((),), TASK, [OBJECT, "t" * TASK_BYTES, 7]),
+    ("TakenBack", 0, ((), b""), TASK, [OBJECT, "t" * TASK_BYTES, 7]),
+]
+
+
+def frame_of(name: str, field: int, fields: tuple[Any, ...], rows: list[Any]) -> bytes:
+    given_fields = (*fields[:field], rows, *fields[field + 1 :])
+    return msgpack.packb([1, 0, [[b"L", b"C", name, given_fields]]])
+
+
+def test_every_row_check_has_cases() -> None:
+    assert {name for name, *_ in CASES} == set(codec._ROW_CHECKS)
+
+
+@pytest.mark.parametrize(("name", "field", "fields", "good", "bad"), CASES, ids=[f"{case[0]}-{case[1]}" for case in CASES])
+def test_a_bad_row_is_refused_alone_and_in_any_company(name: str, field: int, fields: tuple[Any, ...], good: Any, bad: list[Any]) -> None:
+    for rows in ([], [good], [good, good], [good] * 5):
+        assert heard_or_malformed(frame_of(name, field, fields, rows)), rows
+    for row in bad:
+        for rows in ([row], [row, row], [good, row], [row, good], [good, good, row, good]):
+            assert not heard_or_malformed(frame_of(name, field, fields, rows)), rows
+
+
+@pytest.mark.parametrize("other", [GOOD_TASK, (*GOOD_TASK, None), (*GOOD_TASK, (("name", "x"),))])
+@pytest.mark.parametrize("options", [None, (), (("name", "x"),), 7, "x", b"x", 1.5, True])
+def test_rows_of_both_widths_in_one_batch_are_checked_in_all_their_fields(other: Any, options: Any) -> None:
+    row = (*GOOD_TASK, options)
+    alone = heard_or_malformed(frame_of("Submit", 0, ((),), [row]))
+    assert alone == (options is None or type(options) is tuple)
+    assert heard_or_malformed(frame_of("Submit", 0, ((),), [other, row])) == alone
+    assert heard_or_malformed(frame_of("Submit", 0, ((),), [row, other])) == alone
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from([GOOD_TASK, (*GOOD_TASK, None), *BAD_TASKS]), min_size=2, max_size=4))
+def test_one_row_and_many_rows_are_judged_alike(rows: list[Any]) -> None:
+    each = [heard_or_malformed(frame_of("Submit", 0, ((),), [row])) for row in rows]
+    assert heard_or_malformed(frame_of("Submit", 0, ((),), rows)) == all(each)
