@@ -1,6 +1,6 @@
 """What must be true of a whole node, whatever happened to it. Machines check themselves; this is what no one machine can see.
 
-- No attempt is begun twice within one incarnation of the daemon.
+- No attempt is begun twice within one life of its task, and none is accepted but the one that was given out.
 - An object's value, once told to anybody, is that value for ever; within one incarnation of the daemon its outcome is, too.
 - A ref that a process holds is never to an object that was freed.
 - In the calm before the end, what the daemon believes is held is what is held; after everything was let go of, nothing is left: no
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from zfabric.machines.parts.stored import SEALED
+from zfabric.machines.parts.records import DONE
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import object_id, short
@@ -46,6 +46,22 @@ class Invariants:
         if before is not None:
             self.world.fail(f"attempt {item.attempt} of {short(item.row[0])} begins on {worker.name} and was begun on {before}")
         self._begun[record, item.attempt] = worker.name
+
+    def late_attempts(self, daemon: Daemon, source: bytes, message: m.Completed) -> list[TaskRecord]:
+        """Unfinished tasks of which a worker reports an attempt that is not the one it was given: that must change nothing."""
+        late = []
+        for task_id, attempt, _, _ in message.rows:
+            task = daemon.scheduler.tables.tasks.get(task_id)
+            if task is not None and task.state != DONE:
+                given = task.worker is not None and task.worker.token == source[1:] and task.attempt == attempt
+                late += [] if given else [task]
+        return late
+
+    def not_accepted(self, tasks: list[TaskRecord]) -> None:
+        """What was late before a completion was taken in is still unfinished after it."""
+        for task in tasks:
+            if task.state == DONE:
+                self.world.fail(f"an attempt of {short(task.id)} was accepted that was not the one given out")
 
     def delivered(self, process: Process, message: m.Message) -> None:
         """A client hears of outcomes."""
@@ -153,5 +169,3 @@ class Invariants:
 def _describe(record: Any) -> str:
     return f"holders {record.holders!r} pins {record.pins} status {record.status} fetchers {record.fetchers}"
 
-
-__all__ = ["SEALED", "Invariants"]

@@ -215,7 +215,10 @@ class Daemon:
 
     def _step(self, role: bytes, source: Address, message: m.Message) -> None:
         self.world.heard(role + self.incarnation, source, message)
+        late = self.world.invariants.late_attempts(self, source, message) if type(message) is m.Completed else ()
         self.machines[role].step(self.world.now, source, message)
+        if late:
+            self.world.invariants.not_accepted(late)
 
     def _decide(self, now: float) -> None:
         for _ in range(ROUNDS_MAX):

@@ -33,22 +33,6 @@ def _nothing(_: Any) -> Any:
     return lambda *arguments, **named: None
 
 
-def _stale_attempts(right: Any) -> Any:
-    """A completion counts whatever attempt it names, and whoever has the task."""
-
-    def completed(self: Outcomes, by: Any, message: m.Completed, now: float) -> None:
-        rows = []
-        for task_id, attempt, status, outputs in message.rows:
-            task = self.tables.tasks.get(task_id)
-            if task is not None and task.state != 3:
-                attempt = task.attempt
-                by.inflight[task_id] = task
-            rows.append((task_id, attempt, status, outputs))
-        right(self, by, message._replace(rows=tuple(rows)), now)
-
-    return completed
-
-
 def _pins_not_said_again(right: Any) -> Any:
     """After a restart of the daemon, a process does not say which places it knows."""
 
@@ -255,7 +239,6 @@ def _lineage_never_dropped(right: Any) -> Any:
 
 
 VARIANTS: dict[str, tuple[Patch, ...]] = {
-    "stale-attempts-accepted": ((Outcomes, "completed", _stale_attempts),),
     "pins-not-said-again": ((Client, "rejoin", _pins_not_said_again),),
     "release-before-hold": ((Client, "take_said", _release_first),),
     "answer-before-commit": ((ControlStore, "_hand_over", _answer_before_commit),),

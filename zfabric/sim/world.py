@@ -28,7 +28,7 @@ from zfabric.sim.programs import Author, Program
 
 LIMIT = 400.0
 """Virtual seconds after which a world that has not come to its end is stuck."""
-EVENTS_MAX = 40_000
+EVENTS_MAX = 12_000
 CHECK_EVERY = 0.05
 
 
