@@ -32,6 +32,8 @@ from zfabric.runtime.session import user_directory
 
 WARM_UP = 2
 """Cycles before the first account is taken."""
+OPENED_LATER = 5
+"""Descriptors that a worker opens on first use: the arena, and a connection. Workers differ by these, and by no more."""
 
 
 @zf.remote
@@ -84,9 +86,14 @@ def inside() -> dict[str, Any]:
         "files": files,
         **{
             name: Counter(tuple(sorted(descriptors(pid).items())) for pid, found in pids.items() if found == name)
-            for name in sorted(set(pids.values()))
+            for name in sorted(set(pids.values()) - {"zf-worker"})
         },
     }
+
+
+def most_of_a_worker() -> int:
+    """The most descriptors that any worker of the session has."""
+    return max((sum(descriptors(pid).values()) for pid in processes_named("zf-worker")), default=0)
 
 
 def settled(take: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -208,12 +215,15 @@ def run(kind: str, cycles: int, say: Callable[[str], None] = lambda text: None) 
         for _ in range(WARM_UP):
             body()
         before = settled(take)
+        of_a_worker = most_of_a_worker() if kind in WITHIN else 0
         for number in range(cycles):
             body()
             say(f"{kind}: {number + 1} of {cycles}")
         deadline = time.monotonic() + 15
         while (left := differences(before, settled(take))) and time.monotonic() < deadline:
             time.sleep(0.2)
+        if kind in WITHIN and most_of_a_worker() > of_a_worker + OPENED_LATER:
+            left.append(f"a worker's descriptors: {of_a_worker} -> {most_of_a_worker()}")
         return left
 
 
