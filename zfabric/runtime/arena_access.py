@@ -56,7 +56,12 @@ class ArenaAccess:
                         self._client.machine._controls.append(Send(self._client.machine.store, m.ReturnGrant(*row)))
                 token = self._client.machine.reserve(size, exact, max(0.0, deadline - clock()))
                 self._client.flush()
-            answered = self._client._wait_until(lambda token=token: token in self._client.machine.reservations, deadline + 5.0)  # type: ignore[misc]
+            try:
+                answered = self._client._wait_until(lambda token=token: token in self._client.machine.reservations, deadline + 5.0)  # type: ignore[misc]
+            except BaseException:
+                with self._client.lock:
+                    self._client.machine.forsake(token)
+                raise
             with self._client.lock:
                 answer = self._client.machine.reservations.pop(token, None)
                 if type(answer) is m.Granted:
@@ -64,6 +69,7 @@ class ArenaAccess:
                         return self._client.machine.grants.add_exact(answer.offset, answer.size)
                     self._client.machine.grants.add(answer.offset, answer.size)
                     continue
+                self._client.machine.forsake(token)
             text = answer.text if type(answer) is m.NoSpace else "the object store did not answer in time"
             kind = ObjectTooLargeError if type(answer) is m.NoSpace and answer.kind == "too_large" else ObjectStoreFullError
             raise kind(text if answered else f"{text} ({size} bytes)")

@@ -194,6 +194,11 @@ class FabricClient:
         effects = self.machine.take_effects(0.0)
         return [(CLIENT, effect) for effect in effects if type(effect) is Send and effect.to[1:] == daemon]
 
+    def _settle(self) -> None:
+        """Let go of what finalizers dropped. The caller holds the lock."""
+        if self.machine.dropped or self.machine.unviewed:
+            self.machine.settle()
+
     def _has_unsent(self) -> bool:
         return self.machine.has_unsent
 
@@ -478,8 +483,7 @@ class FabricClient:
 
         with self.lock:
             self._check_usable()
-            if machine.dropped or machine.unviewed:
-                machine.settle()
+            self._settle()
             if not ready():
                 machine.want(object_ids[position:])
         while True:

@@ -31,7 +31,7 @@ from zfabric.machines.worker import Item, Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
 from zfabric.protocol.failures import pack_failure
-from zfabric.protocol.ids import CONTROL, JOB_BYTES, TASK_BYTES, WORKER, object_id
+from zfabric.protocol.ids import CLIENT, CONTROL, JOB_BYTES, TASK_BYTES, WORKER, object_id
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
 from zfabric.protocol.options import option
 from zfabric.runtime import interface
@@ -68,6 +68,7 @@ class WorkerRuntime(FabricClient):
         self._contexts: list[Item] = []
         self._thread_names = threading.local()
         self._first_unreported = 0.0
+        self._returned: Any = None
         self._slot = _slot(f"{session.sockets}/{token.hex()}.slot")
         self._gpus: tuple[int, ...] | None = None
         self._unfinished_writes: list[int] = []
@@ -156,16 +157,22 @@ class WorkerRuntime(FabricClient):
         self.control_post.forget(daemon)
 
     def _sends(self) -> list[tuple[bytes, Send]]:
-        """What the client and the worker have to say, the client first: what a result contains is held before it is told."""
+        """What was said while tasks ran, then their ends, then what they let go of: a ref inside a result is never let go of first."""
         daemon = self.daemon
         for identifier, place in self.worker.given_up:
             self.machine.told(identifier, place)
             self.machine._maybe_unpin(identifier)
         self.worker.given_up.clear()
-        sends = super()._sends()
-        effects = self.worker.take_effects(0.0)
-        sends += [(WORKER, effect) for effect in effects if type(effect) is Send and effect.to[1:] == daemon]
-        return sends
+        said, ends = self.machine.take_said(), self.worker.take_effects(0.0)
+        sends = [(CLIENT, effect) for effect in said if type(effect) is Send and effect.to[1:] == daemon]
+        sends += [(WORKER, effect) for effect in ends if type(effect) is Send and effect.to[1:] == daemon]
+        return sends + super()._sends()
+
+    def _settle(self) -> None:
+        if self.worker.unreported:
+            self.flush()
+        else:
+            super()._settle()
 
     def _has_unsent(self) -> bool:
         return self.machine.has_unsent or self.worker.has_unsent
@@ -265,6 +272,7 @@ class WorkerRuntime(FabricClient):
         with self.lock:
             worker.interrupts.pop(row[0], None)
             worker.finish(item, status, outputs, extra, started, ended - started)
+            self._returned = None
             while self._unfinished_writes:
                 self.machine.grants.finished(self._unfinished_writes.pop())
             if worker.unreported == 1:
@@ -313,6 +321,7 @@ class WorkerRuntime(FabricClient):
             status = RETRY if not isinstance(error, SystemExit) and _asks(retryable, error) else ERROR
             return status, (self._error(error, item),), None
         del args, kwargs
+        self._returned = value  # The refs in it live until its end is told: they would be let go of first otherwise.
         try:
             return self._pack(item, value)
         except FabricError as error:
