@@ -617,7 +617,8 @@ class Client:
             self._say(m.Fetch, identifier)
         for message in running:
             self.say(message)
-        grants = self.grants.rows()
+        untaken = (answer for answer in self.reservations.values() if type(answer) is m.Granted)
+        grants = (*self.grants.rows(), *((answer.offset, answer.size, 0) for answer in untaken))
         if grants:
             self._controls.append(Send(self.store, m.GrantsHeld(grants)))
         pinned = [(identifier, *self.places[identifier]) for identifier in self.tellings.elements()]

@@ -420,7 +420,9 @@ class LocalScheduler:
         self.tables.send(self.tables.control_address, message(token, *fields))
 
     def on_hold(self, now: float, source: Address, message: m.Hold) -> None:
-        """A process has refs."""
+        """A process has refs. One that is not registered has none: what it said arrived after its death."""
+        if source[1:] not in self.tables.processes:
+            return
         unknown = self.references.hold(message.object_ids, source[1:])
         if unknown:
             self.tables.counts["holds_of_unknown"] += len(unknown)

@@ -255,6 +255,8 @@ class Membership:
         self.tables.workers.pop(worker.token, None)
         self.tables.by_pid.pop(worker.pid, None)
         job = worker.job
+        if worker.process is None and self.tables.store_address is not None:
+            self.tables.send(self.tables.store_address, m.ProcessGone(worker.token))  # What it may have said is to be late.
         if worker.process is not None:
             self._process_gone(worker.process)
             if job is not None and job.driver is not None and not job.ended:
@@ -408,11 +410,11 @@ class Membership:
             return
         self.recovering = False
         self.recovery.rebuild(self.kept_rows, now)
+        tasks = len(self.tables.tasks)
+        self.recovery.go_on(now)
         stored = [record.object_id for record in self._all_values() if type(record.value) is Stored]
         if self.tables.store_address is not None:
             self.tables.send(self.tables.store_address, m.Keep(tuple(stored)))
-        tasks = len(self.tables.tasks)
-        self.recovery.go_on(now)
         for job in self._abandoned:
             self.end_job(job, now)
         self._prestart(now)
@@ -423,7 +425,8 @@ class Membership:
 
     def on_offer(self, now: float, source: Address, message: m.Offer) -> None:
         """A process that registers again with the same daemon says what it has; what is not known any more is taken over."""
-        for identifier, status, value, contained in message.rows:
+        known = source[1:] in self.tables.processes
+        for identifier, status, value, contained in message.rows if known else ():
             if self.tables.find(identifier) is None and type(value) is bytes:
                 record = ObjectRecord(identifier, None, None)
                 self.tables.objects[identifier] = record

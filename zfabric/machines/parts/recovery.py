@@ -198,6 +198,8 @@ class Recovery:
                 elif process is not None:
                     self.scheduler.refuse_unknown(process, row)
             elif process is not None and task.row == row:
+                if task.submitter != source[1:] and task.submitter in self.tables.processes:
+                    task.facts().submitters += (task.submitter,)
                 task.submitter = process.incarnation
             elif process is not None:
                 self.scheduler.refuse_row(process, row)
