@@ -19,7 +19,7 @@ from zfabric.protocol.messages import FAILED, OK
 from zfabric.sim.programs import LOST, unpack_value
 
 if TYPE_CHECKING:
-    from zfabric.machines.parts.records import TaskRecord
+    from zfabric.machines.parts.records import AnyObject, TaskRecord
     from zfabric.machines.worker import Item
     from zfabric.sim.node import Daemon
     from zfabric.sim.processes import Process, WorkerProcess
@@ -34,7 +34,7 @@ class Invariants:
         self._begun: dict[tuple[TaskRecord, int], str] = {}
         """By the scheduler's record: one that was forgotten and comes again is another life of its task."""
         self._numbers: dict[bytes, int] = {}
-        self._outcomes: dict[tuple[bytes, bytes], int] = {}
+        self._outcomes: dict[AnyObject, int] = {}
 
     def begun(self, worker: WorkerProcess, item: Item) -> None:
         """A worker begins an attempt."""
@@ -78,7 +78,9 @@ class Invariants:
             kind = unpack_failure(value)[0]
             if kind in LOST or kind == "ObjectStoreFullError":
                 return
-        before = self._outcomes.setdefault((process.daemon, identifier), status)
+        daemon = self.world.daemon
+        record = daemon.scheduler.tables.find(identifier) if daemon is not None and daemon.incarnation == process.daemon else None
+        before = self._outcomes.setdefault(record, status) if record is not None else status
         if before != status:
             self.world.fail(f"{process.name} is told that {short(identifier)} ended with {status}; it had ended with {before}")
         if status == OK and type(value) is bytes:
