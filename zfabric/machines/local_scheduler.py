@@ -151,6 +151,7 @@ class LocalScheduler:
         self._introduce()
         self._flush_rows(now)
         self._beat(now)
+        self.membership.keep()
         return tables.take_effects()
 
     def _look_again(self, at: float | None, now: float) -> float | None:

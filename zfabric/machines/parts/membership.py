@@ -53,6 +53,7 @@ class Membership:
         self._jobs_known = not recovering
         self._expected: dict[bytes, int] = {}
         """Processes (by incarnation) a recovering scheduler waits for, and their pids."""
+        self._keep_due = False
         self._abandoned: list[JobRecord] = []
         """Jobs whose drivers died during recovery: they end when all that is left of them is known."""
         self._early: list[tuple[Address, m.Message]] = []
@@ -412,13 +413,19 @@ class Membership:
         self.recovery.rebuild(self.kept_rows, now)
         tasks = len(self.tables.tasks)
         self.recovery.go_on(now)
-        stored = [record.object_id for record in self._all_values() if type(record.value) is Stored]
-        if self.tables.store_address is not None:
-            self.tables.send(self.tables.store_address, m.Keep(tuple(stored)))
+        self._keep_due = True
         for job in self._abandoned:
             self.end_job(job, now)
         self._prestart(now)
-        self.tables.say("info", f"recovered: {len(self.tables.processes)} processes, {tasks} tasks, {len(stored)} objects")
+        self.tables.say("info", f"recovered: {len(self.tables.processes)} processes, {tasks} tasks")
+
+    def keep(self) -> None:
+        """Say once, at the end of the turn in which recovery ended, which values are referred to: all that were heard of in it."""
+        if self._keep_due:
+            self._keep_due = False
+            stored = [record.object_id for record in self._all_values() if type(record.value) is Stored]
+            if self.tables.store_address is not None:
+                self.tables.send(self.tables.store_address, m.Keep(tuple(stored)))
 
     def _all_values(self) -> list[TaskRecord | ObjectRecord]:
         return [*self.tables.tasks.values(), *self.tables.objects.values()]
