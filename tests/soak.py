@@ -10,6 +10,7 @@ import argparse
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -33,7 +34,8 @@ from zfabric.runtime.session import user_directory
 WARM_UP = 2
 """Cycles before the first account is taken."""
 OPENED_LATER = 5
-"""Descriptors that a worker opens on first use: the arena, and a connection. Workers differ by these, and by no more."""
+"""Descriptors that a worker or daemon opens on first use: the arena, connections. Two of a kind differ by these, and by no more."""
+LAZY = ("zf-daemon", "zf-worker")
 
 
 @zf.remote
@@ -71,7 +73,7 @@ def outside() -> dict[str, Any]:
         "processes": Counter(name_of(pid) for pid in descendants(os.getpid()) if not gone(pid)),
         "shared memory": sorted(path.name for path in Path("/dev/shm").glob("zfabric*")),
         "sessions": sorted(path.name for path in parent.iterdir() if path.name.startswith(("s-", "dead-"))),
-        "temporary files": sorted(path.name for path in Path(tempfile.gettempdir()).glob("zf*")),
+        "temporary files": sorted(path.name for path in parent.parent.glob("z*")),
     }
 
 
@@ -86,14 +88,14 @@ def inside() -> dict[str, Any]:
         "files": files,
         **{
             name: Counter(tuple(sorted(descriptors(pid).items())) for pid, found in pids.items() if found == name)
-            for name in sorted(set(pids.values()) - {"zf-worker"})
+            for name in sorted(set(pids.values()) - set(LAZY))
         },
     }
 
 
-def most_of_a_worker() -> int:
-    """The most descriptors that any worker of the session has."""
-    return max((sum(descriptors(pid).values()) for pid in processes_named("zf-worker")), default=0)
+def most() -> dict[str, int]:
+    """The most descriptors that any worker, and any daemon, of the session has."""
+    return {name: max((sum(descriptors(pid).values()) for pid in processes_named(name)), default=0) for name in LAZY}
 
 
 def settled(take: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -215,15 +217,16 @@ def run(kind: str, cycles: int, say: Callable[[str], None] = lambda text: None) 
         for _ in range(WARM_UP):
             body()
         before = settled(take)
-        of_a_worker = most_of_a_worker() if kind in WITHIN else 0
+        at_most = most() if kind in WITHIN else {}
         for number in range(cycles):
             body()
             say(f"{kind}: {number + 1} of {cycles}")
         deadline = time.monotonic() + 15
         while (left := differences(before, settled(take))) and time.monotonic() < deadline:
             time.sleep(0.2)
-        if kind in WITHIN and most_of_a_worker() > of_a_worker + OPENED_LATER:
-            left.append(f"a worker's descriptors: {of_a_worker} -> {most_of_a_worker()}")
+        for name, count in (most() if kind in WITHIN else {}).items():
+            if count > at_most[name] + OPENED_LATER:
+                left.append(f"descriptors of a {name}: {at_most[name]} -> {count}")
         return left
 
 
@@ -233,6 +236,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=[*WHOLE, *WITHIN], default=[*WHOLE, *WITHIN], help="kinds of cycles (all)")
     options = parser.parse_args()
     failed = False
+    os.environ["TMPDIR"] = directory = tempfile.mkdtemp(prefix="zfs-", dir="/tmp")  # so that no other cluster of this user is counted
     for kind in options.kinds:
         begun = time.monotonic()
         cycles = -(-options.cycles // len(options.kinds))
@@ -240,6 +244,7 @@ def main() -> None:
         verdict = f"left behind: {'; '.join(left)}" if left else "nothing left behind"
         print(f"\r{kind}: {cycles} cycles in {time.monotonic() - begun:.0f} s; {verdict}")
         failed = failed or bool(left)
+    shutil.rmtree(directory)
     raise SystemExit(failed)
 
 
