@@ -178,7 +178,7 @@ class Recovery:
             worker.job = process.job = job
             if row[0] in self.tables.tasks:
                 continue
-            task = self._enter(row, job, source[1:])
+            task = self._enter(row, job, b"")  # Whoever submitted it says so, and hears of it.
             if task is not None:
                 task.attempt = attempt
                 self._entered.append((task, worker))
