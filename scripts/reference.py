@@ -184,12 +184,15 @@ def handlers() -> dict[str, list[str]]:
 
 
 def located(handler: Any) -> str:
-    """``file: Class.method`` of a handler; one that passes on to the membership part is named as that part's."""
-    passed_on = inspect.getclosurevars(handler).nonlocals.get("name")
-    if passed_on is not None:
+    """``file: Class.method`` of a handler; one that passes on to a part of its machine is named as that part's."""
+    passed_on = inspect.getclosurevars(handler).nonlocals
+    if "name" in passed_on:
+        from zfabric.machines.parts.infeasible import Infeasible
         from zfabric.machines.parts.membership import Membership
+        from zfabric.machines.parts.stopping import Stopping
 
-        handler = getattr(Membership, passed_on)
+        parts: dict[str, Any] = {"infeasible": Infeasible, "membership": Membership, "stopping": Stopping}
+        handler = getattr(parts[passed_on["part"]], passed_on["name"])
     return f"{handler.__module__.replace('.', '/')}.py`: `{handler.__qualname__}"
 
 
