@@ -170,4 +170,3 @@ class Invariants:
 
 def _describe(record: Any) -> str:
     return f"holders {record.holders!r} pins {record.pins} status {record.status} fetchers {record.fetchers}"
-

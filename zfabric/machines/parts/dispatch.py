@@ -432,9 +432,7 @@ class Dispatcher:
         starting = sum(
             1
             for worker in workers
-            if worker.state == STARTING
-            and (worker.job is queue.job or worker.job is None)
-            and worker.environment == queue.environment
+            if worker.state == STARTING and (worker.job is queue.job or worker.job is None) and worker.environment == queue.environment
         )
         if starting >= min(len(queue.tasks), self._fitting(queue.demand)):
             return
@@ -511,4 +509,3 @@ class Dispatcher:
 
 def _cpu_of(demand: Demand) -> Demand:
     return tuple(pair for pair in demand if pair[0] == "CPU" and pair[1] > 0)
-

@@ -471,4 +471,3 @@ class Membership:
         if self.recovering and self._deadline is not None:
             starting.append(self._deadline)
         return min(starting, default=None)
-

@@ -96,9 +96,7 @@ class Outcomes:
         if worker.work < 0.0 or not inflight:
             worker.work = 0.0
 
-    def _settle(
-        self, worker: WorkerRecord, task: TaskRecord, status: int, outputs: m.Row, extra: tuple[m.Row, m.Row] | None
-    ) -> None:
+    def _settle(self, worker: WorkerRecord, task: TaskRecord, status: int, outputs: m.Row, extra: tuple[m.Row, m.Row] | None) -> None:
         """Any ending but the plain one."""
         stopped = task.rare.stopped if task.rare is not None else ""
         if status == INTERRUPTED:
@@ -518,4 +516,3 @@ def _stopped_text(task: TaskRecord, kind: str) -> str:
     if kind == "TaskTimeoutError":
         return f"{task.name} had no outcome within its timeout of {task.option('timeout')} s"
     return f"{task.name} was cancelled"
-
