@@ -15,6 +15,7 @@ import msgpack
 from zfabric.protocol import messages as _messages
 from zfabric.protocol.ids import FUNCTION_BYTES, OBJECT_BYTES, TASK_BYTES
 from zfabric.protocol.messages import MESSAGES, Message
+from zfabric.protocol.options import OPTION_TYPES, RETURNS_MAX
 
 FRAME_BYTES_MAX = 256 * 2**20
 """Largest frame that is decoded: a batch of 256 rows of the largest inline values, with room to spare."""
@@ -153,6 +154,30 @@ def _task_rows(name: str, rows: tuple[Any, ...]) -> None:
     if any(columns[3]):
         for dependencies in columns[3]:
             _ids(name, dependencies, OBJECT_BYTES)
+    if len(columns) > 4 and any(columns[4]):
+        for options in filter(None, columns[4]):
+            _options(name, options)
+
+
+def _options(name: str, options: tuple[Any, ...]) -> None:
+    """Pairs of a name and a value of the type that options of that name have, or None for "not set"."""
+    for pair in options:
+        if type(pair) is not tuple or len(pair) != 2 or type(pair[0]) is not str:
+            raise MalformedFrame(f"{name}: an option is a pair of a name and a value")
+        key, value = pair
+        if value is None:
+            continue
+        accepted = OPTION_TYPES.get(key)
+        if accepted is not None and type(value) not in accepted:
+            raise MalformedFrame(f"{name}: option {key} cannot be {type(value).__name__}")
+        if key == "contains":
+            _ids(name, value, OBJECT_BYTES)
+        elif key == "demand":
+            _columns(name, value, {2}, (_STR, _INT))
+        elif key == "env" and tuple(map(type, value)) != (tuple, str, tuple):
+            raise MalformedFrame(f"{name}: an environment is variables, a directory and paths")
+        elif key == "num_returns" and not 0 <= value <= RETURNS_MAX:
+            raise MalformedFrame(f"{name}: a task has 0 to {RETURNS_MAX} values")
 
 
 def _submit(name: str, fields: tuple[Any, ...]) -> None:
@@ -203,6 +228,8 @@ def _running(name: str, fields: tuple[Any, ...]) -> None:
 def _exports(name: str, fields: tuple[Any, ...]) -> None:
     columns = _columns(name, fields[0], {4}, (_BYTES, _STR, _BYTES, _TUPLE))
     _ids(name, columns[0], FUNCTION_BYTES)
+    for options in filter(None, columns[3]):
+        _options(name, options)
 
 
 def _object_ids(name: str, fields: tuple[Any, ...]) -> None:

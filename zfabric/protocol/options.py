@@ -29,6 +29,26 @@ NO_ENVIRONMENT: Environment = ((), "", ())
 ONE_CPU: Demand = (("CPU", RESOURCE_UNIT),)
 
 
+RETURNS_MAX = 1_000_000
+"""Most values of one task: each has a record."""
+
+OPTION_TYPES: dict[str, tuple[type, ...]] = {
+    "demand": (tuple,),
+    "num_returns": (int,),
+    "max_retries": (int,),
+    "retry_errors": (bool,),
+    "timeout": (int, float),
+    "name": (str,),
+    "env": (tuple,),
+    "inline": (bool,),
+    "deterministic": (bool,),
+    "contains": (tuple,),
+    "parent": (bytes,),
+    "paths": (tuple,),
+}
+"""The types that values of known options may have; frames with others are refused."""
+
+
 def option(pairs: tuple[tuple[str, Any], ...] | None, name: str, default: Any = None) -> Any:
     """The value of ``name`` in ``pairs``, or ``default``."""
     for key, value in pairs or ():
