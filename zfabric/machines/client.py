@@ -279,7 +279,10 @@ class Client:
         if self.cancelled and identifier[:TASK_BYTES] not in self.several:
             self.cancelled.pop(identifier, None)
         if self.needed and identifier in self.needed and (type(entry.data) is bytes or row is not None):
-            entry.row = row if entry.data is None else None
+            if type(entry.data) is bytes:
+                entry.row = None
+            else:
+                entry.data, entry.row = None, row  # A place is no longer known for sure: its pin goes with the last ref.
             self.retired[identifier] = entry
 
     def _ended(self, row: Row) -> None:
@@ -295,7 +298,9 @@ class Client:
     def _drop_lineage(self, identifier: bytes) -> None:
         task_id = identifier[:TASK_BYTES]
         if task_id in self.lineage and not any(object_id(task_id, index) in self.entries for index in range(64)):
-            del self.lineage[task_id]
+            row = self.lineage.pop(task_id)
+            if row[3] or len(row) > 4:
+                self._ended(row)
 
     def _maybe_unpin(self, identifier: bytes) -> None:
         if identifier in self.entries or self.views.get(identifier, 0) > 0:
@@ -422,7 +427,8 @@ class Client:
                 continue
             finished += 1
             row, entry.row = entry.row, None
-            if row[3] or len(row) > 4:
+            kept = entry.refs > 0 and not (outputs and outputs[0] is not None)  # as lineage, which names what it would need
+            if (row[3] or len(row) > 4) and not (kept and task_id not in self.lineage):
                 self._ended(row)
             if entry.refs <= 0:
                 del entries[identifier]
@@ -452,8 +458,7 @@ class Client:
         if row is None:
             return
         self.unfinished -= 1
-        if row[3] or len(row) > 4:
-            self._ended(row)
+        known_before = task_id in self.lineage
         for index in range(count):
             identifier = object_id(task_id, index)
             entry = self.entry(identifier)
@@ -466,6 +471,8 @@ class Client:
             if entry.data is None:
                 self.lineage[task_id] = row
             self._notify(identifier, entry)
+        if (row[3] or len(row) > 4) and (known_before or task_id not in self.lineage):
+            self._ended(row)
 
     def on_inherit(self, message: m.Inherit) -> None:
         """Rows to be said again after a restart, of workers that are gone."""
