@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from zfabric.machines.parts.records import AnyObject, TaskRecord
     from zfabric.machines.worker import Item
     from zfabric.sim.node import Daemon
-    from zfabric.sim.processes import Process, WorkerProcess
+    from zfabric.sim.processes import WorkerProcess
     from zfabric.sim.world import World
 
 
@@ -63,30 +63,29 @@ class Invariants:
             if task.state == DONE:
                 self.world.fail(f"an attempt of {short(task.id)} was accepted that was not the one given out")
 
-    def delivered(self, process: Process, message: m.Message) -> None:
-        """A client hears of outcomes."""
+    def told(self, daemon: Daemon, message: m.Message) -> None:
+        """The daemon tells somebody of outcomes."""
         if isinstance(message, m.Results):
             for task_id, status, outputs in message.rows:
                 for index, value in enumerate(outputs):
-                    self._told(process, object_id(task_id, index), status, value)
+                    self._told(daemon, object_id(task_id, index), status, value)
         elif isinstance(message, m.Objects):
             for identifier, status, value, _ in message.rows:
-                self._told(process, identifier, status, value)
+                self._told(daemon, identifier, status, value)
 
-    def _told(self, process: Process, identifier: bytes, status: int, value: Any) -> None:
+    def _told(self, daemon: Daemon, identifier: bytes, status: int, value: Any) -> None:
         if status == FAILED:
             kind = unpack_failure(value)[0]
             if kind in LOST or kind == "ObjectStoreFullError":
                 return
-        daemon = self.world.daemon
-        record = daemon.scheduler.tables.find(identifier) if daemon is not None and daemon.incarnation == process.daemon else None
+        record = daemon.scheduler.tables.find(identifier)
         before = self._outcomes.setdefault(record, status) if record is not None else status
         if before != status:
-            self.world.fail(f"{process.name} is told that {short(identifier)} ended with {status}; it had ended with {before}")
+            self.world.fail(f"somebody is told that {short(identifier)} ended with {status}; it had ended with {before}")
         if status == OK and type(value) is bytes:
             number = unpack_value(value).number
             if self._numbers.setdefault(identifier, number) != number:
-                self.world.fail(f"{process.name} is told another value of {short(identifier)}")
+                self.world.fail(f"somebody is told another value of {short(identifier)}")
 
     def after_turn(self, daemon: Daemon) -> None:
         """The daemon has decided: its machines agree with themselves."""

@@ -259,6 +259,7 @@ class Daemon:
     def _send(self, role: bytes, effect: e.Send) -> None:
         _, _, envelopes = decode(encode(0, 0, [(effect.to[:1], role, effect.message)]))
         envelope = envelopes[0]
+        self.world.invariants.told(self, envelope[2])
         incarnation = effect.to[1:]
         held = self._held.get(incarnation)
         if held or effect.sequence > self._committed:

@@ -174,7 +174,6 @@ class Process:
             if sender != self.daemon:
                 self.join(sender)
         elif sender == self.daemon:
-            self.world.invariants.delivered(self, message)
             self.machine.step(self.world.now, source, message)
 
     # -- the loop --
