@@ -48,6 +48,11 @@ FOUND = {
     4314: "a pin outlived a task that was submitted twice in one process",
     5033: "the place of an argument was overwritten under a task that had not begun",
     6109: "a child was stopped before its parent knew",
+    11404: "what was put while the others registered was not among what was to be kept",
+    11694: "a process that was dead already was believed to hold what it said it held",
+    12426: "a task that two processes had submitted was reported to one of them after a restart",
+    22099: "an argument of a value in the arena was forgotten with its last ref, and the value could not be made again",
+    31480: "a place whose pin was gone was offered to a restarted scheduler",
 }
 """Seeds that failed once, and what they had found."""
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from zfabric.machines.parts.records import AnyObject, TaskRecord
     from zfabric.machines.worker import Item
     from zfabric.sim.node import Daemon
-    from zfabric.sim.processes import WorkerProcess
+    from zfabric.sim.workers import WorkerProcess
     from zfabric.sim.world import World
 
 

@@ -13,22 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 from zfabric.machines.client import Client
 from zfabric.machines.parts.naming import Namer
-from zfabric.machines.worker import Item, Worker
+from zfabric.machines.worker import Item
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
 from zfabric.protocol.failures import unpack_failure
-from zfabric.protocol.ids import CLIENT, CONTROL, JOB_BYTES, WORKER, object_id, root_task
+from zfabric.protocol.ids import CLIENT, root_task
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
 from zfabric.sim.arena import Content
 from zfabric.sim.network import Post
 from zfabric.sim.node import Crashed
-from zfabric.sim.programs import FUNCTIONS, Boom, Doomed, Interrupted, StoreFull, Value, driver_body, pack_value, task_body, unpack_value
+from zfabric.sim.programs import FUNCTIONS, Boom, Doomed, Interrupted, StoreFull, Value, driver_body, unpack_value
 
 if TYPE_CHECKING:
     from zfabric.sim.world import World
 
 Body = Generator[tuple[Any, ...], Any, Any]
-REPORT_ROWS = 64
 HOUSE_EVERY = 1.0
 """Seconds after which what came is taken in although user code computes."""
 
@@ -506,196 +505,3 @@ class Driver(Process):
         self.machine.say(m.Goodbye())
         self.wake()
         self.world.after(0.5, self._connect_again)
-
-
-class WorkerProcess(Process):
-    """Runs tasks."""
-
-    kind = "worker"
-
-    def __init__(self, world: World, token: bytes, job: bytes, pid: int, name: str) -> None:
-        super().__init__(world, token, pid, name)
-        self.control = bytes((token[0] ^ 0x80,)) + token[1:]
-        self.machine.job = job
-        self.worker = Worker(WORKER + token, self.config)
-        self.control_post = Post(world.network, self.control, self.config)
-        self._first_unreported = 0.0
-        self._control_inbox: deque[tuple[bytes, bytes]] = deque()
-        world.network.attach(self.control, self._receive_control)
-
-    # -- the daemon --
-
-    def join(self, daemon: bytes) -> None:
-        """Join with both machines."""
-        if self.daemon and self.daemon != daemon:
-            self.leave()
-            self.daemon = b""
-        self.worker.connect(daemon)
-        super().join(daemon)
-
-    def leave(self) -> None:
-        """What was said and not acknowledged may not have been heard."""
-        for _, role, message in self.post.forget(self.daemon):
-            if role == WORKER and type(message) is m.Completed:
-                self.worker.unheard.append(message)
-        self.control_post.forget(self.daemon)
-
-    def running(self) -> tuple[m.Message, ...]:
-        """Tasks begun and not begun, completions unheard."""
-        return self.worker.running()
-
-    def unread(self) -> tuple[Row, ...]:
-        """Places that came with tasks it has not begun."""
-        return self.worker.unread()
-
-    # -- messages --
-
-    def flush(self) -> None:
-        """What was said before the ends of tasks, then those, then what they let go of."""
-        self.transmit(self.machine.take_said(), CLIENT)
-        self.transmit(self.worker.take_effects(self.world.now), WORKER)
-        self.transmit(self.machine.take_effects(self.world.now), CLIENT)
-        if self.worker.given_up:
-            for identifier, place in self.worker.given_up:
-                self.machine.told(identifier, place)
-                self.machine._maybe_unpin(identifier)
-            self.worker.given_up.clear()
-            self.transmit(self.machine.take_effects(self.world.now), CLIENT)
-
-    def deliver(self, sender: bytes, to: bytes, source: bytes, message: m.Message) -> None:
-        """One message from the daemon, for either machine."""
-        if to == WORKER:
-            if sender == self.daemon:
-                self.world.heard(to + self.incarnation, source, message)
-                self.worker.step(self.world.now, source, message)
-        else:
-            super().deliver(sender, to, source, message)
-
-    def _receive_control(self, sender: bytes, frame: bytes) -> None:
-        self._control_inbox.append((sender, frame))
-        self.wake()
-
-    def turn(self) -> None:
-        """The control thread first, then the main thread."""
-        while self._control_inbox:
-            sender, frame = self._control_inbox.popleft()
-            for _, role, message in self.control_post.accept(sender, frame, self.world.now):
-                self._controlled(sender, role + sender, message)
-                if not self.alive:
-                    return
-        self.control_post.tick(self.world.now)
-        super().turn()
-        due = self.control_post.next_deadline()
-        if due is not None and self.alive:
-            self.wake(due)
-
-    def _controlled(self, sender: bytes, source: bytes, message: m.Message) -> None:
-        self.world.heard(CONTROL + self.incarnation, source, message)
-        if type(message) is m.Rejoin:
-            if sender != self.daemon:
-                self.join(sender)
-                self.flush()
-            return
-        if sender != self.daemon:
-            return
-        if type(message) in (m.Recall, m.RecallGrant):
-            self.machine.step(self.world.now, source, message)
-        else:
-            self.worker.step(self.world.now, source, message)
-        if self.worker.stopping:
-            self.die("told to stop")
-            return
-        self.flush()
-        if type(message) is m.Interrupt and self.frames:
-            top = self.frames[-1]
-            if top.busy_until is not None and self.interrupted(top):
-                top.busy_until = None
-                self.resume(top, Interrupted())
-        self.worker.check_invariants()
-
-    def send_late(self) -> None:
-        """The flusher thread sends what a computing task submitted; completions wait for their own time."""
-        if self.worker.unreported and self.frames and self.world.now - self._first_unreported <= self.config.completion_delay:
-            return
-        self.flush()
-
-    def _unsent_deadline(self) -> float | None:
-        return self._first_unreported + self.config.completion_delay + 1e-6 if self.worker.unreported else None
-
-    # -- tasks --
-
-    def next_item(self) -> Frame | None:
-        """The next of the queue."""
-        item = self.worker.begin()
-        if item is None:
-            self.flush()
-            return None
-        return self._begin(item)
-
-    def inline_item(self) -> Frame | None:
-        """What the scheduler has put on top."""
-        if not self.worker.inline:
-            return None
-        item = self.worker.begin()
-        return self._begin(item) if item is not None else None
-
-    def _begin(self, item: Item) -> Frame:
-        row = item.row
-        self.world.invariants.begun(self, item)
-        if not self.machine.job:
-            self.machine.job = row[0][:JOB_BYTES]
-        values = []
-        for identifier, value in zip(row[3], item.values, strict=True):
-            if type(value) is tuple:
-                self.machine.told(identifier, value)
-            values.append((identifier, value))
-        namer = Namer(row[0][:JOB_BYTES], row[0], attempt=item.attempt)
-        return Frame(item, task_body(self, item, values), namer, self.world.now)
-
-    def interrupted(self, frame: Frame) -> bool:
-        """Whether the attempt is to be stopped."""
-        return frame.item is not None and bool(self.worker.interrupted(frame.item))
-
-    def block(self, frame: Frame, wanted: tuple[bytes, ...], inline: bool) -> None:
-        """The task on top waits."""
-        self.worker.block(wanted, inline)
-        self.flush()
-
-    def unblock(self) -> None:
-        """It goes on."""
-        self.worker.unblock()
-        self.flush()
-
-    def ended(self, frame: Frame, status: int, result: Any) -> None:
-        """A task has ended: pack its outcome and report it, soon."""
-        super().ended(frame, status, result)
-        item = frame.item
-        assert item is not None
-        outputs: tuple[Any, ...]
-        extra = None
-        refs: list[bytes] = []
-        if status == OK:
-            values, refs = result
-            outputs = tuple(place if place is not None else pack_value(value) for value, place in values)
-            for index, (value, place) in enumerate(values):
-                if place is not None:
-                    self.world.arena.write(place[0], Content(object_id(item.row[0], index), place[1], pack_value(value)))
-                    self.machine.grants.finished(place[0])
-            if any(value.refs for value, _ in values):
-                extra = (tuple(value.refs for value, _ in values), ())
-        elif status == INTERRUPTED:
-            outputs = ()
-        else:
-            outputs = (str(result).encode(),)
-        self.worker.interrupts.pop(item.row[0], None)
-        self.worker.finish(item, status, outputs, extra, frame.started, self.world.now - frame.started)
-        for identifier in refs:
-            self.machine.dropped.append(identifier)
-        if self.worker.unreported == 1:
-            self._first_unreported = self.world.now
-        if self.worker.unreported >= REPORT_ROWS or self.world.now - self._first_unreported > self.config.completion_delay:
-            self.flush()
-            self.take_in()
-
-
-__all__ = ["Driver", "Frame", "Process", "WorkerProcess"]

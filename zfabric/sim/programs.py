@@ -23,7 +23,8 @@ from zfabric.protocol.options import ONE_CPU, RESOURCE_UNIT
 if TYPE_CHECKING:
     from zfabric.machines.worker import Item
     from zfabric.sim.network import Faults
-    from zfabric.sim.processes import Driver, Process, WorkerProcess
+    from zfabric.sim.processes import Driver, Process
+    from zfabric.sim.workers import WorkerProcess
 
 MODULUS = 1_000_003
 FOREVER = 500.0

@@ -23,8 +23,9 @@ from zfabric.sim.arena import Arena
 from zfabric.sim.invariants import Invariants
 from zfabric.sim.network import Faults, Network
 from zfabric.sim.node import Daemon, Supervisor
-from zfabric.sim.processes import Driver, Process, WorkerProcess
+from zfabric.sim.processes import Driver, Process
 from zfabric.sim.programs import Author, Program
+from zfabric.sim.workers import WorkerProcess
 
 LIMIT = 400.0
 """Virtual seconds after which a world that has not come to its end is stuck."""
