@@ -173,6 +173,11 @@ class LocalScheduler:
             self._write((*puts, *self._events), tuple(deletes))
             self._events.clear()
 
+    def take_events(self) -> m.Rows:
+        """The rows for the event table that wait; whoever takes them writes them."""
+        events, self._events = tuple(self._events), []
+        return events
+
     def _write(self, puts: m.Rows, deletes: m.Rows) -> None:
         if puts or deletes:
             self.tables.send(self.tables.control_address, m.Write(0, puts, deletes))

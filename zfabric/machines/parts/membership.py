@@ -329,10 +329,11 @@ class Membership:
             if record.task is None:
                 deletes.append(("object", identifier))
         puts, more = blocks.flush(rows_max=1 << 30)
+        # What happened is durable with the end of it, so that a timeline can be read as soon as the driver has gone.
         status = ("job", job.id, self._job_row(job, "ended"))
         if job.number > TOMBSTONES_KEPT:
             deletes.append(("job", job_id(job.number - TOMBSTONES_KEPT)))
-        self.scheduler.ask("job ended", job, m.Write, (*puts, status), (*deletes, *more))
+        self.scheduler.ask("job ended", job, m.Write, (*puts, *self.scheduler.take_events(), status), (*deletes, *more))
 
     def _drop_task(self, task: TaskRecord) -> None:
         task.state = DONE
