@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 import time
 import uuid
@@ -20,6 +21,10 @@ GONE_SECONDS = 15  # how long the last processes may take to go; the fabric prom
 
 # Every process this run starts inherits this, however often it forks or changes its name, and no process of another run has it.
 MARK = uuid.uuid4().hex
+
+# A shell without job control starts what it puts in the background with Ctrl-C ignored, for all its descendants; tests press it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager
