@@ -190,8 +190,9 @@ def located(handler: Any) -> str:
         from zfabric.machines.parts.infeasible import Infeasible
         from zfabric.machines.parts.membership import Membership
         from zfabric.machines.parts.stopping import Stopping
+        from zfabric.machines.parts.values import Values
 
-        parts: dict[str, Any] = {"infeasible": Infeasible, "membership": Membership, "stopping": Stopping}
+        parts: dict[str, Any] = {"infeasible": Infeasible, "membership": Membership, "stopping": Stopping, "values": Values}
         handler = getattr(parts[passed_on["part"]], passed_on["name"])
     return f"{handler.__module__.replace('.', '/')}.py`: `{handler.__qualname__}"
 

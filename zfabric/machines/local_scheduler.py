@@ -1,8 +1,8 @@
 """The local scheduler: keeps the tasks submitted on its node, decides when and where they run, and fixes their outcomes.
 
-This file is the list of what it accepts and what each message does; the parts it is made of are beside it in ``parts``:
-``tables`` (what it knows), ``references`` (what stays, what goes), ``outcomes`` (accept, retry, fail), ``dispatch`` (who runs what),
-``membership`` (processes, jobs, recovery), ``report`` (what people ask).
+This file is the list of what it accepts, how tasks come and what the stores answer; the parts it is made of are beside it in
+``parts``: ``state`` (what it knows), ``references`` (what stays, what goes), ``outcomes`` (accept, retry, fail), ``values`` (put, held,
+fetched, lost), ``dispatch`` (who runs what), ``membership`` (processes, jobs, recovery), ``report`` (what people ask).
 
 A task is WAITING for dependencies, READY in the queue of its shape, ASSIGNED to a worker, and DONE. Placement happens once per
 loop turn, in ``take_effects``. After a restart nothing is dispatched and nothing freed until every process that the supervisor
@@ -28,21 +28,20 @@ from zfabric.machines.parts.records import (
     WAITING,
     FunctionRecord,
     JobRecord,
-    ObjectRecord,
     ProcessRecord,
-    Stored,
     TaskRecord,
     WorkerRecord,
     make_outputs,
 )
-from zfabric.machines.parts.references import References, add_holder, holders_of, row_names
+from zfabric.machines.parts.references import References, add_holder, row_names
 from zfabric.machines.parts.resources import Pool
 from zfabric.machines.parts.state import Tables
 from zfabric.machines.parts.stopping import Stopping
+from zfabric.machines.parts.values import Values
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, KillProcess
 from zfabric.protocol.failures import pack_failure
-from zfabric.protocol.ids import TASK_BYTES, Address, short
+from zfabric.protocol.ids import Address, short
 from zfabric.protocol.machine import Explanation
 from zfabric.protocol.messages import FAILED, OK
 from zfabric.protocol.options import Demand, option
@@ -77,6 +76,7 @@ class LocalScheduler:
         self.dispatcher = Dispatcher(self.tables, self.outcomes, self.pool, first_token)
         self.stopping = Stopping(self.tables, self.outcomes)
         self.infeasible = Infeasible(self.tables, self.outcomes, self.pool)
+        self.values = Values(self)
         self.membership = Membership(self, recovering)
         self._flush_at: float | None = None
         self._overdue_at: float | None = None
@@ -145,9 +145,7 @@ class LocalScheduler:
             for start in range(0, len(rows), 1024):
                 tables.tell(process, m.Results(tuple(rows[start : start + 1024])))
         tables.touched.clear()
-        wanted, tables.durable_wanted = tables.durable_wanted, []
-        for identifier in wanted:
-            self.ask("durable value", identifier, m.Read, "object", (identifier,))
+        self.values.read_durable()
         self._introduce()
         self._flush_rows(now)
         self._beat(now)
@@ -226,7 +224,7 @@ class LocalScheduler:
             return
         tasks, functions, add_row = self.tables.tasks, job.functions, self.blocks.add
         submitter, keep_rows = process.incarnation, self.config.lineage
-        orphans = self._orphans_of(message.rows) if self.tables.orphans else ()
+        orphans = self.values.take_orphans(message.rows) if self.tables.orphans else ()
         for row in message.rows:
             task_id = row[0]
             known = tasks.get(task_id)
@@ -248,38 +246,12 @@ class LocalScheduler:
             else:
                 self.admit(task, now)
         for orphan, lost in orphans:
-            self._reunite(orphan, lost, process)
+            self.values.reunite(orphan, lost, process)
         if self.tables.condemned:
             self.stopping.stop_late(message.rows, now)
         job.submitted += len(message.rows)
         self.tables.became_ready += 1
         self.tables.counts["tasks_submitted"] += len(message.rows)
-
-    def _orphans_of(self, rows: m.Rows) -> list[tuple[ObjectRecord, bool]]:
-        """Take out the records of values whose rows had been lost with a daemon, and come again."""
-        tables = self.tables
-        task_ids = {row[0] for row in rows}
-        found = [object_id for object_id in tables.orphans if object_id[:TASK_BYTES] in task_ids]
-        return [(record, tables.orphans.pop(each)) for each in found if (record := tables.objects.pop(each, None)) is not None]
-
-    def _reunite(self, orphan: ObjectRecord, lost: bool, process: ProcessRecord) -> None:
-        """A value and its row are together again: a value that exists is not made again, one that does not now is."""
-        record = self.tables.find(orphan.object_id)
-        if record is None or record.task is None:
-            return
-        for holder in holders_of(orphan):
-            add_holder(record, holder)
-        record.pins += orphan.pins
-        record.named += orphan.named
-        record.fetchers = (record.fetchers or set()) | (orphan.fetchers or set()) or None
-        if lost or record.status != PENDING:
-            self.tables.counts["inline_bytes"] -= len(orphan.value) if type(orphan.value) is bytes else 0
-            return
-        record.status, record.value, record.contained = orphan.status, orphan.value, orphan.contained
-        task = record.task
-        if task.state != DONE and all(value.status != PENDING for value in task.values()):
-            self.outcomes.adopt(task)
-            self.outcomes.report_to(process, task)
 
     def admit(self, task: TaskRecord, now: float) -> None:
         """A task that is not plain: several values, options of its own, a deadline, dependencies."""
@@ -398,25 +370,7 @@ class LocalScheduler:
         if worker is not None:
             self.dispatcher.taken_back(worker, message, now)
 
-    # -- objects --
-
-    def on_put(self, now: float, source: Address, message: m.Put) -> None:
-        """Values that exist."""
-        process = self.tables.processes.get(source[1:])
-        if process is None:
-            return
-        for object_id, value, contained, durable in message.rows:
-            if self.tables.find(object_id) is None:
-                record = ObjectRecord(object_id, None, process.incarnation)
-                record.durable = durable
-                self.tables.objects[object_id] = record
-                self.outcomes.set_value(record, value, contained, process.incarnation, durable)
-                if type(value) is tuple:
-                    self.tables.locates.append((object_id, process.incarnation))
-            else:
-                self.references.hold((object_id,), process.incarnation)
-            if durable and type(value) is bytes:
-                self.ask("kept", (process.incarnation, object_id), m.Write, (("object", object_id, value),), ())
+    # -- questions to the control store and the object store, and their answers --
 
     def ask(self, kind: str, about: Any, message: Any, *fields: Any) -> None:
         """Ask the control store something whose answer comes back with the token."""
@@ -425,101 +379,19 @@ class LocalScheduler:
         self._asked[token] = (kind, about)
         self.tables.send(self.tables.control_address, message(token, *fields))
 
-    def on_hold(self, now: float, source: Address, message: m.Hold) -> None:
-        """A process has refs. One that is not registered has none: what it said arrived after its death."""
-        if source[1:] not in self.tables.processes:
-            return
-        unknown = self.references.hold(message.object_ids, source[1:])
-        if unknown:
-            self.tables.counts["holds_of_unknown"] += len(unknown)
-
-    def on_arena_found(self, now: float, source: Address, message: m.ArenaFound) -> None:
-        """What lay in the arena and on disk when this incarnation began."""
-        self.membership.recovery.found_in_arena(message)
-
-    def on_release(self, now: float, source: Address, message: m.Release) -> None:
-        """A process's last refs are gone."""
-        self.references.release(message.object_ids, source[1:])
-
-    def on_fetch(self, now: float, source: Address, message: m.Fetch) -> None:
-        """A process wants values."""
-        process = self.tables.processes.get(source[1:])
-        if process is None:
-            return
-        rows: list[m.Row] = []
-        for object_id in message.object_ids:
-            record = self.tables.find(object_id)
-            if record is None:
-                text = f"object {short(object_id)} is not known here (any more): its last reference was dropped, or its job has ended"
-                rows.append((object_id, FAILED, pack_failure("ObjectFreedError", text), ()))
-                continue
-            if record.status == OK and record.value is None:
-                self.outcomes.make_available(record, "evicted")
-            if record.status == PENDING:
-                if record.fetchers is None:
-                    record.fetchers = set()
-                record.fetchers.add(process.incarnation)
-            elif type(record.value) is Stored:
-                self.outcomes.hand_over(record, process.incarnation)
-            else:
-                value = record.value if type(record.value) is bytes else b""
-                rows.append((object_id, record.status, value, record.contained))
-        if rows:
-            self.tables.tell(process, m.Objects(tuple(rows)))
-
-    def on_located(self, now: float, source: Address, message: m.Located) -> None:
-        """The store has pinned values for processes."""
-        by_process: dict[bytes, list[m.Row]] = {}
-        for object_id, incarnation, offset, size in message.rows:
-            if not self.dispatcher.located(object_id, incarnation, offset, size):
-                askers = self.tables.locating.get(object_id)
-                if askers is not None and incarnation in askers:
-                    askers.remove(incarnation)
-                    if not askers:
-                        del self.tables.locating[object_id]
-                record = self.tables.find(object_id)
-                row: m.Row = (object_id, OK, (offset, size), record.contained if record is not None else ())
-                by_process.setdefault(incarnation, []).append(row)
-        for incarnation, rows in by_process.items():
-            process = self.tables.processes.get(incarnation)
-            if process is not None:
-                self.tables.tell(process, m.Objects(tuple(rows)))
-
-    def on_lost(self, now: float, source: Address, message: m.Lost) -> None:
-        """The store has no copy left."""
-        for object_id, reason in message.rows:
-            record = self.tables.find(object_id)
-            if record is None:
-                continue
-            waiting = [
-                task
-                for worker in self.tables.workers.values()
-                for task in worker.inflight.values()
-                if task.rare is not None and task.rare.wait_locations and object_id in task.rare.wait_locations
-            ]
-            full = reason.startswith("full:")
-            for task in waiting:
-                if full:
-                    text = f"its argument {short(object_id)} is on disk: {reason[5:].strip()}"
-                    self.outcomes.fail(task, "ObjectStoreFullError", text, ())
-                else:
-                    self.outcomes.wait_again(task, record)
-            self.outcomes.lost(object_id, reason)
-
-    # -- answers of the control store and the global scheduler --
+    def ask_store(self, kind: str, about: Any, what: str, arguments: m.Row) -> None:
+        """Ask the object store something whose answer comes back with the token."""
+        token = self._next_token
+        self._next_token += 1
+        self._asked[token] = (kind, about)
+        if self.tables.store_address is not None:
+            self.tables.send(self.tables.store_address, m.Query(token, what, arguments))
 
     def on_written(self, now: float, source: Address, message: m.Written) -> None:
         """A commit that somebody waits for."""
         kind, about = self._asked.pop(message.token, ("", None))
         if kind == "kept":
-            incarnation, object_id = about
-            process = self.tables.processes.get(incarnation)
-            if process is None:
-                return
-            if message.ok:
-                self.tables.tell(process, m.Kept((object_id,)))
-            else:
-                self.tables.tell(process, m.Refused("OutOfDiskError", f"{short(object_id)}: {message.text}"))
+            self.values.kept(about, message.ok, message.text)
         elif kind == "job":
             self.membership.job_refused(about, message.text)
         elif kind == "job begun":
@@ -560,14 +432,6 @@ class LocalScheduler:
         kind, about = self._asked.pop(message.token, ("", None))
         if kind == "store query":
             report.store_answered(self, now, about, message.payload)
-
-    def ask_store(self, kind: str, about: Any, what: str, arguments: m.Row) -> None:
-        """Ask the object store something whose answer comes back with the token."""
-        token = self._next_token
-        self._next_token += 1
-        self._asked[token] = (kind, about)
-        if self.tables.store_address is not None:
-            self.tables.send(self.tables.store_address, m.Query(token, what, arguments))
 
     def on_log_lines(self, now: float, source: Address, message: m.LogLines) -> None:
         """Output of workers goes to the driver of the job they work for."""
@@ -650,11 +514,11 @@ HANDLERS: dict[type[Any], Any] = {
     m.Register: _part("membership", "on_register"),
     m.Ready: _part("membership", "on_ready"),
     m.Goodbye: _part("membership", "on_goodbye"),
-    m.Offer: _part("membership", "on_offer"),
     m.Running: _part("membership", "on_running"),
     m.WorkerSpawned: _part("membership", "on_worker_spawned"),
     m.ProcessDied: _part("membership", "on_process_died"),
     m.ProcessTable: _part("membership", "on_process_table"),
+    m.ArenaFound: _part("membership", "on_arena_found"),
     m.Export: LocalScheduler.on_export,
     m.Submit: LocalScheduler.on_submit,
     m.Completed: LocalScheduler.on_completed,
@@ -662,12 +526,13 @@ HANDLERS: dict[type[Any], Any] = {
     m.Unblocked: LocalScheduler.on_unblocked,
     m.TakenBack: LocalScheduler.on_taken_back,
     m.Cancel: _part("stopping", "on_cancel"),
-    m.Put: LocalScheduler.on_put,
-    m.Hold: LocalScheduler.on_hold,
-    m.Release: LocalScheduler.on_release,
-    m.Fetch: LocalScheduler.on_fetch,
-    m.Located: LocalScheduler.on_located,
-    m.Lost: LocalScheduler.on_lost,
+    m.Put: _part("values", "on_put"),
+    m.Offer: _part("values", "on_offer"),
+    m.Hold: _part("values", "on_hold"),
+    m.Release: _part("values", "on_release"),
+    m.Fetch: _part("values", "on_fetch"),
+    m.Located: _part("values", "on_located"),
+    m.Lost: _part("values", "on_lost"),
     m.Written: LocalScheduler.on_written,
     m.JobNumber: LocalScheduler.on_job_number,
     m.Found: LocalScheduler.on_found,
@@ -676,6 +541,5 @@ HANDLERS: dict[type[Any], Any] = {
     m.Answer: LocalScheduler.on_answer,
     m.LogLines: LocalScheduler.on_log_lines,
     m.MemoryPressure: LocalScheduler.on_memory_pressure,
-    m.ArenaFound: LocalScheduler.on_arena_found,
 }
 """What a local scheduler accepts."""

@@ -431,15 +431,9 @@ class Membership:
     def _all_values(self) -> list[TaskRecord | ObjectRecord]:
         return [*self.tables.tasks.values(), *self.tables.objects.values()]
 
-    def on_offer(self, now: float, source: Address, message: m.Offer) -> None:
-        """A process that registers again with the same daemon says what it has; what is not known any more is taken over."""
-        known = source[1:] in self.tables.processes
-        for identifier, status, value, contained in message.rows if known else ():
-            if self.tables.find(identifier) is None and type(value) is bytes:
-                record = ObjectRecord(identifier, None, None)
-                self.tables.objects[identifier] = record
-                self.scheduler.outcomes.set_value(record, value, contained, source[1:], False)
-                record.status = status
+    def on_arena_found(self, now: float, source: Address, message: m.ArenaFound) -> None:
+        """What lay in the arena and on disk when this incarnation began."""
+        self.recovery.found_in_arena(message)
 
     def on_running(self, now: float, source: Address, message: m.Running) -> None:
         """Tasks of a worker that registers, which is news only to a scheduler that recovers (see ``recovery``)."""

@@ -1,0 +1,187 @@
+"""Values, as a local scheduler's peers speak of them: put, held, let go of, asked for; pinned or lost by the object store.
+
+What a value *is* to the tasks that make it or wait for it is decided in ``outcomes``, and how long it stays in ``references``; here
+is what each message about values does to both. A value of which only its place is known (``Stored``) is never sent from here: the
+store is asked to pin it for the process that wants it, and its answer is passed on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zfabric.machines.parts.records import DONE, PENDING, ObjectRecord, ProcessRecord, Stored
+from zfabric.machines.parts.references import add_holder, holders_of
+from zfabric.protocol import messages as m
+from zfabric.protocol.failures import pack_failure
+from zfabric.protocol.ids import TASK_BYTES, Address, short
+from zfabric.protocol.messages import FAILED, OK
+
+if TYPE_CHECKING:
+    from zfabric.machines.local_scheduler import LocalScheduler
+
+
+class Values:
+    """What is said of values. Works on its scheduler's tables and parts."""
+
+    def __init__(self, scheduler: LocalScheduler) -> None:
+        self.scheduler = scheduler
+        self.tables = scheduler.tables
+        self.references = scheduler.references
+        self.outcomes = scheduler.outcomes
+        self.dispatcher = scheduler.dispatcher
+
+    # -- processes have values --
+
+    def on_put(self, now: float, source: Address, message: m.Put) -> None:
+        """Values that exist."""
+        process = self.tables.processes.get(source[1:])
+        if process is None:
+            return
+        for object_id, value, contained, durable in message.rows:
+            if self.tables.find(object_id) is None:
+                record = ObjectRecord(object_id, None, process.incarnation)
+                record.durable = durable
+                self.tables.objects[object_id] = record
+                self.outcomes.set_value(record, value, contained, process.incarnation, durable)
+                if type(value) is tuple:
+                    self.tables.locates.append((object_id, process.incarnation))
+            else:
+                self.references.hold((object_id,), process.incarnation)
+            if durable and type(value) is bytes:
+                self.scheduler.ask("kept", (process.incarnation, object_id), m.Write, (("object", object_id, value),), ())
+
+    def on_offer(self, now: float, source: Address, message: m.Offer) -> None:
+        """A process that registers again with the same daemon says what it has; what is not known any more is taken over."""
+        known = source[1:] in self.tables.processes
+        for identifier, status, value, contained in message.rows if known else ():
+            if self.tables.find(identifier) is None and type(value) is bytes:
+                record = ObjectRecord(identifier, None, None)
+                self.tables.objects[identifier] = record
+                self.outcomes.set_value(record, value, contained, source[1:], False)
+                record.status = status
+
+    def on_hold(self, now: float, source: Address, message: m.Hold) -> None:
+        """A process has refs. One that is not registered has none: what it said arrived after its death."""
+        if source[1:] not in self.tables.processes:
+            return
+        unknown = self.references.hold(message.object_ids, source[1:])
+        if unknown:
+            self.tables.counts["holds_of_unknown"] += len(unknown)
+
+    def on_release(self, now: float, source: Address, message: m.Release) -> None:
+        """A process's last refs are gone."""
+        self.references.release(message.object_ids, source[1:])
+
+    # -- processes want values --
+
+    def on_fetch(self, now: float, source: Address, message: m.Fetch) -> None:
+        """A process wants values."""
+        process = self.tables.processes.get(source[1:])
+        if process is None:
+            return
+        rows: list[m.Row] = []
+        for object_id in message.object_ids:
+            record = self.tables.find(object_id)
+            if record is None:
+                text = f"object {short(object_id)} is not known here (any more): its last reference was dropped, or its job has ended"
+                rows.append((object_id, FAILED, pack_failure("ObjectFreedError", text), ()))
+                continue
+            if record.status == OK and record.value is None:
+                self.outcomes.make_available(record, "evicted")
+            if record.status == PENDING:
+                if record.fetchers is None:
+                    record.fetchers = set()
+                record.fetchers.add(process.incarnation)
+            elif type(record.value) is Stored:
+                self.outcomes.hand_over(record, process.incarnation)
+            else:
+                value = record.value if type(record.value) is bytes else b""
+                rows.append((object_id, record.status, value, record.contained))
+        if rows:
+            self.tables.tell(process, m.Objects(tuple(rows)))
+
+    def on_located(self, now: float, source: Address, message: m.Located) -> None:
+        """The store has pinned values for processes."""
+        by_process: dict[bytes, list[m.Row]] = {}
+        for object_id, incarnation, offset, size in message.rows:
+            if not self.dispatcher.located(object_id, incarnation, offset, size):
+                askers = self.tables.locating.get(object_id)
+                if askers is not None and incarnation in askers:
+                    askers.remove(incarnation)
+                    if not askers:
+                        del self.tables.locating[object_id]
+                record = self.tables.find(object_id)
+                row: m.Row = (object_id, OK, (offset, size), record.contained if record is not None else ())
+                by_process.setdefault(incarnation, []).append(row)
+        for incarnation, rows in by_process.items():
+            process = self.tables.processes.get(incarnation)
+            if process is not None:
+                self.tables.tell(process, m.Objects(tuple(rows)))
+
+    def on_lost(self, now: float, source: Address, message: m.Lost) -> None:
+        """The store has no copy left."""
+        for object_id, reason in message.rows:
+            record = self.tables.find(object_id)
+            if record is None:
+                continue
+            waiting = [
+                task
+                for worker in self.tables.workers.values()
+                for task in worker.inflight.values()
+                if task.rare is not None and task.rare.wait_locations and object_id in task.rare.wait_locations
+            ]
+            full = reason.startswith("full:")
+            for task in waiting:
+                if full:
+                    text = f"its argument {short(object_id)} is on disk: {reason[5:].strip()}"
+                    self.outcomes.fail(task, "ObjectStoreFullError", text, ())
+                else:
+                    self.outcomes.wait_again(task, record)
+            self.outcomes.lost(object_id, reason)
+
+    # -- durable values --
+
+    def kept(self, about: tuple[bytes, bytes], ok: bool, text: str) -> None:
+        """A durable value is committed, or could not be: whoever put it is told."""
+        incarnation, object_id = about
+        process = self.tables.processes.get(incarnation)
+        if process is None:
+            return
+        if ok:
+            self.tables.tell(process, m.Kept((object_id,)))
+        else:
+            self.tables.tell(process, m.Refused("OutOfDiskError", f"{short(object_id)}: {text}"))
+
+    def read_durable(self) -> None:
+        """Ask the control store for its copies of durable values whose other copies are lost."""
+        wanted, self.tables.durable_wanted = self.tables.durable_wanted, []
+        for object_id in wanted:
+            self.scheduler.ask("durable value", object_id, m.Read, "object", (object_id,))
+
+    # -- values whose rows had been lost with a daemon --
+
+    def take_orphans(self, rows: m.Rows) -> list[tuple[ObjectRecord, bool]]:
+        """Take out the records of values whose rows had been lost with a daemon, and come again."""
+        tables = self.tables
+        task_ids = {row[0] for row in rows}
+        found = [object_id for object_id in tables.orphans if object_id[:TASK_BYTES] in task_ids]
+        return [(record, tables.orphans.pop(each)) for each in found if (record := tables.objects.pop(each, None)) is not None]
+
+    def reunite(self, orphan: ObjectRecord, lost: bool, process: ProcessRecord) -> None:
+        """A value and its row are together again: a value that exists is not made again, one that does not now is."""
+        record = self.tables.find(orphan.object_id)
+        if record is None or record.task is None:
+            return
+        for holder in holders_of(orphan):
+            add_holder(record, holder)
+        record.pins += orphan.pins
+        record.named += orphan.named
+        record.fetchers = (record.fetchers or set()) | (orphan.fetchers or set()) or None
+        if lost or record.status != PENDING:
+            self.tables.counts["inline_bytes"] -= len(orphan.value) if type(orphan.value) is bytes else 0
+            return
+        record.status, record.value, record.contained = orphan.status, orphan.value, orphan.contained
+        task = record.task
+        if task.state != DONE and all(value.status != PENDING for value in task.values()):
+            self.outcomes.adopt(task)
+            self.outcomes.report_to(process, task)
