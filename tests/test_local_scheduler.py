@@ -389,6 +389,34 @@ def test_tasks_behind_a_long_one_are_asked_for_and_given_to_others_once_confirme
     assert {number for _, number, _ in moved} <= {int.from_bytes(each[-4:], "big") for each in rest}
 
 
+def test_who_asks_for_what_no_node_has_is_warned_once_and_only_of_what_still_waits(node: Node) -> None:
+    def later() -> list[tuple[bytes, Any]]:
+        node.now = node.scheduler.next_deadline() or node.now
+        node.scheduler.tick(node.now)
+        node.turn()
+        return node.take(m.Notice)
+
+    demand = (("CPU", 9 * RESOURCE_UNIT),)
+    node.submit(row(0, demand=demand))
+    # Its end is heard in the turn in which its warning is due: nobody is warned, and the next such task is not passed over.
+    node.now += node.config.infeasible_warning
+    node.scheduler.step(node.now, CLIENT + DRIVER, m.Cancel((ref(0),), False, True))
+    node.scheduler.tick(node.now)
+    node.turn()
+    assert node.take(m.Notice) == []
+    submitted = node.now
+    node.submit(row(1, demand=demand))
+    (((to, notice),),) = (found for _ in range(5) if (found := later()))
+    assert node.now - submitted < 1.0  # a driver that computes may take another second to look
+    assert to == CLIENT + DRIVER
+    assert "f asks for" in notice.text
+    node.submit(row(2, demand=demand))
+    node.now += 60.0
+    node.scheduler.tick(node.now)
+    node.turn()
+    assert node.take(m.Notice) == []
+
+
 def test_the_end_of_a_job_leaves_nothing_and_refuses_the_rest(node: Node) -> None:
     (worker,) = node.workers()
     node.submit(row(0), row(1, ref(0)), row(2, num_returns=2))

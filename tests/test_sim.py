@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
+from zfabric.protocol import messages as m
 from zfabric.sim import __main__ as command
 from zfabric.sim.network import Faults
+from zfabric.sim.programs import WIDE, Program
+from zfabric.sim.scenarios import STEADY, call, get, task
 from zfabric.sim.variants import VARIANTS, applied
 from zfabric.sim.world import World
 
@@ -112,6 +116,32 @@ def test_a_dead_driver_leaves_nothing() -> None:
         outcome = World(seed, faults=Faults(driver_crash=True, window=0.2, loss=0.02)).run()
         assert outcome.failure == ""
         assert outcome.states["driver crashed"] == 1
+
+
+def test_the_driver_has_read_the_warning_of_an_infeasible_demand_within_two_seconds_and_once() -> None:
+    # Two CPUs are asked for where there is one, and again later; the program computes all the while, so it looks only now and then.
+    submitted: list[float] = []
+    warned: list[tuple[float, str]] = []
+
+    def hear(now: float, source: str, to: str, message: Any) -> None:
+        if isinstance(message, m.Submit):
+            submitted.append(now)
+        elif isinstance(message, m.Notice):
+            warned.append((now, message.text))
+
+    statements = (
+        *(call(slot, task(slot), kind=WIDE) for slot in range(3)),
+        ("sleep", 10.0),
+        call(3, task(3), kind=WIDE),
+        ("sleep", 10.0),
+        *(("cancel", slot, False, True) for slot in range(4)),
+        get(*((slot, ("TaskCancelledError",)) for slot in range(4))),
+    )
+    assert World(0, faults=STEADY, program=Program(statements, 0), observer=hear, cpus=1).run().failure == ""
+    ((at, text),) = warned
+    assert at - (submitted[0] - STEADY.delay) <= 2.0
+    assert "wide asks for" in text
+    assert "pending" in text
 
 
 def test_the_command_says_how_to_see_a_failure_again(capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,8 +53,9 @@ class Config:
     """Longest pause before a process that keeps dying is started again."""
     infeasible: str = "wait"
     """What becomes of a task no node will ever be able to run: "wait" (and warn once), or "raise"."""
-    infeasible_warning: float = 1.0
-    """How long a demand may be infeasible before its driver is warned."""
+    infeasible_warning: float = 0.5
+    """How long a demand may be infeasible before its driver is warned: two seconds after the submission it has read it, though a
+    program that computes looks at what has come only once a second."""
     register_seconds: float = 15.0
     """How long a process waits for the daemon's welcome before it raises."""
     recovery_seconds: float = 10.0

@@ -211,12 +211,15 @@ class FabricClient:
 
     def _flush_late(self) -> None:
         """The flusher: asleep while nothing is unsent, then awake every two milliseconds for as long as that goes on."""
+        house_at = clock() + CHECK_EVERY
         while not self.closed:
-            if not self._arm.acquire(timeout=CHECK_EVERY):
+            if clock() >= house_at:  # also in a program that submits all the time, and never waits
+                house_at = clock() + CHECK_EVERY
                 self._attempt(self._keep_house)
+            if not self._arm.acquire(timeout=max(0.0, house_at - clock())):
                 continue
             idle = 0
-            while idle < FLUSHER_PATIENCE and not self.closed:
+            while idle < FLUSHER_PATIENCE and not self.closed and clock() < house_at:
                 time.sleep(self.config.send_delay)
                 idle = 0 if self._armed else idle + 1
                 # A program that submits in a loop sends full batches itself; what is unsent then is younger than the last of them.

@@ -64,10 +64,12 @@ class Infeasible:
             since = queue.infeasible_since
             if since is None or queue.warned or now < since + self.tables.config.infeasible_warning:
                 continue
-            queue.warned = True
             task = next((task for task in queue.tasks if task.state == READY), None)
+            if task is None:
+                continue  # All of them were stopped in this very turn; the next one is to be warned of.
+            queue.warned = True
             driver = queue.job.driver
-            if task is not None and driver is not None:
+            if driver is not None:
                 text = (
                     f"{task.name} asks for {describe(queue.demand)}, which no node has or will have "
                     f"(this one has {describe(tuple(sorted(self.pool.total.items())))}); it stays pending. "

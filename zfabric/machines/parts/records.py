@@ -357,7 +357,7 @@ class WorkerRecord:
 class JobRecord:
     """All that one driver caused. ``ended`` jobs accept nothing more."""
 
-    __slots__ = ("driver", "ended", "functions", "id", "namespace", "number", "queues", "started", "submitted", "warned")
+    __slots__ = ("driver", "ended", "functions", "id", "namespace", "number", "queues", "started", "submitted")
 
     def __init__(self, identifier: bytes, number: int, namespace: str, started: float) -> None:
         self.id = identifier
@@ -369,7 +369,6 @@ class JobRecord:
         self.queues: dict[tuple[Demand, Environment], ShapeQueue] = {}
         self.ended = False
         self.submitted = 0
-        self.warned: set[str] = set()
 
 
 def make_outputs(task: TaskRecord, count: int) -> None:
