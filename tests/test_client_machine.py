@@ -159,6 +159,51 @@ def test_room_that_is_not_wanted_any_more_goes_back(client: Client) -> None:
     assert not client.reservations
 
 
+def fill(client: Client, size: int) -> list[int]:
+    """Write values of ``size`` bytes for as long as grants have room and no new one is asked for: where."""
+    offsets: list[int] = []
+    while not client.ahead and (offset := client.allocate(size)) is not None:
+        client.grants.finished(offset)
+        offsets.append(offset)
+    return offsets
+
+
+def test_who_uses_up_one_grant_after_the_other_gets_the_next_before_the_last_is_used_up(client: Client) -> None:
+    grant = client.config.grant_bytes
+    client.grants.add(0, grant)
+    first = fill(client, 2**20)
+    assert len(first) == 7, "a first grant is used up: who knows whether there will be a second"
+    assert said(client) == []
+    client.grants.add(grant, grant)
+    assert len(fill(client, 2**20)) == 4, "asked for halfway"
+    returned, request = said(client)
+    assert returned == m.ReturnGrant(0, first[-1] + 2**20)
+    assert request == m.Reserve(client.ahead, 2**20, False, request.patience)
+    client.grants.finished(client.allocate(2**20) or 0)
+    hear(client, m.Granted(client.ahead, 2 * grant, grant))
+    assert not client.ahead
+    assert not client.reservations
+    assert len(fill(client, 2**20)) == 2 + 4, "the rest of the old one, then half of the new one"
+    assert said(client) == [m.ReturnGrant(grant, first[-1] + 2**20), m.Reserve(client.ahead, 2**20, False, request.patience)]
+
+
+def test_room_asked_for_ahead_may_be_refused_and_forsaken_and_outlives_the_daemon(client: Client) -> None:
+    grant = client.config.grant_bytes
+    client.grants.add(0, grant)
+    fill(client, 2**20)
+    client.grants.add(grant, grant)
+    fill(client, 2**20)
+    hear(client, m.NoSpace(client.ahead, "full", "no room"))
+    assert not client.ahead
+    fill(client, 2**20)
+    token = client.ahead
+    assert token
+    assert [row.token for row in again(client)[m.Reserve]] == [token]
+    client.forsake(token)
+    hear(client, m.Granted(token, 2 * grant, grant))
+    assert said(client) == [m.ReturnGrant(2 * grant, 0)]
+
+
 def test_a_restarted_scheduler_is_told_rows_values_and_refs(client: Client) -> None:
     done, waiting, dropped, large = submit(client), submit(client), submit(client), submit(client)
     borrowed = object_id(b"t" * 16)

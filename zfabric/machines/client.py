@@ -34,6 +34,8 @@ BATCH_ROWS_MAX = 1024
 """Rows in one message: what a receiver takes in at once."""
 ABSENT = -2
 """Nothing is known of the value: it must be fetched."""
+AHEAD_PATIENCE = 1.0
+"""Seconds that a request for a grant may wait which nobody waits for yet."""
 
 Place = tuple[int, int]
 """(offset, size) in the arena."""
@@ -112,6 +114,8 @@ class Client:
         self.reservations: dict[int, m.Granted | m.NoSpace] = {}
         self.reserving: dict[int, m.Reserve] = {}
         """Requests for room that were not answered yet."""
+        self.ahead = 0
+        """The one of them for the next grant, asked for before the last one is used up; 0 if there is none."""
         self.kept: dict[bytes, str] = {}
         self.notices: deque[m.Message] = deque()
         self.counts: Counter[str] = Counter()
@@ -376,8 +380,22 @@ class Client:
         self._controls.append(Send(self.store, request))
         return token
 
+    def allocate(self, size: int) -> int | None:
+        """The payload offset of a new object in a grant, or None: a grant must be reserved first, or has been (``ahead``).
+
+        A process that uses up one grant after the other gets the next while it writes into the last.
+        """
+        offset = self.grants.allocate(size)
+        if not self.ahead and (offset is None or self.grants.nearly_spent(size, self.config.grant_bytes)):
+            self._controls.extend(Send(self.store, m.ReturnGrant(*row)) for row in self.grants.spent())
+            if offset is not None:
+                self.ahead = self.reserve(size, False, AHEAD_PATIENCE)
+        return offset
+
     def forsake(self, token: int) -> None:
         """The room that was asked for is not wanted any more; should it come, it goes back."""
+        if token == self.ahead:
+            self.ahead = 0
         self.reserving.pop(token, None)
         answer = self.reservations.pop(token, None)
         if type(answer) is m.Granted:
@@ -534,15 +552,21 @@ class Client:
         """Room in the arena."""
         if self.reserving.pop(message.token, None) is None:
             self._controls.append(Send(self.store, m.ReturnGrant(message.offset, 0)))
-            return
-        self.reservations[message.token] = message
+        elif message.token == self.ahead:
+            self.ahead = 0
+            self.grants.add(message.offset, message.size)
+        else:
+            self.reservations[message.token] = message
         self.changed = True
 
     def on_no_space(self, message: m.NoSpace) -> None:
         """No room in the arena."""
         if self.reserving.pop(message.token, None) is None:
             return
-        self.reservations[message.token] = message
+        if message.token == self.ahead:
+            self.ahead = 0  # Whoever needs the room asks again, with more patience.
+        else:
+            self.reservations[message.token] = message
         self.changed = True
 
     def on_answer(self, message: m.Answer) -> None:

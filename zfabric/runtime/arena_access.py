@@ -43,33 +43,38 @@ class ArenaAccess:
         return offset, size
 
     def _room_for(self, size: int) -> int:
-        exact = size > self._client.config.grant_bytes // 2
-        deadline = clock() + self._client.config.put_patience
+        client, machine = self._client, self._client.machine
+        exact = size > client.config.grant_bytes // 2
+        deadline = clock() + client.config.put_patience
         while True:
-            with self._client.lock:
-                self._client._check_usable()
+            with client.lock:
+                client._check_usable()
+                asked_before = machine.ahead
                 if not exact:
-                    offset = self._client.machine.grants.allocate(size)
+                    offset = machine.allocate(size)
                     if offset is not None:
+                        if machine.ahead != asked_before:
+                            client.flush()  # The daemon makes the next grant ready while this value is written.
                         return offset
-                    for row in self._client.machine.grants.spent():
-                        self._client.machine._controls.append(Send(self._client.machine.store, m.ReturnGrant(*row)))
-                token = self._client.machine.reserve(size, exact, max(0.0, deadline - clock()))
-                self._client.flush()
+                ahead = 0 if exact else machine.ahead
+                token = ahead or machine.reserve(size, exact, max(0.0, deadline - clock()))
+                client.flush()
             try:
-                answered = self._client._wait_until(lambda token=token: token in self._client.machine.reservations, deadline + 5.0)  # type: ignore[misc]
+                answered = client._wait_until(lambda token=token: token not in machine.reserving, deadline + 5.0)  # type: ignore[misc]
             except BaseException:
-                with self._client.lock:
-                    self._client.machine.forsake(token)
+                with client.lock:
+                    machine.forsake(token)
                 raise
-            with self._client.lock:
-                answer = self._client.machine.reservations.pop(token, None)
+            with client.lock:
+                answer = machine.reservations.pop(token, None)
+                if type(answer) is m.Granted and exact:
+                    return machine.grants.add_exact(answer.offset, answer.size)
                 if type(answer) is m.Granted:
-                    if exact:
-                        return self._client.machine.grants.add_exact(answer.offset, answer.size)
-                    self._client.machine.grants.add(answer.offset, answer.size)
+                    machine.grants.add(answer.offset, answer.size)
                     continue
-                self._client.machine.forsake(token)
+                if answered and token == ahead:
+                    continue
+                machine.forsake(token)
             text = answer.text if type(answer) is m.NoSpace else "the object store did not answer in time"
             kind = ObjectTooLargeError if type(answer) is m.NoSpace and answer.kind == "too_large" else ObjectStoreFullError
             raise kind(text if answered else f"{text} ({size} bytes)")

@@ -439,7 +439,10 @@ class FabricClient:
             with self.lock:
                 self.machine.put(identifier, place, value.contained, durable)
                 self.machine.grants.finished(place[0])
-                self.flush()
+                if place[1] > self.config.grant_bytes // 2 or self.machine.unsent >= self.config.batch_rows:
+                    self.flush()
+                elif not self._armed:
+                    self._arm_flusher()
         if durable:
             self._wait_kept(identifier)
         return identifier

@@ -438,27 +438,27 @@ class Process:
     def _room(self, frame: Frame, size: int) -> None:
         machine = self.machine
         exact = size > self.config.grant_bytes // 2
+        ahead = 0
         if not exact:
-            offset = machine.grants.allocate(size)
+            offset = machine.allocate(size)
             if offset is not None:
                 frame.wait = Wait(lambda: True, lambda _: offset, None, False)
                 return
-            for row in machine.grants.spent():
-                machine._controls.append(Send(machine.store, m.ReturnGrant(*row)))
+            ahead = machine.ahead
         patience = self.config.put_patience
         asked = max(size, self.config.grant_bytes - 4096)
-        token = machine.reserve(size if exact else asked, exact, patience)
+        token = ahead or machine.reserve(size if exact else asked, exact, patience)
 
         def finish(_: bool) -> Any:
             answer = machine.reservations.pop(token, None)
-            if type(answer) is not m.Granted:
-                return StoreFull()
-            if exact:
+            if type(answer) is m.Granted and exact:
                 return machine.grants.add_exact(answer.offset, answer.size)
-            machine.grants.add(answer.offset, answer.size)
-            return machine.grants.allocate(size)
+            if type(answer) is m.Granted:
+                machine.grants.add(answer.offset, answer.size)
+            offset = machine.grants.allocate(size)
+            return StoreFull() if offset is None else offset
 
-        frame.wait = Wait(lambda: token in machine.reservations, finish, self.world.now + patience + 5.0, False)
+        frame.wait = Wait(lambda: token not in machine.reserving, finish, self.world.now + patience + 5.0, False)
         frame.wait.token = token
         self.flush()
 

@@ -57,6 +57,7 @@ class Grants:
 
     def __init__(self) -> None:
         self._grants: dict[int, Grant] = {}
+        self._used_up = False
 
     def __len__(self) -> int:
         return len(self._grants)
@@ -81,6 +82,14 @@ class Grants:
                 if start is not None:
                     return start + HEADER_BYTES
         return None
+
+    def nearly_spent(self, size: int, grant_bytes: int) -> bool:
+        """Whether it is time to ask for the next grant: this process has used one up before, and is halfway through its last one."""
+        if not self._used_up:
+            return False
+        need = footprint(size)
+        rests = [rest for grant in self._grants.values() if not grant.exact and (rest := grant.size - grant.used) >= need]
+        return not rests or (len(rests) == 1 and rests[0] < grant_bytes // 2)
 
     def _holding(self, start: int) -> Grant:
         for grant in self._grants.values():
@@ -108,11 +117,12 @@ class Grants:
         return grant.offset, grant.used
 
     def spent(self) -> list[tuple[int, int]]:
-        """After an ``allocate`` that found no room: grants to return, (offset, used) each. They are no longer held.
+        """After an ``allocate`` that found no room, or hardly any: grants to return, (offset, used) each. They are no longer held.
 
         All but the roomiest one, which smaller objects may still fit in.
         """
         shared = sorted((grant for grant in self._grants.values() if not grant.exact), key=lambda grant: grant.used - grant.size)
+        self._used_up = self._used_up or bool(shared)
         if shared and shared[0].size - shared[0].used >= LEAST_ROOM:
             del shared[0]
         return [self._drop(grant) for grant in shared if not grant.writing]
