@@ -10,9 +10,10 @@ import ast
 import inspect
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -88,19 +89,17 @@ def protocol() -> str:
     """docs/protocol.md."""
     from zfabric.protocol import codec, effects, messages, options
 
-    source = inspect.getsource(messages)
-    titles = list(sections(source, r"# --- (.*?) -+$"))
     takers = handlers()
     lines = [GENERATED.format(source="zfabric/protocol"), "# The protocol\n", f"Version {messages.PROTOCOL_VERSION}.\n"]
     lines += [markdown(messages.__doc__ or ""), ""]
     lines += ["## Frames and roles\n", markdown(codec.__doc__ or ""), "", roles(), ""]
-    lines += ["## How an attempt ends\n", statuses(source), ""]
-    lines += ["## Contents\n", *contents(titles, messages.MESSAGES), ""]
-    for name, kind in messages.MESSAGES.items():
-        line = inspect.getsourcelines(kind)[1]
-        while titles and titles[0][0] < line:
-            lines.append(f"## {headline(titles.pop(0)[1])}\n")
-        lines += [message(name, kind, takers.get(name, [])), ""]
+    lines += ["## How an attempt ends\n", statuses(inspect.getsource(messages.tasks)), ""]
+    lines += ["## Contents\n", *contents(messages.SECTIONS, messages.MESSAGES), ""]
+    for section in messages.SECTIONS:
+        title, more = introduction(section)
+        lines += [f"## {title}\n", *([markdown(more), ""] if more else [])]
+        for name, kind in of_section(section, messages.MESSAGES).items():
+            lines += [message(name, kind, takers.get(name, [])), ""]
     lines += ["## Options of functions and calls\n", markdown(options.__doc__ or ""), ""]
     lines += ["## Effects: what a machine asks of its shell\n", markdown(effects.__doc__ or ""), ""]
     for name, kind in vars(effects).items():
@@ -109,13 +108,22 @@ def protocol() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def contents(titles: list[tuple[int, str]], kinds: Mapping[str, Any]) -> list[str]:
+def of_section(section: ModuleType, kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """The messages of one module."""
+    return {name: kind for name, kind in kinds.items() if kind.__module__ == section.__name__}
+
+
+def introduction(section: ModuleType) -> tuple[str, str]:
+    """(title, the rest) of what a module of messages says of itself."""
+    title, _, rest = inspect.cleandoc(section.__doc__ or "").partition("\n")
+    return headline(title.rstrip(".")), rest
+
+
+def contents(sections: Iterable[ModuleType], kinds: Mapping[str, Any]) -> list[str]:
     """A line per section with its messages."""
-    places = {name: inspect.getsourcelines(kind)[1] for name, kind in kinds.items()}
-    ends = [line for line, _ in titles[1:]] + [sys.maxsize]
     return [
-        f"- {headline(title)}: " + ", ".join(f"[{name}](#{name.lower()})" for name, place in places.items() if line < place < end)
-        for (line, title), end in zip(titles, ends, strict=True)
+        f"- {introduction(section)[0]}: " + ", ".join(f"[{name}](#{name.lower()})" for name in of_section(section, kinds))
+        for section in sections
     ]
 
 
@@ -153,7 +161,7 @@ def statuses(source: str) -> str:
     found = []
     for node, following in pairwise(ast.parse(source).body):
         match node:
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=int(number))) if name != "PROTOCOL_VERSION":
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=int(number))):
                 said = following.value if isinstance(following, ast.Expr) else None
                 text = " ".join(str(said.value).split()) if isinstance(said, ast.Constant) else "The outputs are the values."
                 found.append(f"- `{name}` ({number}): {inline(text)}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import typing
 from typing import Any
 
@@ -16,6 +18,17 @@ from zfabric.protocol.codec import MalformedFrame, decode, encode
 from zfabric.protocol.ids import FUNCTION_BYTES, OBJECT_BYTES, TASK_BYTES
 
 TASK, FUNCTION, OBJECT = b"t" * TASK_BYTES, b"f" * FUNCTION_BYTES, b"o" * OBJECT_BYTES
+
+# --- which messages there are -----------------------------------------------------------------------------------------------------
+
+
+def test_every_message_is_known_to_the_codec_and_has_its_name_in_the_package() -> None:
+    """A message is written into one module and named in the package: neither the module nor the name can be forgotten."""
+    found = {each.name: importlib.import_module(f"{m.__name__}.{each.name}") for each in pkgutil.iter_modules(m.__path__)}
+    assert {*found.values()} - {*m.SECTIONS} == {found["rows"]}
+    for name, kind in m.MESSAGES.items():
+        assert getattr(m, name, None) is kind, f"zfabric/protocol/messages/__init__.py does not name {name}"
+
 
 # --- any message, well typed ------------------------------------------------------------------------------------------------------
 

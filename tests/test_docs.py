@@ -105,8 +105,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def source_of(path: str) -> Path | None:
-    """The file that a page means: from the root, below ``zfabric``, one of the machines' parts, or an example."""
-    found = [ROOT / place / path for place in ("", "zfabric", "zfabric/machines", "docs/examples")]
+    """The file that a page means: from the root, below ``zfabric``, one of the machines' parts, a module of messages, or an example."""
+    found = [ROOT / place / path for place in ("", "zfabric", "zfabric/machines", "zfabric/protocol", "docs/examples")]
     return next((each for each in found if each.is_file()), None)
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import msgpack
 
-from zfabric.protocol import messages as _messages
 from zfabric.protocol.ids import FUNCTION_BYTES, OBJECT_BYTES, TASK_BYTES
 from zfabric.protocol.messages import MESSAGES, Message
 from zfabric.protocol.options import OPTION_TYPES, RETURNS_MAX
@@ -49,7 +48,7 @@ def _accepted(annotation: Any) -> tuple[type, ...] | None:
 
 def _prepare() -> None:
     for name, kind in MESSAGES.items():
-        hints = typing.get_type_hints(kind, vars(_messages))
+        hints = typing.get_type_hints(kind)
         accepted = tuple(_accepted(hints[field]) for field in kind._fields)
         anything = any(types is None for types in accepted)
         combinations = frozenset() if anything else frozenset(itertools.product(*(types or () for types in accepted)))

@@ -1,0 +1,124 @@
+"""Every message of the fabric: who says it to whom, why, and what happens when it is lost or comes twice.
+
+Messages travel over *links* (``zfabric.machines.parts.link``), which number, acknowledge, repeat and deduplicate them,
+so between two living incarnations each arrives once and in order. When an incarnation ends, what it said that was not
+acted upon is gone; the registration path (``Register`` … ``Ready``) rebuilds the state from those who hold it. That is
+the answer to "what when it is lost" wherever a docstring below says nothing else.
+
+A *row* is an immutable tuple of bytes, int, float, bool, str, None and tuples. The row layouts that several messages share:
+
+``task row``    ``(task_id, function_id, arguments, dependencies[, options])``: enough to run the task, again if need be.
+                ``arguments`` are serialized bytes, ``dependencies`` the ids of the objects that top-level arguments
+                stand for, in the order of their place-holders. ``options`` is None or a tuple of (name, value) pairs
+                that differ from the function's own, plus ``("contains", (object_id, …))`` for refs inside arguments.
+``value``       ``bytes`` inline, or ``(offset, size)`` in the node's arena, or None for a value that is not handed out.
+``outputs``     a tuple of values, one per return.
+
+Everything is data: nothing here is ever unpickled by a scheduler, a store or a tool.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any, TypeAlias
+
+from zfabric.protocol.messages import arena, control_store, node, people, placement, registration, tasks, values
+from zfabric.protocol.messages.arena import Absorb as Absorb
+from zfabric.protocol.messages.arena import ArenaFound as ArenaFound
+from zfabric.protocol.messages.arena import ExtentReady as ExtentReady
+from zfabric.protocol.messages.arena import Free as Free
+from zfabric.protocol.messages.arena import Granted as Granted
+from zfabric.protocol.messages.arena import GrantsHeld as GrantsHeld
+from zfabric.protocol.messages.arena import Keep as Keep
+from zfabric.protocol.messages.arena import Locate as Locate
+from zfabric.protocol.messages.arena import Located as Located
+from zfabric.protocol.messages.arena import Lost as Lost
+from zfabric.protocol.messages.arena import NoSpace as NoSpace
+from zfabric.protocol.messages.arena import Pinned as Pinned
+from zfabric.protocol.messages.arena import ProcessGone as ProcessGone
+from zfabric.protocol.messages.arena import Recall as Recall
+from zfabric.protocol.messages.arena import RecallGrant as RecallGrant
+from zfabric.protocol.messages.arena import Reserve as Reserve
+from zfabric.protocol.messages.arena import ReturnGrant as ReturnGrant
+from zfabric.protocol.messages.arena import Sealed as Sealed
+from zfabric.protocol.messages.arena import Spilled as Spilled
+from zfabric.protocol.messages.arena import Unpin as Unpin
+from zfabric.protocol.messages.arena import Unspilled as Unspilled
+from zfabric.protocol.messages.control_store import Committed as Committed
+from zfabric.protocol.messages.control_store import Create as Create
+from zfabric.protocol.messages.control_store import Found as Found
+from zfabric.protocol.messages.control_store import JobNumber as JobNumber
+from zfabric.protocol.messages.control_store import NewJob as NewJob
+from zfabric.protocol.messages.control_store import Publication as Publication
+from zfabric.protocol.messages.control_store import Read as Read
+from zfabric.protocol.messages.control_store import ReadBlocks as ReadBlocks
+from zfabric.protocol.messages.control_store import Scan as Scan
+from zfabric.protocol.messages.control_store import Snapshot as Snapshot
+from zfabric.protocol.messages.control_store import Subscribe as Subscribe
+from zfabric.protocol.messages.control_store import Swap as Swap
+from zfabric.protocol.messages.control_store import Unsubscribe as Unsubscribe
+from zfabric.protocol.messages.control_store import Write as Write
+from zfabric.protocol.messages.control_store import Written as Written
+from zfabric.protocol.messages.node import MemoryPressure as MemoryPressure
+from zfabric.protocol.messages.node import ProcessDied as ProcessDied
+from zfabric.protocol.messages.node import ProcessTable as ProcessTable
+from zfabric.protocol.messages.node import WorkerSpawned as WorkerSpawned
+from zfabric.protocol.messages.people import Answer as Answer
+from zfabric.protocol.messages.people import LogLines as LogLines
+from zfabric.protocol.messages.people import Notice as Notice
+from zfabric.protocol.messages.people import Query as Query
+from zfabric.protocol.messages.placement import Heartbeat as Heartbeat
+from zfabric.protocol.messages.placement import Place as Place
+from zfabric.protocol.messages.placement import Placed as Placed
+from zfabric.protocol.messages.registration import PROTOCOL_VERSION as PROTOCOL_VERSION
+from zfabric.protocol.messages.registration import Farewell as Farewell
+from zfabric.protocol.messages.registration import Goodbye as Goodbye
+from zfabric.protocol.messages.registration import Ready as Ready
+from zfabric.protocol.messages.registration import Refused as Refused
+from zfabric.protocol.messages.registration import Register as Register
+from zfabric.protocol.messages.registration import Rejoin as Rejoin
+from zfabric.protocol.messages.registration import Welcome as Welcome
+from zfabric.protocol.messages.rows import Ids as Ids
+from zfabric.protocol.messages.rows import Row as Row
+from zfabric.protocol.messages.rows import Rows as Rows
+from zfabric.protocol.messages.tasks import ERROR as ERROR
+from zfabric.protocol.messages.tasks import FAILED as FAILED
+from zfabric.protocol.messages.tasks import INTERRUPTED as INTERRUPTED
+from zfabric.protocol.messages.tasks import OK as OK
+from zfabric.protocol.messages.tasks import RETRY as RETRY
+from zfabric.protocol.messages.tasks import Blocked as Blocked
+from zfabric.protocol.messages.tasks import Cancel as Cancel
+from zfabric.protocol.messages.tasks import Completed as Completed
+from zfabric.protocol.messages.tasks import Dispatch as Dispatch
+from zfabric.protocol.messages.tasks import Export as Export
+from zfabric.protocol.messages.tasks import Functions as Functions
+from zfabric.protocol.messages.tasks import Inherit as Inherit
+from zfabric.protocol.messages.tasks import Interrupt as Interrupt
+from zfabric.protocol.messages.tasks import Results as Results
+from zfabric.protocol.messages.tasks import Running as Running
+from zfabric.protocol.messages.tasks import Stop as Stop
+from zfabric.protocol.messages.tasks import Submit as Submit
+from zfabric.protocol.messages.tasks import TakeBack as TakeBack
+from zfabric.protocol.messages.tasks import TakenBack as TakenBack
+from zfabric.protocol.messages.tasks import Unblocked as Unblocked
+from zfabric.protocol.messages.values import Fetch as Fetch
+from zfabric.protocol.messages.values import Hold as Hold
+from zfabric.protocol.messages.values import Kept as Kept
+from zfabric.protocol.messages.values import Objects as Objects
+from zfabric.protocol.messages.values import Offer as Offer
+from zfabric.protocol.messages.values import Put as Put
+from zfabric.protocol.messages.values import Release as Release
+
+Message: TypeAlias = tuple[Any, ...]
+"""Any of the named tuples above."""
+
+SECTIONS: tuple[ModuleType, ...] = (registration, tasks, values, arena, control_store, placement, node, people)
+"""Who speaks with whom, one module each, in the order in which a reader meets them."""
+
+MESSAGES: dict[str, type[Any]] = {
+    name: kind
+    for section in SECTIONS
+    for name, kind in vars(section).items()
+    if isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields") and kind.__module__ == section.__name__
+}
+"""Every message class by its name, which is also its name on the wire."""

@@ -1,0 +1,141 @@
+"""Functions and tasks."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from zfabric.protocol.messages.rows import Ids, Rows
+
+# How an attempt ended, in ``Completed`` and ``Results``.
+OK = 0
+ERROR = 1
+"""The user's code raised; the one output is the serialized error."""
+RETRY = 2
+"""The user's code raised something its options say to retry; the one output is the serialized error."""
+INTERRUPTED = 3
+"""Stopped on request (cancel or deadline) before it had an outcome of its own."""
+FAILED = 4
+"""The fabric could not produce the value. The one output is a packed ``(kind, text, facts)`` (``protocol.failures``)."""
+
+
+class Export(NamedTuple):
+    """client -> local scheduler. Functions this job may run: rows ``(function_id, name, payload, options)``.
+
+    ``options`` is a tuple of (name, value) pairs, see ``protocol.options``. Same id, same content: repeats are harmless.
+    """
+
+    functions: Rows
+
+
+class Functions(NamedTuple):
+    """local scheduler -> worker. The functions of the rows that follow, once per worker; rows as in ``Export``."""
+
+    functions: Rows
+
+
+class Submit(NamedTuple):
+    """client -> local scheduler. Task rows, in order. A known id with the same row is a repeat; with another, refused."""
+
+    rows: Rows
+
+
+class Dispatch(NamedTuple):
+    """local scheduler -> worker. Run these task rows, in order.
+
+    ``details`` says what differs from "first attempt, nothing to resolve": rows ``(index in rows, attempt, values of the
+    dependencies, gpu ids)``. ``inline`` rows are run at once, on top of the frame that waits in ``get``.
+    """
+
+    rows: Rows
+    details: Rows
+    inline: bool
+
+
+class Completed(NamedTuple):
+    """worker -> local scheduler. Attempts that ended: rows ``(task_id, attempt, status, outputs)``.
+
+    ``extras`` are ``(index in rows, refs contained per output, argument refs kept)`` for the rows that have them;
+    ``durations`` are ``(function_id, count, seconds in all)``; ``trace`` is what the timeline shows (``protocol.trace``).
+    """
+
+    rows: Rows
+    extras: Rows
+    durations: Rows
+    trace: bytes
+
+
+class Running(NamedTuple):
+    """worker -> local scheduler, between ``Register`` and ``Ready``. Rows ``(task row, attempt, begun)`` that I hold."""
+
+    rows: Rows
+
+
+class TakeBack(NamedTuple):
+    """local scheduler -> worker control. Give back those of these tasks that you have not begun."""
+
+    task_ids: Ids
+
+
+class TakenBack(NamedTuple):
+    """worker control -> local scheduler. These I had not begun and will not begin. ``running`` is the attempt on top, or empty."""
+
+    task_ids: Ids
+    running: bytes
+
+
+class Blocked(NamedTuple):
+    """worker -> local scheduler. ``task_id`` waits for the objects ``wanted`` and gives back ``returned``, not begun.
+
+    ``inline`` says whether tasks may run on top of it meanwhile (plain ``get``, no timeout).
+    """
+
+    task_id: bytes
+    wanted: Ids
+    returned: Ids
+    inline: bool
+
+
+class Unblocked(NamedTuple):
+    """worker -> local scheduler. ``task_id`` no longer waits."""
+
+    task_id: bytes
+
+
+class Results(NamedTuple):
+    """local scheduler -> client. Outcomes of tasks it submitted: rows ``(task_id, status, outputs)``, one for every task.
+
+    Large values, and those with refs inside, are None here: they are fetched when they are wanted.
+    """
+
+    rows: Rows
+
+
+class Inherit(NamedTuple):
+    """local scheduler -> driver. Task rows whose submitter is gone: keep them until their outcome, as if they were your own.
+
+    They are said again after a restart of the daemon, and nothing more: the driver holds none of their values. ``functions`` are those
+    of the rows, as in ``Export``.
+    """
+
+    rows: Rows
+    functions: Rows
+
+
+class Cancel(NamedTuple):
+    """client -> local scheduler. Cancel the tasks of these objects; ``force`` kills, ``recursive`` takes their children too."""
+
+    object_ids: Ids
+    force: bool
+    recursive: bool
+
+
+class Interrupt(NamedTuple):
+    """local scheduler -> worker control. Stop this attempt. ``reason`` is "cancelled" or "timeout"."""
+
+    task_id: bytes
+    attempt: int
+    reason: str
+
+
+class Stop(NamedTuple):
+    """local scheduler -> worker control. Finish nothing more; exit."""
