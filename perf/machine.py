@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import platform
 import subprocess
@@ -50,6 +51,16 @@ def last_level_cache() -> int:
         text = path.read_text().strip()
         sizes.append(int(text[:-1]) * {"K": 2**10, "M": 2**20, "G": 2**30}[text[-1]])
     return max(sizes, default=32 * MiB)
+
+
+def touch_memory(size: int) -> float:
+    """GB/s at which this machine hands out ``size`` bytes of memory; they are free again afterwards, and the machine has them."""
+    with mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        begin = time.perf_counter()
+        for offset in range(0, size, mmap.PAGESIZE):
+            memory[offset] = 1
+        return size / (time.perf_counter() - begin) / 1e9
 
 
 def _processor() -> str:

@@ -213,6 +213,47 @@ def test_a_full_tmpfs_is_an_error_and_never_a_signal(tmp_path: Path) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+class HugePages:
+    """The system's huge pages, asked for through ``madvise``: how often, and how long they take to come."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked = 0
+        self.seconds = 0.0
+        self.now = 0.0
+        real = arena_module._libc.madvise
+        monkeypatch.setattr(arena_module.time, "monotonic", lambda: self.now)
+
+        def madvise(address: int, size: int, advice: int) -> int:
+            if advice == arena_module._MADV_COLLAPSE:
+                self.asked += 1
+                self.now += self.seconds
+            return int(real(address, size, advice))
+
+        monkeypatch.setattr(arena_module._libc, "madvise", madvise)
+
+
+def test_pages_are_huge_for_as_long_as_they_come_fast(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = HugePages(monkeypatch)
+    pages.seconds = PIECE / 2**40
+    for count in range(1, 8):
+        assert arena.make_ready(data_start(SIZE), PIECE) == ""
+        assert pages.asked == count
+
+
+def test_small_pages_are_taken_while_huge_ones_come_slowly(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = HugePages(monkeypatch)
+    pages.seconds = PIECE / 2**28
+    for _ in range(1 + arena_module._SMALL_IN_A_ROW):
+        assert arena.make_ready(data_start(SIZE), PIECE) == ""
+    assert pages.asked == 1
+    assert arena.make_ready(data_start(SIZE), PIECE) == ""
+    assert pages.asked == 2, "tried again now and then"
+    pages.seconds = PIECE / 2**40
+    for _ in range(1 + arena_module._SMALL_IN_A_ROW + 3):
+        assert arena.make_ready(data_start(SIZE), PIECE) == ""
+    assert pages.asked == 2 + 1 + 3, "and fast again"
+
+
 # -- what a restart finds -------------------------------------------------------------------------------------------------------
 
 

@@ -239,12 +239,12 @@ class Arena:
 
     # -- memory (daemon only) --
 
-    def make_ready(self, offset: int, size: int, urgent: bool = False) -> str:
+    def make_ready(self, offset: int, size: int) -> str:
         """Have memory behind these whole pieces, warm if the system can; the empty string, or why not.
 
         Huge pages are several times faster than small ones, to get and to write first, where the machine has the memory. A virtual
         machine may have to get them from its host at a thirtieth of that; small pages are then had sooner from what was freed.
-        So pages are huge unless the last ones were slow to come; while nobody waits, that is tried again now and then.
+        So pages are huge unless the last ones were slow to come; that is tried again now and then.
         """
         if self._mapping is None:
             return "the arena is open for reading only"
@@ -253,13 +253,13 @@ class Arena:
             return short
         try:
             self._small_in_a_row += 1
-            if not self._huge_are_slow or (not urgent and self._small_in_a_row >= _SMALL_IN_A_ROW):
+            if not self._huge_are_slow or self._small_in_a_row > _SMALL_IN_A_ROW:
                 self._small_in_a_row = 0
                 began = time.monotonic()
                 for piece in range(offset, offset + size, PIECE):
                     os.posix_fallocate(self._descriptor, piece, mmap.PAGESIZE)
                 _libc.madvise(self._mapping.address + offset, size, _MADV_COLLAPSE)
-                self._huge_are_slow = size > _SLOW_BYTES_PER_SECOND * (time.monotonic() - began)
+                self._huge_are_slow = size < _SLOW_BYTES_PER_SECOND * (time.monotonic() - began)
             os.posix_fallocate(self._descriptor, offset, size)
         except OSError as error:
             return f"{error.strerror} ({errno.errorcode.get(error.errno or 0, error.errno)})"

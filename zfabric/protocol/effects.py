@@ -59,14 +59,10 @@ class WatchProcess(NamedTuple):
 
 
 class MakeReady(NamedTuple):
-    """Reserve ``size`` bytes of the arena at ``offset``, and warm them unless it is ``urgent``; the shell answers ``ExtentReady``.
-
-    Warming makes huge pages, which every later write gains from; where somebody waits, it may cost more than it gains.
-    """
+    """Have memory behind ``size`` bytes of the arena at ``offset``; the shell answers ``ExtentReady``."""
 
     offset: int
     size: int
-    urgent: bool = False
 
 
 class Punch(NamedTuple):

@@ -66,7 +66,7 @@ class Storage:
         elif type(effect) is e.WriteValue:
             arena.write(effect.offset, effect.object_id, effect.value)
         elif type(effect) is e.MakeReady:
-            self._answer(m.ExtentReady(effect.offset, effect.size, arena.make_ready(effect.offset, effect.size, effect.urgent)))
+            self._answer(m.ExtentReady(effect.offset, effect.size, arena.make_ready(effect.offset, effect.size)))
         elif type(effect) is e.Punch:
             arena.punch(effect.offset, effect.size)
         elif type(effect) is e.Spill:

@@ -179,7 +179,7 @@ class Room:
                 length = min(MAKE_READY_BYTES, start + size - offset)
                 preparation.pending[offset] = length
                 self.tables.preparing[offset] = preparation
-                self.tables.effects.append(e.MakeReady(offset, length, waiter is not None))
+                self.tables.effects.append(e.MakeReady(offset, length))
 
     def made_ready(self, now: float, offset: int, error: str) -> None:
         """One part is ready, or could not be made so."""
