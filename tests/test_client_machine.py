@@ -119,12 +119,12 @@ def test_a_pin_goes_when_neither_refs_nor_views_are_left(client: Client) -> None
     hear(client, m.Results(((task, m.OK, (None,)),)))
     hear(client, m.Objects(((identifier, m.OK, (4096, 100), ()),)))
     hear(client, m.Objects(((identifier, m.OK, (4096, 100), ()),)))
-    client.view(identifier)
+    client.pins.view(identifier)
     client.dropped.append(identifier)
     assert m.Unpin not in {type(message) for message in said(client)}
     client.unviewed.append(identifier)
     assert said(client) == [m.Unpin((identifier, identifier))]  # one for each telling
-    assert not client.tellings
+    assert not client.pins.tellings
 
 
 def test_a_place_told_too_late_is_given_back(client: Client) -> None:
@@ -138,7 +138,7 @@ def test_a_recall_is_declined_while_a_view_lives(client: Client) -> None:
     hear(client, m.Results(((task, m.OK, (None,)),)))
     hear(client, m.Objects(((identifier, m.OK, (4096, 100), ()),)))
     said(client)
-    client.view(identifier)
+    client.pins.view(identifier)
     hear(client, m.Recall((identifier,)))
     assert said(client) == []
     client.unviewed.append(identifier)
@@ -149,57 +149,57 @@ def test_a_recall_is_declined_while_a_view_lives(client: Client) -> None:
 
 
 def test_room_that_is_not_wanted_any_more_goes_back(client: Client) -> None:
-    asked, answered = client.reserve(1000, True, 1.0), client.reserve(1000, True, 1.0)
+    asked, answered = client.room.reserve(1000, True, 1.0), client.room.reserve(1000, True, 1.0)
     said(client)
-    client.forsake(asked)
+    client.room.forsake(asked)
     hear(client, m.Granted(asked, 4096, 1088))
     hear(client, m.Granted(answered, 8192, 1088))
-    client.forsake(answered)
+    client.room.forsake(answered)
     assert said(client) == [m.ReturnGrant(4096, 0), m.ReturnGrant(8192, 0)]
-    assert not client.reservations
+    assert not client.room.answers
 
 
 def fill(client: Client, size: int) -> list[int]:
     """Write values of ``size`` bytes for as long as grants have room and no new one is asked for: where."""
     offsets: list[int] = []
-    while not client.ahead and (offset := client.allocate(size)) is not None:
-        client.grants.finished(offset)
+    while not client.room.ahead and (offset := client.room.allocate(size)) is not None:
+        client.room.finished(offset)
         offsets.append(offset)
     return offsets
 
 
 def test_who_uses_up_one_grant_after_the_other_gets_the_next_before_the_last_is_used_up(client: Client) -> None:
     grant = client.config.grant_bytes
-    client.grants.add(0, grant)
+    client.room.grants.add(0, grant)
     first = fill(client, 2**20)
     assert len(first) == 7, "a first grant is used up: who knows whether there will be a second"
     assert said(client) == []
-    client.grants.add(grant, grant)
+    client.room.grants.add(grant, grant)
     assert len(fill(client, 2**20)) == 4, "asked for halfway"
     returned, request = said(client)
     assert returned == m.ReturnGrant(0, first[-1] + 2**20)
-    assert request == m.Reserve(client.ahead, 2**20, False, request.patience)
-    client.grants.finished(client.allocate(2**20) or 0)
-    hear(client, m.Granted(client.ahead, 2 * grant, grant))
-    assert not client.ahead
-    assert not client.reservations
+    assert request == m.Reserve(client.room.ahead, 2**20, False, request.patience)
+    client.room.finished(client.room.allocate(2**20) or 0)
+    hear(client, m.Granted(client.room.ahead, 2 * grant, grant))
+    assert not client.room.ahead
+    assert not client.room.answers
     assert len(fill(client, 2**20)) == 2 + 4, "the rest of the old one, then half of the new one"
-    assert said(client) == [m.ReturnGrant(grant, first[-1] + 2**20), m.Reserve(client.ahead, 2**20, False, request.patience)]
+    assert said(client) == [m.ReturnGrant(grant, first[-1] + 2**20), m.Reserve(client.room.ahead, 2**20, False, request.patience)]
 
 
 def test_room_asked_for_ahead_may_be_refused_and_forsaken_and_outlives_the_daemon(client: Client) -> None:
     grant = client.config.grant_bytes
-    client.grants.add(0, grant)
+    client.room.grants.add(0, grant)
     fill(client, 2**20)
-    client.grants.add(grant, grant)
+    client.room.grants.add(grant, grant)
     fill(client, 2**20)
-    hear(client, m.NoSpace(client.ahead, "full", "no room"))
-    assert not client.ahead
+    hear(client, m.NoSpace(client.room.ahead, "full", "no room"))
+    assert not client.room.ahead
     fill(client, 2**20)
-    token = client.ahead
+    token = client.room.ahead
     assert token
     assert [row.token for row in again(client)[m.Reserve]] == [token]
-    client.forsake(token)
+    client.room.forsake(token)
     hear(client, m.Granted(token, 2 * grant, grant))
     assert said(client) == [m.ReturnGrant(2 * grant, 0)]
 
@@ -237,7 +237,7 @@ def test_a_cancel_and_a_request_for_room_and_a_goodbye_outlive_the_daemon_that_h
     task = submit(client)
     client.cancel((task + FIRST_RETURN,), True, False)
     client.dropped.append(task + FIRST_RETURN)
-    token = client.reserve(1000, True, 9.0)
+    token = client.room.reserve(1000, True, 9.0)
     client.say(m.Goodbye())
     said(client)
     found = again(client)
@@ -251,7 +251,7 @@ def test_a_cancel_and_a_request_for_room_and_a_goodbye_outlive_the_daemon_that_h
 
 
 def test_room_that_was_given_and_not_taken_is_claimed_after_a_restart(client: Client) -> None:
-    token = client.reserve(1000, True, 9.0)
+    token = client.room.reserve(1000, True, 9.0)
     hear(client, m.Granted(token, 4096, 1088))
     assert again(client)[m.GrantsHeld] == [(4096, 1088, 0)]
 

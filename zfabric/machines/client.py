@@ -10,10 +10,14 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from zfabric.config import Config
-from zfabric.machines.parts.grants import Grants
+from zfabric.machines.parts import rejoin
+from zfabric.machines.parts.entries import ABSENT, PENDING, Entry
+from zfabric.machines.parts.pins import Pins, Place
+from zfabric.machines.parts.reservations import Reservations
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Send
 from zfabric.protocol.ids import (
@@ -28,36 +32,8 @@ from zfabric.protocol.machine import Explanation, InvariantViolation
 from zfabric.protocol.messages import OK, Row
 from zfabric.protocol.options import option
 
-PENDING = -1
-"""The value's outcome has not come, and will be pushed: this process submitted its task."""
 BATCH_ROWS_MAX = 1024
 """Rows in one message: what a receiver takes in at once."""
-ABSENT = -2
-"""Nothing is known of the value: it must be fetched."""
-AHEAD_PATIENCE = 1.0
-"""Seconds that a request for a grant may wait which nobody waits for yet."""
-
-Place = tuple[int, int]
-"""(offset, size) in the arena."""
-
-
-class Entry:
-    """An object that this process has refs to, or whose task it submitted and has not heard of.
-
-    The two commonest kinds have no entry of their own, since every object a program creates costs its garbage collector twice over:
-    in ``Client.entries`` a *row* stands for a task with one value, one ref, and no outcome yet, and *bytes* for a small value
-    with one ref. ``Client.entry`` makes an entry of either.
-
-    ``data`` is inline bytes, a place in the arena, or None where it must be fetched. ``row`` is the task row until its outcome comes.
-    """
-
-    __slots__ = ("data", "refs", "row", "status")
-
-    def __init__(self, refs: int, status: int, data: bytes | Place | None, row: Row | None) -> None:
-        self.refs = refs
-        self.status = status
-        self.data = data
-        self.row = row
 
 
 class Client:
@@ -94,33 +70,23 @@ class Client:
         self.watchers: dict[bytes, list[Callable[[bytes], None]]] = {}
         """Whom to tell once an object is at hand."""
         self.functions: dict[bytes, Row] = {}
-        self.grants = Grants()
-        self.tellings: Counter[bytes] = Counter()
-        """Times the place of an object was told to this process and not unpinned yet."""
-        self.places: dict[bytes, Place] = {}
-        """Where those objects are."""
+        self.room = Reservations(config, self.token, self.tell_store)
+        self.pins = Pins(self.entries, partial(self._say, m.Unpin))
+        self._pinned = self.pins.tellings  # The very same: ``settle`` looks at it in every turn.
         self.containing: dict[bytes, tuple[bytes, ...]] = {}
         """Refs inside values that this process has, for a restarted scheduler."""
         self.written: dict[bytes, Row] = {}
         """``Put`` rows of values in the arena that the store is not known to have taken over."""
-        self.views: Counter[bytes] = Counter()
-        """Live values of this process that look into the arena, by object."""
         self.dropped: deque[bytes] = deque()
         """Refs that finalizers let go of. They take no lock; ``settle`` does the rest."""
         self.unviewed: deque[bytes] = deque()
+        """Objects that a value looked into which is gone: likewise."""
         self.asked: dict[int, m.Query] = {}
         """Questions without an answer: a new daemon has not heard them."""
         self.answers: dict[int, m.Answer] = {}
-        self.reservations: dict[int, m.Granted | m.NoSpace] = {}
-        self.reserving: dict[int, m.Reserve] = {}
-        """Requests for room that were not answered yet."""
-        self.ahead = 0
-        """The one of them for the next grant, asked for before the last one is used up; 0 if there is none."""
         self.kept: dict[bytes, str] = {}
         self.notices: deque[m.Message] = deque()
         self.counts: Counter[str] = Counter()
-        self.changed = False
-        """Whether an outcome, an answer or a reservation has come since the shell last looked."""
         self._outbox: list[tuple[Any, list[Any]]] = []
         self._tail_kind: Any = None
         self._tail: list[Any] = []
@@ -238,7 +204,7 @@ class Client:
         """Do what finalizers asked for: drop refs, then unpin what nothing looks at any more."""
         dropped, unviewed = self.dropped, self.unviewed
         entries = self.entries
-        rare = bool(self.tellings or self.lineage or self.containing or self.needed or self.cancelled)
+        rare = bool(self._pinned or self.lineage or self.containing or self.needed or self.cancelled)
         while dropped:
             identifier = dropped.popleft()
             entry = entries.get(identifier)
@@ -262,18 +228,14 @@ class Client:
             else:
                 self._say(m.Release, identifier)
         while unviewed:
-            identifier = unviewed.popleft()
-            self.views[identifier] -= 1
-            if self.views[identifier] <= 0:
-                del self.views[identifier]
-                self._maybe_unpin(identifier)
+            self.pins.unview(unviewed.popleft())
 
     def _let_go(self, identifier: bytes, entry: Entry) -> None:
         """The last ref is gone: what else was kept of the object goes too."""
         if entry.row is None:
             self._retire(identifier, entry, self.lineage.get(identifier[:TASK_BYTES]))
-        if identifier in self.tellings:
-            self._maybe_unpin(identifier)
+        if identifier in self._pinned:
+            self.pins.let_go(identifier)
         self._drop_lineage(identifier)
         if identifier not in self.retired:
             self.dropped.extend(self.containing.pop(identifier, ()))
@@ -305,25 +267,6 @@ class Client:
             row = self.lineage.pop(task_id)
             if row[3] or len(row) > 4:
                 self._ended(row)
-
-    def _maybe_unpin(self, identifier: bytes) -> None:
-        if identifier in self.entries or self.views.get(identifier, 0) > 0:
-            return
-        self._unpin(identifier)
-
-    def _unpin(self, identifier: bytes) -> None:
-        self.places.pop(identifier, None)
-        for _ in range(self.tellings.pop(identifier, 0)):
-            self._say(m.Unpin, identifier)
-
-    def told(self, identifier: bytes, place: Place) -> None:
-        """A place was told to this process: that is a pin."""
-        self.tellings[identifier] += 1
-        self.places[identifier] = place
-
-    def view(self, identifier: bytes) -> None:
-        """A value of this process looks into the arena; ``unviewed`` takes its id back when it is gone."""
-        self.views[identifier] += 1
 
     def lookup(self, identifier: bytes) -> Entry:
         """The entry of an object that this process has a ref to, or (a ref kept by other means) a new one without refs."""
@@ -373,33 +316,9 @@ class Client:
         question = self.asked[token] = m.Query(token, what, arguments)
         self.say(question)
 
-    def reserve(self, size: int, exact: bool, patience: float) -> int:
-        """Ask for room in the arena; the answer comes under the token."""
-        token = self.token()
-        request = self.reserving[token] = m.Reserve(token, size, exact, patience)
-        self._controls.append(Send(self.store, request))
-        return token
-
-    def allocate(self, size: int) -> int | None:
-        """The payload offset of a new object in a grant, or None: a grant must be reserved first, or has been (``ahead``).
-
-        A process that uses up one grant after the other gets the next while it writes into the last.
-        """
-        offset = self.grants.allocate(size)
-        if not self.ahead and (offset is None or self.grants.nearly_spent(size, self.config.grant_bytes)):
-            self._controls.extend(Send(self.store, m.ReturnGrant(*row)) for row in self.grants.spent())
-            if offset is not None:
-                self.ahead = self.reserve(size, False, AHEAD_PATIENCE)
-        return offset
-
-    def forsake(self, token: int) -> None:
-        """The room that was asked for is not wanted any more; should it come, it goes back."""
-        if token == self.ahead:
-            self.ahead = 0
-        self.reserving.pop(token, None)
-        answer = self.reservations.pop(token, None)
-        if type(answer) is m.Granted:
-            self._controls.append(Send(self.store, m.ReturnGrant(answer.offset, 0)))
+    def tell_store(self, message: m.Message) -> None:
+        """Say something to the object store."""
+        self._controls.append(Send(self.store, message))
 
     def say(self, message: m.Message) -> None:
         """Say something to the local scheduler, in order with the rest."""
@@ -452,8 +371,8 @@ class Client:
                 del entries[identifier]
                 entry.status, entry.data = status, outputs[0] if outputs else None
                 self._retire(identifier, entry, row)
-                if self.tellings:
-                    self._maybe_unpin(identifier)
+                if self._pinned:
+                    self.pins.let_go(identifier)
                 continue
             entry.status = status
             data = entry.data = outputs[0] if outputs else None
@@ -462,7 +381,6 @@ class Client:
             if watchers and identifier in watchers:
                 self._notify(identifier, entry)
         self.unfinished -= finished
-        self.changed = True
 
     def _stopped(self, message: m.Results) -> None:
         """Whatever came of tasks that were to be cancelled, it is final."""
@@ -508,12 +426,12 @@ class Client:
         for identifier, status, value, contained in message.rows:
             self.fetching.discard(identifier)
             if type(value) is tuple:
-                self.told(identifier, value)
+                self.pins.told(identifier, value)
                 self.written.pop(identifier, None)
             entry = self.entry(identifier)
             if entry is None:
                 if type(value) is tuple:
-                    self._maybe_unpin(identifier)
+                    self.pins.let_go(identifier)
                 continue
             entry.status = status
             entry.data = value
@@ -521,7 +439,6 @@ class Client:
                 self._contain(identifier, contained)
             if identifier in self.watchers:
                 self._notify(identifier, entry)
-        self.changed = True
 
     def _notify(self, identifier: bytes, entry: Entry) -> None:
         if identifier not in self.watchers:
@@ -535,58 +452,40 @@ class Client:
     def on_recall(self, message: m.Recall) -> None:
         """The store is short of room: what nothing looks at is unpinned, and fetched again when it is wanted."""
         for identifier in message.object_ids:
-            if self.views.get(identifier, 0) > 0:
+            if self.pins.viewed(identifier):
                 continue
             entry = self.entry(identifier)
             if entry is not None and type(entry.data) is tuple:
                 entry.data = None
-            self._unpin(identifier)
+            self.pins.release(identifier)
 
     def on_recall_grant(self, message: m.RecallGrant) -> None:
         """The store wants an idle grant back."""
-        row = self.grants.give_back(message.offset)
-        if row is not None:
-            self._controls.append(Send(self.store, m.ReturnGrant(*row)))
+        self.room.recalled(message.offset)
 
     def on_granted(self, message: m.Granted) -> None:
         """Room in the arena."""
-        if self.reserving.pop(message.token, None) is None:
-            self._controls.append(Send(self.store, m.ReturnGrant(message.offset, 0)))
-        elif message.token == self.ahead:
-            self.ahead = 0
-            self.grants.add(message.offset, message.size)
-        else:
-            self.reservations[message.token] = message
-        self.changed = True
+        self.room.granted(message)
 
     def on_no_space(self, message: m.NoSpace) -> None:
         """No room in the arena."""
-        if self.reserving.pop(message.token, None) is None:
-            return
-        if message.token == self.ahead:
-            self.ahead = 0  # Whoever needs the room asks again, with more patience.
-        else:
-            self.reservations[message.token] = message
-        self.changed = True
+        self.room.refused(message)
 
     def on_answer(self, message: m.Answer) -> None:
         """The answer to a question."""
         if self.asked.pop(message.token, None) is not None:
             self.answers[message.token] = message
-            self.changed = True
 
     def on_kept(self, message: m.Kept) -> None:
         """Durable values are committed."""
         for identifier in message.object_ids:
             self.kept[identifier] = ""
-        self.changed = True
 
     def on_welcome(self, message: m.Welcome) -> None:
         """Registered."""
         self.job = message.job
         self.node = message.node
         self.welcomed = True
-        self.changed = True
 
     def on_refused(self, message: m.Refused) -> None:
         """Something this process said does not fit."""
@@ -595,13 +494,11 @@ class Client:
             return
         self.refused = message
         self.counts["refused_by_scheduler"] += 1
-        self.changed = True
 
     def on_farewell(self, message: m.Farewell) -> None:
         """The job has ended."""
         self.farewell = message.reason
         self.leaving = False
-        self.changed = True
 
     def on_notice(self, message: m.Notice | m.LogLines) -> None:
         """Something for people; the shell shows it."""
@@ -627,45 +524,19 @@ class Client:
         self._flush_tail()
         self.welcomed = False
         self.say(register)
-        for row in self.functions.values():
-            self._say(m.Export, row)
-        rows: dict[bytes, Row] = {}
-        for row in self.written.values():
-            self._say(m.Put, row)
-        entries = self.all_entries()
-        for identifier, entry in (*self.retired.items(), *entries):
-            if entry.row is not None:
-                rows[identifier[:TASK_BYTES]] = entry.row
-            elif entry.data is not None and identifier not in self.written:
-                self._say(m.Offer, (identifier, entry.status, entry.data, self.containing.get(identifier, ())))
-        rows.update((task_id, row) for task_id, (row, _) in self.several.items())
-        for row in {**self.lineage, **rows}.values():
-            self._say(m.Submit, row)
-        for identifier, entry in entries:
-            if entry.refs > 0 or entry.row is None:
-                self._say(m.Hold, identifier)
-        for identifier in self.fetching:
-            self._say(m.Fetch, identifier)
+        for kind, item in rejoin.holdings(self):
+            self._say(kind, item)
         for message in running:
             self.say(message)
-        untaken = (answer for answer in self.reservations.values() if type(answer) is m.Granted)
-        grants = (*self.grants.rows(), *((answer.offset, answer.size, 0) for answer in untaken))
+        grants, pinned = self.room.rows(), (*self.pins.rows(), *unread)
         if grants:
-            self._controls.append(Send(self.store, m.GrantsHeld(grants)))
-        pinned = [(identifier, *self.places[identifier]) for identifier in self.tellings.elements()]
-        pinned += unread
+            self.tell_store(m.GrantsHeld(grants))
         if pinned:
-            self._controls.append(Send(self.store, m.Pinned(tuple(pinned))))
+            self.tell_store(m.Pinned(pinned))
         self.say(m.Ready())
-        for request in self.reserving.values():
-            self._controls.append(Send(self.store, request))
-        for identifier, (force, recursive) in self.cancelled.items():
-            self.say(m.Cancel((identifier,), force, recursive))
-        for question in self.asked.values():
-            self.say(question)
-        if self.leaving:
-            self.say(m.Goodbye())
-        self.changed = True
+        self.room.ask_again()
+        for message in rejoin.requests(self):
+            self.say(message)
 
     # -- the rest of the contract --
 
@@ -702,7 +573,7 @@ class Client:
 
     def statistics(self) -> Mapping[str, float]:
         """Counters and sizes."""
-        return {**self.counts, "entries": len(self.entries), "unfinished": self.unfinished, "pinned": len(self.tellings)}
+        return {**self.counts, "entries": len(self.entries), "unfinished": self.unfinished, "pinned": len(self._pinned)}
 
     def explain(self, subject: bytes) -> Explanation | None:
         """What this process knows of an object."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from zfabric.adapters.arena import Arena
 from zfabric.exceptions import ObjectStoreFullError, ObjectTooLargeError
 from zfabric.protocol import messages as m
-from zfabric.protocol.effects import Send
 from zfabric.runtime.interface import Serialized
 
 if TYPE_CHECKING:
@@ -36,45 +36,43 @@ class ArenaAccess:
             arena.seal(offset, identifier, size)
         except BaseException:
             with self._client.lock:
-                returned = self._client.machine.grants.abandon(offset)
-                if returned is not None:
-                    self._client.machine._controls.append(Send(self._client.machine.store, m.ReturnGrant(*returned)))
+                self._client.machine.room.abandon(offset)
             raise
         return offset, size
 
     def _room_for(self, size: int) -> int:
-        client, machine = self._client, self._client.machine
+        client, room = self._client, self._client.machine.room
         exact = size > client.config.grant_bytes // 2
         deadline = clock() + client.config.put_patience
         while True:
             with client.lock:
                 client._check_usable()
-                asked_before = machine.ahead
+                asked_before = room.ahead
                 if not exact:
-                    offset = machine.allocate(size)
+                    offset = room.allocate(size)
                     if offset is not None:
-                        if machine.ahead != asked_before:
+                        if room.ahead != asked_before:
                             client.flush()  # The daemon makes the next grant ready while this value is written.
                         return offset
-                ahead = 0 if exact else machine.ahead
-                token = ahead or machine.reserve(size, exact, max(0.0, deadline - clock()))
+                ahead = 0 if exact else room.ahead
+                token = ahead or room.reserve(size, exact, max(0.0, deadline - clock()))
                 client.flush()
             try:
-                answered = client._wait_until(lambda token=token: token not in machine.reserving, deadline + 5.0)  # type: ignore[misc]
+                answered = client._wait_until(partial(room.answered, token), deadline + 5.0)
             except BaseException:
                 with client.lock:
-                    machine.forsake(token)
+                    room.forsake(token)
                 raise
             with client.lock:
-                answer = machine.reservations.pop(token, None)
+                answer = room.take(token)
                 if type(answer) is m.Granted and exact:
-                    return machine.grants.add_exact(answer.offset, answer.size)
+                    return room.grants.add_exact(answer.offset, answer.size)
                 if type(answer) is m.Granted:
-                    machine.grants.add(answer.offset, answer.size)
+                    room.grants.add(answer.offset, answer.size)
                     continue
                 if answered and token == ahead:
                     continue
-                machine.forsake(token)
+                room.forsake(token)
             text = answer.text if type(answer) is m.NoSpace else "the object store did not answer in time"
             kind = ObjectTooLargeError if type(answer) is m.NoSpace and answer.kind == "too_large" else ObjectStoreFullError
             raise kind(text if answered else f"{text} ({size} bytes)")

@@ -31,7 +31,8 @@ from zfabric.exceptions import (
     ObjectTooLargeError,
     OutOfDiskError,
 )
-from zfabric.machines.client import Client, Entry
+from zfabric.machines.client import Client
+from zfabric.machines.parts.entries import Entry
 from zfabric.machines.parts.naming import Namer
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
@@ -438,7 +439,7 @@ class FabricClient:
             place = self.values.write(identifier, value)
             with self.lock:
                 self.machine.put(identifier, place, value.contained, durable)
-                self.machine.grants.finished(place[0])
+                self.machine.room.finished(place[0])
                 if place[1] > self.config.grant_bytes // 2 or self.machine.unsent >= self.config.batch_rows:
                     self.flush()
                 elif not self._armed:
@@ -528,7 +529,7 @@ class FabricClient:
         return outcomes
 
     def _view(self, identifier: bytes, place: tuple[int, int]) -> Outcome:
-        self.machine.view(identifier)
+        self.machine.pins.view(identifier)
         unview = self._unview
         return Outcome(OK, self.values.arena().view(*place), partial(unview, identifier))
 

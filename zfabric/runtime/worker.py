@@ -160,8 +160,8 @@ class WorkerRuntime(FabricClient):
         """What was said while tasks ran, then their ends, then what they let go of: a ref inside a result is never let go of first."""
         daemon = self.daemon
         for identifier, place in self.worker.given_up:
-            self.machine.told(identifier, place)
-            self.machine._maybe_unpin(identifier)
+            self.machine.pins.told(identifier, place)
+            self.machine.pins.let_go(identifier)
         self.worker.given_up.clear()
         said, ends = self.machine.take_said(), self.worker.take_effects(0.0)
         sends = [(CLIENT, effect) for effect in said if type(effect) is Send and effect.to[1:] == daemon]
@@ -274,7 +274,7 @@ class WorkerRuntime(FabricClient):
             worker.finish(item, status, outputs, extra, started, ended - started)
             self._returned = None
             while self._unfinished_writes:
-                self.machine.grants.finished(self._unfinished_writes.pop())
+                self.machine.room.finished(self._unfinished_writes.pop())
             if worker.unreported == 1:
                 self._first_unreported = ended
             if not self._armed and (worker.queue or worker.inline):
@@ -351,8 +351,8 @@ class WorkerRuntime(FabricClient):
         for identifier, value in zip(item.row[3], item.values, strict=True):
             if type(value) is tuple:
                 with self.lock:
-                    self.machine.told(identifier, value)
-                    self.machine.view(identifier)
+                    self.machine.pins.told(identifier, value)
+                    self.machine.pins.view(identifier)
                 values.append(serialization.deserialize(self.values.arena().view(*value), partial(self._unview, identifier)))
             else:
                 values.append(serialization.deserialize(value))

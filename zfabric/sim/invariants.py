@@ -143,8 +143,8 @@ class Invariants:
             left += [f"{machine.unfinished} unfinished rows of {process.name}"] if machine.unfinished else []
             left += [f"row {short(each)} of {process.name}" for each in machine.several]
             left += [f"lineage {short(each)} of {process.name}" for each in machine.lineage]
-            left += [f"pin on {short(each)} of {process.name}" for each in machine.tellings]
-            left += [f"a reservation of {process.name}" for _ in machine.reservations]
+            left += [f"pin on {short(each)} of {process.name}" for each in machine.pins.tellings]
+            left += [f"a reservation of {process.name}" for _ in machine.room.answers]
         return left
 
     def job_gone(self, job: bytes) -> list[str]:

@@ -260,7 +260,7 @@ class Process:
                 continue
             if self.interrupted(frame):
                 if wait.token:
-                    self.machine.forsake(wait.token)
+                    self.machine.room.forsake(wait.token)
                 self._end_wait(frame)
                 self.resume(frame, Interrupted())
                 continue
@@ -367,7 +367,7 @@ class Process:
         identifier = self.top.namer.put()
         self.world.arena.write(offset, Content(identifier, size, value))
         self.machine.put(identifier, (offset, size), contained, False)
-        self.machine.grants.finished(offset)
+        self.machine.room.finished(offset)
         self.flush()
         return identifier
 
@@ -380,7 +380,7 @@ class Process:
         if status == OK:
             payload = data
             if type(data) is tuple:
-                self.machine.view(identifier)
+                self.machine.pins.view(identifier)
                 payload = self.world.arena.read(self.name, identifier, *data)
                 self.world.after(0.0005 + 0.003 * self.world.shape.random(), lambda: self._unview(identifier, data, payload))
             value = unpack_value(payload)
@@ -436,29 +436,29 @@ class Process:
         frame.wait = Wait(lambda: len(ready()) >= count, lambda _: ready(), deadline, blocking)
 
     def _room(self, frame: Frame, size: int) -> None:
-        machine = self.machine
+        room = self.machine.room
         exact = size > self.config.grant_bytes // 2
         ahead = 0
         if not exact:
-            offset = machine.allocate(size)
+            offset = room.allocate(size)
             if offset is not None:
                 frame.wait = Wait(lambda: True, lambda _: offset, None, False)
                 return
-            ahead = machine.ahead
+            ahead = room.ahead
         patience = self.config.put_patience
         asked = max(size, self.config.grant_bytes - 4096)
-        token = ahead or machine.reserve(size if exact else asked, exact, patience)
+        token = ahead or room.reserve(size if exact else asked, exact, patience)
 
         def finish(_: bool) -> Any:
-            answer = machine.reservations.pop(token, None)
+            answer = room.take(token)
             if type(answer) is m.Granted and exact:
-                return machine.grants.add_exact(answer.offset, answer.size)
+                return room.grants.add_exact(answer.offset, answer.size)
             if type(answer) is m.Granted:
-                machine.grants.add(answer.offset, answer.size)
-            offset = machine.grants.allocate(size)
+                room.grants.add(answer.offset, answer.size)
+            offset = room.grants.allocate(size)
             return StoreFull() if offset is None else offset
 
-        frame.wait = Wait(lambda: token not in machine.reserving, finish, self.world.now + patience + 5.0, False)
+        frame.wait = Wait(lambda: room.answered(token), finish, self.world.now + patience + 5.0, False)
         frame.wait.token = token
         self.flush()
 

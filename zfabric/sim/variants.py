@@ -37,10 +37,10 @@ def _pins_not_said_again(right: Any) -> Any:
     """After a restart of the daemon, a process does not say which places it knows."""
 
     def rejoin(self: Client, register: Any, running: Any = (), unread: Any = ()) -> None:
-        tellings = self.tellings.copy()
-        self.tellings.clear()
+        tellings = self.pins.tellings.copy()
+        self.pins.tellings.clear()
         right(self, register, running, ())
-        self.tellings.update(tellings)
+        self.pins.tellings.update(tellings)
 
     return rejoin
 

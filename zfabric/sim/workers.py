@@ -74,8 +74,8 @@ class WorkerProcess(Process):
         self.transmit(self.machine.take_effects(self.world.now), CLIENT)
         if self.worker.given_up:
             for identifier, place in self.worker.given_up:
-                self.machine.told(identifier, place)
-                self.machine._maybe_unpin(identifier)
+                self.machine.pins.told(identifier, place)
+                self.machine.pins.let_go(identifier)
             self.worker.given_up.clear()
             self.transmit(self.machine.take_effects(self.world.now), CLIENT)
 
@@ -164,7 +164,7 @@ class WorkerProcess(Process):
         values = []
         for identifier, value in zip(row[3], item.values, strict=True):
             if type(value) is tuple:
-                self.machine.told(identifier, value)
+                self.machine.pins.told(identifier, value)
             values.append((identifier, value))
         namer = Namer(row[0][:JOB_BYTES], row[0], attempt=item.attempt)
         return Frame(item, task_body(self, item, values), namer, self.world.now)
@@ -197,7 +197,7 @@ class WorkerProcess(Process):
             for index, (value, place) in enumerate(values):
                 if place is not None:
                     self.world.arena.write(place[0], Content(object_id(item.row[0], index), place[1], pack_value(value)))
-                    self.machine.grants.finished(place[0])
+                    self.machine.room.finished(place[0])
             if any(value.refs for value, _ in values):
                 extra = (tuple(value.refs for value, _ in values), ())
         elif status == INTERRUPTED:

@@ -1,0 +1,119 @@
+"""The client's side of room in the arena: what was asked of the object store, what it answered, and the grants that came of it.
+
+Room for one large object is reserved exactly; smaller ones share grants. A process that uses up one grant after the other asks for the
+next while it writes into the last (``ahead``), so that a put waits for no round trip. Not thread-safe: the client's lock is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from zfabric.config import Config
+from zfabric.machines.parts.grants import Grants
+from zfabric.protocol import messages as m
+
+AHEAD_PATIENCE = 1.0
+"""Seconds that a request for a grant may wait which nobody waits for yet."""
+
+
+class Reservations:
+    """Requests for room, by token; ``tell`` says something to the object store."""
+
+    def __init__(self, config: Config, token: Callable[[], int], tell: Callable[[m.Message], None]) -> None:
+        self.grants = Grants()
+        self.requests: dict[int, m.Reserve] = {}
+        """Those that were not answered yet."""
+        self.answers: dict[int, m.Granted | m.NoSpace] = {}
+        """Answers that nobody has taken yet."""
+        self.ahead = 0
+        """The request for the next grant, made before the last one is used up; 0 if there is none."""
+        self._grant_bytes = config.grant_bytes
+        self._token = token
+        self._tell = tell
+
+    # -- asking --
+
+    def reserve(self, size: int, exact: bool, patience: float) -> int:
+        """Ask for room; the answer comes under the token."""
+        token = self._token()
+        request = self.requests[token] = m.Reserve(token, size, exact, patience)
+        self._tell(request)
+        return token
+
+    def allocate(self, size: int) -> int | None:
+        """The payload offset of a new object in a grant, or None: a grant must be reserved first, or has been (``ahead``)."""
+        offset = self.grants.allocate(size)
+        if not self.ahead and (offset is None or self.grants.nearly_spent(size, self._grant_bytes)):
+            for row in self.grants.spent():
+                self._tell(m.ReturnGrant(*row))
+            if offset is not None:
+                self.ahead = self.reserve(size, False, AHEAD_PATIENCE)
+        return offset
+
+    def answered(self, token: int) -> bool:
+        """Whether a request waits no longer."""
+        return token not in self.requests
+
+    def take(self, token: int) -> m.Granted | m.NoSpace | None:
+        """The answer to a request, once; None if there is none, or it was a grant asked for ahead."""
+        return self.answers.pop(token, None)
+
+    def forsake(self, token: int) -> None:
+        """The room that was asked for is not wanted any more; should it come, it goes back."""
+        if token == self.ahead:
+            self.ahead = 0
+        self.requests.pop(token, None)
+        answer = self.answers.pop(token, None)
+        if type(answer) is m.Granted:
+            self._tell(m.ReturnGrant(answer.offset, 0))
+
+    # -- writing --
+
+    def finished(self, offset: int) -> None:
+        """The object with its payload at ``offset`` is sealed, and its place is in a message on its way."""
+        self.grants.finished(offset)
+
+    def abandon(self, offset: int) -> None:
+        """The object at ``offset`` will not be written."""
+        row = self.grants.abandon(offset)
+        if row is not None:
+            self._tell(m.ReturnGrant(*row))
+
+    # -- what the store says --
+
+    def granted(self, message: m.Granted) -> None:
+        """Room; if nobody wants it any more, it goes back."""
+        if self.requests.pop(message.token, None) is None:
+            self._tell(m.ReturnGrant(message.offset, 0))
+        elif message.token == self.ahead:
+            self.ahead = 0
+            self.grants.add(message.offset, message.size)
+        else:
+            self.answers[message.token] = message
+
+    def refused(self, message: m.NoSpace) -> None:
+        """No room."""
+        if self.requests.pop(message.token, None) is None:
+            return
+        if message.token == self.ahead:
+            self.ahead = 0  # Whoever needs the room asks again, with more patience.
+        else:
+            self.answers[message.token] = message
+
+    def recalled(self, offset: int) -> None:
+        """The store wants an idle grant back."""
+        row = self.grants.give_back(offset)
+        if row is not None:
+            self._tell(m.ReturnGrant(*row))
+
+    # -- after a restart of the daemon --
+
+    def rows(self) -> tuple[tuple[int, int, int], ...]:
+        """What ``GrantsHeld`` says: (offset, size, used) of grants, and of room that came and was not taken."""
+        untaken = (answer for answer in self.answers.values() if type(answer) is m.Granted)
+        return (*self.grants.rows(), *((answer.offset, answer.size, 0) for answer in untaken))
+
+    def ask_again(self) -> None:
+        """A new daemon has heard none of the requests."""
+        for request in self.requests.values():
+            self._tell(request)
