@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
-from typing import TYPE_CHECKING
 
 from zfabric.adapters.arena import Arena
 from zfabric.exceptions import ObjectStoreFullError, ObjectTooLargeError
 from zfabric.protocol import messages as m
+from zfabric.runtime.connection import Connection, clock
 from zfabric.runtime.interface import Serialized
-
-if TYPE_CHECKING:
-    from zfabric.runtime.client import FabricClient
-
-clock = time.monotonic
 
 
 class ArenaAccess:
     """One process's access to its node's arena, mapped on first use."""
 
-    def __init__(self, client: FabricClient, path: str, size: int) -> None:
-        self._client = client
+    def __init__(self, connection: Connection, path: str, size: int) -> None:
+        self._connection = connection
         self._arena_path = path
         self._arena_size = size
         self._arena: Arena | None = None
@@ -35,35 +29,35 @@ class ArenaAccess:
             value.write_into(arena.writable(offset, size))
             arena.seal(offset, identifier, size)
         except BaseException:
-            with self._client.lock:
-                self._client.machine.room.abandon(offset)
+            with self._connection.lock:
+                self._connection.machine.room.abandon(offset)
             raise
         return offset, size
 
     def _room_for(self, size: int) -> int:
-        client, room = self._client, self._client.machine.room
-        exact = size > client.config.grant_bytes // 2
-        deadline = clock() + client.config.put_patience
+        connection, room = self._connection, self._connection.machine.room
+        exact = size > connection.config.grant_bytes // 2
+        deadline = clock() + connection.config.put_patience
         while True:
-            with client.lock:
-                client._check_usable()
+            with connection.lock:
+                connection.check_usable()
                 asked_before = room.ahead
                 if not exact:
                     offset = room.allocate(size)
                     if offset is not None:
                         if room.ahead != asked_before:
-                            client.flush()  # The daemon makes the next grant ready while this value is written.
+                            connection.flush()  # The daemon makes the next grant ready while this value is written.
                         return offset
                 ahead = 0 if exact else room.ahead
                 token = ahead or room.reserve(size, exact, max(0.0, deadline - clock()))
-                client.flush()
+                connection.flush()
             try:
-                answered = client._wait_until(partial(room.answered, token), deadline + 5.0)
+                answered = connection.wait_until(partial(room.answered, token), deadline + 5.0)
             except BaseException:
-                with client.lock:
+                with connection.lock:
                     room.forsake(token)
                 raise
-            with client.lock:
+            with connection.lock:
                 answer = room.take(token)
                 if type(answer) is m.Granted and exact:
                     return room.grants.add_exact(answer.offset, answer.size)

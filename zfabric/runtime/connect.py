@@ -10,7 +10,8 @@ from collections.abc import Callable
 from zfabric.config import Config
 from zfabric.exceptions import ConnectionLostError
 from zfabric.protocol.ids import INCARNATION_BYTES
-from zfabric.runtime.client import FabricClient, clock
+from zfabric.runtime.client import FabricClient
+from zfabric.runtime.connection import clock
 from zfabric.runtime.session import Session
 
 REGISTER_SECONDS = 15.0

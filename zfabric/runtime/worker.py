@@ -35,7 +35,8 @@ from zfabric.protocol.ids import CLIENT, CONTROL, JOB_BYTES, TASK_BYTES, WORKER,
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
 from zfabric.protocol.options import option
 from zfabric.runtime import interface
-from zfabric.runtime.client import CHECK_EVERY, FabricClient, clock
+from zfabric.runtime.client import FabricClient
+from zfabric.runtime.connection import CHECK_EVERY, clock
 from zfabric.runtime.session import Session
 
 INTERRUPT = int(signal.SIGRTMIN) + 7
@@ -249,7 +250,7 @@ class WorkerRuntime(FabricClient):
             return item
 
     def _idle(self) -> None:
-        self._wait_until(lambda: bool(self.worker.queue or self.worker.inline), None)
+        self.wait_until(lambda: bool(self.worker.queue or self.worker.inline), None)
 
     def _execute(self, item: Item) -> None:
         row = item.row
@@ -415,7 +416,7 @@ class WorkerRuntime(FabricClient):
     def wait_for(self, object_ids: Sequence[bytes], done: Callable[[], bool], deadline: float | None, plain: bool) -> bool:
         """Say that the task on top waits, run what is put on top of it, and say when it goes on."""
         if threading.get_ident() != self._main or not self._contexts:
-            return self._wait_until(done, deadline)
+            return self.wait_until(done, deadline)
         item = self._contexts[-1]
         inline = plain and ("asyncio" not in sys.modules or not _in_event_loop())
         with self.lock:
@@ -424,7 +425,7 @@ class WorkerRuntime(FabricClient):
             self.worker.block(tuple(object_ids), inline)
         try:
             while True:
-                answered = self._wait_until(lambda: bool(self.worker.inline) or self.worker.interrupted(item) != "" or done(), deadline)
+                answered = self.wait_until(lambda: bool(self.worker.inline) or self.worker.interrupted(item) != "" or done(), deadline)
                 with self.lock:
                     ready = done()
                     next_item = self.worker.begin() if self.worker.inline else None

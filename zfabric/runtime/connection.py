@@ -1,0 +1,355 @@
+"""A process's connection with its node's daemon: sockets, locks and threads around ``machines.client``, and how a process waits.
+
+The thread that waits pumps the sockets itself; when several wait, one leads and the others sleep until it has news or leaves. The only
+thread of its own is the flusher, asleep until a row has waited unsent for two milliseconds (and awake once a second, to answer
+what the fabric asks while the program is busy elsewhere). An exception out of the middle of a delivery (Ctrl-C) marks the
+connection unsynchronised: the client then says again all that it holds, as after a restart of the daemon.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+from zfabric.adapters.sockets import Post
+from zfabric.config import Config
+from zfabric.exceptions import ConnectionLostError, FabricError, NodeDiedError, NotInitializedError
+from zfabric.machines.client import Client
+from zfabric.protocol import messages as m
+from zfabric.protocol.effects import Send
+from zfabric.protocol.ids import CLIENT
+from zfabric.protocol.messages import Row
+from zfabric.runtime.session import Session
+
+clock = time.monotonic
+
+FLUSHER_PATIENCE = 25
+"""Times the flusher finds nothing to send before it goes to sleep: waking it costs the sender more than it costs to look."""
+CHECK_EVERY = 1.0
+"""How often a thread that waits looks whether the node is still there, in seconds."""
+
+
+class Connection:
+    """Joins the daemon, sends what the client machine says, delivers what comes, waits. Subclasses say what all of it is for."""
+
+    def __init__(self, session: Session, incarnation: bytes, kind: str, name: bytes, job: bytes, namespace: str) -> None:
+        self.session = session
+        self.config: Config = session.config()
+        self.kind = kind
+        self.name = name
+        self.namespace = namespace
+        self.incarnation = incarnation
+        self.control = b""
+        self.lock = threading.RLock()
+        self.machine = Client(CLIENT + incarnation, self.config)
+        self.machine.job = job
+        self.closed = False
+        self.alive: Callable[[], bool] = session.alive
+        self._pid = os.getpid()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
+        self.post = Post(self._context, session.sockets, incarnation, self.config)
+        self.daemon = b""
+        self._pump_lock = threading.Lock()
+        self._news = threading.Condition(threading.Lock())
+        self._followers = 0
+        self._inbox: deque[tuple[bytes, bytes]] = deque()
+        self._unsynchronised = False
+        self._armed = False
+        self._arm = threading.Lock()
+        self._arm.acquire()
+        self._flusher_asleep = True
+        self._sent_at = 0.0
+        self._flusher: threading.Thread | None = None
+
+    # -- connecting --
+
+    def register(self) -> m.Register:
+        """What this process says of itself."""
+        from zfabric.adapters.processes import start_ticks
+
+        return m.Register(
+            m.PROTOCOL_VERSION,
+            self.kind,
+            os.getpid(),
+            start_ticks(os.getpid()),
+            self.machine.job,
+            self.name,
+            self.control,
+            self.namespace,
+            os.getcwd() if self.kind == "driver" else "",
+        )
+
+    def connect(self, daemon: bytes) -> None:
+        """Register with the node's daemon, and wait for its welcome."""
+        deadline = clock() + self.config.register_seconds
+        with self.lock:
+            self._join(daemon)
+            self.flush()
+        if not self.wait_until(lambda: self.machine.welcomed or self.machine.refused is not None, deadline):
+            raise ConnectionLostError(f"the daemon in {self.session.directory} did not answer within {self.config.register_seconds} s")
+        if not self.machine.welcomed:
+            refused = self.machine.refused
+            self.machine.refused = None
+            raise _error(refused.kind, refused.text) if refused is not None else ConnectionLostError("refused")
+        self._flusher = threading.Thread(target=self._flush_late, name="zfabric-flusher", daemon=True)
+        self._flusher.start()
+
+    def _join(self, daemon: bytes) -> None:
+        """Everything goes to this incarnation of the daemon from now on, beginning with all that this process holds."""
+        if self.daemon and self.daemon != daemon:
+            self._leave(self.daemon)
+        self.daemon = daemon
+        self.machine.connect(daemon)
+        self.machine.rejoin(self.register(), self.running(), self.unread())
+
+    def _follow_daemon(self) -> None:
+        """Join the daemon that the session names, if that is another one now. The caller holds the lock."""
+        found = self.session.daemon()
+        if found is not None and found[0] != self.daemon and not self.closed:
+            self._join(found[0])
+            self.flush()
+
+    def _is_new_daemon(self, sender: bytes) -> bool:
+        """Whether a stranger is the node's new daemon, which is joined then. Nothing that others say is even decoded.
+
+        So a ``Rejoin`` only says that it is time to look: one from a daemon that has died since leads nobody astray.
+        """
+        self._follow_daemon()
+        if sender != self.daemon:
+            self.post.refused += 1
+            return False
+        return True
+
+    def _leave(self, daemon: bytes) -> None:
+        self.post.forget(daemon)
+
+    def running(self) -> tuple[m.Message, ...]:
+        """What a worker adds to its registration."""
+        return ()
+
+    def unread(self) -> tuple[Row, ...]:
+        """Places that came with tasks which a worker has not begun."""
+        return ()
+
+    # -- sending --
+
+    def flush(self) -> None:
+        """Send what waits, as one frame. The caller holds the lock."""
+        sends = self._sends()
+        if sends:
+            self._sent_at = clock()
+            self.post.send(sends, self._sent_at)
+
+    def _sends(self) -> list[tuple[bytes, Send]]:
+        daemon = self.daemon
+        effects = self.machine.take_effects(0.0)
+        return [(CLIENT, effect) for effect in effects if type(effect) is Send and effect.to[1:] == daemon]
+
+    def _settle(self) -> None:
+        """Let go of what finalizers dropped. The caller holds the lock."""
+        if self.machine.dropped or self.machine.unviewed:
+            self.machine.settle()
+
+    def _has_unsent(self) -> bool:
+        return self.machine.has_unsent
+
+    # -- receiving --
+
+    def _pump(self, timeout: float) -> bool:
+        """Wait for frames and deliver them. The caller leads (holds the pump lock)."""
+        if timeout > 0 and not self._inbox and not self._wait_readable(timeout):
+            return False
+        self._inbox.extend(self.post.receive())
+        if not self._inbox:
+            return False
+        with self.lock:
+            try:
+                now = clock()
+                while self._inbox:
+                    sender, frame = self._inbox[0]
+                    if sender == self.daemon or self._is_new_daemon(sender):
+                        for to, role, message in self.post.accept(sender, frame, now):
+                            self._deliver(now, to, role + sender, message)
+                    self._inbox.popleft()
+            except BaseException:
+                self._inbox.clear()
+                self._unsynchronised = True
+                raise
+        if self.machine.notices:
+            self._show_notices()
+        return True
+
+    def _wait_readable(self, timeout: float) -> bool:
+        return self.post.poll(timeout)
+
+    def _deliver(self, now: float, to: bytes, source: bytes, message: Any) -> None:
+        if type(message) is not m.Rejoin:
+            self.machine.step(now, source, message)
+
+    def _wake(self) -> None:
+        if self._followers:
+            with self._news:
+                self._news.notify_all()
+
+    def _show_notices(self) -> None:
+        while self.machine.notices:
+            notice = self.machine.notices.popleft()
+            if type(notice) is m.LogLines:
+                for pid, stream, text in notice.rows:
+                    target = sys.stderr if stream == "err" else sys.stdout
+                    for line in text.splitlines():
+                        print(f"(pid={pid}) {line}", file=target)
+            elif type(notice) is m.Notice:
+                print(f"zfabric {notice.level}: {notice.text}", file=sys.stderr)
+
+    # -- waiting --
+
+    def wait_until(self, done: Callable[[], bool], deadline: float | None) -> bool:
+        """Pump until ``done()`` (asked under the lock) or the deadline; False if it passed first."""
+        check_at = clock() + CHECK_EVERY
+        while True:
+            with self.lock:
+                self.check_usable()
+                if done():
+                    return True
+                if self._has_unsent():
+                    self.flush()
+                if self.post.congested:
+                    self.post.tick(clock())
+            now = clock()
+            if deadline is not None and now >= deadline:
+                return False
+            if now >= check_at:
+                check_at = now + CHECK_EVERY
+                self._check_node()
+                with self.lock:
+                    self.post.tick(now)
+            pause = min(check_at, deadline) - now if deadline is not None else check_at - now
+            if self.post.congested:
+                pause = min(pause, 0.005)
+            if self._pump_lock.acquire(blocking=False):
+                try:
+                    self._pump(pause)
+                finally:
+                    self._pump_lock.release()
+                    self._wake()
+            else:
+                self._follow(pause)
+
+    def _follow(self, pause: float) -> None:
+        with self._news:
+            self._followers += 1
+            try:
+                if self._pump_lock.locked():
+                    self._news.wait(min(pause, 0.1))
+            finally:
+                self._followers -= 1
+
+    def check_usable(self) -> None:
+        """Raise what keeps this process from using the cluster. The caller holds the lock."""
+        if self.closed:
+            raise NotInitializedError("the connection to the cluster is closed; call zf.init() for a new one")
+        if os.getpid() != self._pid:
+            raise NotInitializedError("this process was forked from one that uses zfabric; start its own with zf.init(), or use tasks")
+        if self._unsynchronised:
+            self._unsynchronised = False
+            self.machine.rejoin(self.register(), self.running(), self.unread())
+            self.flush()
+        if self.machine.refused is not None and self.machine.welcomed:
+            refused, self.machine.refused = self.machine.refused, None
+            raise _error(refused.kind, refused.text)
+        if self.machine.farewell:
+            raise ConnectionLostError(f"the job has ended: {self.machine.farewell}")
+
+    def _check_node(self) -> None:
+        if not self.alive():
+            reason = self.session.failure()
+            text = "the node's supervisor is gone, and all its processes with it; call zf.shutdown() and zf.init()"
+            raise NodeDiedError(f"{text}. It said: {reason}" if reason else text)
+        with self.lock:
+            self._follow_daemon()
+
+    # -- the flusher --
+
+    def _arm_flusher(self) -> None:
+        """What is unsent now leaves within ``send_delay``. The caller holds the lock."""
+        self._armed = True
+        if self._flusher_asleep:
+            self._flusher_asleep = False
+            self._arm.release()
+
+    def _flush_late(self) -> None:
+        """The flusher: asleep while nothing is unsent, then awake every two milliseconds for as long as that goes on."""
+        house_at = clock() + CHECK_EVERY
+        while not self.closed:
+            if clock() >= house_at:  # also in a program that submits all the time, and never waits
+                house_at = clock() + CHECK_EVERY
+                self._attempt(self._keep_house)
+            if not self._arm.acquire(timeout=max(0.0, house_at - clock())):
+                continue
+            idle = 0
+            while idle < FLUSHER_PATIENCE and not self.closed and clock() < house_at:
+                time.sleep(self.config.send_delay)
+                idle = 0 if self._armed else idle + 1
+                # A program that submits in a loop sends full batches itself; what is unsent then is younger than the last of them.
+                if self._armed and clock() - self._sent_at >= self.config.send_delay:
+                    self._attempt(self._flush_armed)
+            with self.lock:
+                self._flusher_asleep = not self._armed
+                if self._armed:
+                    self._arm.release()
+
+    def _flush_armed(self) -> None:
+        with self.lock:
+            self._armed = False
+            if not self.closed:
+                self.flush()
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except (zmq.ZMQError, FabricError, OSError):
+            if not self.closed:
+                raise
+
+    def _keep_house(self) -> None:
+        """Once a second while nobody waits: take in what came, let go of what finalizers dropped, repeat what is due."""
+        if self._pump_lock.acquire(blocking=False):
+            try:
+                self._pump(0.0)
+            finally:
+                self._pump_lock.release()
+                self._wake()
+        with self.lock:
+            if not self.closed:
+                self.flush()
+                self.post.tick(clock())
+
+    # -- the end --
+
+    def disconnect(self) -> None:
+        """Let go of the sockets; whoever waits is woken, and finds the connection closed."""
+        with self.lock:
+            self.closed = True
+            if self._flusher_asleep:
+                self._flusher_asleep = False
+                self._arm.release()
+        self._wake()
+        with self._pump_lock:
+            self.post.close(flush=0.2)
+        self._context.term()
+
+
+def _error(kind: str, text: str) -> FabricError:
+    from zfabric import exceptions
+
+    found = getattr(exceptions, kind, FabricError)
+    error: FabricError = found(text)
+    return error
