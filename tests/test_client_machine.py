@@ -159,6 +159,17 @@ def test_room_that_is_not_wanted_any_more_goes_back(client: Client) -> None:
     assert not client.room.answers
 
 
+def test_room_of_a_value_that_could_not_be_written_goes_back_unless_it_is_part_of_a_grant(client: Client) -> None:
+    alone = client.room.grants.add_exact(4096, 1088)
+    client.room.grants.add(8192, 2**20)
+    shared = client.room.allocate(1000)
+    assert shared is not None
+    client.room.abandon(shared)
+    client.room.abandon(alone)
+    assert said(client) == [m.ReturnGrant(4096, 0)]
+    assert client.room.allocate(1000) == shared
+
+
 def fill(client: Client, size: int) -> list[int]:
     """Write values of ``size`` bytes for as long as grants have room and no new one is asked for: where."""
     offsets: list[int] = []
