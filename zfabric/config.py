@@ -31,6 +31,8 @@ class Config:
     """A running task that keeps others waiting this long loses those behind it to other workers."""
     workers_max: int = 64
     """Most worker processes on a node, whatever fractions of a CPU their tasks ask for."""
+    actors_max: int = 256
+    """Actors on one node that have a process of their own."""
     workers_blocked_max: int = 32
     """Most workers started beyond the node's CPUs because others are blocked."""
     worker_idle_seconds: float = 60.0

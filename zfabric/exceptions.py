@@ -66,11 +66,32 @@ class ActorError(FabricError):
 
 
 class ActorDiedError(ActorError):
-    """The actor is dead; ``cause`` says of what."""
+    """The actor is dead. ``cause`` is what its ``__init__`` raised, if that is why; ``outcome`` as in ``ActorUnavailableError``."""
+
+    cause: BaseException | None = None
+    outcome: str = "not run"
 
 
 class ActorUnavailableError(ActorError):
-    """The actor cannot be reached now; ``outcome`` is "unknown" if the call may have taken effect."""
+    """The actor cannot be reached now. ``outcome`` is "unknown" if the call may have run, in part or in whole, else "not run"."""
+
+    outcome: str = "unknown"
+
+
+class ActorNameTakenError(ActorError, ValueError):
+    """Another living actor has that name in that namespace; ``get_if_exists=True`` takes that one instead."""
+
+
+class ActorNotFoundError(ActorError, ValueError):
+    """No living actor has that name in that namespace."""
+
+
+class ActorLimitExceededError(ActorError):
+    """The node has as many actors as it may have."""
+
+
+class DeadlockError(ActorError):
+    """An actor waits for a call that only it could run."""
 
 
 class PendingCallsLimitExceededError(ActorError):

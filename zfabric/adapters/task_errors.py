@@ -232,4 +232,12 @@ def load_failure(payload: bytes | memoryview) -> FabricError:
     known = isinstance(found, type) and issubclass(found, FabricError)
     error: FabricError = found(text) if known else FabricError(f"{kind}: {text}")
     error.facts = dict(facts)
+    if "outcome" in error.facts:
+        vars(error)["outcome"] = error.facts["outcome"]
+    cause = error.facts.pop("cause", None)
+    if type(cause) is bytes:
+        told = load_error(cause)
+        error.args = (f"{text}\n{told}",)
+        error.__cause__ = told
+        vars(error)["cause"] = told.cause or told
     return error

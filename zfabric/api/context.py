@@ -40,8 +40,8 @@ class RuntimeContext:
         return f"{self._client.node.hex()}{os.getpid():08x}"
 
     def get_actor_id(self) -> str | None:
-        """The actor this code belongs to: none, in a task or driver."""
-        return None
+        """The actor this code belongs to; None in a task or driver."""
+        return self._task.actor_id.hex() or None if self._task else None
 
     def get_accelerator_ids(self) -> dict[str, list[str]]:
         """The accelerators given to this task, by kind."""

@@ -57,6 +57,27 @@ def _name(value: Any) -> None:
         raise OptionError(f"name is a non-empty str, not {value!r}")
 
 
+def _name_of(what: str) -> Callable[[Any], None]:
+    def check(value: Any) -> None:
+        if not isinstance(value, str) or not value:
+            raise OptionError(f"{what} is a non-empty str, not {value!r}")
+
+    return check
+
+
+def _lifetime(value: Any) -> None:
+    if value not in ("detached", "non_detached"):
+        raise OptionError(f"lifetime is 'detached' or 'non_detached', not {value!r}")
+
+
+def _one(name: str) -> Callable[[Any], None]:
+    def check(value: Any) -> None:
+        if value != 1:
+            raise OptionError(f"{name}={value!r} is not supported yet: an actor runs one call at a time")
+
+    return check
+
+
 def _flag(name: str) -> Callable[[Any], None]:
     def check(value: Any) -> None:
         if not isinstance(value, bool):
@@ -121,6 +142,74 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
     },
 }
 _ACTORS_ONLY = {"max_restarts", "max_task_retries", "max_concurrency", "concurrency_groups", "lifetime", "namespace", "get_if_exists"}
+
+
+_ACTOR_CHECKS: dict[str, Callable[[Any], None]] = {
+    **{
+        name: check
+        for name, check in _CHECKS.items()
+        if name not in ("num_returns", "max_retries", "retry_exceptions", "timeout", "inline", "deterministic")
+    },
+    "max_restarts": _whole("max_restarts", -1, 2**31),
+    "max_task_retries": _whole("max_task_retries", -1, 2**31),
+    "namespace": _name_of("namespace"),
+    "get_if_exists": _flag("get_if_exists"),
+    "lifetime": _lifetime,
+    "max_concurrency": _one("max_concurrency"),
+    "concurrency_groups": _nothing("concurrency_groups"),
+    "max_pending_calls": _nothing("max_pending_calls"),
+    "checkpoint_every": _nothing("checkpoint_every"),
+    "lightweight": _nothing("lightweight"),
+}
+ACTOR_OPTIONS = frozenset(_ACTOR_CHECKS)
+"""Options of remote classes."""
+_METHOD_CHECKS: dict[str, Callable[[Any], None]] = {
+    "num_returns": _num_returns,
+    "concurrency_group": _nothing("concurrency_group"),
+    "readonly": _flag("readonly"),
+    "name": _name,
+    "enable_task_events": _anything,
+}
+
+
+def checked_actor(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for options of remote classes."""
+    for name, value in options.items():
+        check = _ACTOR_CHECKS.get(name)
+        if check is None:
+            if name in _CHECKS:
+                raise OptionError(f"{name!r} is an option of functions and methods, not of classes")
+            raise OptionError(f"a remote class has no option {name!r}{near(name, _ACTOR_CHECKS)}")
+        if value is not None:
+            check(value)
+    if options.get("get_if_exists") and not options.get("name"):
+        raise OptionError("get_if_exists=True needs a name to look for")
+    return dict(options)
+
+
+def checked_method(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for options of methods."""
+    for name, value in options.items():
+        check = _METHOD_CHECKS.get(name)
+        if check is None:
+            raise OptionError(f"a method has no option {name!r}{near(name, _METHOD_CHECKS)}")
+        if value is not None:
+            check(value)
+    return dict(options)
+
+
+def pairs_of_actor(options: Mapping[str, Any], blueprint: bytes, default_env: Mapping[str, Any] | None = None) -> Pairs:
+    """Checked options of a class as they travel, with what its handles are made of."""
+    plain = {name: value for name, value in options.items() if name in _CHECKS}
+    found: list[tuple[str, Any]] = [("actor", blueprint), ("inline", False), *pairs_of(plain, default_env)]
+    for name in ("namespace", "max_restarts"):
+        if options.get(name) is not None:
+            found.append((name, options[name]))
+    if options.get("lifetime") == "detached":
+        found.append(("detached", True))
+    restarts = options.get("max_restarts")
+    found.append(("max_retries", 0 if restarts is None else restarts))
+    return tuple(found)
 
 
 def checked(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from zfabric.adapters.serialization import (
 )
 from zfabric.api.errors import a
 from zfabric.api.lifecycle import connected, default_runtime_env
-from zfabric.api.options import Pairs, checked, difference, pairs_of
+from zfabric.api.options import Pairs, ACTOR_OPTIONS, checked, checked_actor, difference, pairs_of, pairs_of_actor
 from zfabric.api.refs import ObjectRef
 from zfabric.exceptions import OptionError, SerializationError
 from zfabric.protocol.ids import FIRST_RETURN, object_id
@@ -40,12 +40,14 @@ _VARARGS, _VARKEYWORDS, _GENERATOR, _COROUTINE = 0x04, 0x08, 0x20, 0x80
 """Flags of code objects, as in ``inspect``, without importing it."""
 
 
-class _Export:
-    """A function as a job knows it: shared by a remote function and its ``options`` variants."""
+class Export:
+    """A function or a class as a job knows it: shared by a remote function and its ``options`` variants."""
 
-    def __init__(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    def __init__(self, function: Callable[..., Any], options: Mapping[str, Any], blueprint: bytes = b"") -> None:
         self.function = function
         self.options = options
+        self.blueprint = blueprint
+        """What handles are made of, if this is a class."""
         self.client: ClientInterface | None = None
         self.job = b""
         self.function_id = b""
@@ -62,7 +64,7 @@ class _Export:
         elsewhere = self.client is not None and self.client is not client
         if not self.function_id or self.job != client.job or elsewhere:
             retry = self.options.get("retry_exceptions") or False
-            pairs = pairs_of(self.options, default_runtime_env())
+            pairs = self._pairs()
             self.busy = True
             try:
                 payload = dump_function(self.function, retry if isinstance(retry, bool) else tuple(retry), self.name)
@@ -77,6 +79,11 @@ class _Export:
             client.export(self.function_id, self.name, payload, pairs)
         self.client = client
 
+    def _pairs(self) -> Pairs:
+        if self.blueprint:
+            return pairs_of_actor(self.options, self.blueprint, default_runtime_env())
+        return pairs_of(self.options, default_runtime_env())
+
     def __getstate__(self) -> dict[str, Any]:
         client = interface.current()
         if client is not None and client is not self.client and not self.busy:
@@ -84,6 +91,7 @@ class _Export:
         return {
             "function": self.function,
             "options": self.options,
+            "blueprint": self.blueprint,
             "function_id": b"" if self.busy else self.function_id,
             "job": self.job,
         }
@@ -96,7 +104,7 @@ class _Export:
     def adopt(self, function: Callable[..., Any], payload: bytes, function_id: bytes) -> None:
         """Told by ``load_function``: if this is the very function of that payload, ``function_id`` is its id too."""
         client = interface.current()
-        pairs = pairs_of(self.options, default_runtime_env())
+        pairs = self._pairs()
         if client is not None and self.function is function and function_identity(payload, pairs) == function_id:
             self.function_id, self.job = function_id, client.job
 
@@ -114,10 +122,10 @@ class RemoteFunction:
     10
     """
 
-    def __init__(self, function: Callable[..., Any], options: Mapping[str, Any], export: _Export | None = None) -> None:
+    def __init__(self, function: Callable[..., Any], options: Mapping[str, Any], export: Export | None = None) -> None:
         self._function = function
         self._options = dict(options)
-        self._export = export or _Export(function, self._options)
+        self._export = export or Export(function, self._options)
         self._client: ClientInterface | None = None
         functools.update_wrapper(self, function, updated=())
 
@@ -247,7 +255,7 @@ class RemoteFunction:
         try:
             arguments, dependencies, contained = dump_arguments(args, kwargs, ObjectRef, client.config.inline_bytes)
         except ArgumentsTooLarge:
-            args, kwargs, held = _store_large(client, args, kwargs)
+            args, kwargs, held = store_large(client, args, kwargs)
             arguments, dependencies, contained = dump_arguments(args, kwargs, ObjectRef)
         if contained:
             return arguments, dependencies, (*(self._call_options or ()), ("contains", contained)), held
@@ -287,7 +295,7 @@ def _positional(function: Any) -> tuple[int, float]:
     return least, float("inf") if code.co_flags & _VARARGS else most
 
 
-def _store_large(
+def store_large(
     client: ClientInterface, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], list[ObjectRef]]:
     """The arguments with the large ones stored: each over ``inline_bytes``, and the largest of the rest if they are many."""
@@ -308,7 +316,7 @@ def _store_large(
 
 
 def remote(*args: Any, **options: Any) -> Any:
-    """Make a function remote: ``@zf.remote``, ``@zf.remote(num_cpus=2, …)`` or ``zf.remote(f)``.
+    """Make a function or a class remote: ``@zf.remote``, ``@zf.remote(num_cpus=2, …)`` or ``zf.remote(f)``.
 
     Options: ``num_cpus`` (1), ``num_gpus``, ``resources`` (a dict) say what a call holds while it runs; ``num_returns`` (1);
     ``max_retries`` (3) after the loss of a worker, -1 without end; ``retry_exceptions`` (False) True or a list of exception
@@ -328,18 +336,27 @@ def remote(*args: Any, **options: Any) -> Any:
     2
     """
     if len(args) == 1 and not options and callable(args[0]):
-        return _make(args[0], {})
+        return _make(args[0], options)
     if args:
         raise TypeError(
             f"remote() takes one function, or options by name: @zf.remote, @zf.remote(num_cpus=2) or zf.remote(f), not {a(args[0])}"
         )
-    settings = checked(options)
-    return lambda function: _make(function, settings)
+    try:
+        checked(options)
+    except OptionError:
+        # Whether a function or a class follows is not known yet: what neither can have is said here and now.
+        if not set(options) <= ACTOR_OPTIONS:
+            raise
+        checked_actor(options)
+    return lambda function: _make(function, options)
 
 
-def _make(function: Any, options: dict[str, Any]) -> RemoteFunction:
+def _make(function: Any, options: dict[str, Any]) -> Any:
     if isinstance(function, type):
-        raise OptionError(f"{function.__name__} is a class, and remote classes (actors) arrive in the next release; use functions")
+        from zfabric.api.actor import ActorClass
+
+        return ActorClass(function, checked_actor(options))
+    options = checked(options)
     if isinstance(function, RemoteFunction):
         raise TypeError(f"{function!r} is a remote function already; use .options(...) to change its options")
     if not callable(function):

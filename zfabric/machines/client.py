@@ -15,6 +15,7 @@ from typing import Any
 
 from zfabric.config import Config
 from zfabric.machines.parts import rejoin
+from zfabric.machines.parts.calls import Calls
 from zfabric.machines.parts.entries import ABSENT, PENDING, Entry
 from zfabric.machines.parts.pins import Pins, Place
 from zfabric.machines.parts.reservations import Reservations
@@ -26,6 +27,7 @@ from zfabric.protocol.ids import (
     OBJECT_STORE,
     TASK_BYTES,
     Address,
+    is_call,
     object_id,
 )
 from zfabric.protocol.machine import Explanation, InvariantViolation
@@ -81,6 +83,7 @@ class Client:
         """Refs that finalizers let go of. They take no lock; ``settle`` does the rest."""
         self.unviewed: deque[bytes] = deque()
         """Objects that a value looked into which is gone: likewise."""
+        self.calls = Calls(self)
         self.asked: dict[int, m.Query] = {}
         """Questions without an answer: a new daemon has not heard them."""
         self.answers: dict[int, m.Answer] = {}
@@ -110,7 +113,7 @@ class Client:
     @property
     def has_unsent(self) -> bool:
         """Whether anything waits to be sent."""
-        return bool(self._outbox or self._controls)
+        return bool(self._outbox or self._controls or self.calls.unsent)
 
     def token(self) -> int:
         """A number for a question."""
@@ -144,7 +147,9 @@ class Client:
         if fresh:
             self.unfinished += 1
             if row[3] or len(row) > 4:
-                self.needed.update(_names(row))
+                names = _names(row)
+                self.needed.update(names)
+                self.calls.share(names)
         if self._tail_kind is m.Submit and len(self._tail) < BATCH_ROWS_MAX:
             self._tail.append(row)
         else:
@@ -167,6 +172,7 @@ class Client:
         """A value that exists, inline or written into one of this process's grants."""
         self.entries[identifier] = value if type(value) is bytes else Entry(1, OK, value, None)
         if contained:
+            self.calls.share(contained)
             self._contain(identifier, contained)
         if type(value) is tuple:
             self.written[identifier] = (identifier, value, contained, durable)
@@ -196,6 +202,8 @@ class Client:
         entry = self.entry(identifier)
         if entry is None:
             entry = self.entries[identifier] = Entry(0, ABSENT, None, None)
+            if is_call(identifier):
+                self.calls.shared.add(identifier)  # Another process's, which made it known.
         if entry.refs == 0:
             self._say(m.Hold, identifier)
         entry.refs += 1
@@ -204,7 +212,7 @@ class Client:
         """Do what finalizers asked for: drop refs, then unpin what nothing looks at any more."""
         dropped, unviewed = self.dropped, self.unviewed
         entries = self.entries
-        rare = bool(self._pinned or self.lineage or self.containing or self.needed or self.cancelled)
+        rare = bool(self._pinned or self.lineage or self.containing or self.needed or self.cancelled or self.calls.targets)
         while dropped:
             identifier = dropped.popleft()
             entry = entries.get(identifier)
@@ -223,6 +231,8 @@ class Client:
                     del entries[identifier]
                 if rare:
                     self._let_go(identifier, full)
+            if is_call(identifier) and not self.calls.let_go(identifier):
+                continue
             if self._tail_kind is m.Release and len(self._tail) < BATCH_ROWS_MAX:
                 self._tail.append(identifier)
             else:
@@ -237,6 +247,7 @@ class Client:
         if identifier in self._pinned:
             self.pins.let_go(identifier)
         self._drop_lineage(identifier)
+        self.calls.forget(identifier)
         if identifier not in self.retired:
             self.dropped.extend(self.containing.pop(identifier, ()))
 
@@ -305,11 +316,12 @@ class Client:
 
     def cancel(self, identifiers: tuple[bytes, ...], force: bool, recursive: bool) -> None:
         """Ask for tasks to be stopped."""
-        for identifier in identifiers:
+        tasks = tuple(each for each in identifiers if not self.calls.cancel(each, "cancelled"))
+        for identifier in tasks:
             if not self.known(identifier):
                 self.cancelled[identifier] = (force, recursive)
-        self._flush_tail()
-        self._outbox.append((None, [m.Cancel(identifiers, force, recursive)]))
+        if tasks:
+            self.say(m.Cancel(tasks, force, recursive))
 
     def query(self, token: int, what: str, arguments: Row) -> None:
         """Ask the node's daemon; the answer comes under ``token``."""
@@ -340,6 +352,8 @@ class Client:
             self.counts["refused"] += 1
             return
         handler(self, message)
+        if self.calls._blocked:
+            self.calls.progress()
 
     def on_results(self, message: m.Results) -> None:
         """Outcomes of tasks this process submitted."""
@@ -473,8 +487,16 @@ class Client:
 
     def on_answer(self, message: m.Answer) -> None:
         """The answer to a question."""
-        if self.asked.pop(message.token, None) is not None:
+        if self.asked.pop(message.token, None) is not None and not self.calls.heard(message.token):
             self.answers[message.token] = message
+
+    def on_returned(self, message: m.Returned) -> None:
+        """Outcomes of calls."""
+        self.calls.returned(message.rows)
+
+    def on_whereabouts(self, message: m.Whereabouts) -> None:
+        """Where actors are."""
+        self.calls.whereabouts(message.rows)
 
     def on_kept(self, message: m.Kept) -> None:
         """Durable values are committed."""
@@ -569,6 +591,8 @@ class Client:
                 effects.append(Send(self.store, m.Unpin(tuple(items))))
             else:
                 effects.append(Send(self.scheduler, kind(tuple(items))))
+        if self.calls.unsent:
+            effects.extend(self.calls.take_sends())
         return effects
 
     def statistics(self) -> Mapping[str, float]:
@@ -605,6 +629,8 @@ HANDLERS: dict[type[Any], Any] = {
     m.NoSpace: Client.on_no_space,
     m.Answer: Client.on_answer,
     m.Kept: Client.on_kept,
+    m.Returned: Client.on_returned,
+    m.Whereabouts: Client.on_whereabouts,
     m.Welcome: Client.on_welcome,
     m.Refused: Client.on_refused,
     m.Farewell: Client.on_farewell,

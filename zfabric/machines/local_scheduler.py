@@ -16,6 +16,7 @@ from typing import Any
 
 from zfabric.config import Config
 from zfabric.machines.parts import agreement, report
+from zfabric.machines.parts.actors import Actors
 from zfabric.machines.parts.blocks import BlockWriter
 from zfabric.machines.parts.dispatch import Dispatcher
 from zfabric.machines.parts.infeasible import Infeasible
@@ -77,6 +78,9 @@ class LocalScheduler:
         self.stopping = Stopping(self.tables, self.outcomes)
         self.infeasible = Infeasible(self.tables, self.outcomes, self.pool)
         self.values = Values(self)
+        self.actors = Actors(self)
+        self.outcomes.actor_made = self.actors.ended
+        self.references.actor_unreferenced = self.actors.unreferenced
         self.membership = Membership(self, recovering)
         self._flush_at: float | None = None
         self._overdue_at: float | None = None
@@ -112,6 +116,7 @@ class LocalScheduler:
         if self._trim_at is not None and now >= self._trim_at:
             self._trim_at = self.dispatcher.trim(now)
         self.infeasible.tick(now)
+        self.actors.tick(now)
         self.membership.tick(now)
 
     def next_deadline(self) -> float | None:
@@ -125,6 +130,7 @@ class LocalScheduler:
             self.membership.next_deadline(),
             self.stopping.next_deadline(),
             self.infeasible.next_deadline(),
+            self.actors.next_deadline(),
         ]
         return min((each for each in candidates if each is not None), default=None)
 
@@ -209,7 +215,7 @@ class LocalScheduler:
             if identifier in job.functions:
                 continue
             function = FunctionRecord(identifier, name, payload, options)
-            function.queue = self.tables.queue_for(job, function.demand, function.environment)
+            function.queue = self.tables.queue_for(job, function.demand, function.environment, function.actor is not None)
             job.functions[identifier] = function
             puts.append(("function", job.id + identifier, report.packed((name, options, payload))))
         if puts:
@@ -264,6 +270,8 @@ class LocalScheduler:
             if count == 0:
                 task.holders = None
         self.set_terms(task, now)
+        if task.function.actor is not None and not self.actors.submitted(task, task.function.queue.job):
+            return
         self.resolve(task)
 
     def set_terms(self, task: TaskRecord, now: float) -> None:
@@ -273,7 +281,7 @@ class LocalScheduler:
             function = task.function
             demand = option(options, "demand", function.demand)
             environment = option(options, "env", function.environment)
-            task.facts().demand_queue = self.tables.queue_for(function.queue.job, demand, environment)
+            task.facts().demand_queue = self.tables.queue_for(function.queue.job, demand, environment, function.queue.actors)
         timeout = task.option("timeout")
         if timeout is not None:
             task.facts().deadline = now + timeout
@@ -526,6 +534,12 @@ HANDLERS: dict[type[Any], Any] = {
     m.Unblocked: LocalScheduler.on_unblocked,
     m.TakenBack: LocalScheduler.on_taken_back,
     m.Cancel: _part("stopping", "on_cancel"),
+    m.Find: _part("actors", "on_find"),
+    m.Expect: _part("actors", "on_expect"),
+    m.Reported: _part("actors", "on_reported"),
+    m.Kill: _part("actors", "on_kill"),
+    m.Leaving: _part("actors", "on_leaving"),
+    m.Hosting: _part("actors", "on_hosting"),
     m.Put: _part("values", "on_put"),
     m.Offer: _part("values", "on_offer"),
     m.Hold: _part("values", "on_hold"),

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from zfabric.config import Config
+from zfabric.machines.parts.mailbox import Invocation, Mailbox
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Send
 from zfabric.protocol.ids import LOCAL_SCHEDULER, Address
@@ -38,7 +39,8 @@ class Worker:
         self.scheduler: Address = b""
         self.queue: deque[Item] = deque()
         self.inline: deque[Item] = deque()
-        self.stack: list[Item] = []
+        self.mailbox = Mailbox()
+        self.stack: list[Item | Invocation] = []
         self.functions: dict[bytes, Row] = {}
         self.interrupts: dict[bytes, tuple[int, str]] = {}
         """Attempts to be stopped: task -> (attempt, reason)."""
@@ -48,6 +50,8 @@ class Worker:
         self.unheard: list[m.Message] = []
         """Completions that the daemon before this one may not have heard."""
         self.counts: Counter[str] = Counter()
+        self.unreturned = 0
+        """Outcomes of calls that are not sent yet."""
         self._rows: list[Row] = []
         self._extras: list[Row] = []
         self._durations: dict[bytes, list[float]] = {}
@@ -58,9 +62,12 @@ class Worker:
 
     # -- running --
 
-    def begin(self) -> Item | None:
-        """Claim the next task; from here on it is not taken back."""
-        if self.inline:
+    def begin(self) -> Item | Invocation | None:
+        """Claim the next task or call; from here on it is not taken back."""
+        item: Item | Invocation
+        if self.mailbox.queue and not self._waiting:
+            item = self.mailbox.queue.popleft()
+        elif self.inline:
             item = self.inline.popleft()
         elif self.queue and not self._waiting:
             item = self.queue.popleft()
@@ -86,15 +93,21 @@ class Worker:
         self._trace.append(started)
         self._trace.append(seconds)
 
+    def finish_call(self, item: Invocation, status: int, outputs: Row, contained: tuple[Row, ...]) -> None:
+        """A call has ended; its outcome is fixed here."""
+        self.stack.pop()
+        self.unreturned += 1
+        self.mailbox.ended(item, status, outputs, contained)
+
     @property
     def unreported(self) -> int:
-        """Completions not sent yet."""
-        return len(self._rows)
+        """Outcomes not sent yet."""
+        return len(self._rows) + self.unreturned
 
     @property
     def has_unsent(self) -> bool:
         """Whether anything waits to be sent."""
-        return bool(self._rows or self._effects)
+        return bool(self._rows or self._effects or self.mailbox.unsent)
 
     def block(self, wanted: tuple[bytes, ...], inline: bool) -> None:
         """The task on top waits: what was not begun goes back with the news."""
@@ -134,8 +147,10 @@ class Worker:
         handler = HANDLERS.get(type(message))
         if handler is None:
             self.counts["refused"] += 1
-            return
-        handler(self, message)
+        elif type(message) is m.Call:
+            self.on_call(source, message)  # Nothing else that a worker hears depends on who says it.
+        else:
+            handler(self, message)
 
     def on_functions(self, message: m.Functions) -> None:
         """Functions of the rows that follow."""
@@ -181,7 +196,24 @@ class Worker:
         elif any(item.row[0] == message.task_id and item.attempt == message.attempt for item in self.stack):
             self.interrupts[message.task_id] = (message.attempt, message.reason)
 
-    def interrupted(self, item: Item) -> str:
+    def on_call(self, source: Address, message: m.Call) -> None:
+        """Calls of this process's actors."""
+        self.mailbox.accept(source, message)
+
+    def on_stopped(self, message: m.Stopped) -> None:
+        """Stop a call, or do not begin it."""
+        if not self.mailbox.stop(message.call_id, message.reason):
+            self.on_interrupt(m.Interrupt(message.call_id, 0, message.reason))
+
+    def on_caller_gone(self, message: m.CallerGone) -> None:
+        """A process that may have called has ended."""
+        self.mailbox.caller_gone(message.incarnation)
+
+    def on_retire(self, message: m.Retire) -> None:
+        """Nobody has a handle any more."""
+        self.mailbox.retiring = True
+
+    def interrupted(self, item: Item | Invocation) -> str:
         """Why this attempt is to be stopped; empty if it is not."""
         found = self.interrupts.get(item.row[0])
         return found[1] if found is not None and found[0] == item.attempt else ""
@@ -192,14 +224,15 @@ class Worker:
 
     def running(self) -> tuple[m.Message, ...]:
         """What a restarted scheduler must know: tasks begun and not begun, completions unheard, who waits."""
-        rows = tuple((item.row, item.attempt, True) for item in self.stack)
+        rows = tuple((item.row, item.attempt, True) for item in self.stack if type(item) is Item)
         rows += tuple((item.row, item.attempt, False) for item in (*self.inline, *self.queue))
         self._report()
         unheard, self.unheard = self.unheard, []
         unheard += [effect.message for effect in self._effects if isinstance(effect, Send) and type(effect.message) is m.Completed]
         self._effects = []
         waiting = [blocked._replace(returned=()) for blocked in self._waiting]  # What was returned then is not among the rows.
-        return (m.Running(rows), *unheard, *waiting)
+        hosted = (m.Hosting(tuple(self.mailbox.actors.values())),) if self.mailbox.actors else ()
+        return (*hosted, m.Running(rows), *unheard, *waiting)
 
     def unread(self) -> tuple[Row, ...]:
         """Places that came with tasks not begun: pins that the client has not counted. Rows as in ``Pinned``."""
@@ -217,6 +250,9 @@ class Worker:
         """Completions, and what was said in between, in order."""
         self._report()
         effects, self._effects = self._effects, []
+        if self.mailbox.unsent:
+            self.unreturned = 0
+            effects.extend(self.mailbox.take_sends(self.scheduler))
         return effects
 
     def connect(self, daemon: bytes) -> None:
@@ -247,5 +283,9 @@ HANDLERS: dict[type[Any], Any] = {
     m.TakeBack: Worker.on_take_back,
     m.Interrupt: Worker.on_interrupt,
     m.Stop: Worker.on_stop,
+    m.Call: Worker.on_call,
+    m.Stopped: Worker.on_stopped,
+    m.CallerGone: Worker.on_caller_gone,
+    m.Retire: Worker.on_retire,
 }
 """What a worker accepts."""

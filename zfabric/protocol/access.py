@@ -31,6 +31,12 @@ FROM_PROCESSES: dict[bytes, frozenset[type[Any]]] = {
             m.Blocked,
             m.Unblocked,
             m.TakenBack,
+            m.Find,
+            m.Expect,
+            m.Reported,
+            m.Kill,
+            m.Leaving,
+            m.Hosting,
         }
     ),
     OBJECT_STORE: frozenset({m.Reserve, m.ReturnGrant, m.GrantsHeld, m.Pinned, m.Unpin}),

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgpack
 
-from zfabric.protocol.ids import FUNCTION_BYTES, OBJECT_BYTES, TASK_BYTES
+from zfabric.protocol.ids import FUNCTION_BYTES, INCARNATION_BYTES, OBJECT_BYTES, TASK_BYTES
 from zfabric.protocol.messages import MESSAGES, Message
 from zfabric.protocol.options import OPTION_TYPES, RETURNS_MAX
 
@@ -259,7 +259,62 @@ def _blocked(name: str, fields: tuple[Any, ...]) -> None:
     _ids(name, fields[2], TASK_BYTES)
 
 
+_MAYBE_TUPLE: set[type] = {tuple, type(None)}
+"""Of a row that may be short: what it does not have is None in its column."""
+
+
+def _call(name: str, fields: tuple[Any, ...]) -> None:
+    _ids(name, fields[:1], TASK_BYTES)
+    columns = _columns(name, fields[1], {3, 6}, (_BYTES, _STR, _BYTES, _MAYBE_TUPLE, _MAYBE_TUPLE, _OPTIONS))
+    _ids(name, columns[0], TASK_BYTES)
+    if len(columns) == 6:
+        for dependencies, values, options in zip(*columns[3:], strict=True):
+            _ids(name, dependencies or (), OBJECT_BYTES)
+            if len(dependencies or ()) != len(values or ()):
+                raise MalformedFrame(f"{name}: each dependency has a value")
+            _options(name, options or ())
+
+
+def _reported(name: str, fields: tuple[Any, ...]) -> None:
+    columns = _columns(name, fields[0], {5}, (_BYTES, _BYTES, _INT, _TUPLE, _TUPLE))
+    _ids(name, columns[0], TASK_BYTES)
+    _ids(name, columns[1], INCARNATION_BYTES)
+    for contained in columns[4]:
+        for refs in contained:
+            _ids(name, refs, OBJECT_BYTES)
+
+
+def _expect(name: str, fields: tuple[Any, ...]) -> None:
+    columns = _columns(name, fields[0], {2}, (_BYTES, _BYTES))
+    _ids(name, columns[0], OBJECT_BYTES)
+    _ids(name, columns[1], TASK_BYTES)
+
+
+def _hosting(name: str, fields: tuple[Any, ...]) -> None:
+    columns = _columns(name, fields[0], {2}, (_TUPLE, _INT))
+    _task_rows(name, columns[0])
+
+
+def _whereabouts(name: str, fields: tuple[Any, ...]) -> None:
+    columns = _columns(name, fields[0], {5}, (_BYTES, _INT, _BYTES, _BYTES, _BYTES))
+    _ids(name, columns[0], TASK_BYTES)
+
+
+def _one_task(name: str, fields: tuple[Any, ...]) -> None:
+    _ids(name, fields[:1], TASK_BYTES)
+
+
 _ROW_CHECKS = {
+    "Find": _task_ids,
+    "Whereabouts": _whereabouts,
+    "Call": _call,
+    "Returned": _results,
+    "Reported": _reported,
+    "Expect": _expect,
+    "Hosting": _hosting,
+    "Kill": _one_task,
+    "Leaving": _one_task,
+    "Stopped": _one_task,
     "Submit": _submit,
     "Inherit": _inherit,
     "Dispatch": _dispatch,

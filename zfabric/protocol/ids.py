@@ -4,7 +4,7 @@ A task's id is ``job (4) | parent (8) | counter (4)``: the parent part is a hash
 epoch, so that an exhausted counter goes on under another hash), and the counter numbers that parent's children. No hash is
 computed per task. What is said again after a daemon's restart has the same names; another attempt of the parent names other
 children. An object's id is ``task id (16) | index (4)``:
-returns count from 0, ``put`` values from 2**31.
+returns of tasks count from 0, of actor calls from 2**30, ``put`` values from 2**31. An actor's id is that of the task that makes it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ CHILDREN_MAX = 2**32 - 1
 
 FIRST_PUT_INDEX = 2**31
 FIRST_RETURN = b"\x00\x00\x00\x00"
+FIRST_CALL_INDEX = 2**30
+CALL_RETURN = b"\x40\x00\x00\x00"
+"""What the id of an actor call's first value ends in: such values are their caller's business until others hear of them."""
 
 SLOTS = 1024
 """Fixed number of slots that ids hash to; a versioned table maps slots to control-store shards."""
@@ -81,6 +84,16 @@ def index_of(object_id: bytes) -> int:
 def is_put(object_id: bytes) -> bool:
     """Whether the object was ``put`` rather than returned (and so has no lineage)."""
     return object_id[TASK_BYTES] >= 0x80
+
+
+def is_call(object_id: bytes) -> bool:
+    """Whether the object is the result of an actor's method."""
+    return 0x40 <= object_id[TASK_BYTES] < 0x80
+
+
+def call_value(call_id: bytes, index: int) -> bytes:
+    """The id of the ``index``-th value of an actor call (20 bytes)."""
+    return call_id + pack_counter(FIRST_CALL_INDEX + index)
 
 
 def slot_of(task: bytes) -> int:

@@ -45,6 +45,11 @@ OPTION_TYPES: dict[str, tuple[type, ...]] = {
     "contains": (tuple,),
     "parent": (bytes,),
     "paths": (tuple,),
+    "actor": (bytes,),
+    "detached": (bool,),
+    "namespace": (str,),
+    "max_restarts": (int,),
+    "max_concurrency": (int,),
 }
 """The types that values of known options may have; frames with others are refused."""
 

@@ -107,6 +107,39 @@ class FabricClient(Connection):
             self.flush()
         return names
 
+    def call(
+        self,
+        actor_id: bytes,
+        method: str,
+        arguments: bytes,
+        dependencies: tuple[bytes, ...],
+        options: tuple[Row, ...] | None,
+        num_returns: int,
+        retries: int,
+    ) -> bytes:
+        """See ``ClientInterface``."""
+        machine = self.machine
+        with self.lock:
+            if self.closed or machine.farewell or machine.refused or self._unsynchronised:
+                self.check_usable()
+            call_id = self.namer().child()
+            row: Row = (call_id, method, arguments)
+            if dependencies or options is not None:
+                row = (*row, dependencies, (), options)
+            machine.calls.call(actor_id, row, num_returns, retries)
+            if machine.calls.queued >= self._batch_rows or machine.unfinished == 1:
+                self.flush()
+            elif not self._armed:
+                self._arm_flusher()
+        return call_id
+
+    def kill_actor(self, actor_id: bytes, no_restart: bool) -> None:
+        """See ``ClientInterface``."""
+        with self.lock:
+            self.check_usable()
+            self.machine.say(m.Kill(actor_id, no_restart))
+            self.flush()
+
     def put(self, value: Serialized, durable: bool) -> bytes:
         """See ``ClientInterface``."""
         if durable and value.size > self.config.durable_bytes:

@@ -24,12 +24,14 @@ from zfabric.exceptions import ConnectionLostError, FabricError, NodeDiedError, 
 from zfabric.machines.client import Client
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
-from zfabric.protocol.ids import CLIENT
+from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL
 from zfabric.protocol.messages import Row
 from zfabric.runtime.session import Session
 
 clock = time.monotonic
 
+PEERS = (ACTOR, CONTROL)
+"""Roles of other processes that a client speaks to."""
 FLUSHER_PATIENCE = 25
 """Times the flusher finds nothing to send before it goes to sleep: waking it costs the sender more than it costs to look."""
 CHECK_EVERY = 1.0
@@ -60,6 +62,8 @@ class Connection:
         self._news = threading.Condition(threading.Lock())
         self._followers = 0
         self._inbox: deque[tuple[bytes, bytes]] = deque()
+        self._peers: set[bytes] = set()
+        """Actors that this process calls, and processes that call it."""
         self._unsynchronised = False
         self._armed = False
         self._arm = threading.Lock()
@@ -148,9 +152,11 @@ class Connection:
             self.post.send(sends, self._sent_at)
 
     def _sends(self) -> list[tuple[bytes, Send]]:
+        while self.machine.calls.gone:
+            self.post.forget(self.machine.calls.gone.pop())
         daemon = self.daemon
         effects = self.machine.take_effects(0.0)
-        return [(CLIENT, effect) for effect in effects if type(effect) is Send and effect.to[1:] == daemon]
+        return [(CLIENT, effect) for effect in effects if type(effect) is Send and (effect.to[1:] == daemon or effect.to[:1] in PEERS)]
 
     def _settle(self) -> None:
         """Let go of what finalizers dropped. The caller holds the lock."""
@@ -174,9 +180,12 @@ class Connection:
                 now = clock()
                 while self._inbox:
                     sender, frame = self._inbox[0]
-                    if sender == self.daemon or self._is_new_daemon(sender):
+                    if sender == self.daemon or (sender not in self._peers and not self._is_peer(sender) and self._is_new_daemon(sender)):
                         for to, role, message in self.post.accept(sender, frame, now):
                             self._deliver(now, to, role + sender, message)
+                    elif sender in self._peers:
+                        for to, role, message in self.post.accept(sender, frame, now):
+                            self._deliver_from_peer(now, to, role + sender, message)
                     self._inbox.popleft()
             except BaseException:
                 self._inbox.clear()
@@ -192,6 +201,19 @@ class Connection:
     def _deliver(self, now: float, to: bytes, source: bytes, message: Any) -> None:
         if type(message) is not m.Rejoin:
             self.machine.step(now, source, message)
+
+    def _is_peer(self, sender: bytes) -> bool:
+        """Whether a stranger is an actor that this process has called. Then it is none any more."""
+        if sender in self.post.peers:
+            self._peers.add(sender)
+        return sender in self._peers
+
+    def _deliver_from_peer(self, now: float, to: bytes, source: bytes, message: Any) -> None:
+        """What another process of the node says: outcomes of calls, and nothing else."""
+        if type(message) is m.Returned:
+            self.machine.step(now, source, message)
+        else:
+            self.post.refused += 1
 
     def _wake(self) -> None:
         if self._followers:

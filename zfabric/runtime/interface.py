@@ -64,6 +64,21 @@ class ClientInterface(Protocol):
     ) -> list[bytes]:
         """The same for many calls of one function: (arguments, dependencies, options) each."""
 
+    def call(
+        self,
+        actor_id: bytes,
+        method: str,
+        arguments: bytes,
+        dependencies: tuple[bytes, ...],
+        options: tuple[Row, ...] | None,
+        num_returns: int,
+        retries: int,
+    ) -> bytes:
+        """Queue one call of an actor and return its id at once. The process holds one reference to each of its outputs."""
+
+    def kill_actor(self, actor_id: bytes, no_restart: bool) -> None:
+        """End an actor's process at once."""
+
     def put(self, value: Serialized, durable: bool) -> bytes:
         """Store a value; return its object id. The process holds one reference to it. ObjectStoreFullError, ObjectTooLargeError."""
 
@@ -113,6 +128,7 @@ class TaskContext(NamedTuple):
     attempt: int
     function_name: str
     gpu_ids: tuple[int, ...]
+    actor_id: bytes = b""
 
 
 def _no_task() -> TaskContext | None:

@@ -23,20 +23,24 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import zmq
+
 from zfabric.adapters import serialization
 from zfabric.adapters.sockets import Post
-from zfabric.exceptions import FabricError, SerializationError
+from zfabric.exceptions import DeadlockError, FabricError, SerializationError
+from zfabric.machines.parts.mailbox import Invocation
 from zfabric.machines.parts.naming import Namer
 from zfabric.machines.worker import Item, Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
 from zfabric.protocol.failures import pack_failure
-from zfabric.protocol.ids import CLIENT, CONTROL, JOB_BYTES, TASK_BYTES, WORKER, object_id
+from zfabric.protocol.ids import CLIENT, CONTROL, JOB_BYTES, TASK_BYTES, WORKER, call_value, object_id
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
 from zfabric.protocol.options import option
 from zfabric.runtime import interface
 from zfabric.runtime.client import FabricClient
-from zfabric.runtime.connection import CHECK_EVERY, clock
+from zfabric.runtime.connection import CHECK_EVERY, PEERS, clock
+from zfabric.runtime.hosting import ActorExit, Host
 from zfabric.runtime.session import Session
 
 INTERRUPT = int(signal.SIGRTMIN) + 7
@@ -57,6 +61,7 @@ class WorkerRuntime(FabricClient):
         super().__init__(session, token, "worker", token, job, "")
         self.control = bytes((token[0] ^ 0x80,)) + token[1:]
         self.worker = Worker(WORKER + token, self.config)
+        self.host = Host(self.worker.mailbox)
         self.control_post = Post(self._context, session.sockets, self.control, self.config)
         self._main = threading.get_ident()
         self._handler = self._interrupted
@@ -65,8 +70,10 @@ class WorkerRuntime(FabricClient):
         self._waiting = False
         self._functions: dict[bytes, tuple[Callable[..., Any], Callable[[BaseException], bool]]] = {}
         self._options: dict[bytes, tuple[str, int]] = {}
+        self._classes: set[bytes] = set()
+        """Functions whose calls make actors."""
         self._namers: list[Namer | None] = []
-        self._contexts: list[Item] = []
+        self._contexts: list[Item | Invocation] = []
         self._thread_names = threading.local()
         self._first_unreported = 0.0
         self._returned: Any = None
@@ -150,6 +157,20 @@ class WorkerRuntime(FabricClient):
             self._listener = threading.Thread(target=self._listen, name="zfabric-control", daemon=True)
             self._listener.start()
 
+    def _is_peer(self, sender: bytes) -> bool:
+        """Whoever is not the node's daemon may call the actor that lives here."""
+        if not super()._is_peer(sender) and self.host.instances:
+            self._follow_daemon()
+            if sender != self.daemon:
+                self._peers.add(sender)
+        return sender in self._peers
+
+    def _deliver_from_peer(self, now: float, to: bytes, source: bytes, message: Any) -> None:
+        if type(message) is m.Call:
+            self.worker.step(now, source, message)
+        else:
+            super()._deliver_from_peer(now, to, source, message)
+
     def _leave(self, daemon: bytes) -> None:
         for to, role, message in self.post.forget(daemon):
             if role == WORKER and type(message) is m.Completed:
@@ -165,8 +186,8 @@ class WorkerRuntime(FabricClient):
             self.machine.pins.let_go(identifier)
         self.worker.given_up.clear()
         said, ends = self.machine.take_said(), self.worker.take_effects(0.0)
-        sends = [(CLIENT, effect) for effect in said if type(effect) is Send and effect.to[1:] == daemon]
-        sends += [(WORKER, effect) for effect in ends if type(effect) is Send and effect.to[1:] == daemon]
+        sends = [(CLIENT, effect) for effect in said if type(effect) is Send and (effect.to[1:] == daemon or effect.to[:1] in PEERS)]
+        sends += [(WORKER, effect) for effect in ends if type(effect) is Send and (effect.to[1:] == daemon or effect.to[:1] == CLIENT)]
         return sends + super()._sends()
 
     def _settle(self) -> None:
@@ -196,6 +217,13 @@ class WorkerRuntime(FabricClient):
     # -- the control thread --
 
     def _listen(self) -> None:
+        try:
+            self._obey()
+        except zmq.ZMQError:
+            if not self.closed:
+                raise
+
+    def _obey(self) -> None:
         post = self.control_post
         while not self.closed:
             deadline = post.next_deadline()
@@ -203,9 +231,11 @@ class WorkerRuntime(FabricClient):
             for sender, frame in post.receive():
                 with self.lock:
                     now = clock()
-                    if sender == self.daemon or self._is_new_daemon(sender):
+                    from_peer = sender != self.daemon and self._is_peer(sender)
+                    if sender == self.daemon or from_peer or self._is_new_daemon(sender):
                         for _, role, message in post.accept(sender, frame, now):
-                            self._controlled(now, role + sender, message)
+                            if not from_peer or type(message) is m.Stopped:
+                                self._controlled(now, role + sender, message)
             with self.lock:
                 post.tick(clock())
 
@@ -219,8 +249,11 @@ class WorkerRuntime(FabricClient):
         if self.worker.stopping:
             os._exit(0)
         self.flush()
-        if type(message) is m.Interrupt and message.task_id in self.worker.interrupts:
+        stopped = message.task_id if type(message) is m.Interrupt else message.call_id if type(message) is m.Stopped else b""
+        if stopped in self.worker.interrupts:
             signal.pthread_kill(self._main, INTERRUPT)
+        elif type(message) is m.Retire:
+            self._wake_main()
 
     def _interrupted(self, number: int, frame: Any) -> None:
         if self._in_fabric and not self._waiting:
@@ -235,14 +268,32 @@ class WorkerRuntime(FabricClient):
         try:
             while True:
                 item = self._next()
-                if item is None:
-                    self._idle()
-                else:
+                if item is not None:
                     self._execute(item)
+                elif self.host.done:
+                    self._retire()
+                else:
+                    self._idle()
         except KeyboardInterrupt:
             raise SystemExit(0) from None
 
-    def _next(self) -> Item | None:
+    def _retire(self) -> None:
+        """The end of an actor's process, with all that it has to say said."""
+        self.host.end()
+        self._returned = None
+        with self.lock:
+            self.flush()
+            self.closed = True
+            self.control_post.close()
+        self.disconnect()
+        raise SystemExit(0)
+
+    def _wake_main(self) -> None:
+        """Have the main thread look again, if it waits: a signal that its handler ignores ends its poll."""
+        if self._waiting and not self._contexts:
+            signal.pthread_kill(self._main, INTERRUPT)
+
+    def _next(self) -> Item | Invocation | None:
         with self.lock:
             item = self.worker.begin()
             if item is None or self.worker.unreported >= REPORT_ROWS:
@@ -250,9 +301,10 @@ class WorkerRuntime(FabricClient):
             return item
 
     def _idle(self) -> None:
-        self.wait_until(lambda: bool(self.worker.queue or self.worker.inline), None)
+        worker, host = self.worker, self.host
+        self.wait_until(lambda: bool(worker.mailbox.queue or worker.queue or worker.inline or host.done), None)
 
-    def _execute(self, item: Item) -> None:
+    def _execute(self, item: Item | Invocation) -> None:
         row = item.row
         self._slot[0:TASK_BYTES] = row[0]
         if not self.machine.job:
@@ -272,13 +324,16 @@ class WorkerRuntime(FabricClient):
         worker = self.worker
         with self.lock:
             worker.interrupts.pop(row[0], None)
-            worker.finish(item, status, outputs, extra, started, ended - started)
+            if type(item) is Invocation:
+                worker.finish_call(item, *_of_call(item, status, outputs), extra[0] if extra is not None else ())
+            else:
+                worker.finish(item, status, outputs, extra, started, ended - started)  # type: ignore[arg-type]
             self._returned = None
             while self._unfinished_writes:
                 self.machine.room.finished(self._unfinished_writes.pop())
             if worker.unreported == 1:
                 self._first_unreported = ended
-            if not self._armed and (worker.queue or worker.inline):
+            if not self._armed and (worker.queue or worker.inline or worker.mailbox.queue):
                 self._arm_flusher()
             if worker.unreported >= REPORT_ROWS or ended - self._first_unreported > self.config.completion_delay:
                 self.flush()
@@ -292,11 +347,10 @@ class WorkerRuntime(FabricClient):
             finally:
                 self._pump_lock.release()
 
-    def _run_user_code(self, item: Item) -> tuple[int, Row, tuple[Row, Row] | None]:
+    def _run_user_code(self, item: Item | Invocation) -> tuple[int, Row, tuple[Row, Row] | None]:
         row = item.row
-        function_id = row[1]
         try:
-            function, retryable = self._load(function_id)
+            function, retryable = (self.host.method(item), _never) if type(item) is Invocation else self._load(row[1])
             if row[2] or item.values:
                 args, kwargs = serialization.load_arguments(row[2], self._values(item))
             else:
@@ -315,6 +369,11 @@ class WorkerRuntime(FabricClient):
                 value = function(*args, **kwargs)
             finally:
                 self._in_fabric = 1
+        except ActorExit:
+            self._in_fabric = 1
+            self.host.leaving = True
+            self.machine.say(m.Leaving(next(iter(self.host.instances))))
+            return FAILED, (pack_failure("ActorDiedError", "it ended itself (exit_actor)"),), None
         except BaseException as error:
             self._in_fabric = 1  # An interrupt may have come before the line above was reached.
             if self.worker.interrupted(item):
@@ -322,6 +381,9 @@ class WorkerRuntime(FabricClient):
             status = RETRY if not isinstance(error, SystemExit) and _asks(retryable, error) else ERROR
             return status, (self._error(error, item),), None
         del args, kwargs
+        if row[1] in self._classes:
+            self.host.begin(item, value)  # type: ignore[arg-type]
+            value = None
         self._returned = value  # The refs in it live until its end is told: they would be let go of first otherwise.
         try:
             return self._pack(item, value)
@@ -339,6 +401,8 @@ class WorkerRuntime(FabricClient):
             self._look_in(option(row[3], "paths", ()))
             found = self._functions[function_id] = serialization.load_function(row[2], function_id)
             self._options[function_id] = (row[1], option(row[3], "num_returns", 1))
+            if option(row[3], "actor") is not None:
+                self._classes.add(function_id)
         return found
 
     def _look_in(self, paths: tuple[str, ...]) -> None:
@@ -347,10 +411,12 @@ class WorkerRuntime(FabricClient):
             self.paths = paths
             sys.path[:0] = [path for path in paths if path not in sys.path]
 
-    def _values(self, item: Item) -> list[Any]:
+    def _values(self, item: Item | Invocation) -> list[Any]:
         values = []
         for identifier, value in zip(item.row[3], item.values, strict=True):
-            if type(value) is tuple:
+            if value is None:
+                values.append(self._fetched(identifier))
+            elif type(value) is tuple:
                 with self.lock:
                     self.machine.pins.told(identifier, value)
                     self.machine.pins.view(identifier)
@@ -359,12 +425,30 @@ class WorkerRuntime(FabricClient):
                 values.append(serialization.deserialize(value))
         return values
 
-    def _pack(self, item: Item, value: Any) -> tuple[int, Row, tuple[Row, Row] | None]:
+    def _fetched(self, identifier: bytes) -> Any:
+        """A large argument of a call: its caller holds it."""
+        with self.lock:
+            self.machine.add_reference(identifier)
+        try:
+            outcome = super().get((identifier,), None)[0]
+            if outcome.status != OK:
+                raise FabricError("an argument of the call was lost")
+            return serialization.deserialize(outcome.data, outcome.release)
+        finally:
+            self.machine.dropped.append(identifier)
+
+    def _terms(self, item: Item | Invocation) -> tuple[str, int]:
+        """What is called, for people, and how many values it is to return."""
+        if type(item) is Invocation:
+            return f"{self.host.class_of(item)}.{item.method}", option(item.options, "num_returns", 1)
+        name, count = self._options.get(item.row[1], ("?", 1))
+        return name, option(item.row[4], "num_returns", count) if len(item.row) > 4 else count
+
+    def _pack(self, item: Item | Invocation, value: Any) -> tuple[int, Row, tuple[Row, Row] | None]:
         """Serialize what the function returned."""
         row = item.row
-        name, count = self._options[row[1]]
-        if len(row) > 4:
-            count = option(row[4], "num_returns", count)
+        name, count = self._terms(item)
+        name_value = call_value if type(item) is Invocation else object_id
         if count == 1:
             fast = serialization.serialize_fast(value)
             if fast is not None and len(fast) <= self.config.inline_bytes:
@@ -387,14 +471,17 @@ class WorkerRuntime(FabricClient):
             if packed.size <= self.config.inline_bytes:
                 outputs.append(packed.to_bytes())
             else:
-                place = self.values.write(object_id(row[0], index), packed)
+                place = self.values.write(name_value(row[0], index), packed)
                 outputs.append(place)
                 self._unfinished_writes.append(place[0])
         extra = (tuple(contained), ()) if any(contained) else None
+        if extra is not None:
+            with self.lock:
+                self.machine.calls.share([identifier for refs in contained for identifier in refs])
         return OK, tuple(outputs), extra
 
-    def _error(self, error: BaseException, item: Item) -> bytes:
-        name = self._options.get(item.row[1], ("?", 1))[0]
+    def _error(self, error: BaseException, item: Item | Invocation) -> bytes:
+        name = self._terms(item)[0]
         facts = {"function": name, "node": self.node.hex(), "pid": os.getpid(), "attempt": item.attempt}
         return serialization.dump_error(error, facts)
 
@@ -403,8 +490,8 @@ class WorkerRuntime(FabricClient):
         if not self._contexts:
             return None
         item = self._contexts[-1]
-        name = self._options.get(item.row[1], ("?", 1))[0]
-        return interface.TaskContext(item.row[0], item.attempt, name, item.gpus)
+        actor_id = item.actor_id if type(item) is Invocation else item.row[0] if item.row[1] in self._classes else b""
+        return interface.TaskContext(item.row[0], item.attempt, self._terms(item)[0], item.gpus, actor_id)
 
     def _assign_gpus(self, gpus: tuple[int, ...]) -> None:
         if gpus != self._gpus:
@@ -418,6 +505,9 @@ class WorkerRuntime(FabricClient):
         if threading.get_ident() != self._main or not self._contexts:
             return self.wait_until(done, deadline)
         item = self._contexts[-1]
+        if type(item) is Invocation:
+            self._refuse_deadlock(item, object_ids)
+            plain = False  # Nothing but its own calls runs in an actor's process.
         inline = plain and ("asyncio" not in sys.modules or not _in_event_loop())
         with self.lock:
             if done():
@@ -440,6 +530,28 @@ class WorkerRuntime(FabricClient):
                 self.worker.unblock()
                 if not self._armed:
                     self._arm_flusher()  # What follows, a completion most often, takes the news along.
+
+    def _refuse_deadlock(self, item: Invocation, object_ids: Sequence[bytes]) -> None:
+        """DeadlockError if an actor waits for a call that it would have to run itself, after the one that waits."""
+        for identifier in object_ids:
+            target = self.machine.calls.pending.get(identifier[:TASK_BYTES])
+            if target is not None and target.actor_id == item.actor_id:
+                name = self._terms(item)[0]
+                raise DeadlockError(
+                    f"{name} waits for a call of its own actor, which can only run once {name} has returned: "
+                    f"{name} -> {self.host.class_of(item)} -> {name}; call the method directly (self.method()), or return the ref"
+                )
+
+
+def _of_call(item: Invocation, status: int, outputs: Row) -> tuple[int, Row]:
+    """A call's outcome, as its caller is told."""
+    if status == INTERRUPTED:
+        return FAILED, (pack_failure("TaskCancelledError", f"{item.method} was stopped while it ran"),)
+    return status, outputs
+
+
+def _never(error: BaseException) -> bool:
+    return False
 
 
 def _in_event_loop() -> bool:

@@ -147,6 +147,7 @@ class WorkerProcess(Process):
         if item is None:
             self.flush()
             return None
+        assert type(item) is Item
         return self._begin(item)
 
     def inline_item(self) -> Frame | None:
@@ -154,7 +155,7 @@ class WorkerProcess(Process):
         if not self.worker.inline:
             return None
         item = self.worker.begin()
-        return self._begin(item) if item is not None else None
+        return self._begin(item) if type(item) is Item else None
 
     def _begin(self, item: Item) -> Frame:
         row = item.row

@@ -15,6 +15,7 @@ from zfabric.machines.parts.outcomes import Outcomes
 from zfabric.machines.parts.records import (
     ASSIGNED,
     ENDING,
+    HOSTING,
     IDLE,
     LEASED,
     READY,
@@ -82,6 +83,9 @@ class Dispatcher:
         ready = self._discard_stale(queue)
         if not ready:
             return
+        if queue.actors:
+            self._serve_actors(queue, now)
+            return
         if top_up:
             serving = [worker for worker in queue.leased.values() if worker.state == LEASED and not worker.frames]
             for worker in serving:
@@ -103,6 +107,24 @@ class Dispatcher:
             if not worker.inflight:
                 self._end_lease(worker, now)
                 return
+
+    def _serve_actors(self, queue: ShapeQueue, now: float) -> None:
+        """Each task gets a worker of its own, and what it asks for, for life."""
+        while self._discard_stale(queue) and self.pool.fits(queue.demand):
+            worker = self._idle_worker(queue)
+            if worker is None:
+                self._maybe_spawn(queue, now)
+                return
+            task = queue.tasks.popleft()
+            self.host(worker, queue)
+            worker.actor = task.id
+            self._assign(worker, [task], now, inline=False)
+
+    def host(self, worker: WorkerRecord, queue: ShapeQueue) -> None:
+        """A worker holds the queue's resources for an actor's life."""
+        self._lease(worker, queue)
+        queue.leased.pop(worker.token, None)
+        worker.state = HOSTING
 
     def _discard_stale(self, queue: ShapeQueue) -> int:
         tasks = queue.tasks
@@ -436,7 +458,7 @@ class Dispatcher:
         )
         if starting >= min(len(queue.tasks), self._fitting(queue.demand)):
             return
-        active = sum(1 for worker in workers if worker.state != ENDING)
+        active = sum(1 for worker in workers if worker.state not in (ENDING, HOSTING))
         plain, others = self._count_blocked()
         if plain > self.cpus or others > self.tables.config.workers_blocked_max:
             return

@@ -15,6 +15,7 @@ from zfabric.machines.parts.kept_rows import KeptRows
 from zfabric.machines.parts.records import (
     DONE,
     ENDING,
+    HOSTING,
     IDLE,
     STARTING,
     JobRecord,
@@ -179,7 +180,7 @@ class Membership:
 
     def _prestart(self, now: float) -> None:
         """As many workers as the node has CPUs, before the first task asks for them."""
-        alive = sum(1 for worker in self.tables.workers.values() if worker.state != ENDING)
+        alive = sum(1 for worker in self.tables.workers.values() if worker.state not in (ENDING, HOSTING))
         for _ in range(self.scheduler.dispatcher.cpus - alive):
             self.scheduler.dispatcher.spawn(None, NO_ENVIRONMENT, now)
 
@@ -230,6 +231,8 @@ class Membership:
             starting = known.state == STARTING
             self.scheduler.dispatcher.release(known)
             void = self.scheduler.outcomes.worker_lost(known, message)
+            if known.actor:
+                self.scheduler.actors.worker_lost(known, message)
             if known.process is not None and void:
                 self.scheduler.stopping.stop_void(void, known.process.incarnation, now)
             if starting:
@@ -271,6 +274,7 @@ class Membership:
         self.tables.processes.pop(process.incarnation, None)
         self.tables.touched.discard(process)
         self.scheduler.references.process_gone(process.incarnation)
+        self.scheduler.actors.process_gone(process.incarnation)
         if self.tables.store_address is not None:
             self.tables.send(self.tables.store_address, m.ProcessGone(process.incarnation))
 

@@ -7,7 +7,7 @@ attempt that was given out. Everything else that arrives is late, and what it wr
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from zfabric.machines.parts.records import (
     DONE,
@@ -40,6 +40,8 @@ class Outcomes:
         self.tables = tables
         self.references = references
         self.node = node
+        self.actor_made: Callable[[TaskRecord, WorkerRecord | None, int, bytes], None]
+        """Whom to tell once a task that makes an actor has ended."""
         self._ending = False
         self._failing: deque[tuple[TaskRecord, int, bytes]] = deque()
         """Dependents of failed tasks, yet to fail: a queue and not recursion, since chains are long."""
@@ -68,7 +70,7 @@ class Outcomes:
             function = task.function
             if function.mean is not None:
                 worker.work -= function.mean
-            if status == OK and task.outputs is None and len(outputs) == 1 and type(outputs[0]) is bytes and not extras:
+            if status == OK and task.outputs is None and len(outputs) == 1 and type(outputs[0]) is bytes and not extras and function.plain:
                 # The plain case, in place: one small value.
                 task.state = DONE
                 task.worker = None
@@ -79,7 +81,7 @@ class Outcomes:
                 if row[3] or len(row) > 4:
                     self._unpin_row(task)
                 if task.dependents is not None or task.fetchers is not None:
-                    self._announce(task)
+                    self.announce(task)
                 process = processes.get(task.submitter)
                 if process is not None:
                     process.results.append((task_id, OK, outputs if task.holders is not None else ()))
@@ -189,7 +191,7 @@ class Outcomes:
         self._unpin_row(task)
         task.state = DONE
         for record in task.values():
-            self._announce(record)
+            self.announce(record)
             if record.holders is None:
                 self.tables.spare.append(record)
 
@@ -232,12 +234,15 @@ class Outcomes:
 
     def _done(self, task: TaskRecord, status: int, payload: bytes = b"") -> None:
         task.state = DONE
-        if task.worker is not None:
-            task.worker.inflight.pop(task.id, None)
+        worker = task.worker
+        if worker is not None:
+            worker.inflight.pop(task.id, None)
             task.worker = None
+        if task.function.actor is not None:
+            self.actor_made(task, worker, status, payload)
         self._unpin_row(task)
         for record in task.values():
-            self._announce(record)
+            self.announce(record)
             if record.holders is None:
                 self.tables.spare.append(record)
         if task.outputs == ():
@@ -268,7 +273,7 @@ class Outcomes:
         if len(row) > 4:
             self.references.unpin(task.contains())
 
-    def _announce(self, record: AnyObject) -> None:
+    def announce(self, record: AnyObject) -> None:
         """Tell those who wait for a value: dependent tasks, and processes that asked."""
         dependents, record.dependents = record.dependents, None
         for dependent in dependents or ():
@@ -288,6 +293,15 @@ class Outcomes:
                 self.hand_over(record, process.incarnation)
         if self._failing:
             self._fail_all()
+
+    def settle_value(self, record: AnyObject, status: int, payload: bytes) -> None:
+        """A value that no task makes has an outcome: these bytes, or an error."""
+        record.status = status
+        record.value = payload
+        self.tables.counts["inline_bytes"] += len(payload)
+        self.announce(record)
+        if record.holders is None:
+            self.tables.spare.append(record)
 
     def hand_over(self, record: AnyObject, incarnation: bytes) -> None:
         """Send a value that exists to a process: at once if it is here, through the store's answer otherwise."""
@@ -488,7 +502,7 @@ class Outcomes:
             record.status = FAILED
             record.value = pack_failure("ObjectLostError", f"object {short(identifier)} is lost, and the control store has no copy of it")
             self.tables.counts["inline_bytes"] += len(record.value)
-        self._announce(record)
+        self.announce(record)
         if record.holders is None:
             self.tables.spare.append(record)
 
@@ -504,7 +518,7 @@ class Outcomes:
             kind = "LineageEvictedError" if "lineage cap" in why else "ObjectLostError"
             record.value = pack_failure(kind, f"object {short(record.object_id)} is lost: {why}")
             self.tables.counts["inline_bytes"] += len(record.value)
-            self._announce(record)
+            self.announce(record)
 
 
 def _pushed(record: AnyObject) -> bytes | None:

@@ -198,20 +198,22 @@ class Rare:
 class FunctionRecord:
     """A function of a job, and what is known of how long it takes."""
 
-    __slots__ = ("demand", "environment", "id", "inline", "mean", "name", "num_returns", "options", "payload", "plain", "queue")
+    __slots__ = ("actor", "demand", "environment", "id", "inline", "mean", "name", "num_returns", "options", "payload", "plain", "queue")
 
     def __init__(self, identifier: bytes, name: str, payload: bytes, options: tuple[Row, ...]) -> None:
         self.id = identifier
         self.name = name
         self.payload = payload
         self.options = options
-        self.demand: Demand = option(options, "demand", ONE_CPU)
+        self.actor: bytes | None = option(options, "actor")
+        """If it is a class, what a handle to one of its instances is made of; its calls make actors."""
+        self.demand: Demand = option(options, "demand", ONE_CPU if self.actor is None else ())
         self.environment: Environment = option(options, "env", NO_ENVIRONMENT)
         self.num_returns: int = option(options, "num_returns", 1)
         self.inline: bool = option(options, "inline", True)
         self.mean: float | None = None
         """Exponential average of its running time in seconds; None before the first has finished."""
-        self.plain = self.num_returns == 1 and option(options, "timeout") is None
+        self.plain = self.num_returns == 1 and option(options, "timeout") is None and self.actor is None
         self.queue: ShapeQueue
 
     def learn(self, count: int, seconds: float) -> None:
@@ -224,6 +226,7 @@ class ShapeQueue:
     """Ready tasks of one job, environment and demand: any worker of that job and environment can run any of them."""
 
     __slots__ = (
+        "actors",
         "demand",
         "environment",
         "feasible",
@@ -238,8 +241,10 @@ class ShapeQueue:
         "warned",
     )
 
-    def __init__(self, job: JobRecord, demand: Demand, environment: Environment, token: int) -> None:
+    def __init__(self, job: JobRecord, demand: Demand, environment: Environment, token: int, actors: bool = False) -> None:
         self.job = job
+        self.actors = actors
+        """Whether its tasks make actors: each gets a worker for life."""
         self.demand = demand
         self.environment = environment
         self.token = token
@@ -280,8 +285,8 @@ class ProcessRecord:
         """Outcomes to be pushed at the end of this turn."""
 
 
-STARTING, IDLE, LEASED, ENDING = range(4)
-WORKER_STATES = ("starting", "idle", "busy", "ending")
+STARTING, IDLE, LEASED, ENDING, HOSTING = range(5)
+WORKER_STATES = ("starting", "idle", "busy", "ending", "actor")
 
 
 class Frame:
@@ -303,6 +308,7 @@ class WorkerRecord:
     """A worker process of this node, from the moment it is asked for."""
 
     __slots__ = (
+        "actor",
         "demand",
         "environment",
         "frames",
@@ -347,6 +353,8 @@ class WorkerRecord:
         self.started_at = now
         self.taking_back = False
         self.kill_reason = ""
+        self.actor = b""
+        """The actor it is, if it is one."""
 
     @property
     def blocked(self) -> bool:
@@ -366,7 +374,7 @@ class JobRecord:
         self.started = started
         self.driver: ProcessRecord | None = None
         self.functions: dict[bytes, FunctionRecord] = {}
-        self.queues: dict[tuple[Demand, Environment], ShapeQueue] = {}
+        self.queues: dict[tuple[Demand, Environment, bool], ShapeQueue] = {}
         self.ended = False
         self.submitted = 0
 

@@ -42,6 +42,12 @@ if TYPE_CHECKING:
 HELD = frozenset(
     {
         m.Export,
+        m.Hosting,
+        m.Find,
+        m.Expect,
+        m.Reported,
+        m.Kill,
+        m.Leaving,
         m.Put,
         m.Offer,
         m.Running,
@@ -58,6 +64,8 @@ HELD = frozenset(
     }
 )
 """What waits until everybody has registered."""
+_AFTERWARDS = (m.TakenBack, m.Unblocked, m.Find, m.Expect, m.Reported, m.Fetch, m.Release, m.Cancel, m.Kill, m.Leaving, m.Goodbye)
+"""What is taken in last, in its order."""
 _KNOWLEDGE = (m.Submit, m.Put, m.Offer)
 """What a process knew, whatever has become of it since."""
 
@@ -102,6 +110,7 @@ class Recovery:
         kept.adopt_functions()
         self._rows = kept.adopt_rows()
         self._each(m.Export, lambda source, message: step(now, source, message))
+        self._each(m.Hosting, lambda source, message: step(now, source, message))
         self._each(m.Running, self._enter_running)
         self._each(m.Submit, self._enter_submitted)
         self._each(m.Put, self._take_put)
@@ -122,7 +131,7 @@ class Recovery:
         self._each(m.Blocked, lambda source, message: step(now, source, message))
         self._each(m.Completed, lambda source, message: step(now, source, message))
         for source, message in self._said:
-            if type(message) in (m.TakenBack, m.Unblocked, m.Fetch, m.Release, m.Cancel, m.Goodbye) and source[1:] in self.tables.processes:
+            if type(message) in _AFTERWARDS and source[1:] in self.tables.processes:
                 step(now, source, message)
         for task_id, (_, block) in self._rows.items():
             if task_id not in self.tables.tasks:
@@ -144,7 +153,8 @@ class Recovery:
         tasks = (task for task in self.tables.tasks.values() if task.outputs is None)
         return [*tasks, *self.tables.objects.values()]
 
-    def _enter(self, row: Row, job: JobRecord, submitter: bytes) -> TaskRecord | None:
+    def enter(self, row: Row, job: JobRecord, submitter: bytes = b"") -> TaskRecord | None:
+        """A record for a row, if its function is known; nothing is said of its state yet."""
         function = job.functions.get(row[1])
         if function is None:
             return None
@@ -178,7 +188,7 @@ class Recovery:
             worker.job = process.job = job
             if row[0] in self.tables.tasks:
                 continue
-            task = self._enter(row, job, b"")  # Whoever submitted it says so, and hears of it.
+            task = self.enter(row, job, b"")  # Whoever submitted it says so, and hears of it.
             if task is not None:
                 task.attempt = attempt
                 self._entered.append((task, worker))
@@ -192,7 +202,7 @@ class Recovery:
                 continue
             task = self.tables.tasks.get(row[0])
             if task is None:
-                task = self._enter(row, job, source[1:])
+                task = self.enter(row, job, source[1:])
                 if task is not None:
                     self._entered.append((task, None))
                 elif process is not None:
@@ -333,7 +343,7 @@ class Recovery:
             job = self.tables.jobs.get(task_id[:JOB_BYTES])
             if kept is None or job is None or task_id in self.tables.tasks:
                 continue
-            task = self._enter(kept[0], job, b"")
+            task = self.enter(kept[0], job, b"")
             if task is None:
                 continue
             task.state = DONE

@@ -9,7 +9,7 @@ so that no loop turn grows with the length of a chain.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from zfabric.machines.parts.blocks import BlockWriter
 from zfabric.machines.parts.records import DONE, PENDING, AnyObject, Stored, TaskRecord
@@ -35,6 +35,8 @@ class References:
         self._lineage: deque[TaskRecord] = deque()
         """Finished tasks whose values are gone and whose rows are kept, oldest first (some may have gone since)."""
         self.evicted = 0
+        self.actor_unreferenced: Callable[[TaskRecord], None]
+        """Whom to tell once the last handle to an actor has gone."""
         self._absorbing: Iterator[AnyObject] | None = None
         self._absorb_above = 0
 
@@ -180,6 +182,8 @@ class References:
             contained, record.contained = record.contained, ()
             self.unpin(contained)
         task = record.task
+        if task is not None and task.function.actor is not None:
+            self.actor_unreferenced(task)
         if task is None:
             self.tables.objects.pop(record.object_id, None)
         elif task.state == DONE:

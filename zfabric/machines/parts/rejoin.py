@@ -24,7 +24,11 @@ def holdings(client: Client) -> Iterator[tuple[type[Any], Any]]:
         yield m.Put, written
     rows: dict[bytes, Row] = {}
     entries = client.all_entries()
+    calls = client.calls
+    entries = [(identifier, entry) for identifier, entry in entries if not calls.is_private(identifier)]
     for identifier, entry in (*client.retired.items(), *entries):
+        if identifier[:TASK_BYTES] in calls.pending:
+            continue
         if entry.row is not None:
             rows[identifier[:TASK_BYTES]] = entry.row
         elif entry.data is not None and identifier not in client.written:
@@ -32,6 +36,7 @@ def holdings(client: Client) -> Iterator[tuple[type[Any], Any]]:
     rows.update((task_id, row) for task_id, (row, _) in client.several.items())
     for row in {**client.lineage, **rows}.values():
         yield m.Submit, row
+    yield from calls.holdings()
     for identifier, entry in entries:
         if entry.refs > 0 or entry.row is None:
             yield m.Hold, identifier

@@ -345,6 +345,12 @@ def _named(scheduler: LocalScheduler, identifier: bytes) -> dict[str, str]:
     return {"id": identifier.hex(), "kind": "task" if len(identifier) == TASK_BYTES else "object", "name": name}
 
 
+def _actor(scheduler: LocalScheduler, now: float, name: str, namespace: str) -> m.Row | None:
+    """What a handle to the living actor of that name is made of."""
+    record = scheduler.actors.named.get((namespace, name))
+    return None if record is None else (record.id, record.task.function.actor)
+
+
 QUESTIONS: dict[str, Any] = {
     "tasks": _tasks,
     "objects": _objects,
@@ -355,6 +361,8 @@ QUESTIONS: dict[str, Any] = {
     "available_resources": _available,
     "explain": _explain,
     "find": _find,
+    "actor": _actor,
+    "nothing": lambda scheduler, now: None,
 }
 """What can be asked, besides "rows" (a page of a table of the control store): name -> function of (scheduler, now, arguments)."""
 

@@ -76,13 +76,13 @@ class Tables:
             return task
         return self.objects.get(object_id)
 
-    def queue_for(self, job: JobRecord, demand: Demand, environment: Environment) -> ShapeQueue:
-        """The queue of tasks of this job, demand and environment."""
-        queue = job.queues.get((demand, environment))
+    def queue_for(self, job: JobRecord, demand: Demand, environment: Environment, actors: bool = False) -> ShapeQueue:
+        """The queue of tasks of this job, demand and environment, and of those that make actors."""
+        queue = job.queues.get((demand, environment, actors))
         if queue is None:
-            queue = ShapeQueue(job, demand, environment, self._next_queue)
+            queue = ShapeQueue(job, demand, environment, self._next_queue, actors)
             self._next_queue += 1
-            job.queues[(demand, environment)] = queue
+            job.queues[(demand, environment, actors)] = queue
             self.queues[queue.token] = queue
         return queue
 

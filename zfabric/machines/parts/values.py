@@ -13,7 +13,7 @@ from zfabric.machines.parts.records import DONE, PENDING, ObjectRecord, ProcessR
 from zfabric.machines.parts.references import add_holder, holders_of
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
-from zfabric.protocol.ids import TASK_BYTES, Address, short
+from zfabric.protocol.ids import TASK_BYTES, Address, is_call, short
 from zfabric.protocol.messages import FAILED, OK
 
 if TYPE_CHECKING:
@@ -54,7 +54,10 @@ class Values:
         """A process that registers again with the same daemon says what it has; what is not known any more is taken over."""
         known = source[1:] in self.tables.processes
         for identifier, status, value, contained in message.rows if known else ():
-            if self.tables.find(identifier) is None and type(value) is bytes:
+            found = self.tables.find(identifier)
+            if found is not None and found.status == PENDING and is_call(identifier) and type(value) is bytes:
+                self.outcomes.settle_value(found, status, value)  # The result of a call that others were told to expect.
+            elif found is None and type(value) is bytes:
                 record = ObjectRecord(identifier, None, None)
                 self.tables.objects[identifier] = record
                 self.outcomes.set_value(record, value, contained, source[1:], False)

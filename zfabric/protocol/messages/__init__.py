@@ -22,7 +22,22 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, TypeAlias
 
-from zfabric.protocol.messages import arena, control_store, node, people, placement, registration, tasks, values
+from zfabric.protocol.messages import actors, arena, control_store, node, people, placement, registration, tasks, values
+from zfabric.protocol.messages.actors import ALIVE as ALIVE
+from zfabric.protocol.messages.actors import CREATING as CREATING
+from zfabric.protocol.messages.actors import DEAD as DEAD
+from zfabric.protocol.messages.actors import Call as Call
+from zfabric.protocol.messages.actors import CallerGone as CallerGone
+from zfabric.protocol.messages.actors import Expect as Expect
+from zfabric.protocol.messages.actors import Find as Find
+from zfabric.protocol.messages.actors import Hosting as Hosting
+from zfabric.protocol.messages.actors import Kill as Kill
+from zfabric.protocol.messages.actors import Leaving as Leaving
+from zfabric.protocol.messages.actors import Reported as Reported
+from zfabric.protocol.messages.actors import Retire as Retire
+from zfabric.protocol.messages.actors import Returned as Returned
+from zfabric.protocol.messages.actors import Stopped as Stopped
+from zfabric.protocol.messages.actors import Whereabouts as Whereabouts
 from zfabric.protocol.messages.arena import Absorb as Absorb
 from zfabric.protocol.messages.arena import ArenaFound as ArenaFound
 from zfabric.protocol.messages.arena import ExtentReady as ExtentReady
@@ -112,7 +127,7 @@ from zfabric.protocol.messages.values import Release as Release
 Message: TypeAlias = tuple[Any, ...]
 """Any of the named tuples above."""
 
-SECTIONS: tuple[ModuleType, ...] = (registration, tasks, values, arena, control_store, placement, node, people)
+SECTIONS: tuple[ModuleType, ...] = (registration, tasks, actors, values, arena, control_store, placement, node, people)
 """Who speaks with whom, one module each, in the order in which a reader meets them."""
 
 MESSAGES: dict[str, type[Any]] = {

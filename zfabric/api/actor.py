@@ -1,0 +1,439 @@
+"""Actors: what ``@zf.remote`` makes of a class, and the handles of its instances.
+
+An actor is made by a task, and a handle is a ref to that task's value together with the names of the methods: it is counted, pickled and
+passed on like a ref. The methods are looked at once, where the class is; a handle knows which exist, which arguments they take and what
+they say of themselves, wherever it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from zfabric.adapters.serialization import ArgumentsTooLarge, dump_arguments
+from zfabric.api.errors import a, near
+from zfabric.api.lifecycle import connected
+from zfabric.api.options import Pairs, checked_actor, checked_method
+from zfabric.api.refs import ObjectRef
+from zfabric.api.remote_function import Export, store_large
+from zfabric.exceptions import ActorNameTakenError, ActorNotFoundError
+from zfabric.protocol.ids import CALL_RETURN, FIRST_RETURN, TASK_BYTES, call_value
+from zfabric.runtime import interface
+from zfabric.runtime.interface import ClientInterface
+
+if TYPE_CHECKING:
+    import inspect
+
+_METHOD_OPTIONS = "__zf_method_options__"
+_SKIPPED = frozenset(vars(object)) | {"__init_subclass__", "__class_getitem__", "__del__", "__dict__", "__weakref__"}
+"""Names of methods that are not called from outside."""
+
+
+class Method(NamedTuple):
+    """A method, as a handle knows it."""
+
+    name: str
+    least: int
+    """Positional arguments that a call without keywords must have at least."""
+    most: float
+    signature: str
+    doc: str
+    num_returns: int
+
+
+class Blueprint(NamedTuple):
+    """What a handle is made of besides the actor's id."""
+
+    class_name: str
+    module: str
+    doc: str
+    methods: tuple[Method, ...]
+    retries: int
+
+
+def method(*args: Any, **options: Any) -> Any:
+    """Options of a method: ``@zf.method(num_returns=2)`` inside a class that is made remote.
+
+    >>> import zfabric as zf
+    >>> @zf.remote
+    ... class Pair:
+    ...     @zf.method(num_returns=2)
+    ...     def both(self):
+    ...         return 1, 2
+    >>> zf.get(Pair.remote().both.remote())
+    [1, 2]
+    """
+    if args or not options:
+        raise TypeError("zf.method() takes options by name, such as @zf.method(num_returns=2)")
+    settings = checked_method(options)
+
+    def mark(function: Callable[..., Any]) -> Callable[..., Any]:
+        setattr(function, _METHOD_OPTIONS, settings)
+        return function
+
+    return mark
+
+
+def _methods_of(kind: type) -> tuple[Method, ...]:
+    import inspect
+
+    found = []
+    for name in dir(kind):
+        if name in _SKIPPED or (name.startswith("__") and name.endswith("__") and name not in ("__call__", "__len__", "__getitem__")):
+            continue
+        function = inspect.getattr_static(kind, name)
+        static = isinstance(function, staticmethod)
+        bound = getattr(kind, name)
+        if not callable(bound) or isinstance(bound, type):
+            continue
+        options = getattr(bound, _METHOD_OPTIONS, {})
+        try:
+            signature = inspect.signature(bound)
+        except (TypeError, ValueError):  # some methods written in C have none
+            found.append(Method(name, 0, float("inf"), "(...)", inspect.getdoc(bound) or "", 1))
+            continue
+        parameters = list(signature.parameters.values())
+        if not static and not isinstance(function, classmethod):
+            parameters = parameters[1:]
+        least, most = _positional(parameters)
+        shown = str(signature.replace(parameters=parameters))
+        found.append(Method(name, least, most, shown, inspect.getdoc(bound) or "", options.get("num_returns") or 1))
+    return tuple(found)
+
+
+def _positional(parameters: list[inspect.Parameter]) -> tuple[int, float]:
+    """Least and most positional arguments of a call without keywords; (1, 0) if it must have some keyword."""
+    if any(each.kind is each.KEYWORD_ONLY and each.default is each.empty for each in parameters):
+        return 1, 0
+    plain = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    least = sum(1 for each in plain if each.default is each.empty)
+    return least, float("inf") if any(each.kind is each.VAR_POSITIONAL for each in parameters) else len(plain)
+
+
+class ActorClass:
+    """A class whose instances are actors. Made by ``zf.remote``.
+
+    >>> import zfabric as zf
+    >>> @zf.remote
+    ... class Counter:
+    ...     def __init__(self, start=0):
+    ...         self.value = start
+    ...     def add(self, amount=1):
+    ...         self.value += amount
+    ...         return self.value
+    >>> counter = Counter.remote(10)
+    >>> zf.get([counter.add.remote(), counter.add.remote(5)])
+    [11, 16]
+    """
+
+    def __init__(self, kind: type, options: Mapping[str, Any]) -> None:
+        self._kind = kind
+        self._options = dict(options)
+        import inspect
+
+        retries = options.get("max_task_retries") or 0
+        blueprint = Blueprint(kind.__qualname__, kind.__module__, inspect.getdoc(kind) or "", _methods_of(kind), retries)
+        self._blueprint = blueprint
+        self._export = Export(kind, self._options, pickle.dumps(tuple(blueprint), 5))
+        functools.update_wrapper(self, kind, updated=())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_kind": self._kind, "_options": self._options}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["_kind"], state["_options"])  # type: ignore[misc]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Not possible: an actor is made with ``.remote(...)``."""
+        name = self._kind.__qualname__
+        raise TypeError(
+            f"{name} is a remote class: write {name}.remote(...) to make an actor, or {name}._kind(...) for a plain instance here"
+        )
+
+    def __repr__(self) -> str:
+        return f"ActorClass({self._kind.__qualname__})"
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{self!r} has no {name!r}; make an actor with .remote(...), and call the methods of what that returns")
+
+    def options(self, **options: Any) -> ActorClass:
+        """The same class with other options for the actors made through what this returns."""
+        return ActorClass(self._kind, {**self._options, **checked_actor(options)})
+
+    def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
+        """Make an actor; its handle comes at once, while ``__init__`` runs in the actor's process.
+
+        Arguments that are refs arrive as their values. Raises TypeError if the arguments do not fit ``__init__``, and
+        ActorNameTakenError if another living actor has the name. What ``__init__`` raises is the cause of the ActorDiedError that
+        every call then raises.
+        """
+        import inspect
+
+        client = connected()
+        try:
+            inspect.signature(self._kind).bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self._kind.__qualname__}.remote(): {error}") from None
+        except ValueError:  # some classes written in C have no signature
+            pass
+        name = self._options.get("name")
+        if name is not None:
+            found = _find(client, name, self._options.get("namespace"))
+            if found is not None and self._options.get("get_if_exists"):
+                return found
+            if found is not None:
+                raise ActorNameTakenError(f"an actor is called {name!r} already; get_if_exists=True takes that one, zf.get_actor finds it")
+        self._export.bind(client)
+        arguments, dependencies, options, _held = _dumped(client, args, kwargs)
+        actor_id = client.submit(self._export.function_id, arguments, dependencies, options, 1)
+        return ActorHandle(ObjectRef(actor_id + FIRST_RETURN, client), self._blueprint)
+
+
+def _dumped(
+    client: ClientInterface, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[bytes, tuple[bytes, ...], Pairs | None, list[ObjectRef]]:
+    """(arguments, dependencies, options, refs to hold until submitted) of one call."""
+    held: list[ObjectRef] = []
+    try:
+        arguments, dependencies, contained = dump_arguments(args, kwargs, ObjectRef, client.config.inline_bytes)
+    except ArgumentsTooLarge:
+        args, kwargs, held = store_large(client, args, kwargs)
+        arguments, dependencies, contained = dump_arguments(args, kwargs, ObjectRef)
+    return arguments, dependencies, (("contains", contained),) if contained else None, held
+
+
+class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
+    __slots__ = ("_handle", "_method", "_options", "_returns")
+
+    def __init__(self, handle: ActorHandle, known: Method, options: Mapping[str, Any] | None = None) -> None:
+        self._handle = handle
+        self._method = known
+        self._options = options or {}
+        self._returns: int = self._options.get("num_returns") or known.num_returns
+
+    @property
+    def __doc__(self) -> str:  # type: ignore[override]
+        return f"{self._method.name}{self._method.signature}\n\n{self._method.doc}"
+
+    def __repr__(self) -> str:
+        return f"ActorMethod({self._handle._blueprint.class_name}.{self._method.name}{self._method.signature})"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Not possible: methods of actors are called with ``.remote(...)``."""
+        raise TypeError(f"methods of actors are called with .remote(): write .{self._method.name}.remote(...)")
+
+    def options(self, **options: Any) -> ActorMethod:
+        """The same method with other options (``num_returns``) for the calls made through what this returns."""
+        return ActorMethod(self._handle, self._method, {**self._options, **checked_method(options)})
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it; the ref comes at once (a list of refs for ``num_returns`` above 1, None for 0).
+
+        Calls of one caller run in the order in which they were made. Raises TypeError if the arguments do not fit.
+        """
+        known, handle = self._method, self._handle
+        client = interface._current
+        if client is None or client is not handle._client:
+            client = handle._connect()
+        if kwargs or not known.least <= len(args) <= known.most:
+            self._check(args, kwargs)
+        returns = self._returns
+        if not args and not kwargs and returns == 1:
+            call_id = client.call(handle._id, known.name, b"", (), None, 1, handle._retries)
+        else:
+            arguments, dependencies, options, _held = _dumped(client, args, kwargs)
+            if returns != 1:
+                options = (*(options or ()), ("num_returns", returns))
+            call_id = client.call(handle._id, known.name, arguments, dependencies, options, returns, handle._retries)
+        if returns == 1:
+            return ObjectRef(call_id + CALL_RETURN, client)
+        return [ObjectRef(call_value(call_id, index), client) for index in range(returns)] or None
+
+    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """TypeError if the arguments do not fit (this is the exact test; the caller's is only a quick one)."""
+        known = self._method
+        if known.signature == "(...)":
+            return
+        if not kwargs and known.least <= len(args) <= known.most:
+            return
+        text = f"{self._handle._blueprint.class_name}.{known.name}.remote()"
+        problem = _misfit(known.signature, args, kwargs)
+        if problem:
+            raise TypeError(f"{text}: {problem}; it takes {known.signature}")
+
+
+@functools.lru_cache(maxsize=1024)
+def _shape(signature: str) -> Any:
+    """A function with these parameters and no defaults of its own worth, to bind arguments to. None if the text is no code."""
+    import ast
+    import inspect
+
+    try:
+        tree = ast.parse(f"def shape{signature}: pass").body[0]
+    except SyntaxError:
+        return None
+    assert isinstance(tree, ast.FunctionDef)
+    arguments = tree.args
+    parameters = []
+    plain = [*arguments.posonlyargs, *arguments.args]
+    first_default = len(plain) - len(arguments.defaults)
+    for index, each in enumerate(plain):
+        kind = inspect.Parameter.POSITIONAL_ONLY if index < len(arguments.posonlyargs) else inspect.Parameter.POSITIONAL_OR_KEYWORD
+        default = None if index >= first_default else inspect.Parameter.empty
+        parameters.append(inspect.Parameter(each.arg, kind, default=default))
+    if arguments.vararg:
+        parameters.append(inspect.Parameter(arguments.vararg.arg, inspect.Parameter.VAR_POSITIONAL))
+    for each, given in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        default = inspect.Parameter.empty if given is None else None
+        parameters.append(inspect.Parameter(each.arg, inspect.Parameter.KEYWORD_ONLY, default=default))
+    if arguments.kwarg:
+        parameters.append(inspect.Parameter(arguments.kwarg.arg, inspect.Parameter.VAR_KEYWORD))
+    return inspect.Signature(parameters)
+
+
+def _misfit(signature: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    shape = _shape(signature)
+    try:
+        if shape is not None:
+            shape.bind(*args, **kwargs)
+    except TypeError as error:
+        return str(error)
+    return ""
+
+
+class ActorHandle:
+    """A handle to an actor: its methods are attributes, each with ``.remote(...)``.
+
+    The actor lives until its last handle has gone, wherever handles are, and the calls that were made have run.
+    ``dir(handle)`` lists the methods; ``help(handle.method)`` shows what one takes.
+
+    >>> import zfabric as zf
+    >>> @zf.remote
+    ... class Greeter:
+    ...     def greet(self, name="you"):
+    ...         return f"hello {name}"
+    >>> handle = Greeter.remote()
+    >>> handle.greet
+    ActorMethod(Greeter.greet(name='you'))
+    >>> zf.get(handle.greet.remote("world"))
+    'hello world'
+    """
+
+    def __init__(self, ref: ObjectRef, blueprint: Blueprint) -> None:
+        self._ref = ref
+        self._id = ref.binary()[:TASK_BYTES]
+        self._blueprint = blueprint
+        self._retries = blueprint.retries
+        self._client: ClientInterface | None = None
+        self._methods = {known.name: known for known in blueprint.methods}
+        self.__doc__ = blueprint.doc or type(self).__doc__
+
+    def _connect(self) -> ClientInterface:
+        self._client = connected()
+        return self._client
+
+    @property
+    def _actor_id(self) -> bytes:
+        """The actor's id (``_actor_id.hex()`` is what the command line shows)."""
+        return self._id
+
+    def __getattr__(self, name: str) -> ActorMethod:
+        known = self.__dict__.get("_methods", {})
+        found = known.get(name)
+        if found is None:
+            class_name = self._blueprint.class_name if "_blueprint" in self.__dict__ else "the actor"
+            raise AttributeError(f"{class_name} has no method {name!r}{near(name, known)}", name=name, obj=self)
+        return ActorMethod(self, found)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._methods]
+
+    def __repr__(self) -> str:
+        return f"ActorHandle({self._blueprint.class_name}, {self._id.hex()})"
+
+    def __hash__(self) -> int:
+        return hash(self._id)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is ActorHandle and self._id == other._id
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _handle, (self._ref, tuple(self._blueprint))
+
+
+def _handle(ref: ObjectRef, blueprint: tuple[Any, ...]) -> ActorHandle:
+    class_name, module, doc, methods, retries = blueprint
+    return ActorHandle(ref, Blueprint(class_name, module, doc, tuple(Method(*each) for each in methods), retries))
+
+
+def _find(client: ClientInterface, name: str, namespace: str | None) -> ActorHandle | None:
+    answer = client.query("actor", name, client.namespace if namespace is None else namespace)
+    if answer is None:
+        return None
+    actor_id, blueprint = answer
+    return _handle(ObjectRef(actor_id + FIRST_RETURN), pickle.loads(blueprint))
+
+
+def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
+    """The actor with this name, in this process's namespace or another. ActorNotFoundError (a ValueError) if there is none.
+
+    >>> import zfabric as zf
+    >>> @zf.remote
+    ... class Named:
+    ...     def hello(self):
+    ...         return "here I am"
+    >>> kept = Named.options(name="found by name").remote()
+    >>> zf.get(zf.get_actor("found by name").hello.remote())
+    'here I am'
+    """
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"get_actor() takes the name of an actor, not {a(name)}")
+    client = connected()
+    found = _find(client, name, namespace)
+    if found is None:
+        where = client.namespace if namespace is None else namespace
+        raise ActorNotFoundError(f"no living actor is called {name!r} in namespace {where!r}")
+    return found
+
+
+def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
+    """End an actor's process at once, without waiting for its calls; with ``no_restart=False`` it is restarted by its policy.
+
+    >>> import zfabric as zf
+    >>> @zf.remote
+    ... class Idle:
+    ...     def ping(self):
+    ...         return "pong"
+    >>> idle = Idle.remote()
+    >>> zf.kill(idle)
+    >>> zf.get(idle.ping.remote())
+    Traceback (most recent call last):
+        ...
+    zfabric.exceptions.ActorDiedError: ...
+    """
+    if not isinstance(actor, ActorHandle):
+        raise TypeError(f"kill() takes the handle of an actor, not {a(actor)}; zf.cancel(ref) stops a task")
+    actor._connect().kill_actor(actor._id, no_restart)
+
+
+def exit_actor() -> NoReturn:
+    """Inside a method: end this actor, for good. Calls that wait raise ActorDiedError, and so does the one that ends it.
+
+    >>> import zfabric as zf
+    >>> @zf.remote
+    ... class Once:
+    ...     def leave(self):
+    ...         zf.exit_actor()
+    >>> zf.get(Once.remote().leave.remote())
+    Traceback (most recent call last):
+        ...
+    zfabric.exceptions.ActorDiedError: it ended itself (exit_actor)
+    """
+    running = interface.current_task()
+    if running is None or not running.actor_id:
+        raise TypeError("exit_actor() is for methods of actors; this is none")
+    from zfabric.runtime.hosting import ActorExit
+
+    raise ActorExit

@@ -1,0 +1,415 @@
+"""Actors of a node: made like tasks, at home in a worker of their own, found by those who call them, and ended.
+
+An actor *is* the task that makes it: its id, its row, its lineage; a handle is a ref to the task's value. So everything that is true of
+refs is true of handles: they travel in arguments and results, are counted, and the last one to go ends the actor (once the calls
+that were made have run; not if it is detached, which the fabric itself holds a ref to). When its process dies and restarts are left,
+the task runs again.
+
+Calls do not pass through here. What does: results that others hear of (``Reported``), and those that were handed on before they
+came (``Expect``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from zfabric.machines.parts.records import (
+    DONE,
+    HOSTING,
+    PENDING,
+    JobRecord,
+    ObjectRecord,
+    TaskRecord,
+    WorkerRecord,
+)
+from zfabric.machines.parts.references import add_holder
+from zfabric.protocol import messages as m
+from zfabric.protocol.effects import KillProcess
+from zfabric.protocol.failures import pack_failure, unpack_failure
+from zfabric.protocol.ids import JOB_BYTES, Address, call_value, short
+from zfabric.protocol.messages import ALIVE, CREATING, DEAD, ERROR, FAILED, OK
+
+if TYPE_CHECKING:
+    from zfabric.machines.local_scheduler import LocalScheduler
+
+DETACHED = b"detached"
+"""Holds the handles of detached actors: no process has this incarnation."""
+RETIRE_SECONDS = 30.0
+"""How long an actor without handles may take to finish its calls."""
+STATE_NAMES = {CREATING: "creating", ALIVE: "alive", DEAD: "dead"}
+
+
+class ActorRecord:
+    """One actor, from its creation until nobody could ask for it any more."""
+
+    __slots__ = (
+        "executing",
+        "expected",
+        "failure",
+        "gone",
+        "killed",
+        "name",
+        "namespace",
+        "restarts",
+        "retire_at",
+        "state",
+        "task",
+        "watchers",
+        "worker",
+    )
+
+    def __init__(self, task: TaskRecord, namespace: str) -> None:
+        self.task = task
+        self.namespace = namespace
+        self.name: str = task.option("name") or ""
+        self.state = CREATING
+        self.worker: WorkerRecord | None = None
+        self.restarts = 0
+        self.failure = b""
+        self.executing = b""
+        """The call its last process was running when it died."""
+        self.killed = ""
+        """Why it is to end for good, if it is."""
+        self.gone = False
+        """Whether the last handle has gone."""
+        self.retire_at: float | None = None
+        self.watchers: set[bytes] = set()
+        """Processes that call it."""
+        self.expected: set[bytes] = set()
+        """Results of its calls that others wait for."""
+
+    @property
+    def id(self) -> bytes:
+        """The actor's id: that of the task that makes it."""
+        return self.task.id
+
+    @property
+    def detached(self) -> bool:
+        """Whether it lives on without handles."""
+        return bool(self.task.option("detached", False))
+
+    @property
+    def class_name(self) -> str:
+        """What its class is called."""
+        return self.task.function.name
+
+
+class Actors:
+    """All actors of this node. Works on its scheduler's tables and parts."""
+
+    def __init__(self, scheduler: LocalScheduler) -> None:
+        self.scheduler = scheduler
+        self.tables = scheduler.tables
+        self.outcomes = scheduler.outcomes
+        self.records: dict[bytes, ActorRecord] = {}
+        self.named: dict[tuple[str, str], ActorRecord] = {}
+        """Living actors that have a name, by namespace and name."""
+        self._retiring: set[ActorRecord] = set()
+
+    # -- made --
+
+    def submitted(self, task: TaskRecord, job: JobRecord) -> bool:
+        """A row that makes an actor was submitted. False if it has its outcome already."""
+        record = self._enter(task, job)
+        if record.name:
+            holder = self.named.setdefault((record.namespace, record.name), record)
+            if holder is not record:
+                text = f"an actor is called {record.name!r} in namespace {record.namespace!r} already; get_if_exists=True takes that one"
+                self.outcomes.fail(task, "ActorNameTakenError", text, ())
+                return False
+        hosting = sum(1 for each in self.records.values() if each.state != DEAD)
+        if hosting > self.tables.config.actors_max:
+            text = (
+                f"this node has {hosting - 1} actors, each a process of its own: the limit (actors_max); use lightweight actors, or set it"
+            )
+            self.outcomes.fail(task, "ActorLimitExceededError", text, ())
+            return False
+        return True
+
+    def _enter(self, task: TaskRecord, job: JobRecord) -> ActorRecord:
+        namespace = task.option("namespace") or job.namespace
+        record = self.records[task.id] = ActorRecord(task, namespace)
+        if record.detached:
+            add_holder(task, DETACHED)
+        return record
+
+    def ended(self, task: TaskRecord, worker: WorkerRecord | None, status: int, payload: bytes) -> None:
+        """The task that makes an actor has ended: the actor lives, or never will."""
+        record = self.records.get(task.id)
+        if record is None or record.state != CREATING:
+            return
+        if status == OK and worker is not None and not record.killed:
+            record.state = ALIVE
+            record.worker = worker
+            self._tell(record, record.watchers)
+            if record.gone:
+                self._retire(record)
+            return
+        if status == OK:
+            self._kill_process(record.worker or worker, record.killed)
+            return  # It is dead once its process is.
+        if status == ERROR:
+            text = f"the actor's __init__ raised, so there is no {record.class_name}"
+            self._died(record, pack_failure("ActorDiedError", text, (("cause", payload),)))
+        else:
+            self._died(record, _as_death(payload))
+        if worker is not None:
+            self._kill_process(worker, "its actor could not be made")
+
+    def _died(self, record: ActorRecord, failure: bytes) -> None:
+        """For good."""
+        record.state = DEAD
+        record.failure = failure
+        record.worker = None
+        self._retiring.discard(record)
+        if self.named.get((record.namespace, record.name)) is record:
+            del self.named[record.namespace, record.name]
+        self._tell(record, record.watchers)
+        for identifier in record.expected:
+            self._give_up(identifier, failure)
+        record.expected.clear()
+        if record.detached:
+            self.scheduler.references.release((record.task.object_id,), DETACHED)
+        if record.gone:
+            self.records.pop(record.id, None)
+
+    def _give_up(self, identifier: bytes, failure: bytes) -> None:
+        """A result that others wait for will not come, as far as is known here; its caller may still have it."""
+        found = self.tables.find(identifier)
+        if found is not None and found.status == PENDING and found.holders is None:
+            self.outcomes.settle_value(found, FAILED, failure)
+
+    # -- found --
+
+    def on_find(self, now: float, source: Address, message: m.Find) -> None:
+        """A process calls actors."""
+        process = self.tables.processes.get(source[1:])
+        if process is None:
+            return
+        for actor_id in message.actor_ids:
+            record = self.records.get(actor_id)
+            if record is None:
+                text = f"actor {short(actor_id)} is not known here (any more): its last handle was dropped, or its job has ended"
+                row = (actor_id, DEAD, b"", b"", pack_failure("ActorDiedError", text))
+                self.tables.tell(process, m.Whereabouts((row,)))
+            else:
+                record.watchers.add(process.incarnation)
+                self._tell(record, (process.incarnation,))
+
+    def _tell(self, record: ActorRecord, incarnations: Any) -> None:
+        process = record.worker.process if record.worker is not None and record.state == ALIVE else None
+        where = process.incarnation if process is not None else b""
+        message = m.Whereabouts(((record.id, record.state, where, record.executing, record.failure),))
+        for incarnation in sorted(incarnations):
+            watcher = self.tables.processes.get(incarnation)
+            if watcher is not None:
+                self.tables.tell(watcher, message)
+
+    def process_gone(self, incarnation: bytes) -> None:
+        """A process has ended: the actors it may have called need not answer."""
+        for record in self.records.values():
+            if incarnation in record.watchers:
+                record.watchers.discard(incarnation)
+                if record.worker is not None:
+                    self.tables.order(record.worker, m.CallerGone(incarnation))
+        for record in self.records.values():
+            for identifier in [each for each in record.expected if self._is_orphan(each)]:
+                record.expected.discard(identifier)
+                text = f"the process that called for {short(identifier)} ended before it had the result"
+                self._give_up(identifier, pack_failure("ObjectLostError", text))
+
+    def _is_orphan(self, identifier: bytes) -> bool:
+        found = self.tables.find(identifier)
+        return found is None or (found.status == PENDING and found.holders is None)
+
+    # -- ended --
+
+    def unreferenced(self, task: TaskRecord) -> None:
+        """The last handle has gone."""
+        record = self.records.get(task.id)
+        if record is None:
+            return
+        record.gone = True
+        if record.state == DEAD:
+            del self.records[task.id]
+        elif record.state == ALIVE:
+            self._retire(record)
+
+    def _retire(self, record: ActorRecord) -> None:
+        record.killed = "its last handle has gone"
+        if record.worker is not None:
+            self.tables.order(record.worker, m.Retire())
+        self._retiring.add(record)
+
+    def on_kill(self, now: float, source: Address, message: m.Kill) -> None:
+        """``zf.kill``."""
+        record = self.records.get(message.actor_id)
+        if record is None or record.state == DEAD:
+            return
+        if message.no_restart:
+            record.killed = "it was killed (zf.kill)"
+        if record.worker is not None:
+            self._kill_process(record.worker, "zf.kill")
+        elif record.killed:
+            self.outcomes.fail(record.task, "ActorDiedError", f"the actor is dead: {record.killed}", ())
+
+    def on_leaving(self, now: float, source: Address, message: m.Leaving) -> None:
+        """``exit_actor``."""
+        record = self.records.get(message.actor_id)
+        if record is not None:
+            record.killed = "it ended itself (exit_actor)"
+
+    def _kill_process(self, worker: WorkerRecord | None, reason: str) -> None:
+        if worker is not None and worker.pid:
+            worker.kill_reason = worker.kill_reason or reason
+            self.tables.effects.append(KillProcess(worker.pid, reason))
+
+    def worker_lost(self, worker: WorkerRecord, died: m.ProcessDied) -> None:
+        """An actor's process is proved dead: it is made again, or it is dead."""
+        record = self.records.get(worker.actor)
+        if record is None or record.state == DEAD:
+            return
+        record.executing = died.executing if died.executing != record.id else b""
+        record.worker = None
+        if record.state == CREATING:
+            return  # Its task has failed, or runs again: as any task whose worker died.
+        how = f"signal {died.signal}" if died.signal else f"exit code {died.exit_code}"
+        cause = record.killed or (
+            f"the node ran out of memory: {worker.kill_reason}" if worker.kill_reason == "memory" else f"its process ended with {how}"
+        )
+        limit: int = record.task.option("max_restarts", 0)
+        why = record.killed or ("" if limit < 0 or record.restarts < limit else "no restart is left" if limit else "it has no restarts")
+        if not why:
+            record.restarts += 1
+            record.state = CREATING
+            self._tell(record, record.watchers)
+            why = self._make_again(record)
+        if why:
+            text = f"actor {record.class_name} is dead: {cause}" + (f" ({why})" if why != record.killed else "")
+            if died.stderr and not record.killed:
+                text += "\nlast lines of its stderr:\n" + died.stderr
+            facts = (("pid", worker.pid), ("signal", died.signal), ("exit_code", died.exit_code), ("restarts", record.restarts))
+            self._died(record, pack_failure("ActorDiedError", text, facts))
+
+    def _make_again(self, record: ActorRecord) -> str:
+        """Run the task that makes it once more; empty, or why that is impossible."""
+        task = record.task
+        if type(task.value) is bytes:
+            self.tables.counts["inline_bytes"] -= len(task.value)
+        task.value = None
+        return self.outcomes.rebuild(task, "its actor is to be restarted")
+
+    # -- results that others hear of --
+
+    def on_expect(self, now: float, source: Address, message: m.Expect) -> None:
+        """Results that are handed on before they have come."""
+        process = self.tables.processes.get(source[1:])
+        for identifier, actor_id in message.rows if process is not None else ():
+            found = self.tables.find(identifier)
+            if found is None:
+                self.tables.objects[identifier] = ObjectRecord(identifier, None, source[1:])
+            else:
+                add_holder(found, source[1:])
+            record = self.records.get(actor_id)
+            if record is not None:
+                record.expected.add(identifier)
+
+    def on_reported(self, now: float, source: Address, message: m.Reported) -> None:
+        """Outcomes that concern others too."""
+        writer = source[1:]
+        process = self.tables.processes.get(writer)
+        worker = self.tables.workers.get(process.name) if process is not None else None
+        if worker is None:
+            self.tables.counts["refused"] += 1
+            return
+        for call_id, caller, status, outputs, contained in message.rows:
+            told = tuple(
+                self._take_value(
+                    writer, caller, call_value(call_id, index), status, value, contained[index] if index < len(contained) else ()
+                )
+                for index, value in enumerate(outputs)
+            )
+            hearer = self.tables.processes.get(caller)
+            if hearer is not None:
+                self.tables.tell(hearer, m.Returned(((call_id, status, told),)))
+
+    def _take_value(self, writer: bytes, caller: bytes, identifier: bytes, status: int, value: Any, refs: tuple[bytes, ...]) -> Any:
+        """Make an object of a value that others need to know; what the caller is told of it."""
+        if status != OK or (type(value) is bytes and not refs):
+            return value
+        found = self.tables.find(identifier)
+        if found is None:
+            holder = caller if caller in self.tables.processes else None
+            found = self.tables.objects[identifier] = ObjectRecord(identifier, None, holder)
+        elif caller in self.tables.processes:
+            add_holder(found, caller)
+        if found.status == OK and found.value is not None:
+            return None
+        self.outcomes.set_value(found, value, refs, writer, False)
+        self.outcomes.announce(found)
+        return None
+
+    # -- processes come back, and time passes --
+
+    def on_hosting(self, now: float, source: Address, message: m.Hosting) -> None:
+        """A worker says which actors it is, to a daemon that was restarted."""
+        process = self.tables.processes.get(source[1:])
+        worker = self.tables.workers.get(process.name) if process is not None else None
+        if process is None or worker is None:
+            return
+        for row, attempt in message.rows:
+            job = self.tables.jobs.get(row[0][:JOB_BYTES])
+            if job is None or job.ended:
+                self.scheduler.dispatcher.end(worker, "its job has ended")
+                return
+            worker.job = process.job = job
+            self.adopt(row, attempt, job, worker)
+
+    def adopt(self, row: m.Row, attempt: int, job: JobRecord, worker: WorkerRecord) -> None:
+        """An actor that lived through the daemon's restart."""
+        task = self.scheduler.membership.recovery.enter(row, job)
+        if task is None:
+            return
+        task.attempt = attempt
+        task.state = DONE
+        task.status = OK
+        task.value = b"actor"
+        self.tables.counts["inline_bytes"] += len(task.value)
+        self.scheduler.set_terms(task, 0.0)
+        record = self._enter(task, job)
+        record.state = ALIVE
+        record.worker = worker
+        record.restarts = attempt
+        worker.actor = task.id
+        if record.name:
+            self.named[record.namespace, record.name] = record
+        self.scheduler.dispatcher.host(worker, self.tables.queue_of(task))
+
+    def host(self, worker: WorkerRecord, task: TaskRecord) -> None:
+        """A worker was given the task that makes an actor: it will be that actor's for life."""
+        worker.state = HOSTING
+        worker.actor = task.id
+        record = self.records.get(task.id)
+        if record is not None:
+            record.worker = worker
+
+    def tick(self, now: float) -> None:
+        """Those that take too long to retire are ended."""
+        for record in list(self._retiring):
+            if record.retire_at is None:
+                record.retire_at = now + RETIRE_SECONDS
+            elif now >= record.retire_at:
+                self._retiring.discard(record)
+                self._kill_process(record.worker, record.killed)
+
+    def next_deadline(self) -> float | None:
+        """When ``tick`` is wanted next."""
+        if not self._retiring:
+            return None
+        return min(record.retire_at or 0.0 for record in self._retiring)
+
+
+def _as_death(payload: bytes) -> bytes:
+    """The failure of the task that makes an actor, as that of the actor."""
+    kind, text, facts = unpack_failure(payload)
+    return pack_failure("ActorDiedError" if kind == "WorkerCrashedError" else kind, text, facts)

@@ -1,0 +1,359 @@
+"""The caller's side of actors: calls on their way, in order, and what becomes of them when the actor's process ends.
+
+Calls go straight to the process the actor lives in, over a link of their own; what is sent there is in order, and each call is sent
+once to each incarnation of the actor. Here, calls wait for three things: for the actor to be somewhere, for the values of their
+arguments (a call whose turn has come holds up those behind it), and, if others must know a ref that travels with it, for the scheduler to
+have heard of that ref first.
+
+A small result is this process's business alone: the scheduler does not know it. It is *shared* as soon as another process
+may hear of it (it is named by a row, or inside a value): then the scheduler is told to expect it, and offered the value when it
+has come.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from zfabric.machines.parts.entries import PENDING, Entry
+from zfabric.protocol import messages as m
+from zfabric.protocol.effects import Send
+from zfabric.protocol.failures import Facts, pack_failure, unpack_failure
+from zfabric.protocol.ids import ACTOR, CALL_RETURN, CONTROL, FIRST_RETURN, TASK_BYTES, call_value, is_call, short
+from zfabric.protocol.messages import ALIVE, CREATING, DEAD, FAILED, OK, Row
+from zfabric.protocol.options import option
+
+if TYPE_CHECKING:
+    from zfabric.machines.client import Client
+
+CALLS_IN_MESSAGE = 1024
+"""Calls in one message: what an actor takes in at once."""
+UNKNOWN, NOT_RUN = "unknown", "not run"
+"""What is known of a call that has no outcome: it may have run, or it has not."""
+
+
+class Target:
+    """One actor, as a caller sees it."""
+
+    __slots__ = ("actor_id", "failure", "incarnation", "outbox", "queue", "retries", "sent", "state", "tried")
+
+    def __init__(self, actor_id: bytes, retries: int) -> None:
+        self.actor_id = actor_id
+        self.retries = retries
+        """How often a call that may have run is made again by itself; -1 without end."""
+        self.state = CREATING
+        self.incarnation = b""
+        self.failure = b""
+        self.queue: deque[Row] = deque()
+        """Calls that were not sent to the present incarnation, in order."""
+        self.sent: dict[bytes, Row] = {}
+        """Calls that were, and have no outcome yet, in order."""
+        self.outbox: list[Row] = []
+        """Those of them that leave with the next frame."""
+        self.tried: dict[bytes, int] = {}
+        """Calls that were made again, and how often."""
+
+    @property
+    def handle(self) -> bytes:
+        """The object that stands for the actor."""
+        return self.actor_id + FIRST_RETURN
+
+
+class Calls:
+    """All calls of this process. Works on its client's tables, under its client's lock."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.targets: dict[bytes, Target] = {}
+        self.pending: dict[bytes, Target] = {}
+        """Calls without an outcome, by id."""
+        self.shared: set[bytes] = set()
+        """Results that the scheduler knows, or expects."""
+        self.gone: list[bytes] = []
+        """Incarnations that nobody lives in any more: the shell closes its links to them."""
+        self._homes: dict[bytes, bytes] = {}
+        """Where actors live that this process has called, its handles' or not: the links to there are open."""
+        self._several: dict[bytes, int] = {}
+        self._held: dict[bytes, tuple[bytes, ...]] = {}
+        """Refs that a call keeps alive until its outcome has come."""
+        self._blocked: set[Target] = set()
+        """Actors whose next call waits for the values of its arguments."""
+        self._barriers: dict[int, bytes] = {}
+        """Questions whose answer says that the scheduler has heard all that a call travels with: token -> call."""
+        self._heard: set[bytes] = set()
+        """Calls for which it has."""
+        self.queued = 0
+        """Calls that leave with the next frames."""
+        self._full: dict[Target, None] = {}
+        """Actors with something in their outbox."""
+
+    # -- calling --
+
+    def meet(self, actor_id: bytes, retries: int) -> Target:
+        """The actor with this id, asked for on first use."""
+        target = self.targets.get(actor_id)
+        if target is None:
+            target = self.targets[actor_id] = Target(actor_id, retries)
+            self.client._say(m.Find, actor_id)
+        return target
+
+    def call(self, actor_id: bytes, row: Row, returns: int, retries: int) -> None:
+        """Queue a call; this process holds its values. ``row`` as in ``Call``, the values of its dependencies aside."""
+        client, call_id = self.client, row[0]
+        target = self.targets.get(actor_id) or self.meet(actor_id, retries)
+        if not target.sent and not target.queue:
+            client.add_reference(target.handle)  # What was called is done, whoever lets go of the handle meanwhile.
+        if returns == 1:
+            client.entries[call_id + CALL_RETURN] = row
+        else:
+            self._several[call_id] = returns
+            for index in range(returns):
+                client.entries[call_value(call_id, index)] = Entry(1, PENDING, None, None)
+        client.unfinished += 1
+        self.pending[call_id] = target
+        if len(row) > 3:
+            contained = option(row[5], "contains", ())
+            self._held[call_id] = row[3] + contained
+            for identifier in self._held[call_id]:
+                client.add_reference(identifier)
+            self.share(contained)
+        if target.state == ALIVE and len(row) == 3 and not target.queue:
+            self._send(target, row)
+        else:
+            target.queue.append(row)
+            self._advance(target)
+
+    def _send(self, target: Target, row: Row) -> None:
+        target.sent[row[0]] = row
+        if not target.outbox:
+            self._full[target] = None
+        target.outbox.append(row)
+        self.queued += 1
+
+    def _advance(self, target: Target) -> None:
+        """Send what can be sent, in order."""
+        self._blocked.discard(target)
+        queue = target.queue
+        while queue and target.state == DEAD:
+            self._fail(target, queue.popleft(), NOT_RUN)
+        while queue and target.state == ALIVE:
+            row = queue[0]
+            if len(row) > 3:
+                complete = self._complete(target, row)
+                if complete is None:
+                    return
+                row = complete
+            queue.popleft()
+            if row:
+                self._send(target, row)
+
+    def _complete(self, target: Target, row: Row) -> Row | None:
+        """The row with the values of its dependencies; None if it must wait, () if it has an outcome already."""
+        client = self.client
+        missing = [identifier for identifier in row[3] if not client.known(identifier)]
+        if missing:
+            client.want(missing)
+            self._blocked.add(target)
+            return None
+        entries = [client.lookup(identifier) for identifier in row[3]]
+        broken = next((entry for entry in entries if entry.status != OK), None)
+        if broken is not None:
+            self.returned(((row[0], broken.status, (broken.data if type(broken.data) is bytes else b"",)),))
+            return ()
+        values = tuple(entry.data if type(entry.data) is bytes else None for entry in entries)
+        if (None in values or option(row[5], "contains")) and row[0] not in self._heard:
+            if row[0] not in self._barriers.values():
+                token = client.token()
+                self._barriers[token] = row[0]
+                client.query(token, "nothing", ())
+            return None
+        self._heard.discard(row[0])
+        return (*row[:4], values, row[5])
+
+    def heard(self, token: int) -> bool:
+        """The scheduler has answered; True if that was a call's question."""
+        call_id = self._barriers.pop(token, None)
+        if call_id is None:
+            return False
+        target = self.pending.get(call_id)
+        if target is not None:
+            self._heard.add(call_id)
+            self._advance(target)
+        return True
+
+    def progress(self) -> None:
+        """Values have come: calls that waited for them may go."""
+        for target in list(self._blocked):
+            self._advance(target)
+
+    def cancel(self, identifier: bytes, reason: str) -> bool:
+        """Stop the call that makes an object. True if it is a call of this process."""
+        call_id = identifier[:TASK_BYTES]
+        target = self.pending.get(call_id)
+        if target is None:
+            return False
+        waiting = next((row for row in target.queue if row[0] == call_id), None)
+        if waiting is not None:
+            target.queue.remove(waiting)
+            self.returned(((call_id, FAILED, (pack_failure("TaskCancelledError", f"{waiting[1]} was cancelled before it ran"),)),))
+            self._advance(target)
+        elif target.incarnation:
+            control = bytes((target.incarnation[0] ^ 0x80,)) + target.incarnation[1:]
+            self.client._controls.append(Send(CONTROL + control, m.Stopped(call_id, reason)))
+        return True
+
+    def take_sends(self) -> Iterator[Send]:
+        """Calls that wait to be sent."""
+        self.queued = 0
+        while self._full:
+            target, _ = self._full.popitem()
+            rows, target.outbox = target.outbox, []
+            for start in range(0, len(rows), CALLS_IN_MESSAGE):
+                yield Send(ACTOR + target.incarnation, m.Call(target.actor_id, tuple(rows[start : start + CALLS_IN_MESSAGE])))
+
+    @property
+    def unsent(self) -> bool:
+        """Whether calls wait to be sent."""
+        return bool(self._full)
+
+    # -- outcomes --
+
+    def returned(self, rows: Iterable[Row]) -> None:
+        """Outcomes have come; those of calls that have one already count for nothing."""
+        client, pending, held = self.client, self.pending, self._held
+        entries, watchers = client.entries, client.watchers
+        for call_id, status, outputs in rows:
+            target = pending.pop(call_id, None)
+            if target is None:
+                continue
+            client.unfinished -= 1
+            target.sent.pop(call_id, None)
+            identifier = call_id + CALL_RETURN
+            entry = entries.get(identifier)
+            if type(entry) is tuple and status == OK and len(outputs) == 1 and type(outputs[0]) is bytes and not watchers:
+                entries[identifier] = outputs[0]  # The commonest outcome, in place.
+            else:
+                self._settle(call_id, status, outputs)
+            if held and call_id in held:
+                client.dropped.extend(held.pop(call_id))
+            if target.tried:
+                target.tried.pop(call_id, None)
+            if not target.sent and not target.queue:
+                client.dropped.append(target.handle)
+
+    def _settle(self, call_id: bytes, status: int, outputs: Row) -> None:
+        client = self.client
+        for index in range(self._several.pop(call_id, 1)):
+            identifier = call_value(call_id, index)
+            data: Any = outputs[index if status == OK else 0] if outputs else None
+            entry = client.entry(identifier)
+            known = data is None and status == OK
+            if identifier in self.shared and not known:
+                client._say(m.Offer, (identifier, status, data, ()))
+            if entry is None or entry.refs <= 0:
+                client.entries.pop(identifier, None)
+                if known:
+                    client._say(m.Release, identifier)
+                self.shared.discard(identifier)
+                continue
+            if known:
+                self.shared.add(identifier)
+            entry.row, entry.status, entry.data = None, status, data
+            client._notify(identifier, entry)
+
+    def whereabouts(self, rows: Iterable[Row]) -> None:
+        """An actor is somewhere, somewhere else, or gone."""
+        for actor_id, state, incarnation, executing, failure in rows:
+            target = self.targets.get(actor_id)
+            before = self._homes.pop(actor_id, b"")
+            if incarnation:
+                self._homes[actor_id] = incarnation
+            if before and incarnation != before:
+                self.gone.append(before)
+            if target is None:
+                continue
+            moved = target.incarnation and incarnation != target.incarnation
+            target.state, target.failure, target.incarnation = state, failure, incarnation
+            if moved:
+                self._interrupted(target, executing)
+            self._advance(target)
+
+    def _interrupted(self, target: Target, executing: bytes) -> None:
+        """The process that had these calls is gone: some may have run."""
+        rows = list(target.sent.values())
+        self._full.pop(target, None)
+        unsent, target.outbox = {row[0] for row in target.outbox}, []
+        begun = next((index + 1 for index, row in enumerate(rows) if row[0] == executing), len(rows))
+        again: list[Row] = []
+        for index, row in enumerate(rows):
+            not_begun = index >= begun or row[0] in unsent
+            if not_begun or (target.state != DEAD and self._may_retry(target, row[0])):
+                again.append(row)
+            else:
+                self._fail(target, row, UNKNOWN)
+        target.sent = {}
+        target.queue.extendleft(row if len(row) == 3 else (*row[:4], (), row[5]) for row in reversed(again))
+
+    def _may_retry(self, target: Target, call_id: bytes) -> bool:
+        tried = target.tried.get(call_id, 0)
+        if 0 <= target.retries <= tried:
+            return False
+        target.tried[call_id] = tried + 1
+        return True
+
+    def _fail(self, target: Target, row: Row, outcome: str) -> None:
+        what = f"{row[1]} of actor {short(target.actor_id)}"
+        facts: Facts = (("actor", short(target.actor_id)), ("outcome", outcome))
+        if target.state == DEAD:
+            kind, text, more = unpack_failure(target.failure)
+            facts += more
+        else:
+            kind, text = "ActorUnavailableError", "the actor's process ended, and is started again"
+        may = "it may have run, in part or in whole" if outcome == UNKNOWN else "it did not run"
+        self.returned(((row[0], FAILED, (pack_failure(kind, f"{what} has no result ({may}): {text}", facts),)),))
+
+    # -- others hear of results --
+
+    def share(self, object_ids: Iterable[bytes]) -> None:
+        """Other processes are about to hear of these: results of calls among them are made known to the scheduler."""
+        for identifier in object_ids:
+            if not is_call(identifier) or identifier in self.shared:
+                continue
+            entry = self.client.entry(identifier)
+            if entry is None:
+                continue
+            self.shared.add(identifier)
+            target = self.pending.get(identifier[:TASK_BYTES])
+            if target is not None:
+                self.client._say(m.Expect, (identifier, target.actor_id))
+            else:
+                self.client._say(m.Offer, (identifier, entry.status, entry.data, ()))
+                self.client._say(m.Hold, identifier)
+
+    def let_go(self, identifier: bytes) -> bool:
+        """The last ref to a result is gone. Whether the scheduler is to be told."""
+        if identifier not in self.shared:
+            return False
+        if identifier[:TASK_BYTES] not in self.pending:
+            self.shared.discard(identifier)
+        return True
+
+    def forget(self, handle: bytes) -> None:
+        """The last ref to a handle is gone. The link stays: it is between two incarnations, for as long as both live."""
+        self.targets.pop(handle[:TASK_BYTES], None)
+
+    # -- after a restart of the daemon --
+
+    def holdings(self) -> Iterator[tuple[type[Any], Any]]:
+        """What a restarted scheduler is told: (kind of message, item)."""
+        for actor_id in self.targets:
+            yield m.Find, actor_id
+        for identifier in self.shared:
+            target = self.pending.get(identifier[:TASK_BYTES])
+            if target is not None:
+                yield m.Expect, (identifier, target.actor_id)
+
+    def is_private(self, identifier: bytes) -> bool:
+        """Whether the scheduler does not know of this object, and need not."""
+        return is_call(identifier) and identifier not in self.shared

@@ -1,0 +1,93 @@
+"""The actor's side of calls: a queue in which they wait their turn, and what goes back to whom.
+
+Most outcomes go straight to the caller. Those that concern others (values in the arena, refs inside results, refs that came with the
+arguments) go through the scheduler, behind all that this process has said to it: so whoever hears of the outcome finds what it names.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from zfabric.protocol import messages as m
+from zfabric.protocol.effects import Send
+from zfabric.protocol.failures import pack_failure
+from zfabric.protocol.ids import CLIENT, Address, short
+from zfabric.protocol.messages import FAILED, Row
+from zfabric.protocol.options import option
+
+
+class Invocation(NamedTuple):
+    """One call that this process was given. ``row`` begins like a task's: id, and dependencies in the fourth place."""
+
+    row: Row
+    attempt: int
+    values: tuple[Any, ...]
+    gpus: tuple[int, ...]
+    actor_id: bytes
+    method: str
+    caller: bytes
+    options: tuple[Row, ...] | None
+
+
+class Mailbox:
+    """Calls that wait, and outcomes on their way, of all actors of this process."""
+
+    def __init__(self) -> None:
+        self.actors: dict[bytes, Row] = {}
+        """The actors of this process, with the rows that made them and the attempts: ``(task row, attempt)``."""
+        self.queue: deque[Invocation] = deque()
+        self.retiring = False
+        self._returned: dict[bytes, list[Row]] = {}
+        self._reported: list[Row] = []
+
+    def accept(self, source: Address, message: m.Call) -> None:
+        """Calls have come."""
+        caller, actor_id = source[1:], message.actor_id
+        if actor_id not in self.actors:
+            text = f"actor {short(actor_id)} does not live in this process (any more)"
+            outcome = (FAILED, (pack_failure("ActorUnavailableError", text, (("outcome", "not run"),)),))
+            self._returned.setdefault(caller, []).extend((row[0], *outcome) for row in message.rows)
+            return
+        for row in message.rows:
+            call_id, method, arguments, *more = row
+            dependencies, values, options = more or ((), (), None)
+            item = Invocation((call_id, b"", arguments, dependencies), 0, values, (), actor_id, method, caller, options)
+            self.queue.append(item)
+
+    def ended(self, item: Invocation, status: int, outputs: Row, contained: tuple[Row, ...]) -> None:
+        """A call has an outcome."""
+        plain = not contained and not option(item.options, "contains") and all(type(value) is bytes for value in outputs)
+        if plain:
+            self._returned.setdefault(item.caller, []).append((item.row[0], status, outputs))
+        else:
+            self._reported.append((item.row[0], item.caller, status, outputs, contained))
+
+    def stop(self, call_id: bytes, reason: str) -> bool:
+        """Do not run a call. False if it has begun, or is not here."""
+        found = next((item for item in self.queue if item.row[0] == call_id), None)
+        if found is None:
+            return False
+        self.queue.remove(found)
+        kind = "TaskTimeoutError" if reason == "timeout" else "TaskCancelledError"
+        self.ended(found, FAILED, (pack_failure(kind, f"{found.method} was stopped before it ran ({reason})"),), ())
+        return True
+
+    def caller_gone(self, caller: bytes) -> None:
+        """Nobody waits for these outcomes any more. What was called is run all the same."""
+        self._returned.pop(caller, None)
+
+    @property
+    def unsent(self) -> bool:
+        """Whether outcomes wait to be sent."""
+        return bool(self._returned or self._reported)
+
+    def take_sends(self, scheduler: Address) -> Iterator[Send]:
+        """Outcomes that wait to be sent."""
+        if self._reported:
+            rows, self._reported = self._reported, []
+            yield Send(scheduler, m.Reported(tuple(rows)))
+        returned, self._returned = self._returned, {}
+        for caller, outcomes in returned.items():
+            yield Send(CLIENT + caller, m.Returned(tuple(outcomes)))

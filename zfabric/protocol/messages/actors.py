@@ -1,0 +1,109 @@
+"""Actors: where they are, what is called on them, and what comes of it.
+
+An actor is made by a task, whose id is the actor's and whose first value stands for it: who holds a ref to that value has a handle.
+Calls go from the caller to the actor's process and back, past the scheduler; what concerns others (values in the arena, refs inside
+results) goes through it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from zfabric.protocol.messages.rows import Ids, Rows
+
+# Where an actor is, in ``Whereabouts``.
+CREATING = 0
+"""Its ``__init__`` has not ended (again): calls wait."""
+ALIVE = 1
+DEAD = 2
+"""For good: calls fail with the failure that comes with the news."""
+
+
+class Find(NamedTuple):
+    """client -> local scheduler. I call these actors: tell me where they are, now and whenever that changes."""
+
+    actor_ids: Ids
+
+
+class Whereabouts(NamedTuple):
+    """local scheduler -> client. Rows ``(actor_id, state, incarnation, executing, failure)``.
+
+    ``incarnation`` is the process it lives in; while it is CREATING or DEAD, empty. ``executing`` is the call that its last process
+    was running when it died, empty if none. ``failure`` is a packed failure (``protocol.failures``) if it is DEAD.
+    """
+
+    rows: Rows
+
+
+class Call(NamedTuple):
+    """client -> actor. Calls, in order: rows ``(call_id, method, arguments[, dependencies, values, options])``.
+
+    ``values`` are those of the dependencies, inline, or None where the actor is to fetch them itself.
+    """
+
+    actor_id: bytes
+    rows: Rows
+
+
+class Returned(NamedTuple):
+    """actor, local scheduler -> client. Outcomes of calls: rows ``(call_id, status, outputs)``, as in ``Results``.
+
+    An output that is None is known to the scheduler, and fetched when it is wanted.
+    """
+
+    rows: Rows
+
+
+class Reported(NamedTuple):
+    """actor -> local scheduler. Outcomes that concern others too: rows ``(call_id, caller, status, outputs, contained)``.
+
+    What is in the arena, or has refs inside, becomes an object that the caller holds; the caller is told with ``Returned``. Lost with the
+    actor's process: then the caller's calls fail as those of a dead actor do.
+    """
+
+    rows: Rows
+
+
+class Expect(NamedTuple):
+    """client -> local scheduler. Results of calls that others are about to hear of: rows ``(object_id, actor_id)``.
+
+    The caller holds them, and offers each value when it has come (``Offer``).
+    """
+
+    rows: Rows
+
+
+class Kill(NamedTuple):
+    """client -> local scheduler. End the actor's process at once; with ``no_restart`` for good."""
+
+    actor_id: bytes
+    no_restart: bool
+
+
+class Stopped(NamedTuple):
+    """client -> worker control. Do not run this call, or stop it if it runs; ``reason`` as in ``Interrupt``."""
+
+    call_id: bytes
+    reason: str
+
+
+class Retire(NamedTuple):
+    """local scheduler -> worker control. Nobody has a handle any more: end once the calls you have are done."""
+
+
+class Hosting(NamedTuple):
+    """actor -> local scheduler, between ``Register`` and ``Ready``. Rows ``(task row of its creation, attempt)``: I am these actors."""
+
+    rows: Rows
+
+
+class Leaving(NamedTuple):
+    """actor -> local scheduler. The actor has ended itself (``exit_actor``): it is not to be restarted."""
+
+    actor_id: bytes
+
+
+class CallerGone(NamedTuple):
+    """local scheduler -> worker control. A process that may have called you has ended."""
+
+    incarnation: bytes

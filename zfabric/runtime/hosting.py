@@ -1,0 +1,57 @@
+"""The actors of a worker process: instances, and what of them is called."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from zfabric.exceptions import FabricError
+from zfabric.machines.parts.mailbox import Invocation, Mailbox
+from zfabric.machines.worker import Item
+
+
+class ActorExit(BaseException):
+    """Raised by ``exit_actor`` through the method that called it."""
+
+
+class Host:
+    """The instances that live in this process, by actor."""
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self.mailbox = mailbox
+        self.instances: dict[bytes, Any] = {}
+        self.leaving = False
+        """Whether the actor has ended itself."""
+
+    def begin(self, item: Item, instance: Any) -> None:
+        """An actor was made: calls may come."""
+        self.instances[item.row[0]] = instance
+        self.mailbox.actors[item.row[0]] = (item.row, item.attempt)
+
+    def method(self, item: Invocation) -> Callable[..., Any]:
+        """What a call runs. AttributeError if there is no such method."""
+        instance = self.instances.get(item.actor_id)
+        if instance is None:
+            raise FabricError("the actor has ended")
+        found: Callable[..., Any] = getattr(instance, item.method)
+        return found
+
+    def class_of(self, item: Invocation) -> str:
+        """The name of the class of the actor that is called."""
+        return type(self.instances.get(item.actor_id)).__qualname__
+
+    @property
+    def done(self) -> bool:
+        """Whether this process has nothing more to do as an actor."""
+        return self.leaving or (self.mailbox.retiring and not self.mailbox.queue)
+
+    def end(self) -> None:
+        """A clean end: ``__exit__`` if there is one; ``__del__`` runs as the last reference goes."""
+        while self.instances:
+            _, instance = self.instances.popitem()
+            leave = getattr(type(instance), "__exit__", None)
+            if leave is not None:
+                with contextlib.suppress(Exception):  # its end is nobody's result
+                    leave(instance, None, None, None)
+            del instance
