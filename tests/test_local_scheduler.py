@@ -45,6 +45,7 @@ class Node:
         self.sent: list[tuple[bytes, Any]] = []
         self.effects: list[Any] = []
         self.pids: dict[bytes, int] = {}
+        self.full = ""
 
     def say(self, source: bytes, message: Any) -> None:
         """One message, through the codec, and all that follows from it."""
@@ -64,11 +65,11 @@ class Node:
         self.scheduler.check_invariants()
 
     def answer(self, message: Any) -> None:
-        """The control store is always at hand."""
-        if isinstance(message, m.NewJob):
+        """The control store is always at hand; while it is ``full``, it writes nothing."""
+        if isinstance(message, m.NewJob) and not self.full:
             self.say(b"S" + OWN, m.JobNumber(message.token, 1))
-        elif isinstance(message, m.Write) and message.token:
-            self.say(b"S" + OWN, m.Written(message.token, True, ""))
+        elif isinstance(message, m.NewJob | m.Write) and message.token:
+            self.say(b"S" + OWN, m.Written(message.token, not self.full, self.full))
 
     def driver(self) -> None:
         self.say(CLIENT + DRIVER, m.Register(m.PROTOCOL_VERSION, "driver", 50, 1, b"", b"program", b"", "", ""))
@@ -429,6 +430,48 @@ def test_the_end_of_a_job_leaves_nothing_and_refuses_the_rest(node: Node) -> Non
     assert any(isinstance(effect, e.KillProcess) for effect in node.effects)
     node.say(CLIENT + worker, m.Export(((b"h" * 16, "late", b"", ()),)))
     assert node.take(m.Write)[-1][1].puts[-1][0] == "job"
+
+
+def test_a_control_store_that_cannot_write_refuses_jobs_and_durable_values_and_nothing_else() -> None:
+    node = Node()
+    node.full = "the disk is full"
+    node.driver()
+    ((to, refused),) = node.take(m.Refused)
+    assert (to, refused.kind) == (CLIENT + DRIVER, "OutOfDiskError")
+    assert "the disk is full" in refused.text
+    node = Node()
+    node.scheduler.membership.prestart(node.now)
+    node.driver()
+    (worker,) = node.workers()
+    node.full = "the disk is full"
+    durable = ref(900, 2**31)
+    node.say(CLIENT + DRIVER, m.Put(((durable, b"value", (), True),)))
+    assert node.take(m.Kept) == [(CLIENT + DRIVER, m.Kept((durable,), "the disk is full"))]
+    node.submit(row(0))
+    node.complete(worker, 0)
+    assert node.results() == {0: (m.OK, (b"value",))}
+
+
+def test_the_end_of_a_job_that_could_not_be_written_is_written_later_and_the_driver_does_not_wait_for_it(node: Node) -> None:
+    def ends() -> list[Any]:
+        return [each for _, each in node.take(m.Write) if each.puts and each.puts[-1][0] == "job"]
+
+    node.full = "the disk is full"
+    node.say(CLIENT + DRIVER, m.Goodbye())
+    assert [to for to, _ in node.take(m.Farewell)] == [CLIENT + DRIVER]
+    (first,) = ends()
+    for full in ("the disk is full", ""):
+        node.full = full
+        assert node.scheduler.next_deadline() is not None
+        node.now += node.config.store_retry_every
+        node.scheduler.tick(node.now)
+        node.turn()
+        (again,) = ends()
+        assert (again.puts, again.deletes) == (first.puts[-1:], first.deletes)
+    node.now += 60.0
+    node.scheduler.tick(node.now)
+    node.turn()
+    assert ends() == node.take(m.Farewell) == []
 
 
 def test_what_an_unknown_process_says_counts_for_nothing(node: Node) -> None:

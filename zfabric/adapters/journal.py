@@ -372,8 +372,7 @@ def _lock(path: str) -> int:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Whoever locked it before may have set the directory aside, our lock with it.
             if os.path.samestat(os.fstat(file), os.stat(name)):
-                os.ftruncate(file, 0)
-                os.write(file, str(os.getpid()).encode())
+                os.ftruncate(file, os.pwrite(file, str(os.getpid()).encode(), 0))  # in place: a full disk has no room to begin anew
                 return file
         except BlockingIOError:
             holder = os.pread(file, 20, 0).decode(errors="replace") or "another process"

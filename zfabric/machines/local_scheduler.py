@@ -397,7 +397,7 @@ class LocalScheduler:
         elif kind == "job begun":
             self.membership.job_begun(about, message.ok, message.text)
         elif kind == "job ended":
-            self.membership.job_ended(about)
+            self.membership.job_ended(about, message.ok, now)
         elif kind == "query":
             report.rows_committed(self, about)
 

@@ -135,7 +135,11 @@ class FabricClient(Connection):
                 elif not self._armed:
                     self._arm_flusher()
         if durable:
-            self._wait_kept(identifier)
+            try:
+                self._wait_kept(identifier)
+            except BaseException:
+                self.drop_reference(identifier)  # Nobody gets a ref to it.
+                raise
         return identifier
 
     def _wait_kept(self, identifier: bytes) -> None:

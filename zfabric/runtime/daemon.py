@@ -12,7 +12,6 @@ import contextlib
 import gc
 import os
 import signal
-import sys
 import time
 from collections import deque
 from typing import Any
@@ -36,7 +35,7 @@ from zfabric.protocol.ids import CONTROL_STORE, GLOBAL_SCHEDULER, LOCAL_SCHEDULE
 from zfabric.protocol.machine import Refusal
 from zfabric.protocol.options import RESOURCE_UNIT
 from zfabric.runtime.connect import new_incarnation
-from zfabric.runtime.logs import LogTailer, note_worker
+from zfabric.runtime.logs import LogTailer, note_worker, say
 from zfabric.runtime.session import Session
 from zfabric.runtime.storage import Storage
 from zfabric.runtime.supervision import Supervision
@@ -138,7 +137,7 @@ class Daemon:
 
     def say(self, level: str, text: str) -> None:
         """A line in the daemon's log."""
-        print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {level}: {text}", file=sys.stderr, flush=True)
+        say(f"{level}: {text}")
 
     def _from_thread(self, message: m.Message) -> None:
         """Called by other threads: the object store is told in the next turn."""

@@ -37,7 +37,7 @@ from zfabric.exceptions import FabricError
 from zfabric.machines.supervisor import RestartPolicy
 from zfabric.protocol.messages import PROTOCOL_VERSION
 from zfabric.runtime import template
-from zfabric.runtime.logs import log_path, tail
+from zfabric.runtime.logs import log_path, say, tail
 from zfabric.runtime.session import EMBEDDED, STARTED, Session, Specification, publish_started, withdraw_started
 from zfabric.runtime.supervision import Channel
 
@@ -461,11 +461,6 @@ def arena_bytes(config: Config) -> int:
 
 def _aligned(size: int) -> int:
     return (size + ARENA_ALIGNMENT - 1) // ARENA_ALIGNMENT * ARENA_ALIGNMENT
-
-
-def say(text: str) -> None:
-    """One line in the supervisor's log."""
-    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 def read_specification() -> Specification:

@@ -460,11 +460,16 @@ def _asks(retryable: Callable[[BaseException], bool], error: BaseException) -> b
 
 
 def _slot(path: str) -> mmap.mmap:
-    """Sixteen bytes that outlive this process for as long as the daemon needs them: the task on top of the stack."""
+    """Sixteen bytes that outlive this process for as long as the daemon needs them: the task on top of the stack.
+
+    Where the disk is full they do not outlive it, and the daemon suspects the first of the tasks that the worker had.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        os.ftruncate(descriptor, mmap.PAGESIZE)
+        os.posix_fallocate(descriptor, 0, mmap.PAGESIZE)  # An error now, rather than a SIGBUS when it is first written to.
         return mmap.mmap(descriptor, mmap.PAGESIZE)
+    except OSError:
+        return mmap.mmap(-1, mmap.PAGESIZE)
     finally:
         os.close(descriptor)
 

@@ -59,8 +59,9 @@ class Membership:
         self._early: list[tuple[Address, m.Message]] = []
         """Registrations that came before it was known whose they may be."""
         self._deadline: float | None = None
+        self._tombstones: list[tuple[float, tuple[JobRecord, tuple[m.Rows, m.Rows]]]] = []
+        """Ends of jobs that the control store could not write: when to try again, and what."""
         self._failed_starts = 0
-        self._starting_at: dict[bytes, float] = {}
 
     # -- registration --
 
@@ -333,7 +334,8 @@ class Membership:
         status = ("job", job.id, self._job_row(job, "ended"))
         if job.number > TOMBSTONES_KEPT:
             deletes.append(("job", job_id(job.number - TOMBSTONES_KEPT)))
-        self.scheduler.ask("job ended", job, m.Write, (*puts, *self.scheduler.take_events(), status), (*deletes, *more))
+        last_rows = (status,), (*deletes, *more)
+        self.scheduler.ask("job ended", (job, last_rows), m.Write, (*puts, *self.scheduler.take_events(), status), last_rows[1])
 
     def _drop_task(self, task: TaskRecord) -> None:
         task.state = DONE
@@ -341,8 +343,11 @@ class Membership:
             self.tables.freed.append(task.object_id)
         self.tables.tasks.pop(task.id, None)
 
-    def job_ended(self, job: JobRecord) -> None:
-        """The job's tombstone is durable."""
+    def job_ended(self, about: tuple[JobRecord, tuple[m.Rows, m.Rows]], ok: bool, now: float) -> None:
+        """The job's tombstone is durable. Where the control store cannot write, it is written later, and nobody waits for it."""
+        job, _ = about
+        if not ok:
+            self._tombstones.append((now + self.scheduler.config.store_retry_every, about))
         driver = job.driver
         self.tables.jobs.pop(job.id, None)
         if driver is not None and driver.incarnation in self.tables.processes:
@@ -441,7 +446,10 @@ class Membership:
     # -- time --
 
     def tick(self, now: float) -> None:
-        """Workers that never registered; processes a recovering scheduler waits for in vain."""
+        """Workers that never registered; ends of jobs to be written; processes a recovering scheduler waits for in vain."""
+        while self._tombstones and self._tombstones[0][0] <= now:
+            _, about = self._tombstones.pop(0)
+            self.scheduler.ask("job ended", about, m.Write, *about[1])
         for worker in list(self.tables.workers.values()):
             late = now >= worker.started_at + self.scheduler.config.worker_start_seconds
             if late and worker.state == STARTING and worker.pid and not self.recovering:
@@ -465,4 +473,6 @@ class Membership:
         ]
         if self.recovering and self._deadline is not None:
             starting.append(self._deadline)
+        if self._tombstones:
+            starting.append(self._tombstones[0][0])
         return min(starting, default=None)
