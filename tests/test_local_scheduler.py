@@ -37,10 +37,10 @@ def row(number: int, *needs: bytes, **options: Any) -> tuple[Any, ...]:
 class Node:
     """A scheduler with its surroundings played by the test: what it sends is kept until it is asked for."""
 
-    def __init__(self, cpus: int = 1, **config: Any) -> None:
+    def __init__(self, cpus: int = 1, others: tuple[tuple[str, int], ...] = (), **config: Any) -> None:
         self.now = 10.0
         self.config = Config.of(config)
-        total = (("CPU", cpus * RESOURCE_UNIT),)
+        total = (("CPU", cpus * RESOURCE_UNIT), *others)
         self.scheduler = LocalScheduler(b"L" + OWN, b"node", self.config, total, b"O" + OWN, b"S" + OWN, b"G" + OWN, 1, False)
         self.sent: list[tuple[bytes, Any]] = []
         self.effects: list[Any] = []
@@ -344,6 +344,62 @@ def test_a_worker_that_waits_with_a_timeout_lends_its_cpu_and_takes_it_back(node
     assert (other, 1, 0) in node.dispatched()
     node.say(WORKER + worker, m.Unblocked(task_id(0)))
     assert dict(node.scheduler.pool.available())["CPU"] == -RESOURCE_UNIT
+
+
+@pytest.mark.parametrize("end", ["dies", "its job ends"])
+@pytest.mark.parametrize("lent_to_another", [False, True])
+def test_a_worker_that_ends_while_its_cpu_is_lent_gives_back_the_rest_and_the_cpu_once(end: str, lent_to_another: bool) -> None:
+    demand = (("CPU", RESOURCE_UNIT), ("GPU", RESOURCE_UNIT), ("disk", 5))
+    node = Node(others=demand[1:])
+    node.scheduler.membership.prestart(node.now)
+    node.turn()
+    node.driver()
+    (worker,) = node.workers()
+    pool = node.scheduler.pool
+    node.submit(row(0, demand=demand, max_retries=0))
+    assert set(dict(pool.available()).values()) == {0}
+    node.say(WORKER + worker, m.Blocked(task_id(0), (ref(1),), (), False))
+    assert dict(pool.available()) == {"CPU": RESOURCE_UNIT, "GPU": 0, "disk": 0}
+    if lent_to_another:
+        node.submit(row(1))
+        other = next(token for token in node.workers() if token != worker)
+        assert dict(pool.available())["CPU"] == 0
+    if end == "dies":
+        died(node, worker, 0)
+        assert dict(pool.available()) == {"CPU": 0 if lent_to_another else RESOURCE_UNIT, "GPU": RESOURCE_UNIT, "disk": 5}
+        if lent_to_another:
+            node.complete(other, 1)
+    else:
+        node.say(CLIENT + DRIVER, m.Goodbye())
+    assert dict(pool.available()) == dict(demand)
+    if end == "dies":
+        # The GPU itself, too, is another's now.
+        node.submit(row(2, demand=demand))
+        node.workers()
+        ((_, dispatch),) = node.take(m.Dispatch)[-1:]
+        assert (dispatch.rows[0][0], dispatch.details[0][3]) == (task_id(2), (0,))
+
+
+def test_a_task_of_which_nobody_knows_how_long_it_takes_goes_out_alone(node: Node) -> None:
+    # In front of others, behind others in one batch, and behind what is in flight: nothing waits behind it, or before it.
+    unknown = b"g" * 16
+    node.say(CLIENT + DRIVER, m.Export(((unknown, "unknown", b"", ()),)))
+    (worker,) = node.workers()
+    node.submit(row(0))
+    node.complete(worker, 0)  # so it is known how long the others take
+    node.dispatched()
+    node.submit(row(1), row(2), (task_id(3), unknown, b"", ()), row(4), row(5))
+    assert node.dispatched() == [(worker, 1, 0), (worker, 2, 0)]
+    node.complete(worker, 1)
+    assert node.dispatched() == []
+    node.complete(worker, 2)
+    assert node.dispatched() == [(worker, 3, 0)]
+    node.say(WORKER + worker, m.Completed(((task_id(3), 0, m.OK, (b"value",)),), (), ((unknown, 1, 0.0001),), b""))
+    assert node.dispatched() == [(worker, 4, 0), (worker, 5, 0)]
+    node.submit((task_id(6), unknown, b"", ()))
+    node.complete(worker, 4)
+    node.complete(worker, 5)
+    assert (worker, 6, 0) in node.dispatched()
 
 
 def test_what_is_ready_and_may_not_run_on_top_gets_another_worker(node: Node) -> None:
