@@ -8,6 +8,7 @@ import pytest
 
 from zfabric.config import Config
 from zfabric.machines.local_scheduler import HANDLERS, LocalScheduler
+from zfabric.machines.parts import report
 from zfabric.protocol import codec
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
@@ -528,6 +529,33 @@ def test_the_end_of_a_job_that_could_not_be_written_is_written_later_and_the_dri
     node.scheduler.tick(node.now)
     node.turn()
     assert ends() == node.take(m.Farewell) == []
+
+
+def test_jobs_of_a_node_that_is_no_more_are_cleared_page_by_page_and_said_to_have_ended_last() -> None:
+    old, over = job_id(7), job_id(6)
+    store: dict[str, dict[bytes, bytes]] = {
+        "job": {old: report.packed({"status": "running", "number": 7}), over: report.packed({"status": "ended", "number": 6})},
+        "task": {old + bytes((number,)): b"row" for number in range(5)},
+        "function": {},
+        "object": {old + b"o": b"value", over + b"o": b"not this one's"},
+    }
+    node = Node()
+    node.scheduler.membership.former_jobs.ask()
+    node.turn()
+    written = []
+    while asked := node.take(m.Scan):
+        ((_, scan),) = asked
+        found = sorted(row for row in store[scan.table].items() if row[0].startswith(scan.prefix) and row[0] > scan.after)
+        node.say(b"S" + OWN, m.Found(scan.token, tuple(found[:2]), len(found) > 2))
+        for _, write in node.take(m.Write):
+            written += [(table, key) for table, key, _ in write.puts]
+            store["job"].update({key: value for table, key, value in write.puts if table == "job"})
+            for table, key in write.deletes:
+                del store[table][key]
+    assert written[-1] == ("job", old)
+    assert [written.count(each) for each in (("job", old), ("job", over))] == [1, 0]
+    assert report.unpacked(store["job"][old]) == {"status": "ended", "number": 7}
+    assert (store["task"], store["object"]) == ({}, {over + b"o": b"not this one's"})
 
 
 def test_what_an_unknown_process_says_counts_for_nothing(node: Node) -> None:

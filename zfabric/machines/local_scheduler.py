@@ -412,6 +412,10 @@ class LocalScheduler:
         kind, about = self._asked.pop(message.token, ("", None))
         if kind == "jobs":
             self.membership.jobs_found(message.rows, now)
+        elif kind == "former jobs":
+            self.membership.former_jobs.found(message.rows)
+        elif kind == "former rows":
+            self.membership.former_jobs.rows_found(about, message)
         elif kind == "kept rows":
             self.membership.rows_found(about, message, now)
         elif kind == "durable value":

@@ -136,6 +136,8 @@ class Daemon:
             self.store.step(clock(), self._shell, found)
             self.scheduler.step(clock(), self._shell, found)
         else:
+            if self.journal.scan("job", limit=1):
+                self.scheduler.membership.former_jobs.ask()
             self.scheduler.membership.prestart(clock())
 
     def say(self, level: str, text: str) -> None:
@@ -189,6 +191,9 @@ class Daemon:
             self.post.tick(now)
             counts["refused_frames"] = self.post.refused
             counts["turn_longest_us"] = max(counts["turn_longest_us"], int((clock() - now) * 1e6))
+        self.scheduler.membership.end_all(clock())
+        self._stirred.add(LOCAL_SCHEDULER)
+        self.turn(clock())
 
     def _step(self, now: float, role: bytes, source: Address, message: m.Message) -> None:
         """Pass a message to the machine that plays ``role``; it is asked for effects in this turn."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zfabric.machines.parts import report
+from zfabric.machines.parts.former_jobs import FormerJobs
 from zfabric.machines.parts.kept_rows import KeptRows
 from zfabric.machines.parts.records import (
     DONE,
@@ -49,6 +50,7 @@ class Membership:
         self.recovering = recovering
         self.recovery = Recovery(scheduler)
         self.kept_rows = KeptRows(scheduler)
+        self.former_jobs = FormerJobs(scheduler)
         self._table_known = not recovering
         self._jobs_known = not recovering
         self._expected: dict[bytes, int] = {}
@@ -342,6 +344,11 @@ class Membership:
         if type(task.value) is Stored:
             self.tables.freed.append(task.object_id)
         self.tables.tasks.pop(task.id, None)
+
+    def end_all(self, now: float) -> None:
+        """The node is being stopped: every job ends with it. (A scheduler that recovers does not know them; the next node will.)"""
+        for job in list(self.tables.jobs.values()) if not self.recovering else ():
+            self.end_job(job, now)
 
     def job_ended(self, about: tuple[JobRecord, tuple[m.Rows, m.Rows]], ok: bool, now: float) -> None:
         """The job's tombstone is durable. Where the control store cannot write, it is written later, and nobody waits for it."""
