@@ -428,7 +428,7 @@ def test_a_preload_that_fails_ends_the_session_with_its_error(monkeypatch: pytes
 @pytest.mark.parametrize(
     ("source", "says", "do"),
     [
-        ("def prepare():\n    {}['key']\nprepare()\n", "mine.py\", line 2, in prepare\n", "leave it out"),
+        ("def prepare():\n    {}['key']\nprepare()\n", 'mine.py", line 2, in prepare\n', "leave it out"),
         ("import sys\nsys.exit('not without a licence')\n", "not without a licence\n", "leave it out"),
         ("def broken(:\n", "SyntaxError: invalid syntax\n", "leave it out"),
         ("import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n", "starts threads", "in a function"),
