@@ -137,8 +137,8 @@ class FabricClient(Connection):
         if durable:
             try:
                 self._wait_kept(identifier)
-            except BaseException:
-                self.drop_reference(identifier)  # Nobody gets a ref to it.
+            except BaseException:  # Ctrl-C too: nobody gets a ref to it
+                self.drop_reference(identifier)
                 raise
         return identifier
 

@@ -216,7 +216,7 @@ class Session:
             shutil.rmtree(self.directory, ignore_errors=True)
             if not os.path.exists(self.directory):
                 return
-            time.sleep(0.005)
+            time.sleep(0.005)  # its death follows from the supervisor's, and this process cannot wait for what is not its child
 
 
 # --- finding sessions -----------------------------------------------------------------------------------------------------------

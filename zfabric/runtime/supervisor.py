@@ -100,7 +100,7 @@ class Supervisor:
                         handler()
         except FabricError as error:
             self._fail(str(error))
-        except Exception:
+        except Exception:  # our own bug: it ends the node, and everyone is to be able to read why
             import traceback
 
             self._fail(f"the supervisor failed:\n{traceback.format_exc()}")

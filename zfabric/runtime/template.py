@@ -135,7 +135,7 @@ def _become_worker(
     channel.close()
     os.setpgid(0, 0)
     while os.getppid() == middle:
-        time.sleep(0.0001)
+        time.sleep(0.0001)  # nothing tells a process of its new parent; the old one is about to end
     processes.die_with_parent(supervisor)
     processes.set_name("zf-worker")
     logs = Session(specification.directory).logs

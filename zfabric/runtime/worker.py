@@ -303,7 +303,7 @@ class WorkerRuntime(FabricClient):
                 args, kwargs = (), {}
         except TaskInterrupt:
             return INTERRUPTED, (), None
-        except Exception as error:
+        except Exception as error:  # the user's modules are imported and values unpickled here: what they raise is the task's error
             return ERROR, (self._error(error, item),), None
         if item.gpus or self._gpus:
             self._assign_gpus(item.gpus)
@@ -315,7 +315,7 @@ class WorkerRuntime(FabricClient):
                 value = function(*args, **kwargs)
             finally:
                 self._in_fabric = 1
-        except BaseException as error:
+        except BaseException as error:  # whatever the user's code raises, SystemExit and our own interrupt among it
             self._in_fabric = 1  # An interrupt may have come before the line above was reached.
             if self.worker.interrupted(item):
                 return INTERRUPTED, (), None
@@ -329,7 +329,7 @@ class WorkerRuntime(FabricClient):
             if isinstance(error, SerializationError):
                 return ERROR, (self._error(error, item),), None
             return FAILED, (pack_failure(type(error).__name__, str(error)),), None
-        except Exception as error:
+        except Exception as error:  # what was returned is the user's, and so is what its __reduce__, or an iterator, raises
             return ERROR, (self._error(error, item),), None
 
     def _load(self, function_id: bytes) -> tuple[Callable[..., Any], Callable[[BaseException], bool]]:
@@ -455,7 +455,7 @@ def _in_event_loop() -> bool:
 def _asks(retryable: Callable[[BaseException], bool], error: BaseException) -> bool:
     try:
         return bool(retryable(error))
-    except Exception:
+    except Exception:  # the user's own function; the error that it was asked about is the one to report
         return False
 
 
@@ -480,7 +480,7 @@ def run(session_directory: str, token: bytes, job: bytes) -> None:
     found = session.daemon()
     deadline = clock() + 15.0
     while found is None and clock() < deadline:
-        time.sleep(0.001)
+        time.sleep(0.001)  # the daemon that asked for this worker is about to publish itself: no event says so, and it is soon
         found = session.daemon()
     if found is None:
         raise FabricError("the worker found no daemon")
