@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -101,3 +103,17 @@ def gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except OSError:
         return True
+
+
+def in_own_mounts(mount: str, script: str, *arguments: str) -> None:
+    """Run a program where ``mount`` was done for it alone: a private mount namespace, of a user namespace unless we are root."""
+    command = ["unshare", "--mount"] + ([] if os.geteuid() == 0 else ["--user", "--map-root-user"])
+    done = subprocess.run(
+        [*command, "sh", "-c", f'{mount} && exec "$@"', "sh", sys.executable, "-c", script, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE,
+        cwd=Path(__file__).parent,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

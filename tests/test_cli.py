@@ -351,6 +351,16 @@ def test_start_that_cannot_leaves_nothing(place: Place) -> None:
     assert place.left() == []
 
 
+def test_start_says_what_is_wrong_with_a_preloaded_module(place: Place) -> None:
+    Path(place.directory, "mine.py").write_text("def prepare():\n    {}['key']\nprepare()\n")
+    refused = place.run("start", "--num-cpus", 1, "--config", "preload=mine", code=1, PYTHONPATH=place.directory)
+    first, *lines, last = refused.stderr.splitlines()
+    assert first == "Error: the cluster did not start: config 'preload' names 'mine', which cannot be imported:"
+    assert lines[-1] == "KeyError: 'key'"
+    assert "leave it out" in last
+    assert place.left() == []
+
+
 def test_programs_find_the_started_cluster_and_their_modules(place: Place) -> None:
     session = place.json("start", "--num-cpus", 1, "--object-store-memory", "64MiB")["session"]
     Path(place.directory, "sub").mkdir()

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -399,6 +400,54 @@ def test_state_of_a_store_that_no_daemon_has_open(place: Place) -> None:
     assert place.run("submit", "--address", "auto", "p.py").stdout == "1\n"
     assert {row["key"] for row in place.json("state", "dump", "--table", "job")} == {"00000001", "00000002"}
     place.run("stop")
+
+
+UNFINISHED = """
+    import time, zfabric as zf
+    zf.init(address="auto")
+    @zf.remote
+    def nap(_): time.sleep(1000)
+    @zf.remote
+    def done(): return b"v" * 100
+    first = done.remote()
+    kept, values = zf.put("kept", durable=True), [nap.remote(first) for _ in range(2000)]
+    zf.get(first)
+    print("ready", flush=True)
+    zf.get(values)
+"""
+
+
+@pytest.mark.parametrize("end", ["stopped", "killed"])
+def test_a_job_that_runs_when_its_cluster_ends_has_ended_in_the_store_that_is_kept(place: Place, end: str) -> None:
+    start = ("start", "--num-cpus", 1, "--object-store-memory", "64MiB", "--store", "kept")
+    place.run(*start)
+    session = Session(f"{place.sessions}/{place.left()[0]}")
+
+    def left(*dump: str) -> dict[str, int]:
+        """Rows of the job by table, what happened aside."""
+        rows = [row for row in place.json("state", "dump", *dump) if row["table"] != "event" and row["key"].startswith("00000001")]
+        return dict(Counter(row["table"] if row["table"] != "job" else row["value"]["status"] for row in rows))
+
+    with place.program(UNFINISHED) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "ready\n"
+        rows = eventually(lambda: len(found := left()) == 4 and found, "all of it is in the store")
+        assert (rows["running"], rows["object"], rows["function"]) == (1, 1, 2)
+        assert rows["task"] >= 2000
+        if end == "stopped":
+            place.run("stop")
+            assert left("kept") == {"ended": 1}
+        else:
+            os.kill(int(session.describe()["supervisor"]), signal.SIGKILL)
+            eventually(lambda: not session.alive(), "the node is gone")
+        assert "NodeDiedError" in running.communicate(timeout=PATIENCE)[1]
+    if end == "killed":
+        assert left("kept")["running"] == 1
+        place.run(*start)
+        eventually(lambda: left() == {"ended": 1}, "the next node ends the job of the one before")
+        Path(place.directory, "p.py").write_text("import zfabric as zf\nprint(zf.get(zf.remote(abs).remote(-1)))")
+        assert place.run("submit", "--address", "auto", "p.py").stdout == "1\n"
+        place.run("stop")
 
 
 # --- logs that are followed, clusters that do not answer ---------------------------------------------------------------------------

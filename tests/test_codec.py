@@ -69,7 +69,7 @@ call_rows = st.tuples(task_ids, texts, small_bytes) | st.builds(
     st.none() | options,
 )
 
-OBJECT_LISTS = ("Hold", "Release", "Fetch", "Kept", "Unpin", "Recall", "Free", "Keep")
+OBJECT_LISTS = ("Hold", "Release", "Fetch", "Unpin", "Recall", "Free", "Keep")
 
 ROWS: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("Submit", "rows"): many(task_rows),
@@ -94,6 +94,7 @@ ROWS: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("Blocked", "wanted"): many(object_ids),
     ("Blocked", "returned"): many(task_ids),
     ("Cancel", "object_ids"): many(object_ids),
+    ("Kept", "object_ids"): many(object_ids),
     ("TakeBack", "task_ids"): many(task_ids),
     ("TakenBack", "task_ids"): many(task_ids),
     **{(name, "object_ids"): many(object_ids) for name in OBJECT_LISTS},
@@ -350,6 +351,7 @@ CASES: list[tuple[str, int, tuple[Any, ...], Any, list[Any]]] = [
     ("Blocked", 1, (TASK, (), (), True), OBJECT, [TASK, "o", None, b""]),
     ("Blocked", 2, (TASK, (), (), True), TASK, [OBJECT, "t", None, b""]),
     ("Cancel", 0, ((), False, False), OBJECT, [TASK, "o" * OBJECT_BYTES, 7]),
+    ("Kept", 0, ((), ""), OBJECT, [TASK, "o" * OBJECT_BYTES, 7]),
     *((name, 0, ((),), OBJECT, [TASK, "o" * OBJECT_BYTES, 7, ()]) for name in OBJECT_LISTS),
     ("TakeBack", 0, ((),), TASK, [OBJECT, "t" * TASK_BYTES, 7]),
     ("Find", 0, ((),), TASK, [OBJECT, "t" * TASK_BYTES, 7]),

@@ -418,6 +418,25 @@ def test_deletes_are_tried_while_read_only(world):
     assert world.machine.statistics()["read_only"] == 1.0
 
 
+def test_no_delete_is_lost_to_a_full_disk(world):
+    world.write([("job", key, b"1") for key in (b"a", b"b", b"c", b"d")])
+    world.journal.full = "the disk is full"
+    # One that is rolled back, one that comes with rows that cannot be put, one alone; and one of a row that never was.
+    world.write([("job", b"x", b"1")], [("job", b"a")])
+    world.say(m.Write(0, (("job", b"y", b"1"),), (("job", b"b"), ("job", b"x"))))
+    world.say(m.Write(0, (), (("job", b"c"),)))
+    assert world.ask(m.Read(1, "job", (b"a", b"d"))) == m.Found(1, ((b"a", b"1"), (b"d", b"1")), False)
+    world.pass_time(1.0)
+    world.turn()
+    assert world.rows("job").keys() == {b"a", b"b", b"c", b"d"}
+    assert world.machine.statistics()["owed_deletes"] == 3
+    world.journal.full = ""
+    world.pass_time(1.0)
+    world.turn()
+    assert world.rows("job") == {b"d": b"1"}
+    assert world.machine.statistics()["owed_deletes"] == world.machine.statistics()["read_only"] == 0
+
+
 def test_a_failed_attempt_is_repeated_also_while_a_commit_is_under_way(world):
     world.write([("job", b"a", b"1")])
     world.journal.full = "full"

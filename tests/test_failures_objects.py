@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bad_days import PATIENCE, eventually, failure, query, session, worker_rows
+from bad_days import PATIENCE, eventually, failure, in_own_mounts, query, session, worker_rows
 
 import zfabric as zf
 
@@ -196,20 +194,6 @@ assert zf.get(zf.remote(lambda: 5).remote(), timeout=PATIENCE) == 5
 zf.shutdown()
 """
     in_own_mounts(f"mount -t tmpfs -o size=24m tmpfs {tmp_path}", inside, str(tmp_path))
-
-
-def in_own_mounts(mount: str, script: str, *arguments: str) -> None:
-    """Run a program where ``mount`` was done for it alone: a private mount namespace, of a user namespace unless we are root."""
-    command = ["unshare", "--mount"] + ([] if os.geteuid() == 0 else ["--user", "--map-root-user"])
-    done = subprocess.run(
-        [*command, "sh", "-c", f'{mount} && exec "$@"', "sh", sys.executable, "-c", script, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=2 * PATIENCE,
-        cwd=Path(__file__).parent,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_many_small_values_are_held_in_bounded_memory(small: Any) -> None:

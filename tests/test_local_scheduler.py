@@ -8,6 +8,7 @@ import pytest
 
 from zfabric.config import Config
 from zfabric.machines.local_scheduler import HANDLERS, LocalScheduler
+from zfabric.machines.parts import report
 from zfabric.protocol import codec
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
@@ -37,14 +38,15 @@ def row(number: int, *needs: bytes, **options: Any) -> tuple[Any, ...]:
 class Node:
     """A scheduler with its surroundings played by the test: what it sends is kept until it is asked for."""
 
-    def __init__(self, cpus: int = 1, **config: Any) -> None:
+    def __init__(self, cpus: int = 1, others: tuple[tuple[str, int], ...] = (), **config: Any) -> None:
         self.now = 10.0
         self.config = Config.of(config)
-        total = (("CPU", cpus * RESOURCE_UNIT),)
+        total = (("CPU", cpus * RESOURCE_UNIT), *others)
         self.scheduler = LocalScheduler(b"L" + OWN, b"node", self.config, total, b"O" + OWN, b"S" + OWN, b"G" + OWN, 1, False)
         self.sent: list[tuple[bytes, Any]] = []
         self.effects: list[Any] = []
         self.pids: dict[bytes, int] = {}
+        self.full = ""
 
     def say(self, source: bytes, message: Any) -> None:
         """One message, through the codec, and all that follows from it."""
@@ -64,11 +66,11 @@ class Node:
         self.scheduler.check_invariants()
 
     def answer(self, message: Any) -> None:
-        """The control store is always at hand."""
-        if isinstance(message, m.NewJob):
+        """The control store is always at hand; while it is ``full``, it writes nothing."""
+        if isinstance(message, m.NewJob) and not self.full:
             self.say(b"S" + OWN, m.JobNumber(message.token, 1))
-        elif isinstance(message, m.Write) and message.token:
-            self.say(b"S" + OWN, m.Written(message.token, True, ""))
+        elif isinstance(message, m.NewJob | m.Write) and message.token:
+            self.say(b"S" + OWN, m.Written(message.token, not self.full, self.full))
 
     def driver(self) -> None:
         self.say(CLIENT + DRIVER, m.Register(m.PROTOCOL_VERSION, "driver", 50, 1, b"", b"program", b"", "", ""))
@@ -345,6 +347,62 @@ def test_a_worker_that_waits_with_a_timeout_lends_its_cpu_and_takes_it_back(node
     assert dict(node.scheduler.pool.available())["CPU"] == -RESOURCE_UNIT
 
 
+@pytest.mark.parametrize("end", ["dies", "its job ends"])
+@pytest.mark.parametrize("lent_to_another", [False, True])
+def test_a_worker_that_ends_while_its_cpu_is_lent_gives_back_the_rest_and_the_cpu_once(end: str, lent_to_another: bool) -> None:
+    demand = (("CPU", RESOURCE_UNIT), ("GPU", RESOURCE_UNIT), ("disk", 5))
+    node = Node(others=demand[1:])
+    node.scheduler.membership.prestart(node.now)
+    node.turn()
+    node.driver()
+    (worker,) = node.workers()
+    pool = node.scheduler.pool
+    node.submit(row(0, demand=demand, max_retries=0))
+    assert set(dict(pool.available()).values()) == {0}
+    node.say(WORKER + worker, m.Blocked(task_id(0), (ref(1),), (), False))
+    assert dict(pool.available()) == {"CPU": RESOURCE_UNIT, "GPU": 0, "disk": 0}
+    if lent_to_another:
+        node.submit(row(1))
+        other = next(token for token in node.workers() if token != worker)
+        assert dict(pool.available())["CPU"] == 0
+    if end == "dies":
+        died(node, worker, 0)
+        assert dict(pool.available()) == {"CPU": 0 if lent_to_another else RESOURCE_UNIT, "GPU": RESOURCE_UNIT, "disk": 5}
+        if lent_to_another:
+            node.complete(other, 1)
+    else:
+        node.say(CLIENT + DRIVER, m.Goodbye())
+    assert dict(pool.available()) == dict(demand)
+    if end == "dies":
+        # The GPU itself, too, is another's now.
+        node.submit(row(2, demand=demand))
+        node.workers()
+        ((_, dispatch),) = node.take(m.Dispatch)[-1:]
+        assert (dispatch.rows[0][0], dispatch.details[0][3]) == (task_id(2), (0,))
+
+
+def test_a_task_of_which_nobody_knows_how_long_it_takes_goes_out_alone(node: Node) -> None:
+    # In front of others, behind others in one batch, and behind what is in flight: nothing waits behind it, or before it.
+    unknown = b"g" * 16
+    node.say(CLIENT + DRIVER, m.Export(((unknown, "unknown", b"", ()),)))
+    (worker,) = node.workers()
+    node.submit(row(0))
+    node.complete(worker, 0)  # so it is known how long the others take
+    node.dispatched()
+    node.submit(row(1), row(2), (task_id(3), unknown, b"", ()), row(4), row(5))
+    assert node.dispatched() == [(worker, 1, 0), (worker, 2, 0)]
+    node.complete(worker, 1)
+    assert node.dispatched() == []
+    node.complete(worker, 2)
+    assert node.dispatched() == [(worker, 3, 0)]
+    node.say(WORKER + worker, m.Completed(((task_id(3), 0, m.OK, (b"value",)),), (), ((unknown, 1, 0.0001),), b""))
+    assert node.dispatched() == [(worker, 4, 0), (worker, 5, 0)]
+    node.submit((task_id(6), unknown, b"", ()))
+    node.complete(worker, 4)
+    node.complete(worker, 5)
+    assert (worker, 6, 0) in node.dispatched()
+
+
 def test_what_is_ready_and_may_not_run_on_top_gets_another_worker(node: Node) -> None:
     # Waiting workers that can run what they wait for are not replaced; one that waits for a function that is never inline is.
     node.say(CLIENT + DRIVER, m.Export(((b"g" * 16, "apart", b"", (("inline", False),)),)))
@@ -429,6 +487,75 @@ def test_the_end_of_a_job_leaves_nothing_and_refuses_the_rest(node: Node) -> Non
     assert any(isinstance(effect, e.KillProcess) for effect in node.effects)
     node.say(CLIENT + worker, m.Export(((b"h" * 16, "late", b"", ()),)))
     assert node.take(m.Write)[-1][1].puts[-1][0] == "job"
+
+
+def test_a_control_store_that_cannot_write_refuses_jobs_and_durable_values_and_nothing_else() -> None:
+    node = Node()
+    node.full = "the disk is full"
+    node.driver()
+    ((to, refused),) = node.take(m.Refused)
+    assert (to, refused.kind) == (CLIENT + DRIVER, "OutOfDiskError")
+    assert "the disk is full" in refused.text
+    node = Node()
+    node.scheduler.membership.prestart(node.now)
+    node.driver()
+    (worker,) = node.workers()
+    node.full = "the disk is full"
+    durable = ref(900, 2**31)
+    node.say(CLIENT + DRIVER, m.Put(((durable, b"value", (), True),)))
+    assert node.take(m.Kept) == [(CLIENT + DRIVER, m.Kept((durable,), "the disk is full"))]
+    node.submit(row(0))
+    node.complete(worker, 0)
+    assert node.results() == {0: (m.OK, (b"value",))}
+
+
+def test_the_end_of_a_job_that_could_not_be_written_is_written_later_and_the_driver_does_not_wait_for_it(node: Node) -> None:
+    def ends() -> list[Any]:
+        return [each for _, each in node.take(m.Write) if each.puts and each.puts[-1][0] == "job"]
+
+    node.full = "the disk is full"
+    node.say(CLIENT + DRIVER, m.Goodbye())
+    assert [to for to, _ in node.take(m.Farewell)] == [CLIENT + DRIVER]
+    (first,) = ends()
+    for full in ("the disk is full", ""):
+        node.full = full
+        assert node.scheduler.next_deadline() is not None
+        node.now += node.config.store_retry_every
+        node.scheduler.tick(node.now)
+        node.turn()
+        (again,) = ends()
+        assert (again.puts, again.deletes) == (first.puts[-1:], first.deletes)
+    node.now += 60.0
+    node.scheduler.tick(node.now)
+    node.turn()
+    assert ends() == node.take(m.Farewell) == []
+
+
+def test_jobs_of_a_node_that_is_no_more_are_cleared_page_by_page_and_said_to_have_ended_last() -> None:
+    old, over = job_id(7), job_id(6)
+    store: dict[str, dict[bytes, bytes]] = {
+        "job": {old: report.packed({"status": "running", "number": 7}), over: report.packed({"status": "ended", "number": 6})},
+        "task": {old + bytes((number,)): b"row" for number in range(5)},
+        "function": {},
+        "object": {old + b"o": b"value", over + b"o": b"not this one's"},
+    }
+    node = Node()
+    node.scheduler.membership.former_jobs.ask()
+    node.turn()
+    written = []
+    while asked := node.take(m.Scan):
+        ((_, scan),) = asked
+        found = sorted(row for row in store[scan.table].items() if row[0].startswith(scan.prefix) and row[0] > scan.after)
+        node.say(b"S" + OWN, m.Found(scan.token, tuple(found[:2]), len(found) > 2))
+        for _, write in node.take(m.Write):
+            written += [(table, key) for table, key, _ in write.puts]
+            store["job"].update({key: value for table, key, value in write.puts if table == "job"})
+            for table, key in write.deletes:
+                del store[table][key]
+    assert written[-1] == ("job", old)
+    assert [written.count(each) for each in (("job", old), ("job", over))] == [1, 0]
+    assert report.unpacked(store["job"][old]) == {"status": "ended", "number": 7}
+    assert (store["task"], store["object"]) == ({}, {over + b"o": b"not this one's"})
 
 
 def test_what_an_unknown_process_says_counts_for_nothing(node: Node) -> None:

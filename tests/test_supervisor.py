@@ -425,6 +425,36 @@ def test_a_preload_that_fails_ends_the_session_with_its_error(monkeypatch: pytes
         launched.close()
 
 
+@pytest.mark.parametrize(
+    ("source", "says", "do"),
+    [
+        ("def prepare():\n    {}['key']\nprepare()\n", 'mine.py", line 2, in prepare\n', "leave it out"),
+        ("import sys\nsys.exit('not without a licence')\n", "not without a licence\n", "leave it out"),
+        ("def broken(:\n", "SyntaxError: invalid syntax\n", "leave it out"),
+        ("import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n", "starts threads", "in a function"),
+    ],
+    ids=["raises", "exits", "syntax", "threads"],
+)
+def test_a_preload_that_fails_shows_the_users_lines_and_what_to_do(
+    source: str, says: str, do: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(source)
+    monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__))
+    paths = (str(tmp_path), *sys.path)
+    launched = launch(
+        arena_size=0, daemon="supervised:daemon", imports=("supervised",), config=Config(preload=("json", "mine")), paths=paths
+    )
+    try:
+        until(lambda: not launched.alive())
+        said = launched.failure()
+    finally:
+        launched.close()
+    assert said.startswith("config 'preload' names 'mine', which ")
+    assert says in said
+    assert do in said.splitlines()[-1]
+    assert not any(part in said for part in ("template.py", "supervisor.py", "importlib", "exit code"))
+
+
 def test_restarts_are_immediate_then_slower_and_given_up_only_if_it_never_came_up() -> None:
     policy = RestartPolicy(backoff_max=0.1, failures_max=3, settled=10.0)
     now, pauses = 0.0, []

@@ -146,7 +146,7 @@ class Journal:
             journal._environment.sync(True)
             _write_stamp(path, ours)
             return journal
-        except BaseException as error:
+        except BaseException as error:  # whatever it was, the directory is not ours
             os.close(lock)
             if isinstance(error, lmdb.Error):
                 raise FabricError(f"the control store in {path} cannot be opened: {error}") from error
@@ -251,7 +251,7 @@ class Journal:
                         cursor.putmulti(rows)
                 for table, key in transaction.deletes:
                     filled.delete(key, db=self._tables[table])
-        except BaseException:
+        except BaseException:  # our own bugs too: a transaction left open would keep every later one out
             filled.abort()
             raise
         return filled
@@ -372,8 +372,7 @@ def _lock(path: str) -> int:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Whoever locked it before may have set the directory aside, our lock with it.
             if os.path.samestat(os.fstat(file), os.stat(name)):
-                os.ftruncate(file, 0)
-                os.write(file, str(os.getpid()).encode())
+                os.ftruncate(file, os.pwrite(file, str(os.getpid()).encode(), 0))  # in place: a full disk has no room to begin anew
                 return file
         except BlockingIOError:
             holder = os.pread(file, 20, 0).decode(errors="replace") or "another process"

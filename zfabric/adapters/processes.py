@@ -99,7 +99,7 @@ def run_and_exit(body: Callable[[], object]) -> NoReturn:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
         if isinstance(error.code, str):
             print(error.code, file=sys.stderr)
-    except BaseException:
+    except BaseException:  # nothing may go on in the frames of the process that was forked
         sys.excepthook(*sys.exc_info())
     finally:
         try:
@@ -185,7 +185,7 @@ def kill_children(timeout: float = 5.0) -> None:
             kill_group(child)
         try:
             if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                time.sleep(0.001)
+                time.sleep(0.001)  # what becomes our child later tells nobody; this lasts as long as the kernel takes to kill
         except ChildProcessError:
             return
 

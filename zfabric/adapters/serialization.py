@@ -232,7 +232,7 @@ def _pickle(value: Any, how: int, where: str) -> SerializedValue:
         raw = [buffer.raw() for buffer in buffers]
     except FabricError:
         raise
-    except Exception as error:
+    except Exception as error:  # whatever the user's __reduce__ raises
         raise _cannot_pickle(value, where, error) from error
     finally:
         _collecting.references = previous

@@ -24,7 +24,7 @@ from zfabric.adapters.serialization import (
 )
 from zfabric.api.errors import a
 from zfabric.api.lifecycle import connected, default_runtime_env
-from zfabric.api.options import Pairs, ACTOR_OPTIONS, checked, checked_actor, difference, pairs_of, pairs_of_actor
+from zfabric.api.options import ACTOR_OPTIONS, Pairs, checked, checked_actor, difference, pairs_of, pairs_of_actor
 from zfabric.api.refs import ObjectRef
 from zfabric.exceptions import OptionError, SerializationError
 from zfabric.protocol.ids import FIRST_RETURN, object_id

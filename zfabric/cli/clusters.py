@@ -17,7 +17,7 @@ from zfabric.cli.options import address_option, cluster_options, json_option
 from zfabric.cli.output import amount, print_json, print_table, size
 from zfabric.cli.sessions import about, chosen_session, connected, seconds
 from zfabric.config import Config
-from zfabric.exceptions import ConnectionLostError
+from zfabric.exceptions import ConnectionLostError, NodeDiedError
 from zfabric.runtime.connect import node_resources
 from zfabric.runtime.launch import Launched, launch
 from zfabric.runtime.launch import stop as end_session
@@ -83,22 +83,27 @@ def _check_store(path: str, settings: Config) -> None:
 
 
 def _await(launched: Launched) -> dict[str, Any]:
-    """Wait until the daemon answers; end the session again if it does not, or if someone loses patience."""
+    """Wait until the daemon answers and a worker is there; end the session again if that fails, or if someone loses patience."""
     from zfabric.runtime.connect import attach
 
     try:
         client = attach(launched.session, kind="tool", failure=launched.failure)
         try:
             status = client.query("status")
+            until = time.monotonic() + client.config.worker_start_seconds
+            while all(row["state"] == "starting" for row in client.query("workers")) and time.monotonic() < until:
+                time.sleep(0.01)  # tools ask; nobody tells them
         finally:
             client.close()
         description = launched.session.describe()
-    except ConnectionLostError as error:
+    except (ConnectionLostError, NodeDiedError) as error:
+        reason = (launched.failure() or str(error)).strip()
         launched.close()
-        *_, reason = str(error).strip().splitlines()  # below the daemon's traceback, if that could not start
-        reason = re.sub(r"^(the node could not start: )?(zfabric\.exceptions\.\w+: )?", "", reason)
+        if re.match(r"the \w+ (cannot be started|failed)", reason):
+            *_, reason = reason.splitlines()  # what matters is below the traceback of our own process
+        reason = re.sub(r"^zfabric\.exceptions\.\w+: ", "", reason)
         raise click.ClickException(f"the cluster did not start: {reason}") from None
-    except BaseException:
+    except BaseException:  # Ctrl-C too: a cluster that was not announced is not to stay
         launched.close()
         raise
     launched.detach()

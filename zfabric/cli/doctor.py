@@ -70,7 +70,7 @@ def _findings(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
     found: list[Finding] = []
     try:
         found.extend(check())
-    except Exception as error:
+    except Exception as error:  # a check that fails is a finding, and the others are still made
         name = check.__name__.replace("_", " ").strip()
         found.append(Finding(name, PROBLEM, f"could not be checked: {type(error).__name__}: {error}"))
     return found
@@ -290,7 +290,7 @@ def try_it() -> Iterator[Finding]:
     try:
         with zf.init(address="local", num_cpus=1, num_gpus=0, object_store_memory=64 * MiB, log_to_driver=False):
             answer = zf.get(zf.remote(len).remote(zf.put(bytes(MiB))), timeout=TRY_SECONDS)
-    except Exception as error:
+    except Exception as error:  # whatever keeps a task from running is what is asked
         reason, _, details = str(error).partition("\n")
         yield Finding("a cluster", PROBLEM, f"a task could not be run: {type(error).__name__}: {reason}", details)
         return

@@ -100,7 +100,7 @@ def _follow(session: Session, pid: int | None, daemon: bool, offsets: dict[str, 
             _show_new(source, offsets, partial)
         if not alive:
             return
-        time.sleep(LOOK_EVERY)
+        time.sleep(LOOK_EVERY)  # as `tail -f` does: files come, are rotated and go, and nobody waits for a line to the millisecond
 
 
 def _show_new(source: Source, offsets: dict[str, int], partial: dict[str, bytes]) -> None:

@@ -105,7 +105,7 @@ def run(code: Callable[[], types.CodeType], script: str, arguments: tuple[str, .
         raise
     except KeyboardInterrupt:
         _interrupted()
-    except BaseException as error:
+    except BaseException as error:  # as the interpreter does with what a program does not catch, but without our frames
         frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
         if isinstance(error, SyntaxError) and frames is not None and frames.tb_frame.f_code.co_name == "<lambda>":
             frames = None

@@ -50,7 +50,7 @@ def _file(path: str) -> Iterator[IO[str]]:
             yield file
         if not special:
             os.replace(partial, path)
-    except BaseException:
+    except BaseException:  # Ctrl-C too: half a file is not left behind
         if not special:
             os.unlink(partial)
         raise

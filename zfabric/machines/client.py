@@ -499,9 +499,9 @@ class Client:
         self.calls.whereabouts(message.rows)
 
     def on_kept(self, message: m.Kept) -> None:
-        """Durable values are committed."""
+        """Durable values are committed, or could not be."""
         for identifier in message.object_ids:
-            self.kept[identifier] = ""
+            self.kept[identifier] = message.error
 
     def on_welcome(self, message: m.Welcome) -> None:
         """Registered."""

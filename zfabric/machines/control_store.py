@@ -14,9 +14,9 @@ older than what anybody had written before it asked. A ``Write`` without rows is
 **When.** A transaction is handed over at once if somebody waits for it, else when it is ``lineage_delay`` old or large. It is
 always marked urgent, since its waiting is done.
 
-**Read-only.** After a rollback (in practice a full disk) what puts rows is answered False at once; deletes are still tried,
-since they may be what makes room, and every ``store_retry_every`` seconds one tiny row is. The first put that
-commits ends it.
+**Read-only.** After a rollback (in practice a full disk) what puts rows is answered False at once. Deletes are never dropped, whoever
+is told False, since nobody says them again, and they may be what makes room. They are tried again every ``store_retry_every``
+seconds, with one tiny row; the first put that commits ends it.
 
 **Publication** is a hint: changes are sent after their commit, numbered per subscription. A snapshot and its subscription are
 one step. A subscriber that sees a gap subscribes again; the empty repetition makes a gap at the end show too.
@@ -110,6 +110,8 @@ class ControlStore:
         self._committed = 0
         self._read_only = ""
         self._retry_at = 0.0
+        self._owed: set[tuple[str, bytes]] = set()
+        """Rows that are there and are to be deleted once that is possible."""
         self._publish_at = 0.0
         self._subscriptions: dict[tuple[Address, int], _Subscription] = {}
         self._by_prefix: dict[str, dict[bytes, list[_Subscription]]] = {}
@@ -132,6 +134,9 @@ class ControlStore:
         if self._read_only and now >= self._retry_at:
             self._retry_at = now + self._config.store_retry_every
             self._write(now, META, PROBE_KEY, msgpack.packb(self._sequence))
+            for table, key in sorted(self._owed):
+                self._write(now, table, key, None)
+            self._owed.clear()
             self._gathered.urgent = True
         if self._subscriptions and now >= self._publish_at:
             self._publish_at = now + self._config.publish_every
@@ -175,6 +180,7 @@ class ControlStore:
             "subscriptions": len(self._subscriptions),
             "events_bytes": self._events_bytes,
             "read_only": float(bool(self._read_only)),
+            "owed_deletes": len(self._owed),
         }
 
     def explain(self, subject: bytes) -> Explanation | None:
@@ -223,7 +229,8 @@ class ControlStore:
         if refusal:
             self._refuse(source, message.token, refusal)
         elif message.puts and self._read_only:
-            self._counts["rows_dropped"] += len(message.puts) + len(message.deletes)
+            self._counts["rows_dropped"] += len(message.puts)
+            self._owe(message.deletes)
             if message.token:
                 self._send(source, m.Written(message.token, False, self._read_only))
         else:
@@ -422,10 +429,14 @@ class ControlStore:
         self._retry_at = now + self._config.store_retry_every
         for failed in (transaction, gathered):
             self._counts["rolled_back"] += bool(failed.rows)
-            self._counts["rows_dropped"] += len(failed.rows)
+            self._counts["rows_dropped"] += sum(value is not None for value in failed.rows.values())
+            self._owe(row for row, value in failed.rows.items() if value is None)
             for who, token, _ in failed.waiters:
                 self._send(who, m.Written(token, False, error))
             self._gathered.reads += failed.reads
+
+    def _owe(self, deletes: Iterable[tuple[str, bytes]]) -> None:
+        self._owed.update((table, key) for table, key in deletes if self._reader.get(table, key) is not None)
 
     def _answer_waiters(self, transaction: _Transaction) -> None:
         for who, _, answer in transaction.waiters:

@@ -405,7 +405,7 @@ class LocalScheduler:
         elif kind == "job begun":
             self.membership.job_begun(about, message.ok, message.text)
         elif kind == "job ended":
-            self.membership.job_ended(about)
+            self.membership.job_ended(about, message.ok, now)
         elif kind == "query":
             report.rows_committed(self, about)
 
@@ -420,6 +420,10 @@ class LocalScheduler:
         kind, about = self._asked.pop(message.token, ("", None))
         if kind == "jobs":
             self.membership.jobs_found(message.rows, now)
+        elif kind == "former jobs":
+            self.membership.former_jobs.found(message.rows)
+        elif kind == "former rows":
+            self.membership.former_jobs.rows_found(about, message)
         elif kind == "kept rows":
             self.membership.rows_found(about, message, now)
         elif kind == "durable value":

@@ -28,7 +28,7 @@ class ArenaAccess:
         try:
             value.write_into(arena.writable(offset, size))
             arena.seal(offset, identifier, size)
-        except BaseException:
+        except BaseException:  # an interrupt of the task, or the user's own buffers: the room is not to be waited for
             with self._connection.lock:
                 self._connection.machine.room.abandon(offset)
             raise
@@ -53,7 +53,7 @@ class ArenaAccess:
                 connection.flush()
             try:
                 answered = connection.wait_until(partial(room.answered, token), deadline + 5.0)
-            except BaseException:
+            except BaseException:  # Ctrl-C and interrupts too: what is granted now has nobody who would write there
                 with connection.lock:
                     room.forsake(token)
                 raise

@@ -168,7 +168,11 @@ class FabricClient(Connection):
                 elif not self._armed:
                     self._arm_flusher()
         if durable:
-            self._wait_kept(identifier)
+            try:
+                self._wait_kept(identifier)
+            except BaseException:  # Ctrl-C too: nobody gets a ref to it
+                self.drop_reference(identifier)
+                raise
         return identifier
 
     def _wait_kept(self, identifier: bytes) -> None:

@@ -29,7 +29,7 @@ def attach(session: Session, kind: str = "driver", namespace: str = "", failure:
     client = FabricClient(session, new_incarnation(), kind, b"", b"", namespace)
     try:
         client.connect(daemon)
-    except BaseException:
+    except BaseException:  # Ctrl-C too: sockets and the context's threads would stay
         client.closed = True
         client.post.close()
         client._context.term()
@@ -47,7 +47,7 @@ def _await_daemon(session: Session, failure: Callable[[], str]) -> bytes:
             continue
         if clock() > deadline or not session.alive():
             raise ConnectionLostError(f"no daemon answers in {session.directory}")
-        time.sleep(0.001)
+        time.sleep(0.001)  # for a file, and a process that may die instead: no one event says either, and it is over in a moment
     return found[0]
 
 
@@ -76,7 +76,7 @@ def start(
     launched = launch(config=Config.of(settings), resources=total, namespace=namespace, arena_size=arena_size)
     try:
         client = attach(launched.session, namespace=namespace, failure=launched.failure)
-    except BaseException:
+    except BaseException:  # Ctrl-C too: a cluster that nobody has is not to stay
         launched.close()
         raise
     client.alive = launched.alive

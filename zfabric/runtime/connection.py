@@ -187,7 +187,7 @@ class Connection:
                         for to, role, message in self.post.accept(sender, frame, now):
                             self._deliver_from_peer(now, to, role + sender, message)
                     self._inbox.popleft()
-            except BaseException:
+            except BaseException:  # Ctrl-C in the middle of a delivery: what is known here may be half of what was said
                 self._inbox.clear()
                 self._unsynchronised = True
                 raise
@@ -318,7 +318,7 @@ class Connection:
                 continue
             idle = 0
             while idle < FLUSHER_PATIENCE and not self.closed and clock() < house_at:
-                time.sleep(self.config.send_delay)
+                time.sleep(self.config.send_delay)  # Being woken for each row would cost the sender more than all the rest of it.
                 idle = 0 if self._armed else idle + 1
                 # A program that submits in a loop sends full batches itself; what is unsent then is younger than the last of them.
                 if self._armed and clock() - self._sent_at >= self.config.send_delay:

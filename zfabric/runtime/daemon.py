@@ -12,7 +12,6 @@ import contextlib
 import gc
 import os
 import signal
-import sys
 import time
 from collections import deque
 from typing import Any
@@ -36,7 +35,7 @@ from zfabric.protocol.ids import CONTROL_STORE, GLOBAL_SCHEDULER, LOCAL_SCHEDULE
 from zfabric.protocol.machine import Refusal
 from zfabric.protocol.options import RESOURCE_UNIT
 from zfabric.runtime.connect import new_incarnation
-from zfabric.runtime.logs import LogTailer, note_worker
+from zfabric.runtime.logs import LogTailer, note_worker, say
 from zfabric.runtime.session import Session
 from zfabric.runtime.storage import Storage
 from zfabric.runtime.supervision import Supervision
@@ -50,7 +49,8 @@ RECEIVE_SECONDS = 0.01
 LOGS_EVERY = 0.1
 """How often the output of busy workers is looked at, in seconds."""
 SWEEP_EVERY = 5.0
-"""How often peers that are no longer registered are let go of."""
+"""How often peers that are no longer registered are looked for; who is found twice is let go of. What they were told last (a driver its
+farewell) has had that long to arrive, which is longer than they wait for it."""
 ROUNDS_MAX = 1000
 """Rounds of delivery between machines in one turn; more would be two machines answering each other for ever."""
 COLLECT_EVERY = 30.0
@@ -81,6 +81,8 @@ class Daemon:
         self._logs_at = 0.0
         self._memory_at = 0.0
         self._sweep_at = 0.0
+        self._strangers: set[bytes] = set()
+        """Peers that were not registered at the last sweep."""
         self._collect_at = 0.0
         self._memory_limit = self.config.memory_limit or int(memory_total() * 0.95)
 
@@ -134,11 +136,13 @@ class Daemon:
             self.store.step(clock(), self._shell, found)
             self.scheduler.step(clock(), self._shell, found)
         else:
+            if self.journal.scan("job", limit=1):
+                self.scheduler.membership.former_jobs.ask()
             self.scheduler.membership.prestart(clock())
 
     def say(self, level: str, text: str) -> None:
         """A line in the daemon's log."""
-        print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {level}: {text}", file=sys.stderr, flush=True)
+        say(f"{level}: {text}")
 
     def _from_thread(self, message: m.Message) -> None:
         """Called by other threads: the object store is told in the next turn."""
@@ -187,6 +191,9 @@ class Daemon:
             self.post.tick(now)
             counts["refused_frames"] = self.post.refused
             counts["turn_longest_us"] = max(counts["turn_longest_us"], int((clock() - now) * 1e6))
+        self.scheduler.membership.end_all(clock())
+        self._stirred.add(LOCAL_SCHEDULER)
+        self.turn(clock())
 
     def _step(self, now: float, role: bytes, source: Address, message: m.Message) -> None:
         """Pass a message to the machine that plays ``role``; it is asked for effects in this turn."""
@@ -316,13 +323,15 @@ class Daemon:
 
     def _supervised(self, now: float) -> None:
         for event in self.supervision.receive():
+            dead: tuple[bytes, ...] = ()
             if type(event) is m.ProcessDied:
+                dead = self._incarnations_of(event.pid)
                 event = self._died(event, now)
             elif type(event) is m.WorkerSpawned and event.pid:
                 note_worker(self.session.logs, event.token, event.pid)
             self._step(now, LOCAL_SCHEDULER, self._shell, event)
-            if type(event) is m.ProcessDied:
-                self._forget_dead()
+            for incarnation in dead:
+                self._forget(incarnation)
 
     def _died(self, died: m.ProcessDied, now: float) -> m.ProcessDied:
         """Read what a dead worker left: the task that was on top, and its last output."""
@@ -344,11 +353,19 @@ class Daemon:
                 os.unlink(f"{self.session.sockets}/{name.hex()}")
         return died._replace(executing=executing if any(executing) else b"")
 
-    def _forget_dead(self) -> None:
-        known = self._known_peers()
-        for incarnation in [each for each in self.post.peers if each not in known]:
-            self.post.forget(incarnation)
-            self._held.pop(incarnation, None)
+    def _incarnations_of(self, pid: int) -> tuple[bytes, ...]:
+        """What a process is known as: where it receives, and where its control thread does."""
+        tables = self.scheduler.tables
+        known = tables.by_pid.get(pid)
+        if isinstance(known, WorkerRecord):
+            return known.token, bytes((known.token[0] ^ 0x80,)) + known.token[1:]
+        found = [process for process in tables.processes.values() if process.pid == pid] + ([known] if known is not None else [])
+        return tuple(incarnation for process in found for incarnation in (process.incarnation, process.control))
+
+    def _forget(self, incarnation: bytes) -> None:
+        """Nobody will hear what is said to this process any more."""
+        self.post.forget(incarnation)
+        self._held.pop(incarnation, None)
 
     def _known_peers(self) -> set[bytes]:
         known: set[bytes] = set()
@@ -372,13 +389,17 @@ class Daemon:
             self._check_memory(now)
         if now >= self._sweep_at:
             self._sweep_at = now + SWEEP_EVERY
-            known = self._known_peers() if not self.scheduler.membership.recovering else self.post.peers.keys()
-            for incarnation in [each for each, peer in self.post.peers.items() if each not in known]:
-                self.post.forget(incarnation)
+            self._sweep()
         if now >= self._collect_at:
             self._collect_at = now + COLLECT_EVERY
             if not active:
                 gc.collect()
+
+    def _sweep(self) -> None:
+        known = self._known_peers() if not self.scheduler.membership.recovering else self.post.peers.keys()
+        before, self._strangers = self._strangers, {each for each in self.post.peers if each not in known}
+        for incarnation in before & self._strangers:
+            self._forget(incarnation)
 
     def _tell_logs(self, now: float) -> None:
         pids = {worker.token: worker.pid for worker in self.scheduler.tables.workers.values() if worker.pid}

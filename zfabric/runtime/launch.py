@@ -195,7 +195,7 @@ def _spawn(session: Session, lock: int) -> tuple[int, int]:
             setsigmask=[],
             setsigdef=[signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE],
         )
-    except BaseException:
+    except BaseException:  # Ctrl-C too: nobody else knows this end
         os.close(ends[1])
         raise
     finally:

@@ -1,15 +1,20 @@
-"""Output of workers: where it lies, how the daemon follows it, and what is kept of it.
+"""Logs: what daemon and supervisor say of themselves; and the output of workers: where it lies, how the daemon follows it, what is kept.
 
 A worker's standard output and error are files that it appends to (``O_APPEND``), so that nothing it prints is lost with it
 or with the daemon, and printing never waits for anybody. The daemon looks in now and then and passes new complete lines on
 to the driver. A file that has grown past a limit is copied aside and truncated; its writer goes on at the new end.
 
 A worker may print faster than lines can be shown. What is shown then skips ahead and says so; the files have the rest.
+
+Logs are for people, and no work depends on them: where the disk is full, what cannot be written is missing, and all goes on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
+import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -25,6 +30,12 @@ LogRow = tuple[int, str, str]
 """(pid, stream, text): the text is one or more lines, without the last one's newline."""
 
 
+def say(text: str) -> None:
+    """One line in the log of this process."""
+    with contextlib.suppress(OSError):
+        print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
 def log_path(directory: str, token: bytes, stream: str) -> str:
     """The file that the worker with this token writes ``stream`` ("out" or "err") to."""
     return f"{directory}/worker-{token.hex()}.{stream}"
@@ -32,18 +43,20 @@ def log_path(directory: str, token: bytes, stream: str) -> str:
 
 def note_worker(directory: str, token: bytes, pid: int) -> None:
     """Write down, beside the logs, which process the worker with this token is: people look for what a pid printed, also later."""
-    descriptor = os.open(f"{directory}/workers", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(descriptor, b"%s %d\n" % (token.hex().encode(), pid))
-    finally:
-        os.close(descriptor)
+    with contextlib.suppress(OSError), open(f"{directory}/workers", "ab", opener=_private, buffering=0) as file:
+        file.write(b"%s %d\n" % (token.hex().encode(), pid))
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def worker_pids(directory: str) -> dict[bytes, int]:
     """The pids of a session's workers by token, dead ones included, in the order of their start."""
     try:
         with open(f"{directory}/workers", encoding="ascii") as file:
-            return {bytes.fromhex(token): int(pid) for token, pid in (line.split() for line in file)}
+            whole = [line.split() for line in file if line.endswith("\n")]  # the disk may have been full in the middle of one
+            return {bytes.fromhex(token): int(pid) for token, pid in whole}
     except FileNotFoundError:
         return {}
 
@@ -125,7 +138,8 @@ class _Follower:
         descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
             if files > 0:
-                _copy(descriptor, f"{self.path}.1")
+                with contextlib.suppress(OSError):  # Where there is no room for a copy, there is some after this.
+                    _copy(descriptor, f"{self.path}.1")
             unread = self.lines(BACKLOG_BYTES)
             os.ftruncate(descriptor, 0)
         finally:

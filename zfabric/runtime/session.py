@@ -27,7 +27,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import msgpack
@@ -143,14 +143,18 @@ class Session:
         return f"{self.sockets}/{incarnation.hex()}"
 
     def publish_daemon(self, incarnation: bytes) -> None:
-        """From now on clients find the daemon at this incarnation's socket; call it once the socket is bound."""
-        _replace(f"{self.directory}/daemon", incarnation.hex().encode())
+        """From now on clients find the daemon at this incarnation's socket; call it once the socket is bound.
+
+        It is a link to nowhere, since a name takes no room: a new daemon is found also where the disk is full.
+        """
+        temporary = f"{self.directory}/daemon.{os.getpid()}"
+        os.symlink(incarnation.hex(), temporary)
+        os.replace(temporary, f"{self.directory}/daemon")
 
     def daemon(self) -> tuple[bytes, str] | None:
         """The daemon's incarnation and the path of its socket; None if no daemon has got that far."""
         try:
-            with open(f"{self.directory}/daemon", "rb") as file:
-                incarnation = bytes.fromhex(file.read().decode())
+            incarnation = bytes.fromhex(os.readlink(f"{self.directory}/daemon"))
         except (OSError, ValueError):
             return None
         return incarnation, self.socket_path(incarnation)
@@ -167,8 +171,9 @@ class Session:
     # -- its end --
 
     def fail(self, reason: str) -> None:
-        """Leave word of why the session ends by itself."""
-        _replace(f"{self.directory}/failure", reason.encode(errors="replace"))
+        """Leave word of why the session ends by itself, if there is room for it."""
+        with suppress(OSError):
+            _replace(f"{self.directory}/failure", reason.encode(errors="replace"))
 
     def failure(self) -> str:
         """Why the session ended by itself; empty if it did not."""
@@ -211,7 +216,7 @@ class Session:
             shutil.rmtree(self.directory, ignore_errors=True)
             if not os.path.exists(self.directory):
                 return
-            time.sleep(0.005)
+            time.sleep(0.005)  # its death follows from the supervisor's, and this process cannot wait for what is not its child
 
 
 # --- finding sessions -----------------------------------------------------------------------------------------------------------

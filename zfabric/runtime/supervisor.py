@@ -37,7 +37,7 @@ from zfabric.exceptions import FabricError
 from zfabric.machines.supervisor import RestartPolicy
 from zfabric.protocol.messages import PROTOCOL_VERSION
 from zfabric.runtime import template
-from zfabric.runtime.logs import log_path, tail
+from zfabric.runtime.logs import log_path, say, tail
 from zfabric.runtime.session import EMBEDDED, STARTED, Session, Specification, publish_started, withdraw_started
 from zfabric.runtime.supervision import Channel
 
@@ -69,6 +69,9 @@ class Supervisor:
         self._daemon_starts = 0
         self._daemon_before: object = None
         self._template_ready = False
+        self._template_came_up = False
+        self._unusable = ""
+        """Why the template says that it cannot be one."""
         self._channels: dict[str, Channel] = {}
         self._workers: dict[int, bytes] = {}
         self._pending: dict[bytes, tuple[Any, ...]] = {}
@@ -97,7 +100,7 @@ class Supervisor:
                         handler()
         except FabricError as error:
             self._fail(str(error))
-        except Exception:
+        except Exception:  # our own bug: it ends the node, and everyone is to be able to read why
             import traceback
 
             self._fail(f"the supervisor failed:\n{traceback.format_exc()}")
@@ -358,6 +361,7 @@ class Supervisor:
     def _start_template(self) -> None:
         ours, theirs = Channel.pair()
         self._template_ready = False
+        self._unusable = ""
         self._template = self._fork(TEMPLATE, theirs, lambda: template.run(self._specification, theirs, self._pid))
         theirs.close()
         self._channels[TEMPLATE] = ours
@@ -374,7 +378,9 @@ class Supervisor:
             self._unregister(channel.fileno())
         for what, *fields in packets:
             if what == "ready":
-                self._template_ready = True
+                self._template_ready = self._template_came_up = True
+            elif what == "unusable":
+                self._unusable = fields[0]
             elif what == "spawned":
                 self._on_spawned(*fields)
             else:
@@ -400,9 +406,14 @@ class Supervisor:
         channel.refuse()  # a worker that is on its way but not reported now will not be
         self._on_template()
         self._close_channel(TEMPLATE)
+        reason = self._unusable or f"the template ended with {code}: {tail(f'{self._session.logs}/{TEMPLATE}.err')}"
         for token in list(self._pending):
-            self._on_spawn_failed(token, f"the template ended with {code}: {tail(f'{self._session.logs}/{TEMPLATE}.err')}")
-        if not self._ending:
+            self._on_spawn_failed(token, reason)
+        if self._ending:
+            return
+        if self._unusable and not self._template_came_up:
+            self._fail(self._unusable)  # The same modules would fail in the same way.
+        else:
             self._restart(TEMPLATE, code, self._template_ready)
 
     # -- forking ------------------------------------------------------------------------------------------------------------
@@ -461,11 +472,6 @@ def arena_bytes(config: Config) -> int:
 
 def _aligned(size: int) -> int:
     return (size + ARENA_ALIGNMENT - 1) // ARENA_ALIGNMENT * ARENA_ALIGNMENT
-
-
-def say(text: str) -> None:
-    """One line in the supervisor's log."""
-    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 def read_specification() -> Specification:

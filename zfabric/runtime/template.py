@@ -41,15 +41,15 @@ def entry_point(name: str) -> Callable[..., object]:
 
 
 def run(specification: Specification, channel: Channel, supervisor: int) -> None:
-    """Be the template: prepare, say "ready", and fork a worker for each request until the channel ends."""
+    """Be the template: prepare, say "ready" (or why it cannot be), and fork a worker for each request until the channel ends."""
     chosen = {name: os.environ.get(name) for name in THREAD_VARIABLES}
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
     if specification.paths:
         sys.path[:] = specification.paths
-    for module in Config.of(dict(specification.config)).preload:
-        importlib.import_module(module)
-    if processes.thread_count() != 1:
-        raise SystemExit("a module named by config 'preload' starts threads when it is imported; workers cannot be forked beside them")
+    problem = _preload(Config.of(dict(specification.config)).preload)
+    if problem:
+        channel.send("unusable", problem)
+        raise SystemExit(problem)
     for name, value in chosen.items():
         if value is None:
             del os.environ[name]
@@ -60,6 +60,35 @@ def run(specification: Specification, channel: Channel, supervisor: int) -> None
     channel.send("ready")
     while (request := channel.receive()) is not None:
         _fork_worker(specification, channel, supervisor, request)
+
+
+def _preload(modules: tuple[str, ...]) -> str:
+    """Import these. If one cannot be, or not here: which, why, and what to do."""
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except (Exception, SystemExit) as error:  # whatever the user's module raises, or a script that ends itself
+            where = "It is looked for where the program that started the cluster finds its modules."
+            return (
+                f"config 'preload' names {module!r}, which cannot be imported:\n{_as_raised(error)}"
+                f"Correct it, or leave it out of 'preload': tasks import what they need by themselves. {where}"
+            )
+        if processes.thread_count() != 1:
+            return (
+                f"config 'preload' names {module!r}, which starts threads when it is imported; workers cannot be forked beside them. "
+                "Start them later, in a function, or leave it out of 'preload': tasks import what they need by themselves."
+            )
+    return ""
+
+
+def _as_raised(error: BaseException) -> str:
+    """The traceback from the first line of the user's on: neither ours nor the import system's."""
+    import traceback
+
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith((__file__, importlib.__file__, "<frozen importlib")):
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace))
 
 
 def _fork_worker(specification: Specification, channel: Channel, supervisor: int, request: tuple[Any, ...]) -> None:
@@ -106,7 +135,7 @@ def _become_worker(
     channel.close()
     os.setpgid(0, 0)
     while os.getppid() == middle:
-        time.sleep(0.0001)
+        time.sleep(0.0001)  # nothing tells a process of its new parent; the old one is about to end
     processes.die_with_parent(supervisor)
     processes.set_name("zf-worker")
     logs = Session(specification.directory).logs

@@ -357,7 +357,7 @@ class WorkerRuntime(FabricClient):
                 args, kwargs = (), {}
         except TaskInterrupt:
             return INTERRUPTED, (), None
-        except Exception as error:
+        except Exception as error:  # the user's modules are imported and values unpickled here: what they raise is the task's error
             return ERROR, (self._error(error, item),), None
         if item.gpus or self._gpus:
             self._assign_gpus(item.gpus)
@@ -374,7 +374,7 @@ class WorkerRuntime(FabricClient):
             self.host.leaving = True
             self.machine.say(m.Leaving(next(iter(self.host.instances))))
             return FAILED, (pack_failure("ActorDiedError", "it ended itself (exit_actor)"),), None
-        except BaseException as error:
+        except BaseException as error:  # whatever the user's code raises, SystemExit and our own interrupt among it
             self._in_fabric = 1  # An interrupt may have come before the line above was reached.
             if self.worker.interrupted(item):
                 return INTERRUPTED, (), None
@@ -391,7 +391,7 @@ class WorkerRuntime(FabricClient):
             if isinstance(error, SerializationError):
                 return ERROR, (self._error(error, item),), None
             return FAILED, (pack_failure(type(error).__name__, str(error)),), None
-        except Exception as error:
+        except Exception as error:  # what was returned is the user's, and so is what its __reduce__, or an iterator, raises
             return ERROR, (self._error(error, item),), None
 
     def _load(self, function_id: bytes) -> tuple[Callable[..., Any], Callable[[BaseException], bool]]:
@@ -567,16 +567,21 @@ def _in_event_loop() -> bool:
 def _asks(retryable: Callable[[BaseException], bool], error: BaseException) -> bool:
     try:
         return bool(retryable(error))
-    except Exception:
+    except Exception:  # the user's own function; the error that it was asked about is the one to report
         return False
 
 
 def _slot(path: str) -> mmap.mmap:
-    """Sixteen bytes that outlive this process for as long as the daemon needs them: the task on top of the stack."""
+    """Sixteen bytes that outlive this process for as long as the daemon needs them: the task on top of the stack.
+
+    Where the disk is full they do not outlive it, and the daemon suspects the first of the tasks that the worker had.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        os.ftruncate(descriptor, mmap.PAGESIZE)
+        os.posix_fallocate(descriptor, 0, mmap.PAGESIZE)  # An error now, rather than a SIGBUS when it is first written to.
         return mmap.mmap(descriptor, mmap.PAGESIZE)
+    except OSError:
+        return mmap.mmap(-1, mmap.PAGESIZE)
     finally:
         os.close(descriptor)
 
@@ -587,7 +592,7 @@ def run(session_directory: str, token: bytes, job: bytes) -> None:
     found = session.daemon()
     deadline = clock() + 15.0
     while found is None and clock() < deadline:
-        time.sleep(0.001)
+        time.sleep(0.001)  # the daemon that asked for this worker is about to publish itself: no event says so, and it is soon
         found = session.daemon()
     if found is None:
         raise FabricError("the worker found no daemon")

@@ -55,7 +55,7 @@ def run_seed(seed: int) -> Outcome:
     """One world; an exception of a machine is a failure like any other."""
     try:
         return World(seed).run()
-    except Exception as error:
+    except Exception as error:  # whatever a machine raises is what is looked for
         where = traceback.extract_tb(error.__traceback__)[-1]
         text = f"{type(error).__name__}: {error} ({where.filename.rsplit('/', 1)[-1]}:{where.lineno})"
         return Outcome(seed, text, 0, Counter())

@@ -64,7 +64,7 @@ class Executor(_Executor):
         future: TaskFuture[Result] = TaskFuture()
         try:
             future.ref = ref = self._remote(fn, args, kwargs)
-        except BaseException:
+        except BaseException:  # Ctrl-C too: a call that was not made takes no room
             if self._room is not None:
                 self._room.release()
             raise

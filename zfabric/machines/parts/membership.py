@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zfabric.machines.parts import report
+from zfabric.machines.parts.former_jobs import FormerJobs
 from zfabric.machines.parts.kept_rows import KeptRows
 from zfabric.machines.parts.records import (
     DONE,
@@ -50,6 +51,7 @@ class Membership:
         self.recovering = recovering
         self.recovery = Recovery(scheduler)
         self.kept_rows = KeptRows(scheduler)
+        self.former_jobs = FormerJobs(scheduler)
         self._table_known = not recovering
         self._jobs_known = not recovering
         self._expected: dict[bytes, int] = {}
@@ -60,8 +62,9 @@ class Membership:
         self._early: list[tuple[Address, m.Message]] = []
         """Registrations that came before it was known whose they may be."""
         self._deadline: float | None = None
+        self._tombstones: list[tuple[float, tuple[JobRecord, tuple[m.Rows, m.Rows]]]] = []
+        """Ends of jobs that the control store could not write: when to try again, and what."""
         self._failed_starts = 0
-        self._starting_at: dict[bytes, float] = {}
 
     # -- registration --
 
@@ -337,7 +340,8 @@ class Membership:
         status = ("job", job.id, self._job_row(job, "ended"))
         if job.number > TOMBSTONES_KEPT:
             deletes.append(("job", job_id(job.number - TOMBSTONES_KEPT)))
-        self.scheduler.ask("job ended", job, m.Write, (*puts, *self.scheduler.take_events(), status), (*deletes, *more))
+        last_rows = (status,), (*deletes, *more)
+        self.scheduler.ask("job ended", (job, last_rows), m.Write, (*puts, *self.scheduler.take_events(), status), last_rows[1])
 
     def _drop_task(self, task: TaskRecord) -> None:
         task.state = DONE
@@ -345,8 +349,16 @@ class Membership:
             self.tables.freed.append(task.object_id)
         self.tables.tasks.pop(task.id, None)
 
-    def job_ended(self, job: JobRecord) -> None:
-        """The job's tombstone is durable."""
+    def end_all(self, now: float) -> None:
+        """The node is being stopped: every job ends with it. (A scheduler that recovers does not know them; the next node will.)"""
+        for job in list(self.tables.jobs.values()) if not self.recovering else ():
+            self.end_job(job, now)
+
+    def job_ended(self, about: tuple[JobRecord, tuple[m.Rows, m.Rows]], ok: bool, now: float) -> None:
+        """The job's tombstone is durable. Where the control store cannot write, it is written later, and nobody waits for it."""
+        job, _ = about
+        if not ok:
+            self._tombstones.append((now + self.scheduler.config.store_retry_every, about))
         driver = job.driver
         self.tables.jobs.pop(job.id, None)
         if driver is not None and driver.incarnation in self.tables.processes:
@@ -445,7 +457,10 @@ class Membership:
     # -- time --
 
     def tick(self, now: float) -> None:
-        """Workers that never registered; processes a recovering scheduler waits for in vain."""
+        """Workers that never registered; ends of jobs to be written; processes a recovering scheduler waits for in vain."""
+        while self._tombstones and self._tombstones[0][0] <= now:
+            _, about = self._tombstones.pop(0)
+            self.scheduler.ask("job ended", about, m.Write, *about[1])
         for worker in list(self.tables.workers.values()):
             late = now >= worker.started_at + self.scheduler.config.worker_start_seconds
             if late and worker.state == STARTING and worker.pid and not self.recovering:
@@ -469,4 +484,6 @@ class Membership:
         ]
         if self.recovering and self._deadline is not None:
             starting.append(self._deadline)
+        if self._tombstones:
+            starting.append(self._tombstones[0][0])
         return min(starting, default=None)

@@ -150,10 +150,7 @@ class Values:
         process = self.tables.processes.get(incarnation)
         if process is None:
             return
-        if ok:
-            self.tables.tell(process, m.Kept((object_id,)))
-        else:
-            self.tables.tell(process, m.Refused("OutOfDiskError", f"{short(object_id)}: {text}"))
+        self.tables.tell(process, m.Kept((object_id,), "" if ok else text))
 
     def read_durable(self) -> None:
         """Ask the control store for its copies of durable values whose other copies are lost."""

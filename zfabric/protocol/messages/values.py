@@ -17,9 +17,10 @@ class Put(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """local scheduler -> client. These durable values are committed."""
+    """local scheduler -> client. These durable values are committed; or, where ``error`` is not empty, could not be."""
 
     object_ids: Ids
+    error: str
 
 
 class Offer(NamedTuple):

@@ -1,0 +1,120 @@
+"""The daemon's shell, one turn at a time in this process: whom it still listens and speaks to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from bad_days import PATIENCE
+
+from zfabric.adapters.sockets import Post
+from zfabric.config import Config
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER
+from zfabric.runtime.connect import new_incarnation
+from zfabric.runtime.daemon import SWEEP_EVERY, Daemon, clock
+from zfabric.runtime.session import Session
+from zfabric.runtime.supervision import Channel
+
+
+class Here:
+    """A daemon whose supervisor and driver are the test."""
+
+    def __init__(self) -> None:
+        self.session, self.lock = Session.create()
+        self.session.write_description(
+            {
+                "protocol": m.PROTOCOL_VERSION, "config": {}, "resources": {"CPU": 1.0}, "supervisor": os.getpid(),
+                "started": 1, "arena": "", "arena_size": 0, "store": f"{self.session.directory}/store", "spill": "",
+            }
+        )  # fmt: skip
+        self.supervisor, theirs = Channel.pair()
+        self.daemon = Daemon(self.session, os.dup(theirs.fileno()), False)
+        theirs.close()
+        self.now = clock()
+        self.turn()
+        self.driver = new_incarnation()
+        self.post = Post(self.daemon.context, self.session.sockets, self.driver, Config())
+
+    def turn(self) -> None:
+        """What the supervisor has said is taken in; effects until none is left."""
+        self.daemon._supervised(self.now)
+        self.daemon.turn(self.now)
+
+    def say(self, *messages: Any) -> None:
+        for message in messages:
+            self.daemon._step(self.now, LOCAL_SCHEDULER, CLIENT + self.driver, message)
+        self.turn()
+
+    def sweep(self) -> None:
+        self.now += SWEEP_EVERY
+        self.daemon._watch_over(self.now, True)
+
+    def heard(self, kind: type[Any]) -> bool:
+        """Whether a message of this kind comes to the driver."""
+        while self.post.poll(PATIENCE):
+            for sender, frame in self.post.receive():
+                if any(type(message) is kind for _, _, message in self.post.accept(sender, frame, self.now)):
+                    return True
+        return False
+
+    def close(self) -> None:
+        self.post.close()
+        self.daemon.close()
+        self.supervisor.close()
+        os.close(self.lock)
+        self.session.remove()
+
+
+@pytest.fixture
+def here() -> Iterator[Here]:
+    made = Here()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def workers(here: Here) -> list[int]:
+    """The daemon's workers have been started; their pids."""
+    pids = []
+    while (packet := here.supervisor.receive()) is not None and packet[0] == "spawn":
+        pids.append(2**22 + 1 + len(pids))
+        here.supervisor.send("WorkerSpawned", packet[1], pids[-1], "")
+        here.turn()
+        if len(pids) == here.daemon.scheduler.dispatcher.cpus:
+            break
+    return pids
+
+
+def test_a_driver_that_leaves_hears_its_farewell_whoever_dies_meanwhile(here: Here) -> None:
+    pid, *_ = workers(here)
+    here.say(m.Register(m.PROTOCOL_VERSION, "driver", os.getpid(), 1, b"", b"program", b"", "", ""), m.Ready())
+    assert here.heard(m.Welcome)
+    here.say(m.Goodbye())
+    peer = here.daemon.post.peers[here.driver]
+    assert any(type(message) is m.Farewell for _, _, message in peer.link.unacknowledged())
+    # The job's workers are killed in the same moment, and the daemon may look for strangers just now.
+    here.supervisor.send("ProcessDied", pid, 0, 9, 0, "")
+    here.turn()
+    here.sweep()
+    assert here.daemon.post.peers.get(here.driver) is peer
+    assert here.heard(m.Farewell)
+    here.sweep()
+    assert here.driver not in here.daemon.post.peers
+
+
+def test_the_dead_are_forgotten_at_once(here: Here) -> None:
+    pid, *_ = workers(here)
+    (token,) = (worker.token for worker in here.daemon.scheduler.tables.workers.values() if worker.pid == pid)
+    here.say(m.Register(m.PROTOCOL_VERSION, "driver", os.getpid(), 1, b"", b"program", b"", "", ""), m.Ready())
+    for incarnation in (token, bytes((token[0] ^ 0x80,)) + token[1:], here.driver):
+        here.daemon.post.peer(incarnation)
+    here.supervisor.send("ProcessDied", pid, 0, 9, 0, "")
+    here.turn()
+    assert here.daemon.post.peers.keys() == {here.driver}
+    here.supervisor.send("ProcessDied", os.getpid(), 0, 0, 0, "")
+    here.daemon._supervised(here.now)
+    assert here.daemon.post.peers.keys() == set()

@@ -1,0 +1,121 @@
+"""Bad days of the control store: its disk or its map is full. Tasks go on, and only what asks to be kept is refused."""
+
+from __future__ import annotations
+
+import os
+import resource
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bad_days import PATIENCE, eventually, in_own_mounts, kill_daemon, processes_named, query
+
+import zfabric as zf
+
+MIB = 2**20
+SETTINGS = {"store_retry_every": 0.1, "restart_backoff_max": 0.05}
+
+
+@zf.remote
+def follow(number: int, _: Any) -> int:
+    return number + 1
+
+
+@zf.remote(max_retries=20)
+def die_once(mark: str) -> int:
+    try:
+        os.mkdir(mark)
+    except FileExistsError:
+        return 7
+    os._exit(1)
+
+
+def chain(links: int) -> list[Any]:
+    """Refs whose rows are in the control store as soon as it can write: each names the one before it."""
+    refs = [follow.remote(0, b"")]
+    for _ in range(links - 1):
+        refs.append(follow.remote(refs[-1], b"x" * 500))
+    return refs
+
+
+def outlive(fill: Callable[[], object], free: Callable[[], object], says: str, marks: str, restart: bool) -> None:
+    """A program that works before, while and after its control store has no room. ``says`` is in the error of what cannot be kept."""
+    daemon = processes_named("zf-daemon")
+    kept = zf.put("kept", durable=True)
+    before = chain(50)
+    fill()
+    meanwhile = chain(3000)
+    assert zf.get(meanwhile[-1], timeout=PATIENCE) == 3000
+    for _ in range(3):
+        with pytest.raises(zf.OutOfDiskError, match=says):
+            zf.put(os.urandom(3 * MIB), durable=True)
+        assert zf.get(die_once.remote(tempfile.mktemp(dir=marks)), timeout=PATIENCE) == 7
+        assert zf.get(chain(200)[-1], timeout=PATIENCE) == 200
+    assert zf.get(zf.put("not durable"), timeout=PATIENCE) == "not durable"
+    assert processes_named("zf-daemon") == daemon, "the daemon has not died of it"
+    if restart:
+        kill_daemon()
+        assert zf.get(chain(200)[-1], timeout=PATIENCE) == 200
+    free()
+    del meanwhile
+
+    again = []
+
+    def keeps() -> bool:
+        with suppress(zf.OutOfDiskError):
+            again.append(zf.put(os.urandom(MIB // 4), durable=True))
+        return bool(again)
+
+    eventually(keeps, "what is to be kept is kept again")
+    after = chain(50)
+    kill_daemon()
+    assert zf.get([kept, before[-1], after[-1]], timeout=PATIENCE) == ["kept", 50, 50]
+    assert len(zf.get(again[0], timeout=PATIENCE)) == MIB // 4
+    assert zf.get(chain(200)[-1], timeout=PATIENCE) == 200
+    del kept, before, after
+    again.clear()
+    eventually(lambda: query("status")["statistics"]["objects"] == 0, "nothing is left of what could not be kept")
+
+
+def test_a_full_disk_below_the_whole_session_stops_nothing(tmp_path: Path) -> None:
+    # Logs, sockets and the control store lie on it; a new daemon and new workers come up on it too.
+    directory = tempfile.mkdtemp(prefix="d", dir=os.environ["TMPDIR"])
+    inside = """
+import os, sys
+directory, marks = sys.argv[1:]
+os.environ["TMPDIR"] = directory
+import zfabric as zf
+from test_failures_disk import SETTINGS, outlive
+
+def fill():
+    with open(f"{directory}/ballast", "wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            pass
+
+zf.init(num_cpus=2, log_to_driver=False, object_store_memory=2**26, config={**SETTINGS, "spill_directory": marks})
+outlive(fill, lambda: os.unlink(f"{directory}/ballast"), "disk of .* is full", marks, restart=True)
+zf.shutdown()
+"""
+    in_own_mounts(f"mount -t tmpfs -o size=4m tmpfs {directory}", inside, directory, str(tmp_path))
+
+
+def test_a_store_that_has_reached_its_size_stops_nothing(cluster: Callable[..., Any], tmp_path: Path) -> None:
+    cluster(config={**SETTINGS, "control_store_bytes": 2 * MIB})
+    outlive(lambda: None, lambda: None, "limit of 2097152 bytes .control_store_bytes.", str(tmp_path), restart=True)
+
+
+def test_files_that_may_not_grow_stop_nothing(cluster: Callable[..., Any], tmp_path: Path) -> None:
+    cluster(config=SETTINGS)
+    (daemon,) = processes_named("zf-daemon")
+    _, hard = resource.prlimit(daemon, resource.RLIMIT_FSIZE)
+
+    def limit(size: int) -> None:
+        resource.prlimit(daemon, resource.RLIMIT_FSIZE, (size, hard))
+
+    outlive(lambda: limit(MIB), lambda: limit(hard), "cannot be written", str(tmp_path), restart=False)
