@@ -8,9 +8,10 @@ they say of themselves, wherever it is.
 from __future__ import annotations
 
 import functools
-import pickle
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import msgpack
 
 from zfabric.adapters.serialization import ArgumentsTooLarge, dump_arguments
 from zfabric.api.errors import a, near
@@ -136,7 +137,7 @@ class ActorClass:
         retries = options.get("max_task_retries") or 0
         blueprint = Blueprint(kind.__qualname__, kind.__module__, inspect.getdoc(kind) or "", _methods_of(kind), retries)
         self._blueprint = blueprint
-        self._export = Export(kind, self._options, pickle.dumps(tuple(blueprint), 5))
+        self._export = Export(kind, self._options, msgpack.packb(blueprint))
         functools.update_wrapper(self, kind, updated=())
 
     def __getstate__(self) -> dict[str, Any]:
@@ -373,7 +374,7 @@ def _find(client: ClientInterface, name: str, namespace: str | None) -> ActorHan
     if answer is None:
         return None
     actor_id, blueprint = answer
-    return _handle(ObjectRef(actor_id + FIRST_RETURN), pickle.loads(blueprint))
+    return _handle(ObjectRef(actor_id + FIRST_RETURN), msgpack.unpackb(blueprint, use_list=False))
 
 
 def get_actor(name: str, namespace: str | None = None) -> ActorHandle:

@@ -244,7 +244,7 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "answer-before-commit": ((ControlStore, "_hand_over", _answer_before_commit),),
     "take-back-presumed": ((Dispatcher, "overdue", _take_back_presumed),),
     "dispatched-twice": ((Dispatcher, "_assign", _keeps_queue_place),),
-    "fetchers-forgotten": ((Outcomes, "_announce", _forget_fetchers),),
+    "fetchers-forgotten": ((Outcomes, "announce", _forget_fetchers),),
     "freed-while-named": ((References, "release", _free_though_pinned),),
     "holders-not-said-again": ((Recovery, "_take_hold", _holders_not_said_again),),
     "begun-given-back": ((Worker, "on_take_back", _gives_back_what_runs),),
