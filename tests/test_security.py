@@ -95,7 +95,7 @@ def test_another_user_cannot_open_sockets_arena_keys_logs_or_tables() -> None:
         status = path.lstat()
         assert status.st_uid == os.geteuid()
         kind = stat.S_IFMT(status.st_mode)
-            if path in (directory, directory.parent) or kind not in (stat.S_IFSOCK, stat.S_IFLNK):  # a link has no permissions of its own
+        if path in (directory, directory.parent) or kind not in (stat.S_IFSOCK, stat.S_IFLNK):  # a link has no permissions of its own
             assert stat.S_IMODE(status.st_mode) & 0o077 == 0, path
     del held
 
