@@ -6,6 +6,7 @@ incarnations only. A frame that a full socket does not take stays in its peer's 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections import deque
@@ -65,7 +66,8 @@ class Post:
         self.router.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self.path = os.path.join(directory, incarnation.hex())
         self.router.bind("ipc://" + self.path)
-        self._readable = [(self.router, zmq.POLLIN)]
+        self._readable: list[tuple[Any, int]] = [(self.router, zmq.POLLIN)]
+        self._bell = -1
 
     def peer(self, incarnation: bytes) -> Peer:
         """The peer with this incarnation, connected on first use."""
@@ -163,8 +165,23 @@ class Post:
         return None if self._due_at == math.inf else self._due_at
 
     def poll(self, timeout: float) -> bool:
-        """Wait up to ``timeout`` seconds for a frame."""
-        return bool(zmq_poll(self._readable, max(0, int(timeout * 1000 + 0.999))))
+        """Wait up to ``timeout`` seconds for a frame, or for ``ring``."""
+        ready = zmq_poll(self._readable, max(0, int(timeout * 1000 + 0.999)))
+        if self._bell >= 0 and ready:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._bell)
+        return bool(ready)
+
+    def hang_bell(self) -> None:
+        """Let ``ring`` end a ``poll``, from the next one on."""
+        if self._bell < 0:
+            self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            self._readable.append((self._bell, zmq.POLLIN))
+
+    def ring(self) -> None:
+        """End the ``poll`` that another thread waits in."""
+        if self._bell >= 0:
+            os.eventfd_write(self._bell, 1)
 
     def receive(self, limit: int = 64) -> list[tuple[bytes, bytes]]:
         """Up to ``limit`` frames that have come, each with its sender's incarnation, undecoded."""
@@ -209,6 +226,9 @@ class Post:
             peer.socket.close(int(flush * 1000))
         self.peers.clear()
         self.router.close(0)
+        if self._bell >= 0:
+            bell, self._bell = self._bell, -1
+            os.close(bell)
         try:
             os.unlink(self.path)
         except OSError:

@@ -70,14 +70,6 @@ def _lifetime(value: Any) -> None:
         raise OptionError(f"lifetime is 'detached' or 'non_detached', not {value!r}")
 
 
-def _one(name: str) -> Callable[[Any], None]:
-    def check(value: Any) -> None:
-        if value != 1:
-            raise OptionError(f"{name}={value!r} is not supported yet: an actor runs one call at a time")
-
-    return check
-
-
 def _flag(name: str) -> Callable[[Any], None]:
     def check(value: Any) -> None:
         if not isinstance(value, bool):
@@ -155,7 +147,7 @@ _ACTOR_CHECKS: dict[str, Callable[[Any], None]] = {
     "namespace": _name_of("namespace"),
     "get_if_exists": _flag("get_if_exists"),
     "lifetime": _lifetime,
-    "max_concurrency": _one("max_concurrency"),
+    "max_concurrency": _whole("max_concurrency", 1, 100_000),
     "concurrency_groups": _nothing("concurrency_groups"),
     "max_pending_calls": _nothing("max_pending_calls"),
     "checkpoint_every": _nothing("checkpoint_every"),
@@ -202,7 +194,7 @@ def pairs_of_actor(options: Mapping[str, Any], blueprint: bytes, default_env: Ma
     """Checked options of a class as they travel, with what its handles are made of."""
     plain = {name: value for name, value in options.items() if name in _CHECKS}
     found: list[tuple[str, Any]] = [("actor", blueprint), ("inline", False), *pairs_of(plain, default_env)]
-    for name in ("namespace", "max_restarts"):
+    for name in ("namespace", "max_restarts", "max_concurrency"):
         if options.get(name) is not None:
             found.append((name, options[name]))
     if options.get("lifetime") == "detached":

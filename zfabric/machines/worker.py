@@ -40,6 +40,10 @@ class Worker:
         self.queue: deque[Item] = deque()
         self.inline: deque[Item] = deque()
         self.mailbox = Mailbox()
+        self.beside = False
+        """Whether calls run beside each other, and not on the stack."""
+        self.running_calls: dict[bytes, Invocation] = {}
+        """Those that do, by id."""
         self.stack: list[Item | Invocation] = []
         self.functions: dict[bytes, Row] = {}
         self.interrupts: dict[bytes, tuple[int, str]] = {}
@@ -65,7 +69,7 @@ class Worker:
     def begin(self) -> Item | Invocation | None:
         """Claim the next task or call; from here on it is not taken back."""
         item: Item | Invocation
-        if self.mailbox.queue and not self._waiting:
+        if self.mailbox.queue and not self._waiting and not self.beside:
             item = self.mailbox.queue.popleft()
         elif self.inline:
             item = self.inline.popleft()
@@ -93,9 +97,18 @@ class Worker:
         self._trace.append(started)
         self._trace.append(seconds)
 
+    def begin_beside(self) -> Invocation | None:
+        """Claim the next call, to run beside others."""
+        if not self.mailbox.queue:
+            return None
+        item = self.mailbox.queue.popleft()
+        self.running_calls[item.row[0]] = item
+        return item
+
     def finish_call(self, item: Invocation, status: int, outputs: Row, contained: tuple[Row, ...]) -> None:
         """A call has ended; its outcome is fixed here."""
-        self.stack.pop()
+        if self.running_calls.pop(item.row[0], None) is None:
+            self.stack.pop()
         self.unreturned += 1
         self.mailbox.ended(item, status, outputs, contained)
 
@@ -193,7 +206,9 @@ class Worker:
         """Stop an attempt: at once if it was not begun, else as soon as it is on top and user code runs."""
         if any(item.row[0] == message.task_id for item in (*self.queue, *self.inline)):
             self.on_take_back(m.TakeBack((message.task_id,)))
-        elif any(item.row[0] == message.task_id and item.attempt == message.attempt for item in self.stack):
+        elif message.task_id in self.running_calls or any(
+            item.row[0] == message.task_id and item.attempt == message.attempt for item in self.stack
+        ):
             self.interrupts[message.task_id] = (message.attempt, message.reason)
 
     def on_call(self, source: Address, message: m.Call) -> None:

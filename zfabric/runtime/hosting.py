@@ -9,6 +9,7 @@ from typing import Any
 from zfabric.exceptions import FabricError
 from zfabric.machines.parts.mailbox import Invocation, Mailbox
 from zfabric.machines.worker import Item
+from zfabric.runtime.crew import Crew
 
 
 class ActorExit(BaseException):
@@ -21,11 +22,14 @@ class Host:
     def __init__(self, mailbox: Mailbox) -> None:
         self.mailbox = mailbox
         self.instances: dict[bytes, Any] = {}
+        self.crew: Crew | None = None
+        """Who runs calls, if it is not the main thread."""
         self.leaving = False
         """Whether the actor has ended itself."""
 
-    def begin(self, item: Item, instance: Any) -> None:
+    def begin(self, item: Item, instance: Any, crew: Crew | None) -> None:
         """An actor was made: calls may come."""
+        self.crew = crew
         self.instances[item.row[0]] = instance
         self.mailbox.actors[item.row[0]] = (item.row, item.attempt)
 

@@ -40,6 +40,7 @@ from zfabric.protocol.options import option
 from zfabric.runtime import interface
 from zfabric.runtime.client import FabricClient
 from zfabric.runtime.connection import CHECK_EVERY, PEERS, clock
+from zfabric.runtime.crew import crew_for, current_call
 from zfabric.runtime.hosting import ActorExit, Host
 from zfabric.runtime.session import Session
 
@@ -48,6 +49,12 @@ RECURSION_PER_TASK = 40
 """Python frames that one task on the stack may take before its own: ``get``, the pump, and running the next one."""
 REPORT_ROWS = 64
 """Completions that are reported without waiting for more."""
+
+
+Ending = tuple[int, Row, tuple[Row, Row] | None]
+"""How user code ended: (status, outputs, refs inside them)."""
+Prepared = tuple[Callable[..., Any], Callable[[BaseException], bool], tuple[Any, ...], dict[str, Any]]
+"""What is to be called: (function, whether an error is to be retried, args, kwargs)."""
 
 
 class TaskInterrupt(KeyboardInterrupt):
@@ -75,6 +82,8 @@ class WorkerRuntime(FabricClient):
         self._namers: list[Namer | None] = []
         self._contexts: list[Item | Invocation] = []
         self._thread_names = threading.local()
+        self._call_names: dict[bytes, Namer] = {}
+        """Who names what calls submit that run beside each other."""
         self._first_unreported = 0.0
         self._returned: Any = None
         self._slot = _slot(f"{session.sockets}/{token.hex()}.slot")
@@ -92,6 +101,12 @@ class WorkerRuntime(FabricClient):
                 item = self._contexts[-1]
                 namer = self._namers[-1] = Namer(item.row[0][:JOB_BYTES], item.row[0], attempt=item.attempt)
             return namer
+        call = current_call.get()
+        if call is not None:
+            named = self._call_names.get(call.row[0])
+            if named is None:
+                named = self._call_names[call.row[0]] = Namer(call.row[0][:JOB_BYTES], call.row[0])
+            return named
         found: Namer | None = getattr(self._thread_names, "namer", None)
         if found is None:
             parent = self._contexts[-1].row[0] if self._contexts else bytes(TASK_BYTES)
@@ -121,6 +136,14 @@ class WorkerRuntime(FabricClient):
         self._in_fabric += 1
         try:
             return super().put(*arguments)
+        finally:
+            self._in_fabric -= 1
+
+    def call(self, *arguments: Any) -> bytes:
+        """See ``ClientInterface``."""
+        self._in_fabric += 1
+        try:
+            return super().call(*arguments)
         finally:
             self._in_fabric -= 1
 
@@ -250,10 +273,13 @@ class WorkerRuntime(FabricClient):
             os._exit(0)
         self.flush()
         stopped = message.task_id if type(message) is m.Interrupt else message.call_id if type(message) is m.Stopped else b""
-        if stopped in self.worker.interrupts:
+        beside = self.worker.running_calls.get(stopped)
+        if beside is not None and self.host.crew is not None:
+            self.host.crew.interrupt(beside)
+        elif stopped in self.worker.interrupts:
             signal.pthread_kill(self._main, INTERRUPT)
         elif type(message) is m.Retire:
-            self._wake_main()
+            self.post.ring()
 
     def _interrupted(self, number: int, frame: Any) -> None:
         if self._in_fabric and not self._waiting:
@@ -270,9 +296,11 @@ class WorkerRuntime(FabricClient):
                 item = self._next()
                 if item is not None:
                     self._execute(item)
-                elif self.host.done:
+                elif self.host.done and not self.worker.running_calls:
                     self._retire()
                 else:
+                    if self.host.crew is not None:
+                        self.host.crew.hand_out()
                     self._idle()
         except KeyboardInterrupt:
             raise SystemExit(0) from None
@@ -288,11 +316,6 @@ class WorkerRuntime(FabricClient):
         self.disconnect()
         raise SystemExit(0)
 
-    def _wake_main(self) -> None:
-        """Have the main thread look again, if it waits: a signal that its handler ignores ends its poll."""
-        if self._waiting and not self._contexts:
-            signal.pthread_kill(self._main, INTERRUPT)
-
     def _next(self) -> Item | Invocation | None:
         with self.lock:
             item = self.worker.begin()
@@ -302,7 +325,12 @@ class WorkerRuntime(FabricClient):
 
     def _idle(self) -> None:
         worker, host = self.worker, self.host
-        self.wait_until(lambda: bool(worker.mailbox.queue or worker.queue or worker.inline or host.done), None)
+
+        def wanted() -> bool:
+            calls = host.crew.wanted() if host.crew is not None else worker.mailbox.queue
+            return bool(calls or worker.queue or worker.inline or (host.done and not worker.running_calls))
+
+        self.wait_until(wanted, None)
 
     def _execute(self, item: Item | Invocation) -> None:
         row = item.row
@@ -323,10 +351,10 @@ class WorkerRuntime(FabricClient):
         self._slot[0:TASK_BYTES] = self._contexts[-1].row[0] if self._contexts else bytes(TASK_BYTES)
         worker = self.worker
         with self.lock:
-            worker.interrupts.pop(row[0], None)
             if type(item) is Invocation:
-                worker.finish_call(item, *_of_call(item, status, outputs), extra[0] if extra is not None else ())
+                self._end_call(item, status, outputs, extra)
             else:
+                worker.interrupts.pop(row[0], None)
                 worker.finish(item, status, outputs, extra, started, ended - started)  # type: ignore[arg-type]
             self._returned = None
             while self._unfinished_writes:
@@ -347,14 +375,57 @@ class WorkerRuntime(FabricClient):
             finally:
                 self._pump_lock.release()
 
-    def _run_user_code(self, item: Item | Invocation) -> tuple[int, Row, tuple[Row, Row] | None]:
+    def end_beside(self, item: Invocation, outcome: Ending) -> Invocation | None:
+        """A call that ran beside others has ended; the next one, if there is one that may run now."""
+        status, outputs, extra = outcome
+        with self.lock:
+            self._call_names.pop(item.row[0], None)
+            self._end_call(item, status, outputs, extra)
+            while self._unfinished_writes:
+                self.machine.room.finished(self._unfinished_writes.pop())
+            following = None if self.host.leaving else self.worker.begin_beside()
+            if following is None or self.worker.unreported >= REPORT_ROWS:
+                self.flush()
+            elif not self._armed:
+                self._arm_flusher()
+            if self.host.done and not self.worker.running_calls:
+                self.post.ring()
+        return following
+
+    def _end_call(self, item: Invocation, status: int, outputs: Row, extra: tuple[Row, Row] | None) -> None:
+        reason = self.worker.interrupts.pop(item.row[0], (0, "cancelled"))[1]
+        if status == INTERRUPTED:
+            kind = "TaskTimeoutError" if reason == "timeout" else "TaskCancelledError"
+            status, outputs = FAILED, (pack_failure(kind, f"{item.method} was stopped while it ran ({reason})"),)
+        self.worker.finish_call(item, status, outputs, extra[0] if extra is not None else ())
+
+    def prepare(
+        self, item: Item | Invocation
+    ) -> tuple[Callable[..., Any], Callable[[BaseException], bool], tuple[Any, ...], dict[str, Any]]:
+        """What is to be called, and with what: (function, whether an error is to be retried, args, kwargs). Raises what user code does."""
+        row = item.row
+        function, retryable = (self.host.method(item), _never) if type(item) is Invocation else self._load(row[1])
+        if row[2] or item.values:
+            return function, retryable, *serialization.load_arguments(row[2], self._values(item))
+        return function, retryable, (), {}
+
+    def failed(self, item: Item | Invocation, error: BaseException, retryable: Callable[[BaseException], bool] | None) -> Ending:
+        """The outcome of user code that raised."""
+        if isinstance(error, ActorExit):
+            self.host.leaving = True
+            with self.lock:
+                self.machine.say(m.Leaving(next(iter(self.host.instances))))
+            facts = (("outcome", "unknown"),)
+            return FAILED, (pack_failure("ActorDiedError", "it ended itself (exit_actor)", facts),), None
+        if self.worker.interrupted(item):
+            return INTERRUPTED, (), None
+        status = RETRY if retryable is not None and not isinstance(error, SystemExit) and _asks(retryable, error) else ERROR
+        return status, (self._error(error, item),), None
+
+    def _run_user_code(self, item: Item | Invocation) -> Ending:
         row = item.row
         try:
-            function, retryable = (self.host.method(item), _never) if type(item) is Invocation else self._load(row[1])
-            if row[2] or item.values:
-                args, kwargs = serialization.load_arguments(row[2], self._values(item))
-            else:
-                args, kwargs = (), {}
+            function, retryable, args, kwargs = self.prepare(item)
         except TaskInterrupt:
             return INTERRUPTED, (), None
         except Exception as error:  # the user's modules are imported and values unpickled here: what they raise is the task's error
@@ -369,22 +440,25 @@ class WorkerRuntime(FabricClient):
                 value = function(*args, **kwargs)
             finally:
                 self._in_fabric = 1
-        except ActorExit:
-            self._in_fabric = 1
-            self.host.leaving = True
-            self.machine.say(m.Leaving(next(iter(self.host.instances))))
-            return FAILED, (pack_failure("ActorDiedError", "it ended itself (exit_actor)"),), None
         except BaseException as error:  # whatever the user's code raises, SystemExit and our own interrupt among it
             self._in_fabric = 1  # An interrupt may have come before the line above was reached.
-            if self.worker.interrupted(item):
-                return INTERRUPTED, (), None
-            status = RETRY if not isinstance(error, SystemExit) and _asks(retryable, error) else ERROR
-            return status, (self._error(error, item),), None
+            return self.failed(item, error, retryable)
         del args, kwargs
         if row[1] in self._classes:
-            self.host.begin(item, value)  # type: ignore[arg-type]
+            self._become_actor(item, value)  # type: ignore[arg-type]
             value = None
         self._returned = value  # The refs in it live until its end is told: they would be let go of first otherwise.
+        return self.packed(item, value)
+
+    def _become_actor(self, item: Item, instance: Any) -> None:
+        crew = crew_for(self, instance, option(self.worker.functions[item.row[1]][3], "max_concurrency"))
+        with self.lock:
+            self.post.hang_bell()
+            self.worker.beside = crew is not None
+            self.host.begin(item, instance, crew)
+
+    def packed(self, item: Item | Invocation, value: Any) -> Ending:
+        """The outcome of user code that returned."""
         try:
             return self._pack(item, value)
         except FabricError as error:
@@ -444,7 +518,7 @@ class WorkerRuntime(FabricClient):
         name, count = self._options.get(item.row[1], ("?", 1))
         return name, option(item.row[4], "num_returns", count) if len(item.row) > 4 else count
 
-    def _pack(self, item: Item | Invocation, value: Any) -> tuple[int, Row, tuple[Row, Row] | None]:
+    def _pack(self, item: Item | Invocation, value: Any) -> Ending:
         """Serialize what the function returned."""
         row = item.row
         name, count = self._terms(item)
@@ -486,10 +560,10 @@ class WorkerRuntime(FabricClient):
         return serialization.dump_error(error, facts)
 
     def context(self) -> interface.TaskContext | None:
-        """The attempt on top."""
-        if not self._contexts:
+        """The attempt on top, or the call that this thread or coroutine runs."""
+        item = self._contexts[-1] if self._contexts else current_call.get()
+        if item is None:
             return None
-        item = self._contexts[-1]
         actor_id = item.actor_id if type(item) is Invocation else item.row[0] if item.row[1] in self._classes else b""
         return interface.TaskContext(item.row[0], item.attempt, self._terms(item)[0], item.gpus, actor_id)
 
@@ -541,13 +615,6 @@ class WorkerRuntime(FabricClient):
                     f"{name} waits for a call of its own actor, which can only run once {name} has returned: "
                     f"{name} -> {self.host.class_of(item)} -> {name}; call the method directly (self.method()), or return the ref"
                 )
-
-
-def _of_call(item: Invocation, status: int, outputs: Row) -> tuple[int, Row]:
-    """A call's outcome, as its caller is told."""
-    if status == INTERRUPTED:
-        return FAILED, (pack_failure("TaskCancelledError", f"{item.method} was stopped while it ran"),)
-    return status, outputs
 
 
 def _never(error: BaseException) -> bool:
