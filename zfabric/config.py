@@ -33,6 +33,8 @@ class Config:
     """Most worker processes on a node, whatever fractions of a CPU their tasks ask for."""
     actors_max: int = 256
     """Actors on one node that have a process of their own."""
+    calls_over_limit: str = "raise"
+    """What ``.remote()`` does where a caller has ``max_pending_calls`` calls of an actor without an outcome: "raise" or "wait"."""
     workers_blocked_max: int = 32
     """Most workers started beyond the node's CPUs because others are blocked."""
     worker_idle_seconds: float = 60.0

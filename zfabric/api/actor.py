@@ -22,7 +22,7 @@ from zfabric.api.remote_function import Export, store_large
 from zfabric.exceptions import ActorNameTakenError, ActorNotFoundError
 from zfabric.protocol.ids import CALL_RETURN, FIRST_RETURN, TASK_BYTES, call_value
 from zfabric.runtime import interface
-from zfabric.runtime.interface import ClientInterface
+from zfabric.runtime.interface import ClientInterface, Terms
 
 if TYPE_CHECKING:
     import inspect
@@ -42,6 +42,7 @@ class Method(NamedTuple):
     signature: str
     doc: str
     num_returns: int
+    timeout: float | None
 
 
 class Blueprint(NamedTuple):
@@ -52,6 +53,7 @@ class Blueprint(NamedTuple):
     doc: str
     methods: tuple[Method, ...]
     retries: int
+    pending: int
 
 
 def method(*args: Any, **options: Any) -> Any:
@@ -93,15 +95,20 @@ def _methods_of(kind: type) -> tuple[Method, ...]:
         try:
             signature = inspect.signature(bound)
         except (TypeError, ValueError):  # some methods written in C have none
-            found.append(Method(name, 0, float("inf"), "(...)", inspect.getdoc(bound) or "", 1))
+            found.append(Method(name, 0, float("inf"), "(...)", inspect.getdoc(bound) or "", 1, None))
             continue
         parameters = list(signature.parameters.values())
         if not static and not isinstance(function, classmethod):
             parameters = parameters[1:]
         least, most = _positional(parameters)
         shown = str(signature.replace(parameters=parameters))
-        found.append(Method(name, least, most, shown, inspect.getdoc(bound) or "", options.get("num_returns") or 1))
+        found.append(Method(name, least, most, shown, inspect.getdoc(bound) or "", _returns(options, 1), options.get("timeout")))
     return tuple(found)
+
+
+def _returns(options: Mapping[str, Any], default: int) -> int:
+    found = options.get("num_returns")
+    return default if found is None else int(found)
 
 
 def _positional(parameters: list[inspect.Parameter]) -> tuple[int, float]:
@@ -134,8 +141,8 @@ class ActorClass:
         self._options = dict(options)
         import inspect
 
-        retries = options.get("max_task_retries") or 0
-        blueprint = Blueprint(kind.__qualname__, kind.__module__, inspect.getdoc(kind) or "", _methods_of(kind), retries)
+        retries, pending = options.get("max_task_retries") or 0, max(0, options.get("max_pending_calls") or 0)
+        blueprint = Blueprint(kind.__qualname__, kind.__module__, inspect.getdoc(kind) or "", _methods_of(kind), retries, pending)
         self._blueprint = blueprint
         self._export = Export(kind, self._options, msgpack.packb(blueprint))
         functools.update_wrapper(self, kind, updated=())
@@ -206,13 +213,19 @@ def _dumped(
 
 
 class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
-    __slots__ = ("_handle", "_method", "_options", "_returns")
+    __slots__ = ("_extra", "_handle", "_method", "_options", "_returns")
 
     def __init__(self, handle: ActorHandle, known: Method, options: Mapping[str, Any] | None = None) -> None:
         self._handle = handle
         self._method = known
         self._options = options or {}
-        self._returns: int = self._options.get("num_returns") or known.num_returns
+        self._returns = _returns(self._options, known.num_returns)
+        self._extra: Pairs = ()
+        if self._returns != 1:
+            self._extra += (("num_returns", self._returns),)
+        timeout = self._options.get("timeout") or known.timeout
+        if timeout is not None:
+            self._extra += (("timeout", timeout),)
 
     @property
     def __doc__(self) -> str:  # type: ignore[override]
@@ -241,13 +254,13 @@ class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
         if kwargs or not known.least <= len(args) <= known.most:
             self._check(args, kwargs)
         returns = self._returns
-        if not args and not kwargs and returns == 1:
-            call_id = client.call(handle._id, known.name, b"", (), None, 1, handle._retries)
+        if not args and not kwargs:
+            call_id = client.call(handle._id, known.name, b"", (), self._extra or None, returns, handle._terms)
         else:
             arguments, dependencies, options, _held = _dumped(client, args, kwargs)
-            if returns != 1:
-                options = (*(options or ()), ("num_returns", returns))
-            call_id = client.call(handle._id, known.name, arguments, dependencies, options, returns, handle._retries)
+            if self._extra:
+                options = (*(options or ()), *self._extra)
+            call_id = client.call(handle._id, known.name, arguments, dependencies, options, returns, handle._terms)
         if returns == 1:
             return ObjectRef(call_id + CALL_RETURN, client)
         return [ObjectRef(call_value(call_id, index), client) for index in range(returns)] or None
@@ -326,7 +339,7 @@ class ActorHandle:
         self._ref = ref
         self._id = ref.binary()[:TASK_BYTES]
         self._blueprint = blueprint
-        self._retries = blueprint.retries
+        self._terms = Terms(blueprint.retries, blueprint.pending)
         self._client: ClientInterface | None = None
         self._methods = {known.name: known for known in blueprint.methods}
         self.__doc__ = blueprint.doc or type(self).__doc__
@@ -365,8 +378,8 @@ class ActorHandle:
 
 
 def _handle(ref: ObjectRef, blueprint: tuple[Any, ...]) -> ActorHandle:
-    class_name, module, doc, methods, retries = blueprint
-    return ActorHandle(ref, Blueprint(class_name, module, doc, tuple(Method(*each) for each in methods), retries))
+    class_name, module, doc, methods, *terms = blueprint
+    return ActorHandle(ref, Blueprint(class_name, module, doc, tuple(Method(*each) for each in methods), *terms))
 
 
 def _find(client: ClientInterface, name: str, namespace: str | None) -> ActorHandle | None:

@@ -149,7 +149,7 @@ _ACTOR_CHECKS: dict[str, Callable[[Any], None]] = {
     "lifetime": _lifetime,
     "max_concurrency": _whole("max_concurrency", 1, 100_000),
     "concurrency_groups": _nothing("concurrency_groups"),
-    "max_pending_calls": _nothing("max_pending_calls"),
+    "max_pending_calls": _whole("max_pending_calls", -1, 2**31),
     "checkpoint_every": _nothing("checkpoint_every"),
     "lightweight": _nothing("lightweight"),
 }
@@ -159,6 +159,7 @@ _METHOD_CHECKS: dict[str, Callable[[Any], None]] = {
     "num_returns": _num_returns,
     "concurrency_group": _nothing("concurrency_group"),
     "readonly": _flag("readonly"),
+    "timeout": _timeout,
     "name": _name,
     "enable_task_events": _anything,
 }

@@ -161,7 +161,7 @@ class Worker:
         if handler is None:
             self.counts["refused"] += 1
         elif type(message) is m.Call:
-            self.on_call(source, message)  # Nothing else that a worker hears depends on who says it.
+            self.on_call(now, source, message)  # Nothing else that a worker hears depends on who says it.
         else:
             handler(self, message)
 
@@ -211,9 +211,9 @@ class Worker:
         ):
             self.interrupts[message.task_id] = (message.attempt, message.reason)
 
-    def on_call(self, source: Address, message: m.Call) -> None:
+    def on_call(self, now: float, source: Address, message: m.Call) -> None:
         """Calls of this process's actors."""
-        self.mailbox.accept(source, message)
+        self.mailbox.accept(now, source, message)
 
     def on_stopped(self, message: m.Stopped) -> None:
         """Stop a call, or do not begin it."""
@@ -255,11 +255,13 @@ class Worker:
         return tuple((identifier, *place) for identifier, place in pairs if type(place) is tuple)
 
     def tick(self, now: float) -> None:
-        """Nothing here depends on time."""
+        """Calls whose time is up are stopped."""
+        for call_id in self.mailbox.overdue(now):
+            self.on_stopped(m.Stopped(call_id, "timeout"))
 
     def next_deadline(self) -> float | None:
-        """Never."""
-        return None
+        """The next end of a call's time."""
+        return self.mailbox.deadlines[0][0] if self.mailbox.deadlines else None
 
     def take_effects(self, now: float) -> list[Effect]:
         """Completions, and what was said in between, in order."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import zmq
 
-from zfabric.exceptions import FabricError, GetTimeoutError, ObjectTooLargeError, OutOfDiskError
+from zfabric.exceptions import FabricError, GetTimeoutError, ObjectTooLargeError, OutOfDiskError, PendingCallsLimitExceededError
 from zfabric.machines.parts.entries import Entry
 from zfabric.machines.parts.naming import Namer
 from zfabric.protocol import messages as m
@@ -21,7 +21,7 @@ from zfabric.protocol.ids import root_task
 from zfabric.protocol.messages import OK, Row
 from zfabric.runtime.arena_access import ArenaAccess
 from zfabric.runtime.connection import Connection, clock
-from zfabric.runtime.interface import Outcome, Serialized
+from zfabric.runtime.interface import Outcome, Serialized, Terms
 from zfabric.runtime.session import Session
 
 
@@ -115,10 +115,12 @@ class FabricClient(Connection):
         dependencies: tuple[bytes, ...],
         options: tuple[Row, ...] | None,
         num_returns: int,
-        retries: int,
+        terms: Terms,
     ) -> bytes:
         """See ``ClientInterface``."""
         machine = self.machine
+        if terms.pending:
+            self._await_room(actor_id, terms)
         with self.lock:
             if self.closed or machine.farewell or machine.refused or self._unsynchronised:
                 self.check_usable()
@@ -126,12 +128,26 @@ class FabricClient(Connection):
             row: Row = (call_id, method, arguments)
             if dependencies or options is not None:
                 row = (*row, dependencies, (), options)
-            machine.calls.call(actor_id, row, num_returns, retries)
+            machine.calls.call(actor_id, row, num_returns, terms.retries)
             if machine.calls.queued >= self._batch_rows or machine.unfinished == 1:
                 self.flush()
             elif not self._armed:
                 self._arm_flusher()
         return call_id
+
+    def _await_room(self, actor_id: bytes, terms: Terms) -> None:
+        """Until fewer calls than allowed have no outcome."""
+        calls = self.machine.calls
+        with self.lock:
+            count = calls.count(actor_id)
+        if count < terms.pending:
+            return
+        if self.config.calls_over_limit != "wait":
+            raise PendingCallsLimitExceededError(
+                f"{count} calls of this actor have no outcome yet, which is its max_pending_calls; get some of them first, or "
+                "start with config={'calls_over_limit': 'wait'}"
+            )
+        self.wait_until(lambda: calls.count(actor_id) < terms.pending, None)
 
     def kill_actor(self, actor_id: bytes, no_restart: bool) -> None:
         """See ``ClientInterface``."""

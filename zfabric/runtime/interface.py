@@ -37,6 +37,13 @@ class Serialized(Protocol):
         """The whole, written at the start of ``target`` (64-byte aligned, at least ``size`` long)."""
 
 
+class Terms(NamedTuple):
+    """How calls of an actor are made. ``retries`` after the loss of its process; at most ``pending`` without an outcome, 0: any number."""
+
+    retries: int = 0
+    pending: int = 0
+
+
 class ClientInterface(Protocol):
     """The fabric inside this process. All methods are thread-safe; object ids are 20 bytes, task ids 16."""
 
@@ -72,9 +79,12 @@ class ClientInterface(Protocol):
         dependencies: tuple[bytes, ...],
         options: tuple[Row, ...] | None,
         num_returns: int,
-        retries: int,
+        terms: Terms,
     ) -> bytes:
-        """Queue one call of an actor and return its id at once. The process holds one reference to each of its outputs."""
+        """Queue one call of an actor and return its id at once. The process holds one reference to each of its outputs.
+
+        PendingCallsLimitExceededError if the terms allow no more calls, unless the configuration says to wait.
+        """
 
     def kill_actor(self, actor_id: bytes, no_restart: bool) -> None:
         """End an actor's process at once."""

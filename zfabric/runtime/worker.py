@@ -70,6 +70,7 @@ class WorkerRuntime(FabricClient):
         self.worker = Worker(WORKER + token, self.config)
         self.host = Host(self.worker.mailbox)
         self.control_post = Post(self._context, session.sockets, self.control, self.config)
+        self.control_post.hang_bell()
         self._main = threading.get_ident()
         self._handler = self._interrupted
         self._listener: threading.Thread | None = None
@@ -190,7 +191,10 @@ class WorkerRuntime(FabricClient):
 
     def _deliver_from_peer(self, now: float, to: bytes, source: bytes, message: Any) -> None:
         if type(message) is m.Call:
+            before = self.worker.next_deadline()
             self.worker.step(now, source, message)
+            if self.worker.next_deadline() != before:
+                self.control_post.ring()
         else:
             super()._deliver_from_peer(now, to, source, message)
 
@@ -249,8 +253,8 @@ class WorkerRuntime(FabricClient):
     def _obey(self) -> None:
         post = self.control_post
         while not self.closed:
-            deadline = post.next_deadline()
-            post.poll(CHECK_EVERY * 10 if deadline is None else max(0.0, deadline - clock()))
+            dues = [due for due in (post.next_deadline(), self.worker.next_deadline()) if due is not None]
+            post.poll(max(0.0, min(dues) - clock()) if dues else CHECK_EVERY * 10)
             for sender, frame in post.receive():
                 with self.lock:
                     now = clock()
@@ -261,6 +265,25 @@ class WorkerRuntime(FabricClient):
                                 self._controlled(now, role + sender, message)
             with self.lock:
                 post.tick(clock())
+                self._enforce_timeouts()
+
+    def _enforce_timeouts(self) -> None:
+        """Stop calls whose time is up. The caller holds the lock."""
+        before = set(self.worker.interrupts)
+        due = self.worker.next_deadline()
+        if due is not None and due <= clock():
+            self.worker.tick(clock())
+            for call_id in set(self.worker.interrupts) - before:
+                self._interrupt(call_id)
+            self.flush()
+
+    def _interrupt(self, stopped: bytes) -> None:
+        """Stop what runs under this id, if it is to be stopped."""
+        beside = self.worker.running_calls.get(stopped)
+        if beside is not None and self.host.crew is not None:
+            self.host.crew.interrupt(beside)
+        elif stopped in self.worker.interrupts:
+            signal.pthread_kill(self._main, INTERRUPT)
 
     def _controlled(self, now: float, source: bytes, message: Any) -> None:
         if type(message) is m.Rejoin:
@@ -272,12 +295,10 @@ class WorkerRuntime(FabricClient):
         if self.worker.stopping:
             os._exit(0)
         self.flush()
-        stopped = message.task_id if type(message) is m.Interrupt else message.call_id if type(message) is m.Stopped else b""
-        beside = self.worker.running_calls.get(stopped)
-        if beside is not None and self.host.crew is not None:
-            self.host.crew.interrupt(beside)
-        elif stopped in self.worker.interrupts:
-            signal.pthread_kill(self._main, INTERRUPT)
+        if type(message) is m.Interrupt:
+            self._interrupt(message.task_id)
+        elif type(message) is m.Stopped:
+            self._interrupt(message.call_id)
         elif type(message) is m.Retire:
             self.post.ring()
 

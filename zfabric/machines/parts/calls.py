@@ -98,6 +98,11 @@ class Calls:
             self.client._say(m.Find, actor_id)
         return target
 
+    def count(self, actor_id: bytes) -> int:
+        """Calls of an actor that have no outcome."""
+        target = self.targets.get(actor_id)
+        return len(target.sent) + len(target.queue) if target is not None else 0
+
     def call(self, actor_id: bytes, row: Row, returns: int, retries: int) -> None:
         """Queue a call; this process holds its values. ``row`` as in ``Call``, the values of its dependencies aside."""
         client, call_id = self.client, row[0]

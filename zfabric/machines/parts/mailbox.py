@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
 from zfabric.protocol import messages as m
@@ -39,10 +40,12 @@ class Mailbox:
         """The actors of this process, with the rows that made them and the attempts: ``(task row, attempt)``."""
         self.queue: deque[Invocation] = deque()
         self.retiring = False
+        self.deadlines: list[tuple[float, bytes]] = []
+        """When calls are to be stopped that have a timeout, soonest first; some of them have ended since."""
         self._returned: dict[bytes, list[Row]] = {}
         self._reported: list[Row] = []
 
-    def accept(self, source: Address, message: m.Call) -> None:
+    def accept(self, now: float, source: Address, message: m.Call) -> None:
         """Calls have come."""
         caller, actor_id = source[1:], message.actor_id
         if actor_id not in self.actors:
@@ -55,6 +58,16 @@ class Mailbox:
             dependencies, values, options = more or ((), (), None)
             item = Invocation((call_id, b"", arguments, dependencies), 0, values, (), actor_id, method, caller, options)
             self.queue.append(item)
+            timeout = option(options, "timeout")
+            if timeout is not None:
+                heappush(self.deadlines, (now + timeout, call_id))
+
+    def overdue(self, now: float) -> list[bytes]:
+        """Calls whose time is up."""
+        found = []
+        while self.deadlines and self.deadlines[0][0] <= now:
+            found.append(heappop(self.deadlines)[1])
+        return found
 
     def ended(self, item: Invocation, status: int, outputs: Row, contained: tuple[Row, ...]) -> None:
         """A call has an outcome."""
