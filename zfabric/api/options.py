@@ -116,6 +116,7 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
     "timeout": _timeout,
     "name": _name,
     "runtime_env": _runtime_env,
+    "max_concurrency": _whole("max_concurrency", 1, 100_000),
     "inline": _flag("inline"),
     "deterministic": _flag("deterministic"),
     "scheduling_strategy": _strategy,
@@ -133,7 +134,7 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
         )
     },
 }
-_ACTORS_ONLY = {"max_restarts", "max_task_retries", "max_concurrency", "concurrency_groups", "lifetime", "namespace", "get_if_exists"}
+_ACTORS_ONLY = {"max_restarts", "max_task_retries", "concurrency_groups", "lifetime", "namespace", "get_if_exists"}
 
 
 _ACTOR_CHECKS: dict[str, Callable[[Any], None]] = {
@@ -147,7 +148,6 @@ _ACTOR_CHECKS: dict[str, Callable[[Any], None]] = {
     "namespace": _name_of("namespace"),
     "get_if_exists": _flag("get_if_exists"),
     "lifetime": _lifetime,
-    "max_concurrency": _whole("max_concurrency", 1, 100_000),
     "concurrency_groups": _nothing("concurrency_groups"),
     "max_pending_calls": _whole("max_pending_calls", -1, 2**31),
     "checkpoint_every": _nothing("checkpoint_every"),
@@ -195,7 +195,7 @@ def pairs_of_actor(options: Mapping[str, Any], blueprint: bytes, default_env: Ma
     """Checked options of a class as they travel, with what its handles are made of."""
     plain = {name: value for name, value in options.items() if name in _CHECKS}
     found: list[tuple[str, Any]] = [("actor", blueprint), ("inline", False), *pairs_of(plain, default_env)]
-    for name in ("namespace", "max_restarts", "max_concurrency"):
+    for name in ("namespace", "max_restarts"):
         if options.get(name) is not None:
             found.append((name, options[name]))
     if options.get("lifetime") == "detached":
@@ -229,7 +229,7 @@ def pairs_of(options: Mapping[str, Any], default_env: Mapping[str, Any] | None =
         found.append(("demand", demand_of(value("num_cpus"), value("num_gpus"), value("resources"))))
     if value("retry_exceptions"):
         found.append(("retry_errors", True))
-    for name in ("num_returns", "max_retries", "timeout", "name", "inline", "deterministic"):
+    for name in ("num_returns", "max_retries", "timeout", "name", "inline", "deterministic", "max_concurrency"):
         if value(name) is not None:
             found.append((name, value(name)))
     runtime_env = value("runtime_env")

@@ -36,6 +36,9 @@ FUNCTION_BYTES_MAX = 64 * 2**20
 ARGUMENTS_BYTES_MAX = 16
 """Most that the inline arguments of one call may have together, in units of ``config.inline_bytes``."""
 
+ASYNC_CONCURRENCY = 1000
+"""Tasks of one ``async def`` function that run in one worker at the same time, if its options do not say."""
+
 _VARARGS, _VARKEYWORDS, _GENERATOR, _COROUTINE = 0x04, 0x08, 0x20, 0x80
 """Flags of code objects, as in ``inspect``, without importing it."""
 
@@ -322,7 +325,8 @@ def remote(*args: Any, **options: Any) -> Any:
     ``max_retries`` (3) after the loss of a worker, -1 without end; ``retry_exceptions`` (False) True or a list of exception
     classes after which it is run again too; ``timeout`` in seconds from submission; ``name`` for people; ``runtime_env`` with
     "env_vars", "working_dir" and "py_modules"; ``inline=False`` never to run on top of a waiting task; ``deterministic=True``
-    if its values may be dropped and made again.
+    if its values may be dropped and made again. Tasks of an ``async def`` function run many at a time in one worker
+    (``max_concurrency``, 1000) and hold no CPU meanwhile (``num_cpus``, 0), unless they say otherwise.
 
     Raises OptionError for options that do not exist or cannot have that value.
 
@@ -362,5 +366,12 @@ def _make(function: Any, options: dict[str, Any]) -> Any:
     if not callable(function):
         raise TypeError(f"@zf.remote goes before a function, not {a(function)}")
     if _flags(function) & _COROUTINE:
-        raise OptionError(f"{function.__qualname__} is 'async def', which tasks cannot be; write asyncio.run(...) inside a plain function")
+        # It waits most of the time, so it asks for no CPU, and many run in one worker, unless its options say otherwise.
+        options = {
+            "num_cpus": 0,
+            "max_concurrency": ASYNC_CONCURRENCY,
+            **{name: value for name, value in options.items() if value is not None},
+        }
+    elif (options.get("max_concurrency") or 1) > 1:
+        raise OptionError(f"max_concurrency is for 'async def': {function.__qualname__} is a plain function, of which a worker runs one")
     return RemoteFunction(function, options)

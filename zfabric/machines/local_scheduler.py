@@ -162,7 +162,7 @@ class LocalScheduler:
         if at is not None:
             return at
         for worker in self.tables.workers.values():
-            if worker.state == LEASED and len(worker.inflight) > 1 + len(worker.frames):
+            if worker.state == LEASED and worker.behind:
                 return now + self.config.take_back_after
         return None
 
@@ -215,7 +215,7 @@ class LocalScheduler:
             if identifier in job.functions:
                 continue
             function = FunctionRecord(identifier, name, payload, options)
-            function.queue = self.tables.queue_for(job, function.demand, function.environment, function.actor is not None)
+            function.queue = self.tables.queue_for(job, function.shape)
             job.functions[identifier] = function
             puts.append(("function", job.id + identifier, report.packed((name, options, payload))))
         if puts:
@@ -281,7 +281,8 @@ class LocalScheduler:
             function = task.function
             demand = option(options, "demand", function.demand)
             environment = option(options, "env", function.environment)
-            task.facts().demand_queue = self.tables.queue_for(function.queue.job, demand, environment, function.queue.actors)
+            shape = (demand, environment, *function.shape[2:])
+            task.facts().demand_queue = self.tables.queue_for(function.queue.job, shape)
         timeout = task.option("timeout")
         if timeout is not None:
             task.facts().deadline = now + timeout

@@ -42,8 +42,8 @@ class Worker:
         self.mailbox = Mailbox()
         self.beside = False
         """Whether calls run beside each other, and not on the stack."""
-        self.running_calls: dict[bytes, Invocation] = {}
-        """Those that do, by id."""
+        self.running_calls: dict[bytes, Item | Invocation] = {}
+        """What runs so, calls and async tasks, by id."""
         self.stack: list[Item | Invocation] = []
         self.functions: dict[bytes, Row] = {}
         self.interrupts: dict[bytes, tuple[int, str]] = {}
@@ -80,10 +80,16 @@ class Worker:
         self.stack.append(item)
         return item
 
+    def move_beside(self, item: Item) -> None:
+        """The task that was claimed last runs beside others, not on the stack."""
+        self.stack.pop()
+        self.running_calls[item.row[0]] = item
+
     def finish(self, item: Item, status: int, outputs: Row, extra: tuple[Row, Row] | None, started: float, seconds: float) -> None:
         """An attempt has ended; its outcome is fixed here."""
-        self.stack.pop()
         row = item.row
+        if not self.running_calls or self.running_calls.pop(row[0], None) is None:
+            self.stack.pop()
         if extra is not None:
             self._extras.append((len(self._rows), *extra))
         self._rows.append((row[0], item.attempt, status, outputs))
@@ -239,7 +245,8 @@ class Worker:
 
     def running(self) -> tuple[m.Message, ...]:
         """What a restarted scheduler must know: tasks begun and not begun, completions unheard, who waits."""
-        rows = tuple((item.row, item.attempt, True) for item in self.stack if type(item) is Item)
+        begun = (*self.stack, *self.running_calls.values())
+        rows = tuple((item.row, item.attempt, True) for item in begun if type(item) is Item)
         rows += tuple((item.row, item.attempt, False) for item in (*self.inline, *self.queue))
         self._report()
         unheard, self.unheard = self.unheard, []

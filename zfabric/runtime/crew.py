@@ -1,4 +1,4 @@
-"""Calls of one actor that run at the same time: in threads, or as coroutines of one event loop.
+"""Calls of one actor, or async tasks, that run at the same time: in threads, or as coroutines of one event loop.
 
 The main thread goes on receiving; it hands out a call as long as fewer than ``max_concurrency`` run. Whoever ends one takes the next
 itself. An actor with an ``async def`` method runs all its calls in its event loop, the plain ones too, which therefore must not block.
@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
+from collections.abc import Sequence
 from contextvars import ContextVar
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 from zfabric.machines.parts.mailbox import Invocation
+from zfabric.machines.worker import Item
 
 if TYPE_CHECKING:
     import asyncio
 
     from zfabric.runtime.worker import WorkerRuntime
 
-current_call: ContextVar[Invocation | None] = ContextVar("current_call", default=None)
-"""The call that this thread or coroutine runs."""
+current_call: ContextVar[Item | Invocation | None] = ContextVar("current_call", default=None)
+"""The call, or the async task, that this thread or coroutine runs."""
 ASYNC_CONCURRENCY = 1000
 """Calls of an actor with ``async def`` methods that run at the same time, if its options do not say."""
 
@@ -34,15 +37,8 @@ class Crew(Protocol):
     def wanted(self) -> bool:
         """Whether there is something to hand out, and somebody to run it. The caller holds the lock."""
 
-    def interrupt(self, item: Invocation) -> None:
-        """Stop a call that runs."""
-
-
-def run(runtime: WorkerRuntime, item: Invocation) -> Any:
-    """Run a call in this thread: what it returns, an awaitable perhaps."""
-    current_call.set(item)
-    function, _, args, kwargs = runtime.prepare(item)
-    return function(*args, **kwargs)
+    def interrupt(self, item: Item | Invocation) -> None:
+        """Stop what runs."""
 
 
 class Threads:
@@ -81,22 +77,25 @@ class Threads:
     def _run(self, item: Invocation) -> Invocation | None:
         runtime = self.runtime
         self._threads[item.row[0]] = threading.get_ident()
+        current_call.set(item)
         value = None
         try:
-            value = run(runtime, item)
+            function, _, args, kwargs = runtime.prepare(item)
+            value = function(*args, **kwargs)
+            del args, kwargs
         except BaseException as error:  # whatever the user's code raises is the call's outcome
             outcome = runtime.failed(item, error, None)
         else:
             outcome = runtime.packed(item, value)
         self._threads.pop(item.row[0], None)
-        following = runtime.end_beside(item, outcome)
+        following = runtime.end_beside(item, outcome, 0.0)
         if following is None:
             with runtime.lock:
                 self._idle += 1
         del value  # The refs in it live until its end is told.
         return following
 
-    def interrupt(self, item: Invocation) -> None:
+    def interrupt(self, item: Item | Invocation) -> None:
         """See ``Crew``. The exception is raised when the thread runs Python code next."""
         from zfabric.runtime.worker import TaskInterrupt
 
@@ -114,6 +113,7 @@ class Loop:
         self.runtime = runtime
         self.size = size
         self._running: dict[bytes, asyncio.Task[None] | None] = {}
+        self._flushing = False
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, name="zfabric-loop", daemon=True).start()
 
@@ -129,33 +129,50 @@ class Loop:
                 self._running[item.row[0]] = None
                 items.append(item)
         if items:
-            self.loop.call_soon_threadsafe(self._start, items)
+            self.start(items)
 
-    def _start(self, items: list[Invocation]) -> None:
+    def start(self, items: Sequence[Item | Invocation]) -> None:
+        """Run these, whatever else runs."""
+        self.loop.call_soon_threadsafe(self._start, items)
+
+    def _start(self, items: Sequence[Item | Invocation]) -> None:
         for item in items:
             self._running[item.row[0]] = self.loop.create_task(self._run(item))
 
-    async def _run(self, item: Invocation) -> None:
+    async def _run(self, item: Item | Invocation) -> None:
         import inspect
 
         runtime = self.runtime
-        value = None
+        current_call.set(item)
+        started = time.monotonic()
+        value, retryable = None, None
         try:
-            value = run(runtime, item)
+            function, retryable, args, kwargs = runtime.prepare(item)
+            value = function(*args, **kwargs)
+            del args, kwargs
             if inspect.isawaitable(value):
                 value = await value
         except BaseException as error:  # whatever the user's code raises is the call's outcome
-            outcome = runtime.failed(item, error, None)
+            outcome = runtime.failed(item, error, retryable)
         else:
             outcome = runtime.packed(item, value)
         self._running.pop(item.row[0], None)
-        following = runtime.end_beside(item, outcome)
+        following = runtime.end_beside(item, outcome, started, flush=False)
         del value  # The refs in it live until its end is told.
         if following is not None:
             self._running[following.row[0]] = None
             self._start([following])
+        if not self._flushing:
+            self._flushing = True
+            self.loop.call_soon(self._flush)
 
-    def interrupt(self, item: Invocation) -> None:
+    def _flush(self) -> None:
+        """Outcomes of one round of the loop leave as one frame."""
+        self._flushing = False
+        with self.runtime.lock:
+            self.runtime.flush()
+
+    def interrupt(self, item: Item | Invocation) -> None:
         """See ``Crew``."""
         self.loop.call_soon_threadsafe(self._cancel, item.row[0])
 

@@ -40,7 +40,7 @@ from zfabric.protocol.options import option
 from zfabric.runtime import interface
 from zfabric.runtime.client import FabricClient
 from zfabric.runtime.connection import CHECK_EVERY, PEERS, clock
-from zfabric.runtime.crew import crew_for, current_call
+from zfabric.runtime.crew import Loop, crew_for, current_call
 from zfabric.runtime.hosting import ActorExit, Host
 from zfabric.runtime.session import Session
 
@@ -78,6 +78,9 @@ class WorkerRuntime(FabricClient):
         self._waiting = False
         self._functions: dict[bytes, tuple[Callable[..., Any], Callable[[BaseException], bool]]] = {}
         self._options: dict[bytes, tuple[str, int]] = {}
+        self._loop: Loop | None = None
+        """Runs async tasks."""
+        self._async: dict[bytes, bool] = {}
         self._classes: set[bytes] = set()
         """Functions whose calls make actors."""
         self._namers: list[Namer | None] = []
@@ -106,7 +109,7 @@ class WorkerRuntime(FabricClient):
         if call is not None:
             named = self._call_names.get(call.row[0])
             if named is None:
-                named = self._call_names[call.row[0]] = Namer(call.row[0][:JOB_BYTES], call.row[0])
+                named = self._call_names[call.row[0]] = Namer(call.row[0][:JOB_BYTES], call.row[0], attempt=call.attempt)
             return named
         found: Namer | None = getattr(self._thread_names, "namer", None)
         if found is None:
@@ -280,8 +283,9 @@ class WorkerRuntime(FabricClient):
     def _interrupt(self, stopped: bytes) -> None:
         """Stop what runs under this id, if it is to be stopped."""
         beside = self.worker.running_calls.get(stopped)
-        if beside is not None and self.host.crew is not None:
-            self.host.crew.interrupt(beside)
+        crew = self.host.crew or self._loop
+        if beside is not None and crew is not None:
+            crew.interrupt(beside)
         elif stopped in self.worker.interrupts:
             signal.pthread_kill(self._main, INTERRUPT)
 
@@ -315,7 +319,9 @@ class WorkerRuntime(FabricClient):
         try:
             while True:
                 item = self._next()
-                if item is not None:
+                if item is not None and self._is_async(item):
+                    self._start_beside(item)  # type: ignore[arg-type]
+                elif item is not None:
                     self._execute(item)
                 elif self.host.done and not self.worker.running_calls:
                     self._retire()
@@ -336,6 +342,22 @@ class WorkerRuntime(FabricClient):
             self.control_post.close()
         self.disconnect()
         raise SystemExit(0)
+
+    def _is_async(self, item: Item | Invocation) -> bool:
+        """Whether it is a task of an ``async def`` function."""
+        found = self._async.get(item.row[1])
+        if found is None:
+            function = self.worker.functions.get(item.row[1])
+            pairs = function[3] if function is not None else ()
+            found = self._async[item.row[1]] = option(pairs, "max_concurrency") is not None and option(pairs, "actor") is None
+        return found
+
+    def _start_beside(self, item: Item) -> None:
+        if self._loop is None:
+            self._loop = Loop(self, 0)
+        with self.lock:
+            self.worker.move_beside(item)
+        self._loop.start((item,))
 
     def _next(self) -> Item | Invocation | None:
         with self.lock:
@@ -396,16 +418,22 @@ class WorkerRuntime(FabricClient):
             finally:
                 self._pump_lock.release()
 
-    def end_beside(self, item: Invocation, outcome: Ending) -> Invocation | None:
-        """A call that ran beside others has ended; the next one, if there is one that may run now."""
+    def end_beside(self, item: Item | Invocation, outcome: Ending, started: float, flush: bool = True) -> Invocation | None:
+        """What ran beside others has ended; the next call, if there is one that may run now."""
         status, outputs, extra = outcome
         with self.lock:
             self._call_names.pop(item.row[0], None)
-            self._end_call(item, status, outputs, extra)
+            if type(item) is Invocation:
+                self._end_call(item, status, outputs, extra)
+            else:
+                self.worker.interrupts.pop(item.row[0], None)
+                self.worker.finish(item, status, outputs, extra, started, clock() - started)  # type: ignore[arg-type]
             while self._unfinished_writes:
                 self.machine.room.finished(self._unfinished_writes.pop())
             following = None if self.host.leaving else self.worker.begin_beside()
-            if following is None or self.worker.unreported >= REPORT_ROWS:
+            if not flush:
+                pass
+            elif following is None or self.worker.unreported >= REPORT_ROWS:
                 self.flush()
             elif not self._armed:
                 self._arm_flusher()

@@ -86,6 +86,9 @@ class Dispatcher:
         if queue.actors:
             self._serve_actors(queue, now)
             return
+        if queue.concurrency > 1:
+            self._serve_async(queue, now)
+            return
         if top_up:
             serving = [worker for worker in queue.leased.values() if worker.state == LEASED and not worker.frames]
             for worker in serving:
@@ -119,6 +122,30 @@ class Dispatcher:
             self.host(worker, queue)
             worker.actor = task.id
             self._assign(worker, [task], now, inline=False)
+
+    def _serve_async(self, queue: ShapeQueue, now: float) -> None:
+        """A worker gets as many as it may run at the same time, before another one is asked for."""
+        for worker in list(queue.leased.values()):
+            self._fill_async(worker, queue, now)
+        while self._discard_stale(queue) and self.pool.fits(queue.demand):
+            idle = self._idle_worker(queue)
+            if idle is None:
+                self._maybe_spawn(queue, now)
+                return
+            self._lease(idle, queue)
+            self._fill_async(idle, queue, now)
+
+    def _fill_async(self, worker: WorkerRecord, queue: ShapeQueue, now: float) -> None:
+        batch: list[TaskRecord] = []
+        while self._discard_stale(queue) and len(worker.inflight) + len(batch) < queue.concurrency:
+            suspect = queue.tasks[0].rare is not None and queue.tasks[0].rare.crashes > 0
+            if suspect and (worker.inflight or batch):
+                break
+            batch.append(queue.tasks.popleft())
+            if suspect:
+                break
+        if batch:
+            self._assign(worker, batch, now, inline=False)
 
     def host(self, worker: WorkerRecord, queue: ShapeQueue) -> None:
         """A worker holds the queue's resources for an actor's life."""
@@ -409,7 +436,7 @@ class Dispatcher:
         after = self.tables.config.take_back_after
         soonest = None
         for worker in self.tables.workers.values():
-            if worker.state != LEASED or worker.taking_back or len(worker.inflight) <= 1 + len(worker.frames):
+            if worker.state != LEASED or worker.taking_back or not worker.behind:
                 continue
             due = worker.last_progress + max(after, 2 * worker.work)
             if now >= due and not self._others_could(worker):

@@ -55,7 +55,7 @@ class KeptRows:
                 continue
             name, options, payload = report.unpacked(value)
             function = FunctionRecord(identifier, name, payload, options)
-            function.queue = tables.queue_for(job, function.demand, function.environment)
+            function.queue = tables.queue_for(job, function.shape)
             job.functions[identifier] = function
 
     def adopt_rows(self) -> dict[bytes, tuple[m.Row, Block]]:

@@ -198,7 +198,21 @@ class Rare:
 class FunctionRecord:
     """A function of a job, and what is known of how long it takes."""
 
-    __slots__ = ("actor", "demand", "environment", "id", "inline", "mean", "name", "num_returns", "options", "payload", "plain", "queue")
+    __slots__ = (
+        "actor",
+        "concurrency",
+        "demand",
+        "environment",
+        "id",
+        "inline",
+        "mean",
+        "name",
+        "num_returns",
+        "options",
+        "payload",
+        "plain",
+        "queue",
+    )
 
     def __init__(self, identifier: bytes, name: str, payload: bytes, options: tuple[Row, ...]) -> None:
         self.id = identifier
@@ -213,8 +227,15 @@ class FunctionRecord:
         self.inline: bool = option(options, "inline", True)
         self.mean: float | None = None
         """Exponential average of its running time in seconds; None before the first has finished."""
+        self.concurrency: int = option(options, "max_concurrency", 1) if self.actor is None else 1
+        """How many of its tasks one worker runs at the same time (``async def``)."""
         self.plain = self.num_returns == 1 and option(options, "timeout") is None and self.actor is None
         self.queue: ShapeQueue
+
+    @property
+    def shape(self) -> Shape:
+        """That of its tasks, if they do not say otherwise."""
+        return self.demand, self.environment, self.actor is not None, self.concurrency
 
     def learn(self, count: int, seconds: float) -> None:
         """Take in ``count`` runs that took ``seconds`` together."""
@@ -222,11 +243,16 @@ class FunctionRecord:
         self.mean = mean if self.mean is None else self.mean + (mean - self.mean) * (0.2 if count < 8 else 0.5)
 
 
+Shape = tuple[Demand, Environment, bool, int]
+"""What tasks of one queue have in common: demand, environment, whether they make actors, how many run in one worker at a time."""
+
+
 class ShapeQueue:
     """Ready tasks of one job, environment and demand: any worker of that job and environment can run any of them."""
 
     __slots__ = (
         "actors",
+        "concurrency",
         "demand",
         "environment",
         "feasible",
@@ -241,8 +267,11 @@ class ShapeQueue:
         "warned",
     )
 
-    def __init__(self, job: JobRecord, demand: Demand, environment: Environment, token: int, actors: bool = False) -> None:
+    def __init__(self, shape: Shape, job: JobRecord, token: int) -> None:
+        demand, environment, actors, concurrency = shape
         self.job = job
+        self.concurrency = concurrency
+        """How many of its tasks one worker runs at the same time."""
         self.actors = actors
         """Whether its tasks make actors: each gets a worker for life."""
         self.demand = demand
@@ -357,6 +386,11 @@ class WorkerRecord:
         """The actor it is, if it is one."""
 
     @property
+    def behind(self) -> bool:
+        """Whether something waits behind the task on top."""
+        return len(self.inflight) > 1 + len(self.frames) and (self.queue is None or self.queue.concurrency == 1)
+
+    @property
     def blocked(self) -> bool:
         """Whether the task on top of its stack waits."""
         return bool(self.frames)
@@ -374,7 +408,7 @@ class JobRecord:
         self.started = started
         self.driver: ProcessRecord | None = None
         self.functions: dict[bytes, FunctionRecord] = {}
-        self.queues: dict[tuple[Demand, Environment, bool], ShapeQueue] = {}
+        self.queues: dict[Shape, ShapeQueue] = {}
         self.ended = False
         self.submitted = 0
 

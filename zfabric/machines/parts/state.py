@@ -6,11 +6,10 @@ from collections import Counter, deque
 from typing import Any
 
 from zfabric.config import Config
-from zfabric.machines.parts.records import AnyObject, JobRecord, ObjectRecord, ProcessRecord, ShapeQueue, TaskRecord, WorkerRecord
+from zfabric.machines.parts.records import AnyObject, JobRecord, ObjectRecord, ProcessRecord, Shape, ShapeQueue, TaskRecord, WorkerRecord
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Say, Send
 from zfabric.protocol.ids import CLIENT, CONTROL, FIRST_RETURN, PREFIX_BYTES, TASK_BYTES, Address
-from zfabric.protocol.options import Demand, Environment
 
 
 class Tables:
@@ -76,13 +75,13 @@ class Tables:
             return task
         return self.objects.get(object_id)
 
-    def queue_for(self, job: JobRecord, demand: Demand, environment: Environment, actors: bool = False) -> ShapeQueue:
-        """The queue of tasks of this job, demand and environment, and of those that make actors."""
-        queue = job.queues.get((demand, environment, actors))
+    def queue_for(self, job: JobRecord, shape: Shape) -> ShapeQueue:
+        """The queue of a job's tasks of this shape."""
+        queue = job.queues.get(shape)
         if queue is None:
-            queue = ShapeQueue(job, demand, environment, self._next_queue, actors)
+            queue = ShapeQueue(shape, job, self._next_queue)
             self._next_queue += 1
-            job.queues[(demand, environment, actors)] = queue
+            job.queues[shape] = queue
             self.queues[queue.token] = queue
         return queue
 

@@ -1,0 +1,276 @@
+"""What runs at the same time in one worker: threaded and async actors, and async tasks. Real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import zfabric as zf
+
+PATIENCE = 60
+pytestmark = pytest.mark.usefixtures("shared_cluster")
+
+
+def value(ref: Any) -> Any:
+    return zf.get(ref, timeout=PATIENCE)
+
+
+@zf.remote
+def plus_one(x: int) -> int:
+    return x + 1
+
+
+# --- async actors -------------------------------------------------------------------------------------------------------------------
+
+
+@zf.remote
+class Meeting:
+    """Whoever comes waits until enough have come: none of them would ever return if one ran after the other."""
+
+    def __init__(self, wanted: int = 1) -> None:
+        self.wanted = wanted
+        self.came = 0
+        self.most = 0
+        self.all_here = asyncio.Event()
+
+    async def come(self) -> int:
+        self.came += 1
+        self.most = max(self.most, self.came)
+        if self.came == self.wanted:
+            self.all_here.set()
+        await self.all_here.wait()
+        self.came -= 1
+        return self.most
+
+    async def ask(self, x: int) -> Any:
+        return await plus_one.remote(x)
+
+    async def ask_many(self, count: int) -> list[Any]:
+        return await asyncio.gather(*[plus_one.remote(each) for each in range(count)])
+
+    async def fail(self) -> None:
+        raise KeyError("said so")
+
+    async def wait_for_ever(self) -> None:
+        await asyncio.Event().wait()
+
+    def plain(self) -> str:
+        return threading.current_thread().name
+
+    async def who(self) -> str | None:
+        return zf.get_runtime_context().get_actor_id()
+
+    async def leave(self) -> None:
+        zf.exit_actor()
+
+
+def test_coroutines_of_an_actor_run_at_the_same_time() -> None:
+    meeting = Meeting.remote(50)
+    assert value([meeting.come.remote() for _ in range(50)]) == [50] * 50
+
+
+def test_max_concurrency_bounds_them() -> None:
+    meeting = Meeting.options(max_concurrency=3).remote(3)
+    assert value([meeting.come.remote() for _ in range(30)])[-1] == 3
+
+
+def test_a_coroutine_awaits_refs_and_many_of_them() -> None:
+    meeting = Meeting.remote()
+    assert value(meeting.ask.remote(1)) == 2
+    assert value(meeting.ask_many.remote(20)) == list(range(1, 21))
+
+
+def test_a_coroutine_knows_which_call_it_is() -> None:
+    meeting = Meeting.remote()
+    assert value(meeting.who.remote()) == meeting._actor_id.hex()
+    assert value(meeting.plain.remote()) == "zfabric-loop"
+
+
+def test_what_a_coroutine_raises_arrives() -> None:
+    with pytest.raises(KeyError, match="said so"):
+        value(Meeting.remote().fail.remote())
+
+
+def test_a_coroutine_is_cancelled_and_the_others_go_on() -> None:
+    meeting = Meeting.remote(2)
+    first, endless = meeting.come.remote(), meeting.wait_for_ever.remote()
+    value(meeting.plain.remote())  # both have begun: calls of one caller begin in order
+    zf.cancel(endless)
+    with pytest.raises(zf.TaskCancelledError):
+        value(endless)
+    assert value([first, meeting.come.remote()]) == [2, 2]
+
+
+def test_an_async_actor_ends_itself() -> None:
+    meeting = Meeting.remote()
+    with pytest.raises(zf.ActorDiedError):
+        value(meeting.leave.remote())
+    with pytest.raises(zf.ActorDiedError):
+        value(meeting.plain.remote())
+
+
+# --- threaded actors ------------------------------------------------------------------------------------------------------------------
+
+
+@zf.remote(max_concurrency=4)
+class Crowd:
+    """The same with threads."""
+
+    def __init__(self, wanted: int = 4) -> None:
+        self.barrier = threading.Barrier(wanted)
+
+    def come(self) -> int:
+        self.barrier.wait(PATIENCE)
+        return threading.get_ident()
+
+    def ask(self, x: int) -> Any:
+        return zf.get(plus_one.remote(x))
+
+    def spin(self) -> None:
+        while True:
+            time.sleep(0.005)
+
+    def ping(self) -> str:
+        return "pong"
+
+
+def test_methods_of_a_threaded_actor_run_at_the_same_time() -> None:
+    crowd = Crowd.remote(4)
+    threads = value([crowd.come.remote() for _ in range(8)])
+    assert len(set(threads)) == 4
+
+
+def test_each_thread_may_wait_for_tasks() -> None:
+    crowd = Crowd.remote()
+    assert value([crowd.ask.remote(each) for each in range(20)]) == list(range(1, 21))
+
+
+def test_a_thread_is_interrupted_and_the_others_go_on() -> None:
+    crowd = Crowd.remote()
+    endless = crowd.spin.remote()
+    assert value(crowd.ping.remote()) == "pong"
+    zf.cancel(endless)
+    with pytest.raises(zf.TaskCancelledError):
+        value(endless)
+    assert value(crowd.ping.remote()) == "pong"
+
+
+# --- async tasks ------------------------------------------------------------------------------------------------------------------------
+
+
+@zf.remote
+async def where(path: str) -> int:
+    """Waits until nobody is missing: see ``arrivals``."""
+    with open(f"{path}/{os.getpid()}-{id(asyncio.current_task())}", "w"):
+        pass
+    while len(os.listdir(path)) < 100:
+        await asyncio.sleep(0.01)
+    return os.getpid()
+
+
+def test_async_tasks_run_many_at_once_in_one_worker(tmp_path: Any) -> None:
+    assert len(set(value([where.remote(str(tmp_path)) for _ in range(100)]))) == 1
+
+
+def test_async_tasks_hold_no_cpu_while_they_wait() -> None:
+    @zf.remote
+    async def outer(x: int) -> Any:
+        return await plus_one.remote(x)
+
+    assert value([outer.remote(each) for each in range(20)]) == list(range(1, 21))
+
+
+def test_async_tasks_are_retried_timed_out_and_cancelled() -> None:
+    @zf.remote(max_retries=2, retry_exceptions=True)
+    async def stubborn() -> None:
+        raise KeyError(zf.get_runtime_context().attempt)
+
+    @zf.remote
+    async def endless() -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(KeyError, match="2"):
+        value(stubborn.remote())
+    with pytest.raises(zf.TaskTimeoutError):
+        value(endless.options(timeout=0.2).remote())
+    waiting = endless.remote()
+    zf.cancel(waiting)
+    with pytest.raises(zf.TaskCancelledError):
+        value(waiting)
+
+
+def test_async_tasks_survive_their_worker(tmp_path: Any) -> None:
+    mark = tmp_path / "killed"
+
+    @zf.remote(max_retries=3)
+    async def one(number: int) -> int:
+        if number == 7 and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        await asyncio.sleep(0.05)
+        return number
+
+    assert value([one.remote(each) for each in range(20)]) == list(range(20))
+
+
+def test_max_concurrency_is_for_async_functions() -> None:
+    with pytest.raises(zf.OptionError, match="async def"):
+        zf.remote(max_concurrency=2)(lambda: None)
+
+
+# --- time and number ------------------------------------------------------------------------------------------------------------------
+
+
+@zf.remote
+class Slow:
+    """Blocks for as long as it is told."""
+
+    @zf.method(timeout=0.2)
+    def impatient(self) -> None:
+        time.sleep(PATIENCE)
+
+    def hold(self, path: str) -> None:
+        while not os.path.exists(path):
+            time.sleep(0.005)
+
+    def ping(self) -> str:
+        return "pong"
+
+
+def test_a_method_that_takes_too_long_is_stopped() -> None:
+    slow = Slow.remote()
+    with pytest.raises(zf.TaskTimeoutError, match="while it ran"):
+        value(slow.impatient.remote())
+    assert value(slow.ping.remote()) == "pong"
+
+
+def test_a_call_whose_time_is_up_before_its_turn_does_not_run(tmp_path: Any) -> None:
+    slow, gate = Slow.remote(), tmp_path / "gate"
+    held = slow.hold.remote(str(gate))
+    with pytest.raises(zf.TaskTimeoutError, match="before it ran"):
+        value(slow.ping.options(timeout=0.2).remote())
+    gate.touch()
+    value(held)
+
+
+def test_a_caller_may_have_so_many_calls_without_an_outcome(tmp_path: Any) -> None:
+    slow, gate = Slow.options(max_pending_calls=2).remote(), tmp_path / "gate"
+    held = [slow.hold.remote(str(gate)), slow.ping.remote()]
+    with pytest.raises(zf.PendingCallsLimitExceededError, match="2 calls"):
+        slow.ping.remote()
+    gate.touch()
+    value(held)
+    assert value(slow.ping.remote()) == "pong"
+
+
+def test_a_caller_waits_instead_if_it_is_told_to(cluster: Callable[..., Any]) -> None:
+    cluster(config={"calls_over_limit": "wait"})
+    slow = Slow.options(max_pending_calls=2).remote()
+    assert value([slow.ping.remote() for _ in range(50)]) == ["pong"] * 50
