@@ -351,12 +351,6 @@ def test_what_is_not_a_function_is_refused():
     with pytest.raises(TypeError, match="by name"):
         zf.remote(2)
 
-    async def coroutine():
-        pass
-
-    with pytest.raises(zf.OptionError, match="async def"):
-        zf.remote(coroutine)
-
 
 def test_environments_are_absolute_and_checked(client, tmp_path, monkeypatch):
     package = tmp_path / "package"
