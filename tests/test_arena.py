@@ -243,15 +243,18 @@ def test_pages_are_huge_for_as_long_as_they_come_fast(arena: Arena, monkeypatch:
 def test_small_pages_are_taken_while_huge_ones_come_slowly(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
     pages = HugePages(monkeypatch)
     pages.seconds = PIECE / 2**28
-    for _ in range(1 + arena_module._SMALL_IN_A_ROW):
-        assert arena.make_ready(data_start(SIZE), PIECE) == ""
+    for _ in range(10):
+        assert arena.make_ready(data_start(SIZE), 3 * PIECE) == ""
     assert pages.asked == 1
-    assert arena.make_ready(data_start(SIZE), PIECE) == ""
-    assert pages.asked == 2, "tried again now and then"
+    pages.now += arena_module._TRY_AGAIN_SECONDS
+    assert arena.make_ready(data_start(SIZE), 3 * PIECE) == ""
+    assert pages.asked == 2, "one piece is tried"
+    pages.now += arena_module._TRY_AGAIN_SECONDS
     pages.seconds = PIECE / 2**40
-    for _ in range(1 + arena_module._SMALL_IN_A_ROW + 3):
-        assert arena.make_ready(data_start(SIZE), PIECE) == ""
-    assert pages.asked == 2 + 1 + 3, "and fast again"
+    assert arena.make_ready(data_start(SIZE), 3 * PIECE) == ""
+    assert pages.asked == 4, "and the rest as well, since that one came fast"
+    assert arena.make_ready(data_start(SIZE), 3 * PIECE) == ""
+    assert pages.asked == 5, "and fast again"
 
 
 # -- what a restart finds -------------------------------------------------------------------------------------------------------

@@ -186,16 +186,20 @@ def test_who_uses_up_one_grant_after_the_other_gets_the_next_before_the_last_is_
     assert len(first) == 7, "a first grant is used up: who knows whether there will be a second"
     assert said(client) == []
     client.room.grants.add(grant, grant)
-    assert len(fill(client, 2**20)) == 4, "asked for halfway"
+    assert len(fill(client, 2**20)) == 1, "asked for as soon as the next one is begun"
     returned, request = said(client)
     assert returned == m.ReturnGrant(0, first[-1] + 2**20)
     assert request == m.Reserve(client.room.ahead, 2**20, False, request.patience)
-    client.room.finished(client.room.allocate(2**20) or 0)
     hear(client, m.Granted(client.room.ahead, 2 * grant, grant))
     assert not client.room.ahead
     assert not client.room.answers
-    assert len(fill(client, 2**20)) == 2 + 4, "the rest of the old one, then half of the new one"
-    assert said(client) == [m.ReturnGrant(grant, first[-1] + 2**20), m.Reserve(client.room.ahead, 2**20, False, request.patience)]
+    assert len(fill(client, 2**20)) == 1, "one grant to fill, and one that may take as long to come"
+    assert said(client) == [m.Reserve(client.room.ahead, 2**20, False, request.patience)]
+    offsets = [client.room.allocate(2**20) or 0 for _ in range(5 + 7)]
+    assert offsets == [
+        *range(grant + 64 + 2 * (2**20 + 64), 2 * grant - 2**20, 2**20 + 64),
+        *range(2 * grant + 64, 3 * grant - 2**20, 2**20 + 64),
+    ]
 
 
 def test_room_asked_for_ahead_may_be_refused_and_forsaken_and_outlives_the_daemon(client: Client) -> None:

@@ -186,7 +186,7 @@ def test_of_several_grants_only_the_roomiest_is_kept() -> None:
         assert offset >> 20 == number
         if number != 1:
             grants.finished(offset)
-    assert [start >> 20 for start, _ in grants.spent()] == [2, 0]
+    assert [start >> 20 for start, _ in grants.spent(1 << 20)] == [2, 0]
     assert [start >> 20 for start, _ in grants.idle()] == [3]
 
 
@@ -198,6 +198,6 @@ def test_a_full_grant_is_spent_and_an_abandoned_object_leaves_room_for_another()
     grants.abandon(64)
     grants.finished(192)
     assert grants.allocate(64) == 64
-    assert grants.spent() == []
+    assert grants.spent(1 << 20) == []
     grants.finished(64)
-    assert grants.spent() == [(0, 256)]
+    assert grants.spent(1 << 20) == [(0, 256)]

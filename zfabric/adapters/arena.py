@@ -40,8 +40,8 @@ _INDEX_STEP = 64 * 2**10
 _MEMORY_RESERVE = 64 * 2**20
 """Memory left to the system when the arena asks for more: running into the end of it gets processes killed instead of an error."""
 
-_SMALL_IN_A_ROW = 64
-"""Requests served with small pages before huge ones are tried again."""
+_TRY_AGAIN_SECONDS = 0.1
+"""While huge pages come slowly, one is tried this often: it takes some seven milliseconds where they come from a host."""
 _SLOW_BYTES_PER_SECOND = 2 * 2**30
 """Huge pages that come more slowly than this come more slowly than small ones."""
 
@@ -139,7 +139,7 @@ class Arena:
         self._slots_used = 0
         self._index_ready = 0
         self._huge_are_slow = False
-        self._small_in_a_row = 0
+        self._try_again_at = 0.0
         self._index_end = data_start(self.size)
 
     def close(self) -> None:
@@ -244,7 +244,7 @@ class Arena:
 
         Huge pages are several times faster than small ones, to get and to write first, where the machine has the memory. A virtual
         machine may have to get them from its host at a thirtieth of that; small pages are then had sooner from what was freed.
-        So pages are huge unless the last ones were slow to come; that is tried again now and then.
+        So pages are huge unless the last ones were slow to come; while they are, one is tried now and then.
         """
         if self._mapping is None:
             return "the arena is open for reading only"
@@ -252,18 +252,27 @@ class Arena:
         if short:
             return short
         try:
-            self._small_in_a_row += 1
-            if not self._huge_are_slow or self._small_in_a_row > _SMALL_IN_A_ROW:
-                self._small_in_a_row = 0
-                began = time.monotonic()
-                for piece in range(offset, offset + size, PIECE):
-                    os.posix_fallocate(self._descriptor, piece, mmap.PAGESIZE)
-                _libc.madvise(self._mapping.address + offset, size, _MADV_COLLAPSE)
-                self._huge_are_slow = size < _SLOW_BYTES_PER_SECOND * (time.monotonic() - began)
+            done = 0
+            if self._huge_are_slow and time.monotonic() >= self._try_again_at:
+                done = self._make_huge(offset, PIECE)
+            if not self._huge_are_slow and done < size:
+                self._make_huge(offset + done, size - done)
             os.posix_fallocate(self._descriptor, offset, size)
         except OSError as error:
             return f"{error.strerror} ({errno.errorcode.get(error.errno or 0, error.errno)})"
         return ""
+
+    def _make_huge(self, offset: int, size: int) -> int:
+        """Have huge pages behind these whole pieces, and note whether they came slowly; ``size``."""
+        assert self._mapping is not None
+        began = time.monotonic()
+        for piece in range(offset, offset + size, PIECE):
+            os.posix_fallocate(self._descriptor, piece, mmap.PAGESIZE)
+        _libc.madvise(self._mapping.address + offset, size, _MADV_COLLAPSE)
+        ended = time.monotonic()
+        self._huge_are_slow = size < _SLOW_BYTES_PER_SECOND * (ended - began)
+        self._try_again_at = ended + _TRY_AGAIN_SECONDS
+        return size
 
     def punch(self, offset: int, size: int) -> None:
         """Give the memory behind these whole pieces back; they read as zeros and are not to be touched."""

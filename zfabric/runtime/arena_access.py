@@ -38,6 +38,8 @@ class ArenaAccess:
         connection, room = self._connection, self._connection.machine.room
         exact = size > connection.config.grant_bytes // 2
         deadline = clock() + connection.config.put_patience
+        if room.ahead:
+            connection.look()  # It may have come; then the one after it is asked for now, and not when this one is used up.
         while True:
             with connection.lock:
                 connection.check_usable()

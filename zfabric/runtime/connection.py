@@ -195,6 +195,14 @@ class Connection:
             self._show_notices()
         return True
 
+    def look(self) -> None:
+        """Take in what came meanwhile, without waiting."""
+        if self._pump_lock.acquire(blocking=False):
+            try:
+                self._pump(0.0)
+            finally:
+                self._pump_lock.release()
+
     def _wait_readable(self, timeout: float) -> bool:
         return self.post.poll(timeout)
 

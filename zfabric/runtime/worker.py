@@ -408,15 +408,7 @@ class WorkerRuntime(FabricClient):
                 self._arm_flusher()
             if worker.unreported >= REPORT_ROWS or ended - self._first_unreported > self.config.completion_delay:
                 self.flush()
-                self._look()
-
-    def _look(self) -> None:
-        """Take in what came meanwhile, without waiting, so that the queue does not run dry."""
-        if self._pump_lock.acquire(blocking=False):
-            try:
-                self._pump(0.0)
-            finally:
-                self._pump_lock.release()
+                self.look()  # so that the queue does not run dry
 
     def end_beside(self, item: Item | Invocation, outcome: Ending, started: float, flush: bool = True) -> Invocation | None:
         """What ran beside others has ended; the next call, if there is one that may run now."""

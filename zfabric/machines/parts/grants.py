@@ -83,13 +83,12 @@ class Grants:
                     return start + HEADER_BYTES
         return None
 
-    def nearly_spent(self, size: int, grant_bytes: int) -> bool:
-        """Whether it is time to ask for the next grant: this process has used one up before, and is halfway through its last one."""
+    def nearly_spent(self, size: int, least: int) -> bool:
+        """Whether it is time to ask for the next grant: this process has used one up before, and has less than ``least`` bytes left."""
         if not self._used_up:
             return False
         need = footprint(size)
-        rests = [rest for grant in self._grants.values() if not grant.exact and (rest := grant.size - grant.used) >= need]
-        return not rests or (len(rests) == 1 and rests[0] < grant_bytes // 2)
+        return sum(rest for grant in self._grants.values() if not grant.exact and (rest := grant.size - grant.used) >= need) < least
 
     def _holding(self, start: int) -> Grant:
         for grant in self._grants.values():
@@ -116,16 +115,18 @@ class Grants:
         del self._grants[grant.offset]
         return grant.offset, grant.used
 
-    def spent(self) -> list[tuple[int, int]]:
-        """After an ``allocate`` that found no room, or hardly any: grants to return, (offset, used) each. They are no longer held.
+    def spent(self, size: int) -> list[tuple[int, int]]:
+        """Grants without room for an object of ``size`` bytes, to return: (offset, used) each. They are no longer held.
 
-        All but the roomiest one, which smaller objects may still fit in.
+        If none has such room, the roomiest one stays, which smaller objects may still fit in.
         """
+        need = footprint(size)
         shared = sorted((grant for grant in self._grants.values() if not grant.exact), key=lambda grant: grant.used - grant.size)
         self._used_up = self._used_up or bool(shared)
-        if shared and shared[0].size - shared[0].used >= LEAST_ROOM:
-            del shared[0]
-        return [self._drop(grant) for grant in shared if not grant.writing]
+        full = [grant for grant in shared if grant.size - grant.used < need]
+        if full and len(full) == len(shared) and full[0].size - full[0].used >= LEAST_ROOM:
+            del full[0]
+        return [self._drop(grant) for grant in full if not grant.writing]
 
     def idle(self) -> list[tuple[int, int]]:
         """All grants that nothing is being written in, to return: (offset, used) each. They are no longer held."""

@@ -12,6 +12,8 @@ from zfabric.config import Config
 from zfabric.machines.parts.grants import Grants
 from zfabric.protocol import messages as m
 
+AHEAD_GRANTS = 2
+"""Grants' worth of room that a process has which uses up one after the other: a new one may take as long to come as one to fill."""
 AHEAD_PATIENCE = 1.0
 """Seconds that a request for a grant may wait which nobody waits for yet."""
 
@@ -43,8 +45,8 @@ class Reservations:
     def allocate(self, size: int) -> int | None:
         """The payload offset of a new object in a grant, or None: a grant must be reserved first, or has been (``ahead``)."""
         offset = self.grants.allocate(size)
-        if not self.ahead and (offset is None or self.grants.nearly_spent(size, self._grant_bytes)):
-            for row in self.grants.spent():
+        if not self.ahead and (offset is None or self.grants.nearly_spent(size, AHEAD_GRANTS * self._grant_bytes)):
+            for row in self.grants.spent(size):
                 self._tell(m.ReturnGrant(*row))
             if offset is not None:
                 self.ahead = self.reserve(size, False, AHEAD_PATIENCE)

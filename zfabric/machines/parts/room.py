@@ -33,6 +33,8 @@ COOL_AFTER = 10.0
 """Seconds without demand after which free ready room goes back to the system, but for what is kept ahead of demand."""
 READY_AHEAD_GRANTS = 2
 """Grants' worth of room kept ready ahead of demand: one to give while the next is made."""
+READY_AHEAD_MOST = 8
+"""The same while grants are used up faster than room is made ready: somebody had to wait for one."""
 MAKE_READY_BYTES = 32 * MiB
 """Most bytes made ready in one effect, so that others come in between."""
 SPILL_AHEAD_BYTES = 64 * MiB
@@ -53,7 +55,7 @@ class Room:
     def __init__(self, tables: StoreTables, config: Config) -> None:
         self.tables = tables
         self.grant_bytes = config.grant_bytes
-        self.ahead = min(READY_AHEAD_GRANTS * config.grant_bytes, tables.capacity // IDLE_GRANT_SHARE)
+        self.ahead = self._ahead(READY_AHEAD_GRANTS)
         self.demand = 0
         """What somebody had to wait for lately; as much is kept ready in one piece."""
         self.disk_again = NEVER
@@ -62,6 +64,9 @@ class Room:
         self.cool_at: float | None = None
         self._deadlines: list[tuple[float, int, Waiter]] = []
         self._numbers = count()
+
+    def _ahead(self, grants: int) -> int:
+        return min(grants * self.grant_bytes, self.tables.capacity // IDLE_GRANT_SHARE)
 
     def next_deadline(self) -> float | None:
         """The next end of someone's patience, round of making room, or giving back of memory."""
@@ -130,6 +135,8 @@ class Room:
             taken = self.tables.space.take_cold(size) if now >= self.memory_again else None
             if taken is not None:
                 self.demand = max(self.demand, size)
+                if not waiter.exact:
+                    self.ahead = self._ahead(READY_AHEAD_MOST)
                 self._prepare(taken, waiter)
                 return True
         taken = self.tables.space.take_mixed(waiter.need) if now >= self.memory_again else None
@@ -241,7 +248,7 @@ class Room:
         elif self.cool_at is not None and now >= self.cool_at:
             self.cool_at = None
             self.demand = 0
-            keep = self.ahead
+            keep = self.ahead = self._ahead(READY_AHEAD_GRANTS)
         excess = self.tables.space.ready.total - keep
         if excess >= PIECE:
             self.tables.effects += [e.Punch(start, size) for start, size in self.tables.space.cool(excess)]
