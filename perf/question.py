@@ -41,12 +41,14 @@ class Aim:
     """What it should come to; None where nothing was promised."""
     relative: bool = False
     """Whether the budget is one of the ratio to the floor."""
+    to_be_done: float | None = None
+    """What it must come to at least, where that is not what follows from the budget."""
 
     @property
     def bound(self) -> float | None:
-        """What it must come to at least: half of a rate, 1.4 times a time or a size."""
-        if self.budget is None:
-            return None
+        """What it must come to at least: half of a rate, 1.4 times a time or a size, if nothing else was said."""
+        if self.budget is None or self.to_be_done is not None:
+            return self.to_be_done
         return self.budget * (0.5 if self.more_is_better else 1.4)
 
     def verdict(self, value: float, ratio: float | None) -> str:

@@ -148,6 +148,80 @@ def _expect(found: object, expected: object) -> None:
         raise RuntimeError(f"the system answered {found!r} where {expected!r} is right: its speed means nothing")
 
 
+# --- actors -----------------------------------------------------------------------------------------------------------------
+
+
+class Silent:
+    """An actor that does nothing."""
+
+    def nothing(self, *arguments: Any) -> None:
+        """The no-op method."""
+
+
+class Caller:
+    """An actor that calls another."""
+
+    def __init__(self, other: Any, get: Any) -> None:
+        self.other = other
+        self.get = get
+
+    def call(self, count: int) -> None:
+        """Call it so often, and wait for all of it."""
+        self.get([self.other.nothing.remote() for _ in range(count)])
+
+
+def _actor(system: System) -> Any:
+    """An actor that is there."""
+    actor = system.remote(Silent).remote()
+    system.get(actor.nothing.remote())
+    return actor
+
+
+def actor_sync(system: System, count: int) -> float:
+    """One call of an actor after the other, µs each."""
+    actor = _actor(system)
+    begin = time.perf_counter()
+    for _ in range(count):
+        system.get(actor.nothing.remote())
+    return (time.perf_counter() - begin) / count * 1e6
+
+
+def actor_async(system: System, count: int) -> float:
+    """Calls of one actor a second, all made before the first value is waited for."""
+    actor = _actor(system)
+    begin = time.perf_counter()
+    system.get([actor.nothing.remote() for _ in range(count)])
+    return count / (time.perf_counter() - begin)
+
+
+def actor_args_8kb(system: System, count: int) -> float:
+    """The same with 8 kB of bytes as their argument."""
+    actor, payload = _actor(system), bytes(8000)
+    begin = time.perf_counter()
+    system.get([actor.nothing.remote(payload) for _ in range(count)])
+    return count / (time.perf_counter() - begin)
+
+
+def actor_n_n(system: System, count: int) -> float:
+    """Calls a second that two actors make of two others, each of one of its own."""
+    callers = [system.remote(Caller).remote(_actor(system), system.get) for _ in range(2)]
+    system.get([caller.call.remote(1) for caller in callers])
+    begin = time.perf_counter()
+    system.get([caller.call.remote(count // 2) for caller in callers])
+    return count / (time.perf_counter() - begin)
+
+
+def actor_create(system: System, count: int) -> float:
+    """One actor after the other, from its creation to the value of its first call, ms each."""
+    kind = system.remote(Silent)
+    actors = []
+    begin = time.perf_counter()
+    for _ in range(count):
+        actors.append(kind.remote())
+        system.get(actors[-1].nothing.remote())
+    return (time.perf_counter() - begin) / count * 1e3
+
+
 # --- values -----------------------------------------------------------------------------------------------------------------
 
 
@@ -246,6 +320,11 @@ WORKLOADS: dict[str, Workload] = {
     "put_small": Workload(put_small, 50_000, 200, {"ray": 2_000}),
     "get_small": Workload(get_small, 100_000, 500, {"ray": 10_000}),
     "recursion": Workload(recursion, 18, 6),
+    "actor_sync": Workload(actor_sync, 3_000, 50, {"ray": 500}),
+    "actor_async": Workload(actor_async, 100_000, 500, {"ray": 5_000}),
+    "actor_args_8kb": Workload(actor_args_8kb, 20_000, 200, {"ray": 2_000}),
+    "actor_n_n": Workload(actor_n_n, 40_000, 200, {"ray": 5_000}),
+    "actor_create": Workload(actor_create, 20, 2, {"ray": 5}),
     "idle_memory": Workload(idle_memory, 2, 1, {"ray": 2, "dask": 2, "pool": 2}, True),
     "idle_cpu": Workload(idle_cpu, 10, 1, {"ray": 10, "dask": 10, "pool": 10}, True),
     **{f"put_{size}mb": Workload(partial(put_large, size), 3, 1, {"ray": 3}) for size in LARGE_MEGABYTES},

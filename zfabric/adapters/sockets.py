@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import zmq
+import zmq.backend
 from zmq import zmq_poll
 
 from zfabric.config import Config
@@ -27,7 +28,10 @@ FRAME_ROWS = 2048
 SPLIT_BYTES = 32 * 2**20
 """Frames larger than this are sent as several, where they carry several messages."""
 
-EVENTS, POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
+EVENTS, RCVMORE, POLLIN, DONTWAIT = int(zmq.EVENTS), int(zmq.RCVMORE), int(zmq.POLLIN), int(zmq.DONTWAIT)
+_option: Any = zmq.backend.Socket.get
+_recv: Any = zmq.backend.Socket.recv
+"""Beneath ``zmq.Socket``, whose enumerations cost more than what they are passed to."""
 
 Delivery = tuple[Address, bytes, object]
 """(source, role it is for, message)"""
@@ -167,7 +171,7 @@ class Post:
     def poll(self, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds for a frame, or for ``ring``."""
         ready = zmq_poll(self._readable, max(0, int(timeout * 1000 + 0.999)))
-        if self._bell >= 0 and ready:
+        if ready and ready[-1][0] == self._bell:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._bell)
         return bool(ready)
@@ -186,10 +190,12 @@ class Post:
     def receive(self, limit: int = 64) -> list[tuple[bytes, bytes]]:
         """Up to ``limit`` frames that have come, each with its sender's incarnation, undecoded."""
         frames: list[tuple[bytes, bytes]] = []
-        router: Any = self.router
+        router = self.router
         # Asking for events costs a tenth of what an exception for "none" does.
-        while len(frames) < limit and router.getsockopt(EVENTS) & POLLIN:
-            parts = router.recv_multipart(zmq.DONTWAIT)
+        while len(frames) < limit and _option(router, EVENTS) & POLLIN:
+            parts = [_recv(router, DONTWAIT)]
+            while _option(router, RCVMORE):
+                parts.append(_recv(router, DONTWAIT))
             if len(parts) == 2 and len(parts[0]) == INCARNATION_BYTES:
                 frames.append((parts[0], parts[1]))
             else:

@@ -225,7 +225,7 @@ class Client:
                 if full is None:
                     continue
                 full.refs -= 1
-                if full.refs:
+                if full.refs or (self.calls.targets and self.calls.takes_over(identifier, full)):
                     continue
                 if full.row is None:
                     del entries[identifier]

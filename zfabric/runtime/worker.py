@@ -218,7 +218,8 @@ class WorkerRuntime(FabricClient):
         said, ends = self.machine.take_said(), self.worker.take_effects(0.0)
         sends = [(CLIENT, effect) for effect in said if type(effect) is Send and (effect.to[1:] == daemon or effect.to[:1] in PEERS)]
         sends += [(WORKER, effect) for effect in ends if type(effect) is Send and (effect.to[1:] == daemon or effect.to[:1] == CLIENT)]
-        return sends + super()._sends()
+        machine = self.machine
+        return sends + super()._sends() if machine.dropped or machine.unviewed or machine.has_unsent or machine.calls.gone else sends
 
     def _settle(self) -> None:
         if self.worker.unreported:

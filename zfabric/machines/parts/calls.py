@@ -36,7 +36,7 @@ UNKNOWN, NOT_RUN = "unknown", "not run"
 class Target:
     """One actor, as a caller sees it."""
 
-    __slots__ = ("actor_id", "failure", "incarnation", "outbox", "queue", "retries", "sent", "state", "tried")
+    __slots__ = ("actor_id", "failure", "incarnation", "leaving", "outbox", "queue", "retries", "sent", "state", "tried")
 
     def __init__(self, actor_id: bytes, retries: int) -> None:
         self.actor_id = actor_id
@@ -51,6 +51,8 @@ class Target:
         """Calls that were, and have no outcome yet, in order."""
         self.outbox: list[Row] = []
         """Those of them that leave with the next frame."""
+        self.leaving = False
+        """Whether the program has no handle any more: the last ref goes once the last call has an outcome."""
         self.tried: dict[bytes, int] = {}
         """Calls that were made again, and how often."""
 
@@ -107,8 +109,6 @@ class Calls:
         """Queue a call; this process holds its values. ``row`` as in ``Call``, the values of its dependencies aside."""
         client, call_id = self.client, row[0]
         target = self.targets.get(actor_id) or self.meet(actor_id, retries)
-        if not target.sent and not target.queue:
-            client.add_reference(target.handle)  # What was called is done, whoever lets go of the handle meanwhile.
         if returns == 1:
             client.entries[call_id + CALL_RETURN] = row
         else:
@@ -244,7 +244,8 @@ class Calls:
                 client.dropped.extend(held.pop(call_id))
             if target.tried:
                 target.tried.pop(call_id, None)
-            if not target.sent and not target.queue:
+            if target.leaving and not target.sent and not target.queue:
+                target.leaving = False
                 client.dropped.append(target.handle)
 
     def _settle(self, call_id: bytes, status: int, outputs: Row) -> None:
@@ -342,6 +343,15 @@ class Calls:
             return False
         if identifier[:TASK_BYTES] not in self.pending:
             self.shared.discard(identifier)
+        return True
+
+    def takes_over(self, handle: bytes, entry: Entry) -> bool:
+        """Whether the last ref to a handle stays until its calls have run: what was called is done, whoever lets go meanwhile."""
+        target = self.targets.get(handle[:TASK_BYTES])
+        if target is None or not (target.sent or target.queue):
+            return False
+        target.leaving = True
+        entry.refs = 1
         return True
 
     def forget(self, handle: bytes) -> None:
