@@ -60,7 +60,7 @@ class Client:
         self.several: dict[bytes, tuple[Row, int]] = {}
         """Rows of unfinished tasks that do not have exactly one value, and how many they have."""
         self.lineage: dict[bytes, Row] = {}
-        """Rows of values that live in the arena: what a restarted scheduler would rebuild them from."""
+        """Rows of values that live in the arena, and of actors: what a restarted scheduler would make them from again."""
         self.needed: Counter[bytes] = Counter()
         """Objects that rows without an outcome name, and in how many such rows."""
         self.retired: dict[bytes, Entry] = {}
@@ -72,6 +72,8 @@ class Client:
         self.watchers: dict[bytes, list[Callable[[bytes], None]]] = {}
         """Whom to tell once an object is at hand."""
         self.functions: dict[bytes, Row] = {}
+        self._classes: set[bytes] = set()
+        """Functions whose tasks make actors."""
         self.room = Reservations(config, self.token, self.tell_store)
         self.pins = Pins(self.entries, partial(self._say, m.Unpin))
         self._pinned = self.pins.tellings  # The very same: ``settle`` looks at it in every turn.
@@ -127,6 +129,8 @@ class Client:
         if function_id not in self.functions:
             row = (function_id, name, payload, options)
             self.functions[function_id] = row
+            if option(options, "actor") is not None:
+                self._classes.add(function_id)
             self._say(m.Export, row)
 
     def submit(self, row: Row, returns: int) -> None:
@@ -150,6 +154,9 @@ class Client:
                 names = _names(row)
                 self.needed.update(names)
                 self.calls.share(names)
+            if row[1] in self._classes:
+                self.lineage[row[0]] = row
+                self.needed.update(_names(row))
         if self._tail_kind is m.Submit and len(self._tail) < BATCH_ROWS_MAX:
             self._tail.append(row)
         else:
@@ -387,6 +394,7 @@ class Client:
                 self._retire(identifier, entry, row)
                 if self._pinned:
                     self.pins.let_go(identifier)
+                self._drop_lineage(identifier)
                 continue
             entry.status = status
             data = entry.data = outputs[0] if outputs else None

@@ -222,9 +222,15 @@ class Worker:
         self.mailbox.accept(now, source, message)
 
     def on_stopped(self, message: m.Stopped) -> None:
-        """Stop a call, or do not begin it."""
-        if not self.mailbox.stop(message.call_id, message.reason):
-            self.on_interrupt(m.Interrupt(message.call_id, 0, message.reason))
+        """Stop a call, or do not begin it, also if it is still on its way."""
+        if not self._stop(message.call_id, message.reason):
+            self.mailbox.stop_later(message.call_id, message.reason)
+
+    def _stop(self, call_id: bytes, reason: str) -> bool:
+        if self.mailbox.stop(call_id, reason):
+            return True
+        self.on_interrupt(m.Interrupt(call_id, 0, reason))
+        return call_id in self.interrupts
 
     def on_caller_gone(self, message: m.CallerGone) -> None:
         """A process that may have called has ended."""
@@ -264,7 +270,7 @@ class Worker:
     def tick(self, now: float) -> None:
         """Calls whose time is up are stopped."""
         for call_id in self.mailbox.overdue(now):
-            self.on_stopped(m.Stopped(call_id, "timeout"))
+            self._stop(call_id, "timeout")
 
     def next_deadline(self) -> float | None:
         """The next end of a call's time."""

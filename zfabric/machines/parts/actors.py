@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from zfabric.machines.parts.records import (
     DONE,
-    HOSTING,
     PENDING,
     JobRecord,
     ObjectRecord,
@@ -25,7 +24,7 @@ from zfabric.machines.parts.records import (
 from zfabric.machines.parts.references import add_holder
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess
-from zfabric.protocol.failures import pack_failure, unpack_failure
+from zfabric.protocol.failures import Facts, pack_failure, unpack_failure
 from zfabric.protocol.ids import JOB_BYTES, Address, call_value, short
 from zfabric.protocol.messages import ALIVE, CREATING, DEAD, ERROR, FAILED, OK
 
@@ -44,7 +43,6 @@ class ActorRecord:
 
     __slots__ = (
         "executing",
-        "expected",
         "failure",
         "gone",
         "killed",
@@ -75,8 +73,6 @@ class ActorRecord:
         self.retire_at: float | None = None
         self.watchers: set[bytes] = set()
         """Processes that call it."""
-        self.expected: set[bytes] = set()
-        """Results of its calls that others wait for."""
 
     @property
     def id(self) -> bytes:
@@ -104,6 +100,8 @@ class Actors:
         self.records: dict[bytes, ActorRecord] = {}
         self.named: dict[tuple[str, str], ActorRecord] = {}
         """Living actors that have a name, by namespace and name."""
+        self.expected: dict[bytes, tuple[bytes, bytes]] = {}
+        """Results of calls that others wait for: which process called, and which actor. It offers them, also failures."""
         self._retiring: set[ActorRecord] = set()
 
     # -- made --
@@ -165,19 +163,10 @@ class Actors:
         if self.named.get((record.namespace, record.name)) is record:
             del self.named[record.namespace, record.name]
         self._tell(record, record.watchers)
-        for identifier in record.expected:
-            self._give_up(identifier, failure)
-        record.expected.clear()
         if record.detached:
             self.scheduler.references.release((record.task.object_id,), DETACHED)
         if record.gone:
             self.records.pop(record.id, None)
-
-    def _give_up(self, identifier: bytes, failure: bytes) -> None:
-        """A result that others wait for will not come, as far as is known here; its caller may still have it."""
-        found = self.tables.find(identifier)
-        if found is not None and found.status == PENDING and found.holders is None:
-            self.outcomes.settle_value(found, FAILED, failure)
 
     # -- found --
 
@@ -212,15 +201,16 @@ class Actors:
                 record.watchers.discard(incarnation)
                 if record.worker is not None:
                     self.tables.order(record.worker, m.CallerGone(incarnation))
-        for record in self.records.values():
-            for identifier in [each for each in record.expected if self._is_orphan(each)]:
-                record.expected.discard(identifier)
-                text = f"the process that called for {short(identifier)} ended before it had the result"
-                self._give_up(identifier, pack_failure("ObjectLostError", text))
+        for identifier in [each for each, (caller, _) in self.expected.items() if caller == incarnation]:
+            self._give_up(identifier)
 
-    def _is_orphan(self, identifier: bytes) -> bool:
+    def _give_up(self, identifier: bytes) -> None:
+        """Who called has ended, and the result would have come to it: it will not come."""
+        del self.expected[identifier]
         found = self.tables.find(identifier)
-        return found is None or (found.status == PENDING and found.holders is None)
+        if found is not None and found.status == PENDING:
+            text = f"the process that called for {short(identifier)} ended before it had the result"
+            self.outcomes.settle_value(found, FAILED, pack_failure("ObjectLostError", text))
 
     # -- ended --
 
@@ -274,9 +264,12 @@ class Actors:
         if record.state == CREATING:
             return  # Its task has failed, or runs again: as any task whose worker died.
         how = f"signal {died.signal}" if died.signal else f"exit code {died.exit_code}"
-        cause = record.killed or (
-            f"the node ran out of memory: {worker.kill_reason}" if worker.kill_reason == "memory" else f"its process ended with {how}"
-        )
+        cause = f"the node ran out of memory: {worker.kill_reason}" if worker.kill_reason == "memory" else f"its process ended with {how}"
+        self._lost(record, cause, died.stderr, (("pid", worker.pid), ("signal", died.signal), ("exit_code", died.exit_code)))
+
+    def _lost(self, record: ActorRecord, cause: str, stderr: str, facts: Facts) -> None:
+        """An actor has no process any more: it is made again if it may be, or it is dead."""
+        cause = record.killed or cause
         limit: int = record.task.option("max_restarts", 0)
         why = record.killed or ("" if limit < 0 or record.restarts < limit else "no restart is left" if limit else "it has no restarts")
         if not why:
@@ -286,10 +279,9 @@ class Actors:
             why = self._make_again(record)
         if why:
             text = f"actor {record.class_name} is dead: {cause}" + (f" ({why})" if why != record.killed else "")
-            if died.stderr and not record.killed:
-                text += "\nlast lines of its stderr:\n" + died.stderr
-            facts = (("pid", worker.pid), ("signal", died.signal), ("exit_code", died.exit_code), ("restarts", record.restarts))
-            self._died(record, pack_failure("ActorDiedError", text, facts))
+            if stderr and not record.killed:
+                text += "\nlast lines of its stderr:\n" + stderr
+            self._died(record, pack_failure("ActorDiedError", text, (*facts, ("restarts", record.restarts))))
 
     def _make_again(self, record: ActorRecord) -> str:
         """Run the task that makes it once more; empty, or why that is impossible."""
@@ -304,15 +296,16 @@ class Actors:
     def on_expect(self, now: float, source: Address, message: m.Expect) -> None:
         """Results that are handed on before they have come."""
         process = self.tables.processes.get(source[1:])
-        for identifier, actor_id in message.rows if process is not None else ():
+        if process is None:
+            return
+        for identifier, actor_id in message.rows:
             found = self.tables.find(identifier)
             if found is None:
-                self.tables.objects[identifier] = ObjectRecord(identifier, None, source[1:])
-            else:
+                found = self.tables.objects[identifier] = ObjectRecord(identifier, None, None)
+            if process.ready:  # While it registers, only Hold says what it holds.
                 add_holder(found, source[1:])
-            record = self.records.get(actor_id)
-            if record is not None:
-                record.expected.add(identifier)
+            if found.status == PENDING:
+                self.expected[identifier] = (source[1:], actor_id)
 
     def on_reported(self, now: float, source: Address, message: m.Reported) -> None:
         """Outcomes that concern others too."""
@@ -343,8 +336,9 @@ class Actors:
             found = self.tables.objects[identifier] = ObjectRecord(identifier, None, holder)
         elif caller in self.tables.processes:
             add_holder(found, caller)
-        if found.status == OK and found.value is not None:
+        if found.status != PENDING and found.value is not None:
             return None
+        self.expected.pop(identifier, None)
         self.outcomes.set_value(found, value, refs, writer, False)
         self.outcomes.announce(found)
         return None
@@ -385,13 +379,25 @@ class Actors:
             self.named[record.namespace, record.name] = record
         self.scheduler.dispatcher.host(worker, self.tables.queue_of(task))
 
-    def host(self, worker: WorkerRecord, task: TaskRecord) -> None:
-        """A worker was given the task that makes an actor: it will be that actor's for life."""
-        worker.state = HOSTING
+    def being_made(self, task: TaskRecord, worker: WorkerRecord) -> None:
+        """An actor whose ``__init__`` ran through the daemon's restart."""
+        record = self._enter(task, task.function.queue.job)
+        if record.name:
+            self.named[record.namespace, record.name] = record
         worker.actor = task.id
-        record = self.records.get(task.id)
-        if record is not None:
-            record.worker = worker
+        self.scheduler.dispatcher.host(worker, self.tables.queue_of(task))
+
+    def bury(self) -> None:
+        """After the daemon's restart: an actor that was made, and that no process says it is, has none any more."""
+        for task in [each for each in self.tables.tasks.values() if each.function.actor is not None and each.id not in self.records]:
+            record = self._enter(task, task.function.queue.job)
+            if task.status != OK:
+                record.state = DEAD
+                record.failure = task.value if type(task.value) is bytes else b""
+            else:
+                if record.name:
+                    self.named.setdefault((record.namespace, record.name), record)
+                self._lost(record, "its process ended before the node's daemon was restarted, or meanwhile", "", ())
 
     def tick(self, now: float) -> None:
         """Those that take too long to retire are ended."""

@@ -18,6 +18,9 @@ from zfabric.protocol.ids import CLIENT, Address, short
 from zfabric.protocol.messages import FAILED, Row
 from zfabric.protocol.options import option
 
+STOPPED_MAX = 1000
+"""Calls to be stopped that have not come: more than anyone cancels in the time that a message takes."""
+
 
 class Invocation(NamedTuple):
     """One call that this process was given. ``row`` begins like a task's: id, and dependencies in the fourth place."""
@@ -39,6 +42,8 @@ class Mailbox:
         self.actors: dict[bytes, Row] = {}
         """The actors of this process, with the rows that made them and the attempts: ``(task row, attempt)``."""
         self.queue: deque[Invocation] = deque()
+        self.stopped: dict[bytes, str] = {}
+        """Calls that were to be stopped before they came, and why: the news of it overtakes them while this process computes."""
         self.retiring = False
         self.deadlines: list[tuple[float, bytes]] = []
         """When calls are to be stopped that have a timeout, soonest first; some of them have ended since."""
@@ -58,6 +63,9 @@ class Mailbox:
             dependencies, values, options = more or ((), (), None)
             item = Invocation((call_id, b"", arguments, dependencies), 0, values, (), actor_id, method, caller, options)
             self.queue.append(item)
+            if self.stopped and call_id in self.stopped:
+                self.stop(call_id, self.stopped.pop(call_id))
+                continue
             timeout = option(options, "timeout")
             if timeout is not None:
                 heappush(self.deadlines, (now + timeout, call_id))
@@ -76,6 +84,12 @@ class Mailbox:
             self._returned.setdefault(item.caller, []).append((item.row[0], status, outputs))
         else:
             self._reported.append((item.row[0], item.caller, status, outputs, contained))
+
+    def stop_later(self, call_id: bytes, reason: str) -> None:
+        """A call that is not here is to be stopped when it comes. Most often it will not, since it has ended: few are remembered."""
+        self.stopped[call_id] = reason
+        if len(self.stopped) > STOPPED_MAX:
+            del self.stopped[next(iter(self.stopped))]
 
     def stop(self, call_id: bytes, reason: str) -> bool:
         """Do not run a call. False if it has begun, or is not here."""

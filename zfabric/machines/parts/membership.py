@@ -26,7 +26,7 @@ from zfabric.machines.parts.records import (
     TaskRecord,
     WorkerRecord,
 )
-from zfabric.machines.parts.recovery import HELD, Recovery
+from zfabric.machines.parts.recovery import HELD, HELD_QUESTIONS, Recovery
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess, WatchProcess
 from zfabric.protocol.ids import CLIENT, CONTROL, JOB_BYTES, Address, job_id, unpack_counter
@@ -417,7 +417,7 @@ class Membership:
         if not self._jobs_known and type(message) in (m.Register, m.Ready):
             self._early.append((source, message))
             return True
-        if self.recovering and type(message) in HELD:
+        if self.recovering and (type(message) in HELD or (type(message) is m.Query and message.what in HELD_QUESTIONS)):
             self.recovery.hold_back(source, message)
             return True
         return False

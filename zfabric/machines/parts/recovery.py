@@ -64,7 +64,11 @@ HELD = frozenset(
     }
 )
 """What waits until everybody has registered."""
-_AFTERWARDS = (m.TakenBack, m.Unblocked, m.Find, m.Expect, m.Reported, m.Fetch, m.Release, m.Cancel, m.Kill, m.Leaving, m.Goodbye)
+HELD_QUESTIONS = ("actor", "nothing")
+"""Likewise, of questions: what has a name is not known before, nor has anything that was said been taken in."""
+_AFTERWARDS = (
+    m.TakenBack, m.Unblocked, m.Find, m.Reported, m.Fetch, m.Release, m.Cancel, m.Kill, m.Leaving, m.Query, m.Goodbye,
+)  # fmt: skip
 """What is taken in last, in its order."""
 _KNOWLEDGE = (m.Submit, m.Put, m.Offer)
 """What a process knew, whatever has become of it since."""
@@ -115,6 +119,7 @@ class Recovery:
         self._each(m.Submit, self._enter_submitted)
         self._each(m.Put, self._take_put)
         self._each(m.Offer, self._take_offer)
+        self._each(m.Expect, lambda source, message: step(now, source, message))
         self._each(m.Hold, self._take_hold)
         for task, _ in self._entered:
             self._take_stored(task)
@@ -128,6 +133,7 @@ class Recovery:
             if worker is None and task.id in unheard:
                 worker, task.attempt = unheard[task.id]
             self._go_on(task, worker, now)
+        self.scheduler.actors.bury()
         self._each(m.Blocked, lambda source, message: step(now, source, message))
         self._each(m.Completed, lambda source, message: step(now, source, message))
         for source, message in self._said:
@@ -293,13 +299,16 @@ class Recovery:
             self._assign(task, worker)
         else:
             self.scheduler.set_terms(task, now)
-            self.scheduler.resolve(task)
+            if task.function.actor is None or self.scheduler.actors.submitted(task, task.function.queue.job):
+                self.scheduler.resolve(task)
 
     def _assign(self, task: TaskRecord, worker: WorkerRecord) -> None:
         task.state = ASSIGNED
         task.worker = worker
         worker.inflight[task.id] = task
-        if worker.state != LEASED:
+        if task.function.actor is not None:
+            self.scheduler.actors.being_made(task, worker)
+        elif worker.state != LEASED:
             self.scheduler.dispatcher.resume(worker, self.tables.queue_of(task))
 
     # -- what only the arena or the control store knows --

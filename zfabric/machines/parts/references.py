@@ -231,7 +231,7 @@ class References:
 
 
 def is_plain(task: TaskRecord) -> bool:
-    """Whether a task has finished with one small value, names nothing, is named by nothing, and has no rare facts."""
+    """Whether a task has finished with one small value, makes no actor, names nothing, is named by nothing, and has no rare facts."""
     return (
         task.state == DONE
         and task.rare is None
@@ -243,6 +243,7 @@ def is_plain(task: TaskRecord) -> bool:
         and task.outputs is None
         and len(task.row) == 4
         and not task.row[3]
+        and task.function.actor is None
         and task.block is not None
     )
 

@@ -56,6 +56,7 @@ class Values:
         for identifier, status, value, contained in message.rows if known else ():
             found = self.tables.find(identifier)
             if found is not None and found.status == PENDING and is_call(identifier) and type(value) is bytes:
+                self.scheduler.actors.expected.pop(identifier, None)
                 self.outcomes.settle_value(found, status, value)  # The result of a call that others were told to expect.
             elif found is None and type(value) is bytes:
                 record = ObjectRecord(identifier, None, None)

@@ -1,0 +1,586 @@
+"""Actors as programs use them: made, called in order, passed around, found by name, counted. Real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from bad_days import PATIENCE, eventually, failure, gone
+from conftest import running_cluster
+
+import zfabric as zf
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared() -> Iterator[Any]:
+    """One cluster for the file."""
+    with running_cluster() as context:
+        yield context
+
+
+def value_of(ref: Any) -> Any:
+    return zf.get(ref, timeout=PATIENCE)
+
+
+def death_of(method: Any) -> BaseException:
+    """What calls raise once the actor is dead, which a caller is told a moment after the fact."""
+
+    def error() -> BaseException | None:
+        try:
+            value_of(method.remote())
+        except zf.ActorDiedError as death:
+            return death
+        return None
+
+    found: BaseException = eventually(error, "the actor is dead")
+    return found
+
+
+@zf.remote
+class Counter:
+    """Counts."""
+
+    def __init__(self, start: int = 0, *, step: int = 1) -> None:
+        self.value = start
+        self.step = step
+
+    def add(self, amount: int | None = None) -> int:
+        """Count on."""
+        self.value += self.step if amount is None else amount
+        return self.value
+
+    def read(self) -> int:
+        return self.value
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+@zf.remote
+class Recorder:
+    """Keeps what it is given, in the order in which it came."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def note(self, value: Any) -> Any:
+        self.seen.append(value)
+        return value
+
+    def all(self) -> list[Any]:
+        return self.seen
+
+
+@zf.remote
+class Gate:
+    """Calls of it wait at a file: nothing behind them runs before it is there."""
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def pass_when(self, path: str) -> str:
+        while not os.path.exists(path):
+            os.sched_yield()
+        return path
+
+
+@zf.remote
+def identity(value: Any) -> Any:
+    return value
+
+
+# --- state, order -------------------------------------------------------------------------------------------------------------
+
+
+def test_an_actor_keeps_its_state_between_calls() -> None:
+    counter = Counter.remote(10, step=2)
+    assert value_of([counter.add.remote(), counter.add.remote(5), counter.add.remote(amount=1), counter.read.remote()]) == [12, 17, 18, 18]
+
+
+def test_each_actor_has_a_process_of_its_own() -> None:
+    pids = value_of([counter.pid.remote() for counter in (Counter.remote(), Counter.remote())])
+    assert len({*pids, os.getpid()}) == 3
+
+
+def test_calls_of_one_caller_run_in_the_order_in_which_they_were_made() -> None:
+    recorder = Recorder.remote()
+    for index in range(2000):
+        recorder.note.remote(index)
+    assert value_of(recorder.all.remote()) == list(range(2000))
+
+
+@zf.remote
+def notes(recorder: Any, name: int, count: int) -> list[Any]:
+    return zf.get([recorder.note.remote((name, index)) for index in range(count)])
+
+
+def test_calls_of_several_callers_are_each_in_order() -> None:
+    recorder = Recorder.remote()
+    callers = [notes.remote(recorder, name, 300) for name in range(4)]
+    mine = [recorder.note.remote((4, index)) for index in range(300)]
+    results = [*value_of(callers), value_of(mine)]
+    assert results == [[(name, index) for index in range(300)] for name in range(5)]
+    seen = value_of(recorder.all.remote())
+    assert len(seen) == 1500
+    for name in range(5):
+        assert [index for caller, index in seen if caller == name] == list(range(300))
+
+
+def test_a_call_whose_argument_is_not_there_yet_holds_up_those_behind_it(tmp_path: Path) -> None:
+    gate, recorder = Gate.remote(), Recorder.remote()
+    go = str(tmp_path / "go")
+    first = recorder.note.remote(gate.pass_when.remote(go))
+    second = recorder.note.remote("second")
+    ready, _ = zf.wait([second], timeout=0)
+    assert ready == []
+    Path(go).touch()
+    assert value_of([first, second]) == [go, "second"]
+    assert value_of(recorder.all.remote()) == [go, "second"]
+
+
+# --- arguments and results ----------------------------------------------------------------------------------------------------
+
+
+def test_large_arguments_and_results() -> None:
+    recorder = Recorder.remote()
+    array = np.arange(3_000_000)
+    returned = recorder.note.remote(array)
+    assert (value_of(returned) == array).all()
+    put = zf.put(array + 1)
+    assert (value_of(recorder.note.remote(put)) == array + 1).all()
+    assert (value_of(recorder.note.remote(identity.remote(array + 2))) == array + 2).all()
+    assert (value_of(identity.remote(recorder.note.remote(array + 3))) == array + 3).all(), "a large result goes on to a task"
+    assert [int(each[0]) for each in value_of(recorder.all.remote())] == [0, 1, 2, 3]
+
+
+def test_small_results_go_on_to_tasks_and_other_actors() -> None:
+    counter, recorder = Counter.remote(), Recorder.remote()
+    refs = [counter.add.remote() for _ in range(100)]
+    assert value_of([identity.remote(ref) for ref in refs]) == list(range(1, 101))
+    assert value_of([recorder.note.remote(ref) for ref in refs]) == list(range(1, 101))
+
+
+def test_refs_inside_arguments_and_results() -> None:
+    recorder = Recorder.remote()
+    inner = identity.remote("from a task")
+    (kept,) = value_of(recorder.note.remote([inner]))
+    assert isinstance(kept, zf.ObjectRef)
+    del inner
+    assert value_of(kept) == "from a task"
+    call = recorder.note.remote("from a call")
+    (of_call,) = value_of(recorder.note.remote([call]))
+    del call
+    assert value_of(of_call) == "from a call"
+
+
+@zf.remote
+class Keeper:
+    """Keeps refs, and makes values of its own."""
+
+    def __init__(self) -> None:
+        self.refs: list[zf.ObjectRef] = []
+
+    def keep(self, refs: list[zf.ObjectRef]) -> None:
+        self.refs = refs
+
+    def values(self) -> list[Any]:
+        return zf.get(self.refs)
+
+    def made(self, count: int) -> list[zf.ObjectRef]:
+        return [zf.put(np.full(200_000, index)) for index in range(count)]
+
+    def asked(self, value: Any) -> list[zf.ObjectRef]:
+        return [identity.remote(value)]
+
+
+def test_an_actor_keeps_the_refs_it_was_given() -> None:
+    keeper = Keeper.remote()
+    large, small = zf.put(np.ones(500_000)), identity.remote(7)
+    value_of(keeper.keep.remote([large, small]))
+    del large, small
+    first, second = value_of(keeper.values.remote())
+    assert first.sum() == 500_000
+    assert second == 7
+
+
+def test_refs_that_an_actor_made_outlive_the_call() -> None:
+    keeper = Keeper.remote()
+    refs = value_of(keeper.made.remote(3))
+    assert [int(value[0]) for value in value_of(refs)] == [0, 1, 2]
+    (ref,) = value_of(keeper.asked.remote("by a task of the actor's"))
+    assert value_of(ref) == "by a task of the actor's"
+
+
+@zf.remote
+class Several:
+    @zf.method(num_returns=2)
+    def two(self) -> tuple[int, Any]:
+        return 1, np.ones(100_000)
+
+    def three(self) -> list[int]:
+        return [1, 2, 3]
+
+    @zf.method(num_returns=0)
+    def nothing(self) -> None:
+        return None
+
+
+def test_methods_with_several_values_or_none() -> None:
+    several = Several.remote()
+    one, array = several.two.remote()
+    assert value_of(one) == 1
+    assert value_of(array).sum() == 100_000
+    assert value_of(several.three.options(num_returns=3).remote()) == [1, 2, 3]
+    assert several.nothing.remote() is None
+    wrong = failure(several.three.options(num_returns=2).remote()[0])
+    assert isinstance(wrong, ValueError)
+    assert "Several.three declares num_returns=2" in str(wrong)
+
+
+# --- handles ------------------------------------------------------------------------------------------------------------------
+
+
+@zf.remote
+def add_from_a_task(counter: Any, times: int) -> list[int]:
+    return zf.get([counter.add.remote() for _ in range(times)])
+
+
+@zf.remote
+class Boss:
+    """Calls another actor."""
+
+    def __init__(self, counter: Any) -> None:
+        self.counter = counter
+
+    def add(self) -> int:
+        return int(zf.get(self.counter.add.remote()))
+
+    def handle(self) -> Any:
+        return self.counter
+
+    def own(self) -> Any:
+        self.made = Counter.remote(100)
+        return self.made
+
+
+def test_handles_go_to_tasks_and_other_actors_and_back() -> None:
+    counter = Counter.remote()
+    assert value_of(add_from_a_task.remote(counter, 3)) == [1, 2, 3]
+    boss = Boss.remote(counter)
+    assert value_of(boss.add.remote()) == 4
+    back = value_of(boss.handle.remote())
+    assert back == counter
+    assert value_of(back.add.remote()) == 5
+    assert value_of(value_of(boss.own.remote()).add.remote()) == 101
+    assert value_of(value_of(zf.put({"handle": counter}))["handle"].add.remote()) == 6
+
+
+def test_the_actor_ends_with_its_last_handle_but_runs_the_calls_made_before(tmp_path: Path) -> None:
+    gate = Gate.remote()
+    pid = value_of(gate.pid.remote())
+    go = str(tmp_path / "go")
+    calls = [gate.pass_when.remote(go) for _ in range(3)]
+    del gate
+    Path(go).touch()
+    assert value_of(calls) == [go] * 3
+    eventually(lambda: gone(pid), "the actor ended with its last handle")
+
+
+def test_a_handle_in_a_task_keeps_the_actor() -> None:
+    counter = Counter.remote()
+    ref = add_from_a_task.remote(counter, 50)
+    del counter
+    assert value_of(ref) == list(range(1, 51))
+
+
+def test_a_handle_that_another_actor_keeps_counts() -> None:
+    counter = Counter.remote()
+    pid = value_of(counter.pid.remote())
+    boss = Boss.remote(counter)
+    assert value_of(boss.add.remote()) == 1
+    del counter
+    assert value_of(boss.add.remote()) == 2
+    assert not gone(pid)
+    del boss
+    eventually(lambda: gone(pid), "both actors ended")
+
+
+@zf.remote
+class Polite:
+    """Says goodbye in a file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __enter__(self) -> Polite:
+        return self
+
+    def __exit__(self, *how: object) -> None:
+        Path(self.path).write_text("goodbye")
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def test_a_clean_end_runs_exit(tmp_path: Path) -> None:
+    path = tmp_path / "said"
+    polite = Polite.remote(str(path))
+    pid = value_of(polite.pid.remote())
+    del polite
+    eventually(lambda: gone(pid), "the actor ended")
+    assert path.read_text() == "goodbye"
+
+
+def test_what_a_handle_says_of_itself() -> None:
+    counter = Counter.remote()
+    assert {"add", "read", "pid"} <= set(dir(counter))
+    assert not hasattr(counter, "__enter__")
+    assert counter.__doc__ == "Counts."
+    assert "Count on." in (counter.add.__doc__ or "")
+    assert repr(counter.add) == "ActorMethod(Counter.add(amount: 'int | None' = None) -> 'int')"
+    assert repr(counter) == f"ActorHandle(Counter, {counter._actor_id.hex()})"
+    assert counter in {counter}
+
+
+# --- the caller's mistakes ----------------------------------------------------------------------------------------------------
+
+
+def test_a_method_that_does_not_exist() -> None:
+    counter = Counter.remote()
+    with pytest.raises(AttributeError, match=r"Counter has no method 'ad'.*'add'"):
+        counter.ad.remote()
+    assert not hasattr(counter, "value"), "attributes are not methods"
+
+
+def test_wrong_arity_is_an_error_at_the_call() -> None:
+    counter = Counter.remote()
+    with pytest.raises(TypeError, match=r"Counter.add.remote\(\): too many positional arguments"):
+        counter.add.remote(1, 2)
+    with pytest.raises(TypeError, match=r"Counter.add.remote\(\): .*'much'"):
+        counter.add.remote(much=1)
+    with pytest.raises(TypeError, match=r"Recorder.note.remote\(\): missing a required argument: 'value'"):
+        Recorder.remote().note.remote()
+    with pytest.raises(TypeError, match=r"Counter.remote\(\): .*'pace'"):
+        Counter.remote(pace=2)
+    assert value_of(counter.add.remote()) == 1, "nothing of it was called"
+
+
+def test_what_is_called_wrongly_says_what_to_write() -> None:
+    counter = Counter.remote()
+    with pytest.raises(TypeError, match=r"Counter\.remote\("):
+        Counter()
+    with pytest.raises(TypeError, match=r"\.add\.remote\("):
+        counter.add()
+    with pytest.raises(AttributeError, match="make an actor with"):
+        Counter.add  # noqa: B018
+    with pytest.raises(TypeError, match=r"zf\.cancel"):
+        zf.kill(counter.add.remote())
+    with pytest.raises(TypeError, match="for methods of actors"):
+        zf.exit_actor()
+    with pytest.raises(zf.OptionError, match="max_restarts"):
+        Counter.options(max_restart=1)
+
+
+# --- inheritance --------------------------------------------------------------------------------------------------------------
+
+
+class Base:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def greet(self) -> str:
+        return f"{self.title()} {self.name}"
+
+    def title(self) -> str:
+        return "nobody"
+
+    @classmethod
+    def kind(cls) -> str:
+        return cls.__name__
+
+    @staticmethod
+    def double(number: int) -> int:
+        return 2 * number
+
+
+class Derived(Base):
+    def title(self) -> str:
+        return "Dr."
+
+    def greet(self) -> str:
+        return super().greet() + "!"
+
+
+def test_methods_are_inherited() -> None:
+    derived = zf.remote(Derived).remote("Who")
+    assert value_of([derived.greet.remote(), derived.kind.remote(), derived.double.remote(4)]) == ["Dr. Who!", "Derived", 8]
+    assert value_of(zf.remote(Base).remote("else").greet.remote()) == "nobody else"
+
+
+# --- names --------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_name_belongs_to_one_living_actor() -> None:
+    first = Counter.options(name="the one").remote(1)
+    assert value_of(first.read.remote()) == 1
+    found = zf.get_actor("the one")
+    assert found == first
+    with pytest.raises(zf.ActorNameTakenError, match="get_if_exists=True"):
+        Counter.options(name="the one").remote(2)
+    same = Counter.options(name="the one", get_if_exists=True).remote(3)
+    assert value_of(same.read.remote()) == 1
+    zf.kill(first)
+    assert "killed (zf.kill)" in str(death_of(found.read))
+    again = Counter.options(name="the one").remote(4)
+    assert value_of(again.read.remote()) == 4
+
+
+def test_namespaces_are_apart() -> None:
+    here = Counter.options(name="anywhere").remote(1)
+    there = Counter.options(name="anywhere", namespace="elsewhere").remote(2)
+    assert value_of([here.read.remote(), there.read.remote()]) == [1, 2]
+    assert value_of(zf.get_actor("anywhere", namespace="elsewhere").read.remote()) == 2
+    assert value_of(zf.get_actor("anywhere").read.remote()) == 1
+
+
+def test_no_actor_of_that_name() -> None:
+    with pytest.raises(zf.ActorNotFoundError, match="no living actor is called 'nobody'"):
+        zf.get_actor("nobody")
+    with pytest.raises(ValueError):
+        zf.get_actor("nobody", namespace="nowhere")
+    with pytest.raises(TypeError):
+        zf.get_actor("")
+
+
+@zf.remote
+def find_and_add(name: str) -> int:
+    return int(zf.get(zf.get_actor(name).add.remote()))
+
+
+def test_workers_find_actors_by_name() -> None:
+    counter = Counter.options(name="for workers").remote()
+    assert value_of(find_and_add.remote("for workers")) == 1
+    assert value_of(counter.read.remote()) == 1
+
+
+@zf.remote
+def one_of_many() -> int:
+    return int(zf.get(Counter.options(name="raced for", get_if_exists=True, lifetime="detached").remote().add.remote()))
+
+
+def test_get_if_exists_makes_one_actor_however_many_ask() -> None:
+    counts = value_of([one_of_many.remote() for _ in range(6)])
+    assert sorted(counts) == [1, 2, 3, 4, 5, 6]
+    zf.kill(zf.get_actor("raced for"))
+
+
+def test_a_detached_actor_needs_no_handle() -> None:
+    pid = value_of(Counter.options(name="stays", lifetime="detached").remote(5).pid.remote())
+    assert value_of(zf.get_actor("stays").add.remote()) == 6
+    assert value_of(zf.get_actor("stays").pid.remote()) == pid
+    zf.kill(zf.get_actor("stays"))
+    eventually(lambda: gone(pid) and not exists("stays"), "the detached actor was killed")
+
+
+def exists(name: str) -> bool:
+    try:
+        return zf.get_actor(name) is not None
+    except zf.ActorNotFoundError:
+        return False
+
+
+# --- contexts, environments ---------------------------------------------------------------------------------------------------
+
+
+@zf.remote
+class Placed:
+    def __init__(self) -> None:
+        self.at_first = zf.get_runtime_context().get_actor_id()
+
+    def ids(self) -> tuple[Any, Any]:
+        return self.at_first, zf.get_runtime_context().get_actor_id()
+
+    def variable(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+
+def test_where_an_actor_runs() -> None:
+    placed = Placed.options(runtime_env={"env_vars": {"OF_THIS_ACTOR": "yes"}}).remote()
+    assert value_of(placed.ids.remote()) == (placed._actor_id.hex(),) * 2
+    assert value_of(placed.variable.remote("OF_THIS_ACTOR")) == "yes"
+
+
+def test_an_actor_holds_its_resources_for_life() -> None:
+    with_cpu = Counter.options(num_cpus=1).remote()
+    value_of(with_cpu.add.remote())
+    assert zf.available_resources().get("CPU", 0) == 1
+    pid = value_of(with_cpu.pid.remote())
+    del with_cpu
+    eventually(lambda: gone(pid) and zf.available_resources().get("CPU", 0) == 2, "the CPU is free again")
+
+
+def test_actors_of_a_program_end_with_it(tmp_path: Path) -> None:
+    """In a process of its own: its cluster, and a class of ``__main__``."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, zfabric as ray\n"
+        "ray.init(num_cpus=1, log_to_driver=False)\n"
+        "@ray.remote\n"
+        "class Mine:\n"
+        "    def pid(self):\n"
+        "        return os.getpid()\n"
+        "mine = Mine.remote()\n"
+        "print(ray.get(mine.pid.remote()))\n"
+    )
+    ended = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60, check=True)
+    eventually(lambda: gone(int(ended.stdout)), "the actor ended with its program")
+
+
+# --- the end ------------------------------------------------------------------------------------------------------------------
+
+
+def test_kill_ends_the_process_and_its_calls(tmp_path: Path) -> None:
+    gate = Gate.remote()
+    pid = value_of(gate.pid.remote())
+    running, waiting = gate.pass_when.remote(str(tmp_path / "never")), gate.pid.remote()
+    zf.kill(gate)
+    for ref in (running, waiting, gate.pid.remote()):
+        assert "killed (zf.kill)" in str(failure(ref))
+    assert gone(pid)
+
+
+@zf.remote
+class Leaver:
+    def leave(self) -> None:
+        zf.exit_actor()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def test_exit_actor_ends_it_for_good() -> None:
+    leaver = Leaver.options(max_restarts=-1).remote()
+    pid = value_of(leaver.pid.remote())
+    left = failure(leaver.leave.remote())
+    assert isinstance(left, zf.ActorDiedError)
+    assert "exit_actor" in str(left)
+    assert "exit_actor" in str(failure(leaver.pid.remote()))
+    eventually(lambda: gone(pid), "it ended")
+
+
+def test_kill_with_restart_begins_anew() -> None:
+    counter = Counter.options(max_restarts=1, max_task_retries=-1).remote(5)
+    value_of(counter.add.remote())
+    pid = value_of(counter.pid.remote())
+    zf.kill(counter, no_restart=False)
+    eventually(lambda: gone(pid), "its first process ended")
+    assert value_of(counter.read.remote()) == 5
+    os.kill(value_of(counter.pid.remote()), signal.SIGKILL)
+    assert "no restart is left" in str(death_of(counter.read))

@@ -1,0 +1,415 @@
+"""Bad days of actors: killed, failing, waiting for themselves; their callers and the daemon killed. Real processes, real signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from bad_days import PATIENCE, eventually, failure, gone, kill_daemon, processes_named
+from conftest import running_cluster
+
+import zfabric as zf
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared() -> Iterator[Any]:
+    """One cluster for the file, whose daemon is restarted at once however often it dies."""
+    with running_cluster(config={"restart_backoff_max": 0.05}) as context:
+        yield context
+
+
+def value_of(ref: Any) -> Any:
+    return zf.get(ref, timeout=PATIENCE)
+
+
+@zf.remote
+class Subject:
+    """Something to be hurt: each of its lives has a log of the calls that it began."""
+
+    def __init__(self, log: str = os.devnull) -> None:
+        self.log = log
+        self.count = 0
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def add(self) -> int:
+        self.count += 1
+        return self.count
+
+    def note(self, value: Any) -> Any:
+        with open(self.log, "a") as file:
+            file.write(f"{value}\n")
+        return value
+
+    def pass_when(self, path: str) -> str:
+        while not os.path.exists(path):
+            os.sched_yield()
+        return path
+
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def large(self) -> Any:
+        return np.ones(500_000)
+
+
+@zf.remote
+def identity(value: Any) -> Any:
+    return value
+
+
+# --- __init__ fails -----------------------------------------------------------------------------------------------------------
+
+
+@zf.remote
+class Stillborn:
+    def __init__(self, how: str) -> None:
+        if how == "raises":
+            raise LookupError("nothing to be had")
+        os._exit(3)
+
+    def hello(self) -> str:
+        return "hello"
+
+
+def test_every_call_of_an_actor_whose_init_raised_says_what_it_raised() -> None:
+    stillborn = Stillborn.remote("raises")
+    for ref in (stillborn.hello.remote(), stillborn.hello.remote()):
+        error = failure(ref)
+        assert isinstance(error, zf.ActorDiedError)
+        assert isinstance(error.cause, LookupError)
+        assert "nothing to be had" in str(error)
+        assert error.outcome == "not run"
+    later = failure(stillborn.hello.remote())
+    assert isinstance(later.cause, LookupError)  # type: ignore[attr-defined]
+
+
+def test_an_init_that_ends_its_process() -> None:
+    error = failure(Stillborn.remote("exits").hello.remote())
+    assert isinstance(error, zf.ActorDiedError)
+    assert "exit code 3" in str(error)
+    assert error.outcome == "not run"
+
+
+# --- killed -------------------------------------------------------------------------------------------------------------------
+
+
+def test_killed_in_the_middle_of_a_call(tmp_path: Path) -> None:
+    """What ran may have had its effect; what waited behind it did not run, and says so."""
+    subject = Subject.remote()
+    pid = value_of(subject.pid.remote())
+    running = subject.die.remote()
+    behind = [subject.add.remote() for _ in range(3)]
+    died = failure(running)
+    assert isinstance(died, zf.ActorDiedError)
+    assert "signal 9" in str(died)
+    assert died.outcome == "unknown"
+    for ref in behind:
+        error = failure(ref)
+        assert isinstance(error, zf.ActorDiedError)
+        assert error.outcome == "not run"
+    later = failure(subject.add.remote())
+    assert isinstance(later, zf.ActorDiedError)
+    assert later.outcome == "not run"
+    assert later.facts["pid"] == pid
+
+
+def test_what_ran_before_the_death_has_its_result() -> None:
+    subject = Subject.remote()
+    before, died = [subject.add.remote() for _ in range(50)], subject.die.remote()
+    failure(died)
+    outcomes = [outcome_of(ref) for ref in before]
+    heard = outcomes.index("unknown") if "unknown" in outcomes else 50
+    assert outcomes == [*range(1, heard + 1), *["unknown"] * (50 - heard)], "what was not heard died on its way, with the process"
+
+
+def outcome_of(ref: Any) -> Any:
+    try:
+        return value_of(ref)
+    except zf.ActorDiedError as error:
+        return error.outcome
+
+
+def test_restarted_without_a_checkpoint_it_begins_anew() -> None:
+    """The call that may have run is not run again; those behind it are run by the next life, in order."""
+    subject = Subject.options(max_restarts=1).remote()
+    pid = value_of(subject.pid.remote())
+    assert value_of([subject.add.remote() for _ in range(3)]) == [1, 2, 3]
+    died, behind = subject.die.remote(), [subject.add.remote() for _ in range(5)]
+    error = failure(died)
+    assert isinstance(error, zf.ActorUnavailableError)
+    assert error.outcome == "unknown"
+    assert value_of(behind) == [1, 2, 3, 4, 5]
+    assert value_of(subject.pid.remote()) != pid
+    last = failure(subject.die.remote())
+    assert isinstance(last, zf.ActorDiedError)
+    assert last.facts["restarts"] == 1
+
+
+def test_calls_that_may_be_repeated_are_repeated(tmp_path: Path) -> None:
+    """``max_task_retries``: what may have run is run again, by the next life, before what was called after it."""
+    log = tmp_path / "log"
+    subject = Dying.options(max_restarts=-1, max_task_retries=3).remote(str(log), deaths=2)
+    refs = [subject.note.remote(index) for index in range(6)]
+    assert value_of(refs) == list(range(6))
+    lives = [life.split() for life in log.read_text().split("born\n")[1:]]
+    assert len(lives) == 3
+    assert lives[-1][-4:] == ["2", "3", "4", "5"]
+    for life in lives:  # what had no result yet is run again, and nothing is left out
+        assert life == [str(number) for number in range(int(life[0]), 3 if life is not lives[-1] else 6)]
+
+
+@zf.remote
+class Dying:
+    """Dies in the middle of the call with 2, as often as it is told to."""
+
+    def __init__(self, log: str, deaths: int) -> None:
+        self.log = log
+        self.deaths = deaths
+        with open(log, "a") as file:
+            file.write("born\n")
+
+    def note(self, value: int) -> int:
+        with open(self.log, "a") as file:
+            file.write(f"{value}\n")
+        if value == 2 and Path(self.log).read_text().split().count("2") <= self.deaths:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return value
+
+
+@zf.remote
+class Partner:
+    def __init__(self, other: Any) -> None:
+        self.other = other
+
+    def ask(self) -> str:
+        try:
+            zf.get(self.other.die.remote())
+        except zf.ActorDiedError as error:
+            return error.outcome
+        return "lived"
+
+
+def test_another_actor_hears_of_the_death() -> None:
+    partner = Partner.remote(Subject.remote())
+    assert value_of(partner.ask.remote()) == "unknown"
+    assert value_of(partner.ask.remote()) == "not run"
+
+
+def test_a_task_that_was_to_get_the_result_of_a_dead_actor_fails_with_its_error() -> None:
+    subject = Subject.remote()
+    error = failure(identity.remote(subject.die.remote()))
+    assert isinstance(error, zf.ActorDiedError)
+
+
+@zf.remote(max_retries=0)
+def hand_on_and_die(subject: Any, path: str, listener: Any) -> None:
+    zf.get(listener.listen.remote([subject.pass_when.remote(path)]))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@zf.remote
+class Listener:
+    def listen(self, refs: list[Any]) -> None:
+        self.ref = refs[0]
+
+    def heard(self) -> Any:
+        return zf.get(self.ref)
+
+
+def test_a_result_that_was_on_its_way_to_a_dead_caller_is_lost_to_all(tmp_path: Path) -> None:
+    """Whoever else waits for it is told."""
+    subject, listener = Subject.remote(), Listener.remote()
+    caller = hand_on_and_die.remote(subject, str(tmp_path / "go"), listener)
+    assert isinstance(failure(caller), zf.WorkerCrashedError)
+    waiting = listener.heard.remote()
+    assert isinstance(failure(waiting), zf.ObjectLostError)
+    (tmp_path / "go").touch()
+
+
+def test_a_large_result_outlives_its_actor() -> None:
+    subject = Subject.remote()
+    ref = subject.large.remote()
+    zf.wait([ref], timeout=PATIENCE)
+    failure(subject.die.remote())
+    assert value_of(ref).sum() == 500_000
+    assert value_of(identity.remote(ref)).sum() == 500_000
+
+
+# --- callers die --------------------------------------------------------------------------------------------------------------
+
+
+@zf.remote(max_retries=0)
+def call_and_die(subject: Any, path: str) -> None:
+    refs = [subject.pass_when.remote(path), *(subject.add.remote() for _ in range(10))]
+    zf.wait(refs, timeout=0.2)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_caller_dies_with_calls_in_flight(tmp_path: Path) -> None:
+    """The actor lives, others are served, and what the dead one had called is run or not, in order and once."""
+    go = tmp_path / "go"
+    subject = Subject.remote()
+    pid = value_of(subject.pid.remote())
+    mine = value_of(subject.add.remote())
+    dead = call_and_die.remote(subject, str(go))
+    assert isinstance(failure(dead), zf.WorkerCrashedError)
+    go.touch()
+    after = value_of(subject.add.remote())
+    assert after in (mine + 1, mine + 11)
+    assert value_of(subject.pid.remote()) == pid
+
+
+@zf.remote(max_retries=0)
+def hold_and_die(subject: Any) -> None:
+    zf.get(subject.pid.remote())
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_the_handles_of_a_dead_caller_count_no_more() -> None:
+    subject = Subject.remote()
+    pid = value_of(subject.pid.remote())
+    dead = hold_and_die.remote(subject)
+    del subject
+    failure(dead)
+    eventually(lambda: gone(pid), "nobody has a handle, and the actor has ended")
+
+
+# --- the daemon dies ----------------------------------------------------------------------------------------------------------
+
+
+def test_actors_survive_the_daemon(tmp_path: Path) -> None:
+    """Calls that wait are answered, handles go on working, names are found, and counting goes on."""
+    go = tmp_path / "go"
+    subject = Subject.options(name="survivor").remote()
+    detached = Subject.options(name="detached survivor", lifetime="detached").remote()
+    pids = value_of([subject.pid.remote(), detached.pid.remote()])
+    pending = [subject.pass_when.remote(str(go)), *(subject.add.remote() for _ in range(20))]
+    handed_on = identity.remote(pending[0])
+    del detached
+    old = kill_daemon()
+    eventually(lambda: set(processes_named("zf-daemon")) - {old}, "there is another daemon")
+    go.touch()
+    assert value_of(pending) == [str(go), *range(1, 21)]
+    assert value_of(handed_on) == str(go)
+    found = zf.get_actor("survivor")
+    assert found == subject
+    assert value_of(found.add.remote()) == 21
+    assert value_of(identity.remote(subject.add.remote())) == 22, "its results go on to tasks as before"
+    still = zf.get_actor("detached survivor")
+    assert value_of([subject.pid.remote(), still.pid.remote()]) == pids
+    zf.kill(still)
+    del subject, found
+    eventually(lambda: all(map(gone, pids)), "they end as they would have")
+
+
+def test_calls_while_the_daemon_is_away_are_answered() -> None:
+    """They need it for nothing."""
+    subject = Subject.remote()
+    value_of(subject.pid.remote())
+    results = []
+    for _ in range(3):
+        kill_daemon()
+        results += value_of([subject.add.remote() for _ in range(50)])
+        assert value_of(identity.remote(0)) == 0
+    assert results == list(range(1, 151))
+
+
+def test_an_actor_made_while_the_daemon_is_away() -> None:
+    kill_daemon()
+    subject = Subject.remote()
+    assert value_of([subject.add.remote() for _ in range(3)]) == [1, 2, 3]
+
+
+def test_an_actor_that_dies_while_the_daemon_is_away() -> None:
+    plain, again = Subject.remote(), Subject.options(max_restarts=1).remote()
+    pids = value_of([plain.pid.remote(), again.pid.remote()])
+    kill_daemon()
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    error = failure(plain.add.remote())
+    assert isinstance(error, zf.ActorDiedError)
+    assert "daemon was restarted" in str(error)
+    assert value_of(again.add.remote()) == 1
+
+
+# --- waiting for ever ---------------------------------------------------------------------------------------------------------
+
+
+@zf.remote
+class Narcissus:
+    def me(self, mine: Any) -> int:
+        return int(zf.get(mine.other.remote()))
+
+    def other(self) -> int:
+        return 1
+
+    def indirectly(self, mine: Any) -> int:
+        ready, _ = zf.wait([mine.other.remote()], timeout=None)
+        return len(ready)
+
+
+def test_an_actor_that_waits_for_itself_is_told_so() -> None:
+    narcissus = Narcissus.remote()
+    for method in (narcissus.me, narcissus.indirectly):
+        error = failure(method.remote(narcissus))
+        assert isinstance(error, zf.DeadlockError)
+        name = f"Narcissus.{method._method.name}"
+        assert f"{name} -> Narcissus -> {name}" in str(error)
+    assert value_of(narcissus.other.remote()) == 1
+
+
+@zf.remote
+class Patient:
+    """Blocks for ever, in Python and in the fabric."""
+
+    def loop(self, path: str) -> None:
+        Path(path).touch()
+        while True:
+            os.sched_yield()
+
+    def wait(self, path: str, ref: list[Any]) -> None:
+        Path(path).touch()
+        zf.get(ref[0])
+
+    def hello(self) -> str:
+        return "hello"
+
+
+@zf.remote
+def never() -> None:
+    while True:
+        os.sched_yield()
+
+
+def test_cancel_stops_a_method_that_runs(tmp_path: Path) -> None:
+    """The actor lives on: the next call is served by the same process."""
+    patient = Patient.remote()
+    mark = tmp_path / "begun"
+    running = patient.loop.remote(str(mark))
+    waiting = patient.hello.remote()
+    eventually(mark.exists, "the call runs")
+    cancelled = patient.hello.remote()
+    zf.cancel(cancelled)
+    zf.cancel(running)
+    assert isinstance(failure(running), zf.TaskCancelledError)
+    assert isinstance(failure(cancelled), zf.TaskCancelledError)
+    assert value_of(waiting) == "hello"
+
+
+def test_cancel_stops_a_method_that_waits(tmp_path: Path) -> None:
+    patient = Patient.remote()
+    mark = tmp_path / "begun"
+    endless = never.remote()
+    running = patient.wait.remote(str(mark), [endless])
+    eventually(mark.exists, "the call runs")
+    zf.cancel(running)
+    assert isinstance(failure(running), zf.TaskCancelledError)
+    zf.cancel(endless)
+    assert value_of(patient.hello.remote()) == "hello"
