@@ -199,6 +199,7 @@ def located(handler: Any) -> str:
         from zfabric.machines.parts.infeasible import Infeasible
         from zfabric.machines.parts.membership import Membership
         from zfabric.machines.parts.stopping import Stopping
+        from zfabric.machines.parts.streams import Streams
         from zfabric.machines.parts.values import Values
 
         parts: dict[str, Any] = {
@@ -206,6 +207,7 @@ def located(handler: Any) -> str:
             "infeasible": Infeasible,
             "membership": Membership,
             "stopping": Stopping,
+            "streams": Streams,
             "values": Values,
         }
         handler = getattr(parts[passed_on["part"]], passed_on["name"])

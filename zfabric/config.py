@@ -41,6 +41,8 @@ class Config:
     """A worker beyond the node's CPUs that has had nothing to do for this long is ended."""
     worker_start_seconds: float = 30.0
     """A worker that has not registered after this long is given up and replaced."""
+    stream_buffered: int = 16
+    """Values a streaming task may be ahead of its consumer: enough to hide the way between them, even where each is large."""
     inline_depth: int = 1500
     """Most tasks on one worker's stack: what its stack and recursion limits are set for."""
     preload: tuple[str, ...] = ()

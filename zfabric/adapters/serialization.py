@@ -436,11 +436,13 @@ def note_function(remote: Any) -> None:
         _collecting.functions.append(remote)
 
 
-def load_function(payload: bytes | memoryview, function_id: bytes = b"") -> tuple[Callable[..., Any], Callable[[BaseException], bool]]:
+def load_function(
+    payload: bytes | memoryview, function_id: bytes = b"", whole: bool = True
+) -> tuple[Callable[..., Any], Callable[[BaseException], bool]]:
     """The callable, and whether an exception it raised is worth another attempt, of what ``dump_function`` made.
 
     A function that calls itself remotely carries a remote function of itself, which could not know its id when it was
-    pickled; it is told here. A generator function is run to its end: its items are the values.
+    pickled; it is told here. A generator function is run to its end: its items are the values (unless ``whole`` is False).
     """
     found: list[Any] = []
     previous, _collecting.functions = _collecting.functions, found
@@ -450,7 +452,7 @@ def load_function(payload: bytes | memoryview, function_id: bytes = b"") -> tupl
         _collecting.functions = previous
     for remote in found:
         remote.adopt(function, bytes(payload), function_id)
-    if getattr(getattr(function, "__code__", None), "co_flags", 0) & _GENERATOR:
+    if whole and getattr(getattr(function, "__code__", None), "co_flags", 0) & _GENERATOR:
         function = _run_to_its_end(function)
     if isinstance(retry, bool):
         return function, lambda error: retry and isinstance(error, Exception)

@@ -233,6 +233,7 @@ def cancel(ref: ObjectRef, *, force: bool = False, recursive: bool = True) -> No
     ... except zf.TaskCancelledError: print("cancelled")
     cancelled
     """
+    ref = getattr(ref, "_end", ref)  # a stream is cancelled as a whole
     if type(ref) is not ObjectRef:
         each = "; write: for ref in refs: zf.cancel(ref)" if isinstance(ref, (list, tuple)) else ""
         raise TypeError(f"cancel() takes an ObjectRef, not {a(ref)}{each}")

@@ -49,7 +49,15 @@ _loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Wakeups] = WeakKeyDictiona
 
 async def wait_in_loop(ref: ObjectRef) -> Any:
     """The value of ``ref``, without blocking the running event loop."""
-    from zfabric.api.core import get, owner_of
+    from zfabric.api.core import get
+
+    await arrival(ref)
+    return get(ref)
+
+
+async def arrival(ref: ObjectRef) -> None:
+    """Until ``ref`` has an outcome, without blocking the running event loop."""
+    from zfabric.api.core import owner_of
 
     loop = asyncio.get_running_loop()
     wakeups = _loops.get(loop)
@@ -59,7 +67,6 @@ async def wait_in_loop(ref: ObjectRef) -> Any:
     tell = wakeups.add
     owner_of(ref).add_done_callback(ref.binary(), lambda _: tell(done))
     await done
-    return get(ref)
 
 
 _queue: SimpleQueue[tuple[ObjectRef, Future[Any]]] = SimpleQueue()

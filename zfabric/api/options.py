@@ -24,6 +24,10 @@ RETURNS_MAX = 100_000
 """Most values of one task: each is an object of its own."""
 
 
+BUFFERED_MAX = 10_000
+"""Most values that a stream may be ahead: its worker keeps them, and its consumer asks for them."""
+
+
 def _whole(name: str, least: int, most: int) -> Callable[[Any], None]:
     def check(value: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, int):
@@ -36,7 +40,9 @@ def _whole(name: str, least: int, most: int) -> Callable[[Any], None]:
 
 def _num_returns(value: Any) -> None:
     if value in ("dynamic", "streaming"):
-        raise OptionError(f"num_returns={value!r} is not supported yet; return a list, or set the number of values")
+        return
+    if isinstance(value, str):
+        raise OptionError(f'num_returns is an int, "streaming" or "dynamic", not {value!r}')
     _whole("num_returns", 0, RETURNS_MAX)(value)
 
 
@@ -113,6 +119,7 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
     "num_returns": _num_returns,
     "max_retries": _whole("max_retries", -1, 2**31),
     "retry_exceptions": _retry_exceptions,
+    "max_buffered": _whole("max_buffered", 1, BUFFERED_MAX),
     "timeout": _timeout,
     "name": _name,
     "runtime_env": _runtime_env,
@@ -121,7 +128,8 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
     "deterministic": _flag("deterministic"),
     "scheduling_strategy": _strategy,
     **dict.fromkeys(("memory", "object_store_memory", "max_calls"), _anything),
-    **dict.fromkeys(("enable_task_events", "_metadata", "_labels", "_generator_backpressure_num_objects"), _anything),
+    **dict.fromkeys(("enable_task_events", "_metadata", "_labels"), _anything),
+    "_generator_backpressure_num_objects": _whole("_generator_backpressure_num_objects", -1, BUFFERED_MAX),
     **{
         name: _nothing(name)
         for name in (
@@ -141,7 +149,7 @@ _ACTOR_CHECKS: dict[str, Callable[[Any], None]] = {
     **{
         name: check
         for name, check in _CHECKS.items()
-        if name not in ("num_returns", "max_retries", "retry_exceptions", "timeout", "inline", "deterministic")
+        if name not in ("num_returns", "max_buffered", "max_retries", "retry_exceptions", "timeout", "inline", "deterministic")
     },
     "max_restarts": _whole("max_restarts", -1, 2**31),
     "max_task_retries": _whole("max_task_retries", -1, 2**31),
@@ -156,7 +164,7 @@ _ACTOR_CHECKS: dict[str, Callable[[Any], None]] = {
 ACTOR_OPTIONS = frozenset(_ACTOR_CHECKS)
 """Options of remote classes."""
 _METHOD_CHECKS: dict[str, Callable[[Any], None]] = {
-    "num_returns": _num_returns,
+    "num_returns": _whole("num_returns of a method", 0, RETURNS_MAX),
     "concurrency_group": _nothing("concurrency_group"),
     "readonly": _flag("readonly"),
     "timeout": _timeout,
@@ -215,7 +223,15 @@ def checked(options: Mapping[str, Any]) -> dict[str, Any]:
             raise OptionError(f"a remote function has no option {name!r}{near(name, _CHECKS)}")
         if value is not None:
             check(value)
+    if options.get("max_buffered") is not None and options.get("num_returns", "streaming") != "streaming":
+        raise OptionError('max_buffered is for num_returns="streaming": it says how far a stream may be ahead of its consumer')
     return dict(options)
+
+
+def mode_of(options: Mapping[str, Any]) -> str:
+    """What a call returns: "streaming", "dynamic", or (empty) as many values as it says."""
+    returns = options.get("num_returns")
+    return returns if isinstance(returns, str) else ""
 
 
 def pairs_of(options: Mapping[str, Any], default_env: Mapping[str, Any] | None = None) -> Pairs:
@@ -229,8 +245,14 @@ def pairs_of(options: Mapping[str, Any], default_env: Mapping[str, Any] | None =
         found.append(("demand", demand_of(value("num_cpus"), value("num_gpus"), value("resources"))))
     if value("retry_exceptions"):
         found.append(("retry_errors", True))
-    for name in ("num_returns", "max_retries", "timeout", "name", "inline", "deterministic", "max_concurrency"):
-        if value(name) is not None:
+    if mode_of(options) == "streaming":
+        # Never on top of a task that waits: that may be the one to consume it.
+        buffered = value("max_buffered") or max(0, value("_generator_backpressure_num_objects") or 0)
+        found += [("stream", buffered), ("inline", False)]
+    elif not mode_of(options) and value("num_returns") is not None:
+        found.append(("num_returns", value("num_returns")))
+    for name in ("max_retries", "timeout", "name", "inline", "deterministic", "max_concurrency"):
+        if value(name) is not None and (name, False) not in found:
             found.append((name, value(name)))
     runtime_env = value("runtime_env")
     if default_env:

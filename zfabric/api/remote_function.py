@@ -24,7 +24,7 @@ from zfabric.adapters.serialization import (
 )
 from zfabric.api.errors import a
 from zfabric.api.lifecycle import connected, default_runtime_env
-from zfabric.api.options import ACTOR_OPTIONS, Pairs, checked, checked_actor, difference, pairs_of, pairs_of_actor
+from zfabric.api.options import ACTOR_OPTIONS, Pairs, checked, checked_actor, difference, mode_of, pairs_of, pairs_of_actor
 from zfabric.api.refs import ObjectRef
 from zfabric.exceptions import OptionError, SerializationError
 from zfabric.protocol.ids import FIRST_RETURN, object_id
@@ -39,7 +39,7 @@ ARGUMENTS_BYTES_MAX = 16
 ASYNC_CONCURRENCY = 1000
 """Tasks of one ``async def`` function that run in one worker at the same time, if its options do not say."""
 
-_VARARGS, _VARKEYWORDS, _GENERATOR, _COROUTINE = 0x04, 0x08, 0x20, 0x80
+_VARARGS, _VARKEYWORDS, _GENERATOR, _COROUTINE, _ASYNC_GENERATOR = 0x04, 0x08, 0x20, 0x80, 0x200
 """Flags of code objects, as in ``inspect``, without importing it."""
 
 
@@ -147,9 +147,12 @@ class RemoteFunction:
             export.bind(client)
             functools.update_wrapper(self, function, updated=())
             returns = options.get("num_returns")
-            self._num_returns: int = 1 if returns is None else returns
-            if self._num_returns == 1 and _flags(function) & _GENERATOR:
-                raise OptionError(f"{export.name} is a generator: set num_returns to the number of its items, or return a list")
+            self._num_returns: int = returns if isinstance(returns, int) else 1
+            if returns in (None, 1) and _flags(function) & _GENERATOR:
+                raise OptionError(
+                    f'{export.name} is a generator: set num_returns="streaming" to consume its items while it runs, "dynamic" to get them '
+                    "all once it is done, or the number of its items"
+                )
             default = default_runtime_env()
             differs = difference(pairs_of(export.options, default), pairs_of(options, default))
             self._call_options: Pairs | None = differs or None
@@ -177,9 +180,10 @@ class RemoteFunction:
         [1, 2]
         """
         merged = {**self._options, **checked(options)}
-        if (merged.get("retry_exceptions") or False) != (self._export.options.get("retry_exceptions") or False):
-            return RemoteFunction(self._function, merged)
-        return RemoteFunction(self._function, merged, self._export)
+        base = self._export.options
+        if (merged.get("retry_exceptions") or False) != (base.get("retry_exceptions") or False) or mode_of(merged) != mode_of(base):
+            return _made(self._function, merged)
+        return type(self)(self._function, merged, self._export)
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Submit a call; returns its ref at once (a list of refs for ``num_returns`` above 1, None for 0).
@@ -280,6 +284,17 @@ class RemoteFunction:
             raise TypeError(f"{self._export.name}.remote(): {error}{method}") from None
 
 
+def _made(function: Callable[..., Any], options: Mapping[str, Any]) -> RemoteFunction:
+    """The kind of remote function that these options ask for."""
+    if not mode_of(options):
+        return RemoteFunction(function, options)
+    if _flags(function) & _COROUTINE:
+        raise OptionError(f"{function.__qualname__} is 'async def': num_returns={mode_of(options)!r} is for plain generators")
+    from zfabric.api.generators import DynamicFunction, StreamingFunction
+
+    return (StreamingFunction if mode_of(options) == "streaming" else DynamicFunction)(function, options)
+
+
 def _flags(function: Any) -> int:
     return int(getattr(getattr(function, "__code__", None), "co_flags", 0))
 
@@ -321,7 +336,9 @@ def store_large(
 def remote(*args: Any, **options: Any) -> Any:
     """Make a function or a class remote: ``@zf.remote``, ``@zf.remote(num_cpus=2, …)`` or ``zf.remote(f)``.
 
-    Options: ``num_cpus`` (1), ``num_gpus``, ``resources`` (a dict) say what a call holds while it runs; ``num_returns`` (1);
+    Options: ``num_cpus`` (1), ``num_gpus``, ``resources`` (a dict) say what a call holds while it runs; ``num_returns`` (1),
+    or "streaming" for an ObjectRefGenerator that is consumed while the function, a generator, runs (at most ``max_buffered`` values
+    ahead), or "dynamic" for a ref whose value is one over all that it has yielded;
     ``max_retries`` (3) after the loss of a worker, -1 without end; ``retry_exceptions`` (False) True or a list of exception
     classes after which it is run again too; ``timeout`` in seconds from submission; ``name`` for people; ``runtime_env`` with
     "env_vars", "working_dir" and "py_modules"; ``inline=False`` never to run on top of a waiting task; ``deterministic=True``
@@ -365,6 +382,8 @@ def _make(function: Any, options: dict[str, Any]) -> Any:
         raise TypeError(f"{function!r} is a remote function already; use .options(...) to change its options")
     if not callable(function):
         raise TypeError(f"@zf.remote goes before a function, not {a(function)}")
+    if _flags(function) & _ASYNC_GENERATOR:
+        raise OptionError(f"{function.__qualname__} is an 'async def' with yield, which tasks cannot be; write a plain generator")
     if _flags(function) & _COROUTINE:
         # It waits most of the time, so it asks for no CPU, and many run in one worker, unless its options say otherwise.
         options = {
@@ -374,4 +393,4 @@ def _make(function: Any, options: dict[str, Any]) -> Any:
         }
     elif (options.get("max_concurrency") or 1) > 1:
         raise OptionError(f"max_concurrency is for 'async def': {function.__qualname__} is a plain function, of which a worker runs one")
-    return RemoteFunction(function, options)
+    return _made(function, options)

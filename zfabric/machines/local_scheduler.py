@@ -38,6 +38,7 @@ from zfabric.machines.parts.references import References, add_holder, row_names
 from zfabric.machines.parts.resources import Pool
 from zfabric.machines.parts.state import Tables
 from zfabric.machines.parts.stopping import Stopping
+from zfabric.machines.parts.streams import Streams
 from zfabric.machines.parts.values import Values
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, KillProcess
@@ -81,6 +82,7 @@ class LocalScheduler:
         self.actors = Actors(self)
         self.outcomes.actor_made = self.actors.ended
         self.references.actor_unreferenced = self.actors.unreferenced
+        self.streams = Streams(self)
         self.membership = Membership(self, recovering)
         self._flush_at: float | None = None
         self._overdue_at: float | None = None
@@ -261,6 +263,8 @@ class LocalScheduler:
 
     def admit(self, task: TaskRecord, now: float) -> None:
         """A task that is not plain: several values, options of its own, a deadline, dependencies."""
+        if task.function.stream is not None:
+            self.streams.begin(task)
         count = task.option("num_returns", 1)
         if count != 1:
             make_outputs(task, count)
@@ -535,6 +539,7 @@ HANDLERS: dict[type[Any], Any] = {
     m.Export: LocalScheduler.on_export,
     m.Submit: LocalScheduler.on_submit,
     m.Completed: LocalScheduler.on_completed,
+    m.Yielded: _part("streams", "on_yielded"),
     m.Blocked: LocalScheduler.on_blocked,
     m.Unblocked: LocalScheduler.on_unblocked,
     m.TakenBack: LocalScheduler.on_taken_back,

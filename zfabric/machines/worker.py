@@ -14,11 +14,15 @@ from typing import Any, NamedTuple
 
 from zfabric.config import Config
 from zfabric.machines.parts.mailbox import Invocation, Mailbox
+from zfabric.machines.parts.yields import Yields
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Send
 from zfabric.protocol.ids import LOCAL_SCHEDULER, Address
 from zfabric.protocol.machine import Explanation, InvariantViolation
 from zfabric.protocol.messages import Row
+
+REPORTS = (m.Completed, m.Yielded)
+"""What a daemon that replaces another must hear, if that one may not have."""
 
 
 class Item(NamedTuple):
@@ -40,6 +44,7 @@ class Worker:
         self.queue: deque[Item] = deque()
         self.inline: deque[Item] = deque()
         self.mailbox = Mailbox()
+        self.yields = Yields()
         self.beside = False
         """Whether calls run beside each other, and not on the stack."""
         self.running_calls: dict[bytes, Item | Invocation] = {}
@@ -90,6 +95,8 @@ class Worker:
         row = item.row
         if not self.running_calls or self.running_calls.pop(row[0], None) is None:
             self.stack.pop()
+        if self.yields.open:
+            self.yields.end(row[0])
         if extra is not None:
             self._extras.append((len(self._rows), *extra))
         self._rows.append((row[0], item.attempt, status, outputs))
@@ -121,12 +128,12 @@ class Worker:
     @property
     def unreported(self) -> int:
         """Outcomes not sent yet."""
-        return len(self._rows) + self.unreturned
+        return len(self._rows) + self.unreturned + len(self.yields.unsaid)
 
     @property
     def has_unsent(self) -> bool:
         """Whether anything waits to be sent."""
-        return bool(self._rows or self._effects or self.mailbox.unsent)
+        return bool(self._rows or self._effects or self.yields.unsaid or self.mailbox.unsent)
 
     def block(self, wanted: tuple[bytes, ...], inline: bool) -> None:
         """The task on top waits: what was not begun goes back with the news."""
@@ -150,6 +157,8 @@ class Worker:
         self._effects.append(Send(self.scheduler, m.Unblocked(blocked.task_id)))
 
     def _report(self) -> None:
+        if self.yields.unsaid:
+            self._effects.append(Send(self.scheduler, self.yields.take()))
         if not self._rows:
             return
         durations = tuple((identifier, int(count), seconds) for identifier, (count, seconds) in self._durations.items())
@@ -245,6 +254,11 @@ class Worker:
         found = self.interrupts.get(item.row[0])
         return found[1] if found is not None and found[0] == item.attempt else ""
 
+    def on_allow(self, message: m.Allow) -> None:
+        """How far a stream may go."""
+        if any(item.row[0] == message.task_id for item in (*self.stack, *self.queue, *self.inline)):
+            self.yields.allow(message.task_id, message.upto)
+
     def on_stop(self, message: m.Stop) -> None:
         """Exit."""
         self.stopping = True
@@ -256,11 +270,11 @@ class Worker:
         rows += tuple((item.row, item.attempt, False) for item in (*self.inline, *self.queue))
         self._report()
         unheard, self.unheard = self.unheard, []
-        unheard += [effect.message for effect in self._effects if isinstance(effect, Send) and type(effect.message) is m.Completed]
+        unheard += [effect.message for effect in self._effects if isinstance(effect, Send) and type(effect.message) in REPORTS]
         self._effects = []
         waiting = [blocked._replace(returned=()) for blocked in self._waiting]  # What was returned then is not among the rows.
         hosted = (m.Hosting(tuple(self.mailbox.actors.values())),) if self.mailbox.actors else ()
-        return (*hosted, m.Running(rows), *unheard, *waiting)
+        return (*hosted, m.Running(rows), *self.yields.again(unheard), *waiting)
 
     def unread(self) -> tuple[Row, ...]:
         """Places that came with tasks not begun: pins that the client has not counted. Rows as in ``Pinned``."""
@@ -313,6 +327,7 @@ HANDLERS: dict[type[Any], Any] = {
     m.TakeBack: Worker.on_take_back,
     m.Interrupt: Worker.on_interrupt,
     m.Stop: Worker.on_stop,
+    m.Allow: Worker.on_allow,
     m.Call: Worker.on_call,
     m.Stopped: Worker.on_stopped,
     m.CallerGone: Worker.on_caller_gone,

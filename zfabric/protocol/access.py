@@ -28,6 +28,7 @@ FROM_PROCESSES: dict[bytes, frozenset[type[Any]]] = {
             m.Query,
             m.Running,
             m.Completed,
+            m.Yielded,
             m.Blocked,
             m.Unblocked,
             m.TakenBack,

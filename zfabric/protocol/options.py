@@ -11,6 +11,7 @@
 ``inline``          False: never run on top of another task
 ``paths``           where the program that exported the function finds its modules (functions only; set by clients that joined a node)
 ``deterministic``   True: its values may be dropped and rebuilt instead of spilled
+``stream``          the task's value is the end of a stream: how many values it may be ahead of its consumer (0: as configured)
 ``contains``        refs inside the arguments (call rows only): pinned until the task is done
 ==================  =====================================================================================================
 """
@@ -35,6 +36,7 @@ RETURNS_MAX = 1_000_000
 OPTION_TYPES: dict[str, tuple[type, ...]] = {
     "demand": (tuple,),
     "num_returns": (int,),
+    "stream": (int,),
     "max_retries": (int,),
     "retry_errors": (bool,),
     "timeout": (int, float),

@@ -208,6 +208,16 @@ class FabricClient(Connection):
             if not self._armed:
                 self._arm_flusher()
 
+    def follow(self, object_ids: Sequence[bytes]) -> None:
+        """See ``ClientInterface``."""
+        with self.lock:
+            self.check_usable()
+            for object_id in object_ids:
+                self.machine.add_reference(object_id)
+            self.machine.want(object_ids)
+            if not self._armed:
+                self._arm_flusher()
+
     def get(self, object_ids: Sequence[bytes], timeout: float | None) -> list[Outcome]:
         """See ``ClientInterface``."""
         machine = self.machine

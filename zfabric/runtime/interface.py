@@ -95,6 +95,9 @@ class ClientInterface(Protocol):
     def add_reference(self, object_id: bytes) -> None:
         """One more ref in this process (when a ref is unpickled or copied)."""
 
+    def follow(self, object_ids: Sequence[bytes]) -> None:
+        """One more ref in this process to each, and have their values sent as soon as they exist: the next ones of a stream."""
+
     def drop_reference(self, object_id: bytes) -> None:
         """One ref less. Safe in finalizers: takes no lock, never raises."""
 

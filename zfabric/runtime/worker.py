@@ -30,7 +30,7 @@ from zfabric.adapters.sockets import Post
 from zfabric.exceptions import DeadlockError, FabricError, SerializationError
 from zfabric.machines.parts.mailbox import Invocation
 from zfabric.machines.parts.naming import Namer
-from zfabric.machines.worker import Item, Worker
+from zfabric.machines.worker import REPORTS, Item, Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
 from zfabric.protocol.failures import pack_failure
@@ -43,6 +43,7 @@ from zfabric.runtime.connection import CHECK_EVERY, PEERS, clock
 from zfabric.runtime.crew import Loop, crew_for, current_call
 from zfabric.runtime.hosting import ActorExit, Host
 from zfabric.runtime.session import Session
+from zfabric.runtime.streaming import produce
 
 INTERRUPT = int(signal.SIGRTMIN) + 7
 RECURSION_PER_TASK = 40
@@ -81,6 +82,8 @@ class WorkerRuntime(FabricClient):
         self._loop: Loop | None = None
         """Runs async tasks."""
         self._async: dict[bytes, bool] = {}
+        self._streams: dict[bytes, int] = {}
+        """Functions whose calls make streams, and how many values those may be ahead (0: as configured)."""
         self._classes: set[bytes] = set()
         """Functions whose calls make actors."""
         self._namers: list[Namer | None] = []
@@ -203,7 +206,7 @@ class WorkerRuntime(FabricClient):
 
     def _leave(self, daemon: bytes) -> None:
         for to, role, message in self.post.forget(daemon):
-            if role == WORKER and type(message) is m.Completed:
+            if role == WORKER and type(message) in REPORTS:
                 self.worker.unheard.append(message)
             del to
         self.control_post.forget(daemon)
@@ -411,6 +414,41 @@ class WorkerRuntime(FabricClient):
                 self.flush()
                 self.look()  # so that the queue does not run dry
 
+    def name_of(self, item: Item | Invocation) -> str:
+        """What is called, for people."""
+        return self._terms(item)[0]
+
+    def as_user(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Run user code of the task on top: an interrupt may end it."""
+        self._in_fabric = 0
+        try:
+            return function(*args)
+        finally:
+            self._in_fabric = 1
+
+    def store(self, identifier: bytes, packed: serialization.SerializedValue) -> Any:
+        """A value as it is reported: inline bytes, or the place in the arena that it was written to."""
+        if packed.size <= self.config.inline_bytes:
+            return packed.to_bytes()
+        place = self.values.write(identifier, packed)
+        self._unfinished_writes.append(place[0])
+        return place
+
+    def yielded(self, row: Row) -> None:
+        """Say the next value of a stream, as soon as that is worth a message, and hear how far the stream may go."""
+        with self.lock:
+            self.machine.calls.share(row[4])
+            self.worker.yields.say(row)
+            while self._unfinished_writes:
+                self.machine.room.finished(self._unfinished_writes.pop())
+            due = clock() - self._sent_at > self.config.completion_delay or self.worker.unreported >= REPORT_ROWS
+            if due:
+                self.flush()
+            elif not self._armed:
+                self._arm_flusher()
+        if due:
+            self.look()
+
     def end_beside(self, item: Item | Invocation, outcome: Ending, started: float, flush: bool = True) -> Invocation | None:
         """What ran beside others has ended; the next call, if there is one that may run now."""
         status, outputs, extra = outcome
@@ -482,6 +520,8 @@ class WorkerRuntime(FabricClient):
                 value = function(*args, **kwargs)
             finally:
                 self._in_fabric = 1
+            if row[1] in self._streams:
+                value = produce(self, item, value, self._streams[row[1]])  # type: ignore[arg-type]
         except BaseException as error:  # whatever the user's code raises, SystemExit and our own interrupt among it
             self._in_fabric = 1  # An interrupt may have come before the line above was reached.
             return self.failed(item, error, retryable)
@@ -515,8 +555,11 @@ class WorkerRuntime(FabricClient):
         if found is None:
             row = self.worker.functions[function_id]
             self._look_in(option(row[3], "paths", ()))
-            found = self._functions[function_id] = serialization.load_function(row[2], function_id)
+            ahead = option(row[3], "stream")
+            found = self._functions[function_id] = serialization.load_function(row[2], function_id, whole=ahead is None)
             self._options[function_id] = (row[1], option(row[3], "num_returns", 1))
+            if ahead is not None:
+                self._streams[function_id] = ahead
             if option(row[3], "actor") is not None:
                 self._classes.add(function_id)
         return found
@@ -584,12 +627,7 @@ class WorkerRuntime(FabricClient):
         for index, each in enumerate(values):
             packed = serialization.serialize(each, f"what {name} returned")
             contained.append(packed.contained)
-            if packed.size <= self.config.inline_bytes:
-                outputs.append(packed.to_bytes())
-            else:
-                place = self.values.write(name_value(row[0], index), packed)
-                outputs.append(place)
-                self._unfinished_writes.append(place[0])
+            outputs.append(self.store(name_value(row[0], index), packed))
         extra = (tuple(contained), ()) if any(contained) else None
         if extra is not None:
             with self.lock:

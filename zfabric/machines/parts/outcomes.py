@@ -42,6 +42,10 @@ class Outcomes:
         self.node = node
         self.actor_made: Callable[[TaskRecord, WorkerRecord | None, int, bytes], None]
         """Whom to tell once a task that makes an actor has ended."""
+        self.stream_whole: Callable[[TaskRecord], bool]
+        """Whether all values of a stream whose task has ended have come."""
+        self.stream_ended: Callable[[TaskRecord, int, bytes], None]
+        """Whom to tell once a streaming task has its outcome."""
         self._ending = False
         self._failing: deque[tuple[TaskRecord, int, bytes]] = deque()
         """Dependents of failed tasks, yet to fail: a queue and not recursion, since chains are long."""
@@ -111,6 +115,8 @@ class Outcomes:
             self._finish(task, ERROR, outputs[0] if outputs else b"")
         elif status == FAILED:
             self._finish(task, FAILED, outputs[0] if outputs else pack_failure("FabricError", "the worker gave no reason"))
+        elif task.function.stream is not None and not self.stream_whole(task):
+            self.again(task)  # Some values went with the daemon before this one.
         else:
             self._accept_values(worker, task, outputs, extra)
 
@@ -124,7 +130,7 @@ class Outcomes:
         deterministic = bool(task.option("deterministic", False))
         for index, (record, value) in enumerate(zip(values, outputs, strict=True)):
             if record.status == OK and record.value is not None:
-                self._drop_copy(worker, record.object_id, value)
+                self.drop_copy(worker, record.object_id, value)
                 continue
             refs = contained[index] if index < len(contained) else ()
             self.set_value(record, value, refs, worker.process.incarnation if worker.process else b"", deterministic)
@@ -149,9 +155,9 @@ class Outcomes:
     def _late(self, worker: WorkerRecord, task_id: bytes, outputs: m.Row) -> None:
         self.tables.counts["late_completions"] += 1
         for index, value in enumerate(outputs):
-            self._drop_copy(worker, object_id(task_id, index), value)
+            self.drop_copy(worker, object_id(task_id, index), value)
 
-    def _drop_copy(self, worker: WorkerRecord, identifier: bytes, value: object) -> None:
+    def drop_copy(self, worker: WorkerRecord, identifier: bytes, value: object) -> None:
         """Free a second copy of a value in the arena, under a name that nothing else has."""
         if isinstance(value, tuple) and self.tables.store_address is not None:
             name = b"\xff" * 4 + identifier[4:16] + int(value[0] % 2**32).to_bytes(4, "big")
@@ -240,6 +246,8 @@ class Outcomes:
             task.worker = None
         if task.function.actor is not None:
             self.actor_made(task, worker, status, payload)
+        if task.function.stream is not None:
+            self.stream_ended(task, status, payload)
         self._unpin_row(task)
         for record in task.values():
             self.announce(record)
@@ -522,7 +530,12 @@ class Outcomes:
 
 
 def _pushed(record: AnyObject) -> bytes | None:
-    """What of a value travels with the news of it: small ones without refs inside. The rest is fetched when it is wanted."""
+    """What of a value travels with the news of it: small ones without refs inside. The rest is fetched when it is wanted.
+
+    So is the end of a stream: whoever submitted its task keeps the row, which would make lost values again.
+    """
+    if type(record) is TaskRecord and record.function.stream is not None:
+        return None
     return record.value if type(record.value) is bytes and record.holders is not None and not record.contained else None
 
 

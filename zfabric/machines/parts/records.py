@@ -154,6 +154,33 @@ class TaskRecord:
 AnyObject = TaskRecord | ObjectRecord
 
 
+class StreamRecord:
+    """The values that a streaming task yields, beside the task's own value, which stands for the end of the stream."""
+
+    __slots__ = ("ahead", "closed", "count", "declared", "end", "pending", "task", "told", "unclaimed", "upto")
+
+    def __init__(self, task: TaskRecord, ahead: int) -> None:
+        self.task = task
+        self.ahead = ahead
+        """Values that may exist before anybody has asked for one."""
+        self.count = 0
+        """Values so far, over all attempts: those below are not made again."""
+        self.declared = 0
+        """How many values the last attempt that came to its end says there are."""
+        self.end: int | None = None
+        """How many there are in all, once that is known."""
+        self.upto = ahead
+        """One past the last value asked for, and so how far the task may go."""
+        self.told: tuple[bytes, int, int] | None = None
+        """Which worker, running which attempt, was told last how far it may go."""
+        self.unclaimed: set[int] = set()
+        """Values that no process has held yet: the stream itself keeps them."""
+        self.pending: dict[int, ObjectRecord] = {}
+        """Values that were asked for and do not exist yet."""
+        self.closed = False
+        """Whether the last reference to the stream went while its task was not done."""
+
+
 class Rare:
     """What only some tasks have."""
 
@@ -212,6 +239,7 @@ class FunctionRecord:
         "payload",
         "plain",
         "queue",
+        "stream",
     )
 
     def __init__(self, identifier: bytes, name: str, payload: bytes, options: tuple[Row, ...]) -> None:
@@ -225,11 +253,13 @@ class FunctionRecord:
         self.environment: Environment = option(options, "env", NO_ENVIRONMENT)
         self.num_returns: int = option(options, "num_returns", 1)
         self.inline: bool = option(options, "inline", True)
+        self.stream: int | None = option(options, "stream")
+        """If its calls make streams, how many values those may be ahead (0: as configured)."""
         self.mean: float | None = None
         """Exponential average of its running time in seconds; None before the first has finished."""
         self.concurrency: int = option(options, "max_concurrency", 1) if self.actor is None else 1
         """How many of its tasks one worker runs at the same time (``async def``)."""
-        self.plain = self.num_returns == 1 and option(options, "timeout") is None and self.actor is None
+        self.plain = self.num_returns == 1 and option(options, "timeout") is None and self.actor is None and self.stream is None
         self.queue: ShapeQueue
 
     @property

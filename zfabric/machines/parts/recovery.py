@@ -55,6 +55,7 @@ HELD = frozenset(
         m.Hold,
         m.Blocked,
         m.Completed,
+        m.Yielded,
         m.TakenBack,
         m.Unblocked,
         m.Fetch,
@@ -121,6 +122,7 @@ class Recovery:
         self._each(m.Offer, self._take_offer)
         self._each(m.Expect, lambda source, message: step(now, source, message))
         self._each(m.Hold, self._take_hold)
+        self.scheduler.streams.positions_known()
         for task, _ in self._entered:
             self._take_stored(task)
             self._know((named_by(task),))
@@ -135,10 +137,12 @@ class Recovery:
             self._go_on(task, worker, now)
         self.scheduler.actors.bury()
         self._each(m.Blocked, lambda source, message: step(now, source, message))
+        self._each(m.Yielded, lambda source, message: step(now, source, message))
         self._each(m.Completed, lambda source, message: step(now, source, message))
         for source, message in self._said:
             if type(message) in _AFTERWARDS and source[1:] in self.tables.processes:
                 step(now, source, message)
+        self.scheduler.streams.recovered()
         for task_id, (_, block) in self._rows.items():
             if task_id not in self.tables.tasks:
                 self.scheduler.blocks.drop(task_id, block)
@@ -178,6 +182,8 @@ class Recovery:
         elif self.scheduler.config.lineage:
             task.block = self.scheduler.blocks.add(row)
         self.tables.tasks[task.id] = task
+        if function.stream is not None:
+            self.scheduler.streams.begin(task)
         return task
 
     def _enter_running(self, source: Address, message: m.Running) -> None:
@@ -252,8 +258,8 @@ class Recovery:
                 self.tables.counts["inline_bytes"] += len(value)
 
     def _take_hold(self, source: Address, message: m.Hold) -> None:
-        for object_id in message.object_ids:
-            self._known(object_id)
+        self._know((message.object_ids,))
+        self.scheduler.streams.claim(message.object_ids)
         for object_id in self.references.hold(message.object_ids, source[1:]):
             record = self.tables.objects[object_id] = ObjectRecord(object_id, None, source[1:])
             record.status = FAILED
@@ -316,9 +322,9 @@ class Recovery:
     def _know(self, several: Iterable[tuple[bytes, ...]]) -> None:
         for object_ids in several:
             for object_id in object_ids:
-                self._known(object_id)
+                self.known(object_id)
 
-    def _known(self, object_id: bytes) -> None:
+    def known(self, object_id: bytes) -> None:
         """Bring an object back, if anything is known of it."""
         if self.tables.find(object_id) is not None:
             return
@@ -338,7 +344,7 @@ class Recovery:
     def _orphan(self, object_id: bytes) -> ObjectRecord:
         """A value whose row, if it ever had one, is not known."""
         record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
-        if not is_put(object_id):
+        if not is_put(object_id) and object_id[:TASK_BYTES] not in self.tables.streams:
             self.tables.orphans[object_id] = False
         return record
 
@@ -366,5 +372,5 @@ class Recovery:
         for task in restored:
             for identifier in named_by(task):
                 if identifier in self._stored and self.tables.find(identifier) is None:
-                    self._known(identifier)
+                    self.known(identifier)
             self.references.keep_row(task)

@@ -37,6 +37,8 @@ class References:
         self.evicted = 0
         self.actor_unreferenced: Callable[[TaskRecord], None]
         """Whom to tell once the last handle to an actor has gone."""
+        self.stream_unreferenced: Callable[[AnyObject], None]
+        """Whom to tell once nobody needs a stream, or a value that it does not have yet."""
         self._absorbing: Iterator[AnyObject] | None = None
         self._absorb_above = 0
 
@@ -75,6 +77,8 @@ class References:
                     spare.append(record)
                     if record.pins > 0 and type(record.value) is bytes:
                         self._secure(record)
+                elif self.tables.streams:
+                    spare.append(record)
             elif type(record.holders) is set:
                 drop_holder(record, process)
                 spare.append(record)
@@ -136,8 +140,12 @@ class References:
         while spare and budget:
             budget -= 1
             record = spare.popleft()
-            if record.holders is None and record.pins <= 0 and record.status != PENDING and not record.fetchers:
-                self._free(record)
+            if record.holders is None and record.pins <= 0:
+                if record.status == PENDING:
+                    if self.tables.streams:
+                        self.stream_unreferenced(record)
+                elif not record.fetchers:
+                    self._free(record)
         while self.lineage_bytes > self.tables.config.lineage_bytes and self._lineage:
             oldest = self._lineage.popleft()
             if oldest.rare is not None and oldest.rare.kept:
@@ -184,6 +192,8 @@ class References:
         task = record.task
         if task is not None and task.function.actor is not None:
             self.actor_unreferenced(task)
+        if task is not None and task.function.stream is not None:
+            self.stream_unreferenced(task)
         if task is None:
             self.tables.objects.pop(record.object_id, None)
         elif task.state == DONE:

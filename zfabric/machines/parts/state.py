@@ -6,7 +6,17 @@ from collections import Counter, deque
 from typing import Any
 
 from zfabric.config import Config
-from zfabric.machines.parts.records import AnyObject, JobRecord, ObjectRecord, ProcessRecord, Shape, ShapeQueue, TaskRecord, WorkerRecord
+from zfabric.machines.parts.records import (
+    AnyObject,
+    JobRecord,
+    ObjectRecord,
+    ProcessRecord,
+    Shape,
+    ShapeQueue,
+    StreamRecord,
+    TaskRecord,
+    WorkerRecord,
+)
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Say, Send
 from zfabric.protocol.ids import CLIENT, CONTROL, FIRST_RETURN, PREFIX_BYTES, TASK_BYTES, Address
@@ -24,6 +34,8 @@ class Tables:
         self.tasks: dict[bytes, TaskRecord] = {}
         self.objects: dict[bytes, ObjectRecord] = {}
         """``put`` values, and the values of tasks with several returns."""
+        self.streams: dict[bytes, StreamRecord] = {}
+        """Streams that somebody may read, by task."""
         self.processes: dict[bytes, ProcessRecord] = {}
         self.workers: dict[bytes, WorkerRecord] = {}
         self.by_pid: dict[int, WorkerRecord | ProcessRecord] = {}

@@ -68,6 +68,8 @@ class Values:
         """A process has refs. One that is not registered has none: what it said arrived after its death."""
         if source[1:] not in self.tables.processes:
             return
+        if self.tables.streams:
+            self.scheduler.streams.claim(message.object_ids)
         unknown = self.references.hold(message.object_ids, source[1:])
         if unknown:
             self.tables.counts["holds_of_unknown"] += len(unknown)

@@ -96,11 +96,13 @@ from zfabric.protocol.messages.registration import Welcome as Welcome
 from zfabric.protocol.messages.rows import Ids as Ids
 from zfabric.protocol.messages.rows import Row as Row
 from zfabric.protocol.messages.rows import Rows as Rows
+from zfabric.protocol.messages.tasks import CLOSE as CLOSE
 from zfabric.protocol.messages.tasks import ERROR as ERROR
 from zfabric.protocol.messages.tasks import FAILED as FAILED
 from zfabric.protocol.messages.tasks import INTERRUPTED as INTERRUPTED
 from zfabric.protocol.messages.tasks import OK as OK
 from zfabric.protocol.messages.tasks import RETRY as RETRY
+from zfabric.protocol.messages.tasks import Allow as Allow
 from zfabric.protocol.messages.tasks import Blocked as Blocked
 from zfabric.protocol.messages.tasks import Cancel as Cancel
 from zfabric.protocol.messages.tasks import Completed as Completed
@@ -116,6 +118,7 @@ from zfabric.protocol.messages.tasks import Submit as Submit
 from zfabric.protocol.messages.tasks import TakeBack as TakeBack
 from zfabric.protocol.messages.tasks import TakenBack as TakenBack
 from zfabric.protocol.messages.tasks import Unblocked as Unblocked
+from zfabric.protocol.messages.tasks import Yielded as Yielded
 from zfabric.protocol.messages.values import Fetch as Fetch
 from zfabric.protocol.messages.values import Hold as Hold
 from zfabric.protocol.messages.values import Kept as Kept

@@ -64,6 +64,30 @@ class Completed(NamedTuple):
     trace: bytes
 
 
+class Yielded(NamedTuple):
+    """worker -> local scheduler. Values of streams, in order: rows ``(task_id, attempt, index, value, contained)``.
+
+    ``value`` is inline bytes or a place in the arena; True where an earlier daemon took over the place; None says that the stream has
+    ``index`` values and no more. Said again after a restart of the daemon, and by a later attempt: an index names the same value.
+    """
+
+    rows: Rows
+
+
+CLOSE = -1
+"""``Allow.upto`` where nobody reads a stream any more: it is to end."""
+
+
+class Allow(NamedTuple):
+    """local scheduler -> worker. The stream may have the values below ``upto`` by now; or is to CLOSE.
+
+    State and not a difference: the consumer has asked for all values up to there.
+    """
+
+    task_id: bytes
+    upto: int
+
+
 class Running(NamedTuple):
     """worker -> local scheduler, between ``Register`` and ``Ready``. Rows ``(task row, attempt, begun)`` that I hold."""
 

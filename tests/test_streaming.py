@@ -1,0 +1,382 @@
+"""Streams: values that are consumed while the task that yields them runs. Real processes; the machines alone are in ``test_streams.py``."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from bad_days import PATIENCE, eventually, failure, kill_daemon, query
+from conftest import running_cluster
+
+import zfabric as zf
+
+pytestmark = pytest.mark.usefixtures("shared_cluster")
+
+streaming: Callable[..., Any] = zf.remote(num_returns="streaming")
+
+
+@pytest.fixture(scope="module")
+def shared_cluster() -> Iterator[Any]:
+    """One cluster for the file, whose daemon is restarted at once however often it dies."""
+    with running_cluster(config={"restart_backoff_max": 0.1}) as context:
+        yield context
+
+
+@streaming
+def count(n: int) -> Iterator[int]:
+    yield from range(n)
+
+
+@zf.remote
+def total(generator: Any) -> int:
+    return sum(zf.get(ref) for ref in generator)
+
+
+@zf.remote(num_returns="streaming", max_buffered=3)
+def noted(path: str, n: int, kill_at: int = -1) -> Iterator[int]:
+    """Writes down what it yields; dies once before the value ``kill_at``."""
+    note = Path(path)
+    try:
+        for index in range(n):
+            with note.open("a") as file:
+                file.write(f"{index} ")
+            marker = Path(f"{path}.died")
+            if index == kill_at and not marker.exists():
+                marker.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield index
+    except GeneratorExit:
+        with note.open("a") as file:
+            file.write("closed")
+        raise
+
+
+def values(generator: Any) -> list[Any]:
+    return [zf.get(ref, timeout=PATIENCE) for ref in generator]
+
+
+def written(path: Path) -> list[str]:
+    return path.read_text().split() if path.exists() else []
+
+
+def released() -> bool:
+    """Whether every CPU is free again."""
+    return bool(zf.available_resources().get("CPU") == zf.cluster_resources()["CPU"])
+
+
+# --- consumed while it runs ---------------------------------------------------------------------------------------------------------
+
+
+def test_values_come_in_order_and_then_it_ends() -> None:
+    generator = count.remote(100)
+    assert isinstance(generator, zf.ObjectRefGenerator)
+    assert values(generator) == list(range(100))
+    assert values(generator) == []
+    assert zf.get(generator.completed(), timeout=PATIENCE) == 100
+    assert values(count.remote(0)) == []
+
+
+def test_values_are_there_before_the_task_is_done(tmp_path: Path) -> None:
+    @streaming
+    def lockstep() -> Iterator[int]:
+        for index in range(3):
+            yield index
+            eventually((tmp_path / str(index)).exists, "the consumer has seen the value")
+
+    for index, ref in enumerate(lockstep.remote()):
+        assert zf.get(ref, timeout=PATIENCE) == index
+        (tmp_path / str(index)).touch()
+
+
+def test_large_values_and_refs_inside_values() -> None:
+    @streaming
+    def mixed() -> Iterator[Any]:
+        for index in range(40):
+            yield np.full(100_000, index)
+            yield [zf.put(index)]
+
+    seen = []
+    for position, ref in enumerate(mixed.remote()):
+        value = zf.get(ref, timeout=PATIENCE)
+        seen.append(int(value[0]) if position % 2 == 0 else zf.get(value[0], timeout=PATIENCE))
+    assert seen == [index for index in range(40) for _ in range(2)]
+
+
+def test_it_is_iterated_in_an_event_loop_too() -> None:
+    async def both() -> list[list[int]]:
+        async def one() -> list[int]:
+            return [await ref async for ref in count.remote(50)]
+
+        return await asyncio.gather(one(), one())
+
+    assert asyncio.run(both()) == [list(range(50)), list(range(50))]
+
+
+def test_a_consumer_can_ask_without_waiting(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+
+    @streaming
+    def gated() -> Iterator[int]:
+        eventually(gate.exists, "the gate opens")
+        yield 1
+
+    generator = gated.remote()
+    assert not generator.next_ready()
+    with pytest.raises(zf.GetTimeoutError):
+        generator.next(timeout=0)
+    gate.touch()
+    eventually(generator.next_ready, "the value comes")
+    assert zf.get(generator.next(timeout=PATIENCE)) == 1
+    assert generator.task_id() == generator.completed().task_id()
+
+
+def test_options_of_calls_and_map() -> None:
+    one = zf.remote(lambda n: iter(range(n)))
+    assert values(one.options(num_returns="streaming", name="letters").remote(3)) == [0, 1, 2]
+    assert [values(each) for each in count.options(max_buffered=1).map([1, 3])] == [[0], [0, 1, 2]]
+    assert zf.get(count.options(num_returns=3).remote(3), timeout=PATIENCE) == [0, 1, 2]
+    with pytest.raises(zf.OptionError, match="streaming"):
+        zf.remote(num_returns=2, max_buffered=3)(lambda: None)
+    with pytest.raises(zf.OptionError, match=r'"streaming".*"dynamic"'):
+        count.options(num_returns=None).remote(1)
+    with pytest.raises(zf.OptionError, match="max_buffered"):
+        count.options(max_buffered=0)
+
+    async def not_a_generator() -> None: ...
+
+    async def of_no_use() -> Any:
+        yield 1
+
+    with pytest.raises(zf.OptionError, match="plain generators"):
+        streaming(not_a_generator)
+    with pytest.raises(zf.OptionError, match="plain generator"):
+        streaming(of_no_use)
+
+
+def test_a_function_that_yields_nothing_says_so() -> None:
+    generator = zf.remote(num_returns="streaming")(lambda: 5).remote()
+    error = failure(next(generator))
+    assert isinstance(error, TypeError)
+    assert "should yield" in str(error)
+    with pytest.raises(StopIteration):
+        next(generator)
+
+
+# --- how far ahead ------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_producer_is_no_further_ahead_than_it_may_be(tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    generator = noted.remote(str(note), 100)
+
+    def has_yielded(number: int) -> None:
+        eventually(lambda: len(written(note)) >= number, f"it yields {number}")
+        assert len(written(note)) == number
+
+    has_yielded(3)
+    for taken in range(1, 20):
+        assert zf.get(next(generator), timeout=PATIENCE) == taken - 1
+        has_yielded(taken + 3)
+    # Its CPU is lent meanwhile: more tasks than CPUs can run, though producers wait.
+    others = [noted.remote(str(tmp_path / f"other {index}"), 10) for index in range(3)]
+    assert zf.get([total.remote(each) for each in others], timeout=PATIENCE) == [45] * 3
+    assert len(written(note)) == 22
+
+
+def test_a_producer_that_waits_lets_its_consumer_run(cluster: Callable[..., Any]) -> None:
+    cluster(num_cpus=1)
+    assert zf.get(total.remote(count.remote(1000)), timeout=PATIENCE) == sum(range(1000))
+
+
+# --- passed on ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_another_task_goes_on_where_it_stands() -> None:
+    generator = count.remote(200)
+    first = [zf.get(next(generator), timeout=PATIENCE) for _ in range(5)]
+    ref = total.remote(generator)
+    del generator
+    assert first == [0, 1, 2, 3, 4]
+    assert zf.get(ref, timeout=PATIENCE) == sum(range(5, 200))
+    assert zf.get(total.remote(count.remote(200)), timeout=PATIENCE) == sum(range(200))
+
+
+def test_what_one_copy_has_taken_another_is_not_given(tmp_path: Path) -> None:
+    generator = noted.remote(str(tmp_path / "note"), 6)
+    assert zf.get(total.remote(generator), timeout=PATIENCE) == 15
+    error = failure(next(generator))
+    assert isinstance(error, zf.ObjectFreedError)
+    assert "another copy" in str(error)
+
+
+# --- closed -------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["close", "drop"])
+@pytest.mark.parametrize("taken", [0, 2])
+def test_closing_it_ends_the_producer(tmp_path: Path, how: str, taken: int) -> None:
+    note = tmp_path / "note"
+    generator = noted.remote(str(note), 10**6)
+    for _ in range(taken):
+        zf.get(next(generator), timeout=PATIENCE)
+    eventually(lambda: len(written(note)) == taken + 3, "it runs")
+    if how == "close":
+        generator.close()
+        assert values(generator) == []
+        with pytest.raises(ValueError, match="closed"):
+            generator.completed()
+    else:
+        del generator
+    eventually(lambda: written(note)[-1] == "closed", "GeneratorExit is raised in it")
+    eventually(released, "its CPU is free")
+
+
+def test_a_stream_that_nobody_wants_before_it_begins_does_not_begin(tmp_path: Path) -> None:
+    @zf.remote
+    def hold() -> None:
+        eventually((tmp_path / "gate").exists, "the gate opens")
+
+    holders = [hold.remote() for _ in range(2)]
+    note = tmp_path / "note"
+    noted.remote(str(note), 10).close()
+    (tmp_path / "gate").touch()
+    zf.get(holders, timeout=PATIENCE)
+    eventually(released, "nothing runs")
+    assert not note.exists()
+
+
+def test_nothing_of_a_stream_is_left() -> None:
+    def objects() -> int:
+        return int(query("status")["statistics"]["objects"])
+
+    gc.collect()
+    eventually(lambda: objects() == 0, "what other tests had has gone")
+    for _ in range(3):
+        generator = count.remote(30)
+        zf.get([next(generator) for _ in range(10)], timeout=PATIENCE)
+        del generator
+    assert values(count.remote(30))[-1] == 29
+    eventually(lambda: objects() == 0, "every value has gone")
+
+
+def test_it_is_cancelled_like_a_task(tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    generator = noted.remote(str(note), 10**6)
+    assert zf.get(next(generator), timeout=PATIENCE) == 0
+    eventually(lambda: len(written(note)) == 4, "it waits for room")
+    zf.cancel(generator)
+    *rest, last = generator
+    assert values(rest) == list(range(1, 1 + len(rest)))
+    assert isinstance(failure(last), zf.TaskCancelledError)
+
+
+# --- bad days -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_error_is_the_last_ref() -> None:
+    @streaming
+    def failing() -> Iterator[int]:
+        yield 1
+        yield 2
+        raise KeyError("broken")
+
+    generator = failing.remote()
+    refs = list(generator)
+    assert values(refs[:2]) == [1, 2]
+    assert len(refs) == 3
+    assert isinstance(failure(refs[2]), KeyError)
+    assert isinstance(failure(generator.completed()), KeyError)
+
+
+def test_an_error_that_is_to_be_retried_goes_on_where_it_was(tmp_path: Path) -> None:
+    @zf.remote(num_returns="streaming", retry_exceptions=[OSError])
+    def flaky() -> Iterator[int]:
+        for index in range(20):
+            if index == 10 and not (tmp_path / "once").exists():
+                (tmp_path / "once").touch()
+                raise OSError("once")
+            yield index
+
+    assert values(flaky.remote()) == list(range(20))
+
+
+def test_a_killed_producer_is_run_again_and_nothing_is_given_twice(tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    generator = noted.remote(str(note), 20, 8)
+    assert values(generator) == list(range(20))
+    assert written(note)[:-1].count("0") == 2  # It did begin again.
+
+
+def test_a_producer_without_retries_ends_with_the_reason(tmp_path: Path) -> None:
+    *refs, last = noted.options(max_retries=0).remote(str(tmp_path / "note"), 20, 4)
+    assert values(refs) == [0, 1, 2, 3][: len(refs)]  # What it yielded last may have died with it.
+    assert isinstance(failure(last), zf.WorkerCrashedError)
+
+
+@pytest.mark.parametrize("size", [1, 20_000])
+def test_streams_outlive_the_daemon(size: int) -> None:
+    @zf.remote(num_returns="streaming", max_buffered=5)
+    def arrays(n: int) -> Iterator[Any]:
+        for index in range(n):
+            yield np.full(size, index)
+
+    generator, untouched, handed = arrays.remote(60), arrays.remote(60), arrays.remote(4)
+    seen = [int(zf.get(next(generator), timeout=PATIENCE)[0]) for _ in range(10)]
+    kill_daemon()
+    for _ in range(20):
+        seen.append(int(zf.get(next(generator), timeout=PATIENCE)[0]))
+    kill_daemon()
+    seen += [int(value[0]) for value in values(generator)]
+    assert seen == list(range(60))
+    assert [int(value[0]) for value in values(untouched)] == list(range(60))
+    assert [int(value[0]) for value in values(handed)] == list(range(4))
+
+
+def test_a_stream_that_had_ended_outlives_the_daemon() -> None:
+    generator = count.remote(12)
+    assert zf.get(next(generator), timeout=PATIENCE) == 0
+    assert zf.get(generator.completed(), timeout=PATIENCE) == 12
+    other = count.remote(12)
+    assert zf.get(other.completed(), timeout=PATIENCE) == 12
+    kill_daemon()
+    assert values(generator) == list(range(1, 12))
+    assert values(other) == list(range(12))
+
+
+def test_a_stream_closed_while_the_daemon_is_dead_ends(tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    generator = noted.remote(str(note), 10**6)
+    assert zf.get(next(generator), timeout=PATIENCE) == 0
+    kill_daemon()
+    generator.close()
+    eventually(lambda: written(note)[-1] == "closed", "GeneratorExit is raised in it")
+
+
+# --- all at once --------------------------------------------------------------------------------------------------------------------
+
+
+def test_dynamic_returns_come_once_the_task_is_done() -> None:
+    @zf.remote(num_returns="dynamic")
+    def halves(n: int) -> Iterator[Any]:
+        while n:
+            yield np.full(20_000, n)
+            n //= 2
+
+    refs = zf.get(halves.remote(9), timeout=PATIENCE)
+    assert len(refs) == 4
+    assert [int(value[0]) for value in values(refs)] == [9, 4, 2, 1]
+    assert [int(value[0]) for value in values(refs)] == [9, 4, 2, 1]
+
+    @zf.remote
+    def again(found: Any) -> list[int]:
+        return [int(zf.get(ref)[0]) for ref in found]
+
+    assert zf.get(again.remote(halves.remote(5)), timeout=PATIENCE) == [5, 2, 1]
+    assert isinstance(failure(count.options(num_returns="dynamic").remote("x")), TypeError)

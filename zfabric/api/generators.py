@@ -1,0 +1,255 @@
+"""Generators of refs: what calls with ``num_returns="streaming"`` or ``"dynamic"`` give.
+
+A stream's values are objects whose names are known before they exist. Its generator holds refs to the next of them, as many as the
+producer may be ahead, and so has asked for them: the values come by themselves, and taking one asks for one more.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from zfabric.adapters.serialization import register_plain, serialize
+from zfabric.api.core import owner_of
+from zfabric.api.errors import a
+from zfabric.api.lifecycle import connected
+from zfabric.api.refs import ObjectRef
+from zfabric.api.remote_function import Export, RemoteFunction
+from zfabric.exceptions import GetTimeoutError
+from zfabric.protocol.failures import unpack_failure
+from zfabric.protocol.ids import object_id
+from zfabric.protocol.messages import FAILED
+
+ASK_EACH_TIME = 8
+"""A stream that may be no further ahead than this is asked for one more value with each that is taken; others for half as many at once."""
+
+
+class ObjectRefGenerator:
+    """Refs to the values of a task that yields them, in order, each as soon as it exists. Made by ``num_returns="streaming"``.
+
+    Iterate over it with ``for`` or ``async for``; of several threads, one at a time. If the task fails, the next ref raises its error when
+    it is read, and the iteration ends. The task is at most ``max_buffered`` values ahead. When the generator is closed, or nobody has it
+    any more, the task is ended: GeneratorExit is raised in it where it yielded last. It can be passed to another task, which goes
+    on where it stands; a value that one copy has taken is not given by another.
+
+    >>> import zfabric as zf
+    >>> @zf.remote(num_returns="streaming")
+    ... def count(n):
+    ...     for i in range(n):
+    ...         yield i
+    >>> for ref in count.remote(3):
+    ...     print(zf.get(ref))
+    0
+    1
+    2
+    """
+
+    def __init__(self, end: ObjectRef, ahead: int, position: int = 0, window: Iterable[ObjectRef] = (), finished: bool = False) -> None:
+        self._end: ObjectRef | None = end
+        self._task = end.task_id()
+        self._ahead = ahead
+        self._position = position
+        """How many values were taken."""
+        self._window = deque(window)
+        """Refs to the values that come next."""
+        self._finished = finished
+
+    # -- iteration --
+
+    def __iter__(self) -> ObjectRefGenerator:
+        return self
+
+    def __aiter__(self) -> ObjectRefGenerator:
+        return self
+
+    def __next__(self) -> ObjectRef:
+        return self.next()
+
+    def next(self, timeout: float | None = None) -> ObjectRef:
+        """The next ref, once its value exists. StopIteration at the end; GetTimeoutError if ``timeout`` seconds pass first.
+
+        >>> import zfabric as zf
+        >>> letters = zf.remote(num_returns="streaming")(lambda: iter("ab")).remote()
+        >>> zf.get(letters.next(timeout=60))
+        'a'
+        """
+        if self._finished:
+            raise StopIteration
+        if not self._is_value(self._coming(), timeout):
+            self._finish()
+            raise StopIteration
+        return self._take()
+
+    async def __anext__(self) -> ObjectRef:
+        from zfabric.api.futures import arrival
+
+        if self._finished:
+            raise StopAsyncIteration
+        ref = self._coming()
+        await arrival(ref)
+        if not self._is_value(ref, None):
+            self._finish()
+            raise StopAsyncIteration
+        return self._take()
+
+    def _coming(self) -> ObjectRef:
+        if not self._window:
+            self._ask()
+        return self._window[0]
+
+    def _take(self) -> ObjectRef:
+        self._position += 1
+        taken = self._window.popleft()
+        if len(self._window) <= self._ahead // 2 or self._ahead <= ASK_EACH_TIME:
+            self._ask()
+        return taken
+
+    def _ask(self) -> None:
+        """Have the next values sent as they come."""
+        first = self._position + len(self._window)
+        names = [object_id(self._task, index + 1) for index in range(first, self._position + self._ahead)]
+        client = owner_of(self.completed())
+        client.follow(names)
+        self._window.extend(ObjectRef(name, client) for name in names)
+
+    def _is_value(self, ref: ObjectRef, timeout: float | None) -> bool:
+        """Whether there is such a value (or an error in its place), once that is known. False is the end."""
+        status, data, release = owner_of(ref).get((ref.binary(),), timeout)[0]
+        if release is not None:
+            release()
+        return status != FAILED or unpack_failure(bytes(data))[0] != "StreamEnded"
+
+    def _finish(self) -> None:
+        self._finished = True
+        self._window.clear()
+
+    # -- more about it --
+
+    def next_ready(self) -> bool:
+        """Whether ``next`` would not wait.
+
+        >>> import zfabric as zf
+        >>> generator = zf.remote(num_returns="streaming")(lambda: iter("a")).remote()
+        >>> while not generator.next_ready():
+        ...     pass
+        >>> zf.get(next(generator))
+        'a'
+        """
+        if self._finished:
+            return True
+        try:
+            self._is_value(self._coming(), 0)
+        except GetTimeoutError:
+            return False
+        return True
+
+    def completed(self) -> ObjectRef:
+        """A ref that is ready once the task has ended; its value is how many values it yielded, or the error that ended it.
+
+        Waiting for it without consuming waits for ever where the task yields more than it may be ahead.
+        """
+        if self._end is None:
+            raise ValueError("this generator was closed, and its task with it")
+        return self._end
+
+    def task_id(self) -> bytes:
+        """The id of the task that yields the values."""
+        return self._task
+
+    def close(self) -> None:
+        """Take no more. The task is ended, unless another copy of this generator is left.
+
+        >>> import zfabric as zf
+        >>> @zf.remote(num_returns="streaming")
+        ... def numbers():
+        ...     number = 0
+        ...     while True:
+        ...         yield number
+        ...         number += 1
+        >>> generator = numbers.remote()
+        >>> zf.get(next(generator))
+        0
+        >>> generator.close()
+        >>> list(generator)
+        []
+        """
+        self._finished = True
+        self._window.clear()
+        if self._end is not None:
+            client, self._end = self._end._client, None
+            if client is not None:
+                client.follow(())  # What was dropped is said soon, and not when this process looks next.
+
+    def __repr__(self) -> str:
+        return f"ObjectRefGenerator({self._task.hex()}, {self._position} taken)"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ObjectRefGenerator, (self.completed(), self._ahead, self._position, list(self._window), self._finished)
+
+
+register_plain(ObjectRefGenerator)
+
+
+class DynamicObjectRefGenerator:
+    """Refs to all values that a task yielded, once it is done: what a ref of ``num_returns="dynamic"`` has as its value.
+
+    >>> import zfabric as zf
+    >>> @zf.remote(num_returns="dynamic")
+    ... def letters(text):
+    ...     yield from text
+    >>> refs = zf.get(letters.remote("abc"))
+    >>> len(refs), [zf.get(ref) for ref in refs]
+    (3, ['a', 'b', 'c'])
+    """
+
+    def __init__(self, refs: Iterable[ObjectRef]) -> None:
+        self._refs = tuple(refs)
+
+    def __iter__(self) -> Iterator[ObjectRef]:
+        return iter(self._refs)
+
+    def __len__(self) -> int:
+        return len(self._refs)
+
+    def __repr__(self) -> str:
+        return f"DynamicObjectRefGenerator({len(self._refs)} refs)"
+
+
+class StreamingFunction(RemoteFunction):
+    """A function whose calls are streams. Made by ``zf.remote(num_returns="streaming")``."""
+
+    def _stream(self, ref: ObjectRef) -> ObjectRefGenerator:
+        options = self._options
+        ahead = options.get("max_buffered") or max(0, options.get("_generator_backpressure_num_objects") or 0)
+        return ObjectRefGenerator(ref, ahead or connected().config.stream_buffered)
+
+    def remote(self, *args: Any, **kwargs: Any) -> ObjectRefGenerator:
+        """Submit a call; returns the generator of its refs at once."""
+        return self._stream(super().remote(*args, **kwargs))
+
+    def map(self, iterable: Iterable[Any], chunksize: int | str = "auto") -> list[Any]:
+        """Call the function on every item; returns a generator for each."""
+        return [self._stream(ref) for ref in super().map(iterable, chunksize)]
+
+
+class _Collected:
+    """What a worker runs for ``num_returns="dynamic"``: the generator to its end, each value stored as soon as it is yielded."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.__qualname__ = str(getattr(function, "__qualname__", type(function).__qualname__))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> DynamicObjectRefGenerator:
+        values = self.function(*args, **kwargs)
+        if not hasattr(values, "__iter__") or isinstance(values, (str, bytes, dict)):
+            raise TypeError(f'{self.__qualname__} declares num_returns="dynamic" and returned {a(values)}: it should yield its values')
+        client = connected()
+        return DynamicObjectRefGenerator([ObjectRef(client.put(serialize(value), False), client) for value in values])
+
+
+class DynamicFunction(RemoteFunction):
+    """A function whose calls yield values that are had all at once. Made by ``zf.remote(num_returns="dynamic")``."""
+
+    def __init__(self, function: Callable[..., Any], options: Mapping[str, Any], export: Export | None = None) -> None:
+        super().__init__(function, options, export or Export(_Collected(function), options))
