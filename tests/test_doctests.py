@@ -15,7 +15,7 @@ MODULES = [
     "zfabric",
     "zfabric.config",
     "zfabric.exceptions",
-    *(f"zfabric.{part}" for part in ("api", "adapters", "machines", "protocol")),
+    *(f"zfabric.{part}" for part in ("api", "util", "adapters", "machines", "protocol")),
 ]
 
 

@@ -139,9 +139,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """``Executor``, loaded on first use: few programs need it, and it needs ``concurrent.futures``."""
+    """``Executor`` and ``util``, loaded on first use: few programs need them, and they need more modules."""
     if name == "Executor":
         from zfabric.util.executor import Executor
 
         return Executor
+    if name == "util":
+        import importlib
+
+        return importlib.import_module("zfabric.util")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,168 @@
+"""A pool of actors: each gets the next piece of work as soon as it has done the one before. Ray's names and rules."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import zfabric as zf
+
+Call = Callable[[Any, Any], zf.ObjectRef]
+"""Calls a method: ``lambda actor, value: actor.double.remote(value)``."""
+
+
+class ActorPool:
+    """Spreads calls over actors, one at a time on each; results come in the order of submission, or as they are ready.
+
+    >>> import zfabric as zf
+    >>> from zfabric.util import ActorPool
+    >>> @zf.remote
+    ... class Doubler:
+    ...     def double(self, value):
+    ...         return 2 * value
+    >>> pool = ActorPool([Doubler.remote(), Doubler.remote()])
+    >>> list(pool.map(lambda actor, value: actor.double.remote(value), [1, 2, 3, 4]))
+    [2, 4, 6, 8]
+    """
+
+    def __init__(self, actors: Iterable[Any]) -> None:
+        self._idle = list(actors)
+        self._running: dict[zf.ObjectRef, tuple[int, Any]] = {}
+        """Calls that have no outcome, as far as is known here: the place of each in the order, and its actor."""
+        self._done: dict[int, zf.ObjectRef] = {}
+        """Outcomes that nobody has asked for, by place."""
+        self._waiting: deque[tuple[int, Call, Any]] = deque()
+        """Work for which no actor was free."""
+        self._submitted = 0
+        self._next = 0
+        """The place whose result ``get_next`` gives next."""
+        self._dropped: set[int] = set()
+        """Places whose results nobody wants any more."""
+        self._unordered = False
+
+    def map(self, fn: Call, values: Iterable[Any]) -> Iterator[Any]:
+        """Results of ``fn(actor, value)`` for each value, in order. What was submitted before is forgotten."""
+        self._submit_all(fn, values)
+        return self._results(self.get_next)
+
+    def map_unordered(self, fn: Call, values: Iterable[Any]) -> Iterator[Any]:
+        """The same, each result as soon as it is there."""
+        self._submit_all(fn, values)
+        return self._results(self.get_next_unordered)
+
+    def _submit_all(self, fn: Call, values: Iterable[Any]) -> None:
+        self._waiting.clear()
+        self._done.clear()
+        self._dropped = {place for place, _ in self._running.values()}
+        self._next = self._submitted
+        self._unordered = False
+        for value in values:
+            self.submit(fn, value)
+
+    def _results(self, following: Callable[[], Any]) -> Iterator[Any]:
+        while self.has_next():
+            yield following()
+
+    def submit(self, fn: Call, value: Any) -> None:
+        """Have ``fn(actor, value)`` called on the next free actor."""
+        self._waiting.append((self._submitted, fn, value))
+        self._submitted += 1
+        self._feed()
+
+    def _feed(self) -> None:
+        while self._idle and self._waiting:
+            place, fn, value = self._waiting.popleft()
+            actor = self._idle.pop()
+            try:
+                ref = fn(actor, value)
+            except BaseException:  # the caller's own function; the actor is as free as before
+                self._idle.append(actor)
+                self._dropped.add(place)
+                raise
+            self._running[ref] = (place, actor)
+
+    def _collect(self, deadline: float | None) -> bool:
+        """Take in calls that have ended, waiting for the first; False if none had by then."""
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        refs = list(self._running)
+        ready, rest = zf.wait(refs, num_returns=1, timeout=left)
+        if ready and rest:
+            ready += zf.wait(rest, num_returns=len(rest), timeout=0)[0]
+        for ref in ready:
+            place, actor = self._running.pop(ref)
+            self._idle.append(actor)
+            if place in self._dropped:
+                self._dropped.discard(place)
+            else:
+                self._done[place] = ref
+        self._feed()
+        return bool(ready)
+
+    def has_next(self) -> bool:
+        """Whether there are results to come."""
+        wanted = sum(1 for place, _ in self._running.values() if place not in self._dropped)
+        return bool(self._done or self._waiting or wanted)
+
+    def get_next(self, timeout: float | None = None, ignore_if_timedout: bool = False) -> Any:
+        """The next result in the order of submission; raises what its method raised.
+
+        StopIteration if there is none, TimeoutError after ``timeout`` seconds; with ``ignore_if_timedout`` that result is then left
+        out. ValueError after ``get_next_unordered``, for as long as results of that time are to come.
+        """
+        if not self.has_next():
+            raise StopIteration("there are no more results")
+        if self._unordered:
+            raise ValueError("get_next() cannot follow get_next_unordered(): which result is next is not known any more")
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self._next in self._dropped and not any(place == self._next for place, _ in self._running.values()):
+            self._dropped.discard(self._next)
+            self._next += 1  # Its call could not be made.
+        while self._next not in self._done:
+            if not self._collect(deadline):
+                if ignore_if_timedout:
+                    self._dropped.add(self._next)
+                    self._next += 1
+                raise TimeoutError("the next result was not there in time")
+        ref = self._done.pop(self._next)
+        self._next += 1
+        return zf.get(ref)
+
+    def get_next_unordered(self, timeout: float | None = None, ignore_if_timedout: bool = False) -> Any:
+        """Whichever result is there first; raises what its method raised. StopIteration, TimeoutError as ``get_next``.
+
+        ``ignore_if_timedout`` is there for Ray's sake: without an order there is no result that would be left out.
+        """
+        if not self.has_next():
+            raise StopIteration("there are no more results")
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._done:
+            if not self._collect(deadline):
+                raise TimeoutError("no result was there in time")
+        place = next(iter(self._done))
+        ref = self._done.pop(place)
+        self._unordered = self.has_next()
+        self._next = self._submitted
+        return zf.get(ref)
+
+    def has_free(self) -> bool:
+        """Whether an actor is free and no work waits for one."""
+        self._look()
+        return bool(self._idle) and not self._waiting
+
+    def pop_idle(self) -> Any | None:
+        """Take a free actor out of the pool; None if none is."""
+        return self._idle.pop() if self.has_free() else None
+
+    def push(self, actor: Any) -> None:
+        """Add an actor. ValueError if it is in the pool."""
+        if actor in self._idle or any(actor == busy for _, busy in self._running.values()):
+            raise ValueError("the actor is in this pool already")
+        self._idle.append(actor)
+        self._feed()
+
+    def _look(self) -> None:
+        """Take in what has ended meanwhile."""
+        if self._running:
+            self._collect(time.monotonic())
