@@ -575,6 +575,37 @@ def test_exit_actor_ends_it_for_good() -> None:
     eventually(lambda: gone(pid), "it ended")
 
 
+@zf.remote
+class Quitter:
+    """Leaves as programs do."""
+
+    def quit(self, code: int) -> None:
+        raise SystemExit(code)
+
+    def ping(self) -> str:
+        return "pong"
+
+
+def test_sys_exit_ends_the_actor_as_wanted_or_as_a_death() -> None:
+    content = Quitter.options(max_restarts=1).remote()
+    with pytest.raises(zf.ActorDiedError, match="sys.exit"):
+        value_of(content.quit.remote(0))
+    with pytest.raises(zf.ActorDiedError):
+        value_of(content.ping.remote())
+    failing = Quitter.options(max_restarts=1).remote()
+    with pytest.raises(zf.ActorUnavailableError) as failed:
+        value_of(failing.quit.remote(3))
+    assert failed.value.outcome == "unknown"
+    assert value_of(failing.ping.remote()) == "pong"
+    with pytest.raises(zf.ActorDiedError, match="exit code 3"):
+        value_of(failing.quit.remote(3))
+
+
+def test_the_names_of_ray_actor() -> None:
+    assert isinstance(Quitter.remote(), zf.actor.ActorHandle)
+    assert zf.actor.exit_actor is zf.exit_actor
+
+
 def test_kill_with_restart_begins_anew() -> None:
     counter = Counter.options(max_restarts=1, max_task_retries=-1).remote(5)
     value_of(counter.add.remote())

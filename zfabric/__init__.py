@@ -8,6 +8,7 @@
 [0, 2, 4, 6, 8, 10, 12, 14, 16, 18]
 """
 
+from zfabric import actor
 from zfabric._version import __version__
 from zfabric.api.actor import ActorClass, ActorHandle, exit_actor, get_actor, kill, method
 from zfabric.api.cluster import available_resources, cluster_resources, explain, nodes, timeline
@@ -115,6 +116,7 @@ __all__ = [
     "VersionMismatchError",
     "WorkerCrashedError",
     "__version__",
+    "actor",
     "as_completed",
     "available_resources",
     "cancel",

@@ -58,11 +58,6 @@ def _timeout(value: Any) -> None:
         raise OptionError(f"timeout is a number of seconds above 0, not {value!r}")
 
 
-def _name(value: Any) -> None:
-    if not isinstance(value, str) or not value:
-        raise OptionError(f"name is a non-empty str, not {value!r}")
-
-
 def _name_of(what: str) -> Callable[[Any], None]:
     def check(value: Any) -> None:
         if not isinstance(value, str) or not value:
@@ -121,7 +116,7 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
     "retry_exceptions": _retry_exceptions,
     "max_buffered": _whole("max_buffered", 1, BUFFERED_MAX),
     "timeout": _timeout,
-    "name": _name,
+    "name": _name_of("name"),
     "runtime_env": _runtime_env,
     "max_concurrency": _whole("max_concurrency", 1, 100_000),
     "inline": _flag("inline"),
@@ -168,7 +163,7 @@ _METHOD_CHECKS: dict[str, Callable[[Any], None]] = {
     "concurrency_group": _nothing("concurrency_group"),
     "readonly": _flag("readonly"),
     "timeout": _timeout,
-    "name": _name,
+    "name": _name_of("name"),
     "enable_task_events": _anything,
 }
 

@@ -340,12 +340,16 @@ class WorkerRuntime(FabricClient):
         """The end of an actor's process, with all that it has to say said."""
         self.host.end()
         self._returned = None
+        self._say_the_last()
+        raise SystemExit(0)
+
+    def _say_the_last(self) -> None:
+        """Send what is unsent, and let go of all sockets."""
         with self.lock:
             self.flush()
             self.closed = True
             self.control_post.close()
         self.disconnect()
-        raise SystemExit(0)
 
     def _is_async(self, item: Item | Invocation) -> bool:
         """Whether it is a task of an ``async def`` function."""
@@ -492,15 +496,27 @@ class WorkerRuntime(FabricClient):
     def failed(self, item: Item | Invocation, error: BaseException, retryable: Callable[[BaseException], bool] | None) -> Ending:
         """The outcome of user code that raised."""
         if isinstance(error, ActorExit):
-            self.host.leaving = True
-            with self.lock:
-                self.machine.say(m.Leaving(next(iter(self.host.instances))))
-            facts = (("outcome", "unknown"),)
-            return FAILED, (pack_failure("ActorDiedError", "it ended itself (exit_actor)", facts),), None
+            return self._leave_for_good("exit_actor")
         if self.worker.interrupted(item):
             return INTERRUPTED, (), None
+        if type(item) is Invocation and isinstance(error, SystemExit):
+            return self._exit(item, error)
         status = RETRY if retryable is not None and not isinstance(error, SystemExit) and _asks(retryable, error) else ERROR
         return status, (self._error(error, item),), None
+
+    def _leave_for_good(self, how: str) -> Ending:
+        """The actor ends itself: calls that wait are not run, and it is not restarted."""
+        self.host.leaving = True
+        with self.lock:
+            self.machine.say(m.Leaving(next(iter(self.host.instances))))
+        return FAILED, (pack_failure("ActorDiedError", f"it ended itself ({how})", (("outcome", "unknown"),)),), None
+
+    def _exit(self, item: Invocation, error: SystemExit) -> Ending:
+        """``sys.exit`` in a method ends the process: as wanted, or, with an exit code, as a death that restarts may follow."""
+        if not error.code:
+            return self._leave_for_good("sys.exit")
+        self._say_the_last()
+        os._exit(error.code if isinstance(error.code, int) and 0 < error.code < 256 else 1)
 
     def _run_user_code(self, item: Item | Invocation) -> Ending:
         row = item.row
