@@ -588,7 +588,7 @@ class Quitter:
 
 def test_sys_exit_ends_the_actor_as_wanted_or_as_a_death() -> None:
     content = Quitter.options(max_restarts=1).remote()
-    with pytest.raises(zf.ActorDiedError, match="sys.exit"):
+    with pytest.raises(zf.ActorDiedError, match=r"sys\.exit"):
         value_of(content.quit.remote(0))
     with pytest.raises(zf.ActorDiedError):
         value_of(content.ping.remote())
