@@ -6,12 +6,12 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from zfabric.api.actor import ActorHandle
 from zfabric.api.core import owner_of
 from zfabric.api.errors import a
 from zfabric.api.lifecycle import connected
 from zfabric.api.refs import ObjectRef
 from zfabric.protocol.ids import OBJECT_BYTES, TASK_BYTES
-from zfabric.protocol.names import matcher
 from zfabric.runtime.interface import ClientInterface
 
 
@@ -33,8 +33,10 @@ class Explanation:
         return f"Explanation({self.subject!r}, {self.state!r}, {self.reason!r}, {self.facts!r})"
 
 
-def explain(ref: ObjectRef | str | bytes) -> Explanation:
-    """Why the task of ``ref`` (a ref, or an id as the command line shows it) is as it is: what it waits for, where it runs.
+def explain(ref: ObjectRef | ActorHandle | str | bytes) -> Explanation:
+    """Why the task or call of ``ref`` is as it is: what it waits for, where it runs. Likewise of an actor, by its handle.
+
+    Ids, as the command line shows them, and names of actors will do as well.
 
     >>> import zfabric as zf
     >>> print(zf.explain(zf.put(1)).state)
@@ -42,6 +44,8 @@ def explain(ref: ObjectRef | str | bytes) -> Explanation:
     """
     if isinstance(ref, ObjectRef):
         client, subject = owner_of(ref), ref.binary()
+    elif isinstance(ref, ActorHandle):
+        client, subject = connected(), ref._actor_id
     elif isinstance(ref, bytes):
         client, subject = connected(), ref
     elif isinstance(ref, str):
@@ -50,6 +54,9 @@ def explain(ref: ObjectRef | str | bytes) -> Explanation:
     else:
         raise TypeError(f"explain() takes a ref or an id, not {a(ref)}")
     name = subject.hex() or str(ref)
+    called = client.explain_call(subject)
+    if called is not None:
+        return _of_call(client, name, *called)
     answer = client.query("explain", subject)
     if answer is None:
         return Explanation(name, "unknown", "nothing is known of it: it ended and was forgotten, or never was", {})
@@ -57,10 +64,19 @@ def explain(ref: ObjectRef | str | bytes) -> Explanation:
     return Explanation(name, state, reason, dict(facts))
 
 
+def _of_call(client: ClientInterface, name: str, state: str, actor_id: bytes, reason: str) -> Explanation:
+    """Where a call stands, and what keeps its actor."""
+    actor = client.query("explain", actor_id)
+    if actor is None:
+        return Explanation(name, state, reason, {"actor": actor_id.hex()})
+    actor_state, why, facts = actor
+    return Explanation(name, state, reason, {**dict(facts), f"the actor is {actor_state}": why})
+
+
 def _identified(client: ClientInterface, text: str) -> bytes:
-    """The id that a person means: in hex, or as the command line shows it. Empty if nothing is known by it."""
-    if matcher(text) is None:
-        raise ValueError(f"explain() takes a ref, or an id as `zfabric tasks` shows it, not {text!r}")
+    """The id that a person means: in hex, as the command line shows it, or an actor's name. Empty if nothing is known by it."""
+    if not text:
+        raise ValueError("explain() takes a ref, a handle, an actor's name, or an id as `zfabric tasks` shows it, not ''")
     if len(text) in (2 * TASK_BYTES, 2 * OBJECT_BYTES) and text.isalnum():
         return bytes.fromhex(text)
     found = client.query("find", text)

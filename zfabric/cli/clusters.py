@@ -240,6 +240,8 @@ def _print_status(session: Session, description: dict[str, Any], found: dict[str
     if tasks.get("infeasible"):
         click.echo("              infeasible ones ask for what no node has: zfabric tasks --state infeasible")
     click.echo(f"workers       {found['workers']}")
+    if found["actors"]:
+        click.echo("actors        " + ", ".join(f"{count:,} {state}" for state, count in found["actors"].items()))
     if store:
         line = f"objects       {int(store['objects']):,} in the store, {size(store['pinned'])} of them in use"
         click.echo(line + (f", {size(store['spilled'])} on disk" if store["spilled"] else ""))

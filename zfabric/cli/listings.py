@@ -1,4 +1,4 @@
-"""``zfabric tasks``, ``objects``, ``workers`` and ``explain``: what a cluster has and why."""
+"""``zfabric tasks``, ``objects``, ``actors``, ``workers`` and ``explain``: what a cluster has and why."""
 
 from __future__ import annotations
 
@@ -99,6 +99,44 @@ def _say_more(more: bool, limit: int) -> None:
         click.echo(f"only the first {limit:,} are shown; --limit shows more", err=True)
 
 
+@click.command(short_help="The actors, and who has them.")
+@address_option
+@limit_option
+@json_option
+def actors(address: str | None, limit: int, as_json: bool) -> None:
+    """The actors, and how many processes have handles and call them.
+
+    \b
+    creating    its __init__ has not ended        ending    nobody has a handle; its calls are run
+    alive       it runs what it is called for     dead      for good; `explain` says why
+    blocked     its call waits in get()
+    """
+    with connected(chosen_session(address)) as client:
+        rows = client.query("actors", limit + 1)
+    shown = rows[:limit]
+    if as_json:
+        print_json([{**row, "memory_bytes": resident_bytes(row["pid"]) if row["pid"] else 0} for row in shown])
+    elif not shown:
+        click.echo("There are no actors.")
+    else:
+        cells = [
+            (
+                brief(bytes.fromhex(row["actor_id"])),
+                row["class"],
+                row["name"] or "-",
+                row["state"],
+                row["pid"] or "-",
+                row["restarts"],
+                len(row["handles"]),
+                len(row["callers"]),
+                size(resident_bytes(row["pid"])) if row["pid"] else "-",
+            )
+            for row in shown
+        ]
+        print_table(("actor", "class", "name", "state", ">pid", ">restarts", ">handles", ">callers", ">memory"), cells, flexible="class")
+    _say_more(len(rows) > limit, limit)
+
+
 @click.command(short_help="The worker processes, and what they do.")
 @address_option
 @json_option
@@ -128,14 +166,14 @@ def workers(address: str | None, as_json: bool) -> None:
         click.echo("There are no workers.")
 
 
-@click.command(short_help="Why a task, object or worker is as it is.")
+@click.command(short_help="Why a task, object, actor or worker is as it is.")
 @click.argument("subject", metavar="ID")
 @address_option
 @json_option
 def explain(subject: str, address: str | None, as_json: bool) -> None:
-    """Why the task, object or worker ID is as it is: what it waits for, where it runs, how earlier attempts ended.
+    """Why the task, object, actor or worker ID is as it is: what it waits for, where it runs, how earlier attempts ended.
 
-    ID is as tables show it (1-3fa2-57), or the id in hex or its first digits, or the pid of a worker.
+    ID is as tables show it (1-3fa2-57), or the id in hex or its first digits, or an actor's name, or the pid of a worker.
     """
     with connected(chosen_session(address)) as client:
         found = client.query("find", subject)

@@ -39,8 +39,9 @@ SECTIONS: tuple[tuple[str, tuple[Entry, ...]], ...] = (
         (
             Entry("tasks", "listings", "The tasks, those that run first."),
             Entry("objects", "listings", "The values, and who keeps them."),
+            Entry("actors", "listings", "The actors, and who has them."),
             Entry("workers", "listings", "The worker processes, and what they do."),
-            Entry("explain", "listings", "Why a task, object or worker is as it is."),
+            Entry("explain", "listings", "Why a task, object, actor or worker is as it is."),
             Entry("logs", "logs", "What the workers printed."),
             Entry("timeline", "timeline", "What ran when and where, for Perfetto."),
         ),

@@ -341,6 +341,11 @@ class FabricClient(Connection):
             self.machine.cancel(tuple(object_ids), force, recursive)
             self.flush()
 
+    def explain_call(self, object_id: bytes) -> tuple[str, bytes, str] | None:
+        """See ``ClientInterface``."""
+        with self.lock:
+            return self.machine.calls.explain(object_id)
+
     def query(self, what: str, *arguments: Any, timeout: float = 10.0) -> Any:
         """See ``ClientInterface``."""
         with self.lock:

@@ -113,6 +113,9 @@ class ClientInterface(Protocol):
     def cancel(self, object_ids: Sequence[bytes], force: bool, recursive: bool) -> None:
         """Ask for the cancellation of the tasks that make these objects."""
 
+    def explain_call(self, object_id: bytes) -> tuple[str, bytes, str] | None:
+        """Where the call of an actor stands that is to make this object: state, actor, reason. None if it is none of this process."""
+
     def query(self, what: str, *arguments: Any, timeout: float = 10.0) -> Any:
         """Ask the node's daemon; the payload of its ``Answer``. FabricError with its error text."""
 

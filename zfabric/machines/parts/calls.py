@@ -22,6 +22,7 @@ from zfabric.protocol.effects import Send
 from zfabric.protocol.failures import Facts, pack_failure, unpack_failure
 from zfabric.protocol.ids import ACTOR, CALL_RETURN, CONTROL, FIRST_RETURN, TASK_BYTES, call_value, is_call, short
 from zfabric.protocol.messages import ALIVE, CREATING, DEAD, FAILED, OK, Row
+from zfabric.protocol.names import brief
 from zfabric.protocol.options import option
 
 if TYPE_CHECKING:
@@ -318,6 +319,24 @@ class Calls:
             kind, text = "ActorUnavailableError", "the actor's process ended, and is started again"
         may = "it may have run, in part or in whole" if outcome == UNKNOWN else "it did not run"
         self.returned(((row[0], FAILED, (pack_failure(kind, f"{what} has no result ({may}): {text}", facts),)),))
+
+    def explain(self, identifier: bytes) -> tuple[str, bytes, str] | None:
+        """Where a call of this process stands: state, actor, reason. None if it has its outcome, or is another's."""
+        call_id = identifier[:TASK_BYTES]
+        target = self.pending.get(call_id)
+        if target is None:
+            return None
+        if call_id in target.sent:
+            before = list(target.sent).index(call_id)
+            ahead = f", behind {before} of this process that have no outcome yet" if before else ""
+            return "called", target.actor_id, f"{target.sent[call_id][1]} is with the actor{ahead}"
+        method, dependencies = next((row[1], row[3] if len(row) > 3 else ()) for row in target.queue if row[0] == call_id)
+        missing = [each for each in dependencies if not self.client.known(each)]
+        if missing:
+            return "waiting", target.actor_id, f"{method} waits for {len(missing)} of its arguments, such as {brief(missing[0])}"
+        if target.state == CREATING:
+            return "waiting", target.actor_id, f"{method} waits until the actor is made"
+        return "waiting", target.actor_id, f"{method} waits behind a call whose arguments are not there yet"
 
     # -- others hear of results --
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
+from zfabric.machines.parts import actor_report
 from zfabric.machines.parts.records import (
     ASSIGNED,
     DONE,
@@ -284,6 +285,7 @@ def _status(scheduler: LocalScheduler, now: float) -> dict[str, Any]:
         "tasks": states,
         "estimated": seen == COUNT_MAX,
         "workers": len(scheduler.tables.workers),
+        "actors": actor_report.counts(scheduler),
         "jobs": [
             {
                 "job": job.id.hex(),
@@ -320,7 +322,7 @@ def _explain(scheduler: LocalScheduler, now: float, subject: bytes) -> tuple[str
 
 
 def _find(scheduler: LocalScheduler, now: float, text: str) -> list[dict[str, str]]:
-    """What a person can mean by ``text``: an id in hex or its beginning, the short form of one, or a worker's pid."""
+    """What a person can mean by ``text``: an id in hex or its beginning, the short form of one, an actor's name, a worker's pid."""
     tables = scheduler.tables
     found = []
     matches = matcher(text)
@@ -331,6 +333,8 @@ def _find(scheduler: LocalScheduler, now: float, text: str) -> list[dict[str, st
         found = list(islice(filter(matches, chain(tables.tasks, tables.objects, tables.workers)), FOUND_MAX))
         if not found and text.endswith("-0"):  # the only value of a task has the task's record
             found = list(islice(filter(matcher(text[:-2]) or matches, tables.tasks), FOUND_MAX))
+    if not found:
+        found = actor_report.named(scheduler, text)
     if not found and text.isdecimal():
         found = [token for token, worker in tables.workers.items() if worker.pid == int(text)]
     return [_named(scheduler, identifier) for identifier in found]
@@ -340,6 +344,9 @@ def _named(scheduler: LocalScheduler, identifier: bytes) -> dict[str, str]:
     worker = scheduler.tables.workers.get(identifier)
     if worker is not None:
         return {"id": identifier.hex(), "kind": "worker", "name": f"pid {worker.pid}"}
+    actor = scheduler.actors.records.get(identifier)
+    if actor is not None:
+        return {"id": identifier.hex(), "kind": "actor", "name": f"{actor.class_name}, {actor.name}" if actor.name else actor.class_name}
     record = scheduler.tables.tasks.get(identifier) if len(identifier) == TASK_BYTES else scheduler.tables.find(identifier)
     name = record.task.name if record is not None and record.task is not None else "put"
     return {"id": identifier.hex(), "kind": "task" if len(identifier) == TASK_BYTES else "object", "name": name}
@@ -355,6 +362,7 @@ QUESTIONS: dict[str, Any] = {
     "tasks": _tasks,
     "objects": _objects,
     "workers": _workers,
+    "actors": lambda scheduler, now, limit=LIST_LIMIT: actor_report.listing(scheduler, now, min(limit, LIST_LIMIT)),
     "status": _status,
     "nodes": _nodes,
     "cluster_resources": _resources,
@@ -368,11 +376,17 @@ QUESTIONS: dict[str, Any] = {
 
 
 def explain(scheduler: LocalScheduler, subject: bytes) -> Explanation | None:
-    """Why the task, object or worker ``subject`` is as it is, in one sentence and a few facts."""
+    """Why the task, object, actor or worker ``subject`` is as it is, in one sentence and a few facts."""
     tables = scheduler.tables
     worker = tables.workers.get(subject)
     if worker is not None:
         return _explain_worker(worker, subject)
+    actor = scheduler.actors.records.get(subject[:TASK_BYTES])
+    if actor is not None:
+        task = actor.task
+        return actor_report.explain(
+            scheduler, actor, lambda identifier: _maker(scheduler, identifier), lambda: _explain_task(scheduler, task, subject).reason
+        )
     record: AnyObject | None = None
     if len(subject) == OBJECT_BYTES:
         record = tables.find(subject)
@@ -382,6 +396,9 @@ def explain(scheduler: LocalScheduler, subject: bytes) -> Explanation | None:
         return None
     if record.task is None:
         row = _object_row(record)
+        call = actor_report.call_of(scheduler, subject)
+        if call:
+            return Explanation(subject, row["state"], f"the result of a {call}", _facts(row))
         return Explanation(subject, row["state"], f"a value that was put, {row['size']} bytes, {row['where']}", _facts(row))
     return _explain_task(scheduler, record.task, subject)
 
@@ -463,7 +480,7 @@ def _maker(scheduler: LocalScheduler, object_id: bytes) -> str:
     if record is None:
         return "not known any more"
     if record.task is None:
-        return "put"
+        return actor_report.call_of(scheduler, object_id) or "put"
     return f"{record.task.name}, {_state_of(scheduler, record.task)}"
 
 

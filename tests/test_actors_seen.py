@@ -1,0 +1,159 @@
+"""What people see of actors: `zfabric actors`, `status` and `explain`, and `zf.explain` in the program."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bad_days import PATIENCE, eventually, failure, query, session
+from conftest import running_cluster
+
+import zfabric as zf
+
+ZFABRIC = Path(sys.executable).with_name("zfabric")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared() -> Iterator[Any]:
+    """One cluster for the file."""
+    with running_cluster() as context:
+        yield context
+
+
+@zf.remote
+class Seen:
+    def __init__(self, path: str = "") -> None:
+        while path and not os.path.exists(path):
+            os.sched_yield()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def when(self, path: str) -> None:
+        while not os.path.exists(path):
+            os.sched_yield()
+
+    def wait(self, refs: list[Any]) -> None:
+        zf.get(refs)
+
+    def die(self) -> None:
+        os._exit(3)
+
+
+@zf.remote
+def when(path: str) -> None:
+    while not os.path.exists(path):
+        os.sched_yield()
+
+
+@zf.remote
+def pass_on(value: Any) -> Any:
+    return value
+
+
+def row_of(handle: Any) -> dict[str, Any]:
+    (row,) = (row for row in query("actors") if row["actor_id"] == handle._actor_id.hex())
+    return dict(row)
+
+
+def printed(*arguments: str) -> str:
+    """What the command line says of this cluster."""
+    command = [ZFABRIC, *arguments, "--address", session().directory]
+    environment = {**os.environ, "COLUMNS": "80"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True, env=environment).stdout
+
+
+def test_the_listing() -> None:
+    seen = Seen.options(name="to be seen", max_restarts=2).remote()
+    pid = zf.get(seen.pid.remote(), timeout=PATIENCE)
+    row = row_of(seen)
+    assert (row["class"], row["name"], row["state"], row["pid"]) == ("Seen", "to be seen", "alive", pid)
+    assert (row["restarts"], row["max_restarts"], row["detached"]) == (0, 2, False)
+    assert row["handles"] == row["callers"] == (os.getpid(),)
+    shown = printed("actors")
+    assert "to be seen" in shown
+    assert str(pid) in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    (found,) = (each for each in json.loads(printed("actors", "--json")) if each["actor_id"] == row["actor_id"])
+    assert found["memory_bytes"] > 0
+    assert "1 alive" in printed("status")
+
+
+def test_explain_takes_a_handle_a_name_or_an_id() -> None:
+    seen = Seen.options(name="explained").remote()
+    pid = zf.get(seen.pid.remote(), timeout=PATIENCE)
+    for subject in (seen, "explained", seen._actor_id.hex()):
+        found = zf.explain(subject)
+        assert (found.state, found.reason) == ("alive", f"lives in process {pid}, and runs what it is called for")
+        assert found.facts["handles"] == f"processes {os.getpid()}"
+    text = printed("explain", "explained")
+    assert text.startswith("actor ")
+    assert "(Seen, explained): alive" in text
+    assert zf.explain("nobody of that name").state == "unknown"
+    with pytest.raises(ValueError):
+        zf.explain("")
+
+
+def test_why_an_actor_is_not_there_yet(tmp_path: Path) -> None:
+    greedy = Seen.options(num_cpus=3).remote()
+    called = greedy.pid.remote()
+    eventually(lambda: zf.explain(greedy).state == "creating", "the daemon has heard of it")
+    assert "no node has or will ever have 3 CPU" in zf.explain(greedy).reason
+    assert zf.explain(called).reason == "pid waits until the actor is made"
+    born = Seen.remote(str(tmp_path / "go"))
+    eventually(lambda: "runs on worker" in zf.explain(born).reason, "its __init__ runs")
+    (tmp_path / "go").touch()
+    zf.get(born.pid.remote(), timeout=PATIENCE)
+
+
+def test_what_a_call_waits_for(tmp_path: Path) -> None:
+    """Its place in the queue; and what keeps the actor."""
+    go = tmp_path / "go"
+    seen, endless = Seen.remote(), when.remote(str(go))
+    zf.get(seen.pid.remote(), timeout=PATIENCE)
+    waiting = seen.wait.remote([endless])
+    behind = seen.pid.remote()
+    eventually(lambda: zf.explain(seen).state == "blocked", "it waits for the task")
+    assert "is blocked in get, waiting for" in zf.explain(seen).reason
+    assert "(when, " in zf.explain(seen).reason
+    found = zf.explain(behind)
+    assert found.state == "called"
+    assert found.reason == "pid is with the actor, behind 1 of this process that have no outcome yet"
+    assert "waiting for" in found.facts["the actor is blocked"]
+    held_up = seen.wait.remote(endless)
+    assert zf.explain(held_up).reason.startswith("wait waits for 1 of its arguments")
+    passed = pass_on.remote(behind)
+    eventually(lambda: "call of Seen" in zf.explain(passed).reason, "the task waits for the call")
+    go.touch()
+    zf.get([waiting, behind, passed], timeout=PATIENCE)
+    assert zf.explain(behind).state != "called"
+    failure(held_up)
+
+
+def test_two_actors_that_wait_for_each_other_are_seen_to(tmp_path: Path) -> None:
+    """Where the circle cannot be refused, each end names the other."""
+    left, right = Seen.remote(), Seen.remote()
+    zf.get([left.pid.remote(), right.pid.remote()], timeout=PATIENCE)
+    gate = when.remote(str(tmp_path / "go"))
+    last = right.wait.remote([gate])
+    first = left.wait.remote([last])
+    eventually(lambda: zf.explain(left).state == "blocked" and zf.explain(right).state == "blocked", "both wait")
+    assert "call of Seen" in zf.explain(left).reason
+    assert "(when, " in zf.explain(right).reason
+    (tmp_path / "go").touch()
+    zf.get([first, last], timeout=PATIENCE)
+
+
+def test_a_dead_one_says_why() -> None:
+    seen = Seen.remote()
+    failure(seen.die.remote())
+    found = zf.explain(seen)
+    assert found.state == "dead"
+    assert "exit code 3" in found.reason
+    assert row_of(seen)["reason"] == found.reason
