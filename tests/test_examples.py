@@ -34,7 +34,8 @@ def output_of(name: str, *arguments: str, cwd: Path) -> str:
 
 
 def test_every_example_is_run_here() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {"quickstart.py", "pi.py", "evolution_strategies.py"}
+    names = {"quickstart.py", "pi.py", "evolution_strategies.py", "parameter_server.py", "model_server.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == names
 
 
 def test_quickstart(tmp_path: Path) -> None:
@@ -79,7 +80,25 @@ def test_evolution_strategies_on_continuous_actions(tmp_path: Path) -> None:
     assert len(iterations(printed)) == 2
 
 
-@pytest.mark.parametrize("name", ["pi.py", "evolution_strategies.py"])
+def test_parameter_server_learns_whatever_order_gradients_come_in(tmp_path: Path) -> None:
+    printed = output_of("parameter_server.py", "--workers", "3", "--updates", "400", cwd=tmp_path)
+    lines = re.findall(r"^ *(\d+) updates +([\d.]+)% of the digits recognised$", printed, flags=re.MULTILINE)
+    assert [int(updates) for updates, _ in lines] == list(range(40, 401, 40))
+    assert float(lines[-1][1]) > 90
+
+
+def test_model_server_answers_every_request_and_in_batches(tmp_path: Path) -> None:
+    printed = output_of("model_server.py", "--requests", "300", "--batch", "20", cwd=tmp_path)
+    right = re.findall(r"^ *(\d+) answers +([\d.]+)% right$", printed, flags=re.MULTILINE)
+    assert [int(answers) for answers, _ in right] == [60, 120, 180, 240, 300]
+    assert float(right[-1][1]) > 90
+    summary = re.search(r"^300 requests in (\d+) batches, the largest of (\d+)$", printed, flags=re.MULTILINE)
+    assert summary is not None, printed
+    assert 15 <= int(summary[1]) < 300
+    assert 1 < int(summary[2]) <= 20
+
+
+@pytest.mark.parametrize("name", ["pi.py", "evolution_strategies.py", "parameter_server.py", "model_server.py"])
 def test_help_and_mistakes_are_the_programs_own(name: str, tmp_path: Path) -> None:
     """What stands after the file is the program's, even what zfabric itself would understand."""
     assert name in output_of(name, "--help", cwd=tmp_path)
