@@ -193,3 +193,4 @@ ObjectReconstructionFailedError = ObjectLostError
 ObjectReconstructionFailedLineageEvictedError = LineageEvictedError
 NodeDiedException = NodeDiedError
 TaskUnschedulable = TaskUnschedulableError
+PendingCallsLimitExceeded = PendingCallsLimitExceededError
