@@ -141,6 +141,9 @@ class FakeClient:
             if one not in self._values:
                 self.finish(one, FAILED, pack_failure("TaskCancelledError", "cancelled", (("attempt", 0),)))
 
+    def explain_call(self, object_id: bytes) -> None:
+        """None of these objects is made by a call."""
+
     def query(self, what: str, *arguments: Any, timeout: float = 10.0) -> Any:
         answer = self.answers[what]
         return answer(*arguments) if callable(answer) else answer

@@ -841,6 +841,7 @@ def test_explain(client):
     assert seen == [ref.binary(), ref.task_id()]
     client.answers["explain"] = None
     assert zf.explain(ref).state == "unknown"
+    client.answers["find"] = lambda text: []  # It could be an actor's name.
     with pytest.raises(ValueError, match="not 'not hex'"):
         zf.explain("not hex")
     with pytest.raises(TypeError):

@@ -12,6 +12,7 @@ from zfabric.api.errors import a
 from zfabric.api.lifecycle import connected
 from zfabric.api.refs import ObjectRef
 from zfabric.protocol.ids import OBJECT_BYTES, TASK_BYTES
+from zfabric.protocol.names import matcher
 from zfabric.runtime.interface import ClientInterface
 
 
@@ -75,11 +76,11 @@ def _of_call(client: ClientInterface, name: str, state: str, actor_id: bytes, re
 
 def _identified(client: ClientInterface, text: str) -> bytes:
     """The id that a person means: in hex, as the command line shows it, or an actor's name. Empty if nothing is known by it."""
-    if not text:
-        raise ValueError("explain() takes a ref, a handle, an actor's name, or an id as `zfabric tasks` shows it, not ''")
     if len(text) in (2 * TASK_BYTES, 2 * OBJECT_BYTES) and text.isalnum():
         return bytes.fromhex(text)
     found = client.query("find", text)
+    if not found and matcher(text) is None:
+        raise ValueError(f"explain() takes a ref, a handle, an actor's name or an id as `zfabric tasks` shows it, not {text!r}")
     if len(found) > 1:
         raise ValueError(f"{text!r} can mean {len(found)} things; give more of the id, such as {found[0]['id']!r}")
     return bytes.fromhex(found[0]["id"]) if found else b""
