@@ -99,6 +99,7 @@ ROWS: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("TakenBack", "task_ids"): many(task_ids),
     **{(name, "object_ids"): many(object_ids) for name in OBJECT_LISTS},
     ("Find", "actor_ids"): many(task_ids),
+    ("Recorded", "call_ids"): many(task_ids),
     ("Whereabouts", "rows"): many(st.tuples(task_ids, numbers, small_bytes, small_bytes, small_bytes)),
     ("Call", "actor_id"): task_ids,
     ("Call", "rows"): many(call_rows),
@@ -355,6 +356,7 @@ CASES: list[tuple[str, int, tuple[Any, ...], Any, list[Any]]] = [
     *((name, 0, ((),), OBJECT, [TASK, "o" * OBJECT_BYTES, 7, ()]) for name in OBJECT_LISTS),
     ("TakeBack", 0, ((),), TASK, [OBJECT, "t" * TASK_BYTES, 7]),
     ("Find", 0, ((),), TASK, [OBJECT, "t" * TASK_BYTES, 7]),
+    ("Recorded", 0, ((),), TASK, [OBJECT, "t" * TASK_BYTES, 7]),
     ("Whereabouts", 0, ((),), (TASK, 1, b"i", b"", b""), [(TASK, 1, b"i", b""), (OBJECT, 1, b"i", b"", b""), (TASK, "1", b"i", b"", b"")]),
     (
         "Call",

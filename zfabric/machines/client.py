@@ -330,6 +330,12 @@ class Client:
         if tasks:
             self.say(m.Cancel(tasks, force, recursive))
 
+    def kill(self, actor_id: bytes, no_restart: bool) -> None:
+        """End an actor."""
+        self.calls.meet(actor_id)
+        self.calls.killed[actor_id] = no_restart
+        self.say(m.Kill(actor_id, no_restart))
+
     def query(self, token: int, what: str, arguments: Row) -> None:
         """Ask the node's daemon; the answer comes under ``token``."""
         question = self.asked[token] = m.Query(token, what, arguments)

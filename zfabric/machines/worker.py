@@ -34,6 +34,11 @@ class Item(NamedTuple):
     gpus: tuple[int, ...]
 
 
+def places_of(item: Item) -> list[tuple[bytes, Any]]:
+    """The values that came with a task. Each is told, and pinned, once, however often the row names it."""
+    return list(dict(zip(item.row[3], item.values, strict=False)).items())
+
+
 class Worker:
     """The protocol side of one worker process."""
 
@@ -147,7 +152,7 @@ class Worker:
 
     def _give_up(self, items: Iterable[Item]) -> None:
         for item in items:
-            for identifier, value in zip(item.row[3], item.values, strict=False):
+            for identifier, value in places_of(item):
                 if type(value) is tuple:
                     self.given_up.append((identifier, value))
 
@@ -221,10 +226,14 @@ class Worker:
         """Stop an attempt: at once if it was not begun, else as soon as it is on top and user code runs."""
         if any(item.row[0] == message.task_id for item in (*self.queue, *self.inline)):
             self.on_take_back(m.TakeBack((message.task_id,)))
-        elif message.task_id in self.running_calls or any(
-            item.row[0] == message.task_id and item.attempt == message.attempt for item in self.stack
-        ):
-            self.interrupts[message.task_id] = (message.attempt, message.reason)
+        else:
+            item = self._running(message.task_id)
+            if item is not None and item.attempt == message.attempt:
+                self.interrupts[message.task_id] = (message.attempt, message.reason)
+
+    def _running(self, identifier: bytes) -> Item | Invocation | None:
+        """The task or call with this id that has begun."""
+        return next((item for item in (*self.stack, *self.running_calls.values()) if item.row[0] == identifier), None)
 
     def on_call(self, now: float, source: Address, message: m.Call) -> None:
         """Calls of this process's actors."""
@@ -238,12 +247,18 @@ class Worker:
     def _stop(self, call_id: bytes, reason: str) -> bool:
         if self.mailbox.stop(call_id, reason):
             return True
-        self.on_interrupt(m.Interrupt(call_id, 0, reason))
-        return call_id in self.interrupts
+        item = self._running(call_id)
+        if item is not None:
+            self.interrupts[call_id] = (item.attempt, reason)
+        return item is not None
 
     def on_caller_gone(self, message: m.CallerGone) -> None:
         """A process that may have called has ended."""
         self.mailbox.caller_gone(message.incarnation)
+
+    def on_recorded(self, message: m.Recorded) -> None:
+        """Outcomes of calls are taken in."""
+        self.mailbox.recorded(message.call_ids)
 
     def on_retire(self, message: m.Retire) -> None:
         """Nobody has a handle any more."""
@@ -274,11 +289,11 @@ class Worker:
         self._effects = []
         waiting = [blocked._replace(returned=()) for blocked in self._waiting]  # What was returned then is not among the rows.
         hosted = (m.Hosting(tuple(self.mailbox.actors.values())),) if self.mailbox.actors else ()
-        return (*hosted, m.Running(rows), *self.yields.again(unheard), *waiting)
+        return (*hosted, m.Running(rows), *self.yields.again(unheard), *waiting, *self.mailbox.unrecorded())
 
     def unread(self) -> tuple[Row, ...]:
         """Places that came with tasks not begun: pins that the client has not counted. Rows as in ``Pinned``."""
-        pairs = [pair for item in (*self.inline, *self.queue) for pair in zip(item.row[3], item.values, strict=False)]
+        pairs = [pair for item in (*self.inline, *self.queue) for pair in places_of(item)]
         return tuple((identifier, *place) for identifier, place in pairs if type(place) is tuple)
 
     def tick(self, now: float) -> None:
@@ -294,8 +309,8 @@ class Worker:
         """Completions, and what was said in between, in order."""
         self._report()
         effects, self._effects = self._effects, []
+        self.unreturned = 0
         if self.mailbox.unsent:
-            self.unreturned = 0
             effects.extend(self.mailbox.take_sends(self.scheduler))
         return effects
 
@@ -331,6 +346,7 @@ HANDLERS: dict[type[Any], Any] = {
     m.Call: Worker.on_call,
     m.Stopped: Worker.on_stopped,
     m.CallerGone: Worker.on_caller_gone,
+    m.Recorded: Worker.on_recorded,
     m.Retire: Worker.on_retire,
 }
 """What a worker accepts."""

@@ -310,6 +310,7 @@ _ROW_CHECKS = {
     "Call": _call,
     "Returned": _results,
     "Reported": _reported,
+    "Recorded": _task_ids,
     "Expect": _expect,
     "Hosting": _hosting,
     "Kill": _one_task,

@@ -153,7 +153,7 @@ class FabricClient(Connection):
         """See ``ClientInterface``."""
         with self.lock:
             self.check_usable()
-            self.machine.say(m.Kill(actor_id, no_restart))
+            self.machine.kill(actor_id, no_restart)
             self.flush()
 
     def put(self, value: Serialized, durable: bool) -> bytes:

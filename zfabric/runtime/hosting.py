@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from zfabric.exceptions import FabricError
+from zfabric.machines.parts.calls import Calls
 from zfabric.machines.parts.mailbox import Invocation, Mailbox
 from zfabric.machines.worker import Item
 from zfabric.runtime.crew import Crew
@@ -19,8 +20,9 @@ class ActorExit(BaseException):
 class Host:
     """The instances that live in this process, by actor."""
 
-    def __init__(self, mailbox: Mailbox) -> None:
+    def __init__(self, mailbox: Mailbox, calls: Calls) -> None:
         self.mailbox = mailbox
+        self.calls = calls
         self.instances: dict[bytes, Any] = {}
         self.crew: Crew | None = None
         """Who runs calls, if it is not the main thread."""
@@ -48,7 +50,8 @@ class Host:
     @property
     def done(self) -> bool:
         """Whether this process has nothing more to do as an actor."""
-        return self.leaving or (self.mailbox.retiring and not self.mailbox.queue)
+        retired = self.mailbox.retiring and not self.mailbox.queue and not self.calls.pending
+        return (self.leaving or retired) and self.mailbox.settled
 
     def end(self) -> None:
         """A clean end: ``__exit__`` if there is one; ``__del__`` runs as the last reference goes."""

@@ -38,7 +38,7 @@ def _row(scheduler: LocalScheduler, record: ActorRecord) -> dict[str, Any]:
         "detached": record.detached,
         "handles": _pids(scheduler, _holders(record)),
         "callers": _pids(scheduler, record.watchers),
-        "results_awaited": sum(1 for _, actor_id in scheduler.actors.expected.values() if actor_id == record.id),
+        "results_awaited": sum(1 for _, actor_id in scheduler.tables.expected.values() if actor_id == record.id),
         "waits_for": [identifier.hex() for identifier in worker.frames[-1].wanted] if worker is not None and worker.frames else [],
         "reason": unpack_failure(record.failure)[1] if record.failure else "",
     }
@@ -117,6 +117,6 @@ def _reason(record: ActorRecord, row: dict[str, Any], maker: Callable[[bytes], s
 
 def call_of(scheduler: LocalScheduler, object_id: bytes) -> str:
     """What makes a result of a call, if others than its caller wait for it; empty if that is not known."""
-    _, actor_id = scheduler.actors.expected.get(object_id, (b"", b""))
+    _, actor_id = scheduler.tables.expected.get(object_id, (b"", b""))
     record = scheduler.actors.records.get(actor_id)
     return f"call of {record.class_name} {brief(actor_id[:TASK_BYTES])}, {state_of(record)}" if record is not None else ""

@@ -100,8 +100,6 @@ class Actors:
         self.records: dict[bytes, ActorRecord] = {}
         self.named: dict[tuple[str, str], ActorRecord] = {}
         """Living actors that have a name, by namespace and name."""
-        self.expected: dict[bytes, tuple[bytes, bytes]] = {}
-        """Results of calls that others wait for: which process called, and which actor. It offers them, also failures."""
         self._retiring: set[ActorRecord] = set()
 
     # -- made --
@@ -127,6 +125,7 @@ class Actors:
     def _enter(self, task: TaskRecord, job: JobRecord) -> ActorRecord:
         namespace = task.option("namespace") or job.namespace
         record = self.records[task.id] = ActorRecord(task, namespace)
+        task.facts()  # What has rare facts is let go of with care: its last handle ends an actor.
         if record.detached:
             add_holder(task, DETACHED)
         return record
@@ -201,16 +200,12 @@ class Actors:
                 record.watchers.discard(incarnation)
                 if record.worker is not None:
                     self.tables.order(record.worker, m.CallerGone(incarnation))
-        for identifier in [each for each, (caller, _) in self.expected.items() if caller == incarnation]:
-            self._give_up(identifier)
-
-    def _give_up(self, identifier: bytes) -> None:
-        """Who called has ended, and the result would have come to it: it will not come."""
-        del self.expected[identifier]
-        found = self.tables.find(identifier)
-        if found is not None and found.status == PENDING:
-            text = f"the process that called for {short(identifier)} ended before it had the result"
-            self.outcomes.settle_value(found, FAILED, pack_failure("ObjectLostError", text))
+        for identifier in [each for each, (caller, _) in self.tables.expected.items() if caller == incarnation]:
+            del self.tables.expected[identifier]
+            found = self.tables.find(identifier)
+            if found is not None and found.status == PENDING:
+                text = f"the process that called for {short(identifier)} ended before it had the result"
+                self.outcomes.settle_value(found, FAILED, pack_failure("ObjectLostError", text))
 
     # -- ended --
 
@@ -288,29 +283,38 @@ class Actors:
         task = record.task
         if type(task.value) is bytes:
             self.tables.counts["inline_bytes"] -= len(task.value)
+        elif task.value is not None:
+            self.tables.freed.append(task.object_id)
         task.value = None
         return self.outcomes.rebuild(task, "its actor is to be restarted")
+
+    def job_ended(self, job: JobRecord) -> None:
+        """A job's actors end with it, and all that is known of them."""
+        for record in [each for each in self.records.values() if each.id[:JOB_BYTES] == job.id]:
+            del self.records[record.id]
+            self._retiring.discard(record)
+            if self.named.get((record.namespace, record.name)) is record:
+                del self.named[record.namespace, record.name]
+        for identifier in [each for each in self.tables.expected if each[:JOB_BYTES] == job.id]:
+            del self.tables.expected[identifier]
 
     # -- results that others hear of --
 
     def on_expect(self, now: float, source: Address, message: m.Expect) -> None:
         """Results that are handed on before they have come."""
         process = self.tables.processes.get(source[1:])
-        if process is None:
-            return
-        for identifier, actor_id in message.rows:
+        for identifier, actor_id in message.rows if process is not None else ():
             found = self.tables.find(identifier)
             if found is None:
                 found = self.tables.objects[identifier] = ObjectRecord(identifier, None, None)
-            if process.ready:  # While it registers, only Hold says what it holds.
+            if process is not None and process.ready:  # While it registers, only Hold says what it holds.
                 add_holder(found, source[1:])
             if found.status == PENDING:
-                self.expected[identifier] = (source[1:], actor_id)
+                self.tables.expected[identifier] = (source[1:], actor_id)
 
     def on_reported(self, now: float, source: Address, message: m.Reported) -> None:
         """Outcomes that concern others too."""
-        writer = source[1:]
-        process = self.tables.processes.get(writer)
+        process = self.tables.processes.get(source[1:])
         worker = self.tables.workers.get(process.name) if process is not None else None
         if worker is None:
             self.tables.counts["refused"] += 1
@@ -318,15 +322,16 @@ class Actors:
         for call_id, caller, status, outputs, contained in message.rows:
             told = tuple(
                 self._take_value(
-                    writer, caller, call_value(call_id, index), status, value, contained[index] if index < len(contained) else ()
+                    worker, caller, call_value(call_id, index), status, value, contained[index] if index < len(contained) else ()
                 )
                 for index, value in enumerate(outputs)
             )
             hearer = self.tables.processes.get(caller)
             if hearer is not None:
                 self.tables.tell(hearer, m.Returned(((call_id, status, told),)))
+        self.tables.order(worker, m.Recorded(tuple(row[0] for row in message.rows)))
 
-    def _take_value(self, writer: bytes, caller: bytes, identifier: bytes, status: int, value: Any, refs: tuple[bytes, ...]) -> Any:
+    def _take_value(self, worker: WorkerRecord, caller: bytes, identifier: bytes, status: int, value: Any, refs: tuple[bytes, ...]) -> Any:
         """Make an object of a value that others need to know; what the caller is told of it."""
         if status != OK or (type(value) is bytes and not refs):
             return value
@@ -336,11 +341,16 @@ class Actors:
             found = self.tables.objects[identifier] = ObjectRecord(identifier, None, holder)
         elif caller in self.tables.processes:
             add_holder(found, caller)
-        if found.status != PENDING and found.value is not None:
+        if found.status == OK and found.value is not None:
+            self.outcomes.drop_copy(worker, identifier, value)
             return None
-        self.expected.pop(identifier, None)
-        self.outcomes.set_value(found, value, refs, writer, False)
+        if type(found.value) is bytes:
+            self.tables.counts["inline_bytes"] -= len(found.value)  # It was given up too early.
+        self.tables.expected.pop(identifier, None)
+        self.outcomes.set_value(found, value, refs, worker.process.incarnation if worker.process else b"", False)
         self.outcomes.announce(found)
+        if found.holders is None:
+            self.tables.spare.append(found)
         return None
 
     # -- processes come back, and time passes --
@@ -357,7 +367,8 @@ class Actors:
                 self.scheduler.dispatcher.end(worker, "its job has ended")
                 return
             worker.job = process.job = job
-            self.adopt(row, attempt, job, worker)
+            if row[0] not in self.records:
+                self.adopt(row, attempt, job, worker)
 
     def adopt(self, row: m.Row, attempt: int, job: JobRecord, worker: WorkerRecord) -> None:
         """An actor that lived through the daemon's restart."""
@@ -370,33 +381,30 @@ class Actors:
         task.value = b"actor"
         self.tables.counts["inline_bytes"] += len(task.value)
         self.scheduler.set_terms(task, 0.0)
-        record = self._enter(task, job)
+        record = self.enter_again(task)
         record.state = ALIVE
         record.worker = worker
         record.restarts = attempt
-        worker.actor = task.id
-        if record.name:
-            self.named[record.namespace, record.name] = record
-        self.scheduler.dispatcher.host(worker, self.tables.queue_of(task))
+        self.scheduler.dispatcher.host(worker, task)
 
-    def being_made(self, task: TaskRecord, worker: WorkerRecord) -> None:
-        """An actor whose ``__init__`` ran through the daemon's restart."""
+    def enter_again(self, task: TaskRecord) -> ActorRecord:
+        """An actor that the daemon before this one knew, too."""
         record = self._enter(task, task.function.queue.job)
         if record.name:
             self.named[record.namespace, record.name] = record
-        worker.actor = task.id
-        self.scheduler.dispatcher.host(worker, self.tables.queue_of(task))
+        return record
 
-    def bury(self) -> None:
-        """After the daemon's restart: an actor that was made, and that no process says it is, has none any more."""
-        for task in [each for each in self.tables.tasks.values() if each.function.actor is not None and each.id not in self.records]:
-            record = self._enter(task, task.function.queue.job)
+    def find_lost(self) -> None:
+        """Actors of a restarted daemon that no process is: made again if they may be, and if anybody has a handle."""
+        for task in list(self.tables.tasks.values()):
+            if task.function.actor is None or task.id in self.records or task.state != DONE:
+                continue
+            if task.holders is None and task.pins <= 0:
+                continue  # It goes, with whatever it was.
+            record = self.enter_again(task)
             if task.status != OK:
-                record.state = DEAD
-                record.failure = task.value if type(task.value) is bytes else b""
+                self.ended(task, None, task.status, task.value if type(task.value) is bytes else b"")
             else:
-                if record.name:
-                    self.named.setdefault((record.namespace, record.name), record)
                 self._lost(record, "its process ended before the node's daemon was restarted, or meanwhile", "", ())
 
     def tick(self, now: float) -> None:

@@ -39,9 +39,9 @@ class Target:
 
     __slots__ = ("actor_id", "failure", "incarnation", "leaving", "outbox", "queue", "retries", "sent", "state", "tried")
 
-    def __init__(self, actor_id: bytes, retries: int) -> None:
+    def __init__(self, actor_id: bytes) -> None:
         self.actor_id = actor_id
-        self.retries = retries
+        self.retries = 0
         """How often a call that may have run is made again by itself; -1 without end."""
         self.state = CREATING
         self.incarnation = b""
@@ -86,6 +86,12 @@ class Calls:
         """Questions whose answer says that the scheduler has heard all that a call travels with: token -> call."""
         self._heard: set[bytes] = set()
         """Calls for which it has."""
+        self._stopped: dict[bytes, str] = {}
+        """Calls on their way that are to be stopped: they are not made again."""
+        self._orders: list[Send] = []
+        """Requests to stop calls that wait to be sent."""
+        self.killed: dict[bytes, bool] = {}
+        """Actors that this process asked to end, as far as it has not heard that they have: whether for good."""
         self.queued = 0
         """Calls that leave with the next frames."""
         self._full: dict[Target, None] = {}
@@ -93,11 +99,11 @@ class Calls:
 
     # -- calling --
 
-    def meet(self, actor_id: bytes, retries: int) -> Target:
+    def meet(self, actor_id: bytes) -> Target:
         """The actor with this id, asked for on first use."""
         target = self.targets.get(actor_id)
         if target is None:
-            target = self.targets[actor_id] = Target(actor_id, retries)
+            target = self.targets[actor_id] = Target(actor_id)
             self.client._say(m.Find, actor_id)
         return target
 
@@ -109,7 +115,8 @@ class Calls:
     def call(self, actor_id: bytes, row: Row, returns: int, retries: int) -> None:
         """Queue a call; this process holds its values. ``row`` as in ``Call``, the values of its dependencies aside."""
         client, call_id = self.client, row[0]
-        target = self.targets.get(actor_id) or self.meet(actor_id, retries)
+        target = self.targets.get(actor_id) or self.meet(actor_id)
+        target.retries = retries
         if returns == 1:
             client.entries[call_id + CALL_RETURN] = row
         else:
@@ -142,16 +149,20 @@ class Calls:
         self._blocked.discard(target)
         queue = target.queue
         while queue and target.state == DEAD:
-            self._fail(target, queue.popleft(), NOT_RUN)
+            row = queue.popleft()
+            self._fail(target, row, UNKNOWN if row[0] in target.tried else NOT_RUN)
         while queue and target.state == ALIVE:
             row = queue[0]
+            if row[0] not in self.pending:
+                queue.popleft()  # The incarnation before this one had returned it after all.
+                continue
             if len(row) > 3:
                 complete = self._complete(target, row)
                 if complete is None:
                     return
                 row = complete
-            queue.popleft()
             if row:
+                queue.popleft()
                 self._send(target, row)
 
     def _complete(self, target: Target, row: Row) -> Row | None:
@@ -165,6 +176,7 @@ class Calls:
         entries = [client.lookup(identifier) for identifier in row[3]]
         broken = next((entry for entry in entries if entry.status != OK), None)
         if broken is not None:
+            target.queue.popleft()
             self.returned(((row[0], broken.status, (broken.data if type(broken.data) is bytes else b"",)),))
             return ()
         values = tuple(entry.data if type(entry.data) is bytes else None for entry in entries)
@@ -206,7 +218,8 @@ class Calls:
             self._advance(target)
         elif target.incarnation:
             control = bytes((target.incarnation[0] ^ 0x80,)) + target.incarnation[1:]
-            self.client._controls.append(Send(CONTROL + control, m.Stopped(call_id, reason)))
+            self._stopped[call_id] = reason
+            self._orders.append(Send(CONTROL + control, m.Stopped(call_id, reason)))
         return True
 
     def take_sends(self) -> Iterator[Send]:
@@ -217,11 +230,13 @@ class Calls:
             rows, target.outbox = target.outbox, []
             for start in range(0, len(rows), CALLS_IN_MESSAGE):
                 yield Send(ACTOR + target.incarnation, m.Call(target.actor_id, tuple(rows[start : start + CALLS_IN_MESSAGE])))
+        orders, self._orders = self._orders, []
+        yield from orders
 
     @property
     def unsent(self) -> bool:
         """Whether calls wait to be sent."""
-        return bool(self._full)
+        return bool(self._full or self._orders)
 
     # -- outcomes --
 
@@ -232,6 +247,8 @@ class Calls:
         for call_id, status, outputs in rows:
             target = pending.pop(call_id, None)
             if target is None:
+                if None in outputs:
+                    self._known_after_all(call_id, status, outputs)
                 continue
             client.unfinished -= 1
             target.sent.pop(call_id, None)
@@ -245,9 +262,24 @@ class Calls:
                 client.dropped.extend(held.pop(call_id))
             if target.tried:
                 target.tried.pop(call_id, None)
+            if self._stopped:
+                self._stopped.pop(call_id, None)
+            if self._heard:
+                self._heard.discard(call_id)
             if target.leaving and not target.sent and not target.queue:
                 target.leaving = False
                 client.dropped.append(target.handle)
+
+    def _known_after_all(self, call_id: bytes, status: int, outputs: Row) -> None:
+        """A call that has an outcome has another one, of which the scheduler believes that this process holds the values."""
+        for index, value in enumerate(outputs):
+            if value is None and status == OK:
+                identifier = call_value(call_id, index)
+                entry = self.client.entry(identifier)
+                if entry is not None and entry.refs > 0:
+                    self.shared.add(identifier)
+                else:
+                    self.client._say(m.Release, identifier)
 
     def _settle(self, call_id: bytes, status: int, outputs: Row) -> None:
         client = self.client
@@ -256,11 +288,11 @@ class Calls:
             data: Any = outputs[index if status == OK else 0] if outputs else None
             entry = client.entry(identifier)
             known = data is None and status == OK
-            if identifier in self.shared and not known:
+            if identifier in self.shared:
                 client._say(m.Offer, (identifier, status, data, ()))
             if entry is None or entry.refs <= 0:
                 client.entries.pop(identifier, None)
-                if known:
+                if known or identifier in self.shared:
                     client._say(m.Release, identifier)
                 self.shared.discard(identifier)
                 continue
@@ -278,6 +310,8 @@ class Calls:
                 self._homes[actor_id] = incarnation
             if before and incarnation != before:
                 self.gone.append(before)
+            if state == DEAD or (incarnation != before and not self.killed.get(actor_id, True)):
+                self.killed.pop(actor_id, None)
             if target is None:
                 continue
             moved = target.incarnation and incarnation != target.incarnation
@@ -295,7 +329,10 @@ class Calls:
         again: list[Row] = []
         for index, row in enumerate(rows):
             not_begun = index >= begun or row[0] in unsent
-            if not_begun or (target.state != DEAD and self._may_retry(target, row[0])):
+            if row[0] in self._stopped:
+                text = f"{row[1]} was cancelled, and its actor's process ended"
+                self.returned(((row[0], FAILED, (pack_failure("TaskCancelledError", text),)),))
+            elif not_begun or (target.state != DEAD and self._may_retry(target, row[0])):
                 again.append(row)
             else:
                 self._fail(target, row, UNKNOWN)
@@ -379,9 +416,15 @@ class Calls:
 
     # -- after a restart of the daemon --
 
+    def share_sent(self) -> None:
+        """A value may be in the arena already, and the news of it still on its way: the next scheduler is to keep it."""
+        for call_id, target in self.pending.items():
+            if call_id in target.sent:
+                self.shared.update(call_value(call_id, index) for index in range(self._several.get(call_id, 1)))
+
     def holdings(self) -> Iterator[tuple[type[Any], Any]]:
         """What a restarted scheduler is told: (kind of message, item)."""
-        for actor_id in self.targets:
+        for actor_id in {**self.targets, **self.killed, **self._homes}:
             yield m.Find, actor_id
         for identifier in self.shared:
             target = self.pending.get(identifier[:TASK_BYTES])

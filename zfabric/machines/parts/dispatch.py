@@ -119,8 +119,7 @@ class Dispatcher:
                 self._maybe_spawn(queue, now)
                 return
             task = queue.tasks.popleft()
-            self.host(worker, queue)
-            worker.actor = task.id
+            self.host(worker, task)
             self._assign(worker, [task], now, inline=False)
 
     def _serve_async(self, queue: ShapeQueue, now: float) -> None:
@@ -147,8 +146,10 @@ class Dispatcher:
         if batch:
             self._assign(worker, batch, now, inline=False)
 
-    def host(self, worker: WorkerRecord, queue: ShapeQueue) -> None:
-        """A worker holds the queue's resources for an actor's life."""
+    def host(self, worker: WorkerRecord, task: TaskRecord) -> None:
+        """A worker is an actor's, and holds what the task that makes it asks for, for life."""
+        queue = self.tables.queue_of(task)
+        worker.actor = task.id
         self._lease(worker, queue)
         queue.leased.pop(worker.token, None)
         worker.state = HOSTING
@@ -517,11 +518,17 @@ class Dispatcher:
         return max(1, min(counts)) if counts else self.cpus
 
     def _end_one_idle(self, queue: ShapeQueue) -> bool:
-        for worker in self.tables.workers.values():
-            if worker.state == IDLE and (worker.job is not queue.job or worker.environment != queue.environment):
+        for worker in self._spare():
+            if worker.job is not queue.job or worker.environment != queue.environment:
                 self.end(worker, "another job or environment needs its place")
                 return True
         return False
+
+    def _spare(self) -> list[WorkerRecord]:
+        """Idle workers that may be ended: others wait for nothing that only one of them will have."""
+        callers = {caller for caller, _ in self.tables.expected.values()}
+        idle = [worker for worker in self.tables.workers.values() if worker.state == IDLE]
+        return [worker for worker in idle if worker.process is None or worker.process.incarnation not in callers]
 
     def spawn(self, job: JobRecord | None, environment: Environment, now: float) -> WorkerRecord:
         """Start one more worker."""
@@ -545,7 +552,7 @@ class Dispatcher:
         """End idle workers beyond the node's CPUs; when to look again."""
         if len(self.tables.workers) <= self.cpus:
             return None
-        idle = [worker for worker in self.tables.workers.values() if worker.state == IDLE]
+        idle = self._spare()
         soonest = None
         for worker in sorted(idle, key=lambda each: each.idle_since)[: max(0, len(idle) - self.cpus)]:
             due = worker.idle_since + self.tables.config.worker_idle_seconds

@@ -7,7 +7,7 @@ arguments) go through the scheduler, behind all that this process has said to it
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import CLIENT, Address, short
-from zfabric.protocol.messages import FAILED, Row
+from zfabric.protocol.messages import FAILED, OK, Row
 from zfabric.protocol.options import option
 
 STOPPED_MAX = 1000
@@ -23,7 +23,10 @@ STOPPED_MAX = 1000
 
 
 class Invocation(NamedTuple):
-    """One call that this process was given. ``row`` begins like a task's: id, and dependencies in the fourth place."""
+    """One call that this process was given. ``row`` begins like a task's: id, and dependencies in the fourth place.
+
+    ``attempt`` is that in which the actor was made: a call that is made again by another incarnation names its children anew.
+    """
 
     row: Row
     attempt: int
@@ -48,7 +51,10 @@ class Mailbox:
         self.deadlines: list[tuple[float, bytes]] = []
         """When calls are to be stopped that have a timeout, soonest first; some of them have ended since."""
         self._returned: dict[bytes, list[Row]] = {}
-        self._reported: list[Row] = []
+        self._reported: dict[bytes, Row] = {}
+        """Outcomes that the scheduler has not taken in yet, as far as is known here: by call."""
+        self._unsaid: list[Row] = []
+        """Those of them that leave with the next frame."""
 
     def accept(self, now: float, source: Address, message: m.Call) -> None:
         """Calls have come."""
@@ -58,10 +64,11 @@ class Mailbox:
             outcome = (FAILED, (pack_failure("ActorUnavailableError", text, (("outcome", "not run"),)),))
             self._returned.setdefault(caller, []).extend((row[0], *outcome) for row in message.rows)
             return
+        attempt = self.actors[actor_id][1]
         for row in message.rows:
             call_id, method, arguments, *more = row
             dependencies, values, options = more or ((), (), None)
-            item = Invocation((call_id, b"", arguments, dependencies), 0, values, (), actor_id, method, caller, options)
+            item = Invocation((call_id, b"", arguments, dependencies), attempt, values, (), actor_id, method, caller, options)
             self.queue.append(item)
             if self.stopped and call_id in self.stopped:
                 self.stop(call_id, self.stopped.pop(call_id))
@@ -83,7 +90,31 @@ class Mailbox:
         if plain:
             self._returned.setdefault(item.caller, []).append((item.row[0], status, outputs))
         else:
-            self._reported.append((item.row[0], item.caller, status, outputs, contained))
+            row = self._reported[item.row[0]] = (item.row[0], item.caller, status, outputs, contained)
+            self._unsaid.append(row)
+
+    def recorded(self, call_ids: Iterable[bytes]) -> None:
+        """The scheduler has taken in outcomes. It has told the callers; should it have died before that left, they hear it from here."""
+        for call_id in call_ids:
+            row = self._reported.pop(call_id, None)
+            if row is not None:
+                _, caller, status, outputs, contained = row
+                named = (*contained, *[()] * len(outputs))
+                told = tuple(
+                    value if status != OK or (type(value) is bytes and not refs) else None
+                    for value, refs in zip(outputs, named, strict=False)
+                )
+                self._returned.setdefault(caller, []).append((call_id, status, told))
+
+    def unrecorded(self) -> tuple[m.Reported, ...]:
+        """What is to be said again to a restarted daemon."""
+        self._unsaid.clear()
+        return (m.Reported(tuple(self._reported.values())),) if self._reported else ()
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing of what was called here has an outcome that may be lost with this process."""
+        return not (self._reported or self._returned)
 
     def stop_later(self, call_id: bytes, reason: str) -> None:
         """A call that is not here is to be stopped when it comes. Most often it will not, since it has ended: few are remembered."""
@@ -108,12 +139,12 @@ class Mailbox:
     @property
     def unsent(self) -> bool:
         """Whether outcomes wait to be sent."""
-        return bool(self._returned or self._reported)
+        return bool(self._returned or self._unsaid)
 
     def take_sends(self, scheduler: Address) -> Iterator[Send]:
         """Outcomes that wait to be sent."""
-        if self._reported:
-            rows, self._reported = self._reported, []
+        if self._unsaid:
+            rows, self._unsaid = self._unsaid, []
             yield Send(scheduler, m.Reported(tuple(rows)))
         returned, self._returned = self._returned, {}
         for caller, outcomes in returned.items():

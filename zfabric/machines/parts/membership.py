@@ -323,6 +323,7 @@ class Membership:
         for queue in job.queues.values():
             tables.queues.pop(queue.token, None)
             queue.tasks.clear()
+        self.scheduler.actors.job_ended(job)
         blocks = self.scheduler.blocks
         for task in [task for identifier, task in tables.tasks.items() if identifier[:JOB_BYTES] == job.id]:
             self._drop_task(task)

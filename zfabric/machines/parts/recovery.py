@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from zfabric.machines.parts.records import (
     ASSIGNED,
     DONE,
+    HOSTING,
     LEASED,
     PENDING,
     AnyObject,
@@ -120,7 +121,7 @@ class Recovery:
         self._each(m.Submit, self._enter_submitted)
         self._each(m.Put, self._take_put)
         self._each(m.Offer, self._take_offer)
-        self._each(m.Expect, lambda source, message: step(now, source, message))
+        self._each(m.Expect, self._take_expect)
         self._each(m.Hold, self._take_hold)
         self.scheduler.streams.positions_known()
         for task, _ in self._entered:
@@ -135,10 +136,10 @@ class Recovery:
             if worker is None and task.id in unheard:
                 worker, task.attempt = unheard[task.id]
             self._go_on(task, worker, now)
-        self.scheduler.actors.bury()
         self._each(m.Blocked, lambda source, message: step(now, source, message))
         self._each(m.Yielded, lambda source, message: step(now, source, message))
         self._each(m.Completed, lambda source, message: step(now, source, message))
+        self.scheduler.actors.find_lost()
         for source, message in self._said:
             if type(message) in _AFTERWARDS and source[1:] in self.tables.processes:
                 step(now, source, message)
@@ -220,6 +221,8 @@ class Recovery:
                 elif process is not None:
                     self.scheduler.refuse_unknown(process, row)
             elif process is not None and task.row == row:
+                if task.state == DONE:
+                    self.scheduler.outcomes.report_to(process, task)  # It made an actor, which has said so.
                 if task.submitter != source[1:] and task.submitter in self.tables.processes:
                     task.facts().submitters += (task.submitter,)
                 task.submitter = process.incarnation
@@ -256,6 +259,11 @@ class Recovery:
             record.value = Stored(value[1]) if type(value) is tuple else value
             if type(value) is bytes:
                 self.tables.counts["inline_bytes"] += len(value)
+
+    def _take_expect(self, source: Address, message: m.Expect) -> None:
+        """Results of calls: some have come into the arena, and their callers were not told."""
+        self._know(((identifier,) for identifier, _ in message.rows))
+        self.scheduler.actors.on_expect(0.0, source, message)
 
     def _take_hold(self, source: Address, message: m.Hold) -> None:
         self._know((message.object_ids,))
@@ -297,7 +305,10 @@ class Recovery:
             process = self.tables.processes.get(task.submitter)
             if process is not None:
                 self.scheduler.outcomes.report_to(process, task)
-        elif worker is not None:
+            return
+        if task.function.actor is not None:
+            self.scheduler.actors.enter_again(task)
+        if worker is not None:
             self.scheduler.set_terms(task, now)
             if row_names(task.row):
                 self.references.keep_row(task)
@@ -313,8 +324,9 @@ class Recovery:
         task.worker = worker
         worker.inflight[task.id] = task
         if task.function.actor is not None:
-            self.scheduler.actors.being_made(task, worker)
-        elif worker.state != LEASED:
+            self.scheduler.actors.enter_again(task)
+            self.scheduler.dispatcher.host(worker, task)
+        elif worker.state not in (LEASED, HOSTING):
             self.scheduler.dispatcher.resume(worker, self.tables.queue_of(task))
 
     # -- what only the arena or the control store knows --

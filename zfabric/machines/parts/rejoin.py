@@ -25,6 +25,7 @@ def holdings(client: Client) -> Iterator[tuple[type[Any], Any]]:
     rows: dict[bytes, Row] = {}
     entries = client.all_entries()
     calls = client.calls
+    calls.share_sent()
     entries = [(identifier, entry) for identifier, entry in entries if not calls.is_private(identifier)]
     for identifier, entry in (*client.retired.items(), *entries):
         if identifier[:TASK_BYTES] in calls.pending:
@@ -48,6 +49,8 @@ def requests(client: Client) -> Iterator[m.Message]:
     """What it asked of the scheduler before."""
     for identifier, (force, recursive) in client.cancelled.items():
         yield m.Cancel((identifier,), force, recursive)
+    for actor_id, no_restart in client.calls.killed.items():
+        yield m.Kill(actor_id, no_restart)
     yield from client.asked.values()
     if client.leaving:
         yield m.Goodbye()

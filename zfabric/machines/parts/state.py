@@ -47,6 +47,8 @@ class Tables:
         """Counts every time a task becomes ready, so that a search that found none need not be repeated in vain."""
         self.orphans: dict[bytes, bool] = {}
         """Values of tasks whose rows did not survive a daemon, and whether the value did not, either: then its record says so."""
+        self.expected: dict[bytes, tuple[bytes, bytes]] = {}
+        """Results of calls that others wait for: which process called, and which actor. It offers them, also failures."""
         self.condemned: set[bytes] = set()
         """What the ids of children begin with whose parents were cancelled with all their children."""
         self.counts: Counter[str] = Counter()

@@ -55,8 +55,11 @@ class Values:
         known = source[1:] in self.tables.processes
         for identifier, status, value, contained in message.rows if known else ():
             found = self.tables.find(identifier)
-            if found is not None and found.status == PENDING and is_call(identifier) and type(value) is bytes:
-                self.scheduler.actors.expected.pop(identifier, None)
+            self.tables.expected.pop(identifier, None)
+            if found is not None and found.status == PENDING and is_call(identifier):
+                if value is None:  # The daemon before this one knew it, and nothing that survived tells of it.
+                    text = f"the result {short(identifier)} of a call is lost: only its node's daemon knew it, and that died"
+                    status, value = FAILED, pack_failure("ObjectLostError", text)
                 self.outcomes.settle_value(found, status, value)  # The result of a call that others were told to expect.
             elif found is None and type(value) is bytes:
                 record = ObjectRecord(identifier, None, None)

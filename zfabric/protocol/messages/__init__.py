@@ -33,6 +33,7 @@ from zfabric.protocol.messages.actors import Find as Find
 from zfabric.protocol.messages.actors import Hosting as Hosting
 from zfabric.protocol.messages.actors import Kill as Kill
 from zfabric.protocol.messages.actors import Leaving as Leaving
+from zfabric.protocol.messages.actors import Recorded as Recorded
 from zfabric.protocol.messages.actors import Reported as Reported
 from zfabric.protocol.messages.actors import Retire as Retire
 from zfabric.protocol.messages.actors import Returned as Returned

@@ -57,17 +57,27 @@ class Returned(NamedTuple):
 class Reported(NamedTuple):
     """actor -> local scheduler. Outcomes that concern others too: rows ``(call_id, caller, status, outputs, contained)``.
 
-    What is in the arena, or has refs inside, becomes an object that the caller holds; the caller is told with ``Returned``. Lost with the
-    actor's process: then the caller's calls fail as those of a dead actor do.
+    What is in the arena, or has refs inside, becomes an object that the caller holds; the caller is told with ``Returned``. The actor
+    repeats it to a restarted daemon until it hears ``Recorded``. Lost with the actor's process: then the caller's calls fail as those
+    of a dead actor do.
     """
 
     rows: Rows
 
 
+class Recorded(NamedTuple):
+    """local scheduler -> worker control. These outcomes are taken in: the actor tells the callers, too, and repeats them no longer.
+
+    The callers have been told already, unless this daemon dies before that leaves; they ignore what they hear again.
+    """
+
+    call_ids: Ids
+
+
 class Expect(NamedTuple):
     """client -> local scheduler. Results of calls that others are about to hear of: rows ``(object_id, actor_id)``.
 
-    The caller holds them, and offers each value when it has come (``Offer``).
+    The caller holds them, and offers each value when it has come (``Offer``). Should it end before, they are lost.
     """
 
     rows: Rows
