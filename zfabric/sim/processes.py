@@ -12,17 +12,19 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from zfabric.machines.client import Client
+from zfabric.machines.parts.mailbox import Invocation
 from zfabric.machines.parts.naming import Namer
 from zfabric.machines.worker import Item
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
 from zfabric.protocol.failures import unpack_failure
-from zfabric.protocol.ids import CLIENT, root_task
+from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, is_call, root_task
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
 from zfabric.sim.arena import Content
+from zfabric.sim.interpreter import driver_body
 from zfabric.sim.network import Post
 from zfabric.sim.node import Crashed
-from zfabric.sim.programs import FUNCTIONS, Boom, Doomed, Interrupted, StoreFull, Value, driver_body, unpack_value
+from zfabric.sim.programs import FUNCTIONS, Boom, Doomed, Interrupted, Left, StoreFull, Value, unpack_value
 
 if TYPE_CHECKING:
     from zfabric.sim.world import World
@@ -50,7 +52,7 @@ class Frame:
 
     __slots__ = ("body", "busy_until", "item", "namer", "started", "wait")
 
-    def __init__(self, item: Item | None, body: Body, namer: Namer, now: float) -> None:
+    def __init__(self, item: Item | Invocation | None, body: Body, namer: Namer, now: float) -> None:
         self.item = item
         self.body = body
         self.namer = namer
@@ -144,13 +146,18 @@ class Process:
     def flush(self) -> None:
         """Send what waits."""
         self.transmit(self.machine.take_effects(self.world.now), CLIENT)
+        while self.machine.calls.gone:
+            self.post.forget(self.machine.calls.gone.pop())
 
     def transmit(self, effects: list[Any], role: bytes) -> None:
-        """Send these to the daemon as one frame."""
-        sends = [(effect.to[:1], role, effect.message) for effect in effects if type(effect) is Send and effect.to[1:] == self.daemon]
-        if sends:
+        """Send these as one frame to each whom they are for: the daemon, actors, those who called."""
+        frames: dict[bytes, list[Any]] = {}
+        for effect in effects:
+            if type(effect) is Send and (effect.to[1:] == self.daemon or effect.to[:1] in (ACTOR, CONTROL, CLIENT)):
+                frames.setdefault(effect.to[1:], []).append((effect.to[:1], role, effect.message))
+        for incarnation, sends in frames.items():
             self.crash_point()
-            self.post.send(self.daemon, sends, self.world.now)
+            self.post.send(incarnation, sends, self.world.now)
 
     def crash_point(self) -> None:
         """Die here, if this is the effect that was chosen."""
@@ -163,16 +170,23 @@ class Process:
         """Deliver the frames that have come."""
         while self.inbox:
             sender, frame = self.inbox.popleft()
+            if not self.admits(sender):
+                continue
             for to, role, message in self.post.accept(sender, frame, self.world.now):
                 self.deliver(sender, to, role + sender, message)
 
+    def admits(self, sender: bytes) -> bool:
+        """Whether this process listens to another: the daemon, the next one, and actors that it has called."""
+        daemon = self.world.daemon
+        return sender == self.daemon or sender in self.post.peers or (daemon is not None and sender == daemon.incarnation)
+
     def deliver(self, sender: bytes, to: bytes, source: bytes, message: m.Message) -> None:
-        """One message from the daemon."""
+        """One message from the daemon, or the outcomes of calls."""
         self.world.heard(to + self.incarnation, source, message)
         if type(message) is m.Rejoin:
             if sender != self.daemon:
                 self.join(sender)
-        elif sender == self.daemon:
+        elif sender == self.daemon or type(message) is m.Returned:
             self.machine.step(self.world.now, source, message)
 
     # -- the loop --
@@ -284,6 +298,8 @@ class Process:
     def condemned(self) -> bool:
         """Whether the daemon wants the task on top stopped, which the task may notice by its children before it is itself."""
         daemon, item = self.world.daemon, self.frames[-1].item
+        if type(item) is Invocation:
+            return not self.world.caller_lives(self)  # What it was called with went with its caller.
         if daemon is None or item is None:
             return False
         record = daemon.scheduler.tables.tasks.get(item.row[0])
@@ -309,6 +325,9 @@ class Process:
             return
         except Interrupted:
             self.ended(frame, INTERRUPTED, None)
+            return
+        except Left:
+            self.ended(frame, FAILED, None)
             return
         except Boom as error:
             self.ended(frame, RETRY if error.retry else ERROR, str(error))
@@ -356,6 +375,28 @@ class Process:
         self.machine.submit(row if options is None else (*row, options), returns)
         return task_id
 
+    def invoke(
+        self,
+        actor_id: bytes,
+        arguments: bytes,
+        dependencies: tuple[bytes, ...],
+        options: tuple[Row, ...] | None,
+        returns: int,
+        retries: int,
+    ) -> bytes:
+        """Call an actor."""
+        call_id = self.top.namer.child()
+        self.world.calls.made(self.incarnation, actor_id, call_id, retries)
+        row: Row = (call_id, "method", arguments)
+        if dependencies or options is not None:
+            row = (*row, dependencies, (), options)
+        self.machine.calls.call(actor_id, row, returns, retries)
+        return call_id
+
+    def kill_actor(self, actor_id: bytes, no_restart: bool) -> None:
+        """End an actor."""
+        self.machine.kill(actor_id, no_restart)
+
     def put_small(self, value: bytes, contained: tuple[bytes, ...]) -> bytes:
         """Put an inline value."""
         identifier = self.top.namer.put()
@@ -377,6 +418,8 @@ class Process:
 
     def look(self, identifier: bytes, status: int, data: Any) -> tuple[str, Value | None]:
         """What a finished object is: ("", value) or (kind of error, None). Refs in a value become this process's."""
+        if is_call(identifier):
+            self.world.calls.looked(identifier, status, data)
         if status == OK:
             payload = data
             if type(data) is tuple:
@@ -417,7 +460,7 @@ class Process:
 
         deadline = None if timeout is None else self.world.now + timeout
         if not done():
-            self.block(frame, identifiers, timeout is None)
+            self.block(frame, identifiers, timeout is None and type(frame.item) is not Invocation)
             frame.wait = Wait(done, finish, deadline, True)
         else:
             frame.wait = Wait(done, finish, None, False)
@@ -456,6 +499,8 @@ class Process:
             if type(answer) is m.Granted:
                 room.grants.add(answer.offset, answer.size)
             offset = room.grants.allocate(size)
+            if offset is None and (type(answer) is m.Granted or (token == ahead and room.answered(token))):
+                return None  # Another try: what was asked for ahead is smaller than this.
             return StoreFull() if offset is None else offset
 
         frame.wait = Wait(lambda: room.answered(token), finish, self.world.now + patience + 5.0, False)

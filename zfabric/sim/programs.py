@@ -1,4 +1,4 @@
-"""Programs for a simulated node: made at random, run by a small interpreter, and understood by a model.
+"""Programs for a simulated node: made at random, run by a small interpreter (``interpreter``), and understood by a model.
 
 A program is a tree of *specs*, plain data that travels as a task's arguments. The author writes each statement together with what
 the model says of it, so that the program checks itself while it runs: where a value is certain, anything else fails the world. Where
@@ -12,19 +12,16 @@ ref out of a value), ``timed`` (``get`` with a timeout), ``wait``, ``drop``, ``c
 from __future__ import annotations
 
 import random
-from collections.abc import Generator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
 
-from zfabric.protocol.ids import FUNCTION_BYTES, object_id
+from zfabric.protocol.ids import FUNCTION_BYTES
 from zfabric.protocol.options import ONE_CPU, RESOURCE_UNIT
 
 if TYPE_CHECKING:
-    from zfabric.machines.worker import Item
     from zfabric.sim.network import Faults
-    from zfabric.sim.processes import Driver, Process
-    from zfabric.sim.workers import WorkerProcess
 
 MODULUS = 1_000_003
 FOREVER = 500.0
@@ -34,8 +31,8 @@ CRASHED = frozenset({"WorkerCrashedError", "PoisonedTaskError", "OutOfMemoryErro
 LOST = frozenset({"ObjectLostError", "ObjectFreedError", "LineageEvictedError"})
 NOTHING: frozenset[str] = frozenset()
 
-PLAIN, PAIR, RETRIED, APART, PURE, VOID, HALF, WIDE = range(8)
-"""Functions: one value; two; with exceptions that are retried; never inline; deterministic; no value; half a CPU; two CPUs."""
+PLAIN, PAIR, RETRIED, APART, PURE, VOID, HALF, WIDE, ACTOR = range(9)
+"""Functions: one value; two; with exceptions that are retried; never inline; deterministic; no value; half a CPU; two CPUs; a class."""
 
 _OPTIONS: tuple[tuple[tuple[str, Any], ...], ...] = (
     (),
@@ -46,8 +43,9 @@ _OPTIONS: tuple[tuple[tuple[str, Any], ...], ...] = (
     (("num_returns", 0),),
     (("demand", (("CPU", RESOURCE_UNIT // 2),)),),
     (("demand", (("CPU", 2 * RESOURCE_UNIT),)),),
+    (("actor", b"blueprint"),),
 )
-_NAMES = ("plain", "pair", "retried", "apart", "pure", "void", "half", "wide")
+_NAMES = ("plain", "pair", "retried", "apart", "pure", "void", "half", "wide", "actor")
 
 
 def function_id(kind: int) -> bytes:
@@ -96,6 +94,10 @@ class Doomed(Exception):
     """A task below one that is cancelled meets something that it cannot go on with."""
 
 
+class Left(BaseException):
+    """The actor ends itself."""
+
+
 class StoreFull(Exception):
     """There was no room for a value."""
 
@@ -105,7 +107,9 @@ class Outcome(NamedTuple):
 
     number: int | None
     errors: frozenset[str] = NOTHING
-    inner: tuple[Outcome, ...] = ()
+    inner: tuple[Outcome | Handle, ...] = ()
+    touches: frozenset[int] = frozenset()
+    """Actors that may have to run for it to come."""
 
     @property
     def certain(self) -> bool:
@@ -115,6 +119,33 @@ class Outcome(NamedTuple):
     def or_else(self, errors: frozenset[str]) -> Outcome:
         """The same, with more errors permitted."""
         return self._replace(errors=self.errors | errors) if errors else self
+
+
+class Handle(NamedTuple):
+    """What the model says of an actor: its place in the order in which actors were made, and how its calls may fail."""
+
+    ordinal: int
+    errors: frozenset[str]
+    retries: int
+    mortal: bool
+    """Whether the program may end it."""
+    born: bool
+    """Whether its ``__init__`` returns."""
+
+    def or_else(self, errors: frozenset[str]) -> Handle:
+        """The same, with more errors permitted of its calls."""
+        return self._replace(errors=self.errors | errors)
+
+
+Model = Outcome | Handle
+
+
+def reach(models: Iterable[Model]) -> frozenset[int]:
+    """The actors that whoever has these may have to wait for, or keep alive."""
+    found: set[int] = set()
+    for model in models:
+        found |= {model.ordinal} if isinstance(model, Handle) else model.touches | reach(model.inner)
+    return frozenset(found)
 
 
 def mix(total: int, number: int) -> int:
@@ -136,12 +167,16 @@ class Program(NamedTuple):
 # --- the author -------------------------------------------------------------------------------------------------------------------
 
 
-class _Scope:
+class Scope:
     """One body being written: its refs by slot, statements so far, and the model of its total."""
 
-    def __init__(self, total: int, boxed: tuple[Outcome, ...], doomed: bool, steady: bool, depth: int) -> None:
-        self.slots: dict[int, Outcome] = dict(enumerate(boxed))
-        self.next_slot = len(boxed)
+    def __init__(self, total: int, boxed: tuple[Model, ...], doomed: bool, steady: bool, depth: int) -> None:
+        self.slots: dict[int, Outcome] = {}
+        self.handles: dict[int, Handle] = {}
+        """Slots with handles to actors, which have no value that could be got."""
+        self.next_slot = 0
+        for model in boxed:
+            self.slot(model)
         self.statements: list[Any] = []
         self.total = total
         self.doomed = doomed
@@ -149,12 +184,19 @@ class _Scope:
         self.depth = depth
         self.got: set[int] = set()
 
-    def slot(self, outcome: Outcome) -> int:
+    def slot(self, model: Model) -> int:
         """A new slot."""
         number = self.next_slot
         self.next_slot += 1
-        self.slots[number] = outcome
+        if isinstance(model, Handle):
+            self.handles[number] = model
+        else:
+            self.slots[number] = model
         return number
+
+    def models(self, slots: Iterable[int]) -> tuple[Model, ...]:
+        """What the model says of these slots."""
+        return tuple(self.handles[slot] if slot in self.handles else self.slots[slot] for slot in slots)
 
 
 class Author:
@@ -176,7 +218,7 @@ class Author:
 
     def write(self) -> Program:
         """The root: calls and the rest, then everything is got."""
-        scope = _Scope(0, (), False, True, 0)
+        scope = Scope(0, (), False, True, 0)
         rounds = self.random.randrange(3, 12)
         while self.left > 0 and rounds > 0:
             rounds -= 1
@@ -198,7 +240,7 @@ class Author:
             return 0
         return self.random.choice((200_000, 700_000, 1_500_000, 3_000_000))
 
-    def _statement(self, scope: _Scope) -> None:
+    def _statement(self, scope: Scope) -> None:
         choice = self.random.random()
         if choice < 0.5 and self.left > 0 and scope.depth < self.depth_max:
             for _ in range(self.random.randrange(1, self.fanout + 1)):
@@ -220,7 +262,7 @@ class Author:
         else:
             scope.statements.append(("sleep", self._time()))
 
-    def _get(self, scope: _Scope, slots: list[int]) -> None:
+    def _get(self, scope: Scope, slots: list[int]) -> None:
         certain = [slot for slot in slots if scope.slots[slot].certain]
         unsure = [slot for slot in slots if not scope.slots[slot].certain]
         if certain:
@@ -242,7 +284,7 @@ class Author:
             allowed = tuple((slot, scope.slots[slot].number, tuple(sorted(scope.slots[slot].errors))) for slot in unsure)
             scope.statements.append(("peek", allowed))
 
-    def _open(self, scope: _Scope, box: int) -> None:
+    def _open(self, scope: Scope, box: int) -> None:
         index = self.random.randrange(len(scope.slots[box].inner))
         inner = scope.slots[box].inner[index]
         if self.faults.daemon_crashes:
@@ -253,20 +295,22 @@ class Author:
             if self.random.random() < 0.5:
                 del scope.slots[box]
                 scope.statements.append(("drop", box))
-            self._get(scope, [new])
+            if new in scope.slots:
+                self._get(scope, [new])
 
-    def _put(self, scope: _Scope) -> None:
+    def _put(self, scope: Scope) -> None:
         number = self.random.randrange(MODULUS)
         boxed = self._boxed(scope)
-        slot = scope.slot(Outcome(number, NOTHING, tuple(scope.slots[each] for each in boxed)))
+        inner = scope.models(boxed)
+        slot = scope.slot(Outcome(number, NOTHING, inner, reach(inner)))
         scope.statements.append(("put", slot, number, self._size(), boxed))
 
-    def _boxed(self, scope: _Scope) -> tuple[int, ...]:
+    def _boxed(self, scope: Scope) -> tuple[int, ...]:
         if not self.boxes or not scope.slots or self.random.random() < 0.6:
             return ()
         return tuple(self.random.sample(list(scope.slots), min(len(scope.slots), self.random.randrange(1, 3))))
 
-    def _call(self, scope: _Scope) -> None:
+    def _call(self, scope: Scope) -> None:
         self.left -= 1
         self.tasks += 1
         rng = self.random
@@ -284,7 +328,8 @@ class Author:
         total = label
         for slot in dependencies:
             total = mix(total, scope.slots[slot].number or 0)
-        inner = tuple(scope.slots[slot].or_else(LOST) if self.faults.daemon_crashes else scope.slots[slot] for slot in boxed)
+        inner = tuple(model.or_else(LOST) if self.faults.daemon_crashes else model for model in scope.models(boxed))
+        touches = reach((*scope.models(dependencies), *inner))
         steady = not (fragile and self.crashing)
         spec, outcomes = self._task(kind, label, total, inner, doomed, steady, scope.depth + 1, forever, fragile)
         options: list[tuple[str, Any]] = [("contains", boxed)] if boxed else []
@@ -295,7 +340,7 @@ class Author:
             options.append(("timeout", 0.02 + 0.1 * rng.random()))
         if doomed:
             errors |= STOPPED | {"doomed"} | ({"boom"} if kind == RETRIED else NOTHING)
-        outcomes = tuple(each.or_else(errors) if runs else Outcome(None, errors) for each in outcomes)
+        outcomes = tuple((each.or_else(errors) if runs else Outcome(None, errors))._replace(touches=touches) for each in outcomes)
         slots = tuple(scope.slot(outcome) for outcome in outcomes)
         scope.statements.append(("call", slots, kind, spec, tuple(options), dependencies, boxed))
         if stop and slots:
@@ -314,7 +359,7 @@ class Author:
         kind: int,
         label: int,
         total: int,
-        boxed: tuple[Outcome, ...],
+        boxed: tuple[Model, ...],
         doomed: bool,
         steady: bool,
         depth: int,
@@ -322,7 +367,7 @@ class Author:
         fragile: bool,
     ) -> tuple[Spec, tuple[Outcome, ...]]:
         rng = self.random
-        scope = _Scope(total, boxed, doomed, steady, depth)
+        scope = Scope(total, boxed, doomed, steady, depth)
         failure: frozenset[str] = NOTHING
         if rng.random() < 0.6:
             scope.statements.append(("sleep", self._time()))
@@ -343,7 +388,7 @@ class Author:
         returns, outcomes = [], []
         for index in range({PAIR: 2, VOID: 0}.get(kind, 1)):
             inside = self._boxed(scope)
-            inner = tuple(scope.slots[slot] for slot in inside)
+            inner = scope.models(inside)
             returns.append((self._size(), inside))
             number = mix(scope.total, index)
             if kind == VOID or failure:
@@ -351,205 +396,3 @@ class Author:
             else:
                 outcomes.append(Outcome(number, NOTHING, inner))
         return (label, doomed, tuple(scope.statements), tuple(returns)), tuple(outcomes)
-
-
-# --- the interpreter --------------------------------------------------------------------------------------------------------------
-
-Running = Generator[tuple[Any, ...], Any, Any]
-
-
-class _State:
-    """A body that runs: its refs, the values it got, what it holds, its total."""
-
-    def __init__(self, process: Process, total: int, attempt: int, doomed: bool, slots: dict[int, bytes]) -> None:
-        self.process = process
-        self.total = total
-        self.attempt = attempt
-        self.doomed = doomed
-        self.slots = slots
-        self.values: dict[int, Value] = {}
-        self.held: list[bytes] = list(slots.values())
-
-    def look(self, identifier: bytes, status: int, data: Any) -> tuple[str, Value | None]:
-        """Look at a finished object; refs in it are held from now on."""
-        kind, value = self.process.look(identifier, status, data)
-        if value is not None:
-            self.held.extend(value.refs)
-        return kind, value
-
-    def let_go(self) -> None:
-        """Drop everything."""
-        for identifier in self.held:
-            self.process.drop(identifier)
-        self.held = []
-
-
-def _statements(state: _State, statements: tuple[Any, ...]) -> Running:
-    for statement in statements:
-        action = _ACTIONS[statement[0]]
-        following = action(state, *statement[1:])
-        if following is not None:
-            yield from following
-
-
-def _do_sleep(state: _State, seconds: float) -> Running:
-    yield ("sleep", seconds)
-
-
-def _do_call(
-    state: _State,
-    slots: tuple[int, ...],
-    kind: int,
-    spec: Spec,
-    options: tuple[Any, ...],
-    dependencies: tuple[int, ...],
-    boxed: tuple[int, ...],
-) -> None:
-    refs = tuple(state.slots[slot] for slot in boxed)
-    arguments = msgpack.packb((spec, refs))
-    pairs = tuple((name, refs if name == "contains" else value) for name, value in options) or None
-    needed = tuple(state.slots[slot] for slot in dependencies)
-    task_id = state.process.submit(function_id(kind), arguments, needed, pairs, len(slots))
-    for index, slot in enumerate(slots):
-        state.slots[slot] = object_id(task_id, index)
-        state.held.append(state.slots[slot])
-
-
-def _do_put(state: _State, slot: int, number: int, size: int, boxed: tuple[int, ...]) -> Running:
-    value = Value(number, tuple(state.slots[each] for each in boxed))
-    if size:
-        offset = yield from _room(size)
-        identifier = state.process.put_large(offset, pack_value(value), size, value.refs)
-    else:
-        identifier = state.process.put_small(pack_value(value), value.refs)
-    state.slots[slot] = identifier
-    state.held.append(identifier)
-
-
-def _room(size: int) -> Running:
-    answer: Any = None
-    while answer is None:
-        answer = yield ("room", size)
-    if isinstance(answer, StoreFull):
-        raise answer
-    return answer
-
-
-def _do_get(state: _State, expected: tuple[tuple[int, Any], ...]) -> Running:
-    found = yield ("get", tuple(state.slots[slot] for slot, _ in expected), None)
-    problems = []
-    for (slot, wanted), (status, data) in zip(expected, found, strict=True):
-        kind, value = state.look(state.slots[slot], status, data)
-        right = kind in wanted if isinstance(wanted, tuple) else value is not None and value.number == wanted
-        if not right:
-            problems.append(f"{state.slots[slot].hex()} is {kind or value} and should be {wanted}")
-        if value is not None:
-            state.values[slot] = value
-        state.total = mix(state.total, 1 if isinstance(wanted, tuple) else wanted)
-    if problems:
-        if state.doomed or state.process.condemned():
-            raise Doomed
-        state.process.world.fail(f"{state.process.name}: {'; '.join(problems)}")
-
-
-def _do_peek(state: _State, allowed: tuple[tuple[int, int | None, tuple[str, ...]], ...]) -> Running:
-    found = yield ("get", tuple(state.slots[slot] for slot, _, _ in allowed), None)
-    for (slot, number, errors), (status, data) in zip(allowed, found, strict=True):
-        kind, value = state.look(state.slots[slot], status, data)
-        right = kind in errors if value is None else value.number == number
-        if not right and not state.doomed and not state.process.condemned():
-            state.process.world.fail(f"{state.process.name}: {state.slots[slot].hex()} is {kind or value}, not {number} or one of {errors}")
-
-
-def _do_open(state: _State, box: int, index: int, slot: int) -> None:
-    value = state.values.get(box)
-    if value is None:
-        raise Doomed
-    state.slots[slot] = value.refs[index]
-    state.process.machine.add_reference(value.refs[index])
-    state.held.append(value.refs[index])
-
-
-def _do_timed(state: _State, slot: int, timeout: float) -> Running:
-    found = yield ("get", (state.slots[slot],), timeout)
-    if found is not None:
-        state.look(state.slots[slot], *found[0])
-
-
-def _do_wait(state: _State, slots: tuple[int, ...], count: int, timeout: float | None) -> Running:
-    ready = yield ("wait", tuple(state.slots[slot] for slot in slots), count, timeout)
-    if timeout is None and len(ready) < count:
-        state.process.world.fail("wait came back too early")
-
-
-def _do_drop(state: _State, slot: int) -> None:
-    identifier = state.slots.pop(slot)
-    state.held.remove(identifier)
-    state.process.drop(identifier)
-
-
-def _do_cancel(state: _State, slot: int, force: bool, recursive: bool) -> None:
-    state.process.machine.cancel((state.slots[slot],), force, recursive)
-
-
-def _do_fail(state: _State, retry: bool, times: int) -> None:
-    if state.attempt < times:
-        raise Boom(retry)
-
-
-def _do_die(state: _State, times: int) -> Running:
-    if state.attempt < times:
-        yield ("die",)
-
-
-_ACTIONS: dict[str, Any] = {
-    "sleep": _do_sleep,
-    "call": _do_call,
-    "put": _do_put,
-    "get": _do_get,
-    "peek": _do_peek,
-    "open": _do_open,
-    "timed": _do_timed,
-    "wait": _do_wait,
-    "drop": _do_drop,
-    "cancel": _do_cancel,
-    "fail": _do_fail,
-    "die": _do_die,
-}
-
-
-def task_body(process: WorkerProcess, item: Item, values: list[tuple[bytes, Any]]) -> Running:
-    """One attempt. Gives the values with their places, and the refs to let go of once they are reported."""
-    spec, boxed = msgpack.unpackb(item.row[2], use_list=False, strict_map_key=False)
-    label, doomed, statements, returns = spec
-    for identifier in boxed:
-        process.machine.add_reference(identifier)
-    state = _State(process, label, item.attempt, doomed, dict(enumerate(boxed)))
-    try:
-        for identifier, data in values:
-            value = state.look(identifier, 0, data)[1]
-            state.total = mix(state.total, value.number if value is not None else 0)
-        if process.worker.interrupted(item):
-            raise Interrupted
-        yield from _statements(state, statements)
-        outputs: list[tuple[Value, tuple[int, int] | None]] = []
-        for index, (size, inside) in enumerate(returns):
-            value = Value(mix(state.total, index), tuple(state.slots[slot] for slot in inside))
-            place = None
-            if size:
-                place = ((yield from _room(size)), size)
-            outputs.append((value, place))
-        refs, state.held = state.held, []
-        return outputs, refs
-    finally:
-        state.let_go()
-
-
-def driver_body(process: Driver, program: Program) -> Running:
-    """The root. Everything is let go of at its end."""
-    state = _State(process, 0, 0, False, {})
-    try:
-        yield from _statements(state, program.statements)
-        yield from process.world.before_release(process)
-    finally:
-        state.let_go()

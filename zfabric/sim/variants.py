@@ -14,8 +14,11 @@ from zfabric.machines import client, local_scheduler, worker
 from zfabric.machines.client import Client
 from zfabric.machines.control_store import ControlStore
 from zfabric.machines.object_store import ObjectStore
+from zfabric.machines.parts.actors import Actors
+from zfabric.machines.parts.calls import Calls
 from zfabric.machines.parts.dispatch import Dispatcher
 from zfabric.machines.parts.link import Link
+from zfabric.machines.parts.mailbox import Mailbox
 from zfabric.machines.parts.membership import Membership
 from zfabric.machines.parts.outcomes import Outcomes
 from zfabric.machines.parts.recovery import Recovery
@@ -238,6 +241,63 @@ def _lineage_never_dropped(right: Any) -> Any:
     return forget
 
 
+def _reported_once(right: Any) -> Any:
+    """An actor says outcomes once, and not again to a daemon that has not heard them."""
+    return lambda self: (self._unsaid.clear(), ())[1]
+
+
+def _all_not_run(right: Any) -> Any:
+    """Calls of a dead actor are said not to have run, whatever is known."""
+
+    def fail(self: Calls, target: Any, row: Any, outcome: str) -> None:
+        right(self, target, row, "not run")
+
+    return fail
+
+
+def _retried_backwards(right: Any) -> Any:
+    """Calls that are made again are made in the wrong order."""
+
+    def interrupted(self: Calls, target: Any, executing: bytes) -> None:
+        right(self, target, executing)
+        target.queue.reverse()
+
+    return interrupted
+
+
+def _retried_for_ever(right: Any) -> Any:
+    """Calls that may have run are made again, whether or not they may be."""
+    return lambda self, target, call_id: True
+
+
+def _handles_go_first(right: Any) -> Any:
+    """The last handle goes although calls that were made have not run."""
+    return lambda self, handle, entry: False
+
+
+def _accepted_twice(right: Any) -> Any:
+    """Calls are put into the queue twice, if nothing else waits there."""
+
+    def accept(self: Mailbox, now: float, source: bytes, message: m.Call) -> None:
+        idle = not self.queue
+        right(self, now, source, message)
+        if idle and self.queue:
+            self.queue.append(self.queue[0])
+
+    return accept
+
+
+def _newest_call_first(right: Any) -> Any:
+    """An actor begins with the newest of the calls that wait."""
+
+    def begin(self: Worker) -> Any:
+        if self.mailbox.queue:
+            self.mailbox.queue.rotate(1)
+        return right(self)
+
+    return begin
+
+
 VARIANTS: dict[str, tuple[Patch, ...]] = {
     "pins-not-said-again": ((Client, "rejoin", _pins_not_said_again),),
     "release-before-hold": ((Client, "take_said", _release_first),),
@@ -258,8 +318,22 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "rows-not-said-again": ((Recovery, "_enter_submitted", _rows_forgotten),),
     "told-without-pin": ((StoreTables, "tell", _told_is_no_pin),),
     "lineage-never-dropped": ((References, "_forget", _lineage_never_dropped),),
+    "reported-once": ((Mailbox, "unrecorded", _reported_once),),
+    "expected-not-said-again": ((Recovery, "_take_expect", _nothing),),
+    "callers-forgotten": ((Actors, "process_gone", _nothing),),
+    "all-not-run": ((Calls, "_fail", _all_not_run),),
+    "retried-backwards": ((Calls, "_interrupted", _retried_backwards),),
+    "retried-for-ever": ((Calls, "_may_retry", _retried_for_ever),),
+    "handles-go-first": ((Calls, "takes_over", _handles_go_first),),
+    "last-handle-unnoticed": ((Actors, "unreferenced", _nothing),),
+    "accepted-twice": ((Mailbox, "accept", _accepted_twice),),
+    "newest-call-first": ((Worker, "begin", _newest_call_first),),
+    "actor-made-again-too-early": ((Membership, "on_process_table", _recover_at_once),),
+    "stops-do-not-overtake": ((Mailbox, "stop_later", _nothing),),
 }
 """name -> what to replace"""
+WITH_ACTORS = frozenset(list(VARIANTS)[list(VARIANTS).index("reported-once") :])
+"""Those that break what only programs with actors do."""
 
 
 @contextmanager
@@ -288,4 +362,4 @@ def _handler_tables() -> list[dict[Any, Any]]:
     return [client.HANDLERS, local_scheduler.HANDLERS, worker.HANDLERS, ObjectStore._handlers, ControlStore.HANDLERS]
 
 
-__all__ = ["VARIANTS", "applied"]
+__all__ = ["VARIANTS", "WITH_ACTORS", "applied"]

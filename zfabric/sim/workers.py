@@ -8,15 +8,19 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from zfabric.machines.parts.mailbox import Invocation
 from zfabric.machines.parts.naming import Namer
 from zfabric.machines.worker import Item, Worker
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import CLIENT, CONTROL, JOB_BYTES, WORKER, object_id
-from zfabric.protocol.messages import INTERRUPTED, OK, Row
+from zfabric.protocol.failures import pack_failure
+from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, JOB_BYTES, WORKER, call_value, object_id
+from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
 from zfabric.sim.arena import Content
+from zfabric.sim.interpreter import task_body
 from zfabric.sim.network import Post
 from zfabric.sim.processes import Frame, Process
-from zfabric.sim.programs import Interrupted, pack_value, task_body
+from zfabric.sim.programs import ACTOR as ACTOR_CLASS
+from zfabric.sim.programs import Interrupted, function_id, pack_value
 
 if TYPE_CHECKING:
     from zfabric.sim.world import World
@@ -36,6 +40,8 @@ class WorkerProcess(Process):
         self.machine.job = job
         self.worker = Worker(WORKER + token, self.config)
         self.control_post = Post(world.network, self.control, self.config)
+        self.leaving = False
+        """Whether the actor has ended itself."""
         self._first_unreported = 0.0
         self._control_inbox: deque[tuple[bytes, bytes]] = deque()
         world.network.attach(self.control, self._receive_control)
@@ -79,10 +85,14 @@ class WorkerProcess(Process):
             self.worker.given_up.clear()
             self.transmit(self.machine.take_effects(self.world.now), CLIENT)
 
+    def admits(self, sender: bytes) -> bool:
+        """Whoever is not the daemon may call the actor that lives here."""
+        return bool(self.worker.mailbox.actors) or super().admits(sender)
+
     def deliver(self, sender: bytes, to: bytes, source: bytes, message: m.Message) -> None:
-        """One message from the daemon, for either machine."""
-        if to == WORKER:
-            if sender == self.daemon:
+        """One message from the daemon, for either machine, or calls."""
+        if to in (WORKER, ACTOR):
+            if sender == self.daemon or type(message) is m.Call:
                 self.world.heard(to + self.incarnation, source, message)
                 self.worker.step(self.world.now, source, message)
         else:
@@ -101,10 +111,14 @@ class WorkerProcess(Process):
                 if not self.alive:
                     return
         self.control_post.tick(self.world.now)
+        due = self.worker.next_deadline()
+        if due is not None and due <= self.world.now:
+            self.worker.tick(self.world.now)
+            self._stop_top()
         super().turn()
-        due = self.control_post.next_deadline()
-        if due is not None and self.alive:
-            self.wake(due)
+        dues = [due for due in (self.control_post.next_deadline(), self.worker.next_deadline()) if due is not None]
+        if dues and self.alive:
+            self.wake(min(dues))
 
     def _controlled(self, sender: bytes, source: bytes, message: m.Message) -> None:
         self.world.heard(CONTROL + self.incarnation, source, message)
@@ -113,7 +127,7 @@ class WorkerProcess(Process):
                 self.join(sender)
                 self.flush()
             return
-        if sender != self.daemon:
+        if sender != self.daemon and type(message) is not m.Stopped:
             return
         if type(message) in (m.Recall, m.RecallGrant):
             self.machine.step(self.world.now, source, message)
@@ -123,12 +137,16 @@ class WorkerProcess(Process):
             self.die("told to stop")
             return
         self.flush()
-        if type(message) is m.Interrupt and self.frames:
-            top = self.frames[-1]
-            if top.busy_until is not None and self.interrupted(top):
-                top.busy_until = None
-                self.resume(top, Interrupted())
+        if type(message) in (m.Interrupt, m.Stopped):
+            self._stop_top()
         self.worker.check_invariants()
+
+    def _stop_top(self) -> None:
+        """The signal: what computes is stopped, if it is to be."""
+        top = self.frames[-1] if self.frames else None
+        if top is not None and top.busy_until is not None and self.interrupted(top):
+            top.busy_until = None
+            self.resume(top, Interrupted())
 
     def send_late(self) -> None:
         """The flusher thread sends what a computing task submitted; completions wait for their own time."""
@@ -143,11 +161,14 @@ class WorkerProcess(Process):
 
     def next_item(self) -> Frame | None:
         """The next of the queue."""
-        item = self.worker.begin()
+        mailbox = self.worker.mailbox
+        item = self.worker.begin() if not self.leaving else None
         if item is None:
             self.flush()
+            done = mailbox.retiring and not mailbox.queue and not self.machine.calls.pending
+            if (self.leaving or done) and mailbox.settled:
+                self.die("its actor has ended")
             return None
-        assert type(item) is Item
         return self._begin(item)
 
     def inline_item(self) -> Frame | None:
@@ -157,16 +178,20 @@ class WorkerProcess(Process):
         item = self.worker.begin()
         return self._begin(item) if type(item) is Item else None
 
-    def _begin(self, item: Item) -> Frame:
+    def _begin(self, item: Item | Invocation) -> Frame:
         row = item.row
-        self.world.invariants.begun(self, item)
+        if isinstance(item, Invocation):
+            self.world.calls.begun(self, item)
+        else:
+            self.world.invariants.begun(self, item)
+            if row[1] == function_id(ACTOR_CLASS):
+                self.world.calls.alone(self, row[0])
         if not self.machine.job:
             self.machine.job = row[0][:JOB_BYTES]
-        values = []
-        for identifier, value in zip(row[3], item.values, strict=True):
+        values = list(zip(row[3], item.values, strict=True))
+        for identifier, value in dict(values).items():
             if type(value) is tuple:
                 self.machine.pins.told(identifier, value)
-            values.append((identifier, value))
         namer = Namer(row[0][:JOB_BYTES], row[0], attempt=item.attempt)
         return Frame(item, task_body(self, item, values), namer, self.world.now)
 
@@ -185,28 +210,29 @@ class WorkerProcess(Process):
         self.flush()
 
     def ended(self, frame: Frame, status: int, result: Any) -> None:
-        """A task has ended: pack its outcome and report it, soon."""
+        """A task or a call has ended: pack its outcome and report it, soon."""
         super().ended(frame, status, result)
         item = frame.item
         assert item is not None
-        outputs: tuple[Any, ...]
-        extra = None
         refs: list[bytes] = []
+        contained: tuple[tuple[bytes, ...], ...] = ()
         if status == OK:
             values, refs = result
-            outputs = tuple(place if place is not None else pack_value(value) for value, place in values)
-            for index, (value, place) in enumerate(values):
-                if place is not None:
-                    self.world.arena.write(place[0], Content(object_id(item.row[0], index), place[1], pack_value(value)))
-                    self.machine.room.finished(place[0])
-            if any(value.refs for value, _ in values):
-                extra = (tuple(value.refs for value, _ in values), ())
-        elif status == INTERRUPTED:
+            outputs = self._write(item, values)
+            contained = tuple(value.refs for value, _ in values) if any(value.refs for value, _ in values) else ()
+            self.machine.calls.share([identifier for inside in contained for identifier in inside])
+        elif status in (INTERRUPTED, FAILED):
             outputs = ()
         else:
             outputs = (str(result).encode(),)
-        self.worker.interrupts.pop(item.row[0], None)
-        self.worker.finish(item, status, outputs, extra, frame.started, self.world.now - frame.started)
+        reason = self.worker.interrupts.pop(item.row[0], (0, "cancelled"))[1]
+        if isinstance(item, Invocation):
+            self.worker.finish_call(item, *self._of_call(item, status, outputs, reason), contained)
+        else:
+            if status == OK and item.row[1] == function_id(ACTOR_CLASS):
+                self.worker.mailbox.actors[item.row[0]] = (item.row, item.attempt)
+            extra = (contained, ()) if contained else None
+            self.worker.finish(item, status, outputs, extra, frame.started, self.world.now - frame.started)
         for identifier in refs:
             self.machine.dropped.append(identifier)
         if self.worker.unreported == 1:
@@ -214,3 +240,23 @@ class WorkerProcess(Process):
         if self.worker.unreported >= REPORT_ROWS or self.world.now - self._first_unreported > self.config.completion_delay:
             self.flush()
             self.take_in()
+
+    def _write(self, item: Item | Invocation, values: Any) -> tuple[Any, ...]:
+        """What was returned, in the arena where it has a place there."""
+        name = call_value if type(item) is Invocation else object_id
+        for index, (value, place) in enumerate(values):
+            if place is not None:
+                self.world.arena.write(place[0], Content(name(item.row[0], index), place[1], pack_value(value)))
+                self.machine.room.finished(place[0])
+        return tuple(place if place is not None else pack_value(value) for value, place in values)
+
+    def _of_call(self, item: Invocation, status: int, outputs: Row, reason: str) -> tuple[int, Row]:
+        """A call's outcome, as its caller is told."""
+        if status == INTERRUPTED:
+            kind = "TaskTimeoutError" if reason == "timeout" else "TaskCancelledError"
+            return FAILED, (pack_failure(kind, f"{item.method} was stopped while it ran ({reason})"),)
+        if status == FAILED:
+            self.leaving = True
+            self.machine.say(m.Leaving(item.actor_id))
+            return FAILED, (pack_failure("ActorDiedError", "it ended itself (exit_actor)", (("outcome", "unknown"),)),)
+        return (ERROR if status == RETRY else status), outputs

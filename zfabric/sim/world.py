@@ -15,11 +15,14 @@ from typing import Any, NamedTuple, NoReturn
 
 from zfabric.adapters.memory_journal import MemoryJournal
 from zfabric.config import Config
+from zfabric.machines.parts.mailbox import Invocation
 from zfabric.machines.parts.records import LEASED
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address
 from zfabric.protocol.machine import InvariantViolation
+from zfabric.sim.actors import ActorAuthor
 from zfabric.sim.arena import Arena
+from zfabric.sim.call_invariants import CallInvariants
 from zfabric.sim.invariants import Invariants
 from zfabric.sim.network import Faults, Network
 from zfabric.sim.node import Daemon, Supervisor
@@ -48,7 +51,10 @@ class Outcome(NamedTuple):
 
 
 class World:
-    """One world. ``observer`` is called with (time, from, to, message) of everything that is delivered."""
+    """One world. ``observer`` is called with (time, from, to, message) of everything that is delivered.
+
+    With ``actors``, the programs of seeds make and call actors; those of the same seed without are others.
+    """
 
     def __init__(
         self,
@@ -60,6 +66,7 @@ class World:
         pieces: int = 0,
         cpus: int = 0,
         settings: dict[str, Any] | None = None,
+        actors: bool = False,
     ) -> None:
         self.seed = seed
         self.now = 100.0
@@ -77,10 +84,12 @@ class World:
         self._names = 0
         self._workers = 0
         self._restarts = 0
-        self.program = program if program is not None else Author(f"{seed}/program", self.faults, self.cpus, True).write()
+        author = ActorAuthor if actors else Author
+        self.program = program if program is not None else author(f"{seed}/program", self.faults, self.cpus, True).write()
         self.network = Network(self, self.faults, str(seed))
         self.arena = Arena(self, pieces or self.shape.choice((12, 16, 24)))
         self.invariants = Invariants(self)
+        self.calls = CallInvariants(self)
         self.supervisor = Supervisor(self, f"{seed}/supervisor")
         self._journal = MemoryJournal("power" if self.faults.slow_commits else "process", self.faults.slow_commits)
         self.daemon: Daemon | None = None
@@ -153,6 +162,12 @@ class World:
     def process_with(self, pid: int) -> Process | None:
         """The living process with this pid."""
         return next((process for process in self.processes() if process.pid == pid), None)
+
+    def caller_lives(self, process: Process) -> bool:
+        """Whether somebody waits for the call on top of a process."""
+        item = process.frames[-1].item
+        caller = item.caller if type(item) is Invocation else b""
+        return any(each.incarnation == caller for each in self.processes())
 
     def process_died(self, process: Process) -> None:
         """A process is gone."""

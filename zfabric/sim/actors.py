@@ -1,0 +1,168 @@
+"""Programs with actors: made, called by many, handed on in arguments and values, kept by other actors, killed.
+
+What a method returns depends on its arguments alone, as for tasks, so that the model of ``programs`` goes on to hold whoever calls
+when; that calls run once, in order and in one process is watched as they begin (``call_invariants``).
+
+Actors are numbered as they are made, and whatever is inside the arguments of a call may only lead to actors with smaller numbers than
+the one that is called. So no actor waits for itself, and none keeps itself alive.
+
+Statements beyond those of ``programs``: ``make``, ``invoke``, ``keep`` (a ref, for as long as the actor lives), ``kill``, ``exit``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zfabric.sim.network import Faults
+from zfabric.sim.programs import (
+    LOST,
+    MODULUS,
+    NOTHING,
+    PAIR,
+    PLAIN,
+    STOPPED,
+    VOID,
+    Author,
+    Handle,
+    Outcome,
+    Scope,
+    mix,
+    reach,
+)
+
+GONE = frozenset({"ActorDiedError", "ActorUnavailableError"})
+
+
+class ActorAuthor(Author):
+    """Writes programs in which actors are made and called, beside all that other programs do."""
+
+    def __init__(self, seed: str, faults: Faults, cpus: int, large: bool) -> None:
+        super().__init__(seed, faults, cpus, large)
+        self.left = self.random.choice((4, 8, 16))
+        self.actors_left = self.random.choice((1, 2, 3, 5))
+        self.calls_left = self.random.choice((3, 8, 20, 40))
+        self.actors = 0
+        self._callee = 0
+        """The actor whose method is being written, or 0."""
+
+    def _statement(self, scope: Scope) -> None:
+        choice = self.random.random()
+        deeper = scope.depth < self.depth_max
+        if (self.actors == 0 and scope.depth == 0) or (choice < 0.12 and self.actors_left > 0 and deeper):
+            self._make(scope)
+        elif choice < 0.55 and scope.handles and self.calls_left > 0 and deeper:
+            slot = self.random.choice(list(scope.handles))
+            for _ in range(self.random.randrange(1, self.fanout + 1)):
+                if self.calls_left > 0:
+                    self._invoke(scope, slot)
+        elif choice < 0.59 and scope.handles:
+            slot = self.random.choice(list(scope.handles))
+            del scope.handles[slot]
+            scope.statements.append(("drop", slot))
+        elif choice < 0.63 and any(handle.mortal for handle in scope.handles.values()):
+            slot = self.random.choice([slot for slot, handle in scope.handles.items() if handle.mortal])
+            scope.statements.append(("kill", slot, self.random.random() < 0.6))
+        else:
+            super()._statement(scope)
+
+    def _boxed(self, scope: Scope) -> tuple[int, ...]:
+        return self._inside(scope, self.actors + 1)
+
+    def _inside(self, scope: Scope, below: int) -> tuple[int, ...]:
+        """Slots for the inside of an argument or a value: none that leads to an actor from number ``below`` on."""
+        able = [slot for slot in (*scope.slots, *scope.handles) if all(number < below for number in reach(scope.models((slot,))))]
+        if not able or self.random.random() < 0.4:
+            return ()
+        return tuple(self.random.sample(able, min(len(able), self.random.randrange(1, 4))))
+
+    def _make(self, scope: Scope) -> None:
+        rng = self.random
+        self.actors_left -= 1
+        self.actors += 1
+        ordinal = self.actors
+        boxed = self._inside(scope, ordinal)
+        mortal = rng.random() < 0.3
+        restarts, retries = rng.choice(((0, 0), (1, 0), (1, 1), (-1, -1), (-1, -1), (-1, 0)))
+        errors = GONE if mortal or (self.crashing and not self._outlives(restarts, retries)) else NOTHING
+        if scope.doomed:
+            errors |= GONE | STOPPED | {"doomed"}
+        inner = self._inner(scope, boxed)
+        label = rng.randrange(MODULUS)
+        spec, outcomes = self._task(PLAIN, label, label, inner, scope.doomed, True, scope.depth + 1, False, False)
+        born = outcomes[0].number is not None
+        handle = scope.slot(Handle(ordinal, errors if born else errors | GONE | outcomes[0].errors, retries, mortal, born))
+        options = (("max_restarts", restarts), *((("contains", boxed),) if boxed else ()))
+        scope.statements.append(("make", handle, spec, options, boxed))
+
+    def _outlives(self, restarts: int, retries: int) -> bool:
+        """Whether an actor comes through whatever its processes meet. Not if its row may go with a daemon while its process dies."""
+        killers = self.faults.worker_crashes or self.faults.pressure or self.deaths
+        return restarts < 0 and retries < 0 and not (self.faults.daemon_crashes and killers)
+
+    def _inner(self, scope: Scope, boxed: tuple[int, ...]) -> tuple[Any, ...]:
+        models = scope.models(boxed)
+        return tuple(model.or_else(LOST) for model in models) if self.faults.daemon_crashes else models
+
+    def _invoke(self, scope: Scope, slot: int) -> None:
+        rng = self.random
+        self.calls_left -= 1
+        handle = scope.handles[slot]
+        kind = rng.choice((PLAIN, PLAIN, PLAIN, PAIR, VOID))
+        dependencies = tuple(rng.choice(list(scope.slots)) for _ in range(rng.choice((0, 0, 0, 1, 2)))) if scope.slots else ()
+        boxed = self._inside(scope, handle.ordinal)
+        stop = self.stops and kind != VOID and rng.random() < 0.15
+        timeout = self.stops and rng.random() < 0.08
+        forever = stop and scope.depth == 0 and rng.random() < 0.5
+        label = rng.randrange(MODULUS)
+        total = label
+        for each in dependencies:
+            total = mix(total, scope.slots[each].number or 0)
+        spec, outcomes = self._method(handle, kind, label, total, self._inner(scope, boxed), scope, forever)
+        errors = handle.errors.union(*(scope.slots[each].errors for each in dependencies))
+        if stop or timeout:
+            errors |= STOPPED
+        if errors & LOST:
+            errors |= {"doomed"}  # A large argument that was lost on the way.
+        if scope.doomed:
+            errors |= STOPPED | {"doomed"}
+        if (self.crashing or self.deaths) and scope.depth > 0:
+            errors |= LOST  # The result is its caller's, until the caller has it and has told others.
+        if self.faults.daemon_crashes and any(each.inner for each in outcomes):
+            errors |= LOST  # Values with refs inside are the daemon's until their callers ask for them.
+        runs = handle.born and all(scope.slots[each].number is not None for each in dependencies)
+        touches = reach((handle, *scope.models(dependencies), *scope.models(boxed)))
+        outcomes = tuple((each.or_else(errors) if runs else Outcome(None, errors))._replace(touches=touches) for each in outcomes)
+        slots = tuple(scope.slot(outcome) for outcome in outcomes)
+        options: list[tuple[str, Any]] = [("contains", boxed)] if boxed else []
+        if timeout:
+            options.append(("timeout", 0.02 + 0.1 * rng.random()))
+        if kind != PLAIN:
+            options.append(("num_returns", len(slots)))
+        scope.statements.append(("invoke", slots, slot, spec, tuple(options), dependencies, boxed, handle.retries))
+        if stop:
+            if rng.random() < 0.5:
+                scope.statements.append(("sleep", self._time()))
+            scope.statements.append(("cancel", slots[0], False, False))
+        elif rng.random() < 0.1:
+            for each in slots:
+                del scope.slots[each]
+                scope.statements.append(("drop", each))
+
+    def _method(
+        self, handle: Handle, kind: int, label: int, total: int, inner: tuple[Any, ...], scope: Scope, forever: bool
+    ) -> tuple[Any, tuple[Outcome, ...]]:
+        """What a call runs. It kills its process only where the actor may die, or is made again and the call with it."""
+        deaths = self.deaths
+        self.deaths = deaths and (handle.mortal or handle.errors >= GONE)
+        spec, outcomes = self._task(kind, label, total, inner, scope.doomed, True, scope.depth + 1, forever, False)
+        self.deaths = deaths
+        statements = spec[2]
+        if inner and self.random.random() < 0.3:
+            statements = (("keep", self.random.randrange(len(inner))), *statements)
+        if handle.mortal and outcomes and outcomes[0].number is not None and self.random.random() < 0.06:
+            statements = (*statements, ("exit",))
+            outcomes = tuple(Outcome(None, GONE) for _ in outcomes)
+        return (spec[0], spec[1], statements, spec[3]), outcomes
+
+
+__all__ = ["GONE", "ActorAuthor"]

@@ -1,0 +1,131 @@
+"""What must be true of actors and their calls, whatever happens to callers, actors and daemon.
+
+- An actor lives in one process at a time; no method begins, and none is made anew, while another process is that actor.
+- A call begins once in one incarnation of its actor, and in another one only if it may be made again (``max_task_retries``).
+- The calls of one caller begin in the order in which they were made.
+- A call has one outcome, whoever looks. One that says "not run" is of a call that never began, and never will.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from zfabric.protocol.failures import unpack_failure
+from zfabric.protocol.ids import TASK_BYTES, short
+from zfabric.protocol.messages import FAILED
+from zfabric.sim.programs import LOST
+
+if TYPE_CHECKING:
+    from zfabric.machines.parts.mailbox import Invocation
+    from zfabric.sim.workers import WorkerProcess
+    from zfabric.sim.world import World
+
+
+class Made(NamedTuple):
+    """A call: who made it of which actor, which of theirs it is, and how often it may be made again."""
+
+    caller: bytes
+    actor_id: bytes
+    number: int
+    retries: int
+
+
+class CallInvariants:
+    """Watches the calls of one world."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._made: dict[bytes, Made] = {}
+        self._numbers: dict[tuple[bytes, bytes], int] = {}
+        self._begun: dict[bytes, list[bytes]] = {}
+        """The incarnations in which a call began."""
+        self._newest: dict[tuple[bytes, bytes, bytes], int] = {}
+        """The newest call that began, by caller, actor and incarnation (empty: any)."""
+        self._outcomes: dict[bytes, tuple[int, str]] = {}
+        self._not_run: set[bytes] = set()
+        self._again: set[bytes] = set()
+        """Names of calls that were made by two processes, of which nothing more is said."""
+
+    def made(self, caller: bytes, actor_id: bytes, call_id: bytes, retries: int) -> None:
+        """A process calls an actor."""
+        number = self._numbers[caller, actor_id] = self._numbers.get((caller, actor_id), 0) + 1
+        if call_id in self._made:
+            self._begun.pop(call_id, None)  # A task whose attempts a new daemon has forgotten runs again, and calls again.
+            self._again.add(call_id)
+        self._made[call_id] = Made(caller, actor_id, number, retries)
+
+    def alone(self, worker: WorkerProcess, actor_id: bytes) -> None:
+        """A process acts as an actor, or is about to become it."""
+        for other in self.world.workers.values():
+            if other is not worker and other.alive and actor_id in other.worker.mailbox.actors:
+                self.world.fail(f"{worker.name} acts as actor {short(actor_id)}, and {other.name} is that actor")
+
+    def begun(self, worker: WorkerProcess, item: Invocation) -> None:
+        """A call begins."""
+        self.alone(worker, item.actor_id)
+        call_id, here = item.row[0], worker.incarnation
+        made = self._made[call_id]
+        before = self._begun.setdefault(call_id, [])
+        if here in before:
+            self.world.fail(f"call {short(call_id)} begins twice on {worker.name}")
+        if call_id in self._not_run and call_id not in self._again:
+            self.world.fail(f"call {short(call_id)} begins on {worker.name}, and somebody was told that it did not run")
+        if 0 <= made.retries < len(before):
+            self.world.fail(f"call {short(call_id)} begins on {worker.name} for the {len(before) + 1}th time")
+        self._in_order(worker, call_id, made, here)
+        if not before:
+            self._in_order(worker, call_id, made, b"")
+        else:
+            self.world.states["call made again"] += 1
+        before.append(here)
+
+    def _in_order(self, worker: WorkerProcess, call_id: bytes, made: Made, where: bytes) -> None:
+        key = (made.caller, made.actor_id, where)
+        if self._newest.get(key, 0) >= made.number:
+            self.world.fail(f"call {short(call_id)} begins on {worker.name} after a later one of its caller's")
+        self._newest[key] = made.number
+
+    def looked(self, identifier: bytes, status: int, data: Any) -> None:
+        """A process looks at the outcome of a call."""
+        call_id = identifier[:TASK_BYTES]
+        kind, _, facts = unpack_failure(data) if status == FAILED else ("", "", ())
+        if kind in LOST or call_id in self._again:
+            return
+        if self._outcomes.setdefault(call_id, (status, kind)) != (status, kind):
+            self.world.fail(f"call {short(call_id)} has ended with {status} {kind}; it had ended with {self._outcomes[call_id]}")
+        said = dict(facts).get("outcome", "")
+        if said:
+            self.world.states[f"outcome {said}"] += 1
+        if said == "not run":
+            self._not_run.add(call_id)
+            if call_id in self._begun:
+                self.world.fail(f"call {short(call_id)} is said not to have run, and it began")
+
+    def left(self) -> list[str]:
+        """What is left of actors and calls although nobody has a handle or a ref."""
+        daemon = self.world.daemon
+        assert daemon is not None
+        actors = daemon.scheduler.actors
+        found = [f"the record of actor {short(each)}" for each in actors.records]
+        found += [f"the name of actor {name}" for name in actors.named]
+        found += [f"the expected result {short(each)}" for each in daemon.scheduler.tables.expected]
+        for worker in self.world.workers.values():
+            mailbox = worker.worker.mailbox
+            found += [f"actor {short(each)} in {worker.name}" for each in mailbox.actors]
+        for process in self.world.processes():
+            calls = process.machine.calls
+            tables: dict[str, Any] = {
+                "target": calls.targets,
+                "call without outcome": calls.pending,
+                "shared result": calls.shared,
+                "home": calls._homes,
+                "count of values": calls._several,
+                "ref held for a call": calls._held,
+                "blocked target": calls._blocked,
+                "barrier": calls._barriers,
+                "call that was heard of": calls._heard,
+                "killed actor": calls.killed,
+                "stopped call": calls._stopped,
+            }
+            found += [f"a {name} of {process.name}" for name, table in tables.items() for _ in table]
+        return found

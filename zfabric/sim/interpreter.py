@@ -1,0 +1,292 @@
+"""Runs programs: one generator per body, which yields when it computes or waits, and checks what it is given against what was expected.
+
+``programs`` and ``actors`` write what is run here; a statement is a tuple whose first field names the action.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+
+from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, call_value, object_id
+from zfabric.protocol.messages import OK
+from zfabric.sim.programs import (
+    ACTOR,
+    Boom,
+    Doomed,
+    Interrupted,
+    Left,
+    Program,
+    Spec,
+    StoreFull,
+    Value,
+    function_id,
+    mix,
+    pack_value,
+)
+
+if TYPE_CHECKING:
+    from zfabric.machines.parts.mailbox import Invocation
+    from zfabric.machines.worker import Item
+    from zfabric.sim.processes import Driver, Process
+    from zfabric.sim.workers import WorkerProcess
+
+Running = Generator[tuple[Any, ...], Any, Any]
+
+
+class _State:
+    """A body that runs: its refs, the values it got, what it holds, its total."""
+
+    def __init__(self, process: Process, total: int, attempt: int, doomed: bool, slots: dict[int, bytes]) -> None:
+        self.process = process
+        self.total = total
+        self.attempt = attempt
+        self.doomed = doomed
+        self.slots = slots
+        self.values: dict[int, Value] = {}
+        self.held: list[bytes] = list(slots.values())
+
+    def look(self, identifier: bytes, status: int, data: Any) -> tuple[str, Value | None]:
+        """Look at a finished object; refs in it are held from now on."""
+        kind, value = self.process.look(identifier, status, data)
+        if value is not None:
+            self.held.extend(value.refs)
+        return kind, value
+
+    def take(self, slot: int, identifier: bytes) -> None:
+        """A ref that this body has from now on."""
+        self.slots[slot] = identifier
+        self.held.append(identifier)
+
+    def let_go(self) -> None:
+        """Drop everything."""
+        for identifier in self.held:
+            self.process.drop(identifier)
+        self.held = []
+
+
+def _statements(state: _State, statements: tuple[Any, ...]) -> Running:
+    for statement in statements:
+        action = _ACTIONS[statement[0]]
+        following = action(state, *statement[1:])
+        if following is not None:
+            yield from following
+
+
+def _do_sleep(state: _State, seconds: float) -> Running:
+    yield ("sleep", seconds)
+
+
+def _do_call(
+    state: _State,
+    slots: tuple[int, ...],
+    kind: int,
+    spec: Spec,
+    options: tuple[Any, ...],
+    dependencies: tuple[int, ...],
+    boxed: tuple[int, ...],
+) -> None:
+    arguments, pairs = _packed(state, spec, options, boxed)
+    needed = tuple(state.slots[slot] for slot in dependencies)
+    task_id = state.process.submit(function_id(kind), arguments, needed, pairs, len(slots))
+    for index, slot in enumerate(slots):
+        state.take(slot, object_id(task_id, index))
+
+
+def _packed(state: _State, spec: Spec, options: tuple[Any, ...], boxed: tuple[int, ...]) -> tuple[bytes, Any]:
+    """Arguments and options of a call."""
+    refs = tuple(state.slots[slot] for slot in boxed)
+    return msgpack.packb((spec, refs)), tuple((name, refs if name == "contains" else value) for name, value in options) or None
+
+
+def _do_make(state: _State, slot: int, spec: Spec, options: tuple[Any, ...], boxed: tuple[int, ...]) -> None:
+    arguments, pairs = _packed(state, spec, options, boxed)
+    state.take(slot, state.process.submit(function_id(ACTOR), arguments, (), pairs, 1) + FIRST_RETURN)
+
+
+def _do_invoke(
+    state: _State,
+    slots: tuple[int, ...],
+    handle: int,
+    spec: Spec,
+    options: tuple[Any, ...],
+    dependencies: tuple[int, ...],
+    boxed: tuple[int, ...],
+    retries: int,
+) -> None:
+    arguments, pairs = _packed(state, spec, options, boxed)
+    needed = tuple(state.slots[slot] for slot in dependencies)
+    call_id = state.process.invoke(state.slots[handle][:TASK_BYTES], arguments, needed, pairs, len(slots), retries)
+    for index, slot in enumerate(slots):
+        state.take(slot, call_value(call_id, index))
+
+
+def _do_keep(state: _State, slot: int) -> None:
+    state.process.machine.add_reference(state.slots[slot])  # It goes with the process.
+
+
+def _do_kill(state: _State, slot: int, no_restart: bool) -> None:
+    state.process.kill_actor(state.slots[slot][:TASK_BYTES], no_restart)
+
+
+def _do_exit(state: _State) -> None:
+    raise Left
+
+
+def _do_put(state: _State, slot: int, number: int, size: int, boxed: tuple[int, ...]) -> Running:
+    value = Value(number, tuple(state.slots[each] for each in boxed))
+    if size:
+        offset = yield from _room(size)
+        identifier = state.process.put_large(offset, pack_value(value), size, value.refs)
+    else:
+        identifier = state.process.put_small(pack_value(value), value.refs)
+    state.take(slot, identifier)
+
+
+def _room(size: int) -> Running:
+    answer: Any = None
+    while answer is None:
+        answer = yield ("room", size)
+    if isinstance(answer, StoreFull):
+        raise answer
+    return answer
+
+
+def _do_get(state: _State, expected: tuple[tuple[int, Any], ...]) -> Running:
+    found = yield ("get", tuple(state.slots[slot] for slot, _ in expected), None)
+    problems = []
+    for (slot, wanted), (status, data) in zip(expected, found, strict=True):
+        kind, value = state.look(state.slots[slot], status, data)
+        right = kind in wanted if isinstance(wanted, tuple) else value is not None and value.number == wanted
+        if not right:
+            problems.append(f"{state.slots[slot].hex()} is {kind or value} and should be {wanted}")
+        if value is not None:
+            state.values[slot] = value
+        state.total = mix(state.total, 1 if isinstance(wanted, tuple) else wanted)
+    if problems:
+        if state.doomed or state.process.condemned():
+            raise Doomed
+        state.process.world.fail(f"{state.process.name}: {'; '.join(problems)}")
+
+
+def _do_peek(state: _State, allowed: tuple[tuple[int, int | None, tuple[str, ...]], ...]) -> Running:
+    found = yield ("get", tuple(state.slots[slot] for slot, _, _ in allowed), None)
+    for (slot, number, errors), (status, data) in zip(allowed, found, strict=True):
+        kind, value = state.look(state.slots[slot], status, data)
+        right = kind in errors if value is None else value.number == number
+        if not right and not state.doomed and not state.process.condemned():
+            state.process.world.fail(f"{state.process.name}: {state.slots[slot].hex()} is {kind or value}, not {number} or one of {errors}")
+
+
+def _do_open(state: _State, box: int, index: int, slot: int) -> None:
+    value = state.values.get(box)
+    if value is None:
+        raise Doomed
+    state.slots[slot] = value.refs[index]
+    state.process.machine.add_reference(value.refs[index])
+    state.held.append(value.refs[index])
+
+
+def _do_timed(state: _State, slot: int, timeout: float) -> Running:
+    found = yield ("get", (state.slots[slot],), timeout)
+    if found is not None:
+        state.look(state.slots[slot], *found[0])
+
+
+def _do_wait(state: _State, slots: tuple[int, ...], count: int, timeout: float | None) -> Running:
+    ready = yield ("wait", tuple(state.slots[slot] for slot in slots), count, timeout)
+    if timeout is None and len(ready) < count:
+        state.process.world.fail("wait came back too early")
+
+
+def _do_drop(state: _State, slot: int) -> None:
+    identifier = state.slots.pop(slot)
+    state.held.remove(identifier)
+    state.process.drop(identifier)
+
+
+def _do_cancel(state: _State, slot: int, force: bool, recursive: bool) -> None:
+    state.process.machine.cancel((state.slots[slot],), force, recursive)
+
+
+def _do_fail(state: _State, retry: bool, times: int) -> None:
+    if state.attempt < times:
+        raise Boom(retry)
+
+
+def _do_die(state: _State, times: int) -> Running:
+    if state.attempt < times:
+        yield ("die",)
+
+
+_ACTIONS: dict[str, Any] = {
+    "sleep": _do_sleep,
+    "call": _do_call,
+    "put": _do_put,
+    "get": _do_get,
+    "peek": _do_peek,
+    "open": _do_open,
+    "timed": _do_timed,
+    "wait": _do_wait,
+    "drop": _do_drop,
+    "cancel": _do_cancel,
+    "fail": _do_fail,
+    "die": _do_die,
+    "make": _do_make,
+    "invoke": _do_invoke,
+    "keep": _do_keep,
+    "kill": _do_kill,
+    "exit": _do_exit,
+}
+
+
+def _fetched(state: _State, identifier: bytes) -> Running:
+    """A large argument of a call: its caller holds it, and so it is there for as long as that one lives."""
+    state.process.machine.add_reference(identifier)
+    state.held.append(identifier)
+    ((status, data),) = yield ("get", (identifier,), None)
+    kind, value = state.look(identifier, status, data)
+    if value is None and not state.process.world.faults.daemon_crashes and state.process.world.caller_lives(state.process):
+        state.process.world.fail(f"{state.process.name}: the argument {identifier.hex()} of a call is {kind}")
+    if value is None:
+        raise Doomed
+    return value
+
+
+def task_body(process: WorkerProcess, item: Item | Invocation, values: list[tuple[bytes, Any]]) -> Running:
+    """One attempt. Gives the values with their places, and the refs to let go of once they are reported."""
+    spec, boxed = msgpack.unpackb(item.row[2], use_list=False, strict_map_key=False)
+    label, doomed, statements, returns = spec
+    for identifier in boxed:
+        process.machine.add_reference(identifier)
+    state = _State(process, label, item.attempt, doomed, dict(enumerate(boxed)))
+    try:
+        for identifier, data in values:
+            value = (yield from _fetched(state, identifier)) if data is None else state.look(identifier, OK, data)[1]
+            state.total = mix(state.total, value.number if value is not None else 0)
+        if process.worker.interrupted(item):
+            raise Interrupted
+        yield from _statements(state, statements)
+        outputs: list[tuple[Value, tuple[int, int] | None]] = []
+        for index, (size, inside) in enumerate(returns):
+            value = Value(mix(state.total, index), tuple(state.slots[slot] for slot in inside))
+            place = None
+            if size:
+                place = ((yield from _room(size)), size)
+            outputs.append((value, place))
+        refs, state.held = state.held, []
+        return outputs, refs
+    finally:
+        state.let_go()
+
+
+def driver_body(process: Driver, program: Program) -> Running:
+    """The root. Everything is let go of at its end."""
+    state = _State(process, 0, 0, False, {})
+    try:
+        yield from _statements(state, program.statements)
+        yield from process.world.before_release(process)
+    finally:
+        state.let_go()
