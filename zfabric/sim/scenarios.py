@@ -44,6 +44,18 @@ def call(slot: int, spec: tuple[Any, ...], kind: int = PLAIN, needs: tuple[int, 
     return ("call", (slot,), kind, spec, (("contains", inside),) if inside else (), needs, inside)
 
 
+def make(slot: int, spec: tuple[Any, ...], restarts: int = 0) -> tuple[Any, ...]:
+    """An actor whose handle is in ``slot``; ``spec`` is that of its ``__init__``."""
+    return ("make", slot, spec, (("max_restarts", restarts),), NOTHING)
+
+
+def invoke(
+    slot: int, handle: int, spec: tuple[Any, ...], needs: tuple[int, ...] = (), inside: tuple[int, ...] = (), retries: int = 0
+) -> tuple[Any, ...]:
+    """A call of the actor whose handle is in ``handle``, with its value in ``slot``; the rest as for ``call``."""
+    return ("invoke", (slot,), handle, spec, (("contains", inside),) if inside else (), needs, inside, retries)
+
+
 def get(*expected: tuple[int, Any]) -> tuple[Any, ...]:
     """Wait for slots, and expect these numbers (or one of these kinds of errors)."""
     return ("get", expected)
@@ -121,6 +133,30 @@ SCENARIOS: dict[str, Scenario] = {
             ("drop", 0),
             get((1, 9)),
         ),
+    ),
+    "actor_calls": Scenario(
+        "An actor: made, found, called past the scheduler, in order; ended when the last handle has gone.",
+        (make(0, task(1)), invoke(1, 0, task(5)), invoke(2, 0, task(6), needs=(1,)), ("drop", 0), get((1, 162), (2, 11012))),
+    ),
+    "actor_reports": Scenario(
+        "Results that concern others: a large one, and one that a task is given before it has come.",
+        (
+            make(0, task(1)),
+            invoke(1, 0, task(5, ("sleep", 0.01))),
+            call(2, task(6), needs=(1,)),
+            invoke(3, 0, task(7, size=3_000_000)),
+            get((2, 11012), (3, 224)),
+        ),
+    ),
+    "actor_restart": Scenario(
+        "An actor's process is killed and the actor made again: the call that ran may not be repeated, the one behind it had not begun.",
+        (
+            make(0, task(1), restarts=1),
+            invoke(1, 0, task(5, ("sleep", 0.05))),
+            invoke(2, 0, task(6)),
+            get((1, ("ActorUnavailableError",)), (2, 193)),
+        ),
+        disturb=_at(100.03, _kill_worker),
     ),
     "infeasible_waits": Scenario(
         "Two CPUs are wanted at once: the task waits until both are free.",

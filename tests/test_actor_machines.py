@@ -1,0 +1,227 @@
+"""Both sides of a call alone: what a caller keeps, repeats and gives up; what an actor's process says, and to whom."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zfabric.config import Config
+from zfabric.machines.client import Client
+from zfabric.machines.worker import Worker
+from zfabric.protocol import messages as m
+from zfabric.protocol.failures import pack_failure, unpack_failure
+from zfabric.protocol.ids import CALL_RETURN, CLIENT, FIRST_RETURN, WORKER, call_value, job_id
+from zfabric.protocol.messages import ALIVE, CREATING, DEAD, FAILED, OK
+
+DAEMON = b"\x02daemon0"
+ME = b"\x01client0"
+HOME, NEXT_HOME = b"\x01actor00", b"\x01actor01"
+ACTOR = b"a" * 16
+JOB = job_id(1)
+REGISTER = m.Register(m.PROTOCOL_VERSION, "driver", 1, 1, JOB, ME, b"", "", "")
+
+
+@pytest.fixture
+def client() -> Client:
+    made = Client(CLIENT + ME, Config.of({}))
+    made.connect(DAEMON)
+    made.step(0.0, b"L" + DAEMON, m.Welcome(m.PROTOCOL_VERSION, JOB, b"node", "", 0, ()))
+    made.add_reference(ACTOR + FIRST_RETURN)
+    made.take_effects(0.0)
+    return made
+
+
+def call(client: Client, number: int, retries: int = 0, needs: tuple[bytes, ...] = ()) -> bytes:
+    call_id = number.to_bytes(16, "big")
+    row = (call_id, "method", b"", needs, (), None) if needs else (call_id, "method", b"")
+    client.calls.call(ACTOR, row, 1, retries)
+    return call_id
+
+
+def lives(client: Client, home: bytes, state: int = ALIVE, executing: bytes = b"", failure: bytes = b"") -> None:
+    client.step(0.0, b"L" + DAEMON, m.Whereabouts(((ACTOR, state, home, executing, failure),)))
+
+
+def said(machine: Any, kind: type[Any]) -> list[Any]:
+    return [effect.message for effect in machine.take_effects(0.0) if type(effect.message) is kind]
+
+
+def sent(client: Client) -> list[int]:
+    return [int.from_bytes(row[0], "big") for message in said(client, m.Call) for row in message.rows]
+
+
+def outcome(client: Client, call_id: bytes) -> tuple[str, Any]:
+    entry = client.lookup(call_id + CALL_RETURN)
+    assert entry.status == FAILED
+    kind, _, facts = unpack_failure(entry.data)
+    return kind, dict(facts).get("outcome")
+
+
+def test_calls_wait_for_the_actor_and_leave_in_order(client: Client) -> None:
+    call(client, 1)
+    call(client, 2)
+    assert sent(client) == []
+    lives(client, HOME)
+    call(client, 3)
+    assert sent(client) == [1, 2, 3]
+
+
+def test_of_a_dead_process_only_what_came_after_the_call_it_ran_is_known_not_to_have_run(client: Client) -> None:
+    lives(client, HOME)
+    first, second, third = (call(client, number) for number in (1, 2, 3))
+    assert sent(client) == []  # The actor was not met before the first call.
+    lives(client, HOME)
+    assert sent(client) == [1, 2, 3]
+    lives(client, b"", DEAD, second, pack_failure("ActorDiedError", "killed"))
+    assert [outcome(client, each) for each in (first, second, third)] == [
+        ("ActorDiedError", "unknown"),
+        ("ActorDiedError", "unknown"),
+        ("ActorDiedError", "not run"),
+    ]
+
+
+def test_a_call_that_may_have_run_and_waited_to_be_made_again_is_never_said_not_to_have_run(client: Client) -> None:
+    again = call(client, 1, retries=1)
+    lives(client, HOME)
+    assert sent(client) == [1]
+    lives(client, b"", CREATING)
+    lives(client, b"", DEAD, b"", pack_failure("ActorDiedError", "no restart is left"))
+    assert outcome(client, again) == ("ActorDiedError", "unknown")
+
+
+def test_what_the_last_incarnation_returned_after_all_is_not_run_again(client: Client) -> None:
+    again = call(client, 1, retries=-1)
+    lives(client, HOME)
+    assert sent(client) == [1]
+    lives(client, b"", CREATING)
+    client.step(0.0, CLIENT + HOME, m.Returned(((again, OK, (b"value",)),)))
+    call(client, 2)
+    lives(client, NEXT_HOME)
+    assert sent(client) == [2]
+
+
+def test_a_cancelled_call_is_not_made_again(client: Client) -> None:
+    stopped = call(client, 1, retries=-1)
+    lives(client, HOME)
+    assert sent(client) == [1]
+    client.cancel((stopped + CALL_RETURN,), False, False)
+    lives(client, b"", CREATING)
+    lives(client, NEXT_HOME)
+    assert sent(client) == []
+    assert outcome(client, stopped)[0] == "TaskCancelledError"
+
+
+def test_a_request_to_stop_a_call_outlives_the_daemon(client: Client) -> None:
+    stopped = call(client, 1)
+    lives(client, HOME)
+    assert sent(client) == [1]
+    client.cancel((stopped + CALL_RETURN,), False, False)
+    client.connect(b"\x02daemon1")
+    client.rejoin(REGISTER)
+    assert said(client, m.Stopped) == [m.Stopped(stopped, "cancelled")]
+
+
+def test_a_kill_is_said_again_until_the_actor_is_dead(client: Client) -> None:
+    client.kill(ACTOR, True)
+    assert said(client, m.Kill) == [m.Kill(ACTOR, True)]
+    client.rejoin(REGISTER)
+    assert said(client, m.Kill) == [m.Kill(ACTOR, True)]
+    lives(client, b"", DEAD, b"", pack_failure("ActorDiedError", "killed"))
+    client.rejoin(REGISTER)
+    assert said(client, m.Kill) == []
+
+
+def test_a_call_whose_argument_failed_leaves_nothing_behind(client: Client) -> None:
+    lives(client, HOME)
+    bad = b"b" * 16
+    client.submit((bad, b"f" * 16, b"", ()), 1)
+    failed = call(client, 1, needs=(bad + FIRST_RETURN,))
+    client.dropped.append(ACTOR + FIRST_RETURN)
+    client.take_effects(0.0)
+    lives(client, HOME)
+    client.step(0.0, b"L" + DAEMON, m.Results(((bad, m.ERROR, (b"boom",)),)))
+    assert client.lookup(failed + CALL_RETURN).data == b"boom"
+    assert [ACTOR + FIRST_RETURN in message.object_ids for message in said(client, m.Release)] == [True]
+    assert client.calls.targets == {}
+
+
+def test_a_value_known_to_the_scheduler_though_its_call_had_failed_is_let_go_of_with_its_ref(client: Client) -> None:
+    lost = call(client, 1)
+    lives(client, HOME)
+    lives(client, b"", DEAD, b"", pack_failure("ActorDiedError", "killed"))
+    client.dropped.append(lost + CALL_RETURN)
+    client.take_effects(0.0)
+    client.step(0.0, b"L" + DAEMON, m.Returned(((lost, OK, (None,)),)))
+    assert [lost + CALL_RETURN in message.object_ids for message in said(client, m.Release)] == [True]
+
+
+# -- the actor's side --
+
+
+@pytest.fixture
+def worker() -> Worker:
+    made = Worker(WORKER + HOME, Config.of({}))
+    made.connect(DAEMON)
+    made.mailbox.actors[ACTOR] = ((ACTOR, b"f" * 16, b"", ()), 3)
+    return made
+
+
+def give(worker: Worker, *numbers: int) -> None:
+    rows = tuple((number.to_bytes(16, "big"), "method", b"") for number in numbers)
+    worker.step(0.0, CLIENT + ME, m.Call(ACTOR, rows))
+
+
+def run(worker: Worker, outputs: tuple[Any, ...] = (b"value",), contained: tuple[Any, ...] = ()) -> bytes:
+    item = worker.begin()
+    assert item is not None
+    worker.finish_call(item, OK, outputs, contained)  # type: ignore[arg-type]
+    identifier: bytes = item.row[0]
+    return identifier
+
+
+def test_a_call_carries_the_attempt_of_its_actor(worker: Worker) -> None:
+    give(worker, 1)
+    item = worker.begin()
+    assert item is not None
+    assert item.attempt == 3, "what a call that is made again submits has names of its own"
+
+
+def test_outcomes_that_concern_others_are_said_again_until_they_are_recorded(worker: Worker) -> None:
+    give(worker, 1)
+    call_id = run(worker, ((4096, 100_000),))
+    (reported,) = said(worker, m.Reported)
+    assert reported.rows == ((call_id, ME, OK, ((4096, 100_000),), ()),)
+    assert not worker.mailbox.settled
+    assert reported in worker.running(), "a new daemon may not have heard it"
+    worker.step(0.0, b"L" + DAEMON, m.Recorded((call_id,)))
+    assert said(worker, m.Returned) == [m.Returned(((call_id, OK, (None,)),))]
+    assert worker.mailbox.settled
+    assert not any(type(message) is m.Reported for message in worker.running())
+
+
+def test_of_recorded_values_the_caller_is_sent_those_without_refs_inside(worker: Worker) -> None:
+    give(worker, 1)
+    call_id = run(worker, (b"plain", b"box"), ((), (call_value(ACTOR, 0),)))
+    worker.take_effects(0.0)
+    worker.step(0.0, b"L" + DAEMON, m.Recorded((call_id,)))
+    assert said(worker, m.Returned) == [m.Returned(((call_id, OK, (b"plain", None)),))]
+
+
+def test_a_request_to_stop_a_call_may_overtake_it(worker: Worker) -> None:
+    worker.step(0.0, CLIENT + ME, m.Stopped((2).to_bytes(16, "big"), "cancelled"))
+    give(worker, 1, 2)
+    run(worker)
+    assert worker.begin() is None
+    (returned,) = said(worker, m.Returned)
+    stopped = next(row for row in returned.rows if row[1] == FAILED)
+    assert stopped[0] == (2).to_bytes(16, "big")
+    assert unpack_failure(stopped[2][0])[0] == "TaskCancelledError"
+
+
+def test_outcomes_for_a_caller_that_has_gone_are_forgotten(worker: Worker) -> None:
+    give(worker, 1)
+    run(worker)
+    worker.step(0.0, b"L" + DAEMON, m.CallerGone(ME))
+    assert said(worker, m.Returned) == []
+    assert worker.unreported == 0, "nothing keeps the process awake"
