@@ -97,7 +97,8 @@ def _await(launched: Launched) -> dict[str, Any]:
             client.close()
         description = launched.session.describe()
     except (ConnectionLostError, NodeDiedError) as error:
-        reason = (launched.failure() or str(error)).strip()
+        # The session says why before it ends, and its processes may take a moment to be gone.
+        reason = (launched.session.failure() or launched.failure() or str(error)).strip()
         launched.close()
         if re.match(r"the \w+ (cannot be started|failed)", reason):
             *_, reason = reason.splitlines()  # what matters is below the traceback of our own process
