@@ -80,6 +80,7 @@ def start(
         launched.close()
         raise
     client.alive = launched.alive
+    client.failure = launched.failure
     client.on_close = launched.close
     return client
 

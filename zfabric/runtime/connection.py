@@ -54,6 +54,7 @@ class Connection:
         self.machine.job = job
         self.closed = False
         self.alive: Callable[[], bool] = session.alive
+        self.failure: Callable[[], str] = session.failure
         self._pid = os.getpid()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
         self.post = Post(self._context, session.sockets, incarnation, self.config)
@@ -300,7 +301,7 @@ class Connection:
 
     def _check_node(self) -> None:
         if not self.alive():
-            reason = self.session.failure()
+            reason = self.failure()
             text = "the node's supervisor is gone, and all its processes with it; call zf.shutdown() and zf.init()"
             raise NodeDiedError(f"{text}. It said: {reason}" if reason else text)
         with self.lock:
