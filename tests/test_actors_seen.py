@@ -157,3 +157,18 @@ def test_a_dead_one_says_why() -> None:
     assert found.state == "dead"
     assert "exit code 3" in found.reason
     assert row_of(seen)["reason"] == found.reason
+
+
+def test_calls_are_in_the_timeline() -> None:
+    """A row for the actor's process, and a bar for each call; they come within a second or two."""
+    seen = Seen.remote()
+    pids = zf.get([seen.pid.remote() for _ in range(1500)], timeout=PATIENCE)
+
+    def bars() -> list[dict[str, Any]]:
+        return [event for event in zf.timeline() or () if event["ph"] == "X" and event["tid"] == pids[0] and event["cat"] == "call"]
+
+    eventually(lambda: len(bars()) == 1500, "every call is there, once")
+    assert {bar["name"] for bar in bars()} == {"Seen.pid"}
+    assert all(bar["dur"] > 0 for bar in bars())
+    named = {event["args"]["name"] for event in zf.timeline() or () if event["name"] == "thread_name" and event["tid"] == pids[0]}
+    assert f"actor Seen {pids[0]}" in named

@@ -107,6 +107,7 @@ ROWS: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("Reported", "rows"): many(st.tuples(task_ids, incarnations, numbers, outputs, many(many(object_ids)))),
     ("Expect", "rows"): many(st.tuples(object_ids, task_ids)),
     ("Hosting", "rows"): many(st.tuples(task_rows, numbers)),
+    ("Traced", "names"): many(st.tuples(function_ids, texts)),
     **{(name, "actor_id"): task_ids for name in ("Kill", "Leaving")},
     ("Stopped", "call_id"): task_ids,
 }
@@ -389,6 +390,7 @@ CASES: list[tuple[str, int, tuple[Any, ...], Any, list[Any]]] = [
     ),
     ("Expect", 0, ((),), (OBJECT, TASK), [(OBJECT,), (TASK, TASK), (OBJECT, OBJECT), ("o", TASK)]),
     ("Hosting", 0, ((),), (GOOD_TASK, 0), [(GOOD_TASK,), (7, 0), (GOOD_TASK, None), *((bad, 0) for bad in BAD_TASKS)]),
+    ("Traced", 0, ((), b""), (FUNCTION, "Class.method"), [(FUNCTION,), ("f", "m"), (FUNCTION, b"m"), (FUNCTION + b"x", "m")]),
     ("TakenBack", 0, ((), b""), TASK, [OBJECT, "t" * TASK_BYTES, 7]),
 ]
 

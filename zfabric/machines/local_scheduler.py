@@ -47,6 +47,7 @@ from zfabric.protocol.ids import Address, short
 from zfabric.protocol.machine import Explanation
 from zfabric.protocol.messages import FAILED, OK
 from zfabric.protocol.options import Demand, option
+from zfabric.protocol.trace import pack_event
 
 HEARTBEAT_EVERY = 1.0
 """How often a global scheduler hears of this node while something changes."""
@@ -359,11 +360,19 @@ class LocalScheduler:
             return
         self.outcomes.completed(worker, message, now)
         if message.trace:
-            self._next_event += 1
-            key = report.event_key(now, self._next_event)
-            self._events.append(("event", key, report.trace_event(self.node, worker, message)))
-            if self._flush_at is None:
-                self._flush_at = now + self.config.lineage_delay
+            self._trace(now, report.trace_event(self.node, worker, message))
+
+    def on_traced(self, now: float, source: Address, message: m.Traced) -> None:
+        """Calls of actors that ended."""
+        worker = self._worker_of(source)
+        if worker is not None:
+            self._trace(now, pack_event(self.node, worker.pid, message.names, message.trace, "call"))
+
+    def _trace(self, now: float, event: bytes) -> None:
+        self._next_event += 1
+        self._events.append(("event", report.event_key(now, self._next_event), event))
+        if self._flush_at is None:
+            self._flush_at = now + self.config.lineage_delay
 
     def on_blocked(self, now: float, source: Address, message: m.Blocked) -> None:
         """A worker's task waits."""
@@ -539,6 +548,7 @@ HANDLERS: dict[type[Any], Any] = {
     m.Export: LocalScheduler.on_export,
     m.Submit: LocalScheduler.on_submit,
     m.Completed: LocalScheduler.on_completed,
+    m.Traced: LocalScheduler.on_traced,
     m.Yielded: _part("streams", "on_yielded"),
     m.Blocked: LocalScheduler.on_blocked,
     m.Unblocked: LocalScheduler.on_unblocked,

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from zfabric.config import Config
+from zfabric.machines.parts.call_trace import CallTrace
 from zfabric.machines.parts.mailbox import Invocation, Mailbox
 from zfabric.machines.parts.yields import Yields
 from zfabric.protocol import messages as m
@@ -49,6 +50,7 @@ class Worker:
         self.queue: deque[Item] = deque()
         self.inline: deque[Item] = deque()
         self.mailbox = Mailbox()
+        self.call_trace = CallTrace()
         self.yields = Yields()
         self.beside = False
         """Whether calls run beside each other, and not on the stack."""
@@ -123,12 +125,22 @@ class Worker:
         self.running_calls[item.row[0]] = item
         return item
 
-    def finish_call(self, item: Invocation, status: int, outputs: Row, contained: tuple[Row, ...]) -> None:
+    def finish_call(self, item: Invocation, status: int, outputs: Row, contained: tuple[Row, ...], started: float, seconds: float) -> None:
         """A call has ended; its outcome is fixed here."""
+        row, _ = self.mailbox.actors[item.actor_id]
+        self.call_trace.add(item.row[0], item.actor_id, self.functions[row[1]][1], item.method, started, seconds)
+        if self.call_trace.full:
+            self.say_trace()
         if self.running_calls.pop(item.row[0], None) is None:
             self.stack.pop()
         self.unreturned += 1
         self.mailbox.ended(item, status, outputs, contained)
+
+    def say_trace(self) -> None:
+        """Tell when calls ran."""
+        traced = self.call_trace.take()
+        if traced is not None:
+            self._effects.append(Send(self.scheduler, traced))
 
     @property
     def unreported(self) -> int:

@@ -37,6 +37,7 @@ FROM_PROCESSES: dict[bytes, frozenset[type[Any]]] = {
             m.Reported,
             m.Kill,
             m.Leaving,
+            m.Traced,
             m.Hosting,
         }
     ),

@@ -295,6 +295,11 @@ def _hosting(name: str, fields: tuple[Any, ...]) -> None:
     _task_rows(name, columns[0])
 
 
+def _traced(name: str, fields: tuple[Any, ...]) -> None:
+    columns = _columns(name, fields[0], {2}, (_BYTES, _STR))
+    _ids(name, columns[0], FUNCTION_BYTES)
+
+
 def _whereabouts(name: str, fields: tuple[Any, ...]) -> None:
     columns = _columns(name, fields[0], {5}, (_BYTES, _INT, _BYTES, _BYTES, _BYTES))
     _ids(name, columns[0], TASK_BYTES)
@@ -313,6 +318,7 @@ _ROW_CHECKS = {
     "Recorded": _task_ids,
     "Expect": _expect,
     "Hosting": _hosting,
+    "Traced": _traced,
     "Kill": _one_task,
     "Leaving": _one_task,
     "Stopped": _one_task,

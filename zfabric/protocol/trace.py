@@ -14,6 +14,7 @@ from typing import NamedTuple
 import msgpack
 
 from zfabric.protocol.ids import FUNCTION_BYTES, TASK_BYTES
+from zfabric.protocol.messages import Rows
 
 _HEAD = TASK_BYTES + FUNCTION_BYTES
 _EACH = _HEAD + 16
@@ -36,11 +37,13 @@ class TraceEvent(NamedTuple):
     pid: int
     names: tuple[tuple[bytes, str], ...]
     trace: bytes
+    kind: str = "task"
+    """Attempts of a "task", or a "call" of an actor: then the ids of functions are those of methods."""
 
 
-def pack_event(node: bytes, pid: int, names: tuple[tuple[bytes, str], ...], trace: bytes) -> bytes:
+def pack_event(node: bytes, pid: int, names: Rows, trace: bytes, kind: str = "task") -> bytes:
     """The value of a row of the event table."""
-    packed: bytes = msgpack.packb((node, pid, names, trace), use_bin_type=True)
+    packed: bytes = msgpack.packb((node, pid, names, trace, kind), use_bin_type=True)
     return packed
 
 

@@ -1,7 +1,7 @@
 """The timeline: what ran when and where, as events of the Chrome trace format, which Perfetto and chrome://tracing open.
 
-A node is shown as a process and each of its workers as a thread, by pid; an attempt is a "complete" event. Tasks that ran on top of
-a waiting one lie within it, as calls do.
+A node is shown as a process and each of its workers, actors among them, as a thread, by pid; an attempt, or a call, is a "complete"
+event. Tasks that ran on top of a waiting one lie within it, as calls do.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ def trace_events(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[dict[str, Any]
     """The Chrome trace of rows of the event table, in their order. Times are microseconds of the machine's monotonic clock."""
     nodes: dict[bytes, int] = {}
     threads: set[tuple[int, int]] = set()
+    actors: set[tuple[int, int]] = set()
     for _, value in rows:
-        node, pid, names, trace = unpack_event(value)
+        node, pid, names, trace, kind = unpack_event(value)
         place = nodes.get(node)
         if place is None:
             place = nodes[node] = len(nodes) + 1
@@ -48,10 +49,13 @@ def trace_events(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[dict[str, Any]
             threads.add((place, pid))
             yield _name("thread_name", place, pid, f"worker {pid}")
         functions = dict(names)
+        if kind == "call" and (place, pid) not in actors:
+            actors.add((place, pid))
+            yield _name("thread_name", place, pid, f"actor {names[0][1].rpartition('.')[0]} {pid}")
         for task, function, start, seconds in read_trace(trace):
             yield {
                 "name": functions.get(function) or function.hex()[:8],
-                "cat": "task",
+                "cat": kind,
                 "ph": "X",
                 "ts": start * 1e6,
                 "dur": seconds * 1e6,

@@ -346,6 +346,7 @@ class WorkerRuntime(FabricClient):
     def _say_the_last(self) -> None:
         """Send what is unsent, and let go of all sockets."""
         with self.lock:
+            self.worker.say_trace()
             self.flush()
             self.closed = True
             self.control_post.close()
@@ -403,7 +404,7 @@ class WorkerRuntime(FabricClient):
         worker = self.worker
         with self.lock:
             if type(item) is Invocation:
-                self._end_call(item, status, outputs, extra)
+                self._end_call(item, status, outputs, extra, started, ended - started)
             else:
                 worker.interrupts.pop(row[0], None)
                 worker.finish(item, status, outputs, extra, started, ended - started)  # type: ignore[arg-type]
@@ -417,6 +418,11 @@ class WorkerRuntime(FabricClient):
             if worker.unreported >= REPORT_ROWS or ended - self._first_unreported > self.config.completion_delay:
                 self.flush()
                 self.look()  # so that the queue does not run dry
+
+    def _keep_house(self) -> None:
+        with self.lock:
+            self.worker.say_trace()
+        super()._keep_house()
 
     def name_of(self, item: Item | Invocation) -> str:
         """What is called, for people."""
@@ -459,7 +465,7 @@ class WorkerRuntime(FabricClient):
         with self.lock:
             self._call_names.pop(item.row[0], None)
             if type(item) is Invocation:
-                self._end_call(item, status, outputs, extra)
+                self._end_call(item, status, outputs, extra, started, clock() - started)
             else:
                 self.worker.interrupts.pop(item.row[0], None)
                 self.worker.finish(item, status, outputs, extra, started, clock() - started)  # type: ignore[arg-type]
@@ -476,12 +482,12 @@ class WorkerRuntime(FabricClient):
                 self.post.ring()
         return following
 
-    def _end_call(self, item: Invocation, status: int, outputs: Row, extra: tuple[Row, Row] | None) -> None:
+    def _end_call(self, item: Invocation, status: int, outputs: Row, extra: tuple[Row, Row] | None, started: float, seconds: float) -> None:
         reason = self.worker.interrupts.pop(item.row[0], (0, "cancelled"))[1]
         if status == INTERRUPTED:
             kind = "TaskTimeoutError" if reason == "timeout" else "TaskCancelledError"
             status, outputs = FAILED, (pack_failure(kind, f"{item.method} was stopped while it ran ({reason})"),)
-        self.worker.finish_call(item, status, outputs, extra[0] if extra is not None else ())
+        self.worker.finish_call(item, status, outputs, extra[0] if extra is not None else (), started, seconds)
 
     def prepare(
         self, item: Item | Invocation

@@ -227,7 +227,8 @@ class WorkerProcess(Process):
             outputs = (str(result).encode(),)
         reason = self.worker.interrupts.pop(item.row[0], (0, "cancelled"))[1]
         if isinstance(item, Invocation):
-            self.worker.finish_call(item, *self._of_call(item, status, outputs, reason), contained)
+            ending = (*self._of_call(item, status, outputs, reason), contained)
+            self.worker.finish_call(item, *ending, frame.started, self.world.now - frame.started)
         else:
             if status == OK and item.row[1] == function_id(ACTOR_CLASS):
                 self.worker.mailbox.actors[item.row[0]] = (item.row, item.attempt)

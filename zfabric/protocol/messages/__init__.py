@@ -38,6 +38,7 @@ from zfabric.protocol.messages.actors import Reported as Reported
 from zfabric.protocol.messages.actors import Retire as Retire
 from zfabric.protocol.messages.actors import Returned as Returned
 from zfabric.protocol.messages.actors import Stopped as Stopped
+from zfabric.protocol.messages.actors import Traced as Traced
 from zfabric.protocol.messages.actors import Whereabouts as Whereabouts
 from zfabric.protocol.messages.arena import Absorb as Absorb
 from zfabric.protocol.messages.arena import ArenaFound as ArenaFound

@@ -113,6 +113,16 @@ class Leaving(NamedTuple):
     actor_id: bytes
 
 
+class Traced(NamedTuple):
+    """actor -> local scheduler. When calls ran, for the timeline: a trace (``protocol.trace``), and ``names``, rows ``(id, method)``.
+
+    Said once a second, or sooner if there is much to say. What is lost is missing in the timeline, and nowhere else.
+    """
+
+    names: Rows
+    trace: bytes
+
+
 class CallerGone(NamedTuple):
     """local scheduler -> worker control. A process that may have called you has ended."""
 

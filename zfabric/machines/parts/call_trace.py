@@ -1,0 +1,46 @@
+"""When calls of this process's actors ran: gathered, and said now and then, since nobody waits for it."""
+
+from __future__ import annotations
+
+from array import array
+
+from zfabric.protocol import messages as m
+
+CALLS_MAX = 1024
+"""Calls that are told of in one message: 48 kB. What has not been said when the process is killed is not known."""
+
+
+class CallTrace:
+    """Calls that have ended since they were last told of."""
+
+    def __init__(self) -> None:
+        self._methods: dict[tuple[bytes, str], bytes] = {}
+        self._names: dict[bytes, str] = {}
+        """What methods are called, by the ids they have in traces."""
+        self._heads: list[bytes] = []
+        self._times = array("d")
+
+    def add(self, call_id: bytes, actor_id: bytes, class_name: str, method: str, started: float, seconds: float) -> None:
+        """A call has ended."""
+        identifier = self._methods.get((actor_id, method))
+        if identifier is None:
+            identifier = self._methods[actor_id, method] = actor_id[:12] + len(self._methods).to_bytes(4, "big")
+            self._names[identifier] = f"{class_name}.{method}"
+        self._heads.append(call_id + identifier)
+        self._times.append(started)
+        self._times.append(seconds)
+
+    @property
+    def full(self) -> bool:
+        """Whether it is time to tell of them, however long ago that was done."""
+        return len(self._heads) >= CALLS_MAX
+
+    def take(self) -> m.Traced | None:
+        """What is to be said, if anything."""
+        if not self._heads:
+            return None
+        used = {head[16:] for head in self._heads}
+        names = tuple((identifier, self._names[identifier]) for identifier in sorted(used))
+        traced = m.Traced(names, b"".join(self._heads) + self._times.tobytes())
+        self._heads, self._times = [], array("d")
+        return traced
