@@ -83,6 +83,8 @@ FOUND_WITH_ACTORS = {
     1728: "an outcome that was said twice made its caller a holder again",
     1838: "the answer to a question of a call that had failed was kept",
     2022: "a place that a row named twice was unpinned twice",
+    3135: "an actor that was dead already was to be killed for ever",
+    4483: "a value that was lost and could not be made again was given to a task as the error that said so",
     2164: "an actor retired before its own calls had outcomes",
 }
 """Likewise, of programs with actors."""

@@ -31,7 +31,7 @@ from zfabric.protocol.ids import (
     object_id,
 )
 from zfabric.protocol.machine import Explanation, InvariantViolation
-from zfabric.protocol.messages import OK, Row
+from zfabric.protocol.messages import DEAD, OK, Row
 from zfabric.protocol.options import option
 
 BATCH_ROWS_MAX = 1024
@@ -332,8 +332,9 @@ class Client:
 
     def kill(self, actor_id: bytes, no_restart: bool) -> None:
         """End an actor."""
-        self.calls.meet(actor_id)
-        self.calls.killed[actor_id] = no_restart
+        if self.calls.meet(actor_id).state == DEAD:
+            return
+        self.calls.killed[actor_id] = no_restart or self.calls.killed.get(actor_id, False)
         self.say(m.Kill(actor_id, no_restart))
 
     def query(self, token: int, what: str, arguments: Row) -> None:

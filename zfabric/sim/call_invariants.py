@@ -35,9 +35,11 @@ class CallInvariants:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self._made: dict[bytes, Made] = {}
+        self._made: dict[tuple[bytes, bytes], Made] = {}
+        """By caller and call."""
+        self._named: set[bytes] = set()
         self._numbers: dict[tuple[bytes, bytes], int] = {}
-        self._begun: dict[bytes, list[bytes]] = {}
+        self._begun: dict[tuple[bytes, bytes], list[bytes]] = {}
         """The incarnations in which a call began."""
         self._newest: dict[tuple[bytes, bytes, bytes], int] = {}
         """The newest call that began, by caller, actor and incarnation (empty: any)."""
@@ -49,10 +51,10 @@ class CallInvariants:
     def made(self, caller: bytes, actor_id: bytes, call_id: bytes, retries: int) -> None:
         """A process calls an actor."""
         number = self._numbers[caller, actor_id] = self._numbers.get((caller, actor_id), 0) + 1
-        if call_id in self._made:
-            self._begun.pop(call_id, None)  # A task whose attempts a new daemon has forgotten runs again, and calls again.
-            self._again.add(call_id)
-        self._made[call_id] = Made(caller, actor_id, number, retries)
+        if call_id in self._named:
+            self._again.add(call_id)  # A task whose attempts a new daemon has forgotten runs again, and calls again.
+        self._named.add(call_id)
+        self._made[caller, call_id] = Made(caller, actor_id, number, retries)
 
     def alone(self, worker: WorkerProcess, actor_id: bytes) -> None:
         """A process acts as an actor, or is about to become it."""
@@ -64,8 +66,8 @@ class CallInvariants:
         """A call begins."""
         self.alone(worker, item.actor_id)
         call_id, here = item.row[0], worker.incarnation
-        made = self._made[call_id]
-        before = self._begun.setdefault(call_id, [])
+        made = self._made[item.caller, call_id]
+        before = self._begun.setdefault((item.caller, call_id), [])
         if here in before:
             self.world.fail(f"call {short(call_id)} begins twice on {worker.name}")
         if call_id in self._not_run and call_id not in self._again:
@@ -98,7 +100,7 @@ class CallInvariants:
             self.world.states[f"outcome {said}"] += 1
         if said == "not run":
             self._not_run.add(call_id)
-            if call_id in self._begun:
+            if any(call_id == begun for _, begun in self._begun):
                 self.world.fail(f"call {short(call_id)} is said not to have run, and it began")
 
     def left(self) -> list[str]:

@@ -18,6 +18,7 @@ from zfabric.machines.parts.records import (
     HOSTING,
     IDLE,
     LEASED,
+    PENDING,
     READY,
     STARTING,
     WAITING,
@@ -306,6 +307,9 @@ class Dispatcher:
                 self.outcomes.fail(task, "LineageEvictedError", f"its argument {short(object_id)} is not known any more", ())
                 return None
             value = record.value
+            if record.status not in (OK, PENDING):  # It was there when this became ready, and could not be made again.
+                self.outcomes.end_with(task, record.status, value if type(value) is bytes else b"")
+                return None
             if value is None:
                 self.outcomes.wait_again(task, record)
                 if record.status == OK:
