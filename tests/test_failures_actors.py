@@ -295,11 +295,11 @@ def test_actors_survive_the_daemon(tmp_path: Path) -> None:
     del detached
     old = kill_daemon()
     eventually(lambda: set(processes_named("zf-daemon")) - {old}, "there is another daemon")
+    found = zf.get_actor("survivor")
+    assert found == subject
     go.touch()
     assert value_of(pending) == [str(go), *range(1, 21)]
     assert value_of(handed_on) == str(go)
-    found = zf.get_actor("survivor")
-    assert found == subject
     assert value_of(found.add.remote()) == 21
     assert value_of(identity.remote(subject.add.remote())) == 22, "its results go on to tasks as before"
     still = zf.get_actor("detached survivor")
