@@ -163,6 +163,7 @@ def test_a_value_known_to_the_scheduler_though_its_call_had_failed_is_let_go_of_
 def worker() -> Worker:
     made = Worker(WORKER + HOME, Config.of({}))
     made.connect(DAEMON)
+    made.step(0.0, b"L" + DAEMON, m.Functions(((b"f" * 16, "Counter", b"", ()),)))
     made.mailbox.actors[ACTOR] = ((ACTOR, b"f" * 16, b"", ()), 3)
     return made
 
@@ -175,7 +176,7 @@ def give(worker: Worker, *numbers: int) -> None:
 def run(worker: Worker, outputs: tuple[Any, ...] = (b"value",), contained: tuple[Any, ...] = ()) -> bytes:
     item = worker.begin()
     assert item is not None
-    worker.finish_call(item, OK, outputs, contained)  # type: ignore[arg-type]
+    worker.finish_call(item, OK, outputs, contained, 0.0, 0.001)  # type: ignore[arg-type]
     identifier: bytes = item.row[0]
     return identifier
 
