@@ -16,6 +16,7 @@ from zfabric.protocol import codec
 from zfabric.protocol import messages as m
 from zfabric.protocol.codec import MalformedFrame, decode, encode
 from zfabric.protocol.ids import FUNCTION_BYTES, INCARNATION_BYTES, OBJECT_BYTES, TASK_BYTES
+from zfabric.protocol.options import STREAM_VALUES_MAX
 
 TASK, FUNCTION, OBJECT = b"t" * TASK_BYTES, b"f" * FUNCTION_BYTES, b"o" * OBJECT_BYTES
 
@@ -34,6 +35,7 @@ def test_every_message_is_known_to_the_codec_and_has_its_name_in_the_package() -
 
 small_bytes = st.binary(max_size=12)
 numbers = st.integers(-(2**63), 2**64 - 1)
+indexes = st.integers(0, STREAM_VALUES_MAX)
 floats = st.floats(allow_nan=False) | numbers
 task_ids = st.binary(min_size=TASK_BYTES, max_size=TASK_BYTES)
 function_ids = st.binary(min_size=FUNCTION_BYTES, max_size=FUNCTION_BYTES)
@@ -80,6 +82,7 @@ ROWS: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("Completed", "rows"): many(st.tuples(task_ids, numbers, numbers, outputs)),
     ("Completed", "extras"): many(st.tuples(numbers, many(many(object_ids)), many(object_ids))),
     ("Completed", "durations"): many(st.tuples(function_ids, numbers, floats)),
+    ("Yielded", "rows"): many(st.tuples(task_ids, numbers, indexes, st.one_of(st.binary(), st.booleans(), st.none()), many(object_ids))),
     ("Results", "rows"): many(st.tuples(task_ids, numbers, outputs)),
     ("Objects", "rows"): many(object_rows),
     ("Offer", "rows"): many(object_rows),
@@ -105,7 +108,7 @@ ROWS: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("Call", "rows"): many(call_rows),
     ("Returned", "rows"): many(st.tuples(task_ids, numbers, outputs)),
     ("Reported", "rows"): many(st.tuples(task_ids, incarnations, numbers, outputs, many(many(object_ids)))),
-    ("Expect", "rows"): many(st.tuples(object_ids, task_ids)),
+    ("Expect", "rows"): many(st.one_of(st.tuples(object_ids, task_ids), st.tuples(object_ids, task_ids, numbers))),
     ("Hosting", "rows"): many(st.tuples(task_rows, numbers)),
     ("Traced", "names"): many(st.tuples(function_ids, texts)),
     **{(name, "actor_id"): task_ids for name in ("Kill", "Leaving")},
@@ -388,7 +391,21 @@ CASES: list[tuple[str, int, tuple[Any, ...], Any, list[Any]]] = [
             (TASK, b"8" * INCARNATION_BYTES, 0, (b"v",), ((TASK,),)),
         ],
     ),
-    ("Expect", 0, ((),), (OBJECT, TASK), [(OBJECT,), (TASK, TASK), (OBJECT, OBJECT), ("o", TASK)]),
+    ("Expect", 0, ((),), (OBJECT, TASK), [(OBJECT,), (TASK, TASK), (OBJECT, OBJECT), ("o", TASK), (OBJECT, TASK, "3")]),
+    (
+        "Yielded",
+        0,
+        ((),),
+        (TASK, 0, 1, b"v", (OBJECT,)),
+        [
+            (TASK, 0, 1, b"v"),
+            (OBJECT, 0, 1, b"v", ()),
+            (TASK, 0, -1, b"v", ()),
+            (TASK, 0, STREAM_VALUES_MAX + 1, b"v", ()),
+            (TASK, 0, 1, "v", ()),
+            (TASK, 0, 1, b"v", (TASK,)),
+        ],
+    ),
     ("Hosting", 0, ((),), (GOOD_TASK, 0), [(GOOD_TASK,), (7, 0), (GOOD_TASK, None), *((bad, 0) for bad in BAD_TASKS)]),
     ("Traced", 0, ((), b""), (FUNCTION, "Class.method"), [(FUNCTION,), ("f", "m"), (FUNCTION, b"m"), (FUNCTION + b"x", "m")]),
     ("TakenBack", 0, ((), b""), TASK, [OBJECT, "t" * TASK_BYTES, 7]),

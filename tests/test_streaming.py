@@ -359,6 +359,129 @@ def test_a_stream_closed_while_the_daemon_is_dead_ends(tmp_path: Path) -> None:
     eventually(lambda: written(note)[-1] == "closed", "GeneratorExit is raised in it")
 
 
+# --- methods of actors --------------------------------------------------------------------------------------------------------------
+
+
+@zf.remote
+class Source:
+    """Counts on from call to call."""
+
+    def __init__(self) -> None:
+        self.next = 0
+
+    @zf.method(num_returns="streaming", max_buffered=3)
+    def count(self, n: int) -> Iterator[int]:
+        """The next ``n`` numbers."""
+        for _ in range(n):
+            self.next += 1
+            yield self.next - 1
+
+    def noted(self, path: str, n: int, kill_at: int = -1) -> Iterator[int]:
+        """As the function of this name."""
+        note: Callable[..., Iterator[int]] = noted._function
+        return note(path, n, kill_at)
+
+    def failing(self) -> Iterator[int]:
+        """Two values and an error."""
+        yield 1
+        yield 2
+        raise KeyError("broken")
+
+    def pid(self) -> int:
+        """Where it lives."""
+        return os.getpid()
+
+
+STREAM: dict[str, Any] = {"num_returns": "streaming", "max_buffered": 3}
+
+
+@pytest.mark.parametrize("threads", [None, 4])
+def test_a_method_streams_while_it_runs(threads: int | None) -> None:
+    source = Source.options(max_concurrency=threads).remote()
+    first = source.count.remote(20)
+    assert isinstance(first, zf.ObjectRefGenerator)
+    assert values(first) == list(range(20))
+    assert zf.get(first.completed(), timeout=PATIENCE) == 20
+    assert values(source.count.options(max_buffered=1).remote(5)) == list(range(20, 25))
+    assert zf.get(source.count.options(num_returns=2).remote(2), timeout=PATIENCE) == [25, 26]
+    assert zf.get(total.remote(source.count.remote(3)), timeout=PATIENCE) == 27 + 28 + 29
+    refs = list(source.failing.options(**STREAM).remote())
+    assert values(refs[:2]) == [1, 2]
+    assert isinstance(failure(refs[2]), KeyError)
+    assert len(refs) == 3
+    assert zf.get(source.pid.remote(), timeout=PATIENCE) > 0
+
+
+def test_a_call_waits_for_the_stream_before_it(tmp_path: Path) -> None:
+    source, note = Source.remote(), tmp_path / "note"
+    generator = source.noted.options(**STREAM).remote(str(note), 10)
+    eventually(lambda: len(written(note)) == 3, "it fills what it may")
+    pid = source.pid.remote()
+    assert zf.wait([pid], timeout=0)[0] == []
+    assert values(generator) == list(range(10))
+    assert zf.get(pid, timeout=PATIENCE) > 0
+
+
+@pytest.mark.parametrize("threads", [None, 4])
+@pytest.mark.parametrize("how", ["close", "drop", "cancel"])
+def test_closing_the_stream_of_a_method_ends_it(tmp_path: Path, how: str, threads: int | None) -> None:
+    source, note = Source.options(max_concurrency=threads).remote(), tmp_path / "note"
+    generator = source.noted.options(**STREAM).remote(str(note), 10**6)
+    zf.get([next(generator), next(generator)], timeout=PATIENCE)
+    if how == "close":
+        generator.close()
+    elif how == "drop":
+        del generator
+    else:
+        zf.cancel(generator)
+        *rest, last = generator
+        assert values(rest) == list(range(2, 2 + len(rest)))
+        assert isinstance(failure(last), zf.TaskCancelledError)
+    eventually(lambda: written(note)[-1] == "closed", "GeneratorExit is raised in it")
+    assert zf.get(source.pid.remote(), timeout=PATIENCE) > 0
+    source.noted.options(**STREAM).remote(str(note), 10**6).close()
+    assert zf.get(source.pid.remote(), timeout=PATIENCE) > 0
+
+
+def test_an_actor_that_dies_ends_its_streams(tmp_path: Path) -> None:
+    source = Source.remote()
+    *refs, last = source.noted.options(**STREAM).remote(str(tmp_path / "note"), 20, 4)
+    assert values(refs) == [0, 1, 2, 3][: len(refs)]
+    assert isinstance(failure(last), zf.ActorDiedError)
+
+
+def test_a_stream_of_a_restarted_actor_goes_on_where_it_was(tmp_path: Path) -> None:
+    source = Source.options(max_restarts=1, max_task_retries=1).remote()
+    assert values(source.noted.options(**STREAM).remote(str(tmp_path / "note"), 20, 8)) == list(range(20))
+    assert written(tmp_path / "note").count("0") == 2
+
+
+def test_streams_of_actors_outlive_the_daemon(tmp_path: Path) -> None:
+    source, other = Source.remote(), Source.remote()
+    generator, untouched = source.count.remote(30), other.count.remote(30)
+    kept = [next(generator) for _ in range(5)]
+    for _ in range(2):
+        kill_daemon()
+        kept += [next(generator) for _ in range(5)]
+    assert values(kept) == list(range(15))
+    assert values(generator) == list(range(15, 30))
+    assert zf.get(total.remote(untouched), timeout=PATIENCE) == sum(range(30))
+
+
+def test_a_caller_that_dies_with_a_stream_leaves_the_actor_unharmed(tmp_path: Path) -> None:
+    source, note = Source.remote(), tmp_path / "note"
+
+    @zf.remote(max_retries=0)
+    def die() -> None:
+        generator = source.noted.options(**STREAM).remote(str(note), 10**6)
+        zf.get([next(generator), next(generator)])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert isinstance(failure(die.remote()), zf.WorkerCrashedError)
+    eventually(lambda: written(note)[-1] == "closed", "nobody reads it any more")
+    assert zf.get(source.pid.remote(), timeout=PATIENCE) > 0
+
+
 # --- all at once --------------------------------------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from test_local_scheduler import CLIENT, DRIVER, WORKER, Node, ref, row, task_id
 from zfabric.machines.parts.yields import Yields
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
+from zfabric.protocol.ids import call_value, object_id
 
 STREAM = b"s" * 16
 
@@ -187,6 +188,31 @@ def test_values_of_nobody_are_refused(node: Streaming) -> None:
     node.say(WORKER + b"\x01nobody0", m.Yielded(((task_id(0), 0, 0, b"a", ()),)))
     assert node.scheduler.tables.counts["refused"] == refused + 1
     assert node.objects() == []
+
+
+def test_a_method_streams_to_who_expects_it() -> None:
+    node = Node()
+    node.driver()
+    node.say(CLIENT + DRIVER, m.Export(((STREAM, "s", b"payload", (("actor", b"blueprint"),)),)))
+    node.submit((task_id(0), STREAM, b"", ()))
+    node.workers()
+    ((actor, _, _),) = node.dispatched()
+    node.complete(actor, 0)
+    call = task_id(5)
+    end, names = call_value(call, 0), tuple(object_id(call, index + 1) for index in range(3))
+    node.say(CLIENT + DRIVER, m.Expect(((end, task_id(0), 2),)))
+    node.say(CLIENT + DRIVER, m.Hold((end, *names)))
+    node.say(CLIENT + DRIVER, m.Fetch(names))
+    assert node.take(m.Allow) == [(WORKER + actor, m.Allow(call, 3))]  # The end has a number too, and is no value.
+    node.say(WORKER + actor, m.Yielded(((call, 0, 0, b"a", ()), (call, 0, 1, None, ()))))
+    node.say(WORKER + actor, m.Reported(((call, DRIVER, m.OK, (b"1",), ()),)))
+    told = [row[1:3] for _, message in node.take(m.Objects) for row in message.rows]
+    assert told[0] == (m.OK, b"a")
+    assert [unpack_failure(value)[0] for _, value in told[1:]] == ["StreamEnded", "StreamEnded"]
+    node.say(CLIENT + DRIVER, m.Offer(((end, m.OK, b"1", ()),)))
+    node.say(CLIENT + DRIVER, m.Release((end, *names)))
+    assert not node.scheduler.tables.streams
+    assert not node.scheduler.tables.objects
 
 
 def test_a_worker_goes_as_far_as_it_may() -> None:

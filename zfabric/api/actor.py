@@ -15,6 +15,7 @@ import msgpack
 
 from zfabric.adapters.serialization import ArgumentsTooLarge, dump_arguments
 from zfabric.api.errors import a, near
+from zfabric.api.generators import ObjectRefGenerator
 from zfabric.api.lifecycle import connected
 from zfabric.api.options import Pairs, checked_actor, checked_method
 from zfabric.api.refs import ObjectRef
@@ -43,6 +44,8 @@ class Method(NamedTuple):
     doc: str
     num_returns: int
     timeout: float | None
+    stream: int | None
+    """If its calls make streams, how many values those may be ahead (0: as configured)."""
 
 
 class Blueprint(NamedTuple):
@@ -95,20 +98,24 @@ def _methods_of(kind: type) -> tuple[Method, ...]:
         try:
             signature = inspect.signature(bound)
         except (TypeError, ValueError):  # some methods written in C have none
-            found.append(Method(name, 0, float("inf"), "(...)", inspect.getdoc(bound) or "", 1, None))
+            found.append(Method(name, 0, float("inf"), "(...)", inspect.getdoc(bound) or "", 1, None, None))
             continue
         parameters = list(signature.parameters.values())
         if not static and not isinstance(function, classmethod):
             parameters = parameters[1:]
         least, most = _positional(parameters)
         shown = str(signature.replace(parameters=parameters))
-        found.append(Method(name, least, most, shown, inspect.getdoc(bound) or "", _returns(options, 1), options.get("timeout")))
+        returns, stream = _returns(options, 1, None)
+        found.append(Method(name, least, most, shown, inspect.getdoc(bound) or "", returns, options.get("timeout"), stream))
     return tuple(found)
 
 
-def _returns(options: Mapping[str, Any], default: int) -> int:
+def _returns(options: Mapping[str, Any], returns: int, stream: int | None) -> tuple[int, int | None]:
+    """(how many values a call has, how far ahead it may be if it is a stream), where these options say so."""
     found = options.get("num_returns")
-    return default if found is None else int(found)
+    if found is not None:
+        returns, stream = (1, 0) if found == "streaming" else (int(found), None)
+    return returns, stream if stream is None else options.get("max_buffered") or stream
 
 
 def _positional(parameters: list[inspect.Parameter]) -> tuple[int, float]:
@@ -213,16 +220,18 @@ def _dumped(
 
 
 class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
-    __slots__ = ("_extra", "_handle", "_method", "_options", "_returns")
+    __slots__ = ("_extra", "_handle", "_method", "_options", "_returns", "_stream")
 
     def __init__(self, handle: ActorHandle, known: Method, options: Mapping[str, Any] | None = None) -> None:
         self._handle = handle
         self._method = known
         self._options = options or {}
-        self._returns = _returns(self._options, known.num_returns)
+        self._returns, self._stream = _returns(self._options, known.num_returns, known.stream)
         self._extra: Pairs = ()
         if self._returns != 1:
             self._extra += (("num_returns", self._returns),)
+        if self._stream is not None:
+            self._extra += (("stream", self._stream),)
         timeout = self._options.get("timeout") or known.timeout
         if timeout is not None:
             self._extra += (("timeout", timeout),)
@@ -243,7 +252,7 @@ class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
         return ActorMethod(self._handle, self._method, {**self._options, **checked_method(options)})
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it; the ref comes at once (a list of refs for ``num_returns`` above 1, None for 0).
+        """Call it; the ref comes at once (a list of refs for ``num_returns`` above 1, None for 0, a generator of refs for "streaming").
 
         Calls of one caller run in the order in which they were made. Raises TypeError if the arguments do not fit.
         """
@@ -262,7 +271,8 @@ class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
                 options = (*(options or ()), *self._extra)
             call_id = client.call(handle._id, known.name, arguments, dependencies, options, returns, handle._terms)
         if returns == 1:
-            return ObjectRef(call_id + CALL_RETURN, client)
+            ref = ObjectRef(call_id + CALL_RETURN, client)
+            return ref if self._stream is None else ObjectRefGenerator(ref, self._stream or client.config.stream_buffered)
         return [ObjectRef(call_value(call_id, index), client) for index in range(returns)] or None
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

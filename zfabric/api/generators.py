@@ -19,7 +19,7 @@ from zfabric.api.remote_function import Export, RemoteFunction
 from zfabric.exceptions import GetTimeoutError
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import object_id
-from zfabric.protocol.messages import FAILED
+from zfabric.protocol.messages import FAILED, OK
 
 ASK_EACH_TIME = 8
 """A stream that may be no further ahead than this is asked for one more value with each that is taken; others for half as many at once."""
@@ -54,6 +54,8 @@ class ObjectRefGenerator:
         self._window = deque(window)
         """Refs to the values that come next."""
         self._finished = finished
+        self._failed = False
+        """Whether the value that comes next is an error, and so the last."""
 
     # -- iteration --
 
@@ -77,7 +79,6 @@ class ObjectRefGenerator:
         if self._finished:
             raise StopIteration
         if not self._is_value(self._coming(), timeout):
-            self._finish()
             raise StopIteration
         return self._take()
 
@@ -89,7 +90,6 @@ class ObjectRefGenerator:
         ref = self._coming()
         await arrival(ref)
         if not self._is_value(ref, None):
-            self._finish()
             raise StopAsyncIteration
         return self._take()
 
@@ -101,7 +101,9 @@ class ObjectRefGenerator:
     def _take(self) -> ObjectRef:
         self._position += 1
         taken = self._window.popleft()
-        if len(self._window) <= self._ahead // 2 or self._ahead <= ASK_EACH_TIME:
+        if self._failed:
+            self._finish()
+        elif len(self._window) <= self._ahead // 2 or self._ahead <= ASK_EACH_TIME:
             self._ask()
         return taken
 
@@ -114,13 +116,20 @@ class ObjectRefGenerator:
         self._window.extend(ObjectRef(name, client) for name in names)
 
     def _is_value(self, ref: ObjectRef, timeout: float | None) -> bool:
-        """Whether there is such a value (or an error in its place), once that is known. False is the end."""
+        """Whether there is such a value (or an error in its place, which is the last then), once that is known. False is the end."""
         status, data, release = owner_of(ref).get((ref.binary(),), timeout)[0]
         if release is not None:
             release()
-        return status != FAILED or unpack_failure(bytes(data))[0] != "StreamEnded"
+        if status == OK:
+            return True
+        if status == FAILED and unpack_failure(bytes(data))[0] == "StreamEnded":
+            self._finish()
+            return False
+        self._failed = True
+        return True
 
     def _finish(self) -> None:
+        """Nothing more comes."""
         self._finished = True
         self._window.clear()
 

@@ -46,6 +46,12 @@ def _num_returns(value: Any) -> None:
     _whole("num_returns", 0, RETURNS_MAX)(value)
 
 
+def _method_returns(value: Any) -> None:
+    if value == "dynamic":
+        raise OptionError('num_returns="dynamic" is for functions; of a method, take num_returns="streaming"')
+    _num_returns(value)
+
+
 def _retry_exceptions(value: Any) -> None:
     if isinstance(value, bool):
         return
@@ -159,7 +165,8 @@ _ACTOR_CHECKS: dict[str, Callable[[Any], None]] = {
 ACTOR_OPTIONS = frozenset(_ACTOR_CHECKS)
 """Options of remote classes."""
 _METHOD_CHECKS: dict[str, Callable[[Any], None]] = {
-    "num_returns": _whole("num_returns of a method", 0, RETURNS_MAX),
+    "num_returns": _method_returns,
+    "max_buffered": _whole("max_buffered", 1, BUFFERED_MAX),
     "concurrency_group": _nothing("concurrency_group"),
     "readonly": _flag("readonly"),
     "timeout": _timeout,
@@ -191,6 +198,7 @@ def checked_method(options: Mapping[str, Any]) -> dict[str, Any]:
             raise OptionError(f"a method has no option {name!r}{near(name, _METHOD_CHECKS)}")
         if value is not None:
             check(value)
+    _buffered(options)
     return dict(options)
 
 
@@ -218,9 +226,13 @@ def checked(options: Mapping[str, Any]) -> dict[str, Any]:
             raise OptionError(f"a remote function has no option {name!r}{near(name, _CHECKS)}")
         if value is not None:
             check(value)
+    _buffered(options)
+    return dict(options)
+
+
+def _buffered(options: Mapping[str, Any]) -> None:
     if options.get("max_buffered") is not None and options.get("num_returns", "streaming") != "streaming":
         raise OptionError('max_buffered is for num_returns="streaming": it says how far a stream may be ahead of its consumer')
-    return dict(options)
 
 
 def mode_of(options: Mapping[str, Any]) -> str:

@@ -133,6 +133,8 @@ class Worker:
             self.say_trace()
         if self.running_calls.pop(item.row[0], None) is None:
             self.stack.pop()
+        if self.yields.open:
+            self.yields.end(item.row[0])
         self.unreturned += 1
         self.mailbox.ended(item, status, outputs, contained)
 
@@ -283,7 +285,7 @@ class Worker:
 
     def on_allow(self, message: m.Allow) -> None:
         """How far a stream may go."""
-        if any(item.row[0] == message.task_id for item in (*self.stack, *self.queue, *self.inline)):
+        if message.task_id in self.yields.open:
             self.yields.allow(message.task_id, message.upto)
 
     def on_stop(self, message: m.Stop) -> None:

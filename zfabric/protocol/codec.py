@@ -14,7 +14,7 @@ import msgpack
 
 from zfabric.protocol.ids import FUNCTION_BYTES, INCARNATION_BYTES, OBJECT_BYTES, TASK_BYTES
 from zfabric.protocol.messages import MESSAGES, Message
-from zfabric.protocol.options import OPTION_TYPES, RETURNS_MAX
+from zfabric.protocol.options import OPTION_TYPES, RETURNS_MAX, STREAM_VALUES_MAX
 
 FRAME_BYTES_MAX = 256 * 2**20
 """Largest frame that is decoded: a batch of 256 rows of the largest inline values, with room to spare."""
@@ -200,6 +200,15 @@ def _completed(name: str, fields: tuple[Any, ...]) -> None:
     _columns(name, fields[2], {3}, (_BYTES, _INT, {float, int}))
 
 
+def _yielded(name: str, fields: tuple[Any, ...]) -> None:
+    columns = _columns(name, fields[0], {5}, (_BYTES, _INT, _INT, {bytes, tuple, bool, type(None)}, _TUPLE))
+    _ids(name, columns[0], TASK_BYTES)
+    if not all(0 <= index <= STREAM_VALUES_MAX for index in columns[2]):
+        raise MalformedFrame(f"{name}: a stream has 0 to {STREAM_VALUES_MAX} values")
+    for contained in filter(None, columns[4]):
+        _ids(name, contained, OBJECT_BYTES)
+
+
 def _results(name: str, fields: tuple[Any, ...]) -> None:
     columns = _columns(name, fields[0], {3}, (_BYTES, _INT, _TUPLE))
     _ids(name, columns[0], TASK_BYTES)
@@ -285,7 +294,7 @@ def _reported(name: str, fields: tuple[Any, ...]) -> None:
 
 
 def _expect(name: str, fields: tuple[Any, ...]) -> None:
-    columns = _columns(name, fields[0], {2}, (_BYTES, _BYTES))
+    columns = _columns(name, fields[0], {2, 3}, (_BYTES, _BYTES, {int, type(None)}))
     _ids(name, columns[0], OBJECT_BYTES)
     _ids(name, columns[1], TASK_BYTES)
 
@@ -326,6 +335,7 @@ _ROW_CHECKS = {
     "Inherit": _inherit,
     "Dispatch": _dispatch,
     "Completed": _completed,
+    "Yielded": _yielded,
     "Results": _results,
     "Objects": _object_rows,
     "Offer": _object_rows,

@@ -33,6 +33,9 @@ ONE_CPU: Demand = (("CPU", RESOURCE_UNIT),)
 RETURNS_MAX = 1_000_000
 """Most values of one task: each has a record."""
 
+STREAM_VALUES_MAX = 2**30 - 2
+"""Most values of one stream: what its part of an object's id can number."""
+
 OPTION_TYPES: dict[str, tuple[type, ...]] = {
     "demand": (tuple,),
     "num_returns": (int,),

@@ -81,7 +81,7 @@ class Threads:
         value = None
         try:
             function, _, args, kwargs = runtime.prepare(item)
-            value = function(*args, **kwargs)
+            value = runtime.streamed(item, function(*args, **kwargs))
             del args, kwargs
         except BaseException as error:  # whatever the user's code raises is the call's outcome
             outcome = runtime.failed(item, error, None)

@@ -424,12 +424,24 @@ class WorkerRuntime(FabricClient):
             self.worker.say_trace()
         super()._keep_house()
 
+    def streamed(self, item: Item | Invocation, value: Any) -> Any:
+        """What a task or a call returned; of one that makes a stream, how many values it has yielded."""
+        if type(item) is Invocation:
+            ahead = None if item.options is None else option(item.options, "stream")
+        else:
+            ahead = self._streams.get(item.row[1])
+            if ahead is not None and len(item.row) > 4:
+                ahead = option(item.row[4], "stream", ahead)
+        return value if ahead is None else produce(self, item, value, ahead)
+
     def name_of(self, item: Item | Invocation) -> str:
         """What is called, for people."""
         return self._terms(item)[0]
 
     def as_user(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run user code of the task on top: an interrupt may end it."""
+        """Run more user code of the task on top: an interrupt may end it."""
+        if threading.get_ident() != self._main:
+            return function(*args)
         self._in_fabric = 0
         try:
             return function(*args)
@@ -449,8 +461,9 @@ class WorkerRuntime(FabricClient):
         with self.lock:
             self.machine.calls.share(row[4])
             self.worker.yields.say(row)
-            while self._unfinished_writes:
-                self.machine.room.finished(self._unfinished_writes.pop())
+            if type(row[3]) is tuple:
+                self._unfinished_writes.remove(row[3][0])
+                self.machine.room.finished(row[3][0])
             due = clock() - self._sent_at > self.config.completion_delay or self.worker.unreported >= REPORT_ROWS
             if due:
                 self.flush()
@@ -542,8 +555,7 @@ class WorkerRuntime(FabricClient):
                 value = function(*args, **kwargs)
             finally:
                 self._in_fabric = 1
-            if row[1] in self._streams:
-                value = produce(self, item, value, self._streams[row[1]])  # type: ignore[arg-type]
+            value = self.streamed(item, value)
         except BaseException as error:  # whatever the user's code raises, SystemExit and our own interrupt among it
             self._in_fabric = 1  # An interrupt may have come before the line above was reached.
             return self.failed(item, error, retryable)

@@ -25,7 +25,7 @@ from zfabric.machines.parts.references import add_holder
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess
 from zfabric.protocol.failures import Facts, pack_failure, unpack_failure
-from zfabric.protocol.ids import JOB_BYTES, Address, call_value, short
+from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address, call_value, short
 from zfabric.protocol.messages import ALIVE, CREATING, DEAD, ERROR, FAILED, OK
 
 if TYPE_CHECKING:
@@ -205,7 +205,9 @@ class Actors:
             found = self.tables.find(identifier)
             if found is not None and found.status == PENDING:
                 text = f"the process that called for {short(identifier)} ended before it had the result"
-                self.outcomes.settle_value(found, FAILED, pack_failure("ObjectLostError", text))
+                failure = pack_failure("ObjectLostError", text)
+                self.scheduler.streams.call_ended(identifier[:TASK_BYTES], FAILED, failure)
+                self.outcomes.settle_value(found, FAILED, failure)
 
     # -- ended --
 
@@ -303,7 +305,9 @@ class Actors:
     def on_expect(self, now: float, source: Address, message: m.Expect) -> None:
         """Results that are handed on before they have come."""
         process = self.tables.processes.get(source[1:])
-        for identifier, actor_id in message.rows if process is not None else ():
+        for identifier, actor_id, *ahead in message.rows if process is not None else ():
+            if ahead:
+                self.scheduler.streams.begin_call(identifier, actor_id, ahead[0])
             found = self.tables.find(identifier)
             if found is None:
                 found = self.tables.objects[identifier] = ObjectRecord(identifier, None, None)
@@ -326,6 +330,8 @@ class Actors:
                 )
                 for index, value in enumerate(outputs)
             )
+            if self.tables.streams:
+                self.scheduler.streams.call_ended(call_id, status, outputs[0] if outputs else b"")
             hearer = self.tables.processes.get(caller)
             if hearer is not None:
                 self.tables.tell(hearer, m.Returned(((call_id, status, told),)))

@@ -2,8 +2,8 @@
 
 Calls go straight to the process the actor lives in, over a link of their own; what is sent there is in order, and each call is sent
 once to each incarnation of the actor. Here, calls wait for three things: for the actor to be somewhere, for the values of their
-arguments (a call whose turn has come holds up those behind it), and, if others must know a ref that travels with it, for the scheduler to
-have heard of that ref first.
+arguments (a call whose turn has come holds up those behind it), and, if others must know a ref that travels with it, or it makes a stream,
+for the scheduler to have heard of that first.
 
 A small result is this process's business alone: the scheduler does not know it. It is *shared* as soon as another process
 may hear of it (it is named by a row, or inside a value): then the scheduler is told to expect it, and offered the value when it
@@ -78,6 +78,8 @@ class Calls:
         self._homes: dict[bytes, bytes] = {}
         """Where actors live that this process has called, its handles' or not: the links to there are open."""
         self._several: dict[bytes, int] = {}
+        self._streams: dict[bytes, int] = {}
+        """Calls without an outcome that make streams, and how many values those may be ahead (0: as configured)."""
         self._held: dict[bytes, tuple[bytes, ...]] = {}
         """Refs that a call keeps alive until its outcome has come."""
         self._blocked: set[Target] = set()
@@ -131,6 +133,10 @@ class Calls:
             for identifier in self._held[call_id]:
                 client.add_reference(identifier)
             self.share(contained)
+            ahead = option(row[5], "stream")
+            if ahead is not None:
+                self._streams[call_id] = ahead
+                self._expect(call_id + CALL_RETURN, target)
         if target.state == ALIVE and len(row) == 3 and not target.queue:
             self._send(target, row)
         else:
@@ -180,7 +186,8 @@ class Calls:
             self.returned(((row[0], broken.status, (broken.data if type(broken.data) is bytes else b"",)),))
             return ()
         values = tuple(entry.data if type(entry.data) is bytes else None for entry in entries)
-        if (None in values or option(row[5], "contains")) and row[0] not in self._heard:
+        told = None in values or option(row[5], "contains") or row[0] in self._streams
+        if told and row[0] not in self._heard:
             if row[0] not in self._barriers.values():
                 token = client.token()
                 self._barriers[token] = row[0]
@@ -258,6 +265,8 @@ class Calls:
                 entries[identifier] = outputs[0]  # The commonest outcome, in place.
             else:
                 self._settle(call_id, status, outputs)
+            if self._streams:
+                self._streams.pop(call_id, None)
             if held and call_id in held:
                 client.dropped.extend(held.pop(call_id))
             if target.tried:
@@ -385,13 +394,22 @@ class Calls:
             entry = self.client.entry(identifier)
             if entry is None:
                 continue
-            self.shared.add(identifier)
             target = self.pending.get(identifier[:TASK_BYTES])
             if target is not None:
-                self.client._say(m.Expect, (identifier, target.actor_id))
+                self._expect(identifier, target)
             else:
+                self.shared.add(identifier)
                 self.client._say(m.Offer, (identifier, entry.status, entry.data, ()))
                 self.client._say(m.Hold, identifier)
+
+    def _expect(self, identifier: bytes, target: Target) -> None:
+        self.client.entry(identifier)  # What the plainest outcome would not be, since this one is said on.
+        self.shared.add(identifier)
+        self.client._say(m.Expect, self._expected(identifier, target))
+
+    def _expected(self, identifier: bytes, target: Target) -> Row:
+        ahead = self._streams.get(identifier[:TASK_BYTES])
+        return (identifier, target.actor_id) if ahead is None else (identifier, target.actor_id, ahead)
 
     def let_go(self, identifier: bytes) -> bool:
         """The last ref to a result is gone. Whether the scheduler is to be told."""
@@ -429,7 +447,7 @@ class Calls:
         for identifier in self.shared:
             target = self.pending.get(identifier[:TASK_BYTES])
             if target is not None:
-                yield m.Expect, (identifier, target.actor_id)
+                yield m.Expect, self._expected(identifier, target)
 
     def is_private(self, identifier: bytes) -> bool:
         """Whether the scheduler does not know of this object, and need not."""

@@ -87,7 +87,7 @@ class Mailbox:
     def ended(self, item: Invocation, status: int, outputs: Row, contained: tuple[Row, ...]) -> None:
         """A call has an outcome."""
         plain = not contained and not option(item.options, "contains") and all(type(value) is bytes for value in outputs)
-        if plain:
+        if plain and option(item.options, "stream") is None:  # The end of a stream goes behind its values.
             self._returned.setdefault(item.caller, []).append((item.row[0], status, outputs))
         else:
             row = self._reported[item.row[0]] = (item.row[0], item.caller, status, outputs, contained)

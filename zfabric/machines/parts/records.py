@@ -11,7 +11,7 @@ from collections import deque
 from typing import Any
 
 from zfabric.machines.parts.naming import salt_of
-from zfabric.protocol.ids import FIRST_RETURN, JOB_BYTES, child_prefix, object_id
+from zfabric.protocol.ids import FIRST_RETURN, JOB_BYTES, TASK_BYTES, child_prefix, object_id
 from zfabric.protocol.messages import OK, Row
 from zfabric.protocol.options import NO_ENVIRONMENT, ONE_CPU, RESOURCE_UNIT, Demand, Environment, option
 
@@ -155,12 +155,14 @@ AnyObject = TaskRecord | ObjectRecord
 
 
 class StreamRecord:
-    """The values that a streaming task yields, beside the task's own value, which stands for the end of the stream."""
+    """The values that a streaming task, or a call of an actor, yields; its own value, ``owner``, stands for the end of the stream."""
 
-    __slots__ = ("ahead", "closed", "count", "declared", "end", "pending", "task", "told", "unclaimed", "upto")
+    __slots__ = ("actor", "ahead", "closed", "count", "declared", "end", "owner", "pending", "told", "unclaimed", "upto")
 
-    def __init__(self, task: TaskRecord, ahead: int) -> None:
-        self.task = task
+    def __init__(self, owner: AnyObject, ahead: int, actor: bytes) -> None:
+        self.owner = owner
+        self.actor = actor
+        """Whose call it is; empty for a task."""
         self.ahead = ahead
         """Values that may exist before anybody has asked for one."""
         self.count = 0
@@ -171,14 +173,23 @@ class StreamRecord:
         """How many there are in all, once that is known."""
         self.upto = ahead
         """One past the last value asked for, and so how far the task may go."""
-        self.told: tuple[bytes, int, int] | None = None
-        """Which worker, running which attempt, was told last how far it may go."""
+        self.told: tuple[bytes, int] | None = None
+        """Which worker was told last how far it may go, since it began."""
         self.unclaimed: set[int] = set()
         """Values that no process has held yet: the stream itself keeps them."""
         self.pending: dict[int, ObjectRecord] = {}
         """Values that were asked for and do not exist yet."""
         self.closed = False
         """Whether the last reference to the stream went while its task was not done."""
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return self.owner.name if isinstance(self.owner, TaskRecord) else "a method"
+
+    def value(self, index: int) -> bytes:
+        """The id of its ``index``-th value."""
+        return object_id(self.owner.object_id[:TASK_BYTES], index + 1)
 
 
 class Rare:

@@ -261,8 +261,8 @@ class Recovery:
                 self.tables.counts["inline_bytes"] += len(value)
 
     def _take_expect(self, source: Address, message: m.Expect) -> None:
-        """Results of calls: some have come into the arena, and their callers were not told."""
-        self._know(((identifier,) for identifier, _ in message.rows))
+        """Results of calls: some have come into the arena, and their callers were not told; and streams of actors, not at their end."""
+        self._know((row[0],) for row in message.rows)
         self.scheduler.actors.on_expect(0.0, source, message)
 
     def _take_hold(self, source: Address, message: m.Hold) -> None:

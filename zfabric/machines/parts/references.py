@@ -192,8 +192,8 @@ class References:
         task = record.task
         if task is not None and task.function.actor is not None:
             self.actor_unreferenced(task)
-        if task is not None and task.function.stream is not None:
-            self.stream_unreferenced(task)
+        if self.tables.streams:
+            self.stream_unreferenced(record)
         if task is None:
             self.tables.objects.pop(record.object_id, None)
         elif task.state == DONE:

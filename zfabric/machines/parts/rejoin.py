@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import TASK_BYTES
+from zfabric.protocol.ids import TASK_BYTES, is_call
 from zfabric.protocol.messages import Row
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def holdings(client: Client) -> Iterator[tuple[type[Any], Any]]:
     calls.share_sent()
     entries = [(identifier, entry) for identifier, entry in entries if not calls.is_private(identifier)]
     for identifier, entry in (*client.retired.items(), *entries):
-        if identifier[:TASK_BYTES] in calls.pending:
+        if is_call(identifier) and identifier[:TASK_BYTES] in calls.pending:
             continue
         if entry.row is not None:
             rows[identifier[:TASK_BYTES]] = entry.row

@@ -5,6 +5,9 @@ yields as its i-th value is the object (task, i + 1), which may be held and fetc
 is the credit too: a task may be as far as somebody has asked, and waits there (``Allow``). So is order (the index), and so is a
 retry: it names the same values, and those that were accepted once are not accepted again.
 
+A method of an actor makes a stream in the same way: its caller makes the end of it known (``Expect``), and the actor tells the outcome
+of the call here, behind the values (``Reported``), rather than to its caller alone.
+
 A value that nobody has held yet is kept by the stream, and goes with it. A task that ends badly has its failure as the last
 value of its stream; what was asked for beyond the end has the failure ``StreamEnded``.
 """
@@ -39,8 +42,17 @@ class Streams:
 
     def begin(self, task: TaskRecord) -> None:
         """A row that makes a stream was submitted."""
-        self.records[task.id] = StreamRecord(task, task.option("stream") or self.tables.config.stream_buffered)
+        self.records[task.id] = StreamRecord(task, task.option("stream") or self.tables.config.stream_buffered, b"")
         task.facts()  # It is not plain: its id begins those of values that come and go before it does.
+
+    def begin_call(self, identifier: bytes, actor_id: bytes, ahead: int) -> None:
+        """A caller expects a stream of an actor's; its end has this name."""
+        call_id = identifier[:TASK_BYTES]
+        owner = self.tables.objects.get(identifier)
+        if owner is None:
+            owner = self.tables.objects[identifier] = ObjectRecord(identifier, None, None)
+        if call_id not in self.records and owner.status == PENDING:
+            self.records[call_id] = StreamRecord(owner, ahead or self.tables.config.stream_buffered, actor_id)
 
     # -- the consumer --
 
@@ -49,9 +61,9 @@ class Streams:
         touched: dict[StreamRecord, None] = {}
         for identifier in object_ids:
             stream = self.records.get(identifier[:TASK_BYTES])
-            index = index_of(identifier) - 1
-            if stream is None or index < 0:
+            if stream is None or identifier == stream.owner.object_id:
                 continue
+            index = index_of(identifier) - 1
             if identifier not in self.tables.objects:
                 self._expect(stream, index, identifier)
             self._let_go(stream, index)
@@ -67,20 +79,20 @@ class Streams:
         if stream.end is not None and index >= stream.end:
             self._end_at(record, stream)
         elif index < stream.count:
-            text = f"value {index} of the stream of {stream.task.name} was taken by another copy of its generator, and dropped"
+            text = f"value {index} of the stream of {stream.name} was taken by another copy of its generator, and dropped"
             self.outcomes.settle_value(record, FAILED, pack_failure("ObjectFreedError", text))
         else:
             stream.pending[index] = record
 
     def _end_at(self, record: ObjectRecord, stream: StreamRecord) -> None:
-        text = f"the stream of {stream.task.name} has {stream.end} values"
+        text = f"the stream of {stream.name} has {stream.end} values"
         self.outcomes.settle_value(record, FAILED, pack_failure("StreamEnded", text))
 
     def _let_go(self, stream: StreamRecord, index: int) -> None:
         """The stream keeps a value no longer."""
         if index in stream.unclaimed:
             stream.unclaimed.discard(index)
-            self.references.unpin((object_id(stream.task.id, index + 1),))
+            self.references.unpin((stream.value(index),))
 
     # -- the producer --
 
@@ -92,23 +104,25 @@ class Streams:
             return
         touched: dict[StreamRecord, None] = {}
         for task_id, attempt, index, value, contained in message.rows:
-            stream, task = self.records.get(task_id), worker.inflight.get(task_id)
-            if stream is None or task is None or task.attempt != attempt:
+            stream = self.records.get(task_id)
+            if stream is None or worker is not self._worker_of(stream) or not self._is_current(stream, attempt):
                 self.outcomes.drop_copy(worker, object_id(task_id, index + 1), value)
             elif value is None:
                 stream.declared = index
             else:
+                if index == 0:
+                    stream.told = None  # It begins (again), and knows no more than its options say.
                 self._accept(worker, stream, index, value, contained)
                 touched[stream] = None
         for stream in touched:
             self._allow(stream)
 
     def _accept(self, worker: WorkerRecord, stream: StreamRecord, index: int, value: Any, contained: tuple[bytes, ...]) -> None:
-        identifier = object_id(stream.task.id, index + 1)
+        identifier = stream.value(index)
         if value is True:
             self.scheduler.membership.recovery.known(identifier)
         record = self.tables.objects.get(identifier)
-        fresh = index >= stream.count and not (value is True and record is None)
+        fresh = index >= stream.count and stream.end is None and not (value is True and record is None)
         if fresh:
             stream.count = index + 1
         if record is None and fresh and not stream.closed:
@@ -124,17 +138,26 @@ class Streams:
             record.pins += 1
             stream.unclaimed.add(index)
 
+    def _worker_of(self, stream: StreamRecord) -> WorkerRecord | None:
+        """Who makes a stream now."""
+        if not stream.actor:
+            return stream.owner.task.worker if stream.owner.task is not None else None
+        actor = self.scheduler.actors.records.get(stream.actor)
+        return actor.worker if actor is not None else None
+
+    def _is_current(self, stream: StreamRecord, attempt: int) -> bool:
+        return stream.actor != b"" or (stream.owner.task is not None and stream.owner.task.attempt == attempt)
+
     def _allow(self, stream: StreamRecord) -> None:
-        """Tell the task's worker how far it may go, unless it knows."""
-        task, worker = stream.task, stream.task.worker
-        if worker is None or worker.process is None or (task.rare is not None and task.rare.wait_locations):
-            return  # It is told when it has yielded what it may in any case.
+        """Tell who makes a stream how far it may go, unless that is known there. Who has not begun is told after the first value."""
+        worker = self._worker_of(stream)
+        if worker is None or worker.process is None:
+            return
         upto = CLOSE if stream.closed else stream.upto
-        told = stream.told
-        known = told[2] if told is not None and told[:2] == (worker.token, task.attempt) else stream.ahead
+        known = stream.told[1] if stream.told is not None and stream.told[0] == worker.token else stream.ahead
         if known != upto:
-            stream.told = (worker.token, task.attempt, upto)
-            self.tables.send(WORKER + worker.process.incarnation, m.Allow(task.id, upto))
+            stream.told = (worker.token, upto)
+            self.tables.send(WORKER + worker.process.incarnation, m.Allow(stream.owner.object_id[:TASK_BYTES], upto))
 
     # -- the end --
 
@@ -145,19 +168,26 @@ class Streams:
 
     def ended(self, task: TaskRecord, status: int, payload: bytes) -> None:
         """A streaming task has its outcome: its failure, if it is one, is the last value."""
-        stream = self.records.get(task.id)
+        self._end(self.records.get(task.id), status, payload)
+
+    def call_ended(self, call_id: bytes, status: int, payload: Any) -> None:
+        """A call of an actor has its outcome."""
+        self._end(self.records.get(call_id), status, payload)
+
+    def _end(self, stream: StreamRecord | None, status: int, payload: Any) -> None:
         if stream is None:
             return
         if stream.end is None and status != OK and not stream.closed:
-            identifier = object_id(task.id, stream.count + 1)
+            identifier = stream.value(stream.count)
             record = stream.pending.pop(stream.count, None)
             if record is None:
                 record = self.tables.objects[identifier] = ObjectRecord(identifier, None, None)
                 record.pins += 1
                 stream.unclaimed.add(stream.count)
             stream.count += 1
-            self.outcomes.settle_value(record, status, payload)
-        stream.end = stream.count
+            self.outcomes.settle_value(record, status, payload if type(payload) is bytes else b"")
+        if stream.end is None:
+            stream.end = stream.count
         pending, stream.pending = stream.pending, {}
         for _, record in sorted(pending.items()):
             self._end_at(record, stream)
@@ -167,20 +197,22 @@ class Streams:
         stream = self.records.get(record.object_id[:TASK_BYTES])
         if stream is None:
             return
-        task = stream.task
-        if record is not task:
-            stream.pending.pop(index_of(record.object_id) - 1, None)
-            self.outcomes.settle_value(record, FAILED, pack_failure("ObjectFreedError", f"nobody reads {short(record.object_id)} any more"))
+        owner = stream.owner
+        if record is not owner:
+            if record.status == PENDING:
+                stream.pending.pop(index_of(record.object_id) - 1, None)
+                text = f"nobody reads {short(record.object_id)} any more"
+                self.outcomes.settle_value(record, FAILED, pack_failure("ObjectFreedError", text))
             return
         stream.closed = True
+        if owner.status == PENDING or stream.actor:
+            self._allow(stream)  # A call may go on although its caller, which would have told its end, is gone.
         for index in list(stream.unclaimed):
             self._let_go(stream, index)
-        if task.state == DONE:
-            del self.records[task.id]
-        elif task.state in (WAITING, READY):
-            self.outcomes.stopped(task, "cancelled")
-        else:
-            self._allow(stream)
+        if owner.status != PENDING:
+            del self.records[owner.object_id[:TASK_BYTES]]
+        elif isinstance(owner, TaskRecord) and owner.state in (WAITING, READY):
+            self.outcomes.stopped(owner, "cancelled")
 
     # -- after a restart of the daemon --
 
@@ -192,7 +224,7 @@ class Streams:
     def recovered(self) -> None:
         """Streams go on where they are; one that had ended, and of which values are missing, is made again."""
         for stream in list(self.records.values()):
-            if stream.task.state == DONE and stream.pending:
+            if isinstance(stream.owner, TaskRecord) and stream.owner.state == DONE and stream.pending:
                 stream.end = None
-                self.outcomes.make_available(stream.task, "values of its stream went with the node's daemon")
+                self.outcomes.make_available(stream.owner, "values of its stream went with the node's daemon")
             self._allow(stream)

@@ -60,6 +60,7 @@ class Values:
                 if value is None:  # The daemon before this one knew it, and nothing that survived tells of it.
                     text = f"the result {short(identifier)} of a call is lost: only its node's daemon knew it, and that died"
                     status, value = FAILED, pack_failure("ObjectLostError", text)
+                self.scheduler.streams.call_ended(identifier[:TASK_BYTES], status, value)
                 self.outcomes.settle_value(found, status, value)  # The result of a call that others were told to expect.
             elif found is None and type(value) is bytes:
                 record = ObjectRecord(identifier, None, None)

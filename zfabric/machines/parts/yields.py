@@ -21,7 +21,7 @@ class Yields:
     def begin(self, task_id: bytes, ahead: int) -> None:
         """A stream begins; it may be this far ahead of its consumer."""
         self.open[task_id] = deque(maxlen=ahead)
-        self._allowed.setdefault(task_id, ahead)
+        self._allowed[task_id] = ahead
 
     def allow(self, task_id: bytes, upto: int) -> None:
         """A stream may go so far."""

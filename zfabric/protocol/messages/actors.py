@@ -75,7 +75,9 @@ class Recorded(NamedTuple):
 
 
 class Expect(NamedTuple):
-    """client -> local scheduler. Results of calls that others are about to hear of: rows ``(object_id, actor_id)``.
+    """client -> local scheduler. Results of calls that others are about to hear of: rows ``(object_id, actor_id[, ahead])``.
+
+    With ``ahead``, it is the end of a stream, which may be so many values ahead of its consumer (0: as configured).
 
     The caller holds them, and offers each value when it has come (``Offer``). Should it end before, they are lost.
     """
