@@ -97,7 +97,7 @@ class Threads:
 
     def interrupt(self, item: Item | Invocation) -> None:
         """See ``Crew``. The exception is raised when the thread runs Python code next."""
-        from zfabric.runtime.worker import TaskInterrupt
+        from zfabric.runtime.worker_connection import TaskInterrupt
 
         thread = self._threads.get(item.row[0])
         if thread is not None:

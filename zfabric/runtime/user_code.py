@@ -1,0 +1,263 @@
+"""User code, from its bytes to its outcome: functions and arguments are loaded, what is returned or raised is packed.
+
+Here is what of a worker deals with the user's objects; which code runs when, and where its outcome goes, is in ``worker`` and ``crew``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from zfabric.adapters import serialization
+from zfabric.exceptions import FabricError, SerializationError
+from zfabric.machines.parts.mailbox import Invocation
+from zfabric.machines.parts.naming import Namer
+from zfabric.machines.worker import Item
+from zfabric.protocol import messages as m
+from zfabric.protocol.failures import pack_failure
+from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, call_value, object_id
+from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
+from zfabric.protocol.options import option
+from zfabric.runtime import interface
+from zfabric.runtime.crew import current_call
+from zfabric.runtime.hosting import ActorExit
+from zfabric.runtime.session import Session
+from zfabric.runtime.worker_connection import WorkerConnection
+
+Ending = tuple[int, Row, tuple[Row, Row] | None]
+"""How user code ended: (status, outputs, refs inside them)."""
+Prepared = tuple[Callable[..., Any], Callable[[BaseException], bool], tuple[Any, ...], dict[str, Any]]
+"""What is to be called: (function, whether an error is to be retried, args, kwargs)."""
+
+
+class UserCode(WorkerConnection):
+    """What a worker knows of the functions it runs."""
+
+    def __init__(self, session: Session, token: bytes, job: bytes) -> None:
+        super().__init__(session, token, job)
+        self._functions: dict[bytes, tuple[Callable[..., Any], Callable[[BaseException], bool]]] = {}
+        self._options: dict[bytes, tuple[str, int]] = {}
+        self._streams: dict[bytes, int] = {}
+        """Functions whose calls make streams, and how many values those may be ahead (0: as configured)."""
+        self._classes: set[bytes] = set()
+        """Functions whose calls make actors."""
+        self._namers: list[Namer | None] = []
+        self._thread_names = threading.local()
+        self._call_names: dict[bytes, Namer] = {}
+        """Who names what calls submit that run beside each other."""
+        self._gpus: tuple[int, ...] | None = None
+        self._unfinished_writes: list[int] = []
+        """Objects written into grants whose completion is not in a message yet."""
+
+    # -- who it is, and what it is called --
+
+    def namer(self) -> Namer:
+        """The namer of the task on top; threads of their own name under a random salt."""
+        if threading.get_ident() == self._main and self._contexts:
+            namer = self._namers[-1]
+            if namer is None:
+                item = self._contexts[-1]
+                namer = self._namers[-1] = Namer(item.row[0][:JOB_BYTES], item.row[0], attempt=item.attempt)
+            return namer
+        call = current_call.get()
+        if call is not None:
+            named = self._call_names.get(call.row[0])
+            if named is None:
+                named = self._call_names[call.row[0]] = Namer(call.row[0][:JOB_BYTES], call.row[0], attempt=call.attempt)
+            return named
+        found: Namer | None = getattr(self._thread_names, "namer", None)
+        if found is None:
+            parent = self._contexts[-1].row[0] if self._contexts else bytes(TASK_BYTES)
+            found = self._thread_names.namer = Namer(self.machine.job or parent[:JOB_BYTES], parent, salt=os.urandom(8))
+        return found
+
+    def _terms(self, item: Item | Invocation) -> tuple[str, int]:
+        """What is called, for people, and how many values it is to return."""
+        if type(item) is Invocation:
+            return f"{self.host.class_of(item)}.{item.method}", option(item.options, "num_returns", 1)
+        name, count = self._options.get(item.row[1], ("?", 1))
+        return name, option(item.row[4], "num_returns", count) if len(item.row) > 4 else count
+
+    def name_of(self, item: Item | Invocation) -> str:
+        """What is called, for people."""
+        return self._terms(item)[0]
+
+    def context(self) -> interface.TaskContext | None:
+        """The attempt on top, or the call that this thread or coroutine runs."""
+        item = self._contexts[-1] if self._contexts else current_call.get()
+        if item is None:
+            return None
+        actor_id = item.actor_id if type(item) is Invocation else item.row[0] if item.row[1] in self._classes else b""
+        return interface.TaskContext(item.row[0], item.attempt, self._terms(item)[0], item.gpus, actor_id)
+
+    # -- before it runs --
+
+    def prepare(
+        self, item: Item | Invocation
+    ) -> tuple[Callable[..., Any], Callable[[BaseException], bool], tuple[Any, ...], dict[str, Any]]:
+        """What is to be called, and with what: (function, whether an error is to be retried, args, kwargs). Raises what user code does."""
+        row = item.row
+        function, retryable = (self.host.method(item), _never) if type(item) is Invocation else self._load(row[1])
+        if row[2] or item.values:
+            return function, retryable, *serialization.load_arguments(row[2], self._values(item))
+        return function, retryable, (), {}
+
+    def _load(self, function_id: bytes) -> tuple[Callable[..., Any], Callable[[BaseException], bool]]:
+        found = self._functions.get(function_id)
+        if found is None:
+            row = self.worker.functions[function_id]
+            self._look_in(option(row[3], "paths", ()))
+            ahead = option(row[3], "stream")
+            found = self._functions[function_id] = serialization.load_function(row[2], function_id, whole=ahead is None)
+            self._options[function_id] = (row[1], option(row[3], "num_returns", 1))
+            if ahead is not None:
+                self._streams[function_id] = ahead
+            if option(row[3], "actor") is not None:
+                self._classes.add(function_id)
+        return found
+
+    def _look_in(self, paths: tuple[str, ...]) -> None:
+        """Find modules where the job's program does; functions that this worker exports say the same."""
+        if paths != self.paths:
+            self.paths = paths
+            sys.path[:0] = [path for path in paths if path not in sys.path]
+
+    def _values(self, item: Item | Invocation) -> list[Any]:
+        values = []
+        for identifier, value in zip(item.row[3], item.values, strict=True):
+            if value is None:
+                values.append(self._fetched(identifier))
+            elif type(value) is tuple:
+                with self.lock:
+                    self.machine.pins.told(identifier, value)
+                    self.machine.pins.view(identifier)
+                values.append(serialization.deserialize(self.values.arena().view(*value), partial(self._unview, identifier)))
+            else:
+                values.append(serialization.deserialize(value))
+        return values
+
+    def _fetched(self, identifier: bytes) -> Any:
+        """A large argument of a call: its caller holds it."""
+        with self.lock:
+            self.machine.add_reference(identifier)
+        try:
+            outcome = super().get((identifier,), None)[0]
+            if outcome.status != OK:
+                raise FabricError("an argument of the call was lost")
+            return serialization.deserialize(outcome.data, outcome.release)
+        finally:
+            self.machine.dropped.append(identifier)
+
+    def _assign_gpus(self, gpus: tuple[int, ...]) -> None:
+        if gpus != self._gpus:
+            self._gpus = gpus
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+
+    # -- while it runs --
+
+    def as_user(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Run more user code of the task on top: an interrupt may end it."""
+        if threading.get_ident() != self._main:
+            return function(*args)
+        self._in_fabric = 0
+        try:
+            return function(*args)
+        finally:
+            self._in_fabric = 1
+
+    def store(self, identifier: bytes, packed: serialization.SerializedValue) -> Any:
+        """A value as it is reported: inline bytes, or the place in the arena that it was written to."""
+        if packed.size <= self.config.inline_bytes:
+            return packed.to_bytes()
+        place = self.values.write(identifier, packed)
+        self._unfinished_writes.append(place[0])
+        return place
+
+    # -- after it ran --
+
+    def packed(self, item: Item | Invocation, value: Any) -> Ending:
+        """The outcome of user code that returned."""
+        try:
+            return self._pack(item, value)
+        except FabricError as error:
+            if isinstance(error, SerializationError):
+                return ERROR, (self._error(error, item),), None
+            return FAILED, (pack_failure(type(error).__name__, str(error)),), None
+        except Exception as error:  # what was returned is the user's, and so is what its __reduce__, or an iterator, raises
+            return ERROR, (self._error(error, item),), None
+
+    def _pack(self, item: Item | Invocation, value: Any) -> Ending:
+        """Serialize what the function returned."""
+        row = item.row
+        name, count = self._terms(item)
+        name_value = call_value if type(item) is Invocation else object_id
+        if count == 1:
+            fast = serialization.serialize_fast(value)
+            if fast is not None and len(fast) <= self.config.inline_bytes:
+                return OK, (fast,), None
+            values: Sequence[Any] = (value,)
+        elif count == 0:
+            return OK, (), None
+        else:
+            if not isinstance(value, (tuple, list)) and hasattr(value, "__iter__") and not isinstance(value, (str, bytes, dict)):
+                value = tuple(value)
+            if not isinstance(value, (tuple, list)) or len(value) != count:
+                got = f"{len(value)} values" if isinstance(value, (tuple, list)) else f"one {type(value).__name__}"
+                raise ValueError(f"{name} declares num_returns={count} and returned {got}")
+            values = value
+        outputs: list[Any] = []
+        contained: list[tuple[bytes, ...]] = []
+        for index, each in enumerate(values):
+            packed = serialization.serialize(each, f"what {name} returned")
+            contained.append(packed.contained)
+            outputs.append(self.store(name_value(row[0], index), packed))
+        extra = (tuple(contained), ()) if any(contained) else None
+        if extra is not None:
+            with self.lock:
+                self.machine.calls.share([identifier for refs in contained for identifier in refs])
+        return OK, tuple(outputs), extra
+
+    def failed(self, item: Item | Invocation, error: BaseException, retryable: Callable[[BaseException], bool] | None) -> Ending:
+        """The outcome of user code that raised."""
+        if isinstance(error, ActorExit):
+            return self._leave_for_good("exit_actor")
+        if self.worker.interrupted(item):
+            return INTERRUPTED, (), None
+        if type(item) is Invocation and isinstance(error, SystemExit):
+            return self._exit(item, error)
+        status = RETRY if retryable is not None and not isinstance(error, SystemExit) and _asks(retryable, error) else ERROR
+        return status, (self._error(error, item),), None
+
+    def _leave_for_good(self, how: str) -> Ending:
+        """The actor ends itself: calls that wait are not run, and it is not restarted."""
+        self.host.leaving = True
+        with self.lock:
+            self.machine.say(m.Leaving(next(iter(self.host.instances))))
+        return FAILED, (pack_failure("ActorDiedError", f"it ended itself ({how})", (("outcome", "unknown"),)),), None
+
+    def _exit(self, item: Invocation, error: SystemExit) -> Ending:
+        """``sys.exit`` in a method ends the process: as wanted, or, with an exit code, as a death that restarts may follow."""
+        if not error.code:
+            return self._leave_for_good("sys.exit")
+        self._say_the_last()
+        os._exit(error.code if isinstance(error.code, int) and 0 < error.code < 256 else 1)
+
+    def _error(self, error: BaseException, item: Item | Invocation) -> bytes:
+        name = self._terms(item)[0]
+        facts = {"function": name, "node": self.node.hex(), "pid": os.getpid(), "attempt": item.attempt}
+        return serialization.dump_error(error, facts)
+
+
+def _never(error: BaseException) -> bool:
+    return False
+
+
+def _asks(retryable: Callable[[BaseException], bool], error: BaseException) -> bool:
+    try:
+        return bool(retryable(error))
+    except Exception:  # the user's own function; the error that it was asked about is the one to report
+        return False

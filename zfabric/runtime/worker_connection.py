@@ -1,0 +1,267 @@
+"""A worker's connections: what it sends in which order, who may speak to it, and the thread that listens to the scheduler.
+
+The control thread, asleep on a socket of its own, gives back tasks that were not begun, passes on interrupts and timeouts, and rejoins a
+restarted daemon while user code runs.
+
+An interrupt is a real-time signal to the main thread. Its handler raises only if the attempt on top is to be stopped *and* user
+code runs (or the thread waits in ``poll``): never in the middle of the fabric's own bookkeeping. The scheduler repeats it until the
+attempt has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+import zmq
+
+from zfabric.adapters.sockets import Post
+from zfabric.machines.parts.mailbox import Invocation
+from zfabric.machines.worker import REPORTS, Item, Worker
+from zfabric.protocol import messages as m
+from zfabric.protocol.effects import Send
+from zfabric.protocol.ids import CLIENT, WORKER
+from zfabric.protocol.messages import Row
+from zfabric.runtime.client import FabricClient
+from zfabric.runtime.connection import CHECK_EVERY, PEERS, clock
+from zfabric.runtime.crew import Loop
+from zfabric.runtime.hosting import Host
+from zfabric.runtime.session import Session
+
+INTERRUPT = int(signal.SIGRTMIN) + 7
+
+
+class TaskInterrupt(KeyboardInterrupt):
+    """Raised in user code to stop its attempt. Like Ctrl-C it passes ``except Exception``."""
+
+
+class WorkerConnection(FabricClient):
+    """A client that is told what to run, and reports what came of it."""
+
+    def __init__(self, session: Session, token: bytes, job: bytes) -> None:
+        super().__init__(session, token, "worker", token, job, "")
+        self.control = bytes((token[0] ^ 0x80,)) + token[1:]
+        self.worker = Worker(WORKER + token, self.config)
+        self.host = Host(self.worker.mailbox, self.machine.calls)
+        self.control_post = Post(self._context, session.sockets, self.control, self.config)
+        self.control_post.hang_bell()
+        self._main = threading.get_ident()
+        self._listener: threading.Thread | None = None
+        self._in_fabric = 1
+        self._waiting = False
+        self._contexts: list[Item | Invocation] = []
+        """What the main thread runs: the attempt on top is last."""
+        self._loop: Loop | None = None
+        """Runs async tasks."""
+
+    # -- the API's entry points, closed to interrupts --
+
+    def submit(self, *arguments: Any) -> bytes:
+        """See ``ClientInterface``."""
+        self._in_fabric += 1
+        try:
+            return super().submit(*arguments)
+        finally:
+            self._in_fabric -= 1
+
+    def submit_many(self, *arguments: Any) -> list[bytes]:
+        """See ``ClientInterface``."""
+        self._in_fabric += 1
+        try:
+            return super().submit_many(*arguments)
+        finally:
+            self._in_fabric -= 1
+
+    def put(self, *arguments: Any) -> bytes:
+        """See ``ClientInterface``."""
+        self._in_fabric += 1
+        try:
+            return super().put(*arguments)
+        finally:
+            self._in_fabric -= 1
+
+    def call(self, *arguments: Any) -> bytes:
+        """See ``ClientInterface``."""
+        self._in_fabric += 1
+        try:
+            return super().call(*arguments)
+        finally:
+            self._in_fabric -= 1
+
+    def get(self, *arguments: Any) -> Any:
+        """See ``ClientInterface``."""
+        self._in_fabric += 1
+        try:
+            return super().get(*arguments)
+        finally:
+            self._in_fabric -= 1
+
+    def wait(self, *arguments: Any) -> set[bytes]:
+        """See ``ClientInterface``."""
+        self._in_fabric += 1
+        try:
+            return super().wait(*arguments)
+        finally:
+            self._in_fabric -= 1
+
+    # -- the daemon, and peers --
+
+    def running(self) -> tuple[m.Message, ...]:
+        """What this worker adds to its registration."""
+        return self.worker.running()
+
+    def unread(self) -> tuple[Row, ...]:
+        """Places that came with tasks it has not begun."""
+        return self.worker.unread()
+
+    def _join(self, daemon: bytes) -> None:
+        self.worker.connect(daemon)
+        super()._join(daemon)
+        if self._listener is None:  # From the first registration on: the daemon that is to hear of it may be replaced meanwhile.
+            self._listener = threading.Thread(target=self._listen, name="zfabric-control", daemon=True)
+            self._listener.start()
+
+    def _is_peer(self, sender: bytes) -> bool:
+        """Whoever is not the node's daemon may call the actor that lives here."""
+        if not super()._is_peer(sender) and self.host.instances:
+            self._follow_daemon()
+            if sender != self.daemon:
+                self._peers.add(sender)
+        return sender in self._peers
+
+    def _deliver_from_peer(self, now: float, to: bytes, source: bytes, message: Any) -> None:
+        if type(message) is m.Call:
+            before = self.worker.next_deadline()
+            self.worker.step(now, source, message)
+            if self.worker.next_deadline() != before:
+                self.control_post.ring()
+        else:
+            super()._deliver_from_peer(now, to, source, message)
+
+    def _leave(self, daemon: bytes) -> None:
+        for to, role, message in self.post.forget(daemon):
+            if role == WORKER and type(message) in REPORTS:
+                self.worker.unheard.append(message)
+            del to
+        self.control_post.forget(daemon)
+
+    def _sends(self) -> list[tuple[bytes, Send]]:
+        """What was said while tasks ran, then their ends, then what they let go of: a ref inside a result is never let go of first."""
+        daemon = self.daemon
+        for identifier, place in self.worker.given_up:
+            self.machine.pins.told(identifier, place)
+            self.machine.pins.let_go(identifier)
+        self.worker.given_up.clear()
+        said, ends = self.machine.take_said(), self.worker.take_effects(0.0)
+        sends = [(CLIENT, effect) for effect in said if type(effect) is Send and (effect.to[1:] == daemon or effect.to[:1] in PEERS)]
+        sends += [(WORKER, effect) for effect in ends if type(effect) is Send and (effect.to[1:] == daemon or effect.to[:1] == CLIENT)]
+        machine = self.machine
+        return sends + super()._sends() if machine.dropped or machine.unviewed or machine.has_unsent or machine.calls.gone else sends
+
+    def _settle(self) -> None:
+        if self.worker.unreported:
+            self.flush()
+        else:
+            super()._settle()
+
+    def _has_unsent(self) -> bool:
+        return self.machine.has_unsent or self.worker.has_unsent
+
+    def _deliver(self, now: float, to: bytes, source: bytes, message: Any) -> None:
+        if to == WORKER:
+            self.worker.step(now, source, message)
+        else:
+            super()._deliver(now, to, source, message)
+
+    def _wait_readable(self, timeout: float) -> bool:
+        if threading.get_ident() != self._main:
+            return super()._wait_readable(timeout)
+        self._waiting = True
+        try:
+            return super()._wait_readable(timeout)
+        finally:
+            self._waiting = False
+
+    def _keep_house(self) -> None:
+        with self.lock:
+            self.worker.say_trace()
+        super()._keep_house()
+
+    def _say_the_last(self) -> None:
+        """Send what is unsent, and let go of all sockets."""
+        with self.lock:
+            self.worker.say_trace()
+            self.flush()
+            self.closed = True
+            self.control_post.close()
+        self.disconnect()
+
+    # -- the control thread --
+
+    def _listen(self) -> None:
+        try:
+            self._obey()
+        except zmq.ZMQError:
+            if not self.closed:
+                raise
+
+    def _obey(self) -> None:
+        post = self.control_post
+        while not self.closed:
+            dues = [due for due in (post.next_deadline(), self.worker.next_deadline()) if due is not None]
+            post.poll(max(0.0, min(dues) - clock()) if dues else CHECK_EVERY * 10)
+            for sender, frame in post.receive():
+                with self.lock:
+                    now = clock()
+                    from_peer = sender != self.daemon and self._is_peer(sender)
+                    if sender == self.daemon or from_peer or self._is_new_daemon(sender):
+                        for _, role, message in post.accept(sender, frame, now):
+                            if not from_peer or type(message) is m.Stopped:
+                                self._controlled(now, role + sender, message)
+            with self.lock:
+                post.tick(clock())
+                self._enforce_timeouts()
+
+    def _enforce_timeouts(self) -> None:
+        """Stop calls whose time is up. The caller holds the lock."""
+        before = set(self.worker.interrupts)
+        due = self.worker.next_deadline()
+        if due is not None and due <= clock():
+            self.worker.tick(clock())
+            for call_id in set(self.worker.interrupts) - before:
+                self._interrupt(call_id)
+            self.flush()
+
+    def _interrupt(self, stopped: bytes) -> None:
+        """Stop what runs under this id, if it is to be stopped."""
+        beside = self.worker.running_calls.get(stopped)
+        crew = self.host.crew or self._loop
+        if beside is not None and crew is not None:
+            crew.interrupt(beside)
+        elif stopped in self.worker.interrupts:
+            signal.pthread_kill(self._main, INTERRUPT)
+
+    def _controlled(self, now: float, source: bytes, message: Any) -> None:
+        if type(message) is m.Rejoin:
+            return
+        if type(message) is m.Recall or type(message) is m.RecallGrant:
+            self.machine.step(now, source, message)
+        else:
+            self.worker.step(now, source, message)
+        if self.worker.stopping:
+            os._exit(0)
+        self.flush()
+        if type(message) is m.Interrupt:
+            self._interrupt(message.task_id)
+        elif type(message) is m.Stopped:
+            self._interrupt(message.call_id)
+        elif type(message) is m.Retire:
+            self.post.ring()
+
+    def _interrupted(self, number: int, frame: Any) -> None:
+        if self._in_fabric and not self._waiting:
+            return
+        if self._contexts and self.worker.interrupted(self._contexts[-1]):
+            raise TaskInterrupt("the task is to be stopped")
