@@ -193,17 +193,24 @@ class ActorClass:
             raise TypeError(f"{self._kind.__qualname__}.remote(): {error}") from None
         except ValueError:  # some classes written in C have no signature
             pass
-        name = self._options.get("name")
-        if name is not None:
-            found = _find(client, name, self._options.get("namespace"))
-            if found is not None and self._options.get("get_if_exists"):
-                return found
-            if found is not None:
-                raise ActorNameTakenError(f"an actor is called {name!r} already; get_if_exists=True takes that one, zf.get_actor finds it")
+        taken = self._taken(client, None)
+        if taken is not None:
+            return taken
         self._export.bind(client)
         arguments, dependencies, options, _held = _dumped(client, args, kwargs)
         actor_id = client.submit(self._export.function_id, arguments, dependencies, options, 1)
-        return ActorHandle(ObjectRef(actor_id + FIRST_RETURN, client), self._blueprint)
+        made = ActorHandle(ObjectRef(actor_id + FIRST_RETURN, client), self._blueprint)
+        return self._taken(client, made) or made  # Others may have asked for that name at the same time: the first has it.
+
+    def _taken(self, client: ClientInterface, made: ActorHandle | None) -> ActorHandle | None:
+        """Another living actor that has the name this one is to have. ActorNameTakenError unless such a one is welcome."""
+        name = self._options.get("name")
+        found = None if name is None else _find(client, name, self._options.get("namespace"))
+        if found is None or found == made:
+            return None
+        if not self._options.get("get_if_exists"):
+            raise ActorNameTakenError(f"an actor is called {name!r} already; get_if_exists=True takes that one, zf.get_actor finds it")
+        return found
 
 
 def _dumped(

@@ -33,7 +33,7 @@ from zfabric.machines.parts.resources import Pool
 from zfabric.machines.parts.state import Tables
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess, SpawnWorker
-from zfabric.protocol.ids import WORKER, short
+from zfabric.protocol.ids import WORKER, is_call, short
 from zfabric.protocol.messages import OK
 from zfabric.protocol.options import NO_ENVIRONMENT, RESOURCE_UNIT, Demand, Environment
 
@@ -405,6 +405,8 @@ class Dispatcher:
             object_id = agenda.pop()
             record = find(object_id)
             task = record.task if record is not None else None
+            if is_call(object_id):
+                frame.barred = True  # An actor runs it, which may yet have to be made: not this worker.
             if task is None or object_id in seen:
                 continue
             seen.add(object_id)
@@ -492,7 +494,7 @@ class Dispatcher:
             return
         active = sum(1 for worker in workers if worker.state not in (ENDING, HOSTING))
         plain, others = self._count_blocked()
-        if plain > self.cpus or others > self.tables.config.workers_blocked_max:
+        if not queue.actors and (plain > self.cpus or others > self.tables.config.workers_blocked_max):
             return
         if active >= self.tables.config.workers_max + plain + others and not self._end_one_idle(queue):
             return
