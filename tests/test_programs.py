@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from bad_days import PATIENCE, eventually, failure, query, worker_rows
 
@@ -28,6 +29,19 @@ def run_program(tmp_path: Path, text: str, *arguments: str) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def test_wait_counts_a_large_value_once_it_is_here(cluster: Any) -> None:
+    cluster()
+
+    @zf.remote
+    def large(number: int) -> Any:
+        return np.full(200_000, number)
+
+    refs = [large.remote(number) for number in range(4)]
+    ready, rest = zf.wait(refs, num_returns=4, timeout=60)
+    assert (len(ready), rest) == (4, [])
+    assert [int(array[0]) for array in zf.get(ready)] == [0, 1, 2, 3]
 
 
 def test_monte_carlo_pi_with_progress(tmp_path: Path) -> None:

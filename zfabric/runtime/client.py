@@ -301,6 +301,8 @@ class FabricClient(Connection):
                     ready.add(identifier)
                 else:
                     left.append(identifier)
+                    if fetch_local and machine.known(identifier):
+                        machine.want((identifier,))  # It is large, and has come since: only the news of it comes by itself.
             pending = left
             return len(ready) >= num_returns
 
