@@ -114,6 +114,7 @@ def in_own_mounts(mount: str, script: str, *arguments: str) -> None:
         text=True,
         timeout=2 * PATIENCE,
         cwd=Path(__file__).parent,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},  # what could not be written stays buffered
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -7,6 +7,7 @@ and the control groups around it (both versions of them), not those of the hardw
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import os
@@ -61,8 +62,7 @@ def thread_count() -> int:
 
 def redirect(output: str, errors: str) -> None:
     """Make ``/dev/null`` the standard input and append standard output and error to these files, line by line."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush()
     for path, flags, number in (
         (os.devnull, os.O_RDONLY, 0),
         (output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 1),
@@ -103,10 +103,16 @@ def run_and_exit(body: Callable[[], object]) -> NoReturn:
         sys.excepthook(*sys.exc_info())
     finally:
         try:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            _flush()
         finally:
             os._exit(code & 0xFF)
+
+
+def _flush() -> None:
+    """Write out what was printed. On a full disk it stays unwritten: nobody is to fail for that."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
 
 
 # --- other processes --------------------------------------------------------------------------------------------------------
