@@ -21,6 +21,7 @@ from zfabric.protocol.effects import Effect, Send
 from zfabric.protocol.ids import LOCAL_SCHEDULER, Address
 from zfabric.protocol.machine import Explanation, InvariantViolation
 from zfabric.protocol.messages import Row
+from zfabric.protocol.options import option
 
 REPORTS = (m.Completed, m.Yielded)
 """What a daemon that replaces another must hear, if that one may not have."""
@@ -58,6 +59,8 @@ class Worker:
         """What runs so, calls and async tasks, by id."""
         self.stack: list[Item | Invocation] = []
         self.functions: dict[bytes, Row] = {}
+        self.async_functions: set[bytes] = set()
+        """Those that are ``async def``: their tasks run beside each other."""
         self.interrupts: dict[bytes, tuple[int, str]] = {}
         """Attempts to be stopped: task -> (attempt, reason)."""
         self.stopping = False
@@ -203,6 +206,8 @@ class Worker:
         """Functions of the rows that follow."""
         for row in message.functions:
             self.functions[row[0]] = row
+            if option(row[3], "max_concurrency") is not None and option(row[3], "actor") is None:
+                self.async_functions.add(row[0])
 
     def on_dispatch(self, message: m.Dispatch) -> None:
         """Tasks to run. What crosses the news that this worker waits, and is not for on top of that, goes back at once."""

@@ -193,8 +193,7 @@ class UserCode(WorkerConnection):
     def _pack(self, item: Item | Invocation, value: Any) -> Ending:
         """Serialize what the function returned."""
         row = item.row
-        name, count = self._terms(item)
-        name_value = call_value if type(item) is Invocation else object_id
+        name, count = self._options[row[1]] if len(row) == 4 and type(item) is not Invocation else self._terms(item)
         if count == 1:
             fast = serialization.serialize_fast(value)
             if fast is not None and len(fast) <= self.config.inline_bytes:
@@ -209,6 +208,7 @@ class UserCode(WorkerConnection):
                 got = f"{len(value)} values" if isinstance(value, (tuple, list)) else f"one {type(value).__name__}"
                 raise ValueError(f"{name} declares num_returns={count} and returned {got}")
             values = value
+        name_value = call_value if type(item) is Invocation else object_id
         outputs: list[Any] = []
         contained: list[tuple[bytes, ...]] = []
         for index, each in enumerate(values):

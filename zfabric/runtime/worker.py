@@ -45,8 +45,6 @@ class WorkerRuntime(UserCode):
     def __init__(self, session: Session, token: bytes, job: bytes) -> None:
         super().__init__(session, token, job)
         self._handler = self._interrupted
-        self._async: dict[bytes, bool] = {}
-        """Whether functions are ``async def``."""
         self._first_unreported = 0.0
         self._returned: Any = None
         self._slot = _slot(f"{session.sockets}/{token.hex()}.slot")
@@ -55,13 +53,15 @@ class WorkerRuntime(UserCode):
 
     def run(self) -> None:
         """Until told to stop."""
+        asyncs = self.worker.async_functions
         try:
             while True:
                 item = self._next()
-                if item is not None and self._is_async(item):
-                    self._start_beside(item)  # type: ignore[arg-type]
-                elif item is not None:
-                    self._execute(item)
+                if item is not None:
+                    if item.row[1] in asyncs:
+                        self._start_beside(item)  # type: ignore[arg-type]
+                    else:
+                        self._execute(item)
                 elif self.host.done and not self.worker.running_calls:
                     self._retire()
                 else:
@@ -77,15 +77,6 @@ class WorkerRuntime(UserCode):
         self._returned = None
         self._say_the_last()
         raise SystemExit(0)
-
-    def _is_async(self, item: Item | Invocation) -> bool:
-        """Whether it is a task of an ``async def`` function."""
-        found = self._async.get(item.row[1])
-        if found is None:
-            function = self.worker.functions.get(item.row[1])
-            pairs = function[3] if function is not None else ()
-            found = self._async[item.row[1]] = option(pairs, "max_concurrency") is not None and option(pairs, "actor") is None
-        return found
 
     def _start_beside(self, item: Item) -> None:
         if self._loop is None:
@@ -137,11 +128,12 @@ class WorkerRuntime(UserCode):
             self._returned = None
             while self._unfinished_writes:
                 self.machine.room.finished(self._unfinished_writes.pop())
-            if worker.unreported == 1:
+            unreported = worker.unreported
+            if unreported == 1:
                 self._first_unreported = ended
             if not self._armed and (worker.queue or worker.inline or worker.mailbox.queue):
                 self._arm_flusher()
-            if worker.unreported >= REPORT_ROWS or ended - self._first_unreported > self.config.completion_delay:
+            if unreported >= REPORT_ROWS or ended - self._first_unreported > self.config.completion_delay:
                 self.flush()
                 self.look()  # so that the queue does not run dry
 
@@ -193,7 +185,8 @@ class WorkerRuntime(UserCode):
                 value = function(*args, **kwargs)
             finally:
                 self._in_fabric = 1
-            value = self.streamed(item, value)
+            if self._streams or type(item) is Invocation:
+                value = self.streamed(item, value)
         except BaseException as error:  # whatever the user's code raises, SystemExit and our own interrupt among it
             self._in_fabric = 1  # An interrupt may have come before the line above was reached.
             return self.failed(item, error, retryable)
