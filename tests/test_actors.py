@@ -601,6 +601,19 @@ def test_sys_exit_ends_the_actor_as_wanted_or_as_a_death() -> None:
         value_of(failing.quit.remote(3))
 
 
+@zf.remote
+class Reluctant:
+    def __init__(self) -> None:
+        zf.exit_actor()
+
+    def ping(self) -> str:
+        return "pong"
+
+
+def test_an_actor_may_end_itself_before_it_is_made() -> None:
+    assert "exit_actor" in str(death_of(Reluctant.options(max_restarts=3).remote().ping))
+
+
 def test_the_names_of_ray_actor() -> None:
     assert isinstance(Quitter.remote(), zf.actor.ActorHandle)
     assert zf.actor.exit_actor is zf.exit_actor

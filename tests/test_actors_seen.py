@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -172,3 +173,15 @@ def test_calls_are_in_the_timeline() -> None:
     assert all(bar["dur"] > 0 for bar in bars())
     named = {event["args"]["name"] for event in zf.timeline() or () if event["name"] == "thread_name" and event["tid"] == pids[0]}
     assert f"actor Seen {pids[0]}" in named
+
+
+def test_calls_beside_each_other_last_no_longer_than_they_did() -> None:
+    began = time.monotonic()
+    seen = Seen.options(max_concurrency=2).remote()
+    pids = zf.get([seen.pid.remote() for _ in range(1500)], timeout=PATIENCE)
+
+    def bars() -> list[dict[str, Any]]:
+        return [event for event in zf.timeline() or () if event["ph"] == "X" and event["tid"] == pids[0] and event["cat"] == "call"]
+
+    eventually(lambda: len(bars()) == 1500, "every call is there, once")
+    assert all(0 < bar["dur"] <= (time.monotonic() - began) * 1e6 for bar in bars())

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import msgpack
 
-from zfabric.adapters.serialization import ArgumentsTooLarge, dump_arguments
 from zfabric.api.errors import a, near
 from zfabric.api.generators import ObjectRefGenerator
 from zfabric.api.lifecycle import connected
 from zfabric.api.options import Pairs, checked_actor, checked_method
 from zfabric.api.refs import ObjectRef
-from zfabric.api.remote_function import Export, store_large
+from zfabric.api.remote_function import Export, dump_call
 from zfabric.exceptions import ActorNameTakenError, ActorNotFoundError
 from zfabric.protocol.ids import CALL_RETURN, FIRST_RETURN, TASK_BYTES, call_value
 from zfabric.runtime import interface
@@ -197,7 +196,7 @@ class ActorClass:
         if taken is not None:
             return taken
         self._export.bind(client)
-        arguments, dependencies, options, _held = _dumped(client, args, kwargs)
+        arguments, dependencies, options, _held = dump_call(client, args, kwargs)
         actor_id = client.submit(self._export.function_id, arguments, dependencies, options, 1)
         made = ActorHandle(ObjectRef(actor_id + FIRST_RETURN, client), self._blueprint)
         return self._taken(client, made) or made  # Others may have asked for that name at the same time: the first has it.
@@ -211,19 +210,6 @@ class ActorClass:
         if not self._options.get("get_if_exists"):
             raise ActorNameTakenError(f"an actor is called {name!r} already; get_if_exists=True takes that one, zf.get_actor finds it")
         return found
-
-
-def _dumped(
-    client: ClientInterface, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[bytes, tuple[bytes, ...], Pairs | None, list[ObjectRef]]:
-    """(arguments, dependencies, options, refs to hold until submitted) of one call."""
-    held: list[ObjectRef] = []
-    try:
-        arguments, dependencies, contained = dump_arguments(args, kwargs, ObjectRef, client.config.inline_bytes)
-    except ArgumentsTooLarge:
-        args, kwargs, held = store_large(client, args, kwargs)
-        arguments, dependencies, contained = dump_arguments(args, kwargs, ObjectRef)
-    return arguments, dependencies, (("contains", contained),) if contained else None, held
 
 
 class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
@@ -273,7 +259,7 @@ class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
         if not args and not kwargs:
             call_id = client.call(handle._id, known.name, b"", (), self._extra or None, returns, handle._terms)
         else:
-            arguments, dependencies, options, _held = _dumped(client, args, kwargs)
+            arguments, dependencies, options, _held = dump_call(client, args, kwargs)
             if self._extra:
                 options = (*(options or ()), *self._extra)
             call_id = client.call(handle._id, known.name, arguments, dependencies, options, returns, handle._terms)

@@ -10,7 +10,7 @@ they ask for nothing.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from zfabric.api.errors import near
@@ -175,16 +175,23 @@ _METHOD_CHECKS: dict[str, Callable[[Any], None]] = {
 }
 
 
-def checked_actor(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for options of remote classes."""
+def _verify(
+    options: Mapping[str, Any], checks: Mapping[str, Callable[[Any], None]], what: str, others: Collection[str] = (), whose: str = ""
+) -> None:
+    """OptionError if ``what`` has no such option, or it cannot have that value; ``others`` are options of something else."""
     for name, value in options.items():
-        check = _ACTOR_CHECKS.get(name)
+        check = checks.get(name)
         if check is None:
-            if name in _CHECKS:
-                raise OptionError(f"{name!r} is an option of functions and methods, not of classes")
-            raise OptionError(f"a remote class has no option {name!r}{near(name, _ACTOR_CHECKS)}")
+            if name in others:
+                raise OptionError(f"{name!r} is an option of {whose}")
+            raise OptionError(f"{what} has no option {name!r}{near(name, checks)}")
         if value is not None:
             check(value)
+
+
+def checked_actor(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for options of remote classes."""
+    _verify(options, _ACTOR_CHECKS, "a remote class", _CHECKS, "functions and methods, not of classes")
     if options.get("get_if_exists") and not options.get("name"):
         raise OptionError("get_if_exists=True needs a name to look for")
     return dict(options)
@@ -192,12 +199,7 @@ def checked_actor(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def checked_method(options: Mapping[str, Any]) -> dict[str, Any]:
     """The same for options of methods."""
-    for name, value in options.items():
-        check = _METHOD_CHECKS.get(name)
-        if check is None:
-            raise OptionError(f"a method has no option {name!r}{near(name, _METHOD_CHECKS)}")
-        if value is not None:
-            check(value)
+    _verify(options, _METHOD_CHECKS, "a method")
     _buffered(options)
     return dict(options)
 
@@ -218,14 +220,7 @@ def pairs_of_actor(options: Mapping[str, Any], blueprint: bytes, default_env: Ma
 
 def checked(options: Mapping[str, Any]) -> dict[str, Any]:
     """``options`` if every one exists and can have its value; OptionError says what to write. None means not set."""
-    for name, value in options.items():
-        check = _CHECKS.get(name)
-        if check is None:
-            if name in _ACTORS_ONLY:
-                raise OptionError(f"{name!r} is an option of actors, not of functions")
-            raise OptionError(f"a remote function has no option {name!r}{near(name, _CHECKS)}")
-        if value is not None:
-            check(value)
+    _verify(options, _CHECKS, "a remote function", _ACTORS_ONLY, "actors, not of functions")
     _buffered(options)
     return dict(options)
 

@@ -258,15 +258,7 @@ class RemoteFunction:
         """(arguments, dependencies, options, refs to hold until submitted) of one call."""
         if kwargs or not self._least <= len(args) <= self._most:
             self._refuse(args, kwargs)
-        held: list[ObjectRef] = []
-        try:
-            arguments, dependencies, contained = dump_arguments(args, kwargs, ObjectRef, client.config.inline_bytes)
-        except ArgumentsTooLarge:
-            args, kwargs, held = store_large(client, args, kwargs)
-            arguments, dependencies, contained = dump_arguments(args, kwargs, ObjectRef)
-        if contained:
-            return arguments, dependencies, (*(self._call_options or ()), ("contains", contained)), held
-        return arguments, dependencies, self._call_options, held
+        return dump_call(client, args, kwargs, self._call_options)
 
     def _refuse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise TypeError if the arguments do not fit (this is the exact test; the caller's is only a quick one)."""
@@ -313,7 +305,20 @@ def _positional(function: Any) -> tuple[int, float]:
     return least, float("inf") if code.co_flags & _VARARGS else most
 
 
-def store_large(
+def dump_call(
+    client: ClientInterface, args: tuple[Any, ...], kwargs: dict[str, Any], options: Pairs | None = None
+) -> tuple[bytes, tuple[bytes, ...], Pairs | None, list[ObjectRef]]:
+    """(arguments, dependencies, options, refs to hold until submitted) of one call of a function or a method."""
+    held: list[ObjectRef] = []
+    try:
+        arguments, dependencies, contained = dump_arguments(args, kwargs, ObjectRef, client.config.inline_bytes)
+    except ArgumentsTooLarge:
+        args, kwargs, held = _store_large(client, args, kwargs)
+        arguments, dependencies, contained = dump_arguments(args, kwargs, ObjectRef)
+    return arguments, dependencies, (*(options or ()), ("contains", contained)) if contained else options, held
+
+
+def _store_large(
     client: ClientInterface, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], list[ObjectRef]]:
     """The arguments with the large ones stored: each over ``inline_bytes``, and the largest of the rest if they are many."""

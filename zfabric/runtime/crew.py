@@ -78,6 +78,7 @@ class Threads:
         runtime = self.runtime
         self._threads[item.row[0]] = threading.get_ident()
         current_call.set(item)
+        started = time.monotonic()
         value = None
         try:
             function, _, args, kwargs = runtime.prepare(item)
@@ -88,7 +89,7 @@ class Threads:
         else:
             outcome = runtime.packed(item, value)
         self._threads.pop(item.row[0], None)
-        following = runtime.end_beside(item, outcome, 0.0)
+        following = runtime.end_beside(item, outcome, started)
         if following is None:
             with runtime.lock:
                 self._idle += 1

@@ -224,7 +224,7 @@ class UserCode(WorkerConnection):
     def failed(self, item: Item | Invocation, error: BaseException, retryable: Callable[[BaseException], bool] | None) -> Ending:
         """The outcome of user code that raised."""
         if isinstance(error, ActorExit):
-            return self._leave_for_good("exit_actor")
+            return self._leave_for_good(item, "exit_actor")
         if self.worker.interrupted(item):
             return INTERRUPTED, (), None
         if type(item) is Invocation and isinstance(error, SystemExit):
@@ -232,17 +232,17 @@ class UserCode(WorkerConnection):
         status = RETRY if retryable is not None and not isinstance(error, SystemExit) and _asks(retryable, error) else ERROR
         return status, (self._error(error, item),), None
 
-    def _leave_for_good(self, how: str) -> Ending:
+    def _leave_for_good(self, item: Item | Invocation, how: str) -> Ending:
         """The actor ends itself: calls that wait are not run, and it is not restarted."""
         self.host.leaving = True
         with self.lock:
-            self.machine.say(m.Leaving(next(iter(self.host.instances))))
+            self.machine.say(m.Leaving(item.actor_id if type(item) is Invocation else item.row[0]))  # its __init__ may leave, too
         return FAILED, (pack_failure("ActorDiedError", f"it ended itself ({how})", (("outcome", "unknown"),)),), None
 
     def _exit(self, item: Invocation, error: SystemExit) -> Ending:
         """``sys.exit`` in a method ends the process: as wanted, or, with an exit code, as a death that restarts may follow."""
         if not error.code:
-            return self._leave_for_good("sys.exit")
+            return self._leave_for_good(item, "sys.exit")
         self._say_the_last()
         os._exit(error.code if isinstance(error.code, int) and 0 < error.code < 256 else 1)
 

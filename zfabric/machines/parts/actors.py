@@ -115,9 +115,7 @@ class Actors:
                 return False
         hosting = sum(1 for each in self.records.values() if each.state != DEAD)
         if hosting > self.tables.config.actors_max:
-            text = (
-                f"this node has {hosting - 1} actors, each a process of its own: the limit (actors_max); use lightweight actors, or set it"
-            )
+            text = f"this node has {hosting - 1} actors, each a process of its own, which is its limit (the setting actors_max)"
             self.outcomes.fail(task, "ActorLimitExceededError", text, ())
             return False
         return True
@@ -135,16 +133,16 @@ class Actors:
         record = self.records.get(task.id)
         if record is None or record.state != CREATING:
             return
-        if status == OK and worker is not None and not record.killed:
+        if status == OK:
             record.state = ALIVE
             record.worker = worker
+            if record.killed:
+                self._kill_process(worker, record.killed)  # It is dead once its process is.
+                return
             self._tell(record, record.watchers)
             if record.gone:
                 self._retire(record)
             return
-        if status == OK:
-            self._kill_process(record.worker or worker, record.killed)
-            return  # It is dead once its process is.
         if status == ERROR:
             text = f"the actor's __init__ raised, so there is no {record.class_name}"
             self._died(record, pack_failure("ActorDiedError", text, (("cause", payload),)))
