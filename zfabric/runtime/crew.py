@@ -81,14 +81,16 @@ class Threads:
         started = time.monotonic()
         value = None
         try:
-            function, _, args, kwargs = runtime.prepare(item)
-            value = runtime.streamed(item, function(*args, **kwargs))
-            del args, kwargs
+            try:
+                function, _, args, kwargs = runtime.prepare(item)
+                value = runtime.streamed(item, function(*args, **kwargs))
+                del args, kwargs
+            finally:
+                self._close_to_interrupts(item)
         except BaseException as error:  # whatever the user's code raises is the call's outcome
             outcome = runtime.failed(item, error, None)
         else:
             outcome = runtime.packed(item, value)
-        self._threads.pop(item.row[0], None)
         following = runtime.end_beside(item, outcome, started)
         if following is None:
             with runtime.lock:
@@ -96,8 +98,14 @@ class Threads:
         del value  # The refs in it live until its end is told.
         return following
 
+    def _close_to_interrupts(self, item: Invocation) -> None:
+        """User code has ended: one that has not been raised yet never is, in the middle of the fabric's own bookkeeping."""
+        with self.runtime.lock:
+            self._threads.pop(item.row[0], None)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(threading.get_ident()), None)
+
     def interrupt(self, item: Item | Invocation) -> None:
-        """See ``Crew``. The exception is raised when the thread runs Python code next."""
+        """See ``Crew``; the caller holds the lock. The exception is raised when the thread runs Python code next."""
         from zfabric.runtime.worker_connection import TaskInterrupt
 
         thread = self._threads.get(item.row[0])
