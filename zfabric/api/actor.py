@@ -16,11 +16,12 @@ import msgpack
 from zfabric.api.errors import a, near
 from zfabric.api.generators import ObjectRefGenerator
 from zfabric.api.lifecycle import connected
-from zfabric.api.options import Pairs, checked_actor, checked_method
+from zfabric.api.options import Pairs, checked_actor, checked_method, pairs_of_method
 from zfabric.api.refs import ObjectRef
 from zfabric.api.remote_function import Export, dump_call
 from zfabric.exceptions import ActorNameTakenError, ActorNotFoundError
 from zfabric.protocol.ids import CALL_RETURN, FIRST_RETURN, TASK_BYTES, call_value
+from zfabric.protocol.options import option
 from zfabric.runtime import interface
 from zfabric.runtime.interface import ClientInterface, Terms
 
@@ -41,10 +42,8 @@ class Method(NamedTuple):
     most: float
     signature: str
     doc: str
-    num_returns: int
-    timeout: float | None
-    stream: int | None
-    """If its calls make streams, how many values those may be ahead (0: as configured)."""
+    options: Pairs
+    """What its calls say beyond their arguments, unless they say otherwise."""
 
 
 class Blueprint(NamedTuple):
@@ -60,6 +59,9 @@ class Blueprint(NamedTuple):
 
 def method(*args: Any, **options: Any) -> Any:
     """Options of a method: ``@zf.method(num_returns=2)`` inside a class that is made remote.
+
+    ``num_returns``, also "streaming" (with ``max_buffered``) or "dynamic" of a method that yields, and ``timeout`` in seconds from the
+    call's arrival at the actor. The calls of ``handle.method.options(...)`` have others.
 
     >>> import zfabric as zf
     >>> @zf.remote
@@ -93,28 +95,19 @@ def _methods_of(kind: type) -> tuple[Method, ...]:
         bound = getattr(kind, name)
         if not callable(bound) or isinstance(bound, type):
             continue
-        options = getattr(bound, _METHOD_OPTIONS, {})
+        options = pairs_of_method(getattr(bound, _METHOD_OPTIONS, {}))
         try:
             signature = inspect.signature(bound)
         except (TypeError, ValueError):  # some methods written in C have none
-            found.append(Method(name, 0, float("inf"), "(...)", inspect.getdoc(bound) or "", 1, None, None))
+            found.append(Method(name, 0, float("inf"), "(...)", inspect.getdoc(bound) or "", options))
             continue
         parameters = list(signature.parameters.values())
         if not static and not isinstance(function, classmethod):
             parameters = parameters[1:]
         least, most = _positional(parameters)
         shown = str(signature.replace(parameters=parameters))
-        returns, stream = _returns(options, 1, None)
-        found.append(Method(name, least, most, shown, inspect.getdoc(bound) or "", returns, options.get("timeout"), stream))
+        found.append(Method(name, least, most, shown, inspect.getdoc(bound) or "", options))
     return tuple(found)
-
-
-def _returns(options: Mapping[str, Any], returns: int, stream: int | None) -> tuple[int, int | None]:
-    """(how many values a call has, how far ahead it may be if it is a stream), where these options say so."""
-    found = options.get("num_returns")
-    if found is not None:
-        returns, stream = (1, 0) if found == "streaming" else (int(found), None)
-    return returns, stream if stream is None else options.get("max_buffered") or stream
 
 
 def _positional(parameters: list[inspect.Parameter]) -> tuple[int, float]:
@@ -213,21 +206,12 @@ class ActorClass:
 
 
 class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
-    __slots__ = ("_extra", "_handle", "_method", "_options", "_returns", "_stream")
+    __slots__ = ("_handle", "_method", "_options")
 
-    def __init__(self, handle: ActorHandle, known: Method, options: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, handle: ActorHandle, known: Method, options: Pairs) -> None:
         self._handle = handle
         self._method = known
-        self._options = options or {}
-        self._returns, self._stream = _returns(self._options, known.num_returns, known.stream)
-        self._extra: Pairs = ()
-        if self._returns != 1:
-            self._extra += (("num_returns", self._returns),)
-        if self._stream is not None:
-            self._extra += (("stream", self._stream),)
-        timeout = self._options.get("timeout") or known.timeout
-        if timeout is not None:
-            self._extra += (("timeout", timeout),)
+        self._options = options
 
     @property
     def __doc__(self) -> str:  # type: ignore[override]
@@ -241,8 +225,8 @@ class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
         raise TypeError(f"methods of actors are called with .remote(): write .{self._method.name}.remote(...)")
 
     def options(self, **options: Any) -> ActorMethod:
-        """The same method with other options (``num_returns``) for the calls made through what this returns."""
-        return ActorMethod(self._handle, self._method, {**self._options, **checked_method(options)})
+        """The same method with other options, as ``zf.method`` takes them, for the calls made through what this returns."""
+        return ActorMethod(self._handle, self._method, pairs_of_method(checked_method(options), self._options))
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Call it; the ref comes at once (a list of refs for ``num_returns`` above 1, None for 0, a generator of refs for "streaming").
@@ -255,18 +239,18 @@ class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
             client = handle._connect()
         if kwargs or not known.least <= len(args) <= known.most:
             self._check(args, kwargs)
-        returns = self._returns
+        extra = self._options or None
+        returns = 1 if extra is None else option(extra, "num_returns", 1)
         if not args and not kwargs:
-            call_id = client.call(handle._id, known.name, b"", (), self._extra or None, returns, handle._terms)
+            call_id = client.call(handle._id, known.name, b"", (), extra, returns, handle._terms)
         else:
-            arguments, dependencies, options, _held = dump_call(client, args, kwargs)
-            if self._extra:
-                options = (*(options or ()), *self._extra)
+            arguments, dependencies, options, _held = dump_call(client, args, kwargs, extra)
             call_id = client.call(handle._id, known.name, arguments, dependencies, options, returns, handle._terms)
-        if returns == 1:
-            ref = ObjectRef(call_id + CALL_RETURN, client)
-            return ref if self._stream is None else ObjectRefGenerator(ref, self._stream or client.config.stream_buffered)
-        return [ObjectRef(call_value(call_id, index), client) for index in range(returns)] or None
+        if returns != 1:
+            return [ObjectRef(call_value(call_id, index), client) for index in range(returns)] or None
+        ref = ObjectRef(call_id + CALL_RETURN, client)
+        ahead = None if extra is None else option(extra, "stream")
+        return ref if ahead is None else ObjectRefGenerator(ref, ahead or client.config.stream_buffered)
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """TypeError if the arguments do not fit (this is the exact test; the caller's is only a quick one)."""
@@ -362,7 +346,7 @@ class ActorHandle:
         if found is None:
             class_name = self._blueprint.class_name if "_blueprint" in self.__dict__ else "the actor"
             raise AttributeError(f"{class_name} has no method {name!r}{near(name, known)}", name=name, obj=self)
-        return ActorMethod(self, found)
+        return ActorMethod(self, found, found.options)
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._methods]

@@ -7,7 +7,7 @@ producer may be ahead, and so has asked for them: the values come by themselves,
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import Any
 
 from zfabric.adapters.serialization import register_plain, serialize
@@ -20,6 +20,7 @@ from zfabric.exceptions import GetTimeoutError
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import object_id
 from zfabric.protocol.messages import FAILED, OK
+from zfabric.runtime import interface
 
 ASK_EACH_TIME = 8
 """A stream that may be no further ahead than this is asked for one more value with each that is taken; others for half as many at once."""
@@ -249,12 +250,24 @@ class _Collected:
         self.function = function
         self.__qualname__ = str(getattr(function, "__qualname__", type(function).__qualname__))
 
-    def __call__(self, *args: Any, **kwargs: Any) -> DynamicObjectRefGenerator:
+    def __call__(self, *args: Any, **kwargs: Any) -> DynamicObjectRefGenerator | Coroutine[Any, Any, DynamicObjectRefGenerator]:
         values = self.function(*args, **kwargs)
+        if hasattr(values, "__aiter__"):
+            return self._collect(values)
         if not hasattr(values, "__iter__") or isinstance(values, (str, bytes, dict)):
             raise TypeError(f'{self.__qualname__} declares num_returns="dynamic" and returned {a(values)}: it should yield its values')
-        client = connected()
-        return DynamicObjectRefGenerator([ObjectRef(client.put(serialize(value), False), client) for value in values])
+        return DynamicObjectRefGenerator([_stored(value) for value in values])
+
+    async def _collect(self, values: AsyncIterable[Any]) -> DynamicObjectRefGenerator:
+        return DynamicObjectRefGenerator([_stored(value) async for value in values])
+
+
+def _stored(value: Any) -> ObjectRef:
+    client = connected()
+    return ObjectRef(client.put(serialize(value), False), client)
+
+
+interface.collected = _Collected
 
 
 class DynamicFunction(RemoteFunction):

@@ -46,12 +46,6 @@ def _num_returns(value: Any) -> None:
     _whole("num_returns", 0, RETURNS_MAX)(value)
 
 
-def _method_returns(value: Any) -> None:
-    if value == "dynamic":
-        raise OptionError('num_returns="dynamic" is for functions; of a method, take num_returns="streaming"')
-    _num_returns(value)
-
-
 def _retry_exceptions(value: Any) -> None:
     if isinstance(value, bool):
         return
@@ -165,7 +159,7 @@ _ACTOR_CHECKS: dict[str, Callable[[Any], None]] = {
 ACTOR_OPTIONS = frozenset(_ACTOR_CHECKS)
 """Options of remote classes."""
 _METHOD_CHECKS: dict[str, Callable[[Any], None]] = {
-    "num_returns": _method_returns,
+    "num_returns": _num_returns,
     "max_buffered": _whole("max_buffered", 1, BUFFERED_MAX),
     "concurrency_group": _nothing("concurrency_group"),
     "readonly": _flag("readonly"),
@@ -202,6 +196,24 @@ def checked_method(options: Mapping[str, Any]) -> dict[str, Any]:
     _verify(options, _METHOD_CHECKS, "a method")
     _buffered(options)
     return dict(options)
+
+
+def pairs_of_method(options: Mapping[str, Any], base: Pairs = ()) -> Pairs:
+    """Checked options of a method as they travel with its calls, in place of those of ``base``."""
+    found = dict(base)
+    returns = options.get("num_returns")
+    if returns is not None:
+        for name in ("num_returns", "stream", "dynamic"):
+            found.pop(name, None)
+        if isinstance(returns, str):
+            found.update({"stream": 0} if returns == "streaming" else {"dynamic": True})
+        elif returns != 1:
+            found["num_returns"] = returns
+    if "stream" in found and options.get("max_buffered"):
+        found["stream"] = options["max_buffered"]
+    if options.get("timeout") is not None:
+        found["timeout"] = options["timeout"]
+    return tuple(found.items())
 
 
 def pairs_of_actor(options: Mapping[str, Any], blueprint: bytes, default_env: Mapping[str, Any] | None = None) -> Pairs:

@@ -148,7 +148,7 @@ class RemoteFunction:
             functools.update_wrapper(self, function, updated=())
             returns = options.get("num_returns")
             self._num_returns: int = returns if isinstance(returns, int) else 1
-            if returns in (None, 1) and _flags(function) & _GENERATOR:
+            if returns in (None, 1) and _flags(function) & (_GENERATOR | _ASYNC_GENERATOR):
                 raise OptionError(
                     f'{export.name} is a generator: set num_returns="streaming" to consume its items while it runs, "dynamic" to get them '
                     "all once it is done, or the number of its items"
@@ -281,7 +281,7 @@ def _made(function: Callable[..., Any], options: Mapping[str, Any]) -> RemoteFun
     if not mode_of(options):
         return RemoteFunction(function, options)
     if _flags(function) & _COROUTINE:
-        raise OptionError(f"{function.__qualname__} is 'async def': num_returns={mode_of(options)!r} is for plain generators")
+        raise OptionError(f"{function.__qualname__} is 'async def' without yield: num_returns={mode_of(options)!r} is for generators")
     from zfabric.api.generators import DynamicFunction, StreamingFunction
 
     return (StreamingFunction if mode_of(options) == "streaming" else DynamicFunction)(function, options)
@@ -343,7 +343,7 @@ def remote(*args: Any, **options: Any) -> Any:
 
     Options: ``num_cpus`` (1), ``num_gpus``, ``resources`` (a dict) say what a call holds while it runs; ``num_returns`` (1),
     or "streaming" for an ObjectRefGenerator that is consumed while the function, a generator, runs (at most ``max_buffered`` values
-    ahead), or "dynamic" for a ref whose value is one over all that it has yielded;
+    ahead), or "dynamic" for a ref whose value is one over all that it has yielded (both also of ``async def`` generators);
     ``max_retries`` (3) after the loss of a worker, -1 without end; ``retry_exceptions`` (False) True or a list of exception
     classes after which it is run again too; ``timeout`` in seconds from submission; ``name`` for people; ``runtime_env`` with
     "env_vars", "working_dir" and "py_modules"; ``inline=False`` never to run on top of a waiting task; ``deterministic=True``
@@ -387,9 +387,7 @@ def _make(function: Any, options: dict[str, Any]) -> Any:
         raise TypeError(f"{function!r} is a remote function already; use .options(...) to change its options")
     if not callable(function):
         raise TypeError(f"@zf.remote goes before a function, not {a(function)}")
-    if _flags(function) & _ASYNC_GENERATOR:
-        raise OptionError(f"{function.__qualname__} is an 'async def' with yield, which tasks cannot be; write a plain generator")
-    if _flags(function) & _COROUTINE:
+    if _flags(function) & (_COROUTINE | _ASYNC_GENERATOR):
         # It waits most of the time, so it asks for no CPU, and many run in one worker, unless its options say otherwise.
         options = {
             "num_cpus": 0,

@@ -12,6 +12,7 @@
 ``paths``           where the program that exported the function finds its modules (functions only; set by clients that joined a node)
 ``deterministic``   True: its values may be dropped and rebuilt instead of spilled
 ``stream``          the task's value is the end of a stream: how many values it may be ahead of its consumer (0: as configured)
+``dynamic``         True: the call's value is one over all that the method yields (call rows only)
 ``contains``        refs inside the arguments (call rows only): pinned until the task is done
 ==================  =====================================================================================================
 """
@@ -40,6 +41,7 @@ OPTION_TYPES: dict[str, tuple[type, ...]] = {
     "demand": (tuple,),
     "num_returns": (int,),
     "stream": (int,),
+    "dynamic": (bool,),
     "max_retries": (int,),
     "retry_errors": (bool,),
     "timeout": (int, float),

@@ -322,19 +322,36 @@ class FabricClient(Connection):
             if not self.machine.at_hand(object_id):
                 self.machine.watch(object_id, callback)
                 self.flush()
-                if self._watcher is None or not self._watcher.is_alive():
-                    self._watcher = threading.Thread(target=self._watch, name="zfabric-watcher", daemon=True)
-                    self._watcher.start()
+                self.pump_aside()
                 return
         callback(object_id)
 
+    def pump_aside(self) -> None:
+        """Pump for those who wait without a thread of their own (asyncio, futures), for as long as there are any.
+
+        The caller holds the lock.
+        """
+        if self._watcher is None:
+            self._watcher = threading.Thread(target=self._watch, name="zfabric-watcher", daemon=True)
+            self._watcher.start()
+
     def _watch(self) -> None:
-        """Pump for those who wait without a thread of their own (asyncio, futures), for as long as there are any."""
         try:
-            self.wait_until(lambda: not self.machine.watchers, None)
+            self.wait_until(self._unwatched, None)
         except (FabricError, zmq.ZMQError):
+            self._watcher = None
             if not self.closed:
                 raise
+
+    def _unwatched(self) -> bool:
+        """Whether nobody waits so any more: then the watcher ends, and the next who does has another."""
+        if self._watched():
+            return False
+        self._watcher = None
+        return True
+
+    def _watched(self) -> bool:
+        return bool(self.machine.watchers)
 
     def cancel(self, object_ids: Sequence[bytes], force: bool, recursive: bool) -> None:
         """See ``ClientInterface``."""

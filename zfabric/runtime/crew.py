@@ -149,18 +149,14 @@ class Loop:
             self._running[item.row[0]] = self.loop.create_task(self._run(item))
 
     async def _run(self, item: Item | Invocation) -> None:
-        import inspect
-
         runtime = self.runtime
         current_call.set(item)
         started = time.monotonic()
         value, retryable = None, None
         try:
             function, retryable, args, kwargs = runtime.prepare(item)
-            value = function(*args, **kwargs)
+            value = await runtime.streamed_in_loop(item, function(*args, **kwargs))
             del args, kwargs
-            if inspect.isawaitable(value):
-                value = await value
         except BaseException as error:  # whatever the user's code raises is the call's outcome
             outcome = runtime.failed(item, error, retryable)
         else:
@@ -196,6 +192,7 @@ def crew_for(runtime: WorkerRuntime, instance: Any, size: int | None) -> Crew | 
     import inspect
 
     kind = type(instance)
-    if any(inspect.iscoroutinefunction(inspect.getattr_static(kind, name, None)) for name in dir(kind)):
+    methods = [inspect.getattr_static(kind, name, None) for name in dir(kind)]
+    if any(inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each) for each in methods):
         return Loop(runtime, size or ASYNC_CONCURRENCY)
     return Threads(runtime, size) if size is not None and size > 1 else None

@@ -10,6 +10,8 @@ from zfabric.exceptions import FabricError
 from zfabric.machines.parts.calls import Calls
 from zfabric.machines.parts.mailbox import Invocation, Mailbox
 from zfabric.machines.worker import Item
+from zfabric.protocol.options import option
+from zfabric.runtime import interface
 from zfabric.runtime.crew import Crew
 
 
@@ -41,7 +43,7 @@ class Host:
         if instance is None:
             raise FabricError("the actor has ended")
         found: Callable[..., Any] = getattr(instance, item.method)
-        return found
+        return found if item.options is None or not option(item.options, "dynamic") else interface.collected(found)
 
     def class_of(self, item: Invocation) -> str:
         """The name of the class of the actor that is called."""

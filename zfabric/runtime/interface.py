@@ -155,6 +155,14 @@ current_task: Callable[[], TaskContext | None] = _no_task
 """Tells the attempt on top of this process's stack; a worker replaces it, so that no task pays for what few ask."""
 
 
+def _not_collected(function: Callable[..., Any]) -> Callable[..., Any]:
+    raise NotImplementedError("the API is not loaded")
+
+
+collected: Callable[[Callable[..., Any]], Callable[..., Any]] = _not_collected
+"""Makes a function that stores all that a generator function yields, and returns one over the refs; the API, which knows these, sets it."""
+
+
 def __getattr__(name: str) -> Any:
     """``interface.context``: the ``TaskContext`` of the attempt on top, None in a driver."""
     if name == "context":

@@ -29,7 +29,7 @@ from zfabric.runtime import interface
 from zfabric.runtime.connection import clock
 from zfabric.runtime.crew import Loop, crew_for
 from zfabric.runtime.session import Session
-from zfabric.runtime.streaming import produce
+from zfabric.runtime.streaming import produce, produce_in_loop
 from zfabric.runtime.user_code import Ending, UserCode
 from zfabric.runtime.worker_connection import INTERRUPT, TaskInterrupt
 
@@ -206,13 +206,26 @@ class WorkerRuntime(UserCode):
 
     def streamed(self, item: Item | Invocation, value: Any) -> Any:
         """What a task or a call returned; of one that makes a stream, how many values it has yielded."""
-        if type(item) is Invocation:
-            ahead = None if item.options is None else option(item.options, "stream")
-        else:
-            ahead = self._streams.get(item.row[1])
-            if ahead is not None and len(item.row) > 4:
-                ahead = option(item.row[4], "stream", ahead)
+        ahead = self._ahead(item)
         return value if ahead is None else produce(self, item, value, ahead)
+
+    async def streamed_in_loop(self, item: Item | Invocation, value: Any) -> Any:
+        """The same of what ran in an event loop: a coroutine, or an async generator, may be what was called."""
+        import inspect
+
+        if inspect.isawaitable(value):
+            value = await value
+        ahead = self._ahead(item)
+        if ahead is not None:
+            return await produce_in_loop(self, item, value, ahead)
+        return [each async for each in value] if inspect.isasyncgen(value) and self._terms(item)[1] > 1 else value
+
+    def _ahead(self, item: Item | Invocation) -> int | None:
+        """How many values a task or a call may be ahead that makes a stream (0: as configured); None if it makes none."""
+        if type(item) is Invocation:
+            return None if item.options is None else option(item.options, "stream")
+        ahead = self._streams.get(item.row[1])
+        return option(item.row[4], "stream", ahead) if ahead is not None and len(item.row) > 4 else ahead
 
     def yielded(self, row: Row) -> None:
         """Say the next value of a stream, as soon as that is worth a message, and hear how far the stream may go."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from zfabric.protocol import messages as m
 from zfabric.protocol.messages import CLOSE, Row
@@ -16,6 +16,8 @@ class Yields:
         self.open: dict[bytes, deque[Row]] = {}
         """The last rows of each stream that is being made: those that no consumer may have, should the daemon die."""
         self.unsaid: list[Row] = []
+        self.waiting: dict[bytes, Callable[[], object]] = {}
+        """Streams that wait to be allowed more without a thread of their own, and how to tell them."""
         self._allowed: dict[bytes, int] = {}
 
     def begin(self, task_id: bytes, ahead: int) -> None:
@@ -28,6 +30,8 @@ class Yields:
         before = self._allowed.get(task_id, 0)
         if before != CLOSE:
             self._allowed[task_id] = upto if upto == CLOSE else max(before, upto)
+        if task_id in self.waiting:
+            self.waiting.pop(task_id)()
 
     def may_go_on(self, task_id: bytes, index: int) -> bool:
         """Whether a stream need not wait with this value: it may have it, or is to end."""
