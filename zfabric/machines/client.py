@@ -322,13 +322,14 @@ class Client:
         self.want((identifier,))
 
     def cancel(self, identifiers: tuple[bytes, ...], force: bool, recursive: bool) -> None:
-        """Ask for tasks to be stopped."""
+        """Ask for tasks and calls to be stopped. The children of a call are the scheduler's business, like those of a task."""
         tasks = tuple(each for each in identifiers if not self.calls.cancel(each, "cancelled"))
         for identifier in tasks:
             if not self.known(identifier):
                 self.cancelled[identifier] = (force, recursive)
-        if tasks:
-            self.say(m.Cancel(tasks, force, recursive))
+        named = identifiers if recursive else tasks
+        if named:
+            self.say(m.Cancel(named, force, recursive))
 
     def kill(self, actor_id: bytes, no_restart: bool) -> None:
         """End an actor."""

@@ -6,7 +6,6 @@ itself. An actor with an ``async def`` method runs all its calls in its event lo
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import time
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from zfabric.machines.parts.mailbox import Invocation
 from zfabric.machines.worker import Item
+from zfabric.runtime.interrupts import Fence
 
 if TYPE_CHECKING:
     import asyncio
@@ -37,8 +37,8 @@ class Crew(Protocol):
     def wanted(self) -> bool:
         """Whether there is something to hand out, and somebody to run it. The caller holds the lock."""
 
-    def interrupt(self, item: Item | Invocation) -> None:
-        """Stop what runs."""
+    def interrupt(self, item: Item | Invocation) -> bool:
+        """Stop what runs. False if that is not possible at this moment. The caller holds the lock."""
 
 
 class Threads:
@@ -50,8 +50,8 @@ class Threads:
         self._started = 0
         self._idle = 0
         self._given: SimpleQueue[Invocation] = SimpleQueue()
-        self._threads: dict[bytes, int] = {}
-        """Which thread runs a call."""
+        self._fences: dict[bytes, Fence] = {}
+        """That of the thread which runs a call."""
 
     def wanted(self) -> bool:
         """See ``Crew``."""
@@ -76,21 +76,21 @@ class Threads:
 
     def _run(self, item: Invocation) -> Invocation | None:
         runtime = self.runtime
-        self._threads[item.row[0]] = threading.get_ident()
+        fence = runtime.fences.mine
+        fence.depth = 1
+        self._fences[item.row[0]] = fence
         current_call.set(item)
         started = time.monotonic()
         value = None
         try:
-            try:
-                function, _, args, kwargs = runtime.prepare(item)
-                value = runtime.streamed(item, function(*args, **kwargs))
-                del args, kwargs
-            finally:
-                self._close_to_interrupts(item)
+            function, _, args, kwargs = runtime.prepare(item)
+            value = runtime.streamed(item, runtime.as_user(function, *args, **kwargs))
+            del args, kwargs
         except BaseException as error:  # whatever the user's code raises is the call's outcome
             outcome = runtime.failed(item, error, None)
         else:
             outcome = runtime.packed(item, value)
+        del self._fences[item.row[0]]
         following = runtime.end_beside(item, outcome, started)
         if following is None:
             with runtime.lock:
@@ -98,19 +98,10 @@ class Threads:
         del value  # The refs in it live until its end is told.
         return following
 
-    def _close_to_interrupts(self, item: Invocation) -> None:
-        """User code has ended: one that has not been raised yet never is, in the middle of the fabric's own bookkeeping."""
-        with self.runtime.lock:
-            self._threads.pop(item.row[0], None)
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(threading.get_ident()), None)
-
-    def interrupt(self, item: Item | Invocation) -> None:
-        """See ``Crew``; the caller holds the lock. The exception is raised when the thread runs Python code next."""
-        from zfabric.runtime.worker_connection import TaskInterrupt
-
-        thread = self._threads.get(item.row[0])
-        if thread is not None:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(TaskInterrupt))
+    def interrupt(self, item: Item | Invocation) -> bool:
+        """See ``Crew``. The exception is raised when the thread runs Python code next."""
+        fence = self._fences.get(item.row[0])
+        return fence is not None and fence.interrupt()
 
 
 class Loop:
@@ -177,9 +168,10 @@ class Loop:
         with self.runtime.lock:
             self.runtime.flush()
 
-    def interrupt(self, item: Item | Invocation) -> None:
+    def interrupt(self, item: Item | Invocation) -> bool:
         """See ``Crew``."""
         self.loop.call_soon_threadsafe(self._cancel, item.row[0])
+        return True
 
     def _cancel(self, call_id: bytes) -> None:
         task = self._running.get(call_id)

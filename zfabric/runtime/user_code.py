@@ -159,15 +159,16 @@ class UserCode(WorkerConnection):
 
     # -- while it runs --
 
-    def as_user(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run more user code of the task on top: an interrupt may end it."""
-        if threading.get_ident() != self._main:
-            return function(*args)
-        self._in_fabric = 0
+    def as_user(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run user code of the task on top, or of this thread's call: an interrupt may end it."""
+        fence = self.fences.mine
+        fence.depth = 0
         try:
-            return function(*args)
+            return function(*args, **kwargs)
         finally:
-            self._in_fabric = 1
+            fence.depth = 1
+            if fence is not self._fence:
+                fence.forget()
 
     def store(self, identifier: bytes, packed: serialization.SerializedValue) -> Any:
         """A value as it is reported: inline bytes, or the place in the arena that it was written to."""

@@ -27,11 +27,11 @@ from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, Row
 from zfabric.protocol.options import option
 from zfabric.runtime import interface
 from zfabric.runtime.connection import clock
-from zfabric.runtime.crew import Loop, crew_for
+from zfabric.runtime.crew import Loop, crew_for, current_call
+from zfabric.runtime.interrupts import INTERRUPT, TaskInterrupt
 from zfabric.runtime.session import Session
 from zfabric.runtime.streaming import produce, produce_in_loop
 from zfabric.runtime.user_code import Ending, UserCode
-from zfabric.runtime.worker_connection import INTERRUPT, TaskInterrupt
 
 RECURSION_PER_TASK = 40
 """Python frames that one task on the stack may take before its own: ``get``, the pump, and running the next one."""
@@ -180,15 +180,15 @@ class WorkerRuntime(UserCode):
         try:
             if self.worker.interrupts and self.worker.interrupted(item):
                 return INTERRUPTED, (), None
-            self._in_fabric = 0
+            self._fence.depth = 0
             try:
                 value = function(*args, **kwargs)
             finally:
-                self._in_fabric = 1
+                self._fence.depth = 1
             if self._streams or type(item) is Invocation:
                 value = self.streamed(item, value)
         except BaseException as error:  # whatever the user's code raises, SystemExit and our own interrupt among it
-            self._in_fabric = 1  # An interrupt may have come before the line above was reached.
+            self._fence.depth = 1  # An interrupt may have come before the line above was reached.
             return self.failed(item, error, retryable)
         del args, kwargs
         if row[1] in self._classes:
@@ -248,7 +248,7 @@ class WorkerRuntime(UserCode):
     def wait_for(self, object_ids: Sequence[bytes], done: Callable[[], bool], deadline: float | None, plain: bool) -> bool:
         """Say that the task on top waits, run what is put on top of it, and say when it goes on."""
         if threading.get_ident() != self._main or not self._contexts:
-            return self.wait_until(done, deadline)
+            return self._wait_beside(done, deadline)
         item = self._contexts[-1]
         if type(item) is Invocation:
             self._refuse_deadlock(item, object_ids)
@@ -275,6 +275,16 @@ class WorkerRuntime(UserCode):
                 self.worker.unblock()
                 if not self._armed:
                     self._arm_flusher()  # What follows, a completion most often, takes the news along.
+
+    def _wait_beside(self, done: Callable[[], bool], deadline: float | None) -> bool:
+        """A thread that runs a call waits, or one of the program's own."""
+        call = current_call.get()
+        if call is None:
+            return self.wait_until(done, deadline)
+        answered = self.wait_until(lambda: self.worker.interrupted(call) != "" or done(), deadline)
+        if self.worker.interrupted(call):
+            raise TaskInterrupt("the call is to be stopped")
+        return answered
 
     def _refuse_deadlock(self, item: Invocation, object_ids: Sequence[bytes]) -> None:
         """DeadlockError if an actor waits for a call that it would have to run itself, after the one that waits."""

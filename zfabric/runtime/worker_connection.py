@@ -4,8 +4,7 @@ The control thread, asleep on a socket of its own, gives back tasks that were no
 restarted daemon while user code runs.
 
 An interrupt is a real-time signal to the main thread. Its handler raises only if the attempt on top is to be stopped *and* user
-code runs (or the thread waits in ``poll``): never in the middle of the fabric's own bookkeeping. The scheduler repeats it until the
-attempt has ended.
+code runs (or the thread waits in ``poll``). See ``interrupts``.
 """
 
 from __future__ import annotations
@@ -26,15 +25,10 @@ from zfabric.protocol.ids import CLIENT, WORKER
 from zfabric.protocol.messages import Row
 from zfabric.runtime.client import FabricClient
 from zfabric.runtime.connection import CHECK_EVERY, PEERS, clock
-from zfabric.runtime.crew import Loop
+from zfabric.runtime.crew import Loop, current_call
 from zfabric.runtime.hosting import Host
+from zfabric.runtime.interrupts import AGAIN_AFTER, INTERRUPT, Fence, Fences, TaskInterrupt, closed_to_interrupts
 from zfabric.runtime.session import Session
-
-INTERRUPT = int(signal.SIGRTMIN) + 7
-
-
-class TaskInterrupt(KeyboardInterrupt):
-    """Raised in user code to stop its attempt. Like Ctrl-C it passes ``except Exception``."""
 
 
 class WorkerConnection(FabricClient):
@@ -49,62 +43,34 @@ class WorkerConnection(FabricClient):
         self.control_post.hang_bell()
         self._main = threading.get_ident()
         self._listener: threading.Thread | None = None
-        self._in_fabric = 1
+        self.fences = Fences()
+        self._fence = self.fences.mine
+        """The main thread's."""
+        self._fence.depth = 1
         self._waiting = False
+        self._to_interrupt: dict[bytes, float] = {}
+        """Attempts and calls that are to be interrupted, and when that is tried next: a finalizer may have swallowed the last one."""
         self._contexts: list[Item | Invocation] = []
         """What the main thread runs: the attempt on top is last."""
         self._loop: Loop | None = None
         """Runs async tasks."""
 
-    # -- the API's entry points, closed to interrupts --
+    # -- the API's entry points --
 
-    def submit(self, *arguments: Any) -> bytes:
-        """See ``ClientInterface``."""
-        self._in_fabric += 1
-        try:
-            return super().submit(*arguments)
-        finally:
-            self._in_fabric -= 1
-
-    def submit_many(self, *arguments: Any) -> list[bytes]:
-        """See ``ClientInterface``."""
-        self._in_fabric += 1
-        try:
-            return super().submit_many(*arguments)
-        finally:
-            self._in_fabric -= 1
-
-    def put(self, *arguments: Any) -> bytes:
-        """See ``ClientInterface``."""
-        self._in_fabric += 1
-        try:
-            return super().put(*arguments)
-        finally:
-            self._in_fabric -= 1
-
-    def call(self, *arguments: Any) -> bytes:
-        """See ``ClientInterface``."""
-        self._in_fabric += 1
-        try:
-            return super().call(*arguments)
-        finally:
-            self._in_fabric -= 1
-
-    def get(self, *arguments: Any) -> Any:
-        """See ``ClientInterface``."""
-        self._in_fabric += 1
-        try:
-            return super().get(*arguments)
-        finally:
-            self._in_fabric -= 1
-
-    def wait(self, *arguments: Any) -> set[bytes]:
-        """See ``ClientInterface``."""
-        self._in_fabric += 1
-        try:
-            return super().wait(*arguments)
-        finally:
-            self._in_fabric -= 1
+    export = closed_to_interrupts(FabricClient.export)
+    submit = closed_to_interrupts(FabricClient.submit)
+    submit_many = closed_to_interrupts(FabricClient.submit_many)
+    call = closed_to_interrupts(FabricClient.call)
+    kill_actor = closed_to_interrupts(FabricClient.kill_actor)
+    put = closed_to_interrupts(FabricClient.put)
+    add_reference = closed_to_interrupts(FabricClient.add_reference)
+    follow = closed_to_interrupts(FabricClient.follow)
+    get = closed_to_interrupts(FabricClient.get)
+    wait = closed_to_interrupts(FabricClient.wait)
+    add_done_callback = closed_to_interrupts(FabricClient.add_done_callback)
+    cancel = closed_to_interrupts(FabricClient.cancel)
+    explain_call = closed_to_interrupts(FabricClient.explain_call)
+    query = closed_to_interrupts(FabricClient.query)
 
     # -- the daemon, and peers --
 
@@ -213,7 +179,7 @@ class WorkerConnection(FabricClient):
     def _obey(self) -> None:
         post = self.control_post
         while not self.closed:
-            dues = [due for due in (post.next_deadline(), self.worker.next_deadline()) if due is not None]
+            dues = [due for due in (post.next_deadline(), self.worker.next_deadline(), *self._to_interrupt.values()) if due is not None]
             post.poll(max(0.0, min(dues) - clock()) if dues else CHECK_EVERY * 10)
             for sender, frame in post.receive():
                 with self.lock:
@@ -226,6 +192,8 @@ class WorkerConnection(FabricClient):
             with self.lock:
                 post.tick(clock())
                 self._enforce_timeouts()
+                for stopped in [each for each, due in self._to_interrupt.items() if due <= clock()]:
+                    self._interrupt(stopped)
 
     def _enforce_timeouts(self) -> None:
         """Stop calls whose time is up. The caller holds the lock."""
@@ -238,13 +206,17 @@ class WorkerConnection(FabricClient):
             self.flush()
 
     def _interrupt(self, stopped: bytes) -> None:
-        """Stop what runs under this id, if it is to be stopped."""
+        """Stop what runs under this id, if it is to be stopped. The caller holds the lock."""
+        if stopped not in self.worker.interrupts:
+            self._to_interrupt.pop(stopped, None)
+            return
+        self._to_interrupt[stopped] = clock() + AGAIN_AFTER
         beside = self.worker.running_calls.get(stopped)
         crew = self.host.crew or self._loop
-        if beside is not None and crew is not None:
-            crew.interrupt(beside)
-        elif stopped in self.worker.interrupts:
+        if beside is None or crew is None:
             signal.pthread_kill(self._main, INTERRUPT)
+        elif crew.interrupt(beside):
+            self._to_interrupt[stopped] = clock() + self.config.interrupt_every
 
     def _controlled(self, now: float, source: bytes, message: Any) -> None:
         if type(message) is m.Rejoin:
@@ -264,7 +236,19 @@ class WorkerConnection(FabricClient):
             self.post.ring()
 
     def _interrupted(self, number: int, frame: Any) -> None:
-        if self._in_fabric and not self._waiting:
-            return
-        if self._contexts and self.worker.interrupted(self._contexts[-1]):
-            raise TaskInterrupt("the task is to be stopped")
+        if self._fence.depth and not self._waiting:
+            self._fence.missed = True
+        elif self._contexts:
+            self._stop_if_asked(self._contexts[-1])
+
+    def catch_up(self, fence: Fence) -> None:
+        """User code of this thread, for which an interrupt came at another moment, enters the fabric."""
+        fence.missed = False
+        item = self._contexts[-1] if fence is self._fence and self._contexts else current_call.get()
+        if item is not None:
+            self._stop_if_asked(item)
+
+    def _stop_if_asked(self, item: Item | Invocation) -> None:
+        if self.worker.interrupted(item):
+            self._to_interrupt[item.row[0]] = clock() + self.config.interrupt_every
+            raise TaskInterrupt(f"{item.row[0].hex()} is to be stopped")

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import heapq
 
+from zfabric.machines.parts.naming import salt_of
 from zfabric.machines.parts.outcomes import Outcomes
 from zfabric.machines.parts.records import ASSIGNED, DONE, READY, WAITING, TaskRecord, prefixes_of
 from zfabric.machines.parts.state import Tables
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess
-from zfabric.protocol.ids import PREFIX_BYTES, Address
+from zfabric.protocol.ids import JOB_BYTES, PREFIX_BYTES, TASK_BYTES, Address, child_prefix, is_call
 from zfabric.protocol.options import option
 
 
@@ -51,16 +52,19 @@ class Stopping:
         """Stop tasks; with ``recursive``, what they submitted as well."""
         tasks = [record.task for record in map(self.tables.find, message.object_ids) if record is not None and record.task is not None]
         if message.recursive:
-            tasks = self._with_children(tasks)
+            tasks = self._with_children(tasks, [each[:TASK_BYTES] for each in message.object_ids if is_call(each)])
         for task in tasks:
             self.stop(task, "force" if message.force else "cancelled", now)
 
-    def _with_children(self, tasks: list[TaskRecord]) -> list[TaskRecord]:
+    def _with_children(self, tasks: list[TaskRecord], calls: list[bytes] | None = None) -> list[TaskRecord]:
+        """Tasks, and what they and these calls have submitted."""
         found = {task.id: task for task in tasks}
         level = tasks
-        while level:
-            prefixes = {prefix for task in level for prefix in prefixes_of(task)}
-            parents = {task.id for task in level}
+        prefixes = self._prefixes_of_calls(calls) if calls else set()
+        parents = set(calls or ())
+        while level or prefixes:
+            prefixes |= {prefix for task in level for prefix in prefixes_of(task)}
+            parents |= {task.id for task in level}
             self.tables.condemned |= prefixes
             level = [task for task in self.tables.children_of(prefixes) if task.id not in found]
             level += [
@@ -69,7 +73,14 @@ class Stopping:
                 if len(task.row) > 4 and task.id not in found and option(task.row[4], "parent") in parents
             ]
             found.update((task.id, task) for task in level)
+            prefixes, parents = set(), set()
         return list(found.values())
+
+    def _prefixes_of_calls(self, calls: list[bytes]) -> set[bytes]:
+        """What the ids of the children of calls begin with, whichever actor runs them."""
+        actors = (self.tables.tasks.get(worker.actor) for worker in self.tables.workers.values() if worker.actor)
+        salts = {salt_of(actor.attempt) for actor in actors if actor is not None}
+        return {child_prefix(call[:JOB_BYTES], call, 0, salt) for call in calls for salt in salts}
 
     def stop_void(self, prefixes: set[bytes], gone: bytes, now: float) -> None:
         """What attempts that came to nothing had submitted is not run: their next attempts submit it anew.

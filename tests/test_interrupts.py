@@ -1,0 +1,201 @@
+"""Interrupts: where one may be raised, and that it is raised in the end. Threads alone first, then real processes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from bad_days import PATIENCE
+from conftest import running_cluster
+
+import zfabric as zf
+from zfabric.runtime.interrupts import Fence, Fences, TaskInterrupt, closed_to_interrupts
+
+
+class Ward:
+    """A thread that does ``body(fence)``, and what became of it."""
+
+    def __init__(self, body: Callable[[Fence], Any]) -> None:
+        self.outcome: Any = None
+        self.fence: Fence | None = None
+        self.begun = threading.Event()
+        self.ended = threading.Event()
+        self._body = body
+        threading.Thread(target=self._run, daemon=True).start()
+        assert self.begun.wait(PATIENCE)
+
+    def _run(self) -> None:
+        self.fence = Fence()
+        self.begun.set()
+        try:
+            self.outcome = self._body(self.fence)
+        except BaseException as error:  # the interrupt is one
+            self.outcome = error
+        self.ended.set()
+
+    def interrupt(self) -> bool:
+        """Ask for its end."""
+        assert self.fence is not None
+        return self.fence.interrupt()
+
+
+def test_user_code_is_interrupted() -> None:
+    ward = Ward(lambda fence: spin_until(threading.Event()))
+    assert ward.interrupt()
+    assert ward.ended.wait(PATIENCE)
+    assert isinstance(ward.outcome, TaskInterrupt)
+
+
+def spin_until(event: threading.Event) -> str:
+    """Python code, in which an interrupt can be raised at any time."""
+    while not event.is_set():
+        pass
+    return "whole"
+
+
+def test_the_fabric_is_not_interrupted_and_nothing_comes_late() -> None:
+    inside, leave = threading.Event(), threading.Event()
+
+    def body(fence: Fence) -> str:
+        fence.depth += 1
+        inside.set()
+        spin_until(leave)
+        fence.depth -= 1
+        return "".join(str(number) for number in range(10_000))[:3]
+
+    ward = Ward(body)
+    assert inside.wait(PATIENCE)
+    assert not ward.interrupt()
+    assert ward.fence is not None
+    assert ward.fence.missed
+    leave.set()
+    assert ward.ended.wait(PATIENCE)
+    assert ward.outcome == "012"
+
+
+def test_one_that_user_code_has_outrun_is_taken_back() -> None:
+    asked, go_on = threading.Event(), threading.Event()
+
+    def body(fence: Fence) -> str:
+        asked.set()
+        go_on.wait()  # An interrupt is pending as this returns, unless it is forgotten before Python code runs.
+        return "interrupted"
+
+    ward = Ward(body)
+    assert asked.wait(PATIENCE)
+    assert ward.interrupt()
+    assert ward.fence is not None
+    ward.fence.forget()
+    go_on.set()
+    assert ward.ended.wait(PATIENCE)
+    assert ward.outcome == "interrupted"
+
+
+def test_what_is_closed_to_interrupts_counts_on_the_thread_that_calls() -> None:
+    class Fabric:
+        fences = Fences()
+
+        def catch_up(self, fence: Fence) -> None:
+            """One was missed."""
+            fence.missed = False
+            raise TaskInterrupt
+
+        @closed_to_interrupts
+        def depth(self, more: int = 0) -> int:
+            return self.fences.mine.depth + more
+
+        @closed_to_interrupts
+        def fail(self) -> None:
+            raise KeyError
+
+    fabric = Fabric()
+    depths: list[int] = []
+    other = threading.Thread(target=lambda: depths.append(fabric.fences.mine.depth))
+    assert fabric.depth(more=1) == 2
+    with pytest.raises(KeyError):
+        fabric.fail()
+    assert fabric.fences.mine.depth == 0
+    fabric.fences.mine.missed = True
+    with pytest.raises(TaskInterrupt):
+        fabric.fail()
+    assert fabric.fences.mine.depth == 0
+    other.start()
+    other.join()
+    assert depths == [0]
+
+
+# --- real processes --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    with running_cluster():
+        yield
+
+
+@zf.remote
+def never() -> None:
+    time.sleep(10**6)
+
+
+@zf.remote
+class Busy:
+    """Spends its time where it must not be interrupted."""
+
+    def put_on(self) -> None:
+        while True:
+            zf.put(b"x")
+
+    def wait(self) -> Any:
+        return zf.get(never.remote())  # If it were not stopped with the method, all CPUs were soon taken.
+
+    def ping(self) -> str:
+        return "pong"
+
+
+def stopped(ref: Any) -> bool:
+    zf.cancel(ref, recursive=True)
+    with pytest.raises(zf.TaskCancelledError):
+        zf.get(ref, timeout=PATIENCE)
+    return True
+
+
+@pytest.mark.parametrize("threads", [None, 3])
+@pytest.mark.parametrize("method", ["put_on", "wait"])
+def test_a_method_that_is_in_the_fabric_most_of_the_time_is_stopped(cluster: None, method: str, threads: int | None) -> None:
+    busy = Busy.options(max_concurrency=threads).remote()
+    for _ in range(5):
+        endless = getattr(busy, method).remote()
+        if threads:
+            assert zf.get(busy.ping.remote(), timeout=PATIENCE) == "pong"
+        else:
+            assert zf.wait([endless], timeout=0.05)[0] == []
+        assert stopped(endless)
+    assert zf.get(busy.ping.remote(), timeout=PATIENCE) == "pong"
+
+
+@pytest.mark.parametrize("method", ["put_on", "wait"])
+def test_its_time_is_up_there_too(cluster: None, method: str) -> None:
+    busy = Busy.options(max_concurrency=2).remote()
+    with pytest.raises(zf.TaskTimeoutError):
+        zf.get(getattr(busy, method).options(timeout=0.1).remote(), timeout=PATIENCE)
+
+
+def test_a_thread_of_the_tasks_own_does_not_keep_it_from_being_stopped(cluster: None, tmp_path: Any) -> None:
+    begun = tmp_path / "begun"
+
+    @zf.remote
+    def task() -> None:
+        waiting = threading.Thread(target=lambda: zf.get(never.remote()), daemon=True)
+        waiting.start()
+        begun.touch()
+        while True:
+            time.sleep(0.01)
+
+    ref = task.remote()
+    while not begun.exists():
+        zf.wait([ref], timeout=0.01)
+    assert stopped(ref)
