@@ -111,6 +111,7 @@ ROWS: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("Expect", "rows"): many(st.one_of(st.tuples(object_ids, task_ids), st.tuples(object_ids, task_ids, numbers))),
     ("Hosting", "rows"): many(st.tuples(task_rows, numbers)),
     ("Traced", "names"): many(st.tuples(function_ids, texts)),
+    ("Traced", "arguments"): many(st.tuples(task_ids, many(object_ids))),
     **{(name, "actor_id"): task_ids for name in ("Kill", "Leaving")},
     ("Stopped", "call_id"): task_ids,
 }
@@ -407,7 +408,8 @@ CASES: list[tuple[str, int, tuple[Any, ...], Any, list[Any]]] = [
         ],
     ),
     ("Hosting", 0, ((),), (GOOD_TASK, 0), [(GOOD_TASK,), (7, 0), (GOOD_TASK, None), *((bad, 0) for bad in BAD_TASKS)]),
-    ("Traced", 0, ((), b""), (FUNCTION, "Class.method"), [(FUNCTION,), ("f", "m"), (FUNCTION, b"m"), (FUNCTION + b"x", "m")]),
+    ("Traced", 0, ((), b"", ()), (FUNCTION, "Class.method"), [(FUNCTION,), ("f", "m"), (FUNCTION, b"m"), (FUNCTION + b"x", "m")]),
+    ("Traced", 2, ((), b"", ()), (TASK, (OBJECT,)), [(TASK,), (TASK, OBJECT), (TASK + b"x", (OBJECT,)), (TASK, (OBJECT + b"x",))]),
     ("TakenBack", 0, ((), b""), TASK, [OBJECT, "t" * TASK_BYTES, 7]),
 ]
 

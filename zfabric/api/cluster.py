@@ -136,7 +136,9 @@ def available_resources() -> dict[str, float]:
 def timeline(filename: str | None = None) -> list[dict[str, Any]] | None:
     """What ran when and where, as a Chrome trace (for Perfetto or chrome://tracing): returned, or written to ``filename``.
 
-    Times are microseconds of the machine's monotonic clock.
+    Bars are tasks and calls of actors; arrows lead from one to another: of the category "control" from what submitted it, "data" from what
+    made an argument of it, "state" from the actor's call before it. An argument that nobody needs any more has none. Times are
+    microseconds of the machine's monotonic clock.
 
     >>> import zfabric as zf
     >>> isinstance(zf.timeline(), list)
@@ -144,11 +146,11 @@ def timeline(filename: str | None = None) -> list[dict[str, Any]] | None:
     """
     if filename is not None and not isinstance(filename, (str, os.PathLike)):
         raise TypeError(f"timeline() takes the path of the file to write, not {a(filename)}")
-    from zfabric.runtime.timeline import rows_of, trace_events, write_trace
+    from zfabric.runtime.timeline import trace_events, write_trace
 
-    rows = rows_of(connected(), "event")
+    events = trace_events(connected())
     if filename is None:
-        return sorted(trace_events(rows), key=lambda event: float(event["ts"]))
+        return sorted(events, key=lambda event: float(event["ts"]))
     with open(filename, "w", encoding="utf-8") as file:
-        write_trace(trace_events(rows), file)
+        write_trace(events, file)
     return None

@@ -12,7 +12,7 @@ import click
 
 from zfabric.cli.options import address_option
 from zfabric.cli.sessions import chosen_session, connected
-from zfabric.runtime.timeline import rows_of, trace_events, write_trace
+from zfabric.runtime.timeline import trace_events, write_trace
 
 
 @click.command(short_help="What ran when and where, for Perfetto.")
@@ -22,10 +22,11 @@ def timeline(address: str | None, output: str) -> None:
     """Write what ran when and where as a Chrome trace.
 
     Open it at https://ui.perfetto.dev or in chrome://tracing: each node is a process, each worker a thread, each attempt of a task a bar
-    with the function's name. The cluster keeps the last events_bytes of it, also of jobs that have ended.
+    with the function's name. Arrows lead to it from what submitted it, what made its arguments, and the call before it of the same actor.
+    The cluster keeps the last events_bytes of it, also of jobs that have ended; arguments, as long as they may be needed again.
     """
     with connected(chosen_session(address)) as client:
-        events = trace_events(rows_of(client, "event"))
+        events = trace_events(client)
         if output == "-":
             write_trace(events, sys.stdout)
             return

@@ -366,7 +366,7 @@ class LocalScheduler:
         """Calls of actors that ended."""
         worker = self._worker_of(source)
         if worker is not None:
-            self._trace(now, pack_event(self.node, worker.pid, message.names, message.trace, "call"))
+            self._trace(now, pack_event(self.node, worker.pid, message.names, message.trace, "call", message.arguments))
 
     def _trace(self, now: float, event: bytes) -> None:
         self._next_event += 1

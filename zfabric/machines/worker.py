@@ -143,7 +143,7 @@ class Worker:
 
     def say_trace(self) -> None:
         """Tell when calls ran."""
-        traced = self.call_trace.take()
+        traced = self.call_trace.take(self.mailbox.took)
         if traced is not None:
             self._effects.append(Send(self.scheduler, traced))
 

@@ -307,6 +307,9 @@ def _hosting(name: str, fields: tuple[Any, ...]) -> None:
 def _traced(name: str, fields: tuple[Any, ...]) -> None:
     columns = _columns(name, fields[0], {2}, (_BYTES, _STR))
     _ids(name, columns[0], FUNCTION_BYTES)
+    columns = _columns(name, fields[2], {2}, (_BYTES, _TUPLE))
+    _ids(name, columns[0], TASK_BYTES)
+    _ids(name, tuple(itertools.chain.from_iterable(columns[1])), OBJECT_BYTES)
 
 
 def _whereabouts(name: str, fields: tuple[Any, ...]) -> None:

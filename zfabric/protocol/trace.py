@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgpack
 
-from zfabric.protocol.ids import FUNCTION_BYTES, TASK_BYTES
+from zfabric.protocol.ids import FUNCTION_BYTES, JOB_BYTES, TASK_BYTES, pack_counter
 from zfabric.protocol.messages import Rows
 
 _HEAD = TASK_BYTES + FUNCTION_BYTES
@@ -39,12 +39,24 @@ class TraceEvent(NamedTuple):
     trace: bytes
     kind: str = "task"
     """Attempts of a "task", or a "call" of an actor: then the ids of functions are those of methods."""
+    arguments: Rows = ()
+    """The values that calls took as arguments: ``(call_id, object ids)``, for those that took any."""
 
 
-def pack_event(node: bytes, pid: int, names: Rows, trace: bytes, kind: str = "task") -> bytes:
+def pack_event(node: bytes, pid: int, names: Rows, trace: bytes, kind: str = "task", arguments: Rows = ()) -> bytes:
     """The value of a row of the event table."""
-    packed: bytes = msgpack.packb((node, pid, names, trace, kind), use_bin_type=True)
+    packed: bytes = msgpack.packb((node, pid, names, trace, kind, arguments), use_bin_type=True)
     return packed
+
+
+def method_id(actor_id: bytes, number: int) -> bytes:
+    """What stands for a method in the place of a function's id: it says which actor's it is, within the job of its process."""
+    return actor_id[JOB_BYTES:] + pack_counter(number)
+
+
+def actor_of(method: bytes, call_id: bytes) -> bytes:
+    """The actor whose method this is."""
+    return call_id[:JOB_BYTES] + method[: TASK_BYTES - JOB_BYTES]
 
 
 def unpack_event(value: bytes) -> TraceEvent:

@@ -1,7 +1,7 @@
 """The timeline: what ran when and where, as events of the Chrome trace format, which Perfetto and chrome://tracing open.
 
 A node is shown as a process and each of its workers, actors among them, as a thread, by pid; an attempt, or a call, is a "complete"
-event. Tasks that ran on top of a waiting one lie within it, as calls do.
+event. Tasks that ran on top of a waiting one lie within it, as calls do. Why one ran after another is shown by arrows (``arrows``).
 """
 
 from __future__ import annotations
@@ -11,10 +11,14 @@ from collections.abc import Iterable, Iterator
 from typing import IO, Any, Protocol
 
 from zfabric.protocol.names import brief
-from zfabric.protocol.trace import read_trace, unpack_event
+from zfabric.protocol.trace import actor_of, read_trace, unpack_event
+from zfabric.runtime.arrows import Span, Spans, arrows
 
 PAGE = 500
 """Rows of the event table asked for at a time; each holds up to a few hundred attempts."""
+
+PAGE_OF_BLOCKS = 20
+"""Blocks of lineage asked for at a time: each holds the rows of up to a thousand tasks, with their arguments."""
 
 
 class Asker(Protocol):
@@ -34,13 +38,21 @@ def rows_of(client: Asker, table: str, page: int = PAGE, timeout: float = 60.0) 
             after = rows[-1][0]
 
 
-def trace_events(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[dict[str, Any]]:
-    """The Chrome trace of rows of the event table, in their order. Times are microseconds of the machine's monotonic clock."""
+def trace_events(client: Asker) -> Iterator[dict[str, Any]]:
+    """The Chrome trace of a cluster. Times are microseconds of the machine's monotonic clock."""
+    spans = Spans()
+    yield from _bars(rows_of(client, "event"), spans)
+    yield from arrows(spans, rows_of(client, "task", PAGE_OF_BLOCKS))
+
+
+def _bars(rows: Iterable[tuple[bytes, bytes]], spans: Spans) -> Iterator[dict[str, Any]]:
+    """What rows of the event table say, in their order."""
     nodes: dict[bytes, int] = {}
     threads: set[tuple[int, int]] = set()
     actors: set[tuple[int, int]] = set()
     for _, value in rows:
-        node, pid, names, trace, kind = unpack_event(value)
+        node, pid, names, trace, kind, arguments = unpack_event(value)
+        spans.arguments += arguments
         place = nodes.get(node)
         if place is None:
             place = nodes[node] = len(nodes) + 1
@@ -53,6 +65,9 @@ def trace_events(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[dict[str, Any]
             actors.add((place, pid))
             yield _name("thread_name", place, pid, f"actor {names[0][1].rpartition('.')[0]} {pid}")
         for task, function, start, seconds in read_trace(trace):
+            spans.add(task, Span(start * 1e6, seconds * 1e6, place, pid))
+            if kind == "call":
+                spans.actors[place, pid, actor_of(function, task)].append((start, task))
             yield {
                 "name": functions.get(function) or function.hex()[:8],
                 "cat": kind,
@@ -70,7 +85,7 @@ def _name(kind: str, place: int, thread: int, name: str) -> dict[str, Any]:
 
 
 def write_trace(events: Iterable[dict[str, Any]], file: IO[str]) -> int:
-    """Write the events as one JSON array, each on a line of its own; how many attempts they are. Keeps none of them in memory."""
+    """Write the events as one JSON array, each on a line of its own; how many attempts they are."""
     attempts = 0
     separator = "["
     for event in events:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from array import array
 
 from zfabric.protocol import messages as m
+from zfabric.protocol.messages import Row
+from zfabric.protocol.trace import method_id
 
 CALLS_MAX = 1024
 """Calls that are told of in one message: 48 kB. What has not been said when the process is killed is not known."""
@@ -24,7 +26,7 @@ class CallTrace:
         """A call has ended."""
         identifier = self._methods.get((actor_id, method))
         if identifier is None:
-            identifier = self._methods[actor_id, method] = actor_id[:12] + len(self._methods).to_bytes(4, "big")
+            identifier = self._methods[actor_id, method] = method_id(actor_id, len(self._methods))
             self._names[identifier] = f"{class_name}.{method}"
         self._heads.append(call_id + identifier)
         self._times.append(started)
@@ -35,12 +37,13 @@ class CallTrace:
         """Whether it is time to tell of them, however long ago that was done."""
         return len(self._heads) >= CALLS_MAX
 
-    def take(self) -> m.Traced | None:
-        """What is to be said, if anything."""
+    def take(self, took: list[Row]) -> m.Traced | None:
+        """What is to be said, if anything, with what calls took: that is said but once."""
         if not self._heads:
             return None
         used = {head[16:] for head in self._heads}
         names = tuple((identifier, self._names[identifier]) for identifier in sorted(used))
-        traced = m.Traced(names, b"".join(self._heads) + self._times.tobytes())
+        traced = m.Traced(names, b"".join(self._heads) + self._times.tobytes(), tuple(took))
+        took.clear()
         self._heads, self._times = [], array("d")
         return traced

@@ -53,6 +53,8 @@ class Mailbox:
         self._returned: dict[bytes, list[Row]] = {}
         self._reported: dict[bytes, Row] = {}
         """Outcomes that the scheduler has not taken in yet, as far as is known here: by call."""
+        self.took: list[Row] = []
+        """Calls with values among their arguments, and which: for the timeline."""
         self._unsaid: list[Row] = []
         """Those of them that leave with the next frame."""
 
@@ -67,7 +69,12 @@ class Mailbox:
         attempt = self.actors[actor_id][1]
         for row in message.rows:
             call_id, method, arguments, *more = row
-            dependencies, values, options = more or ((), (), None)
+            if more:
+                dependencies, values, options = more
+                if dependencies:
+                    self.took.append((call_id, dependencies))
+            else:
+                dependencies, values, options = (), (), None
             item = Invocation((call_id, b"", arguments, dependencies), attempt, values, (), actor_id, method, caller, options)
             self.queue.append(item)
             if self.stopped and call_id in self.stopped:

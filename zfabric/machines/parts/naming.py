@@ -14,6 +14,11 @@ def salt_of(attempt: int) -> bytes:
     return pack_counter(attempt) if attempt else b""
 
 
+def put_salt(attempt: int) -> bytes:
+    """What sets the names of values that an attempt puts apart."""
+    return b"put" + pack_counter(attempt)
+
+
 class Namer:
     """Names the children of one attempt of a parent: ids in order, without a hash per child."""
 
@@ -49,7 +54,7 @@ class PutNamer:
     __slots__ = ("_counter", "_task")
 
     def __init__(self, job: bytes, parent: bytes, salt: bytes, attempt: int) -> None:
-        self._task = child_prefix(job, parent, 0, salt + b"put" + pack_counter(attempt)) + pack_counter(0)
+        self._task = child_prefix(job, parent, 0, salt + put_salt(attempt)) + pack_counter(0)
         self._counter = FIRST_PUT_INDEX
 
     def next(self) -> bytes:

@@ -118,11 +118,13 @@ class Leaving(NamedTuple):
 class Traced(NamedTuple):
     """actor -> local scheduler. When calls ran, for the timeline: a trace (``protocol.trace``), and ``names``, rows ``(id, method)``.
 
+    ``arguments`` are the values that calls took, rows ``(call_id, object ids)`` for those that took any.
     Said once a second, or sooner if there is much to say. What is lost is missing in the timeline, and nowhere else.
     """
 
     names: Rows
     trace: bytes
+    arguments: Rows
 
 
 class CallerGone(NamedTuple):

@@ -1,0 +1,204 @@
+"""The arrows of the timeline, of graphs that are known. Real processes; what is drawn, and how, is in ``test_api.py`` too."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from bad_days import PATIENCE, eventually
+from conftest import running_cluster
+
+import zfabric as zf
+from zfabric.machines.parts.blocks import pack_block
+from zfabric.machines.parts.naming import Namer
+from zfabric.protocol.ids import call_value, job_id, object_id, root_task
+from zfabric.protocol.trace import actor_of, method_id
+from zfabric.runtime.arrows import Span, Spans, arrows
+
+Event = dict[str, Any]
+Named = Counter[tuple[str, str, str]]
+"""(kind of arrow, name of the bar it begins at, name of the bar it ends at), and how many."""
+
+
+@pytest.fixture(autouse=True)
+def shared() -> Iterator[Any]:
+    """A cluster for each test, so that what it shows is the test's."""
+    with running_cluster() as context:
+        yield context
+
+
+@zf.remote
+def made(x: int) -> int:
+    return x
+
+
+@zf.remote
+def added(*args: Any) -> Any:
+    return sum(args)
+
+
+@zf.remote
+def submits(n: int) -> Any:
+    return zf.get([made.remote(index) for index in range(n)])
+
+
+@zf.remote
+def puts() -> Any:
+    return [zf.put(np.ones(20_000)), made.remote(1)]
+
+
+@zf.remote
+def first(pair: Any) -> Any:
+    return float(pair[0])
+
+
+@zf.remote
+class Total:
+    def __init__(self) -> None:
+        self.total = 0
+
+    def add(self, x: int) -> int:
+        self.total += x
+        return self.total
+
+    def asks(self) -> Any:
+        return zf.get(made.remote(5))
+
+    def many(self, n: int) -> None:
+        for index in range(n):
+            made.remote(index)
+
+
+def ends_of(events: list[Event]) -> list[tuple[Event, Event]]:
+    """The pairs of events that arrows are, each checked to be whole: one end of either kind, in order, and both at bars."""
+    begins = {event["id"]: event for event in events if event["ph"] == "s"}
+    ends = {event["id"]: event for event in events if event["ph"] == "f"}
+    flows = [event for event in events if event["ph"] in "sf"]
+    assert begins.keys() == ends.keys()
+    assert len(flows) == 2 * len(begins)
+    for number, begin in begins.items():
+        end = ends[number]
+        assert (begin["cat"], begin["name"]) == (end["cat"], end["name"])
+        assert begin["ts"] <= end["ts"]
+        assert end["bp"] == "e"
+    return [(begins[number], ends[number]) for number in begins]
+
+
+def bar_at(events: list[Event], end: Event) -> Event:
+    """The bar that an end of an arrow is at: the shortest that is there then."""
+    found = [
+        event
+        for event in events
+        if event["ph"] == "X"
+        and (event["pid"], event["tid"]) == (end["pid"], end["tid"])
+        and event["ts"] <= end["ts"] <= event["ts"] + event["dur"]
+    ]
+    return min(found, key=lambda bar: float(bar["dur"]))
+
+
+def named(events: list[Event]) -> Named:
+    return Counter((begin["cat"], bar_at(events, begin)["name"], bar_at(events, end)["name"]) for begin, end in ends_of(events))
+
+
+def settled(wanted: Callable[[Named], bool]) -> Named:
+    """The arrows, once what is told of late has been told; rows are written, and calls told of, within a second or so."""
+
+    def found() -> Named | None:
+        arrows = named(zf.timeline() or [])
+        return arrows if wanted(arrows) else None
+
+    return eventually(found, "the arrows are there")  # type: ignore[no-any-return]
+
+
+def test_arrows_of_tasks() -> None:
+    parts = [made.remote(index) for index in range(3)]
+    whole = added.remote(*parts, parts[0])
+    outer = submits.remote(4)
+    assert zf.get([whole, outer], timeout=PATIENCE) == [3, [0, 1, 2, 3]]
+    assert settled(lambda arrows: arrows.total() == 7) == {("data", "made", "added"): 3, ("control", "submits", "made"): 4}
+
+
+def test_arrows_of_values_that_a_task_put() -> None:
+    taken = first.remote(zf.get(puts.remote(), timeout=PATIENCE)[0])
+    assert zf.get(taken, timeout=PATIENCE) == 1.0
+    settled(lambda arrows: arrows == {("data", "puts", "first"): 1, ("control", "puts", "made"): 1})
+
+
+def test_arrows_of_an_actor() -> None:
+    total = Total.remote()
+    five = made.remote(5)
+    calls = [total.add.remote(1), total.add.remote(five), total.asks.remote()]
+    result = added.remote(calls[1], 1)
+    assert zf.get([*calls, result], timeout=PATIENCE) == [1, 6, 5, 7]
+    settled(
+        lambda arrows: (
+            arrows
+            == {
+                ("state", "Total", "Total.add"): 1,
+                ("state", "Total.add", "Total.add"): 1,
+                ("state", "Total.add", "Total.asks"): 1,
+                ("data", "made", "Total.add"): 1,
+                ("data", "Total.add", "added"): 1,
+                ("control", "Total.asks", "made"): 1,
+            }
+        )
+    )
+
+
+def test_each_actor_has_arrows_of_its_own() -> None:
+    totals = [Total.remote() for _ in range(2)]
+    zf.get([each.add.remote(1) for each in totals for _ in range(10)], timeout=PATIENCE)
+    settled(lambda arrows: arrows == {("state", "Total", "Total.add"): 2, ("state", "Total.add", "Total.add"): 18})
+
+
+# --- without processes --------------------------------------------------------------------------------------------------------------
+
+JOB = job_id(1)
+DRIVER = Namer(JOB, root_task(JOB))
+
+
+def drawn(*bars: tuple[bytes, float, float]) -> Spans:
+    spans = Spans()
+    for task, start, end in bars:
+        spans.add(task, Span(start, end - start, 1, 1))
+    return spans
+
+
+def ends(spans: Spans, *rows: tuple[bytes, tuple[bytes, ...]]) -> list[tuple[str, float, float]]:
+    """(kind, begins, ends) of all arrows, given these (task, dependencies)."""
+    block = pack_block([(task, b"f" * 16, b"", taken) for task, taken in rows])
+    events = list(arrows(spans, [(b"key", block)]))
+    return sorted((begin["cat"], begin["ts"], end["ts"]) for begin, end in ends_of(events))
+
+
+def test_children_of_each_attempt_have_arrows_from_that_attempt() -> None:
+    parent = DRIVER.child()
+    children = [Namer(JOB, parent, attempt=attempt).child() for attempt in range(3)]
+    attempts = [(parent, 20 * n, 20 * n + 10) for n in range(3)]
+    spans = drawn(*attempts, *((child, 20 * n + 5, 20 * n + 7) for n, child in enumerate(children)))
+    assert ends(spans) == [("control", 0, 5), ("control", 20, 25), ("control", 40, 45)]
+
+
+def test_a_value_comes_from_the_last_attempt_that_was_done_before() -> None:
+    source, target = DRIVER.child(), DRIVER.child()
+    spans = drawn((source, 0, 10), (target, 15, 16), (source, 20, 30), (target, 35, 36), (source, 50, 60))
+    assert ends(spans, (target, (object_id(source), object_id(source, 1)))) == [("data", 9, 15), ("data", 29, 35)]
+
+
+def test_what_is_not_drawn_has_no_arrow() -> None:
+    source, target = DRIVER.child(), DRIVER.child()
+    assert ends(drawn((target, 0, 1)), (target, (object_id(source),)), (source, (object_id(target),))) == []
+    assert ends(drawn((target, 0, 1), (source, 5, 6)), (target, (object_id(source), DRIVER.put()))) == []
+
+
+def test_calls_that_overlap_have_arrows_that_do_not_go_back() -> None:
+    actor = DRIVER.child()
+    calls = [DRIVER.child() for _ in range(2)]
+    assert actor_of(method_id(actor, 7), calls[0]) == actor
+    spans = drawn((actor, 0, 1), (calls[0], 2, 10), (calls[1], 4, 6))
+    spans.actors[1, 1, actor] += [(4, calls[1]), (2, calls[0])]
+    spans.arguments.append((calls[1], (call_value(calls[0], 0),)))
+    assert ends(spans) == [("state", 0.5, 2), ("state", 4, 4)]
