@@ -197,6 +197,7 @@ def located(handler: Any) -> str:
     if "name" in passed_on:
         from zfabric.machines.parts.actors import Actors
         from zfabric.machines.parts.infeasible import Infeasible
+        from zfabric.machines.parts.kept_logs import KeptLogs
         from zfabric.machines.parts.membership import Membership
         from zfabric.machines.parts.stopping import Stopping
         from zfabric.machines.parts.streams import Streams
@@ -205,6 +206,7 @@ def located(handler: Any) -> str:
         parts: dict[str, Any] = {
             "actors": Actors,
             "infeasible": Infeasible,
+            "logs": KeptLogs,
             "membership": Membership,
             "stopping": Stopping,
             "streams": Streams,

@@ -8,6 +8,7 @@ import pytest
 
 from zfabric.config import Config
 from zfabric.machines.client import Client
+from zfabric.machines.parts.calls import LOGGED, TAKEN_EVERY
 from zfabric.machines.worker import Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure, unpack_failure
@@ -154,6 +155,37 @@ def test_a_value_known_to_the_scheduler_though_its_call_had_failed_is_let_go_of_
     client.take_effects(0.0)
     client.step(0.0, b"L" + DAEMON, m.Returned(((lost, OK, (None,)),)))
     assert [lost + CALL_RETURN in message.object_ids for message in said(client, m.Release)] == [True]
+
+
+def test_a_logged_actor_is_told_which_outcomes_are_here_ahead_of_what_it_is_asked_again(client: Client) -> None:
+    lives(client, HOME)
+    first, _, third = (call(client, number, LOGGED) for number in (1, 2, 3))
+    lives(client, HOME)
+    client.take_effects(0.0)
+    client.step(0.0, CLIENT + HOME, m.Returned(((first, OK, (b"value",)),)))
+    lives(client, b"", CREATING)
+    lives(client, NEXT_HOME)
+    messages = [effect.message for effect in client.take_effects(0.0) if effect.to[1:] == NEXT_HOME]
+    assert messages == [
+        m.Taken(ACTOR, (2).to_bytes(16, "big")),
+        m.Call(ACTOR, tuple((n.to_bytes(16, "big"), "method", b"") for n in (2, 3))),
+    ]
+    client.step(0.0, CLIENT + NEXT_HOME, m.Returned((((2).to_bytes(16, "big"), OK, (b"value",)), (third, OK, (b"value",)))))
+    client.dropped.append(ACTOR + FIRST_RETURN)
+    client.settle()
+    assert said(client, m.Taken) == [m.Taken(ACTOR, b"")], "before it is forgotten"
+
+
+def test_a_logged_actor_is_told_now_and_then_and_others_never(client: Client) -> None:
+    lives(client, HOME)
+    for retries in (-1, LOGGED):
+        calls = [call(client, 1000 * -retries + number, retries) for number in range(TAKEN_EVERY + 1)]
+        lives(client, HOME)
+        client.take_effects(0.0)
+        for index, each in enumerate(calls):
+            client.step(0.0, CLIENT + HOME, m.Returned(((each, OK, (b"value",)),)))
+            expected = [m.Taken(ACTOR, calls[-1])] if index == TAKEN_EVERY - 1 and retries == LOGGED else []
+            assert said(client, m.Taken) == expected
 
 
 # -- the actor's side --

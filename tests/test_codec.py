@@ -16,7 +16,7 @@ from zfabric.protocol import codec
 from zfabric.protocol import messages as m
 from zfabric.protocol.codec import MalformedFrame, decode, encode
 from zfabric.protocol.ids import FUNCTION_BYTES, INCARNATION_BYTES, OBJECT_BYTES, TASK_BYTES
-from zfabric.protocol.options import OPTION_TYPES, STREAM_VALUES_MAX
+from zfabric.protocol.options import CHECKPOINT_PARTS_MAX, LOG_NUMBERS_MAX, OPTION_TYPES, STREAM_VALUES_MAX
 
 TASK, FUNCTION, OBJECT = b"t" * TASK_BYTES, b"f" * FUNCTION_BYTES, b"o" * OBJECT_BYTES
 
@@ -36,6 +36,7 @@ def test_every_message_is_known_to_the_codec_and_has_its_name_in_the_package() -
 small_bytes = st.binary(max_size=12)
 numbers = st.integers(-(2**63), 2**64 - 1)
 indexes = st.integers(0, STREAM_VALUES_MAX)
+log_numbers = st.integers(0, LOG_NUMBERS_MAX - 1)
 floats = st.floats(allow_nan=False) | numbers
 task_ids = st.binary(min_size=TASK_BYTES, max_size=TASK_BYTES)
 function_ids = st.binary(min_size=FUNCTION_BYTES, max_size=FUNCTION_BYTES)
@@ -112,7 +113,13 @@ ROWS: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("Hosting", "rows"): many(st.tuples(task_rows, numbers)),
     ("Traced", "names"): many(st.tuples(function_ids, texts)),
     ("Traced", "arguments"): many(st.tuples(task_ids, many(object_ids))),
-    **{(name, "actor_id"): task_ids for name in ("Kill", "Leaving")},
+    **{(name, "actor_id"): task_ids for name in ("Kill", "Leaving", "Logged", "Checkpoint", "Durable", "Replaying", "Taken")},
+    **{(name, field): log_numbers for name in ("Logged", "Checkpoint") for field in ("attempt", "number", "last")},
+    **{(name, "refs"): many(object_ids) for name in ("Logged", "Checkpoint")},
+    ("Checkpoint", "part"): st.integers(0, 3),
+    ("Checkpoint", "parts"): st.integers(4, CHECKPOINT_PARTS_MAX),
+    ("Replaying", "callers"): many(incarnations),
+    ("Taken", "before"): task_ids | st.just(b""),
     ("Stopped", "call_id"): task_ids,
 }
 """Fields whose rows have a layout; every check of the codec has its row here (see the test below)."""
@@ -408,6 +415,9 @@ CASES: list[tuple[str, int, tuple[Any, ...], Any, list[Any]]] = [
         ],
     ),
     ("Hosting", 0, ((),), (GOOD_TASK, 0), [(GOOD_TASK,), (7, 0), (GOOD_TASK, None), *((bad, 0) for bad in BAD_TASKS)]),
+    ("Logged", 5, (TASK, 0, 1, 1, b"", ()), OBJECT, [TASK, "o" * OBJECT_BYTES, 7]),
+    ("Checkpoint", 7, (TASK, 0, 1, 1, 0, 1, b"", ()), OBJECT, [TASK, "o" * OBJECT_BYTES, 7]),
+    ("Replaying", 3, (TASK, 0, 0, ()), b"8" * INCARNATION_BYTES, [TASK, "8" * INCARNATION_BYTES, 7]),
     ("Traced", 0, ((), b"", ()), (FUNCTION, "Class.method"), [(FUNCTION,), ("f", "m"), (FUNCTION, b"m"), (FUNCTION + b"x", "m")]),
     ("Traced", 2, ((), b"", ()), (TASK, (OBJECT,)), [(TASK,), (TASK, OBJECT), (TASK + b"x", (OBJECT,)), (TASK, (OBJECT + b"x",))]),
     ("TakenBack", 0, ((), b""), TASK, [OBJECT, "t" * TASK_BYTES, 7]),
@@ -420,7 +430,7 @@ def frame_of(name: str, field: int, fields: tuple[Any, ...], rows: list[Any]) ->
 
 
 def test_every_row_check_has_cases() -> None:
-    assert {name for name, *_ in CASES} | {"Kill", "Leaving", "Stopped"} == set(codec._ROW_CHECKS), "those have no rows"
+    assert {name for name, *_ in CASES} | {"Kill", "Leaving", "Stopped", "Durable", "Taken"} == set(codec._ROW_CHECKS), "those have no rows"
 
 
 @pytest.mark.parametrize(("name", "field", "fields", "good", "bad"), CASES, ids=[f"{case[0]}-{case[1]}" for case in CASES])
@@ -430,6 +440,19 @@ def test_a_bad_row_is_refused_alone_and_in_any_company(name: str, field: int, fi
     for row in bad:
         for rows in ([row], [row, row], [good, row], [row, good], [good, good, row, good]):
             assert not heard_or_malformed(frame_of(name, field, fields, rows)), rows
+
+
+@pytest.mark.parametrize("numbers", [(-1, 1, 1), (0, -1, 1), (0, 1, -1), (0, 1, LOG_NUMBERS_MAX)])
+@pytest.mark.parametrize("name", ["Logged", "Checkpoint"])
+def test_what_is_logged_has_numbers_that_keys_can_hold(name: str, numbers: tuple[int, ...]) -> None:
+    rest = (b"", ()) if name == "Logged" else (0, 1, b"", ())
+    for fields, heard in (((TASK, 0, 1, 1, *rest), True), ((TASK, *numbers, *rest), False)):
+        assert heard_or_malformed(msgpack.packb([1, 0, [[b"L", b"A", name, fields]]])) == heard
+
+
+@pytest.mark.parametrize(("part", "parts"), [(-1, 1), (1, 1), (0, 0), (0, CHECKPOINT_PARTS_MAX + 1)])
+def test_a_part_of_a_checkpoint_is_one_of_them(part: int, parts: int) -> None:
+    assert not heard_or_malformed(msgpack.packb([1, 0, [[b"L", b"A", "Checkpoint", (TASK, 0, 1, 1, part, parts, b"", ())]]]))
 
 
 @pytest.mark.parametrize("other", [GOOD_TASK, (*GOOD_TASK, None), (*GOOD_TASK, (("name", "x"),))])

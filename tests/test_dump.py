@@ -71,6 +71,27 @@ def test_every_row_is_plain(tmp_path):
     ]
 
 
+def test_logs_of_actors_are_shown_call_by_call_and_checkpoints_by_their_parts(tmp_path):
+    call = (7, TASK, b"caller00", "add", BOMB, (), (), None, 0, 0, (BOMB,), True)
+    stored = (*call[:10], (None,), True)
+    key = TASK + (8).to_bytes(8, "big")
+    rows = msgpack.packb(((), (call, stored)))
+    shown = list(describe_rows("log", [(key, msgpack.packb(((), rows))), (key, b"\xc1 odd")]))
+    json.dumps(shown)
+    first = {"table": "log", "key": TASK.hex(), "number": 7, "call": TASK.hex(), "method": "add", "arguments": f"<{len(BOMB)} bytes>"}
+    assert shown == [
+        {**first, "status": 0, "outputs": f"<{len(BOMB)} bytes>"},
+        {**first, "status": 0, "outputs": "in the object store"},
+        {"table": "log", "key": key.hex(), "value": plain(b"\xc1 odd")},
+    ]
+    key += (1).to_bytes(4, "big")
+    shown = list(describe_rows("checkpoint", [(key, msgpack.packb((3, (), BOMB))), (key, b"\xc1 odd")]))
+    assert shown == [
+        {"table": "checkpoint", "key": TASK.hex(), "number": 8, "part": "2 of 3", "value": f"<{len(BOMB)} bytes>"},
+        {"table": "checkpoint", "key": TASK.hex(), "value": plain(b"\xc1 odd")},
+    ]
+
+
 def test_one_table_and_a_limit(tmp_path):
     begin(tmp_path).close()
     assert [row["key"] for row in dump(str(tmp_path), "task", 1)] == [TASK.hex()]

@@ -62,7 +62,7 @@ class Node:
             else:
                 self.effects.append(effect)
                 if isinstance(effect, e.SpawnWorker):
-                    self.pids[effect.token] = 100 + len(self.pids)
+                    self.pids[effect.token] = 100 + int.from_bytes(effect.token, "big")
         self.scheduler.check_invariants()
 
     def answer(self, message: Any) -> None:
@@ -538,6 +538,8 @@ def test_jobs_of_a_node_that_is_no_more_are_cleared_page_by_page_and_said_to_hav
         "task": {old + bytes((number,)): b"row" for number in range(5)},
         "function": {},
         "object": {old + b"o": b"value", over + b"o": b"not this one's"},
+        "log": {old + b"l": b"block"},
+        "checkpoint": {old + b"c": b"part"},
     }
     node = Node()
     node.scheduler.membership.former_jobs.ask()
@@ -556,6 +558,7 @@ def test_jobs_of_a_node_that_is_no_more_are_cleared_page_by_page_and_said_to_hav
     assert [written.count(each) for each in (("job", old), ("job", over))] == [1, 0]
     assert report.unpacked(store["job"][old]) == {"status": "ended", "number": 7}
     assert (store["task"], store["object"]) == ({}, {over + b"o": b"not this one's"})
+    assert (store["log"], store["checkpoint"]) == ({}, {})
 
 
 def test_what_an_unknown_process_says_counts_for_nothing(node: Node) -> None:

@@ -15,7 +15,10 @@ import msgpack
 from zfabric.adapters.journal import ReadOnlyJournal
 from zfabric.exceptions import ConfigError
 from zfabric.machines.parts.blocks import read_block
+from zfabric.machines.parts.call_log import calls_in
+from zfabric.machines.parts.kept_logs import CHECKPOINT, LOG
 from zfabric.machines.parts.tables import TABLES, Pair
+from zfabric.protocol.ids import TASK_BYTES
 
 HEX_BYTES_MAX = 32
 """Longest bytes shown in hex: every id; arguments and values are longer and say nothing to people."""
@@ -39,10 +42,14 @@ def dump(path: str, table: str | None = None, limit: int | None = None) -> Itera
 
 
 def describe_rows(table: str, rows: Iterable[Pair]) -> Iterator[dict[str, Any]]:
-    """Rows ``(key, value)`` of ``table``, as a ``Scan`` or the journal has them, as plain data. A task block is many tasks."""
+    """Rows ``(key, value)`` of ``table``, as a ``Scan`` or the journal has them, as plain data. A block is many tasks, or calls."""
     for key, value in rows:
         if table == "task":
             yield from _tasks(key, value)
+        elif table == LOG:
+            yield from _calls(key, value)
+        elif table == CHECKPOINT:
+            yield _checkpoint(key, value)
         else:
             yield {"table": table, "key": _key(table, key), "value": _decoded(value)}
 
@@ -75,6 +82,38 @@ def _tasks(key: bytes, value: bytes) -> Iterator[dict[str, Any]]:
         }
 
 
+def _calls(key: bytes, value: bytes) -> Iterator[dict[str, Any]]:
+    """Calls that an actor has run."""
+    try:
+        calls = calls_in(_unpacked(value)[1])
+    except (ValueError, TypeError, IndexError, msgpack.UnpackException):
+        yield {"table": LOG, "key": key.hex(), "value": plain(value)}
+        return
+    for call in calls:
+        size = sum(len(output) for output in call.outputs if output is not None)
+        yield {
+            "table": LOG,
+            "key": plain(key[:TASK_BYTES]),
+            "number": call.number,
+            "call": plain(call.call_id),
+            "method": call.method,
+            "arguments": f"<{len(call.arguments)} bytes>",
+            "status": call.status,
+            "outputs": f"<{size} bytes>" if None not in call.outputs else "in the object store",
+        }
+
+
+def _checkpoint(key: bytes, value: bytes) -> dict[str, Any]:
+    """A part of a checkpoint of an actor."""
+    row: dict[str, Any] = {"table": CHECKPOINT, "key": plain(key[:TASK_BYTES])}
+    try:
+        parts, _, data = _unpacked(value)
+    except (ValueError, TypeError, msgpack.UnpackException):
+        return {**row, "value": plain(value)}
+    number, part = int.from_bytes(key[TASK_BYTES:-4], "big"), int.from_bytes(key[-4:], "big")
+    return {**row, "number": number, "part": f"{part + 1} of {parts}", "value": f"<{len(data)} bytes>"}
+
+
 def _key(table: str, key: bytes) -> str:
     """Names are text, "meta" is ours; all other keys are ids."""
     if table in ("name", "meta"):
@@ -84,9 +123,13 @@ def _key(table: str, key: bytes) -> str:
 
 def _decoded(value: bytes) -> Any:
     try:
-        return plain(msgpack.unpackb(value, use_list=False, raw=False, strict_map_key=False))
+        return plain(_unpacked(value))
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException):
         return plain(value)
+
+
+def _unpacked(value: bytes) -> Any:
+    return msgpack.unpackb(value, use_list=False, raw=False, strict_map_key=False)
 
 
 def _all_rows(journal: ReadOnlyJournal, table: str) -> Iterator[Pair]:

@@ -20,6 +20,7 @@ from zfabric.machines.parts.actors import Actors
 from zfabric.machines.parts.blocks import BlockWriter
 from zfabric.machines.parts.dispatch import Dispatcher
 from zfabric.machines.parts.infeasible import Infeasible
+from zfabric.machines.parts.kept_logs import KeptLogs
 from zfabric.machines.parts.membership import Membership
 from zfabric.machines.parts.outcomes import Outcomes
 from zfabric.machines.parts.records import (
@@ -81,6 +82,7 @@ class LocalScheduler:
         self.infeasible = Infeasible(self.tables, self.outcomes, self.pool)
         self.values = Values(self)
         self.actors = Actors(self)
+        self.logs = KeptLogs(self)
         self.outcomes.actor_made = self.actors.ended
         self.references.actor_unreferenced = self.actors.unreferenced
         self.streams = Streams(self)
@@ -120,6 +122,7 @@ class LocalScheduler:
             self._trim_at = self.dispatcher.trim(now)
         self.infeasible.tick(now)
         self.actors.tick(now)
+        self.logs.tick(now)
         self.membership.tick(now)
 
     def next_deadline(self) -> float | None:
@@ -134,6 +137,7 @@ class LocalScheduler:
             self.stopping.next_deadline(),
             self.infeasible.next_deadline(),
             self.actors.next_deadline(),
+            self.logs.next_deadline(),
         ]
         return min((each for each in candidates if each is not None), default=None)
 
@@ -155,6 +159,7 @@ class LocalScheduler:
                 tables.tell(process, m.Results(tuple(rows[start : start + 1024])))
         tables.touched.clear()
         self.values.read_durable()
+        self.logs.acknowledge()
         self._introduce()
         self._flush_rows(now)
         self._beat(now)
@@ -420,6 +425,8 @@ class LocalScheduler:
             self.membership.job_begun(about, message.ok, message.text)
         elif kind == "job ended":
             self.membership.job_ended(about, message.ok, now)
+        elif kind == "log":
+            self.logs.written(about, message.ok, now)
         elif kind == "query":
             report.rows_committed(self, about)
 
@@ -442,6 +449,8 @@ class LocalScheduler:
             self.membership.rows_found(about, message, now)
         elif kind == "durable value":
             self.outcomes.durable_found(about, message.rows)
+        elif kind == "log read":
+            self.logs.found(about, message)
         elif kind == "query":
             report.rows_found(self, about, message)
 
@@ -560,6 +569,9 @@ HANDLERS: dict[type[Any], Any] = {
     m.Kill: _part("actors", "on_kill"),
     m.Leaving: _part("actors", "on_leaving"),
     m.Hosting: _part("actors", "on_hosting"),
+    m.Logged: _part("logs", "on_logged"),
+    m.Checkpoint: _part("logs", "on_checkpoint"),
+    m.Replaying: _part("logs", "on_replaying"),
     m.Put: _part("values", "on_put"),
     m.Offer: _part("values", "on_offer"),
     m.Hold: _part("values", "on_hold"),

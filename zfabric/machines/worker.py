@@ -128,8 +128,17 @@ class Worker:
         self.running_calls[item.row[0]] = item
         return item
 
-    def finish_call(self, item: Invocation, status: int, outputs: Row, contained: tuple[Row, ...], started: float, seconds: float) -> None:
-        """A call has ended; its outcome is fixed here."""
+    def finish_call(
+        self,
+        item: Invocation,
+        status: int,
+        outputs: Row,
+        contained: tuple[Row, ...],
+        started: float,
+        seconds: float,
+        whole: bool = True,
+    ) -> bool:
+        """A call has ended; its outcome is fixed here. Whether it is held back (see ``Mailbox.ended``)."""
         row, _ = self.mailbox.actors[item.actor_id]
         self.call_trace.add(item.row[0], item.actor_id, self.functions[row[1]][1], item.method, started, seconds)
         if self.call_trace.full:
@@ -139,7 +148,7 @@ class Worker:
         if self.yields.open:
             self.yields.end(item.row[0])
         self.unreturned += 1
-        self.mailbox.ended(item, status, outputs, contained)
+        return self.mailbox.ended(item, status, outputs, contained, whole)
 
     def say_trace(self) -> None:
         """Tell when calls ran."""
@@ -198,7 +207,9 @@ class Worker:
         if handler is None:
             self.counts["refused"] += 1
         elif type(message) is m.Call:
-            self.on_call(now, source, message)  # Nothing else that a worker hears depends on who says it.
+            self.on_call(now, source, message)
+        elif type(message) is m.Taken:
+            self.on_taken(source, message)  # Nothing else that a worker hears depends on who says it.
         else:
             handler(self, message)
 
@@ -278,6 +289,14 @@ class Worker:
     def on_recorded(self, message: m.Recorded) -> None:
         """Outcomes of calls are taken in."""
         self.mailbox.recorded(message.call_ids)
+
+    def on_durable(self, message: m.Durable) -> None:
+        """What was said of an actor's log is committed."""
+        self.mailbox.durable(message.actor_id, message.upto)
+
+    def on_taken(self, source: Address, message: m.Taken) -> None:
+        """A caller has outcomes."""
+        self.mailbox.taken(source, message.actor_id, message.before)
 
     def on_retire(self, message: m.Retire) -> None:
         """Nobody has a handle any more."""
@@ -366,6 +385,8 @@ HANDLERS: dict[type[Any], Any] = {
     m.Stopped: Worker.on_stopped,
     m.CallerGone: Worker.on_caller_gone,
     m.Recorded: Worker.on_recorded,
+    m.Durable: Worker.on_durable,
+    m.Taken: Worker.on_taken,
     m.Retire: Worker.on_retire,
 }
 """What a worker accepts."""

@@ -39,6 +39,9 @@ FROM_PROCESSES: dict[bytes, frozenset[type[Any]]] = {
             m.Leaving,
             m.Traced,
             m.Hosting,
+            m.Logged,
+            m.Checkpoint,
+            m.Replaying,
         }
     ),
     OBJECT_STORE: frozenset({m.Reserve, m.ReturnGrant, m.GrantsHeld, m.Pinned, m.Unpin}),

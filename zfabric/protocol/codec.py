@@ -14,7 +14,7 @@ import msgpack
 
 from zfabric.protocol.ids import FUNCTION_BYTES, INCARNATION_BYTES, OBJECT_BYTES, TASK_BYTES
 from zfabric.protocol.messages import MESSAGES, Message
-from zfabric.protocol.options import OPTION_TYPES, RETURNS_MAX, STREAM_VALUES_MAX
+from zfabric.protocol.options import CHECKPOINT_PARTS_MAX, LOG_NUMBERS_MAX, OPTION_TYPES, RETURNS_MAX, STREAM_VALUES_MAX
 
 FRAME_BYTES_MAX = 256 * 2**20
 """Largest frame that is decoded: a batch of 256 rows of the largest inline values, with room to spare."""
@@ -317,6 +317,30 @@ def _whereabouts(name: str, fields: tuple[Any, ...]) -> None:
     _ids(name, columns[0], TASK_BYTES)
 
 
+def _logged(name: str, fields: tuple[Any, ...]) -> None:
+    _ids(name, fields[:1], TASK_BYTES)
+    _ids(name, fields[-1], OBJECT_BYTES)
+    if min(fields[1:4]) < 0 or max(fields[1:4]) >= LOG_NUMBERS_MAX:
+        raise MalformedFrame(f"{name}: what is logged is numbered from 0, below {LOG_NUMBERS_MAX}")
+
+
+def _checkpoint(name: str, fields: tuple[Any, ...]) -> None:
+    _logged(name, fields)
+    if not 0 <= fields[4] < fields[5] <= CHECKPOINT_PARTS_MAX:
+        raise MalformedFrame(f"{name}: a checkpoint has parts 0 to {CHECKPOINT_PARTS_MAX - 1}")
+
+
+def _replaying(name: str, fields: tuple[Any, ...]) -> None:
+    _ids(name, fields[:1], TASK_BYTES)
+    _ids(name, fields[3], INCARNATION_BYTES)
+
+
+def _taken(name: str, fields: tuple[Any, ...]) -> None:
+    _ids(name, fields[:1], TASK_BYTES)
+    if fields[1]:
+        _ids(name, fields[1:], TASK_BYTES)
+
+
 def _one_task(name: str, fields: tuple[Any, ...]) -> None:
     _ids(name, fields[:1], TASK_BYTES)
 
@@ -331,6 +355,11 @@ _ROW_CHECKS = {
     "Expect": _expect,
     "Hosting": _hosting,
     "Traced": _traced,
+    "Logged": _logged,
+    "Checkpoint": _checkpoint,
+    "Durable": _one_task,
+    "Replaying": _replaying,
+    "Taken": _taken,
     "Kill": _one_task,
     "Leaving": _one_task,
     "Stopped": _one_task,

@@ -162,6 +162,7 @@ class Actors:
         self._tell(record, record.watchers)
         if record.detached:
             self.scheduler.references.release((record.task.object_id,), DETACHED)
+        self.scheduler.logs.drop(record.id)
         if record.gone:
             self.records.pop(record.id, None)
 
@@ -256,6 +257,7 @@ class Actors:
             return
         record.executing = died.executing if died.executing != record.id else b""
         record.worker = None
+        self.scheduler.logs.process_gone(record.id)
         if record.state == CREATING:
             return  # Its task has failed, or runs again: as any task whose worker died.
         how = f"signal {died.signal}" if died.signal else f"exit code {died.exit_code}"

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 CALLS_IN_MESSAGE = 1024
 """Calls in one message: what an actor takes in at once."""
+LOGGED = -2
+"""How often calls of a logged actor are made again: without end, since it recognises them, and runs none twice (``call_log``)."""
+TAKEN_EVERY = 64
+"""Outcomes of a logged actor after which it is told that they are here: it keeps about as many for each of its callers."""
 UNKNOWN, NOT_RUN = "unknown", "not run"
 """What is known of a call that has no outcome: it may have run, or it has not."""
 
@@ -37,12 +41,12 @@ UNKNOWN, NOT_RUN = "unknown", "not run"
 class Target:
     """One actor, as a caller sees it."""
 
-    __slots__ = ("actor_id", "failure", "incarnation", "leaving", "outbox", "queue", "retries", "sent", "state", "tried")
+    __slots__ = ("actor_id", "failure", "incarnation", "leaving", "outbox", "queue", "retries", "sent", "state", "tried", "untaken")
 
     def __init__(self, actor_id: bytes) -> None:
         self.actor_id = actor_id
         self.retries = 0
-        """How often a call that may have run is made again by itself; -1 without end."""
+        """How often a call that may have run is made again by itself; -1 without end, ``LOGGED`` if the actor recognises it."""
         self.state = CREATING
         self.incarnation = b""
         self.failure = b""
@@ -56,6 +60,15 @@ class Target:
         """Whether the program has no handle any more: the last ref goes once the last call has an outcome."""
         self.tried: dict[bytes, int] = {}
         """Calls that were made again, and how often."""
+        self.untaken = 0
+        """Outcomes that came since a logged actor was told so."""
+
+    @property
+    def oldest(self) -> bytes:
+        """The first call without an outcome; empty if there is none."""
+        if self.sent:
+            return next(iter(self.sent))
+        return next((row[0] for row in self.queue), b"")
 
     @property
     def handle(self) -> bytes:
@@ -98,6 +111,8 @@ class Calls:
         """Calls that leave with the next frames."""
         self._full: dict[Target, None] = {}
         """Actors with something in their outbox."""
+        self._receipts: dict[Target, None] = {}
+        """Logged actors that are to be told which outcomes are here."""
 
     # -- calling --
 
@@ -230,8 +245,13 @@ class Calls:
         return True
 
     def take_sends(self) -> Iterator[Send]:
-        """Calls that wait to be sent."""
+        """Calls that wait to be sent, behind what says which outcomes are here."""
         self.queued = 0
+        while self._receipts:
+            target, _ = self._receipts.popitem()
+            if target.incarnation:
+                target.untaken = 0
+                yield Send(ACTOR + target.incarnation, m.Taken(target.actor_id, target.oldest))
         while self._full:
             target, _ = self._full.popitem()
             rows, target.outbox = target.outbox, []
@@ -243,7 +263,7 @@ class Calls:
     @property
     def unsent(self) -> bool:
         """Whether calls wait to be sent."""
-        return bool(self._full or self._orders)
+        return bool(self._full or self._orders or self._receipts)
 
     # -- outcomes --
 
@@ -259,6 +279,10 @@ class Calls:
                 continue
             client.unfinished -= 1
             target.sent.pop(call_id, None)
+            if target.retries == LOGGED:
+                target.untaken += 1
+                if target.untaken >= TAKEN_EVERY:
+                    self._receipts[target] = None
             identifier = call_id + CALL_RETURN
             entry = entries.get(identifier)
             if type(entry) is tuple and status == OK and len(outputs) == 1 and type(outputs[0]) is bytes and not watchers:
@@ -327,6 +351,8 @@ class Calls:
             target.state, target.failure, target.incarnation = state, failure, incarnation
             if moved:
                 self._interrupted(target, executing)
+            if incarnation and incarnation != before and target.retries == LOGGED:
+                self._receipts[target] = None
             self._advance(target)
 
     def _interrupted(self, target: Target, executing: bytes) -> None:
@@ -430,7 +456,9 @@ class Calls:
 
     def forget(self, handle: bytes) -> None:
         """The last ref to a handle is gone. The link stays: it is between two incarnations, for as long as both live."""
-        self.targets.pop(handle[:TASK_BYTES], None)
+        target = self.targets.pop(handle[:TASK_BYTES], None)
+        if target is not None and target.untaken:
+            self._receipts[target] = None
 
     # -- after a restart of the daemon --
 

@@ -37,7 +37,9 @@ class FormerJobs:
         for key, value in rows:
             facts = report.unpacked(value)
             if facts["status"] == "running" and key not in self.scheduler.tables.jobs:
-                self._go_on(_Clearing(key, report.packed({**facts, "status": "ended"}), ("task", "function", "object")))
+                self._go_on(
+                    _Clearing(key, report.packed({**facts, "status": "ended"}), ("task", "function", "object", "log", "checkpoint"))
+                )
 
     def rows_found(self, clearing: _Clearing, message: m.Found) -> None:
         """A page of what is left of one."""

@@ -1,4 +1,4 @@
-"""What a restarted local scheduler reads from the control store: the functions and task rows of jobs that live (see ``recovery``)."""
+"""What a restarted local scheduler reads from the control store: functions, task rows and logs of jobs that live (see ``recovery``)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from zfabric.machines.parts import report
 from zfabric.machines.parts.blocks import Block
+from zfabric.machines.parts.kept_logs import CHECKPOINT, LOG
 from zfabric.machines.parts.records import FunctionRecord
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import FUNCTION_BYTES, JOB_BYTES
@@ -32,14 +33,17 @@ class KeptRows:
         return not self._open
 
     def ask(self) -> None:
-        """Scan both tables."""
-        for table in ("function", "task"):
+        """Scan the tables."""
+        for table in ("function", "task", LOG, CHECKPOINT):
             self._open.add(table)
             self.scheduler.ask("kept rows", table, m.Scan, table, b"", b"", PAGE)
 
     def found(self, table: str, message: m.Found) -> None:
         """A page of a scan."""
-        (self._functions if table == "function" else self._blocks).extend(message.rows)
+        if table in (LOG, CHECKPOINT):
+            self.scheduler.logs.adopt(table, message.rows)
+        else:
+            (self._functions if table == "function" else self._blocks).extend(message.rows)
         if message.more and message.rows:
             self.scheduler.ask("kept rows", table, m.Scan, table, b"", message.rows[-1][0], PAGE)
         else:

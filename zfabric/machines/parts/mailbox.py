@@ -2,6 +2,7 @@
 
 Most outcomes go straight to the caller. Those that concern others (values in the arena, refs inside results, refs that came with the
 arguments) go through the scheduler, behind all that this process has said to it: so whoever hears of the outcome finds what it names.
+Those of logged actors leave once the log says so (``call_log``).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
@@ -17,6 +18,9 @@ from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import CLIENT, Address, short
 from zfabric.protocol.messages import FAILED, OK, Row
 from zfabric.protocol.options import option
+
+if TYPE_CHECKING:
+    from zfabric.machines.parts.call_log import CallLog, LoggedCall
 
 STOPPED_MAX = 1000
 """Calls to be stopped that have not come: more than anyone cancels in the time that a message takes."""
@@ -47,6 +51,10 @@ class Mailbox:
         self.queue: deque[Invocation] = deque()
         self.stopped: dict[bytes, str] = {}
         """Calls that were to be stopped before they came, and why: the news of it overtakes them while this process computes."""
+        self.logs: dict[bytes, CallLog] = {}
+        """The logs of those actors that have one."""
+        self.written: list[int] = []
+        """Where values are in the arena whose outcomes were held back, and leave now: the shell says that they are finished."""
         self.retiring = False
         self.deadlines: list[tuple[float, bytes]] = []
         """When calls are to be stopped that have a timeout, soonest first; some of them have ended since."""
@@ -67,8 +75,11 @@ class Mailbox:
             self._returned.setdefault(caller, []).extend((row[0], *outcome) for row in message.rows)
             return
         attempt = self.actors[actor_id][1]
+        log = self.logs.get(actor_id) if self.logs else None
         for row in message.rows:
             call_id, method, arguments, *more = row
+            if log is not None and log.kept and self._answer_again(log, caller, call_id):
+                continue
             if more:
                 dependencies, values, options = more
                 if dependencies:
@@ -91,8 +102,18 @@ class Mailbox:
             found.append(heappop(self.deadlines)[1])
         return found
 
-    def ended(self, item: Invocation, status: int, outputs: Row, contained: tuple[Row, ...]) -> None:
-        """A call has an outcome."""
+    def ended(self, item: Invocation, status: int, outputs: Row, contained: tuple[Row, ...], whole: bool = True) -> bool:
+        """A call that ran has an outcome. Whether it is held back until the log of its actor is durable so far.
+
+        ``whole`` is False if it was stopped in its middle.
+        """
+        log = self.logs.get(item.actor_id) if self.logs else None
+        if log is not None and log.ended(item, status, outputs, contained, whole):
+            return True
+        self._leave(item, status, outputs, contained)
+        return False
+
+    def _leave(self, item: Invocation, status: int, outputs: Row, contained: tuple[Row, ...]) -> None:
         plain = not contained and not option(item.options, "contains") and all(type(value) is bytes for value in outputs)
         if plain and option(item.options, "stream") is None:  # The end of a stream goes behind its values.
             self._returned.setdefault(item.caller, []).append((item.row[0], status, outputs))
@@ -102,6 +123,8 @@ class Mailbox:
 
     def recorded(self, call_ids: Iterable[bytes]) -> None:
         """The scheduler has taken in outcomes. It has told the callers; should it have died before that left, they hear it from here."""
+        for log in self.logs.values():
+            log.unrecorded.difference_update(call_ids)
         for call_id in call_ids:
             row = self._reported.pop(call_id, None)
             if row is not None:
@@ -113,15 +136,46 @@ class Mailbox:
                 )
                 self._returned.setdefault(caller, []).append((call_id, status, told))
 
-    def unrecorded(self) -> tuple[m.Reported, ...]:
+    def unrecorded(self) -> tuple[m.Message, ...]:
         """What is to be said again to a restarted daemon."""
         self._unsaid.clear()
-        return (m.Reported(tuple(self._reported.values())),) if self._reported else ()
+        logged = [message for log in self.logs.values() for message in log.again()]
+        return (*logged, m.Reported(tuple(self._reported.values()))) if self._reported else tuple(logged)
 
     @property
     def settled(self) -> bool:
         """Whether nothing of what was called here has an outcome that may be lost with this process."""
-        return not (self._reported or self._returned)
+        return not (self._reported or self._returned) and all(log.settled for log in self.logs.values())
+
+    # -- logs --
+
+    def _answer_again(self, log: CallLog, caller: bytes, call_id: bytes) -> bool:
+        """A call comes again, whose outcome an incarnation before this one had: it is not run."""
+        kept = log.answer(caller, call_id)
+        if kept is None:
+            return False
+        if call_id not in self._reported and kept.number <= log.durable:  # Else it will be told, in its turn.
+            self._returned.setdefault(caller, []).append((call_id, kept.status, kept.outputs))
+        return True
+
+    def durable(self, actor_id: bytes, upto: int) -> None:
+        """What was said of an actor's log is committed: outcomes that waited for it leave."""
+        log = self.logs.get(actor_id)
+        for _, item, status, outputs, contained in log.committed(upto) if log is not None else ():
+            self.written += [value[0] for value in outputs if type(value) is tuple]
+            self._leave(item, status, outputs, contained)
+
+    def taken(self, source: Address, actor_id: bytes, before: bytes) -> None:
+        """A caller has outcomes."""
+        log = self.logs.get(actor_id)
+        if log is not None:
+            log.taken(source[1:], before)
+
+    def made_again(self, log: CallLog, call: LoggedCall, outputs: Row, contained: tuple[Row, ...]) -> None:
+        """A replay has made values of a call anew that its caller may not have. If somebody has them, these are dropped."""
+        row = self._reported[call.call_id] = (call.call_id, call.caller, call.status, outputs, contained)
+        self._unsaid.append(row)
+        log.unrecorded.add(call.call_id)
 
     def stop_later(self, call_id: bytes, reason: str) -> None:
         """A call that is not here is to be stopped when it comes. Most often it will not, since it has ended: few are remembered."""
@@ -136,20 +190,25 @@ class Mailbox:
             return False
         self.queue.remove(found)
         kind = "TaskTimeoutError" if reason == "timeout" else "TaskCancelledError"
-        self.ended(found, FAILED, (pack_failure(kind, f"{found.method} was stopped before it ran ({reason})"),), ())
+        self._leave(found, FAILED, (pack_failure(kind, f"{found.method} was stopped before it ran ({reason})"),), ())
         return True
 
     def caller_gone(self, caller: bytes) -> None:
         """Nobody waits for these outcomes any more. What was called is run all the same."""
         self._returned.pop(caller, None)
+        for log in self.logs.values():
+            log.gone(caller)
 
     @property
     def unsent(self) -> bool:
-        """Whether outcomes wait to be sent."""
-        return bool(self._returned or self._unsaid)
+        """Whether outcomes, or rows of logs, wait to be sent."""
+        return bool(self._returned or self._unsaid) or (bool(self.logs) and any(log.unsent for log in self.logs.values()))
 
     def take_sends(self, scheduler: Address) -> Iterator[Send]:
-        """Outcomes that wait to be sent."""
+        """Outcomes and rows of logs that wait to be sent."""
+        for log in self.logs.values() if self.logs else ():
+            for message in log.take_messages():
+                yield Send(scheduler, message)
         if self._unsaid:
             rows, self._unsaid = self._unsaid, []
             yield Send(scheduler, m.Reported(tuple(rows)))

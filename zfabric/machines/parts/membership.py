@@ -330,6 +330,7 @@ class Membership:
             if task.block is not None:
                 blocks.drop(task.id, task.block)
         deletes = [("function", job.id + identifier) for identifier in job.functions]
+        deletes += self.scheduler.logs.job_ended(job.id)
         for identifier, record in [(each, record) for each, record in tables.objects.items() if each[:JOB_BYTES] == job.id]:
             if type(record.value) is Stored:
                 tables.freed.append(identifier)

@@ -44,6 +44,9 @@ HELD = frozenset(
     {
         m.Export,
         m.Hosting,
+        m.Logged,
+        m.Checkpoint,
+        m.Replaying,
         m.Find,
         m.Expect,
         m.Reported,
@@ -66,10 +69,11 @@ HELD = frozenset(
     }
 )
 """What waits until everybody has registered."""
-HELD_QUESTIONS = ("actor", "nothing")
+HELD_QUESTIONS = ("actor", "actor log", "nothing")
 """Likewise, of questions: what has a name is not known before, nor has anything that was said been taken in."""
 _AFTERWARDS = (
-    m.TakenBack, m.Unblocked, m.Find, m.Reported, m.Fetch, m.Release, m.Cancel, m.Kill, m.Leaving, m.Query, m.Goodbye,
+    m.TakenBack, m.Unblocked, m.Find, m.Logged, m.Checkpoint, m.Replaying, m.Reported,
+    m.Fetch, m.Release, m.Cancel, m.Kill, m.Leaving, m.Query, m.Goodbye,
 )  # fmt: skip
 """What is taken in last, in its order."""
 _KNOWLEDGE = (m.Submit, m.Put, m.Offer)
@@ -123,6 +127,9 @@ class Recovery:
         self._each(m.Offer, self._take_offer)
         self._each(m.Expect, self._take_expect)
         self._each(m.Hold, self._take_hold)
+        self._know(self.scheduler.logs.references_of())
+        self._each(m.Logged, self._take_logged)
+        self._each(m.Checkpoint, self._take_logged)
         self.scheduler.streams.positions_known()
         for task, _ in self._entered:
             self._take_stored(task)
@@ -131,6 +138,7 @@ class Recovery:
             self._know((record.contained,))
         for record in self._values():
             self.references.pin(record.contained)
+        self.scheduler.logs.recover()
         unheard = self._unheard()
         for task, worker in self._entered:
             if worker is None and task.id in unheard:
@@ -143,6 +151,7 @@ class Recovery:
         for source, message in self._said:
             if type(message) in _AFTERWARDS and source[1:] in self.tables.processes:
                 step(now, source, message)
+        self.scheduler.logs.drop_lost()
         self.scheduler.streams.recovered()
         for task_id, (_, block) in self._rows.items():
             if task_id not in self.tables.tasks:
@@ -264,6 +273,10 @@ class Recovery:
         """Results of calls: some have come into the arena, and their callers were not told; and streams of actors, not at their end."""
         self._know((row[0],) for row in message.rows)
         self.scheduler.actors.on_expect(0.0, source, message)
+
+    def _take_logged(self, source: Address, message: m.Logged | m.Checkpoint) -> None:
+        """What a log needs: known before it is taken in."""
+        self._know((message.refs,))
 
     def _take_hold(self, source: Address, message: m.Hold) -> None:
         self._know((message.object_ids,))

@@ -91,6 +91,9 @@ def answer(scheduler: LocalScheduler, now: float, source: Address, message: m.Qu
         if what == "rows":
             _ask_rows(scheduler, source, token, *arguments)
             return
+        if what == "actor log":
+            scheduler.logs.read(source, token, *arguments)
+            return
         if question is None:
             raise ValueError(f"there is no such question; there are {', '.join(sorted((*QUESTIONS, 'rows')))}")
         payload = question(scheduler, now, *arguments)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-TABLES = ("meta", "task", "function", "object", "actor", "name", "node", "job", "event")
-"""Every table. "meta" is the control store's own; keys of "event" begin with the time, so that the first are the oldest."""
+TABLES = ("meta", "task", "function", "object", "actor", "name", "node", "job", "event", "log", "checkpoint")
+"""Every table. "meta" is the control store's own; keys of "event" begin with the time, so that the first are the oldest; those of
+"log" and "checkpoint" with the actor and the number of a call, so that an actor's calls are in the order in which they ran."""
 KEY_BYTES_MAX = 511
 """Longest key; the shortest has one byte. (What LMDB 0.9 allows.)"""
 

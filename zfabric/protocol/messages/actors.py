@@ -127,6 +127,69 @@ class Traced(NamedTuple):
     arguments: Rows
 
 
+class Logged(NamedTuple):
+    """actor -> local scheduler. Calls that a logged actor has run since the block before, in the order in which they ran.
+
+    ``rows`` is theirs to read who replay them (``machines.parts.call_log``), and bytes to everybody else; ``last`` numbers the last of
+    them, over all incarnations. ``refs`` are what they need and only their callers held: the scheduler holds it as long as the rows
+    are kept. ``number`` counts what this incarnation (``attempt``) has said of its log; it is repeated to a restarted daemon until
+    ``Durable`` says that it is committed. What another process than the one that is the actor now says is refused.
+    """
+
+    actor_id: bytes
+    attempt: int
+    number: int
+    last: int
+    rows: bytes
+    refs: Ids
+
+
+class Checkpoint(NamedTuple):
+    """actor -> local scheduler. Part ``part`` (from 0) of ``parts`` of the actor's state after the call numbered ``last``.
+
+    Once the last part is committed, the rows up to that call are dropped. ``refs`` are inside the state, and come with the last part.
+    Otherwise as ``Logged``.
+    """
+
+    actor_id: bytes
+    attempt: int
+    number: int
+    last: int
+    part: int
+    parts: int
+    data: bytes
+    refs: Ids
+
+
+class Durable(NamedTuple):
+    """local scheduler -> worker control. What you have said of the actor's log is committed, up to this number: results may leave."""
+
+    actor_id: bytes
+    upto: int
+
+
+class Replaying(NamedTuple):
+    """actor -> local scheduler. So many of the logged calls have run again; ``callers`` are those whose outcomes are kept for them.
+
+    Said from time to time, once at the end, and again to a restarted daemon. Of callers that are gone, ``CallerGone`` is the answer.
+    """
+
+    actor_id: bytes
+    done: int
+    total: int
+    callers: Ids
+
+
+class Taken(NamedTuple):
+    """client -> actor. I have the outcomes of all calls I made before this one (empty: of all that you have from me).
+
+    Said to each new incarnation, ahead of the calls that are made again, and now and then; the actor forgets those outcomes.
+    """
+
+    actor_id: bytes
+    before: bytes
+
+
 class CallerGone(NamedTuple):
     """local scheduler -> worker control. A process that may have called you has ended."""
 

@@ -1,0 +1,521 @@
+"""Logs of actors' calls, both sides alone: what leaves when, what is answered from the log, who may add to it, and when it is cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from test_local_scheduler import CLIENT, DRIVER, FUNCTION, OWN, Node, ref, task_id
+
+from zfabric.config import Config
+from zfabric.machines.parts.call_log import PART_BYTES, CallLog, calls_in
+from zfabric.machines.parts.kept_logs import CHECKPOINT, LOG
+from zfabric.machines.parts.tables import TABLES
+from zfabric.machines.worker import Worker
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import CONTROL, FIRST_RETURN, WORKER
+from zfabric.protocol.messages import FAILED, OK
+
+HOME, DAEMON = b"\x01actor00", b"\x02daemon0"
+ANN, BOB = b"\x01client0", b"\x01client1"
+ACTOR = task_id(1)
+
+# -- the actor's side ------------------------------------------------------------------------------------------------------------
+
+
+class Actor:
+    """An actor's process, played to its machine; the daemon is played by the test."""
+
+    def __init__(self, every: int = 0, attempt: int = 0) -> None:
+        self.worker = Worker(WORKER + HOME, Config.of({}))
+        self.worker.connect(DAEMON)
+        self.worker.step(0.0, b"L" + DAEMON, m.Functions(((FUNCTION, "Counter", b"", ()),)))
+        self.log = CallLog(ACTOR, attempt, every)
+        self.log.readonly = frozenset({"look"})
+        self.worker.mailbox.logs[ACTOR] = self.log
+        self.worker.mailbox.actors[ACTOR] = ((ACTOR, FUNCTION, b"", ()), attempt)
+        self.unread: list[Any] = []
+
+    def call(self, *numbers: int, caller: bytes = ANN, method: str = "add", **more: Any) -> None:
+        extra = (more.get("needs", ()), more.get("values", ()), more.get("options")) if more else ()
+        rows = tuple((number.to_bytes(16, "big"), method, b"", *extra) for number in numbers)
+        self.worker.step(0.0, CLIENT + caller, m.Call(ACTOR, rows))
+
+    def run(self, outputs: tuple[Any, ...] = (b"value",), contained: tuple[Any, ...] = (), whole: bool = True) -> int:
+        item = self.worker.begin()
+        assert item is not None
+        self.worker.finish_call(item, OK if whole else FAILED, outputs, contained, 0.0, 0.001, whole)  # type: ignore[arg-type]
+        return int.from_bytes(item.row[0], "big")
+
+    def said(self, kind: type[Any]) -> list[Any]:
+        self.unread += [effect.message for effect in self.worker.take_effects(0.0)]
+        found = [message for message in self.unread if type(message) is kind]
+        self.unread = [message for message in self.unread if type(message) is not kind]
+        return found
+
+    def returned(self) -> list[int]:
+        return [int.from_bytes(row[0], "big") for message in self.said(m.Returned) for row in message.rows]
+
+    def durable(self, upto: int) -> None:
+        self.worker.step(0.0, b"L" + DAEMON, m.Durable(ACTOR, upto))
+
+    def waiting(self) -> list[int]:
+        return [int.from_bytes(item.row[0], "big") for item in self.worker.mailbox.queue]
+
+
+def numbers(block: m.Logged) -> list[int]:
+    return [int.from_bytes(call.call_id, "big") for call in calls_in(block.rows)]
+
+
+def next_incarnation(
+    blocks: list[m.Logged], checkpoint: bytes | None = None, last: int = 0, every: int = 0
+) -> tuple[Actor, Any, list[Any]]:
+    actor = Actor(every, attempt=1)
+    state, rows = actor.log.restore(checkpoint, last, [block.rows for block in blocks])
+    return actor, state, rows
+
+
+def test_an_outcome_leaves_once_its_row_is_committed_and_the_next_calls_run_meanwhile() -> None:
+    actor = Actor()
+    actor.call(1, 2, 3)
+    assert [actor.run(), actor.run()] == [1, 2]
+    (first,) = actor.said(m.Logged)
+    assert (first.number, first.last, numbers(first)) == (1, 2, [1, 2])
+    actor.run()
+    (second,) = actor.said(m.Logged)
+    assert actor.returned() == []
+    assert not actor.worker.mailbox.settled
+    actor.durable(first.number)
+    assert actor.returned() == [1, 2]
+    actor.durable(second.number)
+    assert actor.returned() == [3]
+    assert actor.worker.mailbox.settled
+
+
+def test_a_readonly_call_has_no_row_and_its_outcome_waits_for_the_rows_before_it() -> None:
+    actor = Actor()
+    actor.call(1, method="look")
+    actor.run()
+    assert actor.returned() == [1], "nothing is before it"
+    actor.call(2)
+    actor.call(3, method="look")
+    actor.run()
+    actor.run()
+    (block,) = actor.said(m.Logged)
+    assert numbers(block) == [2]
+    assert actor.returned() == []
+    actor.durable(block.number)
+    assert actor.returned() == [2, 3]
+
+
+def test_a_restarted_daemon_is_told_what_may_not_be_committed() -> None:
+    actor = Actor()
+    actor.call(1, 2)
+    actor.run()
+    (first,) = actor.said(m.Logged)
+    actor.run()
+    (second,) = actor.said(m.Logged)
+    actor.durable(first.number)
+    actor.call(3)
+    actor.run()
+    again = [message for message in actor.worker.running() if type(message) is m.Logged]
+    assert [numbers(block) for block in again] == [[2], [3]]
+    assert again[0] == second, "word for word: it may be written already"
+    assert actor.said(m.Logged) == [], "and once"
+    actor.durable(again[1].number)
+    assert sorted(actor.returned()) == [1, 2, 3]
+
+
+def test_a_call_that_comes_again_is_answered_and_not_run() -> None:
+    actor = Actor()
+    actor.call(1, 2)
+    actor.call(1001, caller=BOB)
+    for _ in range(3):
+        actor.run()
+    (block,) = actor.said(m.Logged)
+    again, _, rows = next_incarnation([block])
+    assert [row.number for row in rows] == [1, 2, 3]
+    again.call(2, 5)
+    assert again.waiting() == [5]
+    assert again.returned() == [2]
+    again.call(1001, caller=BOB)
+    assert again.waiting() == [5]
+    again.run()
+    (more,) = again.said(m.Logged)
+    assert (more.attempt, more.last) == (1, 4), "numbers go on"
+
+
+def test_what_a_caller_has_taken_is_forgotten_also_by_the_next_incarnation() -> None:
+    actor = Actor()
+    actor.call(1, 2, 3)
+    for _ in range(3):
+        actor.run()
+    (block,) = actor.said(m.Logged)
+    actor.durable(block.number)
+    actor.worker.step(0.0, CLIENT + ANN, m.Taken(ACTOR, (3).to_bytes(16, "big")))
+    assert [len(kept) for kept in actor.log.kept.values()] == [1]
+    actor.call(4)
+    actor.run()
+    (more,) = actor.said(m.Logged)
+    again, _, _ = next_incarnation([block, more])
+    assert [int.from_bytes(call_id, "big") for call_id in again.log.kept[ANN]] == [3, 4]
+    again.worker.step(0.0, CLIENT + ANN, m.Taken(ACTOR, b""))
+    assert again.log.kept == {}
+
+
+def test_outcomes_of_a_caller_that_is_gone_are_not_kept_also_of_calls_that_run_later() -> None:
+    actor = Actor()
+    actor.call(1, 2)
+    actor.run()
+    actor.worker.step(0.0, b"L" + DAEMON, m.CallerGone(ANN))
+    actor.run()
+    assert actor.log.kept == {}
+    (block,) = actor.said(m.Logged)
+    assert numbers(block) == [1, 2], "they have run, all the same"
+
+
+def test_a_checkpoint_carries_the_state_and_the_outcomes_that_callers_may_not_have() -> None:
+    actor = Actor(every=2)
+    actor.call(1, 2, 3)
+    actor.run()
+    assert not actor.log.due
+    actor.run()
+    assert actor.log.due
+    actor.log.checkpoint(b"state" * PART_BYTES, ())
+    assert not actor.log.due
+    actor.run()
+    (before,), parts, (after,) = (
+        actor.said(m.Logged)[:1],
+        actor.said(m.Checkpoint),
+        [block for block in actor.worker.running() if type(block) is m.Logged][1:],
+    )
+    assert [(part.last, part.part, part.parts) for part in parts] == [(2, index, 6) for index in range(6)]
+    assert max(len(part.data) for part in parts) == PART_BYTES
+    assert (before.number, parts[0].number, parts[-1].number, after.number) == (1, 2, 7, 8)
+    again, state, rows = next_incarnation([after], b"".join(part.data for part in parts), 2)
+    assert state == b"state" * PART_BYTES
+    assert [row.number for row in rows] == [3]
+    again.call(1, 2, 3)
+    assert again.waiting() == []
+    assert again.returned() == [1, 2, 3]
+
+
+def test_rows_that_a_checkpoint_covers_are_not_run_again() -> None:
+    actor = Actor(every=2)
+    actor.call(1, 2)
+    actor.run()
+    actor.run()
+    actor.log.checkpoint(b"state", ())
+    (block,), (part,) = actor.said(m.Logged), actor.said(m.Checkpoint)
+    _, _, rows = next_incarnation([block], part.data, 2)
+    assert rows == []
+
+
+def test_what_was_stopped_in_its_middle_is_in_the_checkpoint_that_follows_and_in_no_row() -> None:
+    actor = Actor(every=100)
+    actor.call(1, 2)
+    actor.run()
+    actor.run((b"stopped",), whole=False)
+    assert actor.log.due, "only a checkpoint can tell what it has done"
+    (block,) = actor.said(m.Logged)
+    actor.durable(block.number)
+    assert actor.returned() == [1], "the other one is not durable"
+    actor.log.checkpoint(b"torn", ())
+    (part,) = actor.said(m.Checkpoint)
+    actor.durable(part.number)
+    assert actor.returned() == [2]
+    again, state, rows = next_incarnation([block], part.data, part.last)
+    assert (state, rows) == (b"torn", [])
+    again.call(2)
+    assert again.returned() == [2]
+
+
+def test_without_checkpoints_what_was_stopped_in_its_middle_has_a_row_and_is_not_run_again() -> None:
+    actor = Actor()
+    actor.call(1)
+    actor.run((b"stopped",), whole=False)
+    (block,) = actor.said(m.Logged)
+    assert [call.again for call in calls_in(block.rows)] == [False]
+
+
+def test_a_large_value_is_reported_behind_its_row_and_reported_again_by_a_replay() -> None:
+    actor = Actor()
+    actor.call(1)
+    actor.run(((4096, 100_000),))
+    (block,) = actor.said(m.Logged)
+    assert actor.said(m.Reported) == []
+    actor.durable(block.number)
+    assert [row[3] for message in actor.said(m.Reported) for row in message.rows] == [((4096, 100_000),)]
+    assert actor.worker.mailbox.written == [4096]
+    again, _, (call,) = next_incarnation([block])
+    assert again.log.wants(call)
+    again.worker.mailbox.made_again(again.log, call, ((8192, 100_000),), ())
+    again.call(1)
+    assert (again.waiting(), again.returned()) == ([], []), "its caller is told of it by the scheduler"
+    assert [row[3] for message in again.said(m.Reported) for row in message.rows] == [((8192, 100_000),)]
+    assert again.log.unrecorded
+    again.worker.step(0.0, b"L" + DAEMON, m.Recorded((call.call_id,)))
+    assert not again.log.unrecorded
+    assert again.returned() == [1]
+
+
+def test_a_row_says_what_only_its_caller_held_but_not_the_actor_itself() -> None:
+    actor = Actor()
+    inside = (ref(7), ACTOR + FIRST_RETURN)
+    actor.call(1, needs=(ref(5), ref(6)), values=(None, b"small"), options=(("contains", inside),))
+    actor.run()
+    (block,) = actor.said(m.Logged)
+    assert block.refs == (ref(5), ref(7))
+
+
+# -- the scheduler's side --------------------------------------------------------------------------------------------------------
+
+
+class Store(Node):
+    """A node whose control store keeps what is written, and answers ``Write`` when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__(cpus=2)
+        self.rows: dict[str, dict[bytes, bytes]] = {table: {} for table in TABLES}
+        self.slow = False
+        self.open: list[m.Write] = []
+
+    def answer(self, message: Any) -> None:
+        if isinstance(message, m.Write):
+            if self.slow and message.token:
+                self.open.append(message)
+                return
+            if not self.full:
+                self.keep(message)
+        elif isinstance(message, m.Scan) and message.table in (LOG, CHECKPOINT):
+            rows = [
+                (key, value)
+                for key, value in sorted(self.rows[message.table].items())
+                if key.startswith(message.prefix) and key > message.after
+            ]
+            self.say(b"S" + OWN, m.Found(message.token, tuple(rows[: message.limit]), len(rows) > message.limit))
+            return
+        super().answer(message)
+
+    def keep(self, message: m.Write) -> None:
+        for table, key, value in message.puts:
+            self.rows[table][key] = value
+        for table, key in message.deletes:
+            self.rows[table].pop(key, None)
+
+    def workers(self) -> list[bytes]:
+        while any(worker.process is None for worker in self.scheduler.tables.workers.values()):
+            super().workers()
+        return list(self.pids)
+
+    def commit(self, ok: bool = True) -> None:
+        for message in self.open:
+            if ok:
+                self.keep(message)
+        answers, self.open = self.open, []
+        for message in answers:
+            self.say(b"S" + OWN, m.Written(message.token, ok, "" if ok else "full"))
+
+
+@pytest.fixture
+def store() -> Store:
+    made = Store()
+    made.scheduler.membership.prestart(made.now)
+    made.driver()
+    options = (("actor", b""), ("max_restarts", -1), ("max_retries", -1), ("checkpoint_every", 0))
+    made.say(CLIENT + DRIVER, m.Export(((b"a" * 16, "Counter", b"payload", options),)))
+    made.workers()
+    made.submit((ACTOR, b"a" * 16, b"", ()))
+    return made
+
+
+def home(store: Store, attempt: int = 0) -> bytes:
+    """Make the actor, as its ``attempt``; where it lives."""
+    ((to, dispatch),) = [(to, message) for to, message in store.take(m.Dispatch) if message.rows[0][0] == ACTOR]
+    assert (dispatch.details[0][1] if dispatch.details else 0) == attempt
+    store.say(WORKER + to[1:], m.Completed(((ACTOR, attempt, OK, (b"actor",)),), (), (), b""))
+    token: bytes = to[1:]
+    return token
+
+
+def block(number: int, last: int, attempt: int = 0, refs: tuple[bytes, ...] = ()) -> m.Logged:
+    return m.Logged(ACTOR, attempt, number, last, b"rows", refs)
+
+
+def part(number: int, last: int, index: int = 0, count: int = 1, refs: tuple[bytes, ...] = ()) -> m.Checkpoint:
+    return m.Checkpoint(ACTOR, 0, number, last, index, count, b"part", refs)
+
+
+def durable(store: Store) -> list[int]:
+    return [message.upto for _, message in store.take(m.Durable)]
+
+
+def lasts(store: Store, table: str = LOG) -> list[int]:
+    return [int.from_bytes(key[16:24], "big") for key in sorted(store.rows[table])]
+
+
+def dies(store: Store, worker: bytes) -> None:
+    store.say(b"X" + OWN, m.ProcessDied(store.pids.pop(worker), 0, 9, 0, "", b""))
+    store.workers()
+
+
+def test_a_log_is_acknowledged_once_it_is_committed_and_in_order(store: Store) -> None:
+    worker = home(store)
+    store.slow = True
+    store.say(WORKER + worker, block(1, 5))
+    store.say(WORKER + worker, block(2, 9))
+    assert durable(store) == []
+    assert all(to == CONTROL + bytes((worker[0] ^ 0x80,)) + worker[1:] for to, _ in store.take(m.Durable))
+    store.commit()
+    assert durable(store)[-1] == 2
+    assert lasts(store) == [5, 9]
+
+
+def test_only_the_process_that_is_the_actor_now_adds_to_its_log(store: Store) -> None:
+    first = home(store)
+    other = next(worker for worker in store.pids if worker != first)
+    for liar, message in ((other, block(1, 1)), (first, block(1, 1, attempt=1)), (DRIVER, block(1, 1))):
+        store.say(WORKER + liar, message)
+        assert (durable(store), lasts(store)) == ([], [])
+    dies(store, first)
+    second = home(store, attempt=1)
+    store.say(WORKER + first, block(1, 1))
+    store.say(WORKER + second, block(1, 1, attempt=0))
+    assert (durable(store), lasts(store)) == ([], [])
+    store.say(WORKER + second, block(1, 1, attempt=1))
+    assert (durable(store), lasts(store)) == ([1], [1])
+
+
+def test_the_next_incarnation_is_not_told_what_its_predecessor_said(store: Store) -> None:
+    first = home(store)
+    store.slow = True
+    store.say(WORKER + first, block(7, 5))
+    dies(store, first)
+    home(store, attempt=1)
+    store.commit()
+    assert durable(store) == []
+    assert lasts(store) == [5], "it is committed all the same, before anybody reads the log"
+
+
+def test_a_checkpoint_cuts_the_log_when_all_of_it_is_committed(store: Store) -> None:
+    worker = home(store)
+    store.say(WORKER + worker, part(1, 0))
+    store.say(WORKER + worker, block(2, 5))
+    store.say(WORKER + worker, part(3, 5, 0, 2))
+    assert (lasts(store), lasts(store, CHECKPOINT)) == ([5], [0, 5])
+    store.say(WORKER + worker, part(4, 5, 1, 2))
+    assert (lasts(store), lasts(store, CHECKPOINT)) == ([], [5, 5])
+    store.say(WORKER + worker, block(5, 6))
+    assert lasts(store) == [6]
+
+
+def test_parts_of_a_checkpoint_that_never_was_whole_go_with_the_next_one(store: Store) -> None:
+    first = home(store)
+    store.say(WORKER + first, block(1, 5))
+    store.say(WORKER + first, part(2, 5, 0, 2))
+    dies(store, first)
+    second = home(store, attempt=1)
+    store.say(WORKER + second, block(1, 6, attempt=1))
+    store.say(WORKER + second, part(2, 6)._replace(attempt=1))
+    assert (lasts(store), lasts(store, CHECKPOINT)) == ([], [6])
+
+
+def test_what_rows_and_checkpoints_need_stays_until_they_go(store: Store) -> None:
+    worker = home(store)
+    tables = store.scheduler.tables
+    for number in (7, 8):
+        store.say(CLIENT + DRIVER, m.Put(((ref(number, 2**31), b"value", (), False),)))
+    store.say(WORKER + worker, block(1, 1, refs=(ref(7, 2**31),)))
+    store.say(WORKER + worker, part(2, 1, refs=(ref(8, 2**31),))._replace(last=0))
+    store.say(CLIENT + DRIVER, m.Release((ref(7, 2**31), ref(8, 2**31))))
+    assert {ref(7, 2**31), ref(8, 2**31)} <= set(tables.objects)
+    store.say(WORKER + worker, part(3, 1))
+    store.turn()
+    assert not tables.objects
+
+
+def test_while_the_store_is_full_nothing_is_acknowledged_and_everything_is_written_in_order_once_it_is_not(store: Store) -> None:
+    worker = home(store)
+    store.full = "no space"
+    store.say(WORKER + worker, block(1, 1))
+    store.say(WORKER + worker, block(2, 2))
+    store.full = ""
+    store.say(WORKER + worker, block(3, 3))
+    assert (durable(store), lasts(store)) == ([], []), "what comes later waits behind it"
+    due = store.scheduler.logs.next_deadline()
+    assert due is not None
+    store.scheduler.tick(due)
+    store.turn()
+    assert (durable(store)[-1], lasts(store)) == (3, [1, 2, 3])
+
+
+def test_what_could_not_be_written_has_never_happened_if_the_process_dies_meanwhile(store: Store) -> None:
+    first = home(store)
+    store.full = "no space"
+    store.say(WORKER + first, block(1, 1))
+    dies(store, first)
+    store.full = ""
+    second = home(store, attempt=1)
+    store.say(WORKER + second, block(1, 1, attempt=1))
+    store.scheduler.tick(store.now + 100)
+    store.turn()
+    assert (durable(store), lasts(store)) == ([1], [1])
+    assert len(store.scheduler.logs.logs[ACTOR].blocks) == 1
+
+
+def test_the_process_in_which_an_actor_is_made_reads_its_log_and_nobody_else_does(store: Store) -> None:
+    first = home(store)
+    store.say(WORKER + first, block(1, 5))
+    dies(store, first)
+    ((to, _),) = store.take(m.Dispatch)
+    second = to[1:]
+    store.say(CLIENT + second, m.Query(9, "actor log", (ACTOR, LOG, b"")))
+    ((_, answer),) = store.take(m.Answer)
+    assert [key[-8:] for key, _ in answer.payload[0]] == [(5).to_bytes(8, "big")]
+    store.say(CLIENT + DRIVER, m.Query(9, "actor log", (ACTOR, LOG, b"")))
+    ((_, answer),) = store.take(m.Answer)
+    assert answer.error
+
+
+def test_of_callers_whose_outcomes_are_kept_those_that_are_gone_are_named(store: Store) -> None:
+    worker = home(store)
+    store.say(WORKER + worker, m.Replaying(ACTOR, 3, 3, (DRIVER, BOB)))
+    assert [message.incarnation for _, message in store.take(m.CallerGone)] == [BOB]
+    assert DRIVER in store.scheduler.actors.records[ACTOR].watchers
+
+
+@pytest.mark.parametrize("how", ["killed", "job ended"])
+def test_the_end_of_an_actor_is_the_end_of_its_log(store: Store, how: str) -> None:
+    worker = home(store)
+    store.say(WORKER + worker, part(1, 0))
+    store.say(WORKER + worker, block(2, 5))
+    store.say(WORKER + worker, part(3, 5, 0, 2))
+    if how == "killed":
+        store.say(CLIENT + DRIVER, m.Kill(ACTOR, True))
+        dies(store, worker)
+    else:
+        store.say(CLIENT + DRIVER, m.Goodbye())
+    assert (lasts(store), lasts(store, CHECKPOINT)) == ([], [])
+    assert store.scheduler.logs.logs == {}
+
+
+def test_a_restarted_scheduler_knows_what_is_kept_and_what_it_needs(store: Store) -> None:
+    worker = home(store)
+    store.say(WORKER + worker, part(1, 4, refs=(ref(8, 2**31),)))
+    store.say(WORKER + worker, part(2, 7, 0, 3))
+    store.say(WORKER + worker, block(3, 9, refs=(ref(7, 2**31),)))
+    rows = {table: tuple(sorted(store.rows[table].items())) for table in (LOG, CHECKPOINT)}
+    fresh = Store()
+    for table in (LOG, CHECKPOINT):
+        fresh.scheduler.logs.adopt(table, rows[table])
+    log = fresh.scheduler.logs.logs[ACTOR]
+    assert (log.checkpoint.last if log.checkpoint else None, [each.last for each in log.blocks], [each.last for each in log.stray]) == (
+        4,
+        [9],
+        [7],
+    )
+    assert sorted(refs for refs in fresh.scheduler.logs.references_of() if refs) == [(ref(7, 2**31),), (ref(8, 2**31),)]
+    fresh.rows = store.rows
+    fresh.scheduler.logs.drop_lost()
+    fresh.turn()
+    assert (lasts(fresh), lasts(fresh, CHECKPOINT)) == ([], [])

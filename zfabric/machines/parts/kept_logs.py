@@ -1,0 +1,333 @@
+"""The logs of actors' calls: the scheduler's side. It passes blocks and checkpoints to the control store, and says what is committed.
+
+One process at a time may add to a log: the one that is the actor now, in its present attempt. What another says is refused; and what one
+said before its death was proved is written before the next incarnation reads the log, since both go through here. So at most one
+incarnation can commit, and what is committed of a log is always a beginning of what was run.
+
+What the rows, or the state in a checkpoint, refer to is pinned from when it comes here, while those who brought it still hold it, until
+the rows are dropped. A checkpoint drops the rows before it, once its last part is committed; the end of the actor drops everything.
+
+**Where the control store cannot write** (a full disk), what is to be written waits here, in its order, and so do the outcomes in the
+actor's process. If that ends meanwhile, what waited has never happened.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from zfabric.machines.parts import report
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address
+from zfabric.protocol.messages import DEAD, Row
+
+if TYPE_CHECKING:
+    from zfabric.machines.local_scheduler import LocalScheduler
+    from zfabric.machines.parts.actors import ActorRecord
+    from zfabric.machines.parts.records import WorkerRecord
+
+LOG, CHECKPOINT = "log", "checkpoint"
+PAGE = 500
+"""Rows of the control store in one answer to who replays; it ends earlier after a few megabytes."""
+
+
+class Block(NamedTuple):
+    """Rows of a log, up to call ``last``, or a whole checkpoint after that call; ``refs`` are pinned by it."""
+
+    last: int
+    parts: int
+    """0: it is a block of rows."""
+    refs: tuple[bytes, ...]
+
+    def keys(self, actor_id: bytes) -> tuple[tuple[str, bytes], ...]:
+        """Its rows in the control store: (table, key)."""
+        if not self.parts:
+            return ((LOG, actor_id + self.last.to_bytes(8, "big")),)
+        return tuple((CHECKPOINT, part_key(actor_id, self.last, index)) for index in range(self.parts))
+
+
+def part_key(actor_id: bytes, last: int, index: int) -> bytes:
+    """The key of a part of a checkpoint."""
+    return actor_id + last.to_bytes(8, "big") + index.to_bytes(4, "big")
+
+
+class _Writing:
+    """What an incarnation has said of its log, and is not known to be committed."""
+
+    __slots__ = ("block", "committed", "number", "row", "writer")
+
+    def __init__(self, writer: bytes, number: int, row: tuple[str, bytes, bytes], block: Block | None) -> None:
+        self.writer = writer
+        self.number = number
+        self.row = row
+        self.block = block
+        """What is whole once this is committed; None for a part of a checkpoint that is not the last."""
+        self.committed = False
+
+
+class KeptLog:
+    """What is known of the log of one actor."""
+
+    __slots__ = ("actor_id", "blocks", "checkpoint", "failed", "last", "replayed", "retry_at", "stray", "to_replay", "writing")
+
+    def __init__(self, actor_id: bytes) -> None:
+        self.actor_id = actor_id
+        self.blocks: deque[Block] = deque()
+        """Blocks of rows that a replay would need, in order."""
+        self.checkpoint: Block | None = None
+        self.stray: list[Block] = []
+        """Checkpoints of which not every part came."""
+        self.last = 0
+        """The last call of which this scheduler has heard."""
+        self.writing: deque[_Writing] = deque()
+        self.failed: deque[_Writing] = deque()
+        """Those of them that the control store could not write."""
+        self.retry_at: float | None = None
+        self.replayed = self.to_replay = 0
+
+
+class KeptLogs:
+    """The logs of all actors of this node. Works on its scheduler's tables and parts."""
+
+    def __init__(self, scheduler: LocalScheduler) -> None:
+        self.scheduler = scheduler
+        self.tables = scheduler.tables
+        self.references = scheduler.references
+        self.logs: dict[bytes, KeptLog] = {}
+        self._acknowledged: dict[bytes, int] = {}
+        """What actors are to be told at the end of this turn: how much of what they said is committed."""
+
+    # -- what actors say --
+
+    def on_logged(self, now: float, source: Address, message: m.Logged) -> None:
+        """A block of rows."""
+        log = self._of(source, message)
+        if log is None:
+            return
+        block = Block(message.last, 0, message.refs)
+        if not any(known.last == block.last for known in log.blocks):
+            self.references.pin(block.refs)
+            log.blocks.append(block)
+        log.last = max(log.last, message.last)
+        value = report.packed((message.refs, message.rows))
+        self._write(log, _Writing(source[1:], message.number, (*block.keys(log.actor_id)[0], value), block))
+
+    def on_checkpoint(self, now: float, source: Address, message: m.Checkpoint) -> None:
+        """A part of a checkpoint."""
+        log = self._of(source, message)
+        if log is None:
+            return
+        known = log.checkpoint is not None and log.checkpoint.last == message.last
+        if message.part == 0 and not known:
+            log.stray.append(Block(message.last, message.parts, ()))
+        whole = Block(message.last, message.parts, message.refs) if message.part == message.parts - 1 else None
+        if whole is not None and not known:
+            self.references.pin(whole.refs)
+        log.last = max(log.last, message.last)
+        row = (CHECKPOINT, part_key(log.actor_id, message.last, message.part), report.packed((message.parts, message.refs, message.data)))
+        self._write(log, _Writing(source[1:], message.number, row, whole))
+
+    def on_replaying(self, now: float, source: Address, message: m.Replaying) -> None:
+        """How far a replay has come; at its end, whose outcomes the actor keeps."""
+        record = self._record(source, message.actor_id)
+        worker = worker_of(record) if record is not None else None
+        if record is None or worker is None:
+            return
+        log = self.logs.setdefault(message.actor_id, KeptLog(message.actor_id))
+        log.replayed, log.to_replay = message.done, message.total
+        for caller in message.callers:
+            if caller in self.tables.processes:
+                record.watchers.add(caller)
+            else:
+                self.tables.order(worker, m.CallerGone(caller))
+
+    def _of(self, source: Address, message: m.Logged | m.Checkpoint) -> KeptLog | None:
+        """The log that a message is for, if its sender may write it."""
+        record = self._record(source, message.actor_id)
+        if record is None or record.task.attempt != message.attempt:
+            self.tables.counts["refused"] += 1
+            return None
+        return self.logs.setdefault(message.actor_id, KeptLog(message.actor_id))
+
+    def _record(self, source: Address, actor_id: bytes) -> ActorRecord | None:
+        """The actor with this id, if the sender is the process in which it lives, or is being made."""
+        record = self.scheduler.actors.records.get(actor_id)
+        process = self.tables.processes.get(source[1:])
+        worker = self.tables.workers.get(process.name) if process is not None else None
+        if record is None or worker is None or record.state == DEAD:
+            return None
+        return record if worker is worker_of(record) else None
+
+    # -- the control store --
+
+    def _write(self, log: KeptLog, writing: _Writing) -> None:
+        log.writing.append(writing)
+        if log.failed:
+            log.failed.append(writing)
+        else:
+            self._ask(log, writing)
+
+    def _ask(self, log: KeptLog, writing: _Writing) -> None:
+        self.scheduler.ask("log", (log, writing), m.Write, (writing.row,), ())
+
+    def written(self, about: tuple[KeptLog, _Writing], ok: bool, now: float) -> None:
+        """The control store has answered."""
+        log, writing = about
+        if self.logs.get(log.actor_id) is not log or writing not in log.writing:
+            return
+        if ok:
+            writing.committed = True
+            self._advance(log)
+        elif writing.writer in self.tables.processes:
+            log.failed.append(writing)
+            log.retry_at = now + self.scheduler.config.store_retry_every
+        else:
+            self._forget(log, writing)
+
+    def _advance(self, log: KeptLog) -> None:
+        record = self.scheduler.actors.records.get(log.actor_id)
+        worker = worker_of(record) if record is not None else None
+        home = worker.process.incarnation if worker is not None and worker.process is not None else b""
+        while log.writing and log.writing[0].committed:
+            writing = log.writing.popleft()
+            if writing.writer == home:
+                self._acknowledged[log.actor_id] = writing.number
+            if writing.block is not None and writing.block.parts:
+                self._truncate(log, writing.block)
+
+    def _truncate(self, log: KeptLog, checkpoint: Block) -> None:
+        """A checkpoint is whole: what came before it goes."""
+        spare = [block for block in log.stray if block.last < checkpoint.last]
+        if log.checkpoint is not None and log.checkpoint.last < checkpoint.last:
+            spare.append(log.checkpoint)
+        while log.blocks and log.blocks[0].last <= checkpoint.last:
+            spare.append(log.blocks.popleft())
+        log.stray = [block for block in log.stray if block.last > checkpoint.last]
+        log.checkpoint = checkpoint
+        self._delete(log.actor_id, spare)
+
+    def _delete(self, actor_id: bytes, blocks: list[Block]) -> None:
+        deletes = tuple(key for block in blocks for key in block.keys(actor_id))
+        for block in blocks:
+            self.references.unpin(block.refs)
+        if deletes:
+            self.tables.send(self.tables.control_address, m.Write(0, (), deletes))
+
+    def _forget(self, log: KeptLog, writing: _Writing) -> None:
+        """What was not written never happened."""
+        log.writing.remove(writing)
+        block = writing.block
+        if block is not None:
+            self.references.unpin(block.refs)
+            if not block.parts and block in log.blocks:
+                log.blocks.remove(block)
+
+    def process_gone(self, actor_id: bytes) -> None:
+        """The actor's process is dead: what it said and could not be written is void."""
+        log = self.logs.get(actor_id)
+        if log is not None:
+            failed, log.failed = log.failed, deque()
+            log.retry_at = None
+            for writing in failed:
+                self._forget(log, writing)
+
+    def acknowledge(self) -> None:
+        """Tell actors what is committed: once a turn."""
+        acknowledged, self._acknowledged = self._acknowledged, {}
+        for actor_id, number in acknowledged.items():
+            record = self.scheduler.actors.records.get(actor_id)
+            worker = worker_of(record) if record is not None else None
+            if worker is not None:
+                self.tables.order(worker, m.Durable(actor_id, number))
+
+    # -- who replays --
+
+    def read(self, source: Address, token: int, actor_id: bytes, table: str, after: bytes) -> None:
+        """A page of an actor's log, or of its checkpoints, for the process in which it is being made."""
+        if table not in (LOG, CHECKPOINT) or self._record(source, actor_id) is None:
+            raise ValueError("the log of an actor is read by the process that is to be the actor")
+        self.scheduler.ask("log read", (source, token), m.Scan, table, actor_id, after, PAGE)
+
+    def found(self, about: tuple[Address, int], message: m.Found) -> None:
+        """The control store has read it."""
+        source, token = about
+        self.tables.send(source, m.Answer(token, (message.rows, message.more), ""))
+
+    # -- the end --
+
+    def drop(self, actor_id: bytes) -> None:
+        """The actor is dead for good: nobody will replay anything."""
+        log = self.logs.pop(actor_id, None)
+        if log is not None:
+            self._delete(actor_id, self._all(log))
+
+    def _all(self, log: KeptLog) -> list[Block]:
+        """All that is pinned and written for an actor, or is to be. Of a checkpoint that is not whole, nothing is pinned."""
+        coming = {block.last: block for writing in log.writing if (block := writing.block) is not None and block.parts}
+        stray = [coming.get(block.last, block) for block in log.stray]
+        return [*log.blocks, *([log.checkpoint] if log.checkpoint is not None else ()), *stray]
+
+    def job_ended(self, job_id: bytes) -> list[tuple[str, bytes]]:
+        """A job ends: the rows of its actors' logs are to be deleted with its others."""
+        ended = [actor_id for actor_id in self.logs if actor_id[:JOB_BYTES] == job_id]
+        return [key for actor_id in ended for block in self._all(self.logs.pop(actor_id)) for key in block.keys(actor_id)]
+
+    # -- after a restart of the daemon --
+
+    def adopt(self, table: str, rows: tuple[Row, ...]) -> None:
+        """Rows of the control store, in their order. What they refer to is pinned later (``recover``)."""
+        for key, value in rows:
+            actor_id, last = key[:TASK_BYTES], int.from_bytes(key[TASK_BYTES : TASK_BYTES + 8], "big")
+            log = self.logs.setdefault(actor_id, KeptLog(actor_id))
+            log.last = max(log.last, last)
+            if table == LOG:
+                refs, _ = report.unpacked(value)
+                log.blocks.append(Block(last, 0, refs))
+                continue
+            count, refs, _ = report.unpacked(value)
+            index = int.from_bytes(key[TASK_BYTES + 8 :], "big")
+            if index == 0:
+                log.stray.append(Block(last, count, ()))
+            if index == count - 1 and log.stray and log.stray[-1][:2] == (last, count):  # The last part has all the others before it.
+                log.stray.pop()
+                if log.checkpoint is not None:
+                    log.stray.append(log.checkpoint)
+                log.checkpoint = Block(last, count, refs)
+
+    def references_of(self) -> Iterator[tuple[bytes, ...]]:
+        """What is referred to, each as often as it is to be pinned."""
+        for log in self.logs.values():
+            yield from (block.refs for block in self._all(log))
+
+    def recover(self) -> None:
+        """Everything that is referred to is known: pin it."""
+        for refs in self.references_of():
+            self.references.pin(refs)
+
+    def drop_lost(self) -> None:
+        """Actors that are no more have no log."""
+        for actor_id in list(self.logs):
+            record = self.scheduler.actors.records.get(actor_id)
+            if record is None or record.state == DEAD:
+                self.drop(actor_id)
+
+    # -- time --
+
+    def tick(self, now: float) -> None:
+        """Write what could not be written."""
+        for log in self.logs.values():
+            if log.retry_at is not None and now >= log.retry_at:
+                log.retry_at = None
+                failed, log.failed = log.failed, deque()
+                for writing in failed:
+                    self._ask(log, writing)
+
+    def next_deadline(self) -> float | None:
+        """When ``tick`` is wanted next."""
+        return min((log.retry_at for log in self.logs.values() if log.retry_at is not None), default=None)
+
+
+def worker_of(record: ActorRecord) -> WorkerRecord | None:
+    """The worker in which an actor lives, or is being made."""
+    return record.worker or record.task.worker
