@@ -16,7 +16,7 @@ import msgpack
 from zfabric.api.errors import a, near
 from zfabric.api.generators import ObjectRefGenerator
 from zfabric.api.lifecycle import connected
-from zfabric.api.options import Pairs, checked_actor, checked_method, pairs_of_method
+from zfabric.api.options import Pairs, checked_actor, checked_method, group_in, pairs_of_method
 from zfabric.api.refs import ObjectRef
 from zfabric.api.remote_function import Export, dump_call
 from zfabric.exceptions import ActorNameTakenError, ActorNotFoundError
@@ -55,13 +55,27 @@ class Blueprint(NamedTuple):
     methods: tuple[Method, ...]
     retries: int
     pending: int
+    groups: tuple[str, ...] = ()
+    """The names of its concurrency groups."""
 
 
 def method(*args: Any, **options: Any) -> Any:
     """Options of a method: ``@zf.method(num_returns=2)`` inside a class that is made remote.
 
-    ``num_returns``, also "streaming" (with ``max_buffered``) or "dynamic" of a method that yields, and ``timeout`` in seconds from the
-    call's arrival at the actor. The calls of ``handle.method.options(...)`` have others.
+    ``num_returns``, also "streaming" (with ``max_buffered``) or "dynamic" of a method that yields; ``timeout`` in seconds from the
+    call's arrival at the actor; ``concurrency_group``, one of those of the class. The calls of ``handle.method.options(...)`` have others.
+
+    Calls of one group begin in order, and so many run at the same time as the class says; those of different groups do not wait for
+    each other. Without a group it is ``max_concurrency`` that counts.
+
+    >>> import zfabric as zf
+    >>> @zf.remote(concurrency_groups={"io": 2})
+    ... class Store:
+    ...     @zf.method(concurrency_group="io")
+    ...     def read(self):
+    ...         return "while the others compute"
+    >>> zf.get(Store.remote().read.remote())
+    'while the others compute'
 
     >>> import zfabric as zf
     >>> @zf.remote
@@ -141,8 +155,11 @@ class ActorClass:
         import inspect
 
         retries, pending = options.get("max_task_retries") or 0, max(0, options.get("max_pending_calls") or 0)
-        blueprint = Blueprint(kind.__qualname__, kind.__module__, inspect.getdoc(kind) or "", _methods_of(kind), retries, pending)
+        groups = tuple(options.get("concurrency_groups") or ())
+        blueprint = Blueprint(kind.__qualname__, kind.__module__, inspect.getdoc(kind) or "", _methods_of(kind), retries, pending, groups)
         self._blueprint = blueprint
+        if groups:
+            self._check_groups()
         self._export = Export(kind, self._options, msgpack.packb(blueprint))
         functools.update_wrapper(self, kind, updated=())
 
@@ -179,6 +196,7 @@ class ActorClass:
         import inspect
 
         client = connected()
+        self._check_groups()
         try:
             inspect.signature(self._kind).bind(*args, **kwargs)
         except TypeError as error:
@@ -193,6 +211,13 @@ class ActorClass:
         actor_id = client.submit(self._export.function_id, arguments, dependencies, options, 1)
         made = ActorHandle(ObjectRef(actor_id + FIRST_RETURN, client), self._blueprint)
         return self._taken(client, made) or made  # Others may have asked for that name at the same time: the first has it.
+
+    def _check_groups(self) -> None:
+        """OptionError if a method is of a concurrency group that there is not."""
+        blueprint = self._blueprint
+        for each in blueprint.methods:
+            whose = f"{blueprint.class_name}, whose method {each.name} is to be of it,"
+            group_in(option(each.options, "concurrency_group"), blueprint.groups, whose)
 
     def _taken(self, client: ClientInterface, made: ActorHandle | None) -> ActorHandle | None:
         """Another living actor that has the name this one is to have. ActorNameTakenError unless such a one is welcome."""
@@ -226,7 +251,9 @@ class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
 
     def options(self, **options: Any) -> ActorMethod:
         """The same method with other options, as ``zf.method`` takes them, for the calls made through what this returns."""
-        return ActorMethod(self._handle, self._method, pairs_of_method(checked_method(options), self._options))
+        blueprint = self._handle._blueprint
+        group_in(checked_method(options).get("concurrency_group"), blueprint.groups, blueprint.class_name)
+        return ActorMethod(self._handle, self._method, pairs_of_method(options, self._options))
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Call it; the ref comes at once (a list of refs for ``num_returns`` above 1, None for 0, a generator of refs for "streaming").

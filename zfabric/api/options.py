@@ -103,6 +103,13 @@ def _runtime_env(value: Any) -> None:
     environment_of(value)
 
 
+def _groups(value: Any) -> None:
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) and name for name in value):
+        raise OptionError(f'concurrency_groups is a dict of how many calls may run, by group, such as {{"io": 2}}, not {value!r}')
+    for name, size in value.items():
+        _whole(f"concurrency_groups[{name!r}]", 1, 100_000)(size)
+
+
 def _anything(value: Any) -> None:
     """Accepted, without effect."""
 
@@ -151,7 +158,7 @@ _ACTOR_CHECKS: dict[str, Callable[[Any], None]] = {
     "namespace": _name_of("namespace"),
     "get_if_exists": _flag("get_if_exists"),
     "lifetime": _lifetime,
-    "concurrency_groups": _nothing("concurrency_groups"),
+    "concurrency_groups": _groups,
     "max_pending_calls": _whole("max_pending_calls", -1, 2**31),
     "checkpoint_every": _nothing("checkpoint_every"),
     "lightweight": _nothing("lightweight"),
@@ -161,7 +168,7 @@ ACTOR_OPTIONS = frozenset(_ACTOR_CHECKS)
 _METHOD_CHECKS: dict[str, Callable[[Any], None]] = {
     "num_returns": _num_returns,
     "max_buffered": _whole("max_buffered", 1, BUFFERED_MAX),
-    "concurrency_group": _nothing("concurrency_group"),
+    "concurrency_group": _name_of("concurrency_group"),
     "readonly": _flag("readonly"),
     "timeout": _timeout,
     "name": _name_of("name"),
@@ -211,9 +218,17 @@ def pairs_of_method(options: Mapping[str, Any], base: Pairs = ()) -> Pairs:
             found["num_returns"] = returns
     if "stream" in found and options.get("max_buffered"):
         found["stream"] = options["max_buffered"]
-    if options.get("timeout") is not None:
-        found["timeout"] = options["timeout"]
+    for name in ("timeout", "concurrency_group"):
+        if options.get(name) is not None:
+            found[name] = options[name]
     return tuple(found.items())
+
+
+def group_in(group: Any, groups: Collection[str], whose: str) -> None:
+    """OptionError if there is no such concurrency group."""
+    if group is not None and group not in groups:
+        known = f"it has {', '.join(groups)}{near(group, groups)}" if groups else f"declare it: concurrency_groups={{{group!r}: 2}}"
+        raise OptionError(f"{whose} has no concurrency group {group!r}; {known}")
 
 
 def pairs_of_actor(options: Mapping[str, Any], blueprint: bytes, default_env: Mapping[str, Any] | None = None) -> Pairs:
@@ -223,6 +238,8 @@ def pairs_of_actor(options: Mapping[str, Any], blueprint: bytes, default_env: Ma
     for name in ("namespace", "max_restarts"):
         if options.get(name) is not None:
             found.append((name, options[name]))
+    if options.get("concurrency_groups"):
+        found.append(("concurrency_groups", tuple(options["concurrency_groups"].items())))
     if options.get("lifetime") == "detached":
         found.append(("detached", True))
     restarts = options.get("max_restarts")

@@ -120,11 +120,11 @@ class Worker:
         self._trace.append(started)
         self._trace.append(seconds)
 
-    def begin_beside(self) -> Invocation | None:
-        """Claim the next call, to run beside others."""
-        if not self.mailbox.queue:
+    def begin_beside(self, queue: deque[Invocation]) -> Invocation | None:
+        """Claim the next call of a queue of the mailbox's, to run beside others."""
+        if not queue:
             return None
-        item = self.mailbox.queue.popleft()
+        item = queue.popleft()
         self.running_calls[item.row[0]] = item
         return item
 

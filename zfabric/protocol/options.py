@@ -1,21 +1,23 @@
 """Options of functions and calls as they travel: (name, value) pairs, only those that were set.
 
-====================  ===================================================================================================
-``demand``            what one attempt holds: sorted (resource, amount in 1/10,000) pairs; CPU 1 unless set
-``num_returns``       number of values (default 1)
-``max_retries``       runs after the loss of a worker (default: config); -1 is without end
-``retry_errors``      True: the worker may report RETRY (it knows which exceptions)
-``timeout``           seconds from submission to outcome
-``name``              what people see
-``env``               (variables, working directory, module paths): tasks of different ones share no worker
-``inline``            False: never run on top of another task
-``paths``             where the program that exported the function finds its modules (functions only; set by clients that joined a node)
-``deterministic``     True: its values may be dropped and rebuilt instead of spilled
-``stream``            the task's value is the end of a stream: how many values it may be ahead of its consumer (0: as configured)
-``dynamic``           True: the call's value is one over all that the method yields (call rows only)
-``checkpoint_every``  classes only: calls of their actors are logged, and a checkpoint taken after so many (0: never)
-``contains``          refs inside the arguments (call rows only): pinned until the task is done
-====================  ===================================================================================================
+======================  =========================================================================================================
+``demand``              what one attempt holds: sorted (resource, amount in 1/10,000) pairs; CPU 1 unless set
+``num_returns``         number of values (default 1)
+``max_retries``         runs after the loss of a worker (default: config); -1 is without end
+``retry_errors``        True: the worker may report RETRY (it knows which exceptions)
+``timeout``             seconds from submission to outcome
+``name``                what people see
+``env``                 (variables, working directory, module paths): tasks of different ones share no worker
+``inline``              False: never run on top of another task
+``paths``               where the program that exported the function finds its modules (functions only; set by clients that joined a node)
+``deterministic``       True: its values may be dropped and rebuilt instead of spilled
+``stream``              the task's value is the end of a stream: how many values it may be ahead of its consumer (0: as configured)
+``dynamic``             True: the call's value is one over all that the method yields (call rows only)
+``concurrency_groups``  how many calls of a class's actors run at the same time, by group; ``max_concurrency`` says so of the default one
+``concurrency_group``   of which of them a call is (call rows only)
+``checkpoint_every``    classes only: calls of their actors are logged, and a checkpoint taken after so many (0: never)
+``contains``            refs inside the arguments (call rows only): pinned until the task is done
+======================  =========================================================================================================
 """
 
 from __future__ import annotations
@@ -65,6 +67,8 @@ OPTION_TYPES: dict[str, tuple[type, ...]] = {
     "max_restarts": (int,),
     "max_concurrency": (int,),
     "checkpoint_every": (int,),
+    "concurrency_groups": (tuple,),
+    "concurrency_group": (str,),
 }
 """The types that values of known options may have; frames with others are refused."""
 

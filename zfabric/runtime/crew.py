@@ -1,14 +1,17 @@
 """Calls of one actor, or async tasks, that run at the same time: in threads, or as coroutines of one event loop.
 
-The main thread goes on receiving; it hands out a call as long as fewer than ``max_concurrency`` run. Whoever ends one takes the next
-itself. An actor with an ``async def`` method runs all its calls in its event loop, the plain ones too, which therefore must not block.
+The main thread goes on receiving; it hands out a call of a concurrency group as long as fewer run of it than may (``max_concurrency`` of
+the default one). Whoever ends one takes the next of its group itself, so that calls of a group begin in order, and those of different
+ones do not wait for each other. An actor with an ``async def`` method runs all its calls in its event loop, the plain ones too, which
+therefore must not block.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
@@ -28,6 +31,33 @@ ASYNC_CONCURRENCY = 1000
 """Calls of an actor with ``async def`` methods that run at the same time, if its options do not say."""
 
 
+class Group:
+    """Calls that wait for each other: at most ``size`` of them run at the same time. Changed under the lock."""
+
+    __slots__ = ("queue", "running", "size")
+
+    def __init__(self, queue: deque[Invocation], size: int) -> None:
+        self.queue = queue
+        self.size = size
+        self.running = 0
+
+    @property
+    def wanted(self) -> bool:
+        """Whether one more is to begin."""
+        return bool(self.queue) and self.running < self.size
+
+
+def claimed(runtime: WorkerRuntime, groups: Iterable[Group]) -> list[tuple[Invocation, Group]]:
+    """As many of the calls that wait as may run, which count as running from now on."""
+    found = []
+    with runtime.lock:
+        for group in groups:
+            while group.wanted and (item := runtime.worker.begin_beside(group.queue)) is not None:
+                group.running += 1
+                found.append((item, group))
+    return found
+
+
 class Crew(Protocol):
     """Runs calls besides the main thread."""
 
@@ -42,39 +72,36 @@ class Crew(Protocol):
 
 
 class Threads:
-    """``size`` threads, each started when it is first needed."""
+    """As many threads as calls may run at the same time, each started when it is first needed."""
 
-    def __init__(self, runtime: WorkerRuntime, size: int) -> None:
+    def __init__(self, runtime: WorkerRuntime, groups: Sequence[Group]) -> None:
         self.runtime = runtime
-        self.size = size
+        self.groups = groups
         self._started = 0
-        self._idle = 0
-        self._given: SimpleQueue[Invocation] = SimpleQueue()
+        self._given: SimpleQueue[tuple[Invocation, Group]] = SimpleQueue()
         self._fences: dict[bytes, Fence] = {}
         """That of the thread which runs a call."""
 
     def wanted(self) -> bool:
         """See ``Crew``."""
-        return bool(self.runtime.worker.mailbox.queue) and (self._idle > 0 or self._started < self.size)
+        return any(group.wanted for group in self.groups)
 
     def hand_out(self) -> None:
         """See ``Crew``."""
-        with self.runtime.lock:
-            while self.wanted() and (item := self.runtime.worker.begin_beside()) is not None:
-                if self._idle:
-                    self._idle -= 1
-                else:
-                    self._started += 1
-                    threading.Thread(target=self._work, name=f"zfabric-call-{self._started}", daemon=True).start()
-                self._given.put(item)
+        for each in claimed(self.runtime, self.groups):
+            if self._started < sum(group.running for group in self.groups):
+                self._started += 1
+                threading.Thread(target=self._work, name=f"zfabric-call-{self._started}", daemon=True).start()
+            self._given.put(each)
 
     def _work(self) -> None:
         while True:
-            item: Invocation | None = self._given.get()
+            item: Invocation | None
+            item, group = self._given.get()
             while item is not None:
-                item = self._run(item)
+                item = self._run(item, group)
 
-    def _run(self, item: Invocation) -> Invocation | None:
+    def _run(self, item: Invocation, group: Group) -> Invocation | None:
         runtime = self.runtime
         fence = runtime.fences.mine
         fence.depth = 1
@@ -91,10 +118,7 @@ class Threads:
         else:
             outcome = runtime.packed(item, value)
         del self._fences[item.row[0]]
-        following = runtime.end_beside(item, outcome, started)
-        if following is None:
-            with runtime.lock:
-                self._idle += 1
+        following = runtime.end_beside(item, group, outcome, started)
         del value  # The refs in it live until its end is told.
         return following
 
@@ -107,39 +131,35 @@ class Threads:
 class Loop:
     """One event loop in a thread of its own."""
 
-    def __init__(self, runtime: WorkerRuntime, size: int) -> None:
+    def __init__(self, runtime: WorkerRuntime, groups: Sequence[Group]) -> None:
         import asyncio
 
         self.runtime = runtime
-        self.size = size
-        self._running: dict[bytes, asyncio.Task[None] | None] = {}
+        self.groups = groups
+        self._running: dict[bytes, asyncio.Task[None]] = {}
         self._flushing = False
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, name="zfabric-loop", daemon=True).start()
 
     def wanted(self) -> bool:
         """See ``Crew``."""
-        return bool(self.runtime.worker.mailbox.queue) and len(self._running) < self.size
+        return any(group.wanted for group in self.groups)
 
     def hand_out(self) -> None:
         """See ``Crew``."""
-        items = []
-        with self.runtime.lock:
-            while self.wanted() and (item := self.runtime.worker.begin_beside()) is not None:
-                self._running[item.row[0]] = None
-                items.append(item)
-        if items:
-            self.start(items)
+        found = claimed(self.runtime, self.groups)
+        if found:
+            self.start(found)
 
-    def start(self, items: Sequence[Item | Invocation]) -> None:
-        """Run these, whatever else runs."""
+    def start(self, items: Sequence[tuple[Item | Invocation, Group | None]]) -> None:
+        """Run these, whatever else runs; tasks are of no group."""
         self.loop.call_soon_threadsafe(self._start, items)
 
-    def _start(self, items: Sequence[Item | Invocation]) -> None:
-        for item in items:
-            self._running[item.row[0]] = self.loop.create_task(self._run(item))
+    def _start(self, items: Sequence[tuple[Item | Invocation, Group | None]]) -> None:
+        for item, group in items:
+            self._running[item.row[0]] = self.loop.create_task(self._run(item, group))
 
-    async def _run(self, item: Item | Invocation) -> None:
+    async def _run(self, item: Item | Invocation, group: Group | None) -> None:
         runtime = self.runtime
         current_call.set(item)
         started = time.monotonic()
@@ -153,11 +173,10 @@ class Loop:
         else:
             outcome = runtime.packed(item, value)
         self._running.pop(item.row[0], None)
-        following = runtime.end_beside(item, outcome, started, flush=False)
+        following = runtime.end_beside(item, group, outcome, started, flush=False)
         del value  # The refs in it live until its end is told.
         if following is not None:
-            self._running[following.row[0]] = None
-            self._start([following])
+            self._start([(following, group)])
         if not self._flushing:
             self._flushing = True
             self.loop.call_soon(self._flush)
@@ -179,12 +198,21 @@ class Loop:
             task.cancel()
 
 
-def crew_for(runtime: WorkerRuntime, instance: Any, size: int | None) -> Crew | None:
-    """Who runs the calls of ``instance``: None if it is the main thread, one after the other."""
+def crew_for(runtime: WorkerRuntime, instance: Any, size: int | None, sizes: Iterable[tuple[str, int]]) -> Crew | None:
+    """Who runs the calls of ``instance``: None if it is the main thread, one after the other.
+
+    ``size`` is that of the default group, ``sizes`` are those of others, by name.
+    """
     import inspect
 
     kind = type(instance)
     methods = [inspect.getattr_static(kind, name, None) for name in dir(kind)]
     if any(inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each) for each in methods):
-        return Loop(runtime, size or ASYNC_CONCURRENCY)
-    return Threads(runtime, size) if size is not None and size > 1 else None
+        return Loop(runtime, _groups(runtime, size or ASYNC_CONCURRENCY, sizes))
+    return Threads(runtime, _groups(runtime, size or 1, sizes)) if (size or 1) > 1 or sizes else None
+
+
+def _groups(runtime: WorkerRuntime, size: int, sizes: Iterable[tuple[str, int]]) -> list[Group]:
+    mailbox = runtime.worker.mailbox
+    mailbox.groups = {name: deque() for name, _ in sizes}
+    return [Group(mailbox.queue, size), *(Group(mailbox.groups[name], each) for name, each in sizes)]

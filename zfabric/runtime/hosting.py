@@ -52,7 +52,7 @@ class Host:
     @property
     def done(self) -> bool:
         """Whether this process has nothing more to do as an actor."""
-        retired = self.mailbox.retiring and not self.mailbox.queue and not self.calls.pending
+        retired = self.mailbox.retiring and not self.mailbox.waiting and not self.calls.pending
         return (self.leaving or retired) and self.mailbox.settled
 
     def end(self) -> None:

@@ -27,7 +27,7 @@ from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, Row
 from zfabric.protocol.options import option
 from zfabric.runtime import interface
 from zfabric.runtime.connection import clock
-from zfabric.runtime.crew import Loop, crew_for, current_call
+from zfabric.runtime.crew import Group, Loop, crew_for, current_call
 from zfabric.runtime.interrupts import INTERRUPT, TaskInterrupt
 from zfabric.runtime.session import Session
 from zfabric.runtime.streaming import produce, produce_in_loop
@@ -80,10 +80,10 @@ class WorkerRuntime(UserCode):
 
     def _start_beside(self, item: Item) -> None:
         if self._loop is None:
-            self._loop = Loop(self, 0)
+            self._loop = Loop(self, ())
         with self.lock:
             self.worker.move_beside(item)
-        self._loop.start((item,))
+        self._loop.start(((item, None),))
 
     def _next(self) -> Item | Invocation | None:
         with self.lock:
@@ -137,8 +137,10 @@ class WorkerRuntime(UserCode):
                 self.flush()
                 self.look()  # so that the queue does not run dry
 
-    def end_beside(self, item: Item | Invocation, outcome: Ending, started: float, flush: bool = True) -> Invocation | None:
-        """What ran beside others has ended; the next call, if there is one that may run now."""
+    def end_beside(
+        self, item: Item | Invocation, group: Group | None, outcome: Ending, started: float, flush: bool = True
+    ) -> Invocation | None:
+        """What ran beside others has ended; the next call of its group, if there is one, takes its place."""
         status, outputs, extra = outcome
         with self.lock:
             self._call_names.pop(item.row[0], None)
@@ -149,7 +151,7 @@ class WorkerRuntime(UserCode):
                 self.worker.finish(item, status, outputs, extra, started, clock() - started)  # type: ignore[arg-type]
             while self._unfinished_writes:
                 self.machine.room.finished(self._unfinished_writes.pop())
-            following = None if self.host.leaving else self.worker.begin_beside()
+            following = None if group is None else self._next_beside(group)
             if not flush:
                 pass
             elif following is None or self.worker.unreported >= REPORT_ROWS:
@@ -158,6 +160,12 @@ class WorkerRuntime(UserCode):
                 self._arm_flusher()
             if self.host.done and not self.worker.running_calls:
                 self.post.ring()
+        return following
+
+    def _next_beside(self, group: Group) -> Invocation | None:
+        following = None if self.host.leaving else self.worker.begin_beside(group.queue)
+        if following is None:
+            group.running -= 1
         return following
 
     def _end_call(self, item: Invocation, status: int, outputs: Row, extra: tuple[Row, Row] | None, started: float, seconds: float) -> None:
@@ -198,7 +206,8 @@ class WorkerRuntime(UserCode):
         return self.packed(item, value)
 
     def _become_actor(self, item: Item, instance: Any) -> None:
-        crew = crew_for(self, instance, option(self.worker.functions[item.row[1]][3], "max_concurrency"))
+        options = self.worker.functions[item.row[1]][3]
+        crew = crew_for(self, instance, option(options, "max_concurrency"), option(options, "concurrency_groups", ()))
         with self.lock:
             self.post.hang_bell()
             self.worker.beside = crew is not None

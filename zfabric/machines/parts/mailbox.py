@@ -49,6 +49,8 @@ class Mailbox:
         self.actors: dict[bytes, Row] = {}
         """The actors of this process, with the rows that made them and the attempts: ``(task row, attempt)``."""
         self.queue: deque[Invocation] = deque()
+        self.groups: dict[str, deque[Invocation]] = {}
+        """Calls of other concurrency groups, which do not wait for those in ``queue``."""
         self.stopped: dict[bytes, str] = {}
         """Calls that were to be stopped before they came, and why: the news of it overtakes them while this process computes."""
         self.logs: dict[bytes, CallLog] = {}
@@ -87,7 +89,7 @@ class Mailbox:
             else:
                 dependencies, values, options = (), (), None
             item = Invocation((call_id, b"", arguments, dependencies), attempt, values, (), actor_id, method, caller, options)
-            self.queue.append(item)
+            (self.groups.get(option(options, "concurrency_group"), self.queue) if self.groups else self.queue).append(item)
             if self.stopped and call_id in self.stopped:
                 self.stop(call_id, self.stopped.pop(call_id))
                 continue
@@ -143,6 +145,11 @@ class Mailbox:
         return (*logged, m.Reported(tuple(self._reported.values()))) if self._reported else tuple(logged)
 
     @property
+    def waiting(self) -> bool:
+        """Whether calls wait that have not begun."""
+        return bool(self.queue) or any(self.groups.values())
+
+    @property
     def settled(self) -> bool:
         """Whether nothing of what was called here has an outcome that may be lost with this process."""
         return not (self._reported or self._returned) and all(log.settled for log in self.logs.values())
@@ -185,10 +192,11 @@ class Mailbox:
 
     def stop(self, call_id: bytes, reason: str) -> bool:
         """Do not run a call. False if it has begun, or is not here."""
-        found = next((item for item in self.queue if item.row[0] == call_id), None)
-        if found is None:
+        queues = (self.queue, *self.groups.values())
+        queue, found = next(((queue, item) for queue in queues for item in queue if item.row[0] == call_id), (None, None))
+        if queue is None or found is None:
             return False
-        self.queue.remove(found)
+        queue.remove(found)
         kind = "TaskTimeoutError" if reason == "timeout" else "TaskCancelledError"
         self._leave(found, FAILED, (pack_failure(kind, f"{found.method} was stopped before it ran ({reason})"),), ())
         return True
