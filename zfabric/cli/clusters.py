@@ -248,7 +248,8 @@ def _print_status(session: Session, description: dict[str, Any], found: dict[str
         click.echo(line + (f", {size(store['spilled'])} on disk" if store["spilled"] else ""))
     for job in found["jobs"]:
         name = f" in namespace {job['namespace']}" if job["namespace"] else ""
-        click.echo(f"job {job['number']:<9} program {job['pid']}{name}, {job['submitted']:,} tasks submitted in {seconds(job['seconds'])}")
+        program = f"program {job['pid']}" if job["pid"] else "detached actors, without a program"
+        click.echo(f"job {job['number']:<9} {program}{name}, {job['submitted']:,} tasks submitted in {seconds(job['seconds'])}")
     if not found["jobs"]:
         click.echo("jobs          none")
 

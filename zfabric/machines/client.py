@@ -282,9 +282,13 @@ class Client:
     def _drop_lineage(self, identifier: bytes) -> None:
         task_id = identifier[:TASK_BYTES]
         if task_id in self.lineage and not any(object_id(task_id, index) in self.entries for index in range(64)):
-            row = self.lineage.pop(task_id)
-            if row[3] or len(row) > 4:
-                self._ended(row)
+            self.forget_row(task_id)
+
+    def forget_row(self, task_id: bytes) -> None:
+        """Nothing of a task is to be made again."""
+        row = self.lineage.pop(task_id, None)
+        if row is not None and (row[3] or len(row) > 4):
+            self._ended(row)
 
     def lookup(self, identifier: bytes) -> Entry:
         """The entry of an object that this process has a ref to, or (a ref kept by other means) a new one without refs."""

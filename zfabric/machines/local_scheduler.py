@@ -18,6 +18,7 @@ from zfabric.config import Config
 from zfabric.machines.parts import agreement, report
 from zfabric.machines.parts.actors import Actors
 from zfabric.machines.parts.blocks import BlockWriter
+from zfabric.machines.parts.detached import Detached
 from zfabric.machines.parts.dispatch import Dispatcher
 from zfabric.machines.parts.infeasible import Infeasible
 from zfabric.machines.parts.kept_logs import KeptLogs
@@ -83,6 +84,7 @@ class LocalScheduler:
         self.values = Values(self)
         self.actors = Actors(self)
         self.logs = KeptLogs(self)
+        self.detached = Detached(self)
         self.outcomes.actor_made = self.actors.ended
         self.references.actor_unreferenced = self.actors.unreferenced
         self.streams = Streams(self)
@@ -158,6 +160,7 @@ class LocalScheduler:
             for start in range(0, len(rows), 1024):
                 tables.tell(process, m.Results(tuple(rows[start : start + 1024])))
         tables.touched.clear()
+        self.detached.end_of_turn(now)
         self.values.read_durable()
         self.logs.acknowledge()
         self._introduce()
@@ -419,6 +422,8 @@ class LocalScheduler:
         kind, about = self._asked.pop(message.token, ("", None))
         if kind == "kept":
             self.values.kept(about, message.ok, message.text)
+        elif kind == "detached":
+            self.detached.kept(about)
         elif kind == "job":
             self.membership.job_refused(about, message.text)
         elif kind == "job begun":

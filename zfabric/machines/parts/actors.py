@@ -11,8 +11,10 @@ came (``Expect``).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from zfabric.machines.parts.detached import DETACHED
 from zfabric.machines.parts.records import (
     DONE,
     PENDING,
@@ -31,8 +33,6 @@ from zfabric.protocol.messages import ALIVE, CREATING, DEAD, ERROR, FAILED, OK
 if TYPE_CHECKING:
     from zfabric.machines.local_scheduler import LocalScheduler
 
-DETACHED = b"detached"
-"""Holds the handles of detached actors: no process has this incarnation."""
 RETIRE_SECONDS = 30.0
 """How long an actor without handles may take to finish its calls."""
 STATE_NAMES = {CREATING: "creating", ALIVE: "alive", DEAD: "dead"}
@@ -118,6 +118,8 @@ class Actors:
             text = f"this node has {hosting - 1} actors, each a process of its own, which is its limit (the setting actors_max)"
             self.outcomes.fail(task, "ActorLimitExceededError", text, ())
             return False
+        if record.detached:
+            self.scheduler.detached.made(record.id)
         return True
 
     def _enter(self, task: TaskRecord, job: JobRecord) -> ActorRecord:
@@ -134,14 +136,9 @@ class Actors:
         if record is None or record.state != CREATING:
             return
         if status == OK:
-            record.state = ALIVE
             record.worker = worker
-            if record.killed:
-                self._kill_process(worker, record.killed)  # It is dead once its process is.
-                return
-            self._tell(record, record.watchers)
-            if record.gone:
-                self._retire(record)
+            if record.id not in self.scheduler.detached.unkept:
+                self._lives(record)
             return
         if status == ERROR:
             text = f"the actor's __init__ raised, so there is no {record.class_name}"
@@ -150,6 +147,21 @@ class Actors:
             self._died(record, _as_death(payload))
         if worker is not None:
             self._kill_process(worker, "its actor could not be made")
+
+    def kept(self, actor_ids: Iterable[bytes]) -> None:
+        """Detached actors are durable: those that are made already live."""
+        for record in filter(None, map(self.records.get, actor_ids)):
+            if record.state == CREATING and record.worker is not None:
+                self._lives(record)
+
+    def _lives(self, record: ActorRecord) -> None:
+        record.state = ALIVE
+        if record.killed:
+            self._kill_process(record.worker, record.killed)  # It is dead once its process is.
+            return
+        self._tell(record, record.watchers)
+        if record.gone:
+            self._retire(record)
 
     def _died(self, record: ActorRecord, failure: bytes) -> None:
         """For good."""
@@ -160,8 +172,12 @@ class Actors:
         if self.named.get((record.namespace, record.name)) is record:
             del self.named[record.namespace, record.name]
         self._tell(record, record.watchers)
+        if record.task.block is not None:  # A restarted daemon is not to make it again.
+            self.scheduler.blocks.drop(record.id, record.task.block)
+            record.task.block = None
         if record.detached:
             self.scheduler.references.release((record.task.object_id,), DETACHED)
+            self.scheduler.detached.died(record.task.function.queue.job)
         self.scheduler.logs.drop(record.id)
         if record.gone:
             self.records.pop(record.id, None)
@@ -258,7 +274,7 @@ class Actors:
         record.executing = died.executing if died.executing != record.id else b""
         record.worker = None
         self.scheduler.logs.process_gone(record.id)
-        if record.state == CREATING:
+        if record.state == CREATING and record.task.state != DONE:
             return  # Its task has failed, or runs again: as any task whose worker died.
         how = f"signal {died.signal}" if died.signal else f"exit code {died.exit_code}"
         cause = f"the node ran out of memory: {worker.kill_reason}" if worker.kill_reason == "memory" else f"its process ended with {how}"
@@ -290,9 +306,20 @@ class Actors:
         task.value = None
         return self.outcomes.rebuild(task, "its actor is to be restarted")
 
+    def of(self, job: JobRecord) -> list[ActorRecord]:
+        """The actors of a job."""
+        return [record for record in self.records.values() if record.id[:JOB_BYTES] == job.id]
+
+    def end_unheld(self, job: JobRecord, reason: str) -> None:
+        """End those of a job that nobody has a handle of, at once."""
+        for record in self.of(job):
+            if not record.detached and record.task.holders is None and record.task.pins <= 0 and record.state != DEAD:
+                record.killed = reason
+                self._kill_process(record.worker, reason)
+
     def job_ended(self, job: JobRecord) -> None:
         """A job's actors end with it, and all that is known of them."""
-        for record in [each for each in self.records.values() if each.id[:JOB_BYTES] == job.id]:
+        for record in self.of(job):
             del self.records[record.id]
             self._retiring.discard(record)
             if self.named.get((record.namespace, record.name)) is record:

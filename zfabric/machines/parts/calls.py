@@ -345,6 +345,8 @@ class Calls:
                 self.gone.append(before)
             if state == DEAD or (incarnation != before and not self.killed.get(actor_id, True)):
                 self.killed.pop(actor_id, None)
+            if state == DEAD:
+                self.client.forget_row(actor_id)  # A restarted scheduler is not to make it again.
             if target is None:
                 continue
             moved = target.incarnation and incarnation != target.incarnation

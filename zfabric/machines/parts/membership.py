@@ -245,14 +245,14 @@ class Membership:
                 self._remove(known, now)
             self.tables.counts["workers_died"] += 1
         elif isinstance(known, ProcessRecord):
-            self._process_gone(known)
+            self.let_go_of(known)
             if known.job is not None and known.job.driver is known:
                 if self.recovering:
                     self._abandoned.append(known.job)
                 else:
-                    self.end_job(known.job, now)
+                    self._driver_gone(known.job, now)
         for tool in [each for each in self.tables.processes.values() if each.kind == "tool" and each.pid == message.pid]:
-            self._process_gone(tool)
+            self.let_go_of(tool)
         for incarnation, pid in list(self._expected.items()):
             if pid == message.pid:
                 del self._expected[incarnation]
@@ -265,7 +265,7 @@ class Membership:
         if worker.process is None and self.tables.store_address is not None:
             self.tables.send(self.tables.store_address, m.ProcessGone(worker.token))  # What it may have said is to be late.
         if worker.process is not None:
-            self._process_gone(worker.process)
+            self.let_go_of(worker.process)
             if job is not None and job.driver is not None and not job.ended:
                 self._pass_on(worker.process.incarnation, job.driver)
         if not self.recovering and (job is None or not job.ended) and worker.environment == NO_ENVIRONMENT:
@@ -273,7 +273,8 @@ class Membership:
             if live and self._failed_starts < START_ATTEMPTS_MAX:
                 self._prestart(now)
 
-    def _process_gone(self, process: ProcessRecord) -> None:
+    def let_go_of(self, process: ProcessRecord) -> None:
+        """A process is no more, or wants no more: it holds nothing, and nobody waits for it."""
         self.tables.processes.pop(process.incarnation, None)
         self.tables.touched.discard(process)
         self.scheduler.references.process_gone(process.incarnation)
@@ -300,9 +301,14 @@ class Membership:
         if process is None:
             return
         if process.kind == "driver" and process.job is not None:
-            self.end_job(process.job, now)
+            self._driver_gone(process.job, now)
         else:
-            self._process_gone(process)
+            self.let_go_of(process)
+
+    def _driver_gone(self, job: JobRecord, now: float) -> None:
+        """A job ends with its driver, unless it has detached actors."""
+        if job.driver is None or not self.scheduler.detached.driver_gone(job, job.driver, now):
+            self.end_job(job, now)
 
     def end_job(self, job: JobRecord, now: float) -> None:
         """Refuse everything more of a job, end its workers, let go of its values, delete its rows; then say farewell."""
@@ -340,7 +346,7 @@ class Membership:
         puts, more = blocks.flush(rows_max=1 << 30)
         # What happened is durable with the end of it, so that a timeline can be read as soon as the driver has gone.
         status = ("job", job.id, self._job_row(job, "ended"))
-        if job.number > TOMBSTONES_KEPT:
+        if job.number > TOMBSTONES_KEPT and job_id(job.number - TOMBSTONES_KEPT) not in tables.jobs:
             deletes.append(("job", job_id(job.number - TOMBSTONES_KEPT)))
         last_rows = (status,), (*deletes, *more)
         self.scheduler.ask("job ended", (job, last_rows), m.Write, (*puts, *self.scheduler.take_events(), status), last_rows[1])
@@ -365,7 +371,7 @@ class Membership:
         self.tables.jobs.pop(job.id, None)
         if driver is not None and driver.incarnation in self.tables.processes:
             self.tables.tell(driver, m.Farewell(""))
-            self._process_gone(driver)
+            self.let_go_of(driver)
 
     # -- recovery --
 
@@ -434,7 +440,7 @@ class Membership:
         self.recovery.go_on(now)
         self._keep_due = True
         for job in self._abandoned:
-            self.end_job(job, now)
+            self._driver_gone(job, now)
         self._prestart(now)
         self.tables.say("info", f"recovered: {len(self.tables.processes)} processes, {tasks} tasks")
 

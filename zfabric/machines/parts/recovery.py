@@ -147,6 +147,7 @@ class Recovery:
         self._each(m.Blocked, lambda source, message: step(now, source, message))
         self._each(m.Yielded, lambda source, message: step(now, source, message))
         self._each(m.Completed, lambda source, message: step(now, source, message))
+        self.scheduler.detached.restore(self._rows)
         self.scheduler.actors.find_lost()
         for source, message in self._said:
             if type(message) in _AFTERWARDS and source[1:] in self.tables.processes:

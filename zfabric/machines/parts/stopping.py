@@ -52,12 +52,12 @@ class Stopping:
         """Stop tasks; with ``recursive``, what they submitted as well."""
         tasks = [record.task for record in map(self.tables.find, message.object_ids) if record is not None and record.task is not None]
         if message.recursive:
-            tasks = self._with_children(tasks, [each[:TASK_BYTES] for each in message.object_ids if is_call(each)])
+            tasks = self.with_children(tasks, [each[:TASK_BYTES] for each in message.object_ids if is_call(each)])
         for task in tasks:
             self.stop(task, "force" if message.force else "cancelled", now)
 
-    def _with_children(self, tasks: list[TaskRecord], calls: list[bytes] | None = None) -> list[TaskRecord]:
-        """Tasks, and what they and these calls have submitted."""
+    def with_children(self, tasks: list[TaskRecord], calls: list[bytes] | None = None) -> list[TaskRecord]:
+        """Tasks, and what they and these calls have submitted, which is stopped too if it comes later."""
         found = {task.id: task for task in tasks}
         level = tasks
         prefixes = self._prefixes_of_calls(calls) if calls else set()
@@ -90,7 +90,7 @@ class Stopping:
         for task in reversed(self.tables.children_of(prefixes)):
             alone = all(value.holders in (None, gone) and not value.pins and not value.fetchers for value in task.values())
             if alone and task.state != DONE:
-                for each in self._with_children([task]):
+                for each in self.with_children([task]):
                     self.stop(each, "cancelled", now)
 
     def stop_late(self, rows: m.Rows, now: float) -> None:
@@ -99,7 +99,7 @@ class Stopping:
             if row[0][:PREFIX_BYTES] in self.tables.condemned:
                 task = self.tables.tasks.get(row[0])
                 if task is not None:
-                    for each in self._with_children([task]):
+                    for each in self.with_children([task]):
                         self.stop(each, "cancelled", now)
 
     def stop(self, task: TaskRecord, reason: str, now: float) -> None:
