@@ -603,15 +603,19 @@ def test_sys_exit_ends_the_actor_as_wanted_or_as_a_death() -> None:
 
 @zf.remote
 class Reluctant:
-    def __init__(self) -> None:
+    def __init__(self, note: str) -> None:
+        with open(note, "a") as file:
+            file.write("begun ")
         zf.exit_actor()
 
     def ping(self) -> str:
         return "pong"
 
 
-def test_an_actor_may_end_itself_before_it_is_made() -> None:
-    assert "exit_actor" in str(death_of(Reluctant.options(max_restarts=3).remote().ping))
+def test_an_actor_may_end_itself_before_it_is_made(tmp_path: Path) -> None:
+    """For good: it is not made again, as it would be if its process had died."""
+    assert "it ended itself (exit_actor)" in str(death_of(Reluctant.options(max_restarts=3).remote(str(tmp_path / "note")).ping))
+    assert (tmp_path / "note").read_text() == "begun "
 
 
 def test_the_names_of_ray_actor() -> None:

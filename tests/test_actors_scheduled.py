@@ -1,0 +1,68 @@
+"""Actors as the local scheduler alone sees them: made, killed, waited for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from test_local_scheduler import DRIVER, JOB, Node, died, row, task_id
+
+from zfabric.protocol import effects as e
+from zfabric.protocol import messages as m
+from zfabric.protocol.failures import unpack_failure
+from zfabric.protocol.ids import CLIENT, WORKER, call_value, child_prefix, pack_counter
+
+KIND = b"k" * 16
+ACTOR = task_id(0)
+
+
+@pytest.fixture
+def node() -> Node:
+    made = Node()
+    made.driver()
+    made.say(CLIENT + DRIVER, m.Export(((KIND, "K", b"payload", (("actor", b"blueprint"), ("max_retries", 0))),)))
+    return made
+
+
+def whereabouts(node: Node) -> list[tuple[int, str]]:
+    """What the driver was told of the actor: (state, why it is dead)."""
+    rows = [row for to, message in node.take(m.Whereabouts) for row in message.rows if to == CLIENT + DRIVER]
+    return [(state, unpack_failure(failure)[1] if failure else "") for _, state, _, _, failure in rows]
+
+
+KILLED: tuple[bytes, Any] = (CLIENT + DRIVER, m.Kill(ACTOR, True))
+MADE = m.Completed(((ACTOR, 0, m.OK, (b"value",)),), (), ((KIND, 1, 0.001),), b"")
+
+
+@pytest.mark.parametrize("order", ["made, killed", "killed, made", "left, made"])
+def test_an_actor_that_ends_in_the_turn_in_which_it_was_made_is_dead_once_its_process_is(node: Node, order: str) -> None:
+    node.submit((ACTOR, KIND, b"", ()))
+    node.say(CLIENT + DRIVER, m.Find((ACTOR,)))
+    (worker,) = node.workers()
+    node.take(m.Whereabouts)
+    said = {"made": (WORKER + worker, MADE), "killed": KILLED, "left": (CLIENT + worker, m.Leaving(ACTOR))}
+    for source, message in (said[each] for each in order.split(", ")):
+        node.scheduler.step(node.now, source, message)
+    node.turn()
+    assert [effect.pid for effect in node.effects if type(effect) is e.KillProcess] == [node.pids[worker]]
+    died(node, worker, None)
+    state, reason = whereabouts(node)[-1]
+    assert state == m.DEAD
+    assert ("exit_actor" if "left" in order else "zf.kill") in reason
+
+
+def test_workers_that_wait_for_calls_are_no_reason_not_to_start_another(node: Node) -> None:
+    """They cannot run what they wait for, and it may itself wait for a task: without another worker nobody would go on.
+
+    Workers that wait for tasks run these themselves, and more of them than CPUs are not replaced.
+    """
+    for number in range(1, 4):
+        node.submit(row(number))
+        before = set(node.workers())
+        ((worker, given, _),) = node.dispatched()
+        assert (worker in before, given) == (True, number)
+        call = child_prefix(JOB, task_id(number)) + pack_counter(0)
+        node.say(WORKER + worker, m.Blocked(task_id(number), (call_value(call, 0),), (), True))
+    node.submit(row(4))
+    node.workers()
+    assert [number for _, number, _ in node.dispatched()] == [4]
