@@ -172,7 +172,7 @@ def test_a_logged_actor_is_told_which_outcomes_are_here_ahead_of_what_it_is_aske
     ]
     client.step(0.0, CLIENT + NEXT_HOME, m.Returned((((2).to_bytes(16, "big"), OK, (b"value",)), (third, OK, (b"value",)))))
     client.dropped.append(ACTOR + FIRST_RETURN)
-    client.settle()
+    client.keeping.settle()
     assert said(client, m.Taken) == [m.Taken(ACTOR, b"")], "before it is forgotten"
 
 

@@ -17,6 +17,7 @@ from zfabric.config import Config
 from zfabric.machines.parts import rejoin
 from zfabric.machines.parts.calls import Calls
 from zfabric.machines.parts.entries import ABSENT, PENDING, Entry
+from zfabric.machines.parts.keeping import BATCH_ROWS_MAX, Keeping
 from zfabric.machines.parts.pins import Pins, Place
 from zfabric.machines.parts.reservations import Reservations
 from zfabric.protocol import messages as m
@@ -33,9 +34,6 @@ from zfabric.protocol.ids import (
 from zfabric.protocol.machine import Explanation, InvariantViolation
 from zfabric.protocol.messages import DEAD, OK, Row
 from zfabric.protocol.options import option
-
-BATCH_ROWS_MAX = 1024
-"""Rows in one message: what a receiver takes in at once."""
 
 
 class Client:
@@ -59,12 +57,6 @@ class Client:
         """Tasks submitted whose outcome has not come."""
         self.several: dict[bytes, tuple[Row, int]] = {}
         """Rows of unfinished tasks that do not have exactly one value, and how many they have."""
-        self.lineage: dict[bytes, Row] = {}
-        """Rows of values that live in the arena, and of actors: what a restarted scheduler would make them from again."""
-        self.needed: Counter[bytes] = Counter()
-        """Objects that rows without an outcome name, and in how many such rows."""
-        self.retired: dict[bytes, Entry] = {}
-        """What is known of needed objects to which this process has no ref any more: a restarted scheduler is told it again."""
         self.cancelled: dict[bytes, tuple[bool, bool]] = {}
         """Objects without an outcome whose tasks this process asked to cancel: (force, recursive)."""
         self.fetching: set[bytes] = set()
@@ -76,15 +68,13 @@ class Client:
         """Functions whose tasks make actors."""
         self.room = Reservations(config, self.token, self.tell_store)
         self.pins = Pins(self.entries, partial(self._say, m.Unpin))
-        self._pinned = self.pins.tellings  # The very same: ``settle`` looks at it in every turn.
-        self.containing: dict[bytes, tuple[bytes, ...]] = {}
-        """Refs inside values that this process has, for a restarted scheduler."""
         self.written: dict[bytes, Row] = {}
         """``Put`` rows of values in the arena that the store is not known to have taken over."""
         self.dropped: deque[bytes] = deque()
-        """Refs that finalizers let go of. They take no lock; ``settle`` does the rest."""
+        """Refs that finalizers let go of. They take no lock; ``Keeping.settle`` does the rest."""
         self.unviewed: deque[bytes] = deque()
         """Objects that a value looked into which is gone: likewise."""
+        self.keeping = Keeping(self)
         self.calls = Calls(self)
         self.asked: dict[int, m.Query] = {}
         """Questions without an answer: a new daemon has not heard them."""
@@ -151,12 +141,10 @@ class Client:
         if fresh:
             self.unfinished += 1
             if row[3] or len(row) > 4:
-                names = _names(row)
-                self.needed.update(names)
-                self.calls.share(names)
+                self.calls.share(self.keeping.need(row))
             if row[1] in self._classes:
-                self.lineage[row[0]] = row
-                self.needed.update(_names(row))
+                self.keeping.lineage[row[0]] = row
+                self.keeping.need(row)
         if self._tail_kind is m.Submit and len(self._tail) < BATCH_ROWS_MAX:
             self._tail.append(row)
         else:
@@ -180,7 +168,7 @@ class Client:
         self.entries[identifier] = value if type(value) is bytes else Entry(1, OK, value, None)
         if contained:
             self.calls.share(contained)
-            self._contain(identifier, contained)
+            self.keeping.contain(identifier, contained)
         if type(value) is tuple:
             self.written[identifier] = (identifier, value, contained, durable)
         self._say(m.Put, (identifier, value, contained, durable))
@@ -198,12 +186,6 @@ class Client:
         """All of them, by object."""
         return [(identifier, entry) for identifier in list(self.entries) if (entry := self.entry(identifier)) is not None]
 
-    def _contain(self, identifier: bytes, contained: tuple[bytes, ...]) -> None:
-        """A value this process has refs to has refs inside: those count as refs of this process for as long."""
-        self.containing[identifier] = contained
-        for inner in contained:
-            self.add_reference(inner)
-
     def add_reference(self, identifier: bytes) -> None:
         """One more ref."""
         entry = self.entry(identifier)
@@ -214,81 +196,6 @@ class Client:
         if entry.refs == 0:
             self._say(m.Hold, identifier)
         entry.refs += 1
-
-    def settle(self) -> None:
-        """Do what finalizers asked for: drop refs, then unpin what nothing looks at any more."""
-        dropped, unviewed = self.dropped, self.unviewed
-        entries = self.entries
-        rare = bool(self._pinned or self.lineage or self.containing or self.needed or self.cancelled or self.calls.targets)
-        while dropped:
-            identifier = dropped.popleft()
-            entry = entries.get(identifier)
-            if entry is None:
-                continue
-            if type(entry) is bytes and not rare:
-                del entries[identifier]
-            else:
-                full = self.entry(identifier)
-                if full is None:
-                    continue
-                full.refs -= 1
-                if full.refs or (self.calls.targets and self.calls.takes_over(identifier, full)):
-                    continue
-                if full.row is None:
-                    del entries[identifier]
-                if rare:
-                    self._let_go(identifier, full)
-            if is_call(identifier) and not self.calls.let_go(identifier):
-                continue
-            if self._tail_kind is m.Release and len(self._tail) < BATCH_ROWS_MAX:
-                self._tail.append(identifier)
-            else:
-                self._say(m.Release, identifier)
-        while unviewed:
-            self.pins.unview(unviewed.popleft())
-
-    def _let_go(self, identifier: bytes, entry: Entry) -> None:
-        """The last ref is gone: what else was kept of the object goes too."""
-        if entry.row is None:
-            self._retire(identifier, entry, self.lineage.get(identifier[:TASK_BYTES]))
-        if identifier in self._pinned:
-            self.pins.let_go(identifier)
-        self._drop_lineage(identifier)
-        self.calls.forget(identifier)
-        if identifier not in self.retired:
-            self.dropped.extend(self.containing.pop(identifier, ()))
-
-    def _retire(self, identifier: bytes, entry: Entry, row: Row | None) -> None:
-        """No ref is left here; what a restarted scheduler could not know is kept as long as a row without an outcome names it."""
-        if self.cancelled and identifier[:TASK_BYTES] not in self.several:
-            self.cancelled.pop(identifier, None)
-        if self.needed and identifier in self.needed and (type(entry.data) is bytes or row is not None):
-            if type(entry.data) is bytes:
-                entry.row = None
-            else:
-                entry.data, entry.row = None, row  # A place is no longer known for sure: its pin goes with the last ref.
-            self.retired[identifier] = entry
-
-    def _ended(self, row: Row) -> None:
-        """A row that names objects has its outcome."""
-        needed = self.needed
-        for identifier in _names(row):
-            needed[identifier] -= 1
-            if needed[identifier] <= 0:
-                del needed[identifier]
-                if self.retired.pop(identifier, None) is not None:
-                    self.dropped.extend(self.containing.pop(identifier, ()))
-
-    def _drop_lineage(self, identifier: bytes) -> None:
-        task_id = identifier[:TASK_BYTES]
-        if task_id in self.lineage and not any(object_id(task_id, index) in self.entries for index in range(64)):
-            self.forget_row(task_id)
-
-    def forget_row(self, task_id: bytes) -> None:
-        """Nothing of a task is to be made again."""
-        row = self.lineage.pop(task_id, None)
-        if row is not None and (row[3] or len(row) > 4):
-            self._ended(row)
 
     def lookup(self, identifier: bytes) -> Entry:
         """The entry of an object that this process has a ref to, or (a ref kept by other means) a new one without refs."""
@@ -376,7 +283,7 @@ class Client:
 
     def on_results(self, message: m.Results) -> None:
         """Outcomes of tasks this process submitted."""
-        entries, watchers = self.entries, self.watchers
+        entries, watchers, keeping = self.entries, self.watchers, self.keeping
         if self.cancelled:
             self._stopped(message)
         finished = 0
@@ -389,7 +296,7 @@ class Client:
                     finished += 1
                     entries[identifier] = outputs[0]
                     if entry[3] or len(entry) > 4:
-                        self._ended(entry)
+                        keeping.ended(entry)
                     continue
                 entry = self.entry(identifier)
             if type(entry) is not Entry or entry.row is None:
@@ -398,20 +305,17 @@ class Client:
             finished += 1
             row, entry.row = entry.row, None
             kept = entry.refs > 0 and not (outputs and outputs[0] is not None)  # as lineage, which names what it would need
-            if (row[3] or len(row) > 4) and not (kept and task_id not in self.lineage):
-                self._ended(row)
+            if (row[3] or len(row) > 4) and not (kept and task_id not in keeping.lineage):
+                keeping.ended(row)
             if entry.refs <= 0:
                 del entries[identifier]
                 entry.status, entry.data = status, outputs[0] if outputs else None
-                self._retire(identifier, entry, row)
-                if self._pinned:
-                    self.pins.let_go(identifier)
-                self._drop_lineage(identifier)
+                keeping.settled_unseen(identifier, entry, row)
                 continue
             entry.status = status
             data = entry.data = outputs[0] if outputs else None
             if data is None:
-                self.lineage[task_id] = row
+                keeping.lineage[task_id] = row
             if watchers and identifier in watchers:
                 self._notify(identifier, entry)
         self.unfinished -= finished
@@ -428,21 +332,22 @@ class Client:
         if row is None:
             return
         self.unfinished -= 1
-        known_before = task_id in self.lineage
+        keeping = self.keeping
+        known_before = task_id in keeping.lineage
         for index in range(count):
             identifier = object_id(task_id, index)
             entry = self.entry(identifier)
             if entry is None:
-                if identifier in self.needed:
-                    self.retired[identifier] = Entry(0, status, None, row)
+                if identifier in keeping.needed:
+                    keeping.retired[identifier] = Entry(0, status, None, row)
                 continue
             entry.status = status
             entry.data = outputs[index if status == OK else 0] if outputs else None
             if entry.data is None:
-                self.lineage[task_id] = row
+                keeping.lineage[task_id] = row
             self._notify(identifier, entry)
-        if (row[3] or len(row) > 4) and (known_before or task_id not in self.lineage):
-            self._ended(row)
+        if (row[3] or len(row) > 4) and (known_before or task_id not in keeping.lineage):
+            keeping.ended(row)
 
     def on_inherit(self, message: m.Inherit) -> None:
         """Rows to be said again after a restart, of workers that are gone."""
@@ -453,7 +358,7 @@ class Client:
             if not pending and row[0] not in self.several:
                 self.several[row[0]] = (row, 0)
                 self.unfinished += 1
-                self.needed.update(_names(row))
+                self.keeping.need(row)
 
     def on_objects(self, message: m.Objects) -> None:
         """Values asked for, and places told."""
@@ -469,8 +374,8 @@ class Client:
                 continue
             entry.status = status
             entry.data = value
-            if contained and identifier not in self.containing:
-                self._contain(identifier, contained)
+            if contained and identifier not in self.keeping.containing:
+                self.keeping.contain(identifier, contained)
             if identifier in self.watchers:
                 self._notify(identifier, entry)
 
@@ -561,7 +466,7 @@ class Client:
         self._outbox = []
         self._flush_tail()
         self._controls = []
-        self.settle()
+        self.keeping.settle()
         self._outbox = []
         self._flush_tail()
         self.welcomed = False
@@ -592,7 +497,7 @@ class Client:
     def take_effects(self, now: float) -> list[Effect]:
         """Everything waiting to be sent, as one batch a kind."""
         if self.dropped or self.unviewed:
-            self.settle()
+            self.keeping.settle()
         return self.take_said()
 
     def take_said(self) -> list[Effect]:
@@ -617,7 +522,7 @@ class Client:
 
     def statistics(self) -> Mapping[str, float]:
         """Counters and sizes."""
-        return {**self.counts, "entries": len(self.entries), "unfinished": self.unfinished, "pinned": len(self._pinned)}
+        return {**self.counts, "entries": len(self.entries), "unfinished": self.unfinished, "pinned": len(self.pins.tellings)}
 
     def explain(self, subject: bytes) -> Explanation | None:
         """What this process knows of an object."""
@@ -631,12 +536,6 @@ class Client:
         for identifier, entry in self.all_entries():
             if entry.refs < 0:
                 raise InvariantViolation(f"{identifier.hex()} has {entry.refs} refs")
-
-
-def _names(row: Row) -> tuple[bytes, ...]:
-    """The objects a row names: dependencies, and refs inside its arguments."""
-    names: tuple[bytes, ...] = row[3]
-    return names + option(row[4], "contains", ()) if len(row) > 4 else names
 
 
 HANDLERS: dict[type[Any], Any] = {

@@ -162,7 +162,7 @@ class Connection:
     def _settle(self) -> None:
         """Let go of what finalizers dropped. The caller holds the lock."""
         if self.machine.dropped or self.machine.unviewed:
-            self.machine.settle()
+            self.machine.keeping.settle()
 
     def _has_unsent(self) -> bool:
         return self.machine.has_unsent

@@ -144,7 +144,7 @@ class Invariants:
             left += [f"entry {short(each)} of {process.name}" for each in machine.entries]
             left += [f"{machine.unfinished} unfinished rows of {process.name}"] if machine.unfinished else []
             left += [f"row {short(each)} of {process.name}" for each in machine.several]
-            left += [f"lineage {short(each)} of {process.name}" for each in machine.lineage]
+            left += [f"lineage {short(each)} of {process.name}" for each in machine.keeping.lineage]
             left += [f"pin on {short(each)} of {process.name}" for each in machine.pins.tellings]
             left += [f"a reservation of {process.name}" for _ in machine.room.answers]
         return left + self.world.calls.left()

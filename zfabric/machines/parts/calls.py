@@ -346,7 +346,7 @@ class Calls:
             if state == DEAD or (incarnation != before and not self.killed.get(actor_id, True)):
                 self.killed.pop(actor_id, None)
             if state == DEAD:
-                self.client.forget_row(actor_id)  # A restarted scheduler is not to make it again.
+                self.client.keeping.forget_row(actor_id)  # A restarted scheduler is not to make it again.
             if target is None:
                 continue
             moved = target.incarnation and incarnation != target.incarnation

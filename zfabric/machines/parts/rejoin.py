@@ -27,15 +27,15 @@ def holdings(client: Client) -> Iterator[tuple[type[Any], Any]]:
     calls = client.calls
     calls.share_sent()
     entries = [(identifier, entry) for identifier, entry in entries if not calls.is_private(identifier)]
-    for identifier, entry in (*client.retired.items(), *entries):
+    for identifier, entry in (*client.keeping.retired.items(), *entries):
         if is_call(identifier) and identifier[:TASK_BYTES] in calls.pending:
             continue
         if entry.row is not None:
             rows[identifier[:TASK_BYTES]] = entry.row
         elif entry.data is not None and identifier not in client.written:
-            yield m.Offer, (identifier, entry.status, entry.data, client.containing.get(identifier, ()))
+            yield m.Offer, (identifier, entry.status, entry.data, client.keeping.containing.get(identifier, ()))
     rows.update((task_id, row) for task_id, (row, _) in client.several.items())
-    for row in {**client.lineage, **rows}.values():
+    for row in {**client.keeping.lineage, **rows}.values():
         yield m.Submit, row
     yield from calls.holdings()
     for identifier, entry in entries:

@@ -1,0 +1,144 @@
+"""What a client keeps of objects besides their entries, and how it lets go of them.
+
+When the last ref to an object has gone here, its entry goes, and the scheduler is told. Some things stay: what a row that has no outcome
+names, since a restarted scheduler may have to be told of it, and the rows of values that only exist in the arena, for as long as those
+may have to be made again. Refs inside a value count as refs of this process while it has the value.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from zfabric.machines.parts.entries import Entry
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import TASK_BYTES, is_call, object_id
+from zfabric.protocol.messages import Row
+from zfabric.protocol.options import option
+
+if TYPE_CHECKING:
+    from zfabric.machines.client import Client
+
+BATCH_ROWS_MAX = 1024
+"""Rows in one message: what a receiver takes in at once."""
+
+
+class Keeping:
+    """What is kept, by object. Works on its client's tables, under its client's lock."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.lineage: dict[bytes, Row] = {}
+        """Rows of values that live in the arena, and of actors: what a restarted scheduler would make them from again."""
+        self.needed: Counter[bytes] = Counter()
+        """Objects that rows without an outcome name, and in how many such rows."""
+        self.retired: dict[bytes, Entry] = {}
+        """What is known of needed objects to which this process has no ref any more: a restarted scheduler is told it again."""
+        self.containing: dict[bytes, tuple[bytes, ...]] = {}
+        """Refs inside values that this process has, for a restarted scheduler."""
+
+    # -- kept --
+
+    def contain(self, identifier: bytes, contained: tuple[bytes, ...]) -> None:
+        """A value this process has refs to has refs inside: those count as refs of this process for as long."""
+        self.containing[identifier] = contained
+        for inner in contained:
+            self.client.add_reference(inner)
+
+    def need(self, row: Row) -> tuple[bytes, ...]:
+        """A row has no outcome yet: the objects that it names are needed until it has."""
+        names = _names(row)
+        self.needed.update(names)
+        return names
+
+    def ended(self, row: Row) -> None:
+        """A row that names objects has its outcome."""
+        needed = self.needed
+        for identifier in _names(row):
+            needed[identifier] -= 1
+            if needed[identifier] <= 0:
+                del needed[identifier]
+                if self.retired.pop(identifier, None) is not None:
+                    self.client.dropped.extend(self.containing.pop(identifier, ()))
+
+    # -- let go of --
+
+    def settle(self) -> None:
+        """Do what finalizers asked for: drop refs, then unpin what nothing looks at any more."""
+        client = self.client
+        dropped, unviewed, entries, calls = client.dropped, client.unviewed, client.entries, client.calls
+        rare = bool(client.pins.tellings or self.lineage or self.containing or self.needed or client.cancelled or calls.targets)
+        while dropped:
+            identifier = dropped.popleft()
+            entry = entries.get(identifier)
+            if entry is None:
+                continue
+            if type(entry) is bytes and not rare:
+                del entries[identifier]
+            else:
+                full = client.entry(identifier)
+                if full is None:
+                    continue
+                full.refs -= 1
+                if full.refs or (calls.targets and calls.takes_over(identifier, full)):
+                    continue
+                if full.row is None:
+                    del entries[identifier]
+                if rare:
+                    self._let_go(identifier, full)
+            if is_call(identifier) and not calls.let_go(identifier):
+                continue
+            if client._tail_kind is m.Release and len(client._tail) < BATCH_ROWS_MAX:
+                client._tail.append(identifier)
+            else:
+                client._say(m.Release, identifier)
+        while unviewed:
+            client.pins.unview(unviewed.popleft())
+
+    def _let_go(self, identifier: bytes, entry: Entry) -> None:
+        """The last ref is gone: what else was kept of the object goes too."""
+        client = self.client
+        if entry.row is None:
+            self._retire(identifier, entry, self.lineage.get(identifier[:TASK_BYTES]))
+        if identifier in client.pins.tellings:
+            client.pins.let_go(identifier)
+        self._drop_lineage(identifier)
+        client.calls.forget(identifier)
+        if identifier not in self.retired:
+            client.dropped.extend(self.containing.pop(identifier, ()))
+
+    def settled_unseen(self, identifier: bytes, entry: Entry, row: Row) -> None:
+        """An outcome has come of which this process let go before."""
+        self._retire(identifier, entry, row)
+        if self.client.pins.tellings:
+            self.client.pins.let_go(identifier)
+        self._drop_lineage(identifier)
+
+    def _retire(self, identifier: bytes, entry: Entry, row: Row | None) -> None:
+        """No ref is left here; what a restarted scheduler could not know is kept as long as a row without an outcome names it."""
+        client = self.client
+        if client.cancelled and identifier[:TASK_BYTES] not in client.several:
+            client.cancelled.pop(identifier, None)
+        if self.needed and identifier in self.needed and (type(entry.data) is bytes or row is not None):
+            if type(entry.data) is bytes:
+                entry.row = None
+            else:
+                entry.data, entry.row = None, row  # A place is no longer known for sure: its pin goes with the last ref.
+            self.retired[identifier] = entry
+
+    def _drop_lineage(self, identifier: bytes) -> None:
+        task_id = identifier[:TASK_BYTES]
+        if task_id in self.lineage and not any(object_id(task_id, index) in self.client.entries for index in range(64)):
+            self.forget_row(task_id)
+
+    def forget_row(self, task_id: bytes) -> None:
+        """Nothing of a task is to be made again."""
+        row = self.lineage.pop(task_id, None)
+        if row is not None and (row[3] or len(row) > 4):
+            self.ended(row)
+
+
+def _names(row: Row) -> tuple[bytes, ...]:
+    """The objects a row names: dependencies, and refs inside its arguments."""
+    names: tuple[bytes, ...] = row[3]
+    return names + option(row[4], "contains", ()) if len(row) > 4 else names
