@@ -41,7 +41,7 @@ def call(client: Client, number: int, retries: int = 0, needs: tuple[bytes, ...]
 
 
 def lives(client: Client, home: bytes, state: int = ALIVE, executing: bytes = b"", failure: bytes = b"") -> None:
-    client.step(0.0, b"L" + DAEMON, m.Whereabouts(((ACTOR, state, home, executing, failure),)))
+    client.step(0.0, b"L" + DAEMON, m.Whereabouts(((ACTOR, state, home, 0, False, executing, failure),)))
 
 
 def said(machine: Any, kind: type[Any]) -> list[Any]:
@@ -202,7 +202,7 @@ def worker() -> Worker:
 
 def give(worker: Worker, *numbers: int) -> None:
     rows = tuple((number.to_bytes(16, "big"), "method", b"") for number in numbers)
-    worker.step(0.0, CLIENT + ME, m.Call(ACTOR, rows))
+    worker.step(0.0, CLIENT + ME, m.Call(ACTOR, 3, rows))
 
 
 def run(worker: Worker, outputs: tuple[Any, ...] = (b"value",), contained: tuple[Any, ...] = ()) -> bytes:

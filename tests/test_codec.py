@@ -104,7 +104,7 @@ ROWS: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     **{(name, "object_ids"): many(object_ids) for name in OBJECT_LISTS},
     ("Find", "actor_ids"): many(task_ids),
     ("Recorded", "call_ids"): many(task_ids),
-    ("Whereabouts", "rows"): many(st.tuples(task_ids, numbers, small_bytes, small_bytes, small_bytes)),
+    ("Whereabouts", "rows"): many(st.tuples(task_ids, numbers, small_bytes, numbers, st.booleans(), small_bytes, small_bytes)),
     ("Call", "actor_id"): task_ids,
     ("Call", "rows"): many(call_rows),
     ("Returned", "rows"): many(st.tuples(task_ids, numbers, outputs)),
@@ -113,7 +113,10 @@ ROWS: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("Hosting", "rows"): many(st.tuples(task_rows, numbers)),
     ("Traced", "names"): many(st.tuples(function_ids, texts)),
     ("Traced", "arguments"): many(st.tuples(task_ids, many(object_ids))),
-    **{(name, "actor_id"): task_ids for name in ("Kill", "Leaving", "Logged", "Checkpoint", "Durable", "Replaying", "Taken")},
+    **{
+        (name, "actor_id"): task_ids
+        for name in ("Kill", "Leaving", "Logged", "Checkpoint", "Durable", "Replaying", "Taken", "Retire", "Ended")
+    },
     **{(name, field): log_numbers for name in ("Logged", "Checkpoint") for field in ("attempt", "number", "last")},
     **{(name, "refs"): many(object_ids) for name in ("Logged", "Checkpoint")},
     ("Checkpoint", "part"): st.integers(0, 3),
@@ -369,11 +372,22 @@ CASES: list[tuple[str, int, tuple[Any, ...], Any, list[Any]]] = [
     ("TakeBack", 0, ((),), TASK, [OBJECT, "t" * TASK_BYTES, 7]),
     ("Find", 0, ((),), TASK, [OBJECT, "t" * TASK_BYTES, 7]),
     ("Recorded", 0, ((),), TASK, [OBJECT, "t" * TASK_BYTES, 7]),
-    ("Whereabouts", 0, ((),), (TASK, 1, b"i", b"", b""), [(TASK, 1, b"i", b""), (OBJECT, 1, b"i", b"", b""), (TASK, "1", b"i", b"", b"")]),
+    (
+        "Whereabouts",
+        0,
+        ((),),
+        (TASK, 1, b"i", 0, True, b"", b""),
+        [
+            (TASK, 1, b"i", b"", b""),
+            (OBJECT, 1, b"i", 0, True, b"", b""),
+            (TASK, "1", b"i", 0, True, b"", b""),
+            (TASK, 1, b"i", 0, 1, b"", b""),
+        ],
+    ),
     (
         "Call",
-        1,
-        (TASK, ()),
+        2,
+        (TASK, 0, ()),
         (TASK, "method", b"a"),
         [
             (TASK, "method"),
@@ -430,7 +444,9 @@ def frame_of(name: str, field: int, fields: tuple[Any, ...], rows: list[Any]) ->
 
 
 def test_every_row_check_has_cases() -> None:
-    assert {name for name, *_ in CASES} | {"Kill", "Leaving", "Stopped", "Durable", "Taken"} == set(codec._ROW_CHECKS), "those have no rows"
+    assert {name for name, *_ in CASES} | {"Kill", "Leaving", "Stopped", "Durable", "Taken", "Retire", "Ended"} == set(codec._ROW_CHECKS), (
+        "those have no rows"
+    )
 
 
 @pytest.mark.parametrize(("name", "field", "fields", "good", "bad"), CASES, ids=[f"{case[0]}-{case[1]}" for case in CASES])

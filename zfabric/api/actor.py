@@ -16,7 +16,7 @@ import msgpack
 from zfabric.api.errors import a, near
 from zfabric.api.generators import ObjectRefGenerator
 from zfabric.api.lifecycle import connected
-from zfabric.api.options import Pairs, checked_actor, checked_method, group_in, pairs_of_method
+from zfabric.api.options import Pairs, check_lightweight, checked_actor, checked_method, group_in, pairs_of_method
 from zfabric.api.refs import ObjectRef
 from zfabric.api.remote_function import Export, dump_call
 from zfabric.exceptions import ActorNameTakenError, ActorNotFoundError
@@ -97,6 +97,15 @@ def method(*args: Any, **options: Any) -> Any:
     return mark
 
 
+def _signature_of(kind: type) -> inspect.Signature | None:
+    import inspect
+
+    try:
+        return inspect.signature(kind)
+    except (TypeError, ValueError):  # some classes written in C have none
+        return None
+
+
 def _methods_of(kind: type) -> tuple[Method, ...]:
     import inspect
 
@@ -154,6 +163,9 @@ class ActorClass:
         self._options = dict(options)
         import inspect
 
+        if options.get("lightweight"):
+            check_lightweight(options, kind)
+        self._signature = _signature_of(kind)
         retries, pending = options.get("max_task_retries") or 0, max(0, options.get("max_pending_calls") or 0)
         groups = tuple(options.get("concurrency_groups") or ())
         blueprint = Blueprint(kind.__qualname__, kind.__module__, inspect.getdoc(kind) or "", _methods_of(kind), retries, pending, groups)
@@ -193,16 +205,13 @@ class ActorClass:
         ActorNameTakenError if another living actor has the name. What ``__init__`` raises is the cause of the ActorDiedError that
         every call then raises.
         """
-        import inspect
-
         client = connected()
         self._check_groups()
         try:
-            inspect.signature(self._kind).bind(*args, **kwargs)
+            if self._signature is not None:
+                self._signature.bind(*args, **kwargs)
         except TypeError as error:
             raise TypeError(f"{self._kind.__qualname__}.remote(): {error}") from None
-        except ValueError:  # some classes written in C have no signature
-            pass
         taken = self._taken(client, None)
         if taken is not None:
             return taken

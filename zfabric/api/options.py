@@ -161,7 +161,7 @@ _ACTOR_CHECKS: dict[str, Callable[[Any], None]] = {
     "concurrency_groups": _groups,
     "max_pending_calls": _whole("max_pending_calls", -1, 2**31),
     "checkpoint_every": _nothing("checkpoint_every"),
-    "lightweight": _nothing("lightweight"),
+    "lightweight": _flag("lightweight"),
 }
 ACTOR_OPTIONS = frozenset(_ACTOR_CHECKS)
 """Options of remote classes."""
@@ -231,6 +231,27 @@ def group_in(group: Any, groups: Collection[str], whose: str) -> None:
         raise OptionError(f"{whose} has no concurrency group {group!r}; {known}")
 
 
+def check_lightweight(options: Mapping[str, Any], kind: type) -> None:
+    """OptionError if actors that share processes cannot have one of these options, or be of that class."""
+    import inspect
+
+    name = kind.__qualname__
+    if demand_of(options.get("num_cpus") or 0, options.get("num_gpus"), options.get("resources")):
+        text = "holds no resources, since it shares its process: leave num_cpus, num_gpus and resources out"
+    elif (options.get("max_concurrency") or 1) > 1:
+        text = "runs its calls one after the other, with those of the actors it shares a process with: leave max_concurrency out"
+    elif any(
+        inspect.iscoroutinefunction(found) or inspect.isasyncgenfunction(found)
+        for found in (inspect.getattr_static(kind, each, None) for each in dir(kind))
+    ):
+        text = "has no methods that are async def, since it shares its process with others: make them plain methods"
+    elif options.get("checkpoint_every") or options.get("concurrency_groups"):
+        text = "has neither checkpoints nor concurrency groups"
+    else:
+        return
+    raise OptionError(f"{name}: a lightweight actor {text}, or make it an ordinary actor (lightweight=False)")
+
+
 def pairs_of_actor(options: Mapping[str, Any], blueprint: bytes, default_env: Mapping[str, Any] | None = None) -> Pairs:
     """Checked options of a class as they travel, with what its handles are made of."""
     plain = {name: value for name, value in options.items() if name in _CHECKS}
@@ -242,6 +263,8 @@ def pairs_of_actor(options: Mapping[str, Any], blueprint: bytes, default_env: Ma
         found.append(("concurrency_groups", tuple(options["concurrency_groups"].items())))
     if options.get("lifetime") == "detached":
         found.append(("detached", True))
+    if options.get("lightweight"):
+        found.append(("lightweight", True))
     restarts = options.get("max_restarts")
     found.append(("max_retries", 0 if restarts is None else restarts))
     return tuple(found)

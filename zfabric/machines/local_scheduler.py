@@ -86,6 +86,7 @@ class LocalScheduler:
         self.logs = KeptLogs(self)
         self.detached = Detached(self)
         self.outcomes.actor_made = self.actors.ended
+        self.outcomes.actor_unwanted = self.actors.unwanted
         self.references.actor_unreferenced = self.actors.unreferenced
         self.streams = Streams(self)
         self.membership = Membership(self, recovering)
@@ -573,6 +574,7 @@ HANDLERS: dict[type[Any], Any] = {
     m.Reported: _part("actors", "on_reported"),
     m.Kill: _part("actors", "on_kill"),
     m.Leaving: _part("actors", "on_leaving"),
+    m.Ended: _part("actors", "on_ended"),
     m.Hosting: _part("actors", "on_hosting"),
     m.Logged: _part("logs", "on_logged"),
     m.Checkpoint: _part("logs", "on_checkpoint"),

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from zfabric.config import Config
 from zfabric.machines.parts.call_trace import CallTrace
 from zfabric.machines.parts.mailbox import Invocation, Mailbox
+from zfabric.machines.parts.turns import Turns
 from zfabric.machines.parts.yields import Yields
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Send
@@ -36,6 +37,11 @@ class Item(NamedTuple):
     gpus: tuple[int, ...]
 
 
+def actor_of(item: Item | Invocation) -> bytes:
+    """The actor that is called, or made."""
+    return item.actor_id if type(item) is Invocation else item.row[0]
+
+
 def places_of(item: Item) -> list[tuple[bytes, Any]]:
     """The values that came with a task. Each is told, and pinned, once, however often the row names it."""
     return list(dict(zip(item.row[3], item.values, strict=False)).items())
@@ -53,6 +59,8 @@ class Worker:
         self.mailbox = Mailbox()
         self.call_trace = CallTrace()
         self.yields = Yields()
+        self.turns: Turns | None = None
+        """In a process that actors share: whose turn it is."""
         self.beside = False
         """Whether calls run beside each other, and not on the stack."""
         self.running_calls: dict[bytes, Item | Invocation] = {}
@@ -83,8 +91,12 @@ class Worker:
 
     def begin(self) -> Item | Invocation | None:
         """Claim the next task or call; from here on it is not taken back."""
-        item: Item | Invocation
-        if self.mailbox.queue and not self._waiting and not self.beside:
+        item: Item | Invocation | None
+        if self.turns is not None:
+            item = self._next_turn(self.turns)
+            if item is None:
+                return None
+        elif self.mailbox.queue and not self._waiting and not self.beside:
             item = self.mailbox.queue.popleft()
         elif self.inline:
             item = self.inline.popleft()
@@ -119,6 +131,10 @@ class Worker:
         self._traced.append(row[0] + row[1])
         self._trace.append(started)
         self._trace.append(seconds)
+        if self.turns is not None and row[0] in self.mailbox.actors:
+            self.turns.end(row[0])
+        elif self.turns is not None:
+            self.turns.not_made(row[0])
 
     def begin_beside(self, queue: deque[Invocation]) -> Invocation | None:
         """Claim the next call of a queue of the mailbox's, to run beside others."""
@@ -127,6 +143,38 @@ class Worker:
         item = queue.popleft()
         self.running_calls[item.row[0]] = item
         return item
+
+    # -- actors that share this process --
+
+    def stand_in(self) -> Item | Invocation | None:
+        """Claim what comes next while what is on the stack waits."""
+        item = self._next_turn(self.turns) if self.turns is not None and self.stack else None
+        if item is not None:
+            self.running_calls[item.row[0]] = item
+        return item
+
+    @property
+    def turn_free(self) -> bool:
+        """Whether something may begin, and there is something."""
+        return self.turns is not None and self.turns.free and bool(self.queue or self.mailbox.queue)
+
+    def _next_turn(self, turns: Turns) -> Item | Invocation | None:
+        """The next: those that make actors first, since they are few and others wait for them."""
+        if not self.turn_free:
+            return None
+        item: Item | Invocation = self.queue.popleft() if self.queue else self.mailbox.queue.popleft()
+        turns.begin(actor_of(item), item.row[0])
+        return item
+
+    def give_up_turn(self, item: Item | Invocation, wanted: tuple[bytes, ...]) -> None:
+        """What runs waits."""
+        assert self.turns is not None
+        self.turns.wait(actor_of(item), wanted)
+
+    def take_turn(self, item: Item | Invocation) -> bool:
+        """It waits no longer. False if it is not its turn yet: then it asks again."""
+        assert self.turns is not None
+        return self.turns.go_on(actor_of(item))
 
     def finish_call(
         self,
@@ -140,6 +188,7 @@ class Worker:
     ) -> bool:
         """A call has ended; its outcome is fixed here. Whether it is held back (see ``Mailbox.ended``)."""
         row, _ = self.mailbox.actors[item.actor_id]
+        turns = self.turns
         self.call_trace.add(item.row[0], item.actor_id, self.functions[row[1]][1], item.method, started, seconds)
         if self.call_trace.full:
             self.say_trace()
@@ -147,8 +196,14 @@ class Worker:
             self.stack.pop()
         if self.yields.open:
             self.yields.end(item.row[0])
+        if turns is not None and turns.is_killed(item.actor_id):
+            turns.ended_with(item.actor_id, item.row[0])
+            return None
         self.unreturned += 1
-        return self.mailbox.ended(item, status, outputs, contained, whole)
+        held = self.mailbox.ended(item, status, outputs, contained, whole)
+        if turns is not None:
+            turns.end(item.actor_id)
+        return held
 
     def say_trace(self) -> None:
         """Tell when calls ran."""
@@ -164,7 +219,8 @@ class Worker:
     @property
     def has_unsent(self) -> bool:
         """Whether anything waits to be sent."""
-        return bool(self._rows or self._effects or self.yields.unsaid or self.mailbox.unsent)
+        ended = self.turns is not None and self.turns.unsaid
+        return bool(self._rows or self._effects or self.yields.unsaid or self.mailbox.unsent or ended)
 
     def block(self, wanted: tuple[bytes, ...], inline: bool) -> None:
         """The task on top waits: what was not begun goes back with the news."""
@@ -217,6 +273,9 @@ class Worker:
         """Functions of the rows that follow."""
         for row in message.functions:
             self.functions[row[0]] = row
+            if option(row[3], "lightweight", False) and self.turns is None:
+                self.turns = Turns(self.mailbox)
+                self.mailbox.shared = True
             if option(row[3], "max_concurrency") is not None and option(row[3], "actor") is None:
                 self.async_functions.add(row[0])
 
@@ -299,8 +358,20 @@ class Worker:
         self.mailbox.taken(source, message.actor_id, message.before)
 
     def on_retire(self, message: m.Retire) -> None:
-        """Nobody has a handle any more."""
-        self.mailbox.retiring = True
+        """Nobody has a handle any more, or the actor was killed."""
+        if self.turns is None:
+            self.mailbox.retiring = True
+            return
+        item = self._running(message.actor_id)
+        if item is not None and item.attempt != message.attempt:
+            return
+        waiting = [item for item in self.queue if item.row[0] == message.actor_id and item.attempt == message.attempt]
+        if waiting:
+            self._give_up(waiting)
+            self.queue.remove(waiting[0])
+        running = self.turns.retire(message.actor_id, message.attempt, message.at_once)
+        if running:
+            self.interrupts[running] = (message.attempt, "killed")
 
     def interrupted(self, item: Item | Invocation) -> str:
         """Why this attempt is to be stopped; empty if it is not."""
@@ -325,8 +396,10 @@ class Worker:
         unheard, self.unheard = self.unheard, []
         unheard += [effect.message for effect in self._effects if isinstance(effect, Send) and type(effect.message) in REPORTS]
         self._effects = []
+        if self.turns is not None:
+            self.turns.unsaid.clear()
         waiting = [blocked._replace(returned=()) for blocked in self._waiting]  # What was returned then is not among the rows.
-        hosted = (m.Hosting(tuple(self.mailbox.actors.values())),) if self.mailbox.actors else ()
+        hosted = (m.Hosting(tuple(self.mailbox.actors.values())),) if self.mailbox.actors or self.turns is not None else ()
         return (*hosted, m.Running(rows), *self.yields.again(unheard), *waiting, *self.mailbox.unrecorded())
 
     def unread(self) -> tuple[Row, ...]:
@@ -350,6 +423,9 @@ class Worker:
         self.unreturned = 0
         if self.mailbox.unsent:
             effects.extend(self.mailbox.take_sends(self.scheduler))
+        elif self.turns is not None and self.turns.unsaid:
+            effects.extend(Send(self.scheduler, ended) for ended in self.turns.unsaid)  # once all has left that those actors had to say
+            self.turns.unsaid.clear()
         return effects
 
     def connect(self, daemon: bytes) -> None:
@@ -372,6 +448,13 @@ class Worker:
         """As many frames wait as the stack has, at most."""
         if len(self._waiting) > len(self.stack):
             raise InvariantViolation("more frames wait than there are")
+        turns = self.turns
+        if turns is not None:
+            begun = sorted(item.row[0] for item in (*self.stack, *self.running_calls.values()))
+            if begun != sorted(turns.busy.values()):
+                raise InvariantViolation("an actor runs two calls, or what has begun is not known")
+            if len(begun) > len(turns.wanted) + bool(turns.running):
+                raise InvariantViolation("two calls run at the same time")
 
 
 HANDLERS: dict[type[Any], Any] = {

@@ -42,6 +42,7 @@ FROM_PROCESSES: dict[bytes, frozenset[type[Any]]] = {
             m.Logged,
             m.Checkpoint,
             m.Replaying,
+            m.Ended,
         }
     ),
     OBJECT_STORE: frozenset({m.Reserve, m.ReturnGrant, m.GrantsHeld, m.Pinned, m.Unpin}),

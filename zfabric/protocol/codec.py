@@ -274,7 +274,7 @@ _MAYBE_TUPLE: set[type] = {tuple, type(None)}
 
 def _call(name: str, fields: tuple[Any, ...]) -> None:
     _ids(name, fields[:1], TASK_BYTES)
-    columns = _columns(name, fields[1], {3, 6}, (_BYTES, _STR, _BYTES, _MAYBE_TUPLE, _MAYBE_TUPLE, _OPTIONS))
+    columns = _columns(name, fields[2], {3, 6}, (_BYTES, _STR, _BYTES, _MAYBE_TUPLE, _MAYBE_TUPLE, _OPTIONS))
     _ids(name, columns[0], TASK_BYTES)
     if len(columns) == 6:
         for dependencies, values, options in zip(*columns[3:], strict=True):
@@ -313,7 +313,7 @@ def _traced(name: str, fields: tuple[Any, ...]) -> None:
 
 
 def _whereabouts(name: str, fields: tuple[Any, ...]) -> None:
-    columns = _columns(name, fields[0], {5}, (_BYTES, _INT, _BYTES, _BYTES, _BYTES))
+    columns = _columns(name, fields[0], {7}, (_BYTES, _INT, _BYTES, _INT, {bool}, _BYTES, _BYTES))
     _ids(name, columns[0], TASK_BYTES)
 
 
@@ -362,6 +362,8 @@ _ROW_CHECKS = {
     "Taken": _taken,
     "Kill": _one_task,
     "Leaving": _one_task,
+    "Retire": _one_task,
+    "Ended": _one_task,
     "Stopped": _one_task,
     "Submit": _submit,
     "Inherit": _inherit,

@@ -69,6 +69,7 @@ OPTION_TYPES: dict[str, tuple[type, ...]] = {
     "checkpoint_every": (int,),
     "concurrency_groups": (tuple,),
     "concurrency_group": (str,),
+    "lightweight": (bool,),
 }
 """The types that values of known options may have; frames with others are refused."""
 

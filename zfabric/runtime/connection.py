@@ -176,6 +176,9 @@ class Connection:
         self._inbox.extend(self.post.receive())
         if not self._inbox:
             return False
+        if len(self._inbox) > 1 and self._peers:
+            # What an actor has said comes before the news of its end, if both are here: the daemon is told that last.
+            self._inbox = deque(sorted(self._inbox, key=lambda frame: frame[0] not in self._peers))
         with self.lock:
             try:
                 now = clock()

@@ -8,6 +8,7 @@ therefore must not block.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import deque
@@ -17,7 +18,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 from zfabric.machines.parts.mailbox import Invocation
-from zfabric.machines.worker import Item
+from zfabric.machines.worker import Item, Worker
 from zfabric.runtime.interrupts import Fence
 
 if TYPE_CHECKING:
@@ -46,13 +47,36 @@ class Group:
         """Whether one more is to begin."""
         return bool(self.queue) and self.running < self.size
 
+    def claim(self, worker: Worker) -> Item | Invocation | None:
+        """The next of them, which has begun then."""
+        return worker.begin_beside(self.queue)
 
-def claimed(runtime: WorkerRuntime, groups: Iterable[Group]) -> list[tuple[Invocation, Group]]:
+
+class SharedTurn(Group):
+    """What comes next, of all actors that share this process, while what the main thread runs waits, and only then."""
+
+    __slots__ = ("worker",)
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(worker.mailbox.queue, sys.maxsize)
+        self.worker = worker
+
+    @property
+    def wanted(self) -> bool:
+        """See ``Group``."""
+        return self.worker.turn_free
+
+    def claim(self, worker: Worker) -> Item | Invocation | None:
+        """See ``Group``."""
+        return worker.stand_in()
+
+
+def claimed(runtime: WorkerRuntime, groups: Iterable[Group]) -> list[tuple[Item | Invocation, Group]]:
     """As many of the calls that wait as may run, which count as running from now on."""
-    found = []
+    found: list[tuple[Item | Invocation, Group]] = []
     with runtime.lock:
         for group in groups:
-            while group.wanted and (item := runtime.worker.begin_beside(group.queue)) is not None:
+            while group.wanted and (item := group.claim(runtime.worker)) is not None:
                 group.running += 1
                 found.append((item, group))
     return found
@@ -78,7 +102,7 @@ class Threads:
         self.runtime = runtime
         self.groups = groups
         self._started = 0
-        self._given: SimpleQueue[tuple[Invocation, Group]] = SimpleQueue()
+        self._given: SimpleQueue[tuple[Item | Invocation, Group]] = SimpleQueue()
         self._fences: dict[bytes, Fence] = {}
         """That of the thread which runs a call."""
 
@@ -96,12 +120,12 @@ class Threads:
 
     def _work(self) -> None:
         while True:
-            item: Invocation | None
+            item: Item | Invocation | None
             item, group = self._given.get()
             while item is not None:
                 item = self._run(item, group)
 
-    def _run(self, item: Invocation, group: Group) -> Invocation | None:
+    def _run(self, item: Item | Invocation, group: Group) -> Item | Invocation | None:
         runtime = self.runtime
         fence = runtime.fences.mine
         fence.depth = 1
@@ -113,6 +137,9 @@ class Threads:
             function, _, args, kwargs = runtime.prepare(item)
             value = runtime.streamed(item, runtime.as_user(function, *args, **kwargs))
             del args, kwargs
+            if type(item) is Item:
+                runtime.become_actor(item, value)
+                value = None
         except BaseException as error:  # whatever the user's code raises is the call's outcome
             outcome = runtime.failed(item, error, None)
         else:
@@ -126,6 +153,17 @@ class Threads:
         """See ``Crew``. The exception is raised when the thread runs Python code next."""
         fence = self._fences.get(item.row[0])
         return fence is not None and fence.interrupt()
+
+
+class StandIns(Threads):
+    """Runs calls of actors that share a process while one that the main thread runs waits, one at a time."""
+
+    def __init__(self, runtime: WorkerRuntime) -> None:
+        super().__init__(runtime, (SharedTurn(runtime.worker),))
+
+    def _run(self, item: Item | Invocation, group: Group) -> Item | Invocation | None:
+        self.runtime.mark(item)
+        return super()._run(item, group)
 
 
 class Loop:

@@ -30,10 +30,13 @@ class Host:
         """Who runs calls, if it is not the main thread."""
         self.leaving = False
         """Whether the actor has ended itself."""
+        self.gone: list[tuple[bytes, bool]] = []
+        """Actors that have ended, of those that share this process, and whether cleanly."""
 
     def begin(self, item: Item, instance: Any, crew: Crew | None) -> None:
         """An actor was made: calls may come."""
         self.crew = crew
+        self.let_go()  # An earlier life of the same actor may not have been taken down yet.
         self.instances[item.row[0]] = instance
         self.mailbox.actors[item.row[0]] = (item.row, item.attempt)
 
@@ -56,11 +59,19 @@ class Host:
         return (self.leaving or retired) and self.mailbox.settled
 
     def end(self) -> None:
-        """A clean end: ``__exit__`` if there is one; ``__del__`` runs as the last reference goes."""
+        """A clean end."""
         while self.instances:
-            _, instance = self.instances.popitem()
-            leave = getattr(type(instance), "__exit__", None)
-            if leave is not None:
-                with contextlib.suppress(Exception):  # its end is nobody's result
-                    leave(instance, None, None, None)
-            del instance
+            self._end_one(next(iter(self.instances)), True)
+
+    def let_go(self) -> None:
+        """Let go of actors that have ended, of those that share this process."""
+        while self.gone:
+            self._end_one(*self.gone.pop(0))
+
+    def _end_one(self, actor_id: bytes, clean: bool) -> None:
+        """``__exit__``, if there is one and the end is clean; ``__del__`` runs as the last reference goes."""
+        instance = self.instances.pop(actor_id, None)
+        leave = getattr(type(instance), "__exit__", None)
+        if clean and leave is not None:
+            with contextlib.suppress(Exception):  # its end is nobody's result
+                leave(instance, None, None, None)

@@ -16,7 +16,8 @@ from zfabric.adapters import serialization
 from zfabric.exceptions import FabricError, SerializationError
 from zfabric.machines.parts.mailbox import Invocation
 from zfabric.machines.parts.naming import Namer
-from zfabric.machines.worker import Item
+from zfabric.machines.parts.turns import KILL, LEAVE
+from zfabric.machines.worker import Item, actor_of
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, call_value, object_id
@@ -88,7 +89,7 @@ class UserCode(WorkerConnection):
 
     def context(self) -> interface.TaskContext | None:
         """The attempt on top, or the call that this thread or coroutine runs."""
-        item = self._contexts[-1] if self._contexts else current_call.get()
+        item = current_call.get() or (self._contexts[-1] if self._contexts else None)
         if item is None:
             return None
         actor_id = item.actor_id if type(item) is Invocation else item.row[0] if item.row[1] in self._classes else b""
@@ -235,15 +236,26 @@ class UserCode(WorkerConnection):
 
     def _leave_for_good(self, item: Item | Invocation, how: str) -> Ending:
         """The actor ends itself: calls that wait are not run, and it is not restarted."""
-        self.host.leaving = True
         with self.lock:
-            self.machine.say(m.Leaving(item.actor_id if type(item) is Invocation else item.row[0]))  # its __init__ may leave, too
+            self._end_own(item, LEAVE, "")
+            self.machine.say(m.Leaving(actor_of(item)))  # its __init__ may leave, too
         return FAILED, (pack_failure("ActorDiedError", f"it ended itself ({how})", (("outcome", "unknown"),)),), None
+
+    def _end_own(self, item: Item | Invocation, how: str, reason: str) -> None:
+        """The actor that runs ends: with its process, unless others live there."""
+        if self.worker.turns is None:
+            self.host.leaving = True
+        elif type(item) is Invocation:
+            self.worker.turns.leave(item.actor_id, how, reason)
 
     def _exit(self, item: Invocation, error: SystemExit) -> Ending:
         """``sys.exit`` in a method ends the process: as wanted, or, with an exit code, as a death that restarts may follow."""
         if not error.code:
             return self._leave_for_good(item, "sys.exit")
+        if self.worker.turns is not None:
+            with self.lock:
+                self._end_own(item, KILL, f"it called sys.exit({error.code!r})")
+            return FAILED, (), None
         self._say_the_last()
         os._exit(error.code if isinstance(error.code, int) and 0 < error.code < 256 else 1)
 

@@ -20,14 +20,14 @@ from typing import Any
 
 from zfabric.exceptions import DeadlockError, FabricError
 from zfabric.machines.parts.mailbox import Invocation
-from zfabric.machines.worker import Item
+from zfabric.machines.worker import Item, actor_of
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import CONTROL, JOB_BYTES, TASK_BYTES
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, Row
 from zfabric.protocol.options import option
 from zfabric.runtime import interface
 from zfabric.runtime.connection import clock
-from zfabric.runtime.crew import Group, Loop, crew_for, current_call
+from zfabric.runtime.crew import Group, Loop, StandIns, crew_for, current_call
 from zfabric.runtime.interrupts import INTERRUPT, TaskInterrupt
 from zfabric.runtime.session import Session
 from zfabric.runtime.streaming import produce, produce_in_loop
@@ -62,6 +62,9 @@ class WorkerRuntime(UserCode):
                         self._start_beside(item)  # type: ignore[arg-type]
                     else:
                         self._execute(item)
+                elif self.worker.turns is not None:
+                    self.host.let_go()
+                    self._idle()
                 elif self.host.done and not self.worker.running_calls:
                     self._retire()
                 else:
@@ -96,14 +99,20 @@ class WorkerRuntime(UserCode):
         worker, host = self.worker, self.host
 
         def wanted() -> bool:
+            if worker.turns is not None:
+                return worker.turn_free or bool(host.gone)
             calls = host.crew.wanted() if host.crew is not None else worker.mailbox.queue
             return bool(calls or worker.queue or worker.inline or (host.done and not worker.running_calls))
 
         self.wait_until(wanted, None)
 
+    def mark(self, item: Item | Invocation) -> None:
+        """It is this that runs now, should the process die."""
+        self._slot[0:TASK_BYTES] = item.row[0]
+
     def _execute(self, item: Item | Invocation) -> None:
         row = item.row
-        self._slot[0:TASK_BYTES] = row[0]
+        self.mark(item)
         if not self.machine.job:
             self.machine.job = row[0][:JOB_BYTES]
         if _signal.getsignal(INTERRUPT) is not self._handler:
@@ -136,10 +145,13 @@ class WorkerRuntime(UserCode):
             if unreported >= REPORT_ROWS or ended - self._first_unreported > self.config.completion_delay:
                 self.flush()
                 self.look()  # so that the queue does not run dry
+        if worker.turns is not None and worker.turns.returning:
+            self.post.ring()  # One of those that wait for their turn receives, and the others follow it.
+            self._wake()
 
     def end_beside(
         self, item: Item | Invocation, group: Group | None, outcome: Ending, started: float, flush: bool = True
-    ) -> Invocation | None:
+    ) -> Item | Invocation | None:
         """What ran beside others has ended; the next call of its group, if there is one, takes its place."""
         status, outputs, extra = outcome
         with self.lock:
@@ -158,12 +170,12 @@ class WorkerRuntime(UserCode):
                 self.flush()
             elif not self._armed:
                 self._arm_flusher()
-            if self.host.done and not self.worker.running_calls:
+            if (self.host.done and not self.worker.running_calls) or (following is None and self.worker.turns is not None):
                 self.post.ring()
         return following
 
-    def _next_beside(self, group: Group) -> Invocation | None:
-        following = None if self.host.leaving else self.worker.begin_beside(group.queue)
+    def _next_beside(self, group: Group) -> Item | Invocation | None:
+        following = None if self.host.leaving else group.claim(self.worker)
         if following is None:
             group.running -= 1
         return following
@@ -200,18 +212,32 @@ class WorkerRuntime(UserCode):
             return self.failed(item, error, retryable)
         del args, kwargs
         if row[1] in self._classes:
-            self._become_actor(item, value)  # type: ignore[arg-type]
+            self.become_actor(item, value)  # type: ignore[arg-type]
             value = None
         self._returned = value  # The refs in it live until its end is told: they would be let go of first otherwise.
         return self.packed(item, value)
 
-    def _become_actor(self, item: Item, instance: Any) -> None:
+    def become_actor(self, item: Item, instance: Any) -> None:
+        """An actor was made."""
+        if self.worker.turns is not None:
+            if self.host.crew is None:
+                self._share_process()
+            with self.lock:
+                self.host.begin(item, instance, self.host.crew)
+            return
         options = self.worker.functions[item.row[1]][3]
         crew = crew_for(self, instance, option(options, "max_concurrency"), option(options, "concurrency_groups", ()))
         with self.lock:
             self.post.hang_bell()
             self.worker.beside = crew is not None
             self.host.begin(item, instance, crew)
+
+    def _share_process(self) -> None:
+        assert self.worker.turns is not None
+        with self.lock:
+            self.post.hang_bell()
+            self.host.crew = StandIns(self)
+            self.host.gone = self.worker.turns.gone
 
     def streamed(self, item: Item | Invocation, value: Any) -> Any:
         """What a task or a call returned; of one that makes a stream, how many values it has yielded."""
@@ -256,6 +282,8 @@ class WorkerRuntime(UserCode):
 
     def wait_for(self, object_ids: Sequence[bytes], done: Callable[[], bool], deadline: float | None, plain: bool) -> bool:
         """Say that the task on top waits, run what is put on top of it, and say when it goes on."""
+        if self.worker.turns is not None:
+            return self._wait_turn(object_ids, done, deadline)
         if threading.get_ident() != self._main or not self._contexts:
             return self._wait_beside(done, deadline)
         item = self._contexts[-1]
@@ -294,6 +322,70 @@ class WorkerRuntime(UserCode):
         if self.worker.interrupted(call):
             raise TaskInterrupt("the call is to be stopped")
         return answered
+
+    def _wait_turn(self, object_ids: Sequence[bytes], done: Callable[[], bool], deadline: float | None) -> bool:
+        """A call of an actor that shares this process waits: others have their turn meanwhile. They run in other threads."""
+        worker, main = self.worker, threading.get_ident() == self._main
+        item = current_call.get() if not main else self._contexts[-1] if self._contexts else None
+        if item is None:
+            return self.wait_until(done, deadline)
+        with self.lock:
+            if done():
+                return True
+            self._refuse_cycle(item, object_ids)
+            worker.give_up_turn(item, tuple(object_ids))
+            if self.host.crew is None:
+                self._share_process()
+            crew = self.host.crew
+            self.post.ring()  # Whoever receives sees to it that the next one runs.
+        assert crew is not None
+
+        def news() -> bool:
+            return (main and crew.wanted()) or worker.interrupted(item) != "" or done()
+
+        try:
+            while True:
+                answered = self.wait_until(news, deadline)
+                with self.lock:
+                    ready = done()
+                if worker.interrupted(item):
+                    raise TaskInterrupt("the call is to be stopped")
+                if ready or not answered:
+                    return ready
+                crew.hand_out()
+        finally:
+            self._wait_for_turn(item)
+
+    def _wait_for_turn(self, item: Item | Invocation) -> None:
+        """Until what runs meanwhile has ended, or waits. Nothing else ends this wait: what goes on without its turn would run beside it."""
+        interrupt: BaseException | None = None
+        while True:
+            try:
+                self.wait_until(lambda: self.worker.take_turn(item), None)
+                break
+            except TaskInterrupt as error:
+                interrupt = error
+        self.mark(item)
+        if interrupt is not None:
+            raise interrupt
+
+    def _refuse_cycle(self, item: Item | Invocation, object_ids: Sequence[bytes]) -> None:
+        """DeadlockError if actors of this process would wait for each other, and the last of them for the first."""
+        assert self.worker.turns is not None
+        pending = self.machine.calls.pending
+
+        def callee(identifier: bytes) -> bytes | None:
+            target = pending.get(identifier[:TASK_BYTES])
+            return target.actor_id if target is not None else None
+
+        cycle = self.worker.turns.cycle(actor_of(item), object_ids, callee)
+        if cycle:
+            name = self._terms(item)[0]
+            path = " -> ".join([name, *(type(self.host.instances.get(each)).__qualname__ for each in cycle), name])
+            raise DeadlockError(
+                f"{name} waits for a call that can only run once {name} has returned: {path}; "
+                "call the method directly (self.method()), or return the ref"
+            )
 
     def _refuse_deadlock(self, item: Invocation, object_ids: Sequence[bytes]) -> None:
         """DeadlockError if an actor waits for a call that it would have to run itself, after the one that waits."""

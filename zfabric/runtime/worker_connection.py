@@ -233,6 +233,8 @@ class WorkerConnection(FabricClient):
         elif type(message) is m.Stopped:
             self._interrupt(message.call_id)
         elif type(message) is m.Retire:
+            if self.worker.turns is not None:
+                self._interrupt(self.worker.turns.busy.get(message.actor_id, b""))
             self.post.ring()
 
     def _interrupted(self, number: int, frame: Any) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from zfabric.machines.parts.detached import DETACHED
 from zfabric.machines.parts.records import (
     DONE,
+    HOSTING,
     PENDING,
     JobRecord,
     ObjectRecord,
@@ -46,6 +47,7 @@ class ActorRecord:
         "failure",
         "gone",
         "killed",
+        "lives_on",
         "name",
         "namespace",
         "restarts",
@@ -65,7 +67,9 @@ class ActorRecord:
         self.restarts = 0
         self.failure = b""
         self.executing = b""
-        """The call its last process was running when it died."""
+        """The call that was running when its last life ended."""
+        self.lives_on = False
+        """Whether the process of that life lives on, with others."""
         self.killed = ""
         """Why it is to end for good, if it is."""
         self.gone = False
@@ -83,6 +87,11 @@ class ActorRecord:
     def detached(self) -> bool:
         """Whether it lives on without handles."""
         return bool(self.task.option("detached", False))
+
+    @property
+    def shared(self) -> bool:
+        """Whether it shares its process."""
+        return self.task.function.shared
 
     @property
     def class_name(self) -> str:
@@ -113,9 +122,14 @@ class Actors:
                 text = f"an actor is called {record.name!r} in namespace {record.namespace!r} already; get_if_exists=True takes that one"
                 self.outcomes.fail(task, "ActorNameTakenError", text, ())
                 return False
-        hosting = sum(1 for each in self.records.values() if each.state != DEAD)
+        if record.shared:
+            return True
+        hosting = sum(1 for each in self.records.values() if each.state != DEAD and not each.shared)
         if hosting > self.tables.config.actors_max:
-            text = f"this node has {hosting - 1} actors, each a process of its own, which is its limit (the setting actors_max)"
+            text = (
+                f"this node has {hosting - 1} actors, each a process of its own, which is its limit (the setting actors_max); "
+                "lightweight=True makes actors that share processes"
+            )
             self.outcomes.fail(task, "ActorLimitExceededError", text, ())
             return False
         if record.detached:
@@ -136,7 +150,7 @@ class Actors:
         if record is None or record.state != CREATING:
             return
         if status == OK:
-            record.worker = worker
+            self._at_home(record, worker)
             if record.id not in self.scheduler.detached.unkept:
                 self._lives(record)
             return
@@ -145,7 +159,9 @@ class Actors:
             self._died(record, pack_failure("ActorDiedError", text, (("cause", payload),)))
         else:
             self._died(record, _as_death(payload))
-        if worker is not None:
+        if worker is not None and worker.shared:
+            self._vacate(worker, record)
+        elif worker is not None:
             self._kill_process(worker, "its actor could not be made")
 
     def kept(self, actor_ids: Iterable[bytes]) -> None:
@@ -154,14 +170,25 @@ class Actors:
             if record.state == CREATING and record.worker is not None:
                 self._lives(record)
 
+    def _at_home(self, record: ActorRecord, worker: WorkerRecord | None) -> None:
+        record.worker = worker
+        if worker is not None:
+            worker.actors[record.id] = None
+
     def _lives(self, record: ActorRecord) -> None:
         record.state = ALIVE
         if record.killed:
-            self._kill_process(record.worker, record.killed)  # It is dead once its process is.
+            self._end(record, record.killed)  # It is dead once its process is.
             return
         self._tell(record, record.watchers)
         if record.gone:
             self._retire(record)
+
+    def unwanted(self, worker: WorkerRecord, actor_id: bytes, attempt: int) -> None:
+        """A process that actors share has made one, in an attempt that does not count: nobody would ever call it."""
+        record = self.records.get(actor_id)
+        if record is None or record.worker is not worker or record.task.attempt != attempt:
+            self.tables.order(worker, m.Retire(actor_id, attempt, True))
 
     def _died(self, record: ActorRecord, failure: bytes) -> None:
         """For good."""
@@ -193,7 +220,7 @@ class Actors:
             record = self.records.get(actor_id)
             if record is None:
                 text = f"actor {short(actor_id)} is not known here (any more): its last handle was dropped, or its job has ended"
-                row = (actor_id, DEAD, b"", b"", pack_failure("ActorDiedError", text))
+                row = (actor_id, DEAD, b"", 0, True, b"", pack_failure("ActorDiedError", text))
                 self.tables.tell(process, m.Whereabouts((row,)))
             else:
                 record.watchers.add(process.incarnation)
@@ -202,7 +229,8 @@ class Actors:
     def _tell(self, record: ActorRecord, incarnations: Any) -> None:
         process = record.worker.process if record.worker is not None and record.state == ALIVE else None
         where = process.incarnation if process is not None else b""
-        message = m.Whereabouts(((record.id, record.state, where, record.executing, record.failure),))
+        row = (record.id, record.state, where, record.task.attempt, record.lives_on, record.executing, record.failure)
+        message = m.Whereabouts((row,))
         for incarnation in sorted(incarnations):
             watcher = self.tables.processes.get(incarnation)
             if watcher is not None:
@@ -210,11 +238,14 @@ class Actors:
 
     def process_gone(self, incarnation: bytes) -> None:
         """A process has ended: the actors it may have called need not answer."""
+        called: dict[bytes, WorkerRecord] = {}
         for record in self.records.values():
             if incarnation in record.watchers:
                 record.watchers.discard(incarnation)
                 if record.worker is not None:
-                    self.tables.order(record.worker, m.CallerGone(incarnation))
+                    called[record.worker.token] = record.worker
+        for worker in called.values():
+            self.tables.order(worker, m.CallerGone(incarnation))
         for identifier in [each for each, (caller, _) in self.tables.expected.items() if caller == incarnation]:
             del self.tables.expected[identifier]
             found = self.tables.find(identifier)
@@ -240,7 +271,7 @@ class Actors:
     def _retire(self, record: ActorRecord) -> None:
         record.killed = "its last handle has gone"
         if record.worker is not None:
-            self.tables.order(record.worker, m.Retire())
+            self.tables.order(record.worker, m.Retire(record.id, record.task.attempt, False))
         self._retiring.add(record)
 
     def on_kill(self, now: float, source: Address, message: m.Kill) -> None:
@@ -251,8 +282,11 @@ class Actors:
         if message.no_restart:
             record.killed = "it was killed (zf.kill)"
         if record.worker is not None:
-            self._kill_process(record.worker, "zf.kill")
+            self._end(record, "zf.kill")
         elif record.killed:
+            maker = record.task.worker
+            if maker is not None and maker.shared:
+                self.tables.order(maker, m.Retire(record.id, record.task.attempt, True))
             self.outcomes.fail(record.task, "ActorDiedError", f"the actor is dead: {record.killed}", ())
 
     def on_leaving(self, now: float, source: Address, message: m.Leaving) -> None:
@@ -261,18 +295,52 @@ class Actors:
         if record is not None:
             record.killed = "it ended itself (exit_actor)"
 
+    def on_ended(self, now: float, source: Address, message: m.Ended) -> None:
+        """An actor that shared its process has ended; the others live on."""
+        process = self.tables.processes.get(source[1:])
+        worker = self.tables.workers.get(process.name) if process is not None else None
+        record = self.records.get(message.actor_id)
+        if worker is None:
+            return
+        if record is None or record.worker is not worker or record.task.attempt != message.attempt:
+            return
+        record.executing = message.executing
+        record.lives_on = True
+        worker.last_progress = now
+        self._vacate(worker, record)
+        if record.state != DEAD:
+            facts: Facts = (("pid", worker.pid),) if message.executing else ()
+            self._lost(record, message.reason or "it was killed (zf.kill)", "", facts)
+
+    def _vacate(self, worker: WorkerRecord, record: ActorRecord) -> None:
+        """An actor does not live there any more."""
+        worker.actors.pop(record.id, None)
+        record.worker = None
+
+    def _end(self, record: ActorRecord, reason: str) -> None:
+        """End an actor at once: its process, or it alone if others live there."""
+        worker = record.worker
+        if worker is not None and worker.shared:
+            self.tables.order(worker, m.Retire(record.id, record.task.attempt, True))
+        else:
+            self._kill_process(worker, reason)
+
     def _kill_process(self, worker: WorkerRecord | None, reason: str) -> None:
         if worker is not None and worker.pid:
             worker.kill_reason = worker.kill_reason or reason
             self.tables.effects.append(KillProcess(worker.pid, reason))
 
     def worker_lost(self, worker: WorkerRecord, died: m.ProcessDied) -> None:
-        """An actor's process is proved dead: it is made again, or it is dead."""
-        record = self.records.get(worker.actor)
-        if record is None or record.state == DEAD:
-            return
+        """A process is proved dead in which actors lived: each is made again, or it is dead."""
+        for actor_id in worker.actors:
+            record = self.records.get(actor_id)
+            if record is not None and record.state != DEAD:
+                self._lost_with(record, worker, died)
+
+    def _lost_with(self, record: ActorRecord, worker: WorkerRecord, died: m.ProcessDied) -> None:
         record.executing = died.executing if died.executing != record.id else b""
         record.worker = None
+        record.lives_on = False
         self.scheduler.logs.process_gone(record.id)
         if record.state == CREATING and record.task.state != DONE:
             return  # Its task has failed, or runs again: as any task whose worker died.
@@ -394,6 +462,8 @@ class Actors:
         worker = self.tables.workers.get(process.name) if process is not None else None
         if process is None or worker is None:
             return
+        if not message.rows:
+            worker.state, worker.shared = HOSTING, True
         for row, attempt in message.rows:
             job = self.tables.jobs.get(row[0][:JOB_BYTES])
             if job is None or job.ended:
@@ -416,7 +486,8 @@ class Actors:
         self.scheduler.set_terms(task, 0.0)
         record = self.enter_again(task)
         record.state = ALIVE
-        record.worker = worker
+        self._at_home(record, worker)
+        record.lives_on = record.shared
         record.restarts = attempt
         self.scheduler.dispatcher.host(worker, task)
 
@@ -438,6 +509,7 @@ class Actors:
             if task.status != OK:
                 self.ended(task, None, task.status, task.value if type(task.value) is bytes else b"")
             else:
+                record.lives_on = record.shared  # Perhaps: a link to a dead process harms less than a broken one to a living one.
                 self._lost(record, "its process ended before the node's daemon was restarted, or meanwhile", "", ())
 
     def tick(self, now: float) -> None:
@@ -447,7 +519,7 @@ class Actors:
                 record.retire_at = now + RETIRE_SECONDS
             elif now >= record.retire_at:
                 self._retiring.discard(record)
-                self._kill_process(record.worker, record.killed)
+                self._end(record, record.killed)
 
     def next_deadline(self) -> float | None:
         """When ``tick`` is wanted next."""

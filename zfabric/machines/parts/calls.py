@@ -41,7 +41,20 @@ UNKNOWN, NOT_RUN = "unknown", "not run"
 class Target:
     """One actor, as a caller sees it."""
 
-    __slots__ = ("actor_id", "failure", "incarnation", "leaving", "outbox", "queue", "retries", "sent", "state", "tried", "untaken")
+    __slots__ = (
+        "actor_id",
+        "attempt",
+        "failure",
+        "incarnation",
+        "leaving",
+        "outbox",
+        "queue",
+        "retries",
+        "sent",
+        "state",
+        "tried",
+        "untaken",
+    )
 
     def __init__(self, actor_id: bytes) -> None:
         self.actor_id = actor_id
@@ -49,6 +62,8 @@ class Target:
         """How often a call that may have run is made again by itself; -1 without end, ``LOGGED`` if the actor recognises it."""
         self.state = CREATING
         self.incarnation = b""
+        self.attempt = 0
+        """Which of its lives it is in."""
         self.failure = b""
         self.queue: deque[Row] = deque()
         """Calls that were not sent to the present incarnation, in order."""
@@ -256,7 +271,8 @@ class Calls:
             target, _ = self._full.popitem()
             rows, target.outbox = target.outbox, []
             for start in range(0, len(rows), CALLS_IN_MESSAGE):
-                yield Send(ACTOR + target.incarnation, m.Call(target.actor_id, tuple(rows[start : start + CALLS_IN_MESSAGE])))
+                batch = tuple(rows[start : start + CALLS_IN_MESSAGE])
+                yield Send(ACTOR + target.incarnation, m.Call(target.actor_id, target.attempt, batch))
         orders, self._orders = self._orders, []
         yield from orders
 
@@ -336,12 +352,12 @@ class Calls:
 
     def whereabouts(self, rows: Iterable[Row]) -> None:
         """An actor is somewhere, somewhere else, or gone."""
-        for actor_id, state, incarnation, executing, failure in rows:
+        for actor_id, state, incarnation, attempt, lives_on, executing, failure in rows:
             target = self.targets.get(actor_id)
             before = self._homes.pop(actor_id, b"")
             if incarnation:
                 self._homes[actor_id] = incarnation
-            if before and incarnation != before:
+            if before and incarnation != before and not lives_on:
                 self.gone.append(before)
             if state == DEAD or (incarnation != before and not self.killed.get(actor_id, True)):
                 self.killed.pop(actor_id, None)
@@ -349,8 +365,8 @@ class Calls:
                 self.client.keeping.forget_row(actor_id)  # A restarted scheduler is not to make it again.
             if target is None:
                 continue
-            moved = target.incarnation and incarnation != target.incarnation
-            target.state, target.failure, target.incarnation = state, failure, incarnation
+            moved = target.incarnation and (incarnation, attempt) != (target.incarnation, target.attempt)
+            target.state, target.failure, target.incarnation, target.attempt = state, failure, incarnation, attempt
             if moved:
                 self._interrupted(target, executing)
             if incarnation and incarnation != before and target.retries == LOGGED:

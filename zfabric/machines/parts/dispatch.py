@@ -87,6 +87,9 @@ class Dispatcher:
         if queue.actors:
             self._serve_actors(queue, now)
             return
+        if queue.shared:
+            self._serve_hosts(queue, now)
+            return
         if queue.concurrency > 1:
             self._serve_async(queue, now)
             return
@@ -123,6 +126,39 @@ class Dispatcher:
             self.host(worker, task)
             self._assign(worker, [task], now, inline=False)
 
+    def _serve_hosts(self, queue: ShapeQueue, now: float) -> None:
+        """Actors that share processes: each goes where there are fewest, many at once."""
+        hosts = [worker for worker in queue.leased.values() if worker.state == HOSTING]
+        while len(hosts) < min(self.cpus, sum(map(_weight, hosts)) + self._discard_stale(queue)):
+            worker = self._idle_worker(queue)
+            if worker is None:
+                self._maybe_spawn(queue, now)
+                break
+            self.share(worker, queue)
+            hosts.append(worker)
+        batches: dict[bytes, list[TaskRecord]] = {}
+        while hosts and self._discard_stale(queue):
+            host = min(hosts, key=lambda each: _weight(each) + len(batches.get(each.token, ())))
+            batch = batches.setdefault(host.token, [])
+            rare = queue.tasks[0].rare
+            suspect = rare is not None and rare.crashes > 0
+            full = len(host.inflight) + len(batch) >= self.tables.config.prefetch_tasks
+            if full or (suspect and (host.inflight or batch)):
+                break
+            batch.append(queue.tasks.popleft())
+            if suspect:
+                break
+        for host in hosts:
+            if batches.get(host.token):
+                self._assign(host, batches[host.token], now, inline=False)
+
+    def share(self, worker: WorkerRecord, queue: ShapeQueue) -> None:
+        """A worker is for actors that share it, for as long as there are any."""
+        if worker.queue is not queue:
+            self._lease(worker, queue)
+        worker.state = HOSTING
+        worker.shared = True
+
     def _serve_async(self, queue: ShapeQueue, now: float) -> None:
         """A worker gets as many as it may run at the same time, before another one is asked for."""
         for worker in list(queue.leased.values()):
@@ -148,9 +184,12 @@ class Dispatcher:
             self._assign(worker, batch, now, inline=False)
 
     def host(self, worker: WorkerRecord, task: TaskRecord) -> None:
-        """A worker is an actor's, and holds what the task that makes it asks for, for life."""
+        """A worker is an actor's, and holds what the task that makes it asks for, for life; or it is one that actors share."""
         queue = self.tables.queue_of(task)
-        worker.actor = task.id
+        if queue.shared:
+            self.share(worker, queue)
+            return
+        worker.actors[task.id] = None
         self._lease(worker, queue)
         queue.leased.pop(worker.token, None)
         worker.state = HOSTING
@@ -494,7 +533,7 @@ class Dispatcher:
             return
         active = sum(1 for worker in workers if worker.state not in (ENDING, HOSTING))
         plain, others = self._count_blocked()
-        if not queue.actors and (plain > self.cpus or others > self.tables.config.workers_blocked_max):
+        if not (queue.actors or queue.shared) and (plain > self.cpus or others > self.tables.config.workers_blocked_max):
             return
         if active >= self.tables.config.workers_max + plain + others and not self._end_one_idle(queue):
             return
@@ -555,18 +594,26 @@ class Dispatcher:
             self.tables.effects.append(KillProcess(worker.pid, reason))
 
     def trim(self, now: float) -> float | None:
-        """End idle workers beyond the node's CPUs; when to look again."""
-        if len(self.tables.workers) <= self.cpus:
+        """End idle workers beyond the node's CPUs, and those that actors shared which have all ended; when to look again."""
+        workers = self.tables.workers.values()
+        vacant = [worker for worker in workers if worker.shared and worker.state == HOSTING and not _weight(worker)]
+        if len(workers) <= self.cpus and not vacant:
             return None
         idle = self._spare()
         soonest = None
-        for worker in sorted(idle, key=lambda each: each.idle_since)[: max(0, len(idle) - self.cpus)]:
-            due = worker.idle_since + self.tables.config.worker_idle_seconds
+        spare = sorted(idle, key=lambda each: each.idle_since)[: max(0, len(idle) - self.cpus)] if len(workers) > self.cpus else []
+        for worker in (*spare, *vacant):
+            due = (worker.last_progress if worker.shared else worker.idle_since) + self.tables.config.worker_idle_seconds
             if now >= due:
                 self.end(worker, "idle")
             elif soonest is None or due < soonest:
                 soonest = due
         return soonest
+
+
+def _weight(worker: WorkerRecord) -> int:
+    """How many actors share a worker, or soon will."""
+    return len(worker.actors) + len(worker.inflight)
 
 
 def _cpu_of(demand: Demand) -> Demand:

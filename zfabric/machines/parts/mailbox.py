@@ -51,6 +51,10 @@ class Mailbox:
         self.queue: deque[Invocation] = deque()
         self.groups: dict[str, deque[Invocation]] = {}
         """Calls of other concurrency groups, which do not wait for those in ``queue``."""
+        self.shared = False
+        """Whether actors come and go: what is called of one that has gone is its scheduler's to tell."""
+        self.aside: dict[bytes, deque[Invocation]] = {}
+        """Calls of actors that share this process, and of which one waits: they are not in the queue meanwhile."""
         self.stopped: dict[bytes, str] = {}
         """Calls that were to be stopped before they came, and why: the news of it overtakes them while this process computes."""
         self.logs: dict[bytes, CallLog] = {}
@@ -71,13 +75,17 @@ class Mailbox:
     def accept(self, now: float, source: Address, message: m.Call) -> None:
         """Calls have come."""
         caller, actor_id = source[1:], message.actor_id
-        if actor_id not in self.actors:
+        known = self.actors.get(actor_id)
+        if known is None or known[1] != message.attempt:
+            if self.shared:
+                return
             text = f"actor {short(actor_id)} does not live in this process (any more)"
             outcome = (FAILED, (pack_failure("ActorUnavailableError", text, (("outcome", "not run"),)),))
             self._returned.setdefault(caller, []).extend((row[0], *outcome) for row in message.rows)
             return
-        attempt = self.actors[actor_id][1]
+        attempt = known[1]
         log = self.logs.get(actor_id) if self.logs else None
+        queue = self.aside.get(actor_id, self.queue) if self.aside else self.queue
         for row in message.rows:
             call_id, method, arguments, *more = row
             if log is not None and log.kept and self._answer_again(log, caller, call_id):
@@ -89,7 +97,7 @@ class Mailbox:
             else:
                 dependencies, values, options = (), (), None
             item = Invocation((call_id, b"", arguments, dependencies), attempt, values, (), actor_id, method, caller, options)
-            (self.groups.get(option(options, "concurrency_group"), self.queue) if self.groups else self.queue).append(item)
+            (self.groups.get(option(options, "concurrency_group"), queue) if self.groups else queue).append(item)
             if self.stopped and call_id in self.stopped:
                 self.stop(call_id, self.stopped.pop(call_id))
                 continue
@@ -192,7 +200,7 @@ class Mailbox:
 
     def stop(self, call_id: bytes, reason: str) -> bool:
         """Do not run a call. False if it has begun, or is not here."""
-        queues = (self.queue, *self.groups.values())
+        queues = (self.queue, *self.groups.values(), *self.aside.values())
         queue, found = next(((queue, item) for queue in queues for item in queue if item.row[0] == call_id), (None, None))
         if queue is None or found is None:
             return False
@@ -200,6 +208,37 @@ class Mailbox:
         kind = "TaskTimeoutError" if reason == "timeout" else "TaskCancelledError"
         self._leave(found, FAILED, (pack_failure(kind, f"{found.method} was stopped before it ran ({reason})"),), ())
         return True
+
+    # -- actors that share this process --
+
+    def set_aside(self, actor_id: bytes) -> None:
+        """One of an actor's calls waits: the others are not run."""
+        self.aside[actor_id] = deque(item for item in self.queue if item.actor_id == actor_id)
+        if self.aside[actor_id]:
+            self._keep_others(actor_id)
+
+    def bring_back(self, actor_id: bytes) -> None:
+        """They may be. They have waited longest."""
+        if self.aside:
+            self.queue.extendleft(reversed(self.aside.pop(actor_id, ())))
+
+    def has(self, actor_id: bytes) -> bool:
+        """Whether calls of an actor wait."""
+        return bool(self.aside.get(actor_id)) or any(item.actor_id == actor_id for item in self.queue)
+
+    def drop(self, actor_id: bytes) -> None:
+        """Calls of an actor are not run, and have no outcome: their callers hear of its end."""
+        if self.aside.get(actor_id):
+            self.aside[actor_id].clear()
+        elif self.has(actor_id):
+            self._keep_others(actor_id)
+
+    def _keep_others(self, actor_id: bytes) -> None:
+        others = [item for item in self.queue if item.actor_id != actor_id]
+        self.queue.clear()
+        self.queue.extend(others)
+
+    # -- the ends of callers, and sending --
 
     def caller_gone(self, caller: bytes) -> None:
         """Nobody waits for these outcomes any more. What was called is run all the same."""

@@ -234,7 +234,7 @@ class Membership:
             starting = known.state == STARTING
             self.scheduler.dispatcher.release(known)
             void = self.scheduler.outcomes.worker_lost(known, message)
-            if known.actor:
+            if known.actors:
                 self.scheduler.actors.worker_lost(known, message)
             if known.process is not None and void:
                 self.scheduler.stopping.stop_void(void, known.process.incarnation, now)

@@ -42,6 +42,8 @@ class Outcomes:
         self.node = node
         self.actor_made: Callable[[TaskRecord, WorkerRecord | None, int, bytes], None]
         """Whom to tell once a task that makes an actor has ended."""
+        self.actor_unwanted: Callable[[WorkerRecord, bytes, int], None]
+        """Whom to tell that a process which actors share has made one, in an attempt that does not count."""
         self.stream_whole: Callable[[TaskRecord], bool]
         """Whether all values of a stream whose task has ended have come."""
         self.stream_ended: Callable[[TaskRecord, int, bytes], None]
@@ -69,7 +71,7 @@ class Outcomes:
             if task is None or task.attempt != attempt:
                 if task is not None:
                     inflight[task_id] = task
-                self._late(worker, task_id, outputs)
+                self._late(worker, task_id, attempt, outputs)
                 continue
             function = task.function
             if function.mean is not None:
@@ -124,7 +126,7 @@ class Outcomes:
         values = task.values()
         if len(outputs) != len(values):
             self.fail(task, "FabricError", f"{task.name} gave {len(outputs)} values where {len(values)} were declared", ())
-            self._late(worker, task.id, outputs)
+            self._late(worker, task.id, task.attempt, outputs)
             return
         contained = extra[0] if extra is not None else ()
         deterministic = bool(task.option("deterministic", False))
@@ -152,8 +154,10 @@ class Outcomes:
         if before:
             self.references.unpin(before)  # It was lost, and made again with other refs inside.
 
-    def _late(self, worker: WorkerRecord, task_id: bytes, outputs: m.Row) -> None:
+    def _late(self, worker: WorkerRecord, task_id: bytes, attempt: int, outputs: m.Row) -> None:
         self.tables.counts["late_completions"] += 1
+        if worker.shared:
+            self.actor_unwanted(worker, task_id, attempt)
         for index, value in enumerate(outputs):
             self.drop_copy(worker, object_id(task_id, index), value)
 

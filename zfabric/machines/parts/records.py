@@ -250,6 +250,7 @@ class FunctionRecord:
         "payload",
         "plain",
         "queue",
+        "shared",
         "stream",
     )
 
@@ -268,6 +269,8 @@ class FunctionRecord:
         """If its calls make streams, how many values those may be ahead (0: as configured)."""
         self.mean: float | None = None
         """Exponential average of its running time in seconds; None before the first has finished."""
+        self.shared: bool = self.actor is not None and option(options, "lightweight", False)
+        """Whether the actors that its calls make share processes with others."""
         self.concurrency: int = option(options, "max_concurrency", 1) if self.actor is None else 1
         """How many of its tasks one worker runs at the same time (``async def``)."""
         self.plain = self.num_returns == 1 and option(options, "timeout") is None and self.actor is None and self.stream is None
@@ -276,7 +279,8 @@ class FunctionRecord:
     @property
     def shape(self) -> Shape:
         """That of its tasks, if they do not say otherwise."""
-        return self.demand, self.environment, self.actor is not None, self.concurrency
+        makes = TASKS if self.actor is None else SHARING if self.shared else ACTORS
+        return self.demand, self.environment, makes, self.concurrency
 
     def learn(self, count: int, seconds: float) -> None:
         """Take in ``count`` runs that took ``seconds`` together."""
@@ -284,8 +288,10 @@ class FunctionRecord:
         self.mean = mean if self.mean is None else self.mean + (mean - self.mean) * (0.2 if count < 8 else 0.5)
 
 
-Shape = tuple[Demand, Environment, bool, int]
-"""What tasks of one queue have in common: demand, environment, whether they make actors, how many run in one worker at a time."""
+TASKS, ACTORS, SHARING = range(3)
+"""What tasks make: values, actors with a process each, actors that share processes."""
+Shape = tuple[Demand, Environment, int, int]
+"""What tasks of one queue have in common: demand, environment, what they make, how many run in one worker at a time."""
 
 
 class ShapeQueue:
@@ -303,18 +309,21 @@ class ShapeQueue:
         "leased",
         "light",
         "placed",
+        "shared",
         "tasks",
         "token",
         "warned",
     )
 
     def __init__(self, shape: Shape, job: JobRecord, token: int) -> None:
-        demand, environment, actors, concurrency = shape
+        demand, environment, makes, concurrency = shape
         self.job = job
         self.concurrency = concurrency
         """How many of its tasks one worker runs at the same time."""
-        self.actors = actors
-        """Whether its tasks make actors: each gets a worker for life."""
+        self.actors = makes == ACTORS
+        """Whether its tasks make actors with a process each: a worker for life."""
+        self.shared = makes == SHARING
+        """Whether they make actors that share processes, which are leased for as long as any lives there."""
         self.demand = demand
         self.environment = environment
         self.token = token
@@ -378,7 +387,7 @@ class WorkerRecord:
     """A worker process of this node, from the moment it is asked for."""
 
     __slots__ = (
-        "actor",
+        "actors",
         "demand",
         "environment",
         "frames",
@@ -393,6 +402,7 @@ class WorkerRecord:
         "pid",
         "process",
         "queue",
+        "shared",
         "started_at",
         "state",
         "taking_back",
@@ -423,8 +433,10 @@ class WorkerRecord:
         self.started_at = now
         self.taking_back = False
         self.kill_reason = ""
-        self.actor = b""
-        """The actor it is, if it is one."""
+        self.actors: dict[bytes, None] = {}
+        """The actor it is, if it is one; those that it is, if it is shared."""
+        self.shared = False
+        """Whether lightweight actors share it: then it runs nothing else."""
 
     @property
     def behind(self) -> bool:

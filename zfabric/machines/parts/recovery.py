@@ -52,6 +52,7 @@ HELD = frozenset(
         m.Reported,
         m.Kill,
         m.Leaving,
+        m.Ended,
         m.Put,
         m.Offer,
         m.Running,
@@ -73,7 +74,7 @@ HELD_QUESTIONS = ("actor", "actor log", "nothing")
 """Likewise, of questions: what has a name is not known before, nor has anything that was said been taken in."""
 _AFTERWARDS = (
     m.TakenBack, m.Unblocked, m.Find, m.Logged, m.Checkpoint, m.Replaying, m.Reported,
-    m.Fetch, m.Release, m.Cancel, m.Kill, m.Leaving, m.Query, m.Goodbye,
+    m.Fetch, m.Release, m.Cancel, m.Kill, m.Leaving, m.Ended, m.Query, m.Goodbye,
 )  # fmt: skip
 """What is taken in last, in its order."""
 _KNOWLEDGE = (m.Submit, m.Put, m.Offer)

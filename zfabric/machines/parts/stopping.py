@@ -78,7 +78,7 @@ class Stopping:
 
     def _prefixes_of_calls(self, calls: list[bytes]) -> set[bytes]:
         """What the ids of the children of calls begin with, whichever actor runs them."""
-        actors = (self.tables.tasks.get(worker.actor) for worker in self.tables.workers.values() if worker.actor)
+        actors = (self.tables.tasks.get(actor_id) for worker in self.tables.workers.values() for actor_id in worker.actors)
         salts = {salt_of(actor.attempt) for actor in actors if actor is not None}
         return {child_prefix(call[:JOB_BYTES], call, 0, salt) for call in calls for salt in salts}
 

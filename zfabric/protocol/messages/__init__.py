@@ -30,6 +30,7 @@ from zfabric.protocol.messages.actors import Call as Call
 from zfabric.protocol.messages.actors import CallerGone as CallerGone
 from zfabric.protocol.messages.actors import Checkpoint as Checkpoint
 from zfabric.protocol.messages.actors import Durable as Durable
+from zfabric.protocol.messages.actors import Ended as Ended
 from zfabric.protocol.messages.actors import Expect as Expect
 from zfabric.protocol.messages.actors import Find as Find
 from zfabric.protocol.messages.actors import Hosting as Hosting

@@ -26,10 +26,12 @@ class Find(NamedTuple):
 
 
 class Whereabouts(NamedTuple):
-    """local scheduler -> client. Rows ``(actor_id, state, incarnation, executing, failure)``.
+    """local scheduler -> client. Rows ``(actor_id, state, incarnation, attempt, lives_on, executing, failure)``.
 
-    ``incarnation`` is the process it lives in; while it is CREATING or DEAD, empty. ``executing`` is the call that its last process
-    was running when it died, empty if none. ``failure`` is a packed failure (``protocol.failures``) if it is DEAD.
+    ``incarnation`` is the process it lives in; while it is CREATING or DEAD, empty. ``attempt`` tells its lives apart, which may be
+    in the same process. ``lives_on`` says whether the process of its last life lives on, as one that several actors share may.
+    ``executing`` is the call that was running when that life ended, empty if none. ``failure`` is a packed failure
+    (``protocol.failures``) if it is DEAD.
     """
 
     rows: Rows
@@ -38,10 +40,12 @@ class Whereabouts(NamedTuple):
 class Call(NamedTuple):
     """client -> actor. Calls, in order: rows ``(call_id, method, arguments[, dependencies, values, options])``.
 
-    ``values`` are those of the dependencies, inline, or None where the actor is to fetch them itself.
+    ``values`` are those of the dependencies, inline, or None where the actor is to fetch them itself. ``attempt`` is the life of the
+    actor that they are for: what comes for an earlier one is not run, and its caller hears of the end of that life.
     """
 
     actor_id: bytes
+    attempt: int
     rows: Rows
 
 
@@ -86,7 +90,7 @@ class Expect(NamedTuple):
 
 
 class Kill(NamedTuple):
-    """client -> local scheduler. End the actor's process at once; with ``no_restart`` for good."""
+    """client -> local scheduler. End the actor at once, and its process unless others share it; with ``no_restart`` for good."""
 
     actor_id: bytes
     no_restart: bool
@@ -100,11 +104,35 @@ class Stopped(NamedTuple):
 
 
 class Retire(NamedTuple):
-    """local scheduler -> worker control. Nobody has a handle any more: end once the calls you have are done."""
+    """local scheduler -> worker control. Nobody has a handle any more: end once the calls you have are done.
+
+    An actor that shares its process is also ended ``at_once``, if it was killed: calls that wait are not run, the one that runs is
+    stopped. Lost with the daemon: the next one knows whether anybody has a handle, and clients say again whom they killed.
+    """
+
+    actor_id: bytes
+    attempt: int
+    at_once: bool
+
+
+class Ended(NamedTuple):
+    """actor -> local scheduler. An actor that shared this process lives here no longer; all that it had to say has been said.
+
+    ``executing`` is the call that it did not come to the end of, empty if none; ``reason`` says why it ended itself, if it did.
+    Lost with the daemon: to the next one, ``Hosting`` does not name it.
+    """
+
+    actor_id: bytes
+    attempt: int
+    executing: bytes
+    reason: str
 
 
 class Hosting(NamedTuple):
-    """actor -> local scheduler, between ``Register`` and ``Ready``. Rows ``(task row of its creation, attempt)``: I am these actors."""
+    """actor -> local scheduler, between ``Register`` and ``Ready``. Rows ``(task row of its creation, attempt)``: I am these actors.
+
+    Without rows: a process that actors share, and none lives here now.
+    """
 
     rows: Rows
 

@@ -1,0 +1,155 @@
+"""Whose turn it is in a process that lightweight actors share: one call runs at a time, and each actor lives and ends by itself.
+
+A call that waits in ``get`` gives up the turn: then others run, of actors that have none begun, since an actor runs its calls one
+after the other. A call that waits no longer takes the turn as soon as it is free, before any that has not begun. So whoever waits is
+never held up by what runs meanwhile for longer than that runs, and calls between actors of one process end as they would
+between processes. The calls of an actor whose call waits are set aside, so that what is at the head of the queue may always run.
+
+Making an actor takes its turn like a call.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+from zfabric.protocol import messages as m
+
+if TYPE_CHECKING:
+    from zfabric.machines.parts.mailbox import Mailbox
+
+RETIRE, LEAVE, KILL = "retire", "leave", "kill"
+"""How an actor is to end: after the calls that it has; after the one that runs; with the one that runs, which has no outcome."""
+
+
+class Ending(NamedTuple):
+    """How an actor is to end, and why, if that is its own doing."""
+
+    how: str
+    reason: str
+
+
+class Turns:
+    """Of one process."""
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self.mailbox = mailbox
+        self.running = b""
+        """The call, or the task that makes an actor, whose turn it is; empty if it is nobody's."""
+        self.busy: dict[bytes, bytes] = {}
+        """What has begun and not ended, by actor: never two of one actor."""
+        self.wanted: dict[bytes, tuple[bytes, ...]] = {}
+        """What those of them wait for that wait, by actor."""
+        self.returning: deque[bytes] = deque()
+        """Actors whose call waits no longer, and wants its turn."""
+        self.gone: list[tuple[bytes, bool]] = []
+        """Actors that have ended, and whether cleanly: the shell lets go of their instances."""
+        self._ending: dict[bytes, Ending] = {}
+        self.unsaid: list[m.Ended] = []
+        """News of actors that have ended, to be said behind all that they had to say."""
+
+    # -- turns --
+
+    @property
+    def free(self) -> bool:
+        """Whether something that has not begun may begin."""
+        return not self.running and not self.returning
+
+    def begin(self, actor_id: bytes, identifier: bytes) -> None:
+        """It is this one's turn."""
+        self.running = self.busy[actor_id] = identifier
+
+    def wait(self, actor_id: bytes, wanted: tuple[bytes, ...]) -> None:
+        """What runs waits."""
+        self.running = b""
+        self.wanted[actor_id] = wanted
+        self.mailbox.set_aside(actor_id)
+
+    def go_on(self, actor_id: bytes) -> bool:
+        """It waits no longer. False if it is not its turn yet: then it asks again."""
+        first = not self.returning or self.returning[0] == actor_id
+        if self.running or not first:
+            if actor_id not in self.returning:
+                self.returning.append(actor_id)
+            return False
+        if self.returning:
+            self.returning.popleft()
+        del self.wanted[actor_id]
+        self.running = self.busy[actor_id]
+        return True
+
+    def end(self, actor_id: bytes) -> None:
+        """What ran has ended."""
+        self.running = b""
+        del self.busy[actor_id]
+        self.mailbox.bring_back(actor_id)
+        ending = self._ending.get(actor_id)
+        if ending is not None and (ending.how != RETIRE or not self.mailbox.has(actor_id)):
+            self._end_actor(actor_id, b"")
+
+    def cycle(self, actor_id: bytes, wanted: Iterable[bytes], callee: Callable[[bytes], bytes | None]) -> list[bytes]:
+        """The actors of this process, from the one that ``actor_id`` waits for, that wait for each other and in the end for itself.
+
+        Empty if there is no such cycle. ``callee`` is the actor that an object is the pending result of a call of.
+        """
+        agenda = [(each, [each]) for each in {callee(identifier) for identifier in wanted} if each is not None]
+        seen: set[bytes] = set()
+        while agenda:
+            each, path = agenda.pop()
+            if each == actor_id:
+                return path
+            if each not in seen and each in self.wanted:
+                seen.add(each)
+                following = {callee(identifier) for identifier in self.wanted[each]}
+                agenda += [(other, [*path, other]) for other in following if other is not None]
+        return []
+
+    # -- ends --
+
+    def is_killed(self, actor_id: bytes) -> bool:
+        """Whether an actor is to end with what it runs: that has no outcome, since its caller hears of the actor's end."""
+        ending = self._ending.get(actor_id)
+        return ending is not None and ending.how == KILL
+
+    def leave(self, actor_id: bytes, how: str, reason: str) -> None:
+        """What runs has ended its own actor."""
+        self._ending.setdefault(actor_id, Ending(how, reason))
+
+    def retire(self, actor_id: bytes, attempt: int, at_once: bool) -> bytes:
+        """End an actor; what it runs and is to be stopped for that, empty if there is nothing."""
+        known = self.mailbox.actors.get(actor_id)
+        running = self.busy.get(actor_id, b"")
+        if (known is None and not running) or (known is not None and known[1] != attempt):
+            return b""
+        if at_once:
+            self._ending[actor_id] = Ending(KILL, "")
+            self.mailbox.drop(actor_id)
+            if not running:
+                self._end_actor(actor_id, b"")
+            return running
+        self._ending.setdefault(actor_id, Ending(RETIRE, ""))
+        if not running and not self.mailbox.has(actor_id):
+            self._end_actor(actor_id, b"")
+        return b""
+
+    def ended_with(self, actor_id: bytes, executing: bytes) -> None:
+        """What a killed actor ran has ended, without an outcome."""
+        self.running = b""
+        del self.busy[actor_id]
+        self._end_actor(actor_id, executing)
+
+    def not_made(self, actor_id: bytes) -> None:
+        """There is no such actor after all."""
+        self.running = b""
+        del self.busy[actor_id]
+        self._ending.pop(actor_id, None)
+
+    def _end_actor(self, actor_id: bytes, executing: bytes) -> None:
+        ending = self._ending.pop(actor_id)
+        found = self.mailbox.actors.pop(actor_id, None)
+        self.mailbox.drop(actor_id)
+        self.mailbox.bring_back(actor_id)
+        if found is not None:
+            self.gone.append((actor_id, ending.how != KILL))
+            self.unsaid.append(m.Ended(actor_id, found[1], executing, ending.reason))
