@@ -168,7 +168,7 @@ def test_a_logged_actor_is_told_which_outcomes_are_here_ahead_of_what_it_is_aske
     messages = [effect.message for effect in client.take_effects(0.0) if effect.to[1:] == NEXT_HOME]
     assert messages == [
         m.Taken(ACTOR, (2).to_bytes(16, "big")),
-        m.Call(ACTOR, tuple((n.to_bytes(16, "big"), "method", b"") for n in (2, 3))),
+        m.Call(ACTOR, 0, tuple((n.to_bytes(16, "big"), "method", b"") for n in (2, 3))),
     ]
     client.step(0.0, CLIENT + NEXT_HOME, m.Returned((((2).to_bytes(16, "big"), OK, (b"value",)), (third, OK, (b"value",)))))
     client.dropped.append(ACTOR + FIRST_RETURN)

@@ -32,7 +32,7 @@ from zfabric.protocol.ids import (
     object_id,
 )
 from zfabric.protocol.machine import Explanation, InvariantViolation
-from zfabric.protocol.messages import DEAD, OK, Row
+from zfabric.protocol.messages import CREATING, DEAD, OK, Row
 from zfabric.protocol.options import option
 
 
@@ -244,8 +244,10 @@ class Client:
 
     def kill(self, actor_id: bytes, no_restart: bool) -> None:
         """End an actor."""
-        if self.calls.meet(actor_id).state == DEAD:
+        target = self.calls.meet(actor_id)
+        if target.state == DEAD:
             return
+        target.state = CREATING  # Whatever it was: what this process calls from now on is for after its end.
         self.calls.killed[actor_id] = no_restart or self.calls.killed.get(actor_id, False)
         self.say(m.Kill(actor_id, no_restart))
 

@@ -198,7 +198,7 @@ class Worker:
             self.yields.end(item.row[0])
         if turns is not None and turns.is_killed(item.actor_id):
             turns.ended_with(item.actor_id, item.row[0])
-            return None
+            return False
         self.unreturned += 1
         held = self.mailbox.ended(item, status, outputs, contained, whole)
         if turns is not None:

@@ -103,7 +103,7 @@ class Calls:
         """Results that the scheduler knows, or expects."""
         self.gone: list[bytes] = []
         """Incarnations that nobody lives in any more: the shell closes its links to them."""
-        self._homes: dict[bytes, bytes] = {}
+        self._homes: dict[bytes, tuple[bytes, int]] = {}
         """Where actors live that this process has called, its handles' or not: the links to there are open."""
         self._several: dict[bytes, int] = {}
         self._streams: dict[bytes, int] = {}
@@ -354,17 +354,20 @@ class Calls:
         """An actor is somewhere, somewhere else, or gone."""
         for actor_id, state, incarnation, attempt, lives_on, executing, failure in rows:
             target = self.targets.get(actor_id)
-            before = self._homes.pop(actor_id, b"")
+            before, life = self._homes.pop(actor_id, (b"", 0))
             if incarnation:
-                self._homes[actor_id] = incarnation
+                self._homes[actor_id] = incarnation, attempt
+            changed = incarnation != before or (before and attempt != life)
             if before and incarnation != before and not lives_on:
                 self.gone.append(before)
-            if state == DEAD or (incarnation != before and not self.killed.get(actor_id, True)):
+            if state == DEAD or (changed and not self.killed.get(actor_id, True)):
                 self.killed.pop(actor_id, None)
             if state == DEAD:
                 self.client.keeping.forget_row(actor_id)  # A restarted scheduler is not to make it again.
             if target is None:
                 continue
+            if not changed and actor_id in self.killed:
+                state = CREATING  # The life that is to end: what was called since is not for that.
             moved = target.incarnation and (incarnation, attempt) != (target.incarnation, target.attempt)
             target.state, target.failure, target.incarnation, target.attempt = state, failure, incarnation, attempt
             if moved:

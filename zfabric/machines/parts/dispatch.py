@@ -129,10 +129,15 @@ class Dispatcher:
     def _serve_hosts(self, queue: ShapeQueue, now: float) -> None:
         """Actors that share processes: each goes where there are fewest, many at once."""
         hosts = [worker for worker in queue.leased.values() if worker.state == HOSTING]
-        while len(hosts) < min(self.cpus, sum(map(_weight, hosts)) + self._discard_stale(queue)):
+        actors = sum(map(_weight, hosts)) + self._discard_stale(queue)
+        wanted = min(self.cpus, actors)
+        most = actors
+        while len(hosts) < wanted:
             worker = self._idle_worker(queue)
             if worker is None:
                 self._maybe_spawn(queue, now)
+                if any(each.state == STARTING for each in self.tables.workers.values()):
+                    most = -(-actors // wanted)  # The others are for the one that starts.
                 break
             self.share(worker, queue)
             hosts.append(worker)
@@ -143,7 +148,7 @@ class Dispatcher:
             rare = queue.tasks[0].rare
             suspect = rare is not None and rare.crashes > 0
             full = len(host.inflight) + len(batch) >= self.tables.config.prefetch_tasks
-            if full or (suspect and (host.inflight or batch)):
+            if full or _weight(host) + len(batch) >= most or (suspect and (host.inflight or batch)):
                 break
             batch.append(queue.tasks.popleft())
             if suspect:

@@ -1,0 +1,329 @@
+"""Lightweight actors: many in few processes, each with a life of its own. Real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections import Counter as Tally
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bad_days import PATIENCE, eventually, failure, kill_daemon
+from conftest import running_cluster
+
+import zfabric as zf
+
+MANY = 2000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared() -> Iterator[Any]:
+    """Two CPUs, so that there are two processes for actors; a daemon that is restarted at once."""
+    with running_cluster(num_cpus=2, config={"restart_backoff_max": 0.05}) as context:
+        yield context
+
+
+def value_of(ref: Any) -> Any:
+    return zf.get(ref, timeout=PATIENCE)
+
+
+@zf.remote(lightweight=True)
+class Counter:
+    """Counts, waits for others, and can be hurt."""
+
+    def __init__(self, start: int = 0) -> None:
+        self.count = start
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def thread(self) -> int:
+        return threading.get_native_id()
+
+    def add(self, amount: int = 1) -> int:
+        self.count += amount
+        return self.count
+
+    def ask(self, other: Any) -> int:
+        return zf.get(other.add.remote())
+
+    def ask_through(self, other: Any, last: Any) -> Any:
+        return zf.get(other.ask.remote(last))
+
+    def wait_for_file(self, path: str) -> str:
+        while not os.path.exists(path):
+            os.sched_yield()
+        return path
+
+    def wait_for_task(self, path: str) -> str:
+        return zf.get(file_is_there.remote(path))
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def leave(self) -> None:
+        zf.exit_actor()
+
+    def exit(self, code: int) -> None:
+        sys.exit(code)
+
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def squares(self, count: int) -> Iterator[int]:
+        for number in range(count):
+            yield number * number
+
+
+@zf.remote
+def file_is_there(path: str) -> str:
+    while not os.path.exists(path):
+        os.sched_yield()
+    return path
+
+
+def in_one_process(count: int, **options: Any) -> list[Any]:
+    """Actors that share one process, whatever else there is."""
+    actors = [Counter.options(**options).remote() for _ in range(4 * count)]
+    pids = value_of([actor.pid.remote() for actor in actors])
+    chosen = Tally(pids).most_common(1)[0][0]
+    return [actor for actor, pid in zip(actors, pids, strict=True) if pid == chosen][:count]
+
+
+def test_many_actors_share_as_many_processes_as_there_are_cpus_evenly() -> None:
+    actors = [Counter.remote(number) for number in range(MANY)]
+    assert value_of([actor.add.remote() for actor in actors]) == [number + 1 for number in range(MANY)]
+    pids = Tally(value_of([actor.pid.remote() for actor in actors]))
+    assert 1 <= len(pids) <= 2
+    assert os.getpid() not in pids
+    assert value_of([actor.add.remote(10) for actor in actors]) == [number + 11 for number in range(MANY)]
+
+
+def test_tasks_do_not_run_in_their_processes() -> None:
+    actors = [Counter.remote() for _ in range(20)]
+    homes = set(value_of([actor.pid.remote() for actor in actors]))
+
+    @zf.remote
+    def pid() -> int:
+        return os.getpid()
+
+    assert homes.isdisjoint(value_of([pid.remote() for _ in range(50)]))
+
+
+def test_killing_one_leaves_its_neighbours_alone() -> None:
+    victim, neighbour = in_one_process(2)
+    home = value_of(neighbour.pid.remote())
+    assert value_of(neighbour.add.remote()) == 1
+    zf.kill(victim)
+    error = failure(victim.add.remote())
+    assert isinstance(error, zf.ActorDiedError)
+    assert "zf.kill" in str(error)
+    assert value_of(neighbour.add.remote()) == 2
+    assert value_of(neighbour.pid.remote()) == home
+
+
+def test_killing_one_stops_what_it_runs(tmp_path: Path) -> None:
+    victim, neighbour = in_one_process(2)
+    running = victim.wait_for_file.remote(str(tmp_path / "never"))
+    waiting = victim.add.remote()
+    zf.kill(victim)
+    assert isinstance(failure(running), zf.ActorDiedError)
+    assert isinstance(failure(waiting), zf.ActorDiedError)
+    assert value_of(neighbour.add.remote()) == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "reason"), [("leave", (), "exit_actor"), ("exit", (0,), "exit"), ("exit", (3,), r"sys.exit\(3\)")]
+)
+def test_one_that_ends_itself_leaves_its_neighbours_alone(method: str, arguments: tuple[Any, ...], reason: str) -> None:
+    leaver, neighbour = in_one_process(2)
+    home = value_of(neighbour.pid.remote())
+    before = leaver.add.remote()
+    last = getattr(leaver, method).remote(*arguments)
+    with pytest.raises(zf.ActorDiedError, match=reason):
+        value_of(last)
+    assert value_of(before) == 1
+    with pytest.raises(zf.ActorDiedError, match=reason):
+        value_of(leaver.add.remote())
+    assert value_of(neighbour.pid.remote()) == home
+
+
+def test_the_last_handle_ends_one_actor_cleanly(tmp_path: Path) -> None:
+    @zf.remote(lightweight=True)
+    class Careful:
+        def __exit__(self, *_: Any) -> None:
+            (tmp_path / "closed").touch()
+
+        def pid(self) -> int:
+            return os.getpid()
+
+    careful = Careful.remote()
+    value_of(careful.pid.remote())
+    del careful
+    eventually(lambda: (tmp_path / "closed").exists(), "the actor to end")
+    assert value_of(Counter.remote().add.remote()) == 1
+
+
+def test_all_of_a_process_die_with_it() -> None:
+    first, second = in_one_process(2)
+    error = failure(first.die.remote())
+    assert isinstance(error, zf.ActorDiedError)
+    assert error.outcome == "unknown"
+    assert isinstance(failure(second.add.remote()), zf.ActorDiedError)
+
+
+def test_all_of_a_process_are_made_again_where_they_may_be() -> None:
+    first, second = in_one_process(2, max_restarts=1, max_task_retries=1)
+    home = value_of(second.pid.remote())
+    assert value_of(second.add.remote()) == 1
+    os.kill(home, signal.SIGKILL)
+    assert value_of([first.add.remote(), second.add.remote()]) == [1, 1]
+    assert value_of(second.pid.remote()) != home
+
+
+def test_one_that_is_killed_may_be_made_again_alone() -> None:
+    victim, neighbour = in_one_process(2, max_restarts=1)
+    assert value_of([victim.add.remote(), neighbour.add.remote()]) == [1, 1]
+    zf.kill(victim, no_restart=False)
+    eventually(lambda: _count(victim) == 1, "the actor to be made again")
+    assert value_of(neighbour.add.remote()) == 2
+    zf.kill(victim, no_restart=False)
+    eventually(lambda: isinstance(failure(victim.add.remote()), zf.ActorDiedError), "no restart to be left")
+
+
+def _count(actor: Any) -> int | None:
+    try:
+        return value_of(actor.add.remote())  # type: ignore[no-any-return]
+    except zf.ActorUnavailableError:
+        return None
+
+
+def test_an_actor_that_waits_for_another_of_its_process_is_served() -> None:
+    first, second, third = in_one_process(3)
+    assert value_of(first.ask.remote(second)) == 1
+    assert value_of(first.ask_through.remote(second, third)) == 1
+    assert value_of(second.add.remote()) == 2
+
+
+def test_what_waits_goes_on_while_another_of_its_process_waits_longer(tmp_path: Path) -> None:
+    """Nothing is buried under what was run while it waited."""
+    first, second = in_one_process(2)
+    one, two = str(tmp_path / "one"), str(tmp_path / "two")
+    early, late = first.wait_for_task.remote(one), second.wait_for_task.remote(two)
+    Path(one).touch()
+    assert value_of(early) == one
+    assert value_of(first.add.remote()) == 1
+    Path(two).touch()
+    assert value_of(late) == two
+
+
+def test_one_call_of_a_process_runs_at_a_time(tmp_path: Path) -> None:
+    first, second = in_one_process(2)
+    path = str(tmp_path / "file")
+    running = first.wait_for_file.remote(path)
+    behind = second.add.remote()
+    ready, _ = zf.wait([behind], timeout=0.2)
+    assert not ready
+    Path(path).touch()
+    assert value_of([running, behind]) == [path, 1]
+
+
+def test_calls_of_an_actor_that_waits_keep_their_order() -> None:
+    first, second = in_one_process(2)
+    assert value_of([first.ask.remote(second), *[first.add.remote() for _ in range(20)]]) == [1, *range(1, 21)]
+
+
+def test_actors_that_wait_for_each_other_are_refused() -> None:
+    first, second = in_one_process(2)
+    with pytest.raises(zf.DeadlockError, match=r"Counter.ask -> Counter -> Counter -> Counter.ask"):
+        value_of(first.ask_through.remote(second, first))
+    with pytest.raises(zf.DeadlockError, match=r"Counter.ask -> Counter -> Counter.ask"):
+        value_of(first.ask.remote(first))
+    assert value_of(first.ask.remote(second)) == 1
+
+
+def test_an_actor_may_make_and_ask_others_in_its_init() -> None:
+    @zf.remote(lightweight=True)
+    class Parent:
+        def __init__(self) -> None:
+            self.children = [Counter.remote() for _ in range(4)]
+            self.sum = sum(zf.get([child.add.remote() for child in self.children]))
+
+        def total(self) -> int:
+            return self.sum
+
+    assert value_of([Parent.remote().total.remote() for _ in range(8)]) == [4] * 8
+
+
+def test_init_may_fail_alone() -> None:
+    @zf.remote(lightweight=True)
+    class Broken:
+        def __init__(self) -> None:
+            raise ValueError("no")
+
+        def method(self) -> None:
+            """Is never run."""
+
+    neighbours = [Counter.remote() for _ in range(4)]
+    homes = value_of([each.pid.remote() for each in neighbours])
+    with pytest.raises(zf.ActorDiedError) as caught:
+        value_of(Broken.remote().method.remote())
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert value_of([each.pid.remote() for each in neighbours]) == homes
+
+
+def test_a_method_that_blocks_is_stopped() -> None:
+    first, second = in_one_process(2)
+    with pytest.raises(zf.TaskTimeoutError):
+        value_of(first.sleep.options(timeout=0.2).remote(3600))
+    cancelled = first.sleep.remote(3600)
+    behind = second.add.remote()
+    zf.cancel(cancelled)
+    with pytest.raises(zf.TaskCancelledError):
+        value_of(cancelled)
+    assert value_of(behind) == 1
+
+
+def test_names_and_streams() -> None:
+    named = Counter.options(name="light", get_if_exists=True).remote(5)
+    assert value_of(named.add.remote()) == 6
+    assert value_of(zf.get_actor("light").add.remote()) == 7
+    assert Counter.options(name="light", get_if_exists=True).remote() == named
+    with pytest.raises(zf.ActorNameTakenError):
+        Counter.options(name="light").remote()
+    assert [value_of(ref) for ref in named.squares.options(num_returns="streaming").remote(50)] == [n * n for n in range(50)]
+
+
+def test_they_live_through_a_restart_of_the_daemon() -> None:
+    actors = [Counter.remote() for _ in range(50)]
+    assert value_of([actor.add.remote() for actor in actors]) == [1] * 50
+    homes = value_of([actor.pid.remote() for actor in actors])
+    kill_daemon()
+    assert value_of([actor.add.remote() for actor in actors]) == [2] * 50
+    assert value_of([actor.pid.remote() for actor in actors]) == homes
+    zf.kill(actors[0])
+    assert isinstance(failure(actors[0].add.remote()), zf.ActorDiedError)
+    assert value_of([actor.add.remote() for actor in actors[1:]]) == [3] * 49
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [({"num_cpus": 1}, "resources"), ({"max_concurrency": 2}, "max_concurrency"), ({"resources": {"disk": 1}}, "resources")],
+)
+def test_what_they_cannot_have_is_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(zf.OptionError, match=text):
+        Counter.options(**options)
+
+
+def test_methods_that_are_async_are_refused() -> None:
+    with pytest.raises(zf.OptionError, match="async def"):
+
+        @zf.remote(lightweight=True)
+        class Async:
+            async def method(self) -> None:
+                """Is never run."""
