@@ -170,7 +170,22 @@ def test_what_has_no_values_to_yield_is_refused() -> None:
     with pytest.raises(zf.OptionError, match="without yield"):
         zf.remote(num_returns="streaming")(without_yield)
     with pytest.raises(zf.OptionError, match=r'"streaming".*"dynamic"'):
-        successors.options(num_returns=None).remote(1)
+        successors.options(num_returns=1).remote(1)
+
+
+def test_what_yields_streams_by_itself() -> None:
+    def plain(n: int) -> Iterator[int]:
+        yield from range(n)
+
+    async def waits(n: int) -> AsyncIterator[int]:
+        for index in range(n):
+            yield index
+
+    assert values(zf.remote(plain).remote(3)) == [0, 1, 2]
+    assert values(zf.remote(max_retries=1)(waits).remote(3)) == [0, 1, 2]
+    assert values(Plain.remote().count.remote(3)) == [0, 1, 2]
+    assert values(Sources.remote().numbers.options(max_buffered=1).remote(3)) == [0, 1, 2]
+    assert zf.get(zf.remote(plain).options(num_returns=3).remote(3), timeout=PATIENCE) == [0, 1, 2]
 
 
 # --- methods ------------------------------------------------------------------------------------------------------------------------

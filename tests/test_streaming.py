@@ -144,8 +144,9 @@ def test_options_of_calls_and_map() -> None:
     assert zf.get(count.options(num_returns=3).remote(3), timeout=PATIENCE) == [0, 1, 2]
     with pytest.raises(zf.OptionError, match="streaming"):
         zf.remote(num_returns=2, max_buffered=3)(lambda: None)
+    assert values(count.options(num_returns=None).remote(2)) == [0, 1]
     with pytest.raises(zf.OptionError, match=r'"streaming".*"dynamic"'):
-        count.options(num_returns=None).remote(1)
+        count.options(num_returns=1).remote(1)
     with pytest.raises(zf.OptionError, match="max_buffered"):
         count.options(max_buffered=0)
 

@@ -62,8 +62,9 @@ class Blueprint(NamedTuple):
 def method(*args: Any, **options: Any) -> Any:
     """Options of a method: ``@zf.method(num_returns=2)`` inside a class that is made remote.
 
-    ``num_returns``, also "streaming" (with ``max_buffered``) or "dynamic" of a method that yields; ``timeout`` in seconds from the
-    call's arrival at the actor; ``concurrency_group``, one of those of the class. The calls of ``handle.method.options(...)`` have others.
+    ``num_returns``, also "streaming" (with ``max_buffered``; what methods that yield do by themselves) or "dynamic"; ``timeout`` in
+    seconds from the call's arrival at the actor; ``concurrency_group``, one of those of the class. The calls of
+    ``handle.method.options(...)`` have others.
 
     Calls of one group begin in order, and so many run at the same time as the class says; those of different groups do not wait for
     each other. Without a group it is ``max_concurrency`` that counts.
@@ -118,7 +119,8 @@ def _methods_of(kind: type) -> tuple[Method, ...]:
         bound = getattr(kind, name)
         if not callable(bound) or isinstance(bound, type):
             continue
-        options = pairs_of_method(getattr(bound, _METHOD_OPTIONS, {}))
+        yields = inspect.isgeneratorfunction(bound) or inspect.isasyncgenfunction(bound)
+        options = pairs_of_method(getattr(bound, _METHOD_OPTIONS, {}), (("stream", 0),) if yields else ())
         try:
             signature = inspect.signature(bound)
         except (TypeError, ValueError):  # some methods written in C have none

@@ -150,8 +150,8 @@ class RemoteFunction:
             self._num_returns: int = returns if isinstance(returns, int) else 1
             if returns in (None, 1) and _flags(function) & (_GENERATOR | _ASYNC_GENERATOR):
                 raise OptionError(
-                    f'{export.name} is a generator: set num_returns="streaming" to consume its items while it runs, "dynamic" to get them '
-                    "all once it is done, or the number of its items"
+                    f'{export.name} is a generator: leave num_returns out to consume its items while it runs ("streaming"), or set it to '
+                    '"dynamic" to get them all once it is done, or to the number of its items'
                 )
             default = default_runtime_env()
             differs = difference(pairs_of(export.options, default), pairs_of(options, default))
@@ -277,7 +277,9 @@ class RemoteFunction:
 
 
 def _made(function: Callable[..., Any], options: Mapping[str, Any]) -> RemoteFunction:
-    """The kind of remote function that these options ask for."""
+    """The kind of remote function that these options ask for. What yields streams, unless they say otherwise."""
+    if options.get("num_returns") is None and _flags(function) & (_GENERATOR | _ASYNC_GENERATOR):
+        options = {**options, "num_returns": "streaming"}
     if not mode_of(options):
         return RemoteFunction(function, options)
     if _flags(function) & _COROUTINE:
@@ -342,8 +344,8 @@ def remote(*args: Any, **options: Any) -> Any:
     """Make a function or a class remote: ``@zf.remote``, ``@zf.remote(num_cpus=2, …)`` or ``zf.remote(f)``.
 
     Options: ``num_cpus`` (1), ``num_gpus``, ``resources`` (a dict) say what a call holds while it runs; ``num_returns`` (1),
-    or "streaming" for an ObjectRefGenerator that is consumed while the function, a generator, runs (at most ``max_buffered`` values
-    ahead), or "dynamic" for a ref whose value is one over all that it has yielded (both also of ``async def`` generators);
+    or "streaming", as generator functions do by themselves, for an ObjectRefGenerator that is consumed while the function runs (at most
+    ``max_buffered`` values ahead), or "dynamic" for a ref whose value is one over all that it has yielded (also of ``async def``);
     ``max_retries`` (3) after the loss of a worker, -1 without end; ``retry_exceptions`` (False) True or a list of exception
     classes after which it is run again too; ``timeout`` in seconds from submission; ``name`` for people; ``runtime_env`` with
     "env_vars", "working_dir" and "py_modules"; ``inline=False`` never to run on top of a waiting task; ``deterministic=True``
