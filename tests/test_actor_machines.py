@@ -8,12 +8,13 @@ import pytest
 
 from zfabric.config import Config
 from zfabric.machines.client import Client
-from zfabric.machines.parts.calls import LOGGED, TAKEN_EVERY
+from zfabric.machines.parts.calls import TAKEN_EVERY
 from zfabric.machines.worker import Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure, unpack_failure
 from zfabric.protocol.ids import CALL_RETURN, CLIENT, FIRST_RETURN, WORKER, call_value, job_id
 from zfabric.protocol.messages import ALIVE, CREATING, DEAD, FAILED, OK
+from zfabric.protocol.options import LOGGED
 
 DAEMON = b"\x02daemon0"
 ME = b"\x01client0"

@@ -39,7 +39,7 @@ class Actor:
     def call(self, *numbers: int, caller: bytes = ANN, method: str = "add", **more: Any) -> None:
         extra = (more.get("needs", ()), more.get("values", ()), more.get("options")) if more else ()
         rows = tuple((number.to_bytes(16, "big"), method, b"", *extra) for number in numbers)
-        self.worker.step(0.0, CLIENT + caller, m.Call(ACTOR, rows))
+        self.worker.step(0.0, CLIENT + caller, m.Call(ACTOR, self.log.attempt, rows))
 
     def run(self, outputs: tuple[Any, ...] = (b"value",), contained: tuple[Any, ...] = (), whole: bool = True) -> int:
         item = self.worker.begin()

@@ -72,8 +72,8 @@ def test_every_row_is_plain(tmp_path):
 
 
 def test_logs_of_actors_are_shown_call_by_call_and_checkpoints_by_their_parts(tmp_path):
-    call = (7, TASK, b"caller00", "add", BOMB, (), (), None, 0, 0, (BOMB,), True)
-    stored = (*call[:10], (None,), True)
+    call = (7, TASK, b"caller00", "add", BOMB, (), (), None, 0, (BOMB,), True)
+    stored = (*call[:9], (None,), True)
     key = TASK + (8).to_bytes(8, "big")
     rows = msgpack.packb(((), (call, stored)))
     shown = list(describe_rows("log", [(key, msgpack.packb(((), rows))), (key, b"\xc1 odd")]))

@@ -89,6 +89,8 @@ class Config:
     lineage: bool = True
     """Write the rows of tasks to the control store. Without it nothing that a restarted daemon or a lost value needs is on disk:
     only what living drivers and workers still know survives. It is there to measure what lineage costs."""
+    checkpoint_bytes: int = 64 * MiB
+    """Largest checkpoint of an actor: it is pickled between two calls, and written to the control store in parts of 1 MiB."""
     lineage_delay: float = 0.050
     """Rows are written this long after they came, if they are still needed by then."""
     lineage_bytes: int = 512 * MiB

@@ -18,6 +18,7 @@ value always work. Refs inside a value report themselves to the ``serialize`` ca
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import pickle
 import struct
@@ -38,11 +39,13 @@ __all__ = [
     "dump_arguments",
     "dump_error",
     "dump_function",
+    "dump_instance",
     "function_identity",
     "load_arguments",
     "load_error",
     "load_failure",
     "load_function",
+    "load_instance",
     "note_function",
     "note_reference",
     "register_plain",
@@ -72,6 +75,8 @@ class _Collecting(threading.local):
 
     references: dict[bytes, None] | None = None
     functions: list[Any] | None = None
+    kind: type | None = None
+    """The class whose instance is being loaded."""
 
 
 _collecting = _Collecting()
@@ -328,6 +333,58 @@ def _copying_unpickler() -> Callable[[Any, Any], pickle.Unpickler]:
 
     _from_buffer: Any = numpy.zeros(1).__reduce_ex__(5)[0]
     return lambda stream, buffers: Unpickler(io.BytesIO(stream), buffers=buffers)
+
+
+# --- instances of actors ----------------------------------------------------------------------------------------------------------
+
+
+def dump_instance(state: Any, kind: type, where: str) -> SerializedValue:
+    """The state of an actor, without its class ``kind``, which whoever loads it has. SerializationError names the path from ``where``."""
+    import io
+
+    file = io.BytesIO()
+    references: dict[bytes, None] = {}
+    pickler = _instance_pickler()(file, protocol=5)
+    pickler.kind = kind
+    previous, _collecting.references = _collecting.references, references
+    try:
+        pickler.dump(state)
+    except FabricError:
+        raise
+    except Exception as error:  # whatever the user's __reduce__ raises
+        raise _cannot_pickle(state, where, error) from error
+    finally:
+        _collecting.references = previous
+    return SerializedValue(file.getvalue(), (), tuple(references))
+
+
+def load_instance(data: bytes, kind: type) -> Any:
+    """What ``dump_instance`` made. Arrays in it are its own, to be written to."""
+    _collecting.kind = kind
+    try:
+        return _load(data, ())
+    finally:
+        _collecting.kind = None
+
+
+def _kind() -> type:
+    """Stands for the class in pickled instances."""
+    if _collecting.kind is None:
+        raise SerializationError("the state of an actor is loaded by its process alone")
+    return _collecting.kind
+
+
+@functools.cache
+def _instance_pickler() -> Any:
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        kind: type | None = None
+
+        def reducer_override(self, item: Any) -> Any:
+            return (_kind, ()) if item is self.kind else super().reducer_override(item)
+
+    return Pickler
 
 
 # --- arguments ---------------------------------------------------------------------------------------------------------------------

@@ -16,12 +16,21 @@ import msgpack
 from zfabric.api.errors import a, near
 from zfabric.api.generators import ObjectRefGenerator
 from zfabric.api.lifecycle import connected
-from zfabric.api.options import Pairs, check_lightweight, checked_actor, checked_method, group_in, pairs_of_method
+from zfabric.api.options import (
+    Pairs,
+    check_lightweight,
+    check_logged,
+    check_streams,
+    checked_actor,
+    checked_method,
+    group_in,
+    pairs_of_method,
+)
 from zfabric.api.refs import ObjectRef
 from zfabric.api.remote_function import Export, dump_call
 from zfabric.exceptions import ActorNameTakenError, ActorNotFoundError
 from zfabric.protocol.ids import CALL_RETURN, FIRST_RETURN, TASK_BYTES, call_value
-from zfabric.protocol.options import option
+from zfabric.protocol.options import LOGGED, option
 from zfabric.runtime import interface
 from zfabric.runtime.interface import ClientInterface, Terms
 
@@ -44,6 +53,8 @@ class Method(NamedTuple):
     doc: str
     options: Pairs
     """What its calls say beyond their arguments, unless they say otherwise."""
+    readonly: bool
+    """Whether it changes nothing: its calls are not logged."""
 
 
 class Blueprint(NamedTuple):
@@ -62,6 +73,7 @@ class Blueprint(NamedTuple):
 def method(*args: Any, **options: Any) -> Any:
     """Options of a method: ``@zf.method(num_returns=2)`` inside a class that is made remote.
 
+    ``readonly=True`` says that it changes nothing: where calls are logged (``checkpoint_every``), its calls are not.
     ``num_returns``, also "streaming" (with ``max_buffered``; what methods that yield do by themselves) or "dynamic"; ``timeout`` in
     seconds from the call's arrival at the actor; ``concurrency_group``, one of those of the class. The calls of
     ``handle.method.options(...)`` have others.
@@ -119,19 +131,20 @@ def _methods_of(kind: type) -> tuple[Method, ...]:
         bound = getattr(kind, name)
         if not callable(bound) or isinstance(bound, type):
             continue
+        settings = getattr(bound, _METHOD_OPTIONS, {})
         yields = inspect.isgeneratorfunction(bound) or inspect.isasyncgenfunction(bound)
-        options = pairs_of_method(getattr(bound, _METHOD_OPTIONS, {}), (("stream", 0),) if yields else ())
+        options, readonly = pairs_of_method(settings, (("stream", 0),) if yields else ()), bool(settings.get("readonly"))
         try:
             signature = inspect.signature(bound)
         except (TypeError, ValueError):  # some methods written in C have none
-            found.append(Method(name, 0, float("inf"), "(...)", inspect.getdoc(bound) or "", options))
+            found.append(Method(name, 0, float("inf"), "(...)", inspect.getdoc(bound) or "", options, readonly))
             continue
         parameters = list(signature.parameters.values())
         if not static and not isinstance(function, classmethod):
             parameters = parameters[1:]
         least, most = _positional(parameters)
         shown = str(signature.replace(parameters=parameters))
-        found.append(Method(name, least, most, shown, inspect.getdoc(bound) or "", options))
+        found.append(Method(name, least, most, shown, inspect.getdoc(bound) or "", options, readonly))
     return tuple(found)
 
 
@@ -168,13 +181,19 @@ class ActorClass:
         if options.get("lightweight"):
             check_lightweight(options, kind)
         self._signature = _signature_of(kind)
-        retries, pending = options.get("max_task_retries") or 0, max(0, options.get("max_pending_calls") or 0)
+        check_logged(kind, options)
+        logged = options.get("checkpoint_every") is not None
+        retries = LOGGED if logged else options.get("max_task_retries") or 0
         groups = tuple(options.get("concurrency_groups") or ())
-        blueprint = Blueprint(kind.__qualname__, kind.__module__, inspect.getdoc(kind) or "", _methods_of(kind), retries, pending, groups)
+        pending, methods = max(0, options.get("max_pending_calls") or 0), _methods_of(kind)
+        for each in methods:
+            check_streams(f"{kind.__qualname__}.{each.name}", logged, each.readonly, each.options)
+        blueprint = Blueprint(kind.__qualname__, kind.__module__, inspect.getdoc(kind) or "", methods, retries, pending, groups)
         self._blueprint = blueprint
         if groups:
             self._check_groups()
-        self._export = Export(kind, self._options, msgpack.packb(blueprint))
+        readonly = tuple(each.name for each in methods if each.readonly)
+        self._export = Export(kind, {**self._options, "readonly": readonly}, msgpack.packb(blueprint))
         functools.update_wrapper(self, kind, updated=())
 
     def __getstate__(self) -> dict[str, Any]:
@@ -264,7 +283,9 @@ class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
         """The same method with other options, as ``zf.method`` takes them, for the calls made through what this returns."""
         blueprint = self._handle._blueprint
         group_in(checked_method(options).get("concurrency_group"), blueprint.groups, blueprint.class_name)
-        return ActorMethod(self._handle, self._method, pairs_of_method(options, self._options))
+        pairs = pairs_of_method(options, self._options)
+        check_streams(self._method.name, blueprint.retries == LOGGED, self._method.readonly, pairs)
+        return ActorMethod(self._handle, self._method, pairs)
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Call it; the ref comes at once (a list of refs for ``num_returns`` above 1, None for 0, a generator of refs for "streaming").

@@ -144,7 +144,15 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
         )
     },
 }
-_ACTORS_ONLY = {"max_restarts", "max_task_retries", "concurrency_groups", "lifetime", "namespace", "get_if_exists"}
+_ACTORS_ONLY = {
+    "max_restarts",
+    "max_task_retries",
+    "checkpoint_every",
+    "concurrency_groups",
+    "lifetime",
+    "namespace",
+    "get_if_exists",
+}
 
 
 _ACTOR_CHECKS: dict[str, Callable[[Any], None]] = {
@@ -160,7 +168,7 @@ _ACTOR_CHECKS: dict[str, Callable[[Any], None]] = {
     "lifetime": _lifetime,
     "concurrency_groups": _groups,
     "max_pending_calls": _whole("max_pending_calls", -1, 2**31),
-    "checkpoint_every": _nothing("checkpoint_every"),
+    "checkpoint_every": _whole("checkpoint_every", 0, 2**31),
     "lightweight": _flag("lightweight"),
 }
 ACTOR_OPTIONS = frozenset(_ACTOR_CHECKS)
@@ -267,7 +275,38 @@ def pairs_of_actor(options: Mapping[str, Any], blueprint: bytes, default_env: Ma
         found.append(("lightweight", True))
     restarts = options.get("max_restarts")
     found.append(("max_retries", 0 if restarts is None else restarts))
+    if options.get("checkpoint_every") is not None:
+        found += [("checkpoint_every", options["checkpoint_every"]), ("readonly", options["readonly"])]
     return tuple(found)
+
+
+def check_logged(kind: type, options: Mapping[str, Any]) -> None:
+    """OptionError if the calls of such actors cannot be logged and replayed."""
+    if options.get("checkpoint_every") is None:
+        return
+    name = kind.__qualname__
+    if not options.get("max_restarts"):
+        raise OptionError(f"{name} has checkpoint_every={options['checkpoint_every']}, and nothing to restart: set max_restarts, too")
+    if (options.get("max_concurrency") or 1) > 1 or options.get("concurrency_groups"):
+        raise OptionError(
+            f"{name} has checkpoint_every and runs several calls at once: what ran at the same time has no order to replay it in"
+        )
+    import inspect
+
+    methods = ((each, inspect.getattr_static(kind, each, None)) for each in dir(kind))
+    found = next((each for each, function in methods if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)), "")
+    if found:
+        raise OptionError(f"{name}.{found} is 'async def': its calls run at the same time, and have no order to replay them in")
+    if hasattr(kind, "__zf_save__") != hasattr(kind, "__zf_load__"):
+        raise OptionError(f"{name} has one of __zf_save__ and __zf_load__: a checkpoint needs both, or neither")
+
+
+def check_streams(name: str, logged: bool, readonly: bool, pairs: Pairs) -> None:
+    """OptionError if a method of a logged actor makes a stream that no replay could make again."""
+    if logged and not readonly and any(key == "stream" for key, _ in pairs):
+        raise OptionError(
+            f"{name} makes a stream, and its actor's calls are logged: mark it @zf.method(readonly=True), if it changes nothing"
+        )
 
 
 def checked(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@
 ``concurrency_groups``  how many calls of a class's actors run at the same time, by group; ``max_concurrency`` says so of the default one
 ``concurrency_group``   of which of them a call is (call rows only)
 ``checkpoint_every``    classes only: calls of their actors are logged, and a checkpoint taken after so many (0: never)
+``readonly``            classes only, with the one above: names of methods whose calls are not logged
 ``contains``            refs inside the arguments (call rows only): pinned until the task is done
 ======================  =========================================================================================================
 """
@@ -42,6 +43,9 @@ STREAM_VALUES_MAX = 2**30 - 2
 
 LOG_NUMBERS_MAX = 2**63
 """One past the largest number of a logged call: eight bytes of a key, in order."""
+
+LOGGED = -2
+"""How often calls of a logged actor are made again: without end, since it recognises them, and runs none twice."""
 
 CHECKPOINT_PARTS_MAX = 2**20
 """Most parts of a checkpoint."""
@@ -70,6 +74,7 @@ OPTION_TYPES: dict[str, tuple[type, ...]] = {
     "concurrency_groups": (tuple,),
     "concurrency_group": (str,),
     "lightweight": (bool,),
+    "readonly": (tuple,),
 }
 """The types that values of known options may have; frames with others are refused."""
 

@@ -38,7 +38,8 @@ class Serialized(Protocol):
 
 
 class Terms(NamedTuple):
-    """How calls of an actor are made. ``retries`` after the loss of its process; at most ``pending`` without an outcome, 0: any number."""
+    """How calls of an actor are made: ``retries`` after the loss of its process (``LOGGED`` if it is logged), and at most ``pending``
+    without an outcome, 0: any number."""
 
     retries: int = 0
     pending: int = 0

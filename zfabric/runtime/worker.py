@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from zfabric.exceptions import DeadlockError, FabricError
@@ -25,7 +25,7 @@ from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import CONTROL, JOB_BYTES, TASK_BYTES
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, Row
 from zfabric.protocol.options import option
-from zfabric.runtime import interface
+from zfabric.runtime import interface, replay
 from zfabric.runtime.connection import clock
 from zfabric.runtime.crew import Group, Loop, StandIns, crew_for, current_call
 from zfabric.runtime.interrupts import INTERRUPT, TaskInterrupt
@@ -90,7 +90,7 @@ class WorkerRuntime(UserCode):
 
     def _next(self) -> Item | Invocation | None:
         with self.lock:
-            item = self.worker.begin()
+            item = self.worker.begin() if not self.host.leaving else None
             if item is None or self.worker.unreported >= REPORT_ROWS:
                 self.flush()
             return item
@@ -148,6 +148,8 @@ class WorkerRuntime(UserCode):
         if worker.turns is not None and worker.turns.returning:
             self.post.ring()  # One of those that wait for their turn receives, and the others follow it.
             self._wake()
+        if worker.mailbox.logs and type(item) is Invocation:
+            replay.checkpoint_if_due(self, item)
 
     def end_beside(
         self, item: Item | Invocation, group: Group | None, outcome: Ending, started: float, flush: bool = True
@@ -182,10 +184,13 @@ class WorkerRuntime(UserCode):
 
     def _end_call(self, item: Invocation, status: int, outputs: Row, extra: tuple[Row, Row] | None, started: float, seconds: float) -> None:
         reason = self.worker.interrupts.pop(item.row[0], (0, "cancelled"))[1]
-        if status == INTERRUPTED:
+        whole = status != INTERRUPTED
+        if not whole:
             kind = "TaskTimeoutError" if reason == "timeout" else "TaskCancelledError"
             status, outputs = FAILED, (pack_failure(kind, f"{item.method} was stopped while it ran ({reason})"),)
-        self.worker.finish_call(item, status, outputs, extra[0] if extra is not None else (), started, seconds)
+        contained = extra[0] if extra is not None else ()
+        if self.worker.finish_call(item, status, outputs, contained, started, seconds, whole):
+            self._unfinished_writes.clear()  # They are finished when the outcome leaves.
 
     def _run_user_code(self, item: Item | Invocation) -> Ending:
         row = item.row
@@ -195,6 +200,8 @@ class WorkerRuntime(UserCode):
             return INTERRUPTED, (), None
         except Exception as error:  # the user's modules are imported and values unpickled here: what they raise is the task's error
             return ERROR, (self._error(error, item),), None
+        if row[1] in self._classes:
+            function = replay.logged(function, item, self)  # type: ignore[arg-type]
         if item.gpus or self._gpus:
             self._assign_gpus(item.gpus)
         try:
@@ -216,6 +223,25 @@ class WorkerRuntime(UserCode):
             value = None
         self._returned = value  # The refs in it live until its end is told: they would be let go of first otherwise.
         return self.packed(item, value)
+
+    @contextlib.contextmanager
+    def running_as(self, item: Invocation) -> Iterator[None]:
+        """What the main thread does meanwhile belongs to a call that is replayed."""
+        self._contexts.append(item)
+        self._namers.append(None)
+        try:
+            yield
+        finally:
+            self._contexts.pop()
+            self._namers.pop()
+
+    def wait_quietly(self, done: Callable[[], bool]) -> None:
+        """Wait for what the control thread hears, between two calls."""
+        self._quiet = True
+        try:
+            self.wait_until(done, None)
+        finally:
+            self._quiet = False
 
     def become_actor(self, item: Item, instance: Any) -> None:
         """An actor was made."""

@@ -48,6 +48,8 @@ class WorkerConnection(FabricClient):
         """The main thread's."""
         self._fence.depth = 1
         self._waiting = False
+        self._quiet = False
+        """Whether the main thread waits for what the control thread hears."""
         self._to_interrupt: dict[bytes, float] = {}
         """Attempts and calls that are to be interrupted, and when that is tried next: a finalizer may have swallowed the last one."""
         self._contexts: list[Item | Invocation] = []
@@ -98,7 +100,9 @@ class WorkerConnection(FabricClient):
         return sender in self._peers
 
     def _deliver_from_peer(self, now: float, to: bytes, source: bytes, message: Any) -> None:
-        if type(message) is m.Call:
+        if type(message) is m.Taken:
+            self.worker.step(now, source, message)
+        elif type(message) is m.Call:
             before = self.worker.next_deadline()
             self.worker.step(now, source, message)
             if self.worker.next_deadline() != before:
@@ -121,6 +125,8 @@ class WorkerConnection(FabricClient):
             self.machine.pins.let_go(identifier)
         self.worker.given_up.clear()
         said, ends = self.machine.take_said(), self.worker.take_effects(0.0)
+        while self.worker.mailbox.written:
+            self.machine.room.finished(self.worker.mailbox.written.pop())
         sends = [(CLIENT, effect) for effect in said if type(effect) is Send and (effect.to[1:] == daemon or effect.to[:1] in PEERS)]
         sends += [(WORKER, effect) for effect in ends if type(effect) is Send and (effect.to[1:] == daemon or effect.to[:1] == CLIENT)]
         machine = self.machine
@@ -235,6 +241,8 @@ class WorkerConnection(FabricClient):
         elif type(message) is m.Retire:
             if self.worker.turns is not None:
                 self._interrupt(self.worker.turns.busy.get(message.actor_id, b""))
+            self.post.ring()
+        elif type(message) in (m.Durable, m.Recorded) and (self._quiet or self.host.done):
             self.post.ring()
 
     def _interrupted(self, number: int, frame: Any) -> None:

@@ -41,8 +41,6 @@ class LoggedCall(NamedTuple):
     dependencies: tuple[bytes, ...]
     values: tuple[bytes | None, ...]
     options: tuple[Row, ...] | None
-    attempt: int
-    """That under which it named what it submitted."""
     status: int
     outputs: tuple[bytes | None, ...]
     again: bool
@@ -122,7 +120,7 @@ class CallLog:
             self.unrecorded.add(call_id)
         if item.caller not in self._departed:
             self.kept.setdefault(item.caller, {})[call_id] = Kept(self.number, status, plain)
-        what = (item.method, arguments, dependencies, item.values, item.options, item.attempt)
+        what = (item.method, arguments, dependencies, item.values, item.options)
         call = LoggedCall(self.number, call_id, item.caller, *what, status, plain, whole)
         if whole or not self.every:
             self._rows.append(call)

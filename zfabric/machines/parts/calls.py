@@ -23,15 +23,13 @@ from zfabric.protocol.failures import Facts, pack_failure, unpack_failure
 from zfabric.protocol.ids import ACTOR, CALL_RETURN, CONTROL, FIRST_RETURN, TASK_BYTES, call_value, is_call, short
 from zfabric.protocol.messages import ALIVE, CREATING, DEAD, FAILED, OK, Row
 from zfabric.protocol.names import brief
-from zfabric.protocol.options import option
+from zfabric.protocol.options import LOGGED, option
 
 if TYPE_CHECKING:
     from zfabric.machines.client import Client
 
 CALLS_IN_MESSAGE = 1024
 """Calls in one message: what an actor takes in at once."""
-LOGGED = -2
-"""How often calls of a logged actor are made again: without end, since it recognises them, and runs none twice (``call_log``)."""
 TAKEN_EVERY = 64
 """Outcomes of a logged actor after which it is told that they are here: it keeps about as many for each of its callers."""
 UNKNOWN, NOT_RUN = "unknown", "not run"

@@ -14,7 +14,7 @@ actor's process. If that ends meanwhile, what waited has never happened.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from zfabric.machines.parts import report
@@ -50,6 +50,29 @@ class Block(NamedTuple):
 def part_key(actor_id: bytes, last: int, index: int) -> bytes:
     """The key of a part of a checkpoint."""
     return actor_id + last.to_bytes(8, "big") + index.to_bytes(4, "big")
+
+
+def newest(parts: Iterable[Row]) -> tuple[bytes | None, int]:
+    """The last whole one among an actor's checkpoints, and after which call it was taken; (None, 0) if there is none."""
+    found: tuple[bytes | None, int] = None, 0
+    pieces: list[bytes] = []
+    wanted = 0
+    for key, value in parts:
+        count, _, data = report.unpacked(value)
+        if int.from_bytes(key[-4:], "big") == 0:
+            pieces, wanted = [], count
+        if count == wanted:  # Not one of a checkpoint after the same call that was never whole.
+            pieces.append(data)
+            if len(pieces) == count:
+                found = b"".join(pieces), int.from_bytes(key[TASK_BYTES:-4], "big")
+    return found
+
+
+def blocks_after(last: int, blocks: Iterable[Row]) -> Iterator[bytes]:
+    """The rows of an actor's log from call ``last`` + 1 on."""
+    for key, value in blocks:
+        if int.from_bytes(key[TASK_BYTES:], "big") > last:
+            yield report.unpacked(value)[1]
 
 
 class _Writing:

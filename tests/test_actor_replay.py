@@ -1,0 +1,353 @@
+"""Logged actors with real processes: their state after a death is that of an uninterrupted run, and every result is seen once."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from bad_days import PATIENCE, eventually, kill_daemon
+from conftest import running_cluster
+
+import zfabric as zf
+from zfabric.exceptions import ActorDiedError, ObjectTooLargeError, OptionError, SerializationError, TaskCancelledError
+from zfabric.runtime import interface
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared() -> Iterator[Any]:
+    """One cluster for the file, whose daemon is restarted at once however often it dies."""
+    with running_cluster(config={"restart_backoff_max": 0.05, "checkpoint_bytes": 100_000}) as context:
+        yield context
+
+
+@zf.remote(max_restarts=-1, checkpoint_every=10)
+class Ledger:
+    """Everything that was written, in order, and who wrote it."""
+
+    def __init__(self) -> None:
+        self.entries: list[Any] = []
+        self.begun = 1
+
+    def write(self, entry: Any) -> int:
+        self.entries.append(entry)
+        return len(self.entries)
+
+    def large(self, entry: Any) -> Any:
+        self.entries.append(entry)
+        return np.full(50_000, len(self.entries))
+
+    def fail(self, entry: Any) -> None:
+        self.entries.append(entry)
+        raise ValueError(entry)
+
+    def nap(self, entry: Any) -> None:
+        self.entries.append((entry, "begun"))
+        while True:
+            time.sleep(0.01)
+
+    def begin_again(self) -> int:
+        self.begun += 1
+        return self.begun
+
+    @zf.method(readonly=True)
+    def read(self) -> tuple[int, list[Any]]:
+        return os.getpid(), list(self.entries)
+
+    @zf.method(readonly=True)
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def get(refs: Any) -> Any:
+    return zf.get(refs, timeout=PATIENCE)
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def rows_of(actor: Any, table: str) -> list[Any]:
+    """What the control store keeps of an actor."""
+    client = interface.current()
+    assert client is not None
+    rows, more = client.query("rows", table)
+    assert not more
+    return [key for key, _ in rows if key.startswith(actor._actor_id)]
+
+
+@pytest.mark.parametrize("every", [0, 1, 10, 1000])
+def test_state_and_results_are_those_of_an_uninterrupted_run(every: int) -> None:
+    ledger = Ledger.options(checkpoint_every=every).remote()
+    assert get([ledger.write.remote(number) for number in range(25)]) == list(range(1, 26))
+    first = get(ledger.pid.remote())
+    kill(first)
+    assert get(ledger.write.remote(25)) == 26
+    pid, entries = get(ledger.read.remote())
+    assert pid != first
+    assert entries == list(range(26))
+
+
+@zf.remote(num_cpus=0)
+class Caller:
+    """Calls one after the other, or many at once, and notes what it hears, and in which order."""
+
+    def __init__(self, ledger: Any, name: str) -> None:
+        self.ledger = ledger
+        self.name = name
+
+    def run(self, count: int, together: int) -> list[tuple[int, int]]:
+        heard = []
+        for start in range(0, count, together):
+            refs = [self.ledger.write.remote((self.name, number)) for number in range(start, start + together)]
+            heard += [(start + index, zf.get(ref)) for index, ref in enumerate(refs)]
+        return heard
+
+
+@pytest.mark.parametrize(("every", "together", "seed"), [(7, 1, 1), (50, 20, 2), (0, 20, 3), (13, 100, 4)])
+def test_four_callers_see_each_result_once_and_in_order_however_often_the_actor_is_killed(every: int, together: int, seed: int) -> None:
+    rng = random.Random(seed)
+    ledger = Ledger.options(checkpoint_every=every).remote()
+    callers = [Caller.remote(ledger, name) for name in "abcd"]
+    count = 300
+    results = [caller.run.remote(count, together) for caller in callers]
+    deaths = 0
+    done: list[Any] = []
+    while deaths < 6 and len(done) < 4:
+        seen = get(ledger.read.remote())
+        wanted = min(len(seen[1]) + rng.randrange(150), 4 * count)
+        while len(done) < 4 and len(get(ledger.read.remote())[1]) < wanted:
+            done, _ = zf.wait(results, num_returns=4, timeout=0.01)
+        kill(get(ledger.pid.remote()))
+        deaths += 1
+    heard = dict(zip("abcd", get(results), strict=True))
+    _, entries = get(ledger.read.remote())
+    assert deaths >= 2
+    assert sorted(entries) == [(name, number) for name in "abcd" for number in range(count)], "each has had its effect once"
+    for name, outcomes in heard.items():
+        assert [number for number, _ in outcomes] == list(range(count))
+        assert [entries[place - 1] for _, place in outcomes] == [(name, number) for number in range(count)], "and its own result"
+        assert [place for _, place in outcomes] == sorted(place for _, place in outcomes), "in order"
+
+
+def test_what_was_restored_goes_on_from_a_checkpoint_and_not_from_init() -> None:
+    ledger = Ledger.options(checkpoint_every=3).remote()
+    assert get(ledger.begin_again.remote()) == 2
+    for expected in (3, 4):
+        kill(get(ledger.pid.remote()))
+        assert get(ledger.begin_again.remote()) == expected
+
+
+def test_errors_are_replayed_and_answered_like_values() -> None:
+    ledger = Ledger.options(checkpoint_every=0).remote()
+    with pytest.raises(ValueError, match="first"):
+        get(ledger.fail.remote("first"))
+    kill(get(ledger.pid.remote()))
+    assert get(ledger.write.remote("second")) == 2
+    assert get(ledger.read.remote())[1] == ["first", "second"]
+
+
+def test_large_results_survive_a_death_at_any_moment() -> None:
+    ledger = Ledger.options(checkpoint_every=4).remote()
+    results = []
+    for round_ in range(3):
+        results += [ledger.large.remote((round_, number)) for number in range(10)]
+        zf.wait(results, num_returns=len(results) - 5, timeout=PATIENCE)
+        kill(get(ledger.pid.remote()))
+    assert [int(value[0]) for value in get(results)] == list(range(1, 31))
+    assert len(get(ledger.read.remote())[1]) == 30
+
+
+def test_a_daemon_that_dies_with_the_actor_or_before_it() -> None:
+    ledger = Ledger.remote()
+    refs = [ledger.write.remote(number) for number in range(20)]
+    get(refs[0])
+    kill_daemon()
+    refs += [ledger.write.remote(number) for number in range(20, 40)]
+    assert get(refs) == list(range(1, 41))
+    pid = get(ledger.pid.remote())
+    refs = [ledger.write.remote(number) for number in range(40, 60)]
+    kill(pid)
+    kill_daemon()
+    assert get(refs) == list(range(41, 61))
+    assert get(ledger.read.remote())[1] == list(range(60))
+
+
+def test_arguments_of_logged_calls_stay_as_long_as_a_replay_may_need_them() -> None:
+    @zf.remote(max_restarts=-1, checkpoint_every=0)
+    class Sums:
+        def __init__(self) -> None:
+            self.total = 0
+
+        def add(self, array: Any, box: Any) -> int:
+            self.total += int(array.sum()) + int(zf.get(box[0]).sum())
+            return self.total
+
+        @zf.method(readonly=True)
+        def pid(self) -> int:
+            return os.getpid()
+
+    sums = Sums.remote()
+    for number in range(3):
+        large, inside = zf.put(np.full(50_000, number)), zf.put(np.full(50_000, 1))
+        total = get(sums.add.remote(large, [inside]))
+        del large, inside
+    kill(get(sums.pid.remote()))
+    assert get(sums.add.remote(zf.put(np.zeros(50_000)), [zf.put(np.zeros(50_000))])) == total == 50_000 * 6
+
+
+def test_save_and_load_stand_for_what_cannot_be_pickled() -> None:
+    @zf.remote(max_restarts=-1, checkpoint_every=1)
+    class Guarded:
+        def __init__(self, start: int) -> None:
+            self.lock = threading.Lock()
+            self.value = start
+
+        def __zf_save__(self) -> Any:
+            return {"value": self.value}
+
+        def __zf_load__(self, state: Any) -> None:
+            self.lock = threading.Lock()
+            self.value = state["value"]
+
+        def add(self, amount: int) -> tuple[int, int]:
+            with self.lock:
+                self.value += amount
+            return self.value, os.getpid()
+
+    guarded = Guarded.remote(100)
+    value, pid = get(guarded.add.remote(1))
+    kill(pid)
+    assert get(guarded.add.remote(1))[0] == value + 1 == 102
+
+
+def test_an_instance_that_cannot_be_pickled_is_an_error_at_once_that_names_what_cannot() -> None:
+    @zf.remote(max_restarts=1, checkpoint_every=5)
+    class Locked:
+        def __init__(self) -> None:
+            self.inner = {"lock": threading.Lock()}
+
+        def ping(self) -> None: ...
+
+    with pytest.raises(ActorDiedError) as raised:
+        get(Locked.remote().ping.remote())
+    assert isinstance(raised.value.__cause__, SerializationError)
+    assert "Locked.inner['lock']" in str(raised.value.__cause__)
+    assert get(Ledger.options(checkpoint_every=0).remote().write.remote(1)) == 1
+
+
+def test_a_checkpoint_past_the_limit_is_refused_when_the_actor_is_made() -> None:
+    @zf.remote(max_restarts=1, checkpoint_every=2)
+    class Large:
+        def __init__(self, size: int) -> None:
+            self.data = bytes(size)
+
+        def grow(self, size: int) -> int:
+            self.data += bytes(size)
+            return len(self.data)
+
+        @zf.method(readonly=True)
+        def pid(self) -> int:
+            return os.getpid()
+
+    with pytest.raises(ActorDiedError) as raised:
+        get(Large.remote(200_000).grow.remote(1))
+    assert isinstance(raised.value.__cause__, ObjectTooLargeError)
+    large = Large.remote(1000)
+    assert get([large.grow.remote(50_000) for _ in range(5)])[-1] == 251_000, "later there is a warning, and the log goes on"
+    kill(get(large.pid.remote()))
+    assert get(large.grow.remote(1)) == 251_001
+
+
+def test_what_was_stopped_in_its_middle_is_in_the_state_that_is_restored() -> None:
+    ledger = Ledger.remote()
+    get(ledger.write.remote(0))
+    nap = ledger.nap.remote(1)
+    behind = ledger.write.remote(2)
+    zf.wait([nap], timeout=0.2)
+    zf.cancel(nap)
+    with pytest.raises(TaskCancelledError):
+        get(nap)
+    get(behind)
+    before = get(ledger.read.remote())
+    kill(before[0])
+    assert get(ledger.read.remote())[1] == before[1]
+
+
+def test_a_log_is_cut_by_checkpoints_and_gone_with_its_actor() -> None:
+    ledger = Ledger.options(checkpoint_every=4).remote()
+    get([ledger.write.remote(number) for number in range(100)])
+    eventually(lambda: len(rows_of(ledger, "log")) <= 4, "the log is cut")
+    assert len(rows_of(ledger, "checkpoint")) >= 1
+    zf.kill(ledger)
+    eventually(lambda: not rows_of(ledger, "log") and not rows_of(ledger, "checkpoint"), "nothing is kept of it")
+
+
+def test_an_actor_that_ends_itself_has_its_last_results_out_before_it_goes() -> None:
+    @zf.remote(max_restarts=-1, checkpoint_every=0)
+    class Last:
+        def work(self, number: int) -> int:
+            return number
+
+        def leave(self) -> None:
+            zf.exit_actor()
+
+    last = Last.remote()
+    refs = [last.work.remote(number) for number in range(50)]
+    gone = last.leave.remote()
+    assert get(refs) == list(range(50))
+    with pytest.raises(ActorDiedError, match="ended itself"):
+        get(gone)
+    eventually(lambda: not rows_of(last, "log"), "nothing is kept of it")
+
+
+def test_options_that_do_not_go_together_say_so() -> None:
+    class Plain:
+        def one(self) -> None: ...
+
+    class Async:
+        async def one(self) -> None: ...
+
+    class Stream:
+        @zf.method(num_returns="streaming")
+        def values(self) -> Any:
+            yield 1
+
+    class Half:
+        def __zf_save__(self) -> Any: ...
+
+    for kind, options, text in (
+        (Plain, {}, "nothing to restart: set max_restarts"),
+        (Plain, {"max_restarts": 1, "max_concurrency": 2}, "several calls at once"),
+        (Plain, {"max_restarts": 1, "concurrency_groups": {"io": 1}}, "several calls at once"),
+        (Async, {"max_restarts": 1}, "one is 'async def'"),
+        (Stream, {"max_restarts": 1}, "values makes a stream.*readonly=True"),
+        (Half, {"max_restarts": 1}, "one of __zf_save__ and __zf_load__"),
+    ):
+        with pytest.raises(OptionError, match=text):
+            zf.remote(checkpoint_every=5, **options)(kind)
+    for value in (-1, 1.5, True):
+        with pytest.raises(OptionError, match="checkpoint_every"):
+            zf.remote(checkpoint_every=value, max_restarts=1)(Plain)
+
+
+def test_a_stream_of_a_logged_actor_must_be_readonly_at_the_call_too() -> None:
+    @zf.remote(max_restarts=1, checkpoint_every=5)
+    class Both:
+        def plain(self) -> Any:
+            return iter((1, 2))
+
+        @zf.method(readonly=True, num_returns="streaming")
+        def values(self) -> Any:
+            yield from (1, 2)
+
+    both = Both.remote()
+    assert [get(ref) for ref in both.values.remote()] == [1, 2]
+    with pytest.raises(OptionError, match="readonly=True"):
+        both.plain.options(num_returns="streaming")

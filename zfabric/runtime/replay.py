@@ -1,0 +1,147 @@
+"""Logged actors in their process: checkpoints are taken, and what the process before this one was is made again.
+
+What the log says and when results may leave is decided in ``machines.parts.call_log``; here is what of it touches the user's objects. A
+replay runs the calls in the order in which they ran, in the main thread, before anybody is told where the actor lives. Nobody hears of
+what comes of it, but for large values that may have been lost with the last process: these are reported again. What a replayed call
+submits, puts or calls is new, under names of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from zfabric.adapters import serialization
+from zfabric.exceptions import ObjectTooLargeError, SerializationError
+from zfabric.machines.parts.call_log import CallLog, LoggedCall
+from zfabric.machines.parts.kept_logs import CHECKPOINT, LOG, blocks_after, newest
+from zfabric.machines.parts.mailbox import Invocation
+from zfabric.machines.worker import Item
+from zfabric.protocol.messages import OK, Row
+from zfabric.protocol.options import option
+from zfabric.runtime.connection import clock
+
+if TYPE_CHECKING:
+    from zfabric.runtime.worker import WorkerRuntime
+
+READ_PATIENCE = 600.0
+"""How long a page of the log may take to come, in seconds: the daemon may be restarted meanwhile."""
+PROGRESS_EVERY = 0.25
+"""How often the scheduler hears how far a replay is, in seconds."""
+
+
+def logged(kind: Callable[..., Any], item: Item, worker: WorkerRuntime) -> Callable[..., Any]:
+    """What makes an instance of the class ``kind`` for this attempt: ``kind`` itself, or what its log says."""
+    every = option(worker.worker.functions[item.row[1]][3], "checkpoint_every")
+    return kind if every is None else _Maker(worker, item, kind, every).make  # type: ignore[arg-type]
+
+
+class _Maker:
+    """Makes the instance of a logged actor."""
+
+    def __init__(self, worker: WorkerRuntime, item: Item, kind: type, every: int) -> None:
+        self.worker = worker
+        self.item = item
+        self.kind = kind
+        self.actor_id: bytes = item.row[0]
+        self.log = CallLog(self.actor_id, item.attempt, every)
+        self.log.readonly = frozenset(option(worker.worker.functions[item.row[1]][3], "readonly", ()))
+
+    def make(self, *args: Any, **kwargs: Any) -> Any:
+        """From its last checkpoint and what ran after it; anew if there is nothing."""
+        worker, log = self.worker, self.log
+        saved, last = newest(self._rows(CHECKPOINT))
+        with worker.lock:
+            worker.worker.mailbox.logs[self.actor_id] = log
+            state, calls = log.restore(saved, last, blocks_after(last, self._rows(LOG)))
+        instance = self.kind(*args, **kwargs) if state is None else _loaded(state, self.kind)
+        if state is None and not calls and log.every:
+            checkpoint(worker, log, instance, self.kind)
+        elif state is not None or calls:
+            self._replay(instance, calls)
+        return instance
+
+    def _rows(self, table: str) -> Iterator[Row]:
+        after, more = b"", True
+        while more:
+            rows, more = self.worker.query("actor log", self.actor_id, table, after, timeout=READ_PATIENCE)
+            after = rows[-1][0] if rows else after
+            yield from rows
+
+    def _replay(self, instance: Any, calls: list[LoggedCall]) -> None:
+        worker, log = self.worker, self.log
+        worker.host.instances[self.actor_id] = instance
+        told_at = 0.0
+        for done, call in enumerate(calls):
+            if clock() >= told_at:
+                told_at = clock() + PROGRESS_EVERY
+                with worker.lock:
+                    log.say_progress(done, len(calls))
+                    worker.flush()
+            if call.again:
+                self._run_again(call)
+        with worker.lock:
+            log.say_progress(len(calls), len(calls))
+
+    def _run_again(self, call: LoggedCall) -> None:
+        worker = self.worker
+        row = (call.call_id, b"", call.arguments, call.dependencies)
+        item = Invocation(row, self.item.attempt, call.values, (), self.actor_id, call.method, call.caller, call.options)
+        with worker.running_as(item):
+            try:
+                function, _, args, kwargs = worker.prepare(item)
+                value = function(*args, **kwargs)
+                del args, kwargs
+            except BaseException as error:  # as it did, most often, when it ran first
+                if call.status == OK:
+                    self._warn(f"{call.method} (call {call.number}) raised {type(error).__name__} in a replay and had not at first")
+                return
+            if self.log.wants(call):
+                status, outputs, extra = worker.packed(item, value)
+                if status == OK:
+                    with worker.lock:
+                        worker.worker.mailbox.made_again(self.log, call, outputs, extra[0] if extra is not None else ())
+
+    def _warn(self, text: str) -> None:
+        print(f"zfabric warning: {self.kind.__qualname__}: {text}: its state may differ from what it was", file=sys.stderr)
+
+
+def checkpoint(worker: WorkerRuntime, log: CallLog, instance: Any, kind: type) -> None:
+    """Take a checkpoint. Raises SerializationError, which names the path to what cannot be pickled, or ObjectTooLargeError."""
+    name = kind.__qualname__
+    save = getattr(instance, "__zf_save__", None)
+    packed = serialization.dump_instance(instance if save is None else (save(),), kind, name if save is None else f"{name}.__zf_save__()")
+    limit = worker.config.checkpoint_bytes
+    if packed.size > limit:
+        raise ObjectTooLargeError(f"a checkpoint of {name} has {packed.size} bytes; the setting checkpoint_bytes allows {limit}")
+    with worker.lock:
+        worker.machine.calls.share(packed.contained)
+        log.checkpoint(packed.to_bytes(), packed.contained)
+
+
+def checkpoint_if_due(worker: WorkerRuntime, item: Invocation) -> None:
+    """A call of an actor has ended: take a checkpoint if it is time for one. If none can be taken, say so: its log goes on."""
+    log = worker.worker.mailbox.logs.get(item.actor_id)
+    instance = worker.host.instances.get(item.actor_id)
+    if log is None or not log.due or instance is None:
+        return
+    worker.wait_quietly(lambda: not log.unrecorded)
+    try:
+        checkpoint(worker, log, instance, type(instance))
+    except Exception as error:  # whatever the user's __zf_save__ and __reduce__ raise
+        with worker.lock:
+            log.no_checkpoint()
+        if not isinstance(error, (SerializationError, ObjectTooLargeError)):
+            error = SerializationError(f"__zf_save__ raised {type(error).__name__}: {error}")
+        print(f"zfabric warning: no checkpoint: {error}; a restart will run more calls again", file=sys.stderr)
+
+
+def _loaded(state: bytes, kind: type) -> Any:
+    """The instance that a checkpoint was taken of."""
+    value = serialization.load_instance(state, kind)
+    if getattr(kind, "__zf_save__", None) is None:
+        return value
+    instance: Any = kind.__new__(kind)  # type: ignore[call-overload]
+    instance.__zf_load__(value[0])
+    return instance
