@@ -154,6 +154,14 @@ def test_each_actor_has_arrows_of_its_own() -> None:
     settled(lambda arrows: arrows == {("state", "Total", "Total.add"): 2, ("state", "Total.add", "Total.add"): 18})
 
 
+def test_actors_that_share_a_process_have_a_row_each() -> None:
+    totals = [Total.options(lightweight=True).remote() for _ in range(5)]
+    zf.get([each.add.remote(1) for each in totals for _ in range(3)], timeout=PATIENCE)
+    settled(lambda arrows: arrows == {("state", "Total", "Total.add"): 5, ("state", "Total.add", "Total.add"): 10})
+    rows = Counter((event["pid"], event["tid"]) for event in zf.timeline() or [] if event["ph"] == "X" and event["cat"] == "call")
+    assert list(rows.values()) == [3] * 5
+
+
 # --- without processes --------------------------------------------------------------------------------------------------------------
 
 JOB = job_id(1)
@@ -199,6 +207,6 @@ def test_calls_that_overlap_have_arrows_that_do_not_go_back() -> None:
     calls = [DRIVER.child() for _ in range(2)]
     assert actor_of(method_id(actor, 7), calls[0]) == actor
     spans = drawn((actor, 0, 1), (calls[0], 2, 10), (calls[1], 4, 6))
-    spans.actors[1, 1, actor] += [(4, calls[1]), (2, calls[0])]
+    spans.actors[1, 1, actor] += [Span(4, 2, 1, 1), Span(2, 8, 1, 1)]
     spans.arguments.append((calls[1], (call_value(calls[0], 0),)))
     assert ends(spans) == [("state", 0.5, 2), ("state", 4, 4)]

@@ -53,8 +53,8 @@ class Spans:
         self._places = array("l")
         self.arguments: list[tuple[bytes, tuple[bytes, ...]]] = []
         """What calls took: call, objects."""
-        self.actors: defaultdict[tuple[int, int, bytes], list[tuple[float, bytes]]] = defaultdict(list)
-        """When calls of actors began, by place, process and actor."""
+        self.actors: defaultdict[tuple[int, int, bytes], list[Span]] = defaultdict(list)
+        """Calls of actors, by place, process and actor."""
 
     def add(self, task: bytes, span: Span) -> None:
         """One more."""
@@ -138,10 +138,9 @@ def _data(spans: Spans, blocks: Iterable[tuple[bytes, bytes]]) -> Iterator[Arrow
 
 def _state(spans: Spans) -> Iterator[Arrow]:
     """From each call of an actor to the next, beginning with what made it."""
-    for (place, thread, actor), calls in spans.actors.items():
-        before = next((each for each in reversed(spans.of(actor)) if (each.place, each.thread) == (place, thread)), None)
-        for _, call in sorted(calls):
-            span = next(each for each in spans.of(call) if (each.place, each.thread) == (place, thread))
+    for (place, process, actor), calls in spans.actors.items():
+        before = next((each for each in reversed(spans.of(actor)) if (each.place, each.thread) == (place, process)), None)
+        for span in sorted(calls):
             if before is not None:
                 yield min(before.last_moment, span.start), before, span
             before = span

@@ -1,7 +1,8 @@
 """The timeline: what ran when and where, as events of the Chrome trace format, which Perfetto and chrome://tracing open.
 
-A node is shown as a process and each of its workers, actors among them, as a thread, by pid; an attempt, or a call, is a "complete"
-event. Tasks that ran on top of a waiting one lie within it, as calls do. Why one ran after another is shown by arrows (``arrows``).
+A node is shown as a process and each of its workers, actors among them, as a thread, by pid; of actors that share a process, the first has
+that thread, and the others have numbers that no process has. An attempt, or a call, is a "complete" event. Tasks that ran on top of a
+waiting one lie within it, as calls do. Why one ran after another is shown by arrows (``arrows``).
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from zfabric.runtime.arrows import Span, Spans, arrows
 PAGE = 500
 """Rows of the event table asked for at a time; each holds up to a few hundred attempts."""
 
+PIDS = 2**22
+"""Linux gives no process this number, or a larger one."""
 PAGE_OF_BLOCKS = 20
 """Blocks of lineage asked for at a time: each holds the rows of up to a thousand tasks, with their arguments."""
 
@@ -49,7 +52,8 @@ def _bars(rows: Iterable[tuple[bytes, bytes]], spans: Spans) -> Iterator[dict[st
     """What rows of the event table say, in their order."""
     nodes: dict[bytes, int] = {}
     threads: set[tuple[int, int]] = set()
-    actors: set[tuple[int, int]] = set()
+    actors: dict[tuple[int, int, bytes], int] = {}
+    hosts: set[tuple[int, int]] = set()
     for _, value in rows:
         node, pid, names, trace, kind, arguments = unpack_event(value)
         spans.arguments += arguments
@@ -61,13 +65,18 @@ def _bars(rows: Iterable[tuple[bytes, bytes]], spans: Spans) -> Iterator[dict[st
             threads.add((place, pid))
             yield _name("thread_name", place, pid, f"worker {pid}")
         functions = dict(names)
-        if kind == "call" and (place, pid) not in actors:
-            actors.add((place, pid))
-            yield _name("thread_name", place, pid, f"actor {names[0][1].rpartition('.')[0]} {pid}")
+        thread = pid
         for task, function, start, seconds in read_trace(trace):
-            spans.add(task, Span(start * 1e6, seconds * 1e6, place, pid))
             if kind == "call":
-                spans.actors[place, pid, actor_of(function, task)].append((start, task))
+                actor = (place, pid, actor_of(function, task))
+                found = actors.get(actor)
+                if found is None:
+                    found = actors[actor] = PIDS + len(actors) if (place, pid) in hosts else pid
+                    hosts.add((place, pid))
+                    yield _name("thread_name", place, found, f"actor {functions[function].rpartition('.')[0]} {pid}")
+                thread = found
+                spans.actors[actor].append(Span(start * 1e6, seconds * 1e6, place, thread))
+            spans.add(task, Span(start * 1e6, seconds * 1e6, place, thread))
             yield {
                 "name": functions.get(function) or function.hex()[:8],
                 "cat": kind,
@@ -75,7 +84,7 @@ def _bars(rows: Iterable[tuple[bytes, bytes]], spans: Spans) -> Iterator[dict[st
                 "ts": start * 1e6,
                 "dur": seconds * 1e6,
                 "pid": place,
-                "tid": pid,
+                "tid": thread,
                 "args": {"task_id": task.hex(), "id": brief(task)},
             }
 
