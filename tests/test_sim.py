@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter
 from typing import Any
 
@@ -110,6 +113,17 @@ def test_whatever_happens_to_actors_their_calls_run_in_order_and_once(chunk: int
 @pytest.mark.parametrize("seed", FOUND_WITH_ACTORS, ids=lambda seed: f"{seed}-{FOUND_WITH_ACTORS[seed].replace(' ', '-')}")
 def test_what_a_seed_has_found_of_actors_stays_mended(seed: int) -> None:
     assert command.run_seed(seed, actors=True).failure == ""
+
+
+def test_a_seed_is_one_world() -> None:
+    """Whatever the order in which this interpreter keeps sets: what a machine does depends on what it was told alone."""
+    command_line = [sys.executable, "-m", "zfabric.sim", "--actors", "--trace", "37"]
+    traces = [
+        subprocess.run(command_line, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=False).stdout
+        for seed in ("1", "2", "3")
+    ]
+    assert len(traces[0]) > 1000
+    assert len(set(traces)) == 1
 
 
 @pytest.mark.parametrize("name", VARIANTS)

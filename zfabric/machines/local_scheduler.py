@@ -352,14 +352,14 @@ class LocalScheduler:
     def refuse_unknown(self, process: ProcessRecord, row: m.Row) -> None:
         """The function of a row is not known."""
         process.results.append((row[0], FAILED, (pack_failure("FabricError", "the function was never exported"),)))
-        self.tables.touched.add(process)
+        self.tables.touched[process] = None
 
     def refuse_row(self, process: ProcessRecord, row: m.Row) -> None:
         """Another row of that name is known."""
         self.tables.counts["refused"] += 1
         text = f"task {short(row[0])} was submitted before with different content: its parent is not deterministic"
         process.results.append((row[0], FAILED, (pack_failure("FabricError", text),)))
-        self.tables.touched.add(process)
+        self.tables.touched[process] = None
 
     def on_completed(self, now: float, source: Address, message: m.Completed) -> None:
         """Attempts that ended."""

@@ -109,7 +109,7 @@ class Actors:
         self.records: dict[bytes, ActorRecord] = {}
         self.named: dict[tuple[str, str], ActorRecord] = {}
         """Living actors that have a name, by namespace and name."""
-        self._retiring: set[ActorRecord] = set()
+        self._retiring: dict[ActorRecord, None] = {}
 
     # -- made --
 
@@ -195,7 +195,7 @@ class Actors:
         record.state = DEAD
         record.failure = failure
         record.worker = None
-        self._retiring.discard(record)
+        self._retiring.pop(record, None)
         if self.named.get((record.namespace, record.name)) is record:
             del self.named[record.namespace, record.name]
         self._tell(record, record.watchers)
@@ -272,7 +272,7 @@ class Actors:
         record.killed = "its last handle has gone"
         if record.worker is not None:
             self.tables.order(record.worker, m.Retire(record.id, record.task.attempt, False))
-        self._retiring.add(record)
+        self._retiring[record] = None
 
     def on_kill(self, now: float, source: Address, message: m.Kill) -> None:
         """``zf.kill``."""
@@ -389,7 +389,7 @@ class Actors:
         """A job's actors end with it, and all that is known of them."""
         for record in self.of(job):
             del self.records[record.id]
-            self._retiring.discard(record)
+            self._retiring.pop(record, None)
             if self.named.get((record.namespace, record.name)) is record:
                 del self.named[record.namespace, record.name]
         for identifier in [each for each in self.tables.expected if each[:JOB_BYTES] == job.id]:
@@ -518,7 +518,7 @@ class Actors:
             if record.retire_at is None:
                 record.retire_at = now + RETIRE_SECONDS
             elif now >= record.retire_at:
-                self._retiring.discard(record)
+                self._retiring.pop(record, None)
                 self._end(record, record.killed)
 
     def next_deadline(self) -> float | None:

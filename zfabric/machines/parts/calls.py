@@ -108,7 +108,7 @@ class Calls:
         """Calls without an outcome that make streams, and how many values those may be ahead (0: as configured)."""
         self._held: dict[bytes, tuple[bytes, ...]] = {}
         """Refs that a call keeps alive until its outcome has come."""
-        self._blocked: set[Target] = set()
+        self._blocked: dict[Target, None] = {}
         """Actors whose next call waits for the values of its arguments."""
         self._barriers: dict[int, bytes] = {}
         """Questions whose answer says that the scheduler has heard all that a call travels with: token -> call."""
@@ -180,7 +180,7 @@ class Calls:
 
     def _advance(self, target: Target) -> None:
         """Send what can be sent, in order."""
-        self._blocked.discard(target)
+        self._blocked.pop(target, None)
         queue = target.queue
         while queue and target.state == DEAD:
             row = queue.popleft()
@@ -205,7 +205,7 @@ class Calls:
         missing = [identifier for identifier in row[3] if not client.known(identifier)]
         if missing:
             client.want(missing)
-            self._blocked.add(target)
+            self._blocked[target] = None
             return None
         entries = [client.lookup(identifier) for identifier in row[3]]
         broken = next((entry for entry in entries if entry.status != OK), None)
@@ -236,9 +236,12 @@ class Calls:
         return True
 
     def progress(self) -> None:
-        """Values have come: calls that waited for them may go."""
-        for target in list(self._blocked):
-            self._advance(target)
+        """Values have come: calls that waited for them may go; those that fail for them are what others wait for."""
+        before = -1
+        while self._blocked and len(self.pending) != before:
+            before = len(self.pending)
+            for target in list(self._blocked):
+                self._advance(target)
 
     def cancel(self, identifier: bytes, reason: str) -> bool:
         """Stop the call that makes an object. True if it is a call of this process."""
@@ -251,6 +254,7 @@ class Calls:
             target.queue.remove(waiting)
             self.returned(((call_id, FAILED, (pack_failure("TaskCancelledError", f"{waiting[1]} was cancelled before it ran"),)),))
             self._advance(target)
+            self.progress()
         elif target.incarnation:
             control = bytes((target.incarnation[0] ^ 0x80,)) + target.incarnation[1:]
             self._stopped[call_id] = reason
@@ -491,7 +495,7 @@ class Calls:
         """What a restarted scheduler is told: (kind of message, item)."""
         for actor_id in {**self.targets, **self.killed, **self._homes}:
             yield m.Find, actor_id
-        for identifier in self.shared:
+        for identifier in sorted(self.shared):
             target = self.pending.get(identifier[:TASK_BYTES])
             if target is not None:
                 yield m.Expect, self._expected(identifier, target)

@@ -276,7 +276,7 @@ class Membership:
     def let_go_of(self, process: ProcessRecord) -> None:
         """A process is no more, or wants no more: it holds nothing, and nobody waits for it."""
         self.tables.processes.pop(process.incarnation, None)
-        self.tables.touched.discard(process)
+        self.tables.touched.pop(process, None)
         self.scheduler.references.process_gone(process.incarnation)
         self.scheduler.actors.process_gone(process.incarnation)
         if self.tables.store_address is not None:

@@ -91,7 +91,7 @@ class Outcomes:
                 process = processes.get(task.submitter)
                 if process is not None:
                     process.results.append((task_id, OK, outputs if task.holders is not None else ()))
-                    touched.add(process)
+                    touched[process] = None
                 if task.rare is not None:
                     self._tell_others(task, OK, outputs)
                 if task.holders is None:
@@ -214,7 +214,7 @@ class Outcomes:
         else:
             row = tuple(_pushed(record) for record in task.values())
             process.results.append((task.id, OK, row))
-        self.tables.touched.add(process)
+        self.tables.touched[process] = None
 
     def _finish(self, task: TaskRecord, status: int, payload: bytes) -> None:
         self._failing.append((task, status, payload))
@@ -264,7 +264,7 @@ class Outcomes:
         row = tuple(_pushed(record) for record in task.values()) if status == OK else (payload,)
         if process is not None:
             process.results.append((task.id, status, row))
-            self.tables.touched.add(process)
+            self.tables.touched[process] = None
         if task.rare is not None:
             self._tell_others(task, status, row)
 
@@ -275,7 +275,7 @@ class Outcomes:
             process = self.tables.processes.get(incarnation)
             if process is not None:
                 process.results.append((task.id, status, row))
-                self.tables.touched.add(process)
+                self.tables.touched[process] = None
         rare.submitters = ()
 
     def _unpin_row(self, task: TaskRecord) -> None:
@@ -466,6 +466,7 @@ class Outcomes:
                 value.status = PENDING
                 value.value = None
         task.attempt += 1
+        task.facts().rebuilt = True
         self.tables.counts["rebuilds"] += 1
         if unresolved:
             task.state = WAITING
@@ -493,11 +494,10 @@ class Outcomes:
         record.value = None
         if record.task is not None and record.task.state != DONE:
             return
-        needed = record.pins > 0 or bool(record.fetchers)
-        if record.holders is None and not needed:
+        if reason == "evicted" and not record.fetchers and not record.dependents:
+            return  # It is made again when somebody asks for it, be it held, or inside a value: memory is short.
+        if record.holders is None and record.pins <= 0 and not record.fetchers:
             return
-        if reason == "evicted" and not needed:
-            return  # It is made again when somebody asks for it.
         self.make_available(record, reason)
 
     def durable_found(self, identifier: bytes, rows: m.Rows) -> None:

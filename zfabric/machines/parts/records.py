@@ -203,6 +203,7 @@ class Rare:
         "demand_queue",
         "history",
         "kept",
+        "rebuilt",
         "retries",
         "stopped",
         "submitters",
@@ -215,6 +216,8 @@ class Rare:
         """Dependencies without a value yet."""
         self.retries = 0
         """Times it was run again."""
+        self.rebuilt = False
+        """Whether it had an outcome and runs again for its value, which was lost: only force takes that outcome back."""
         self.crashes = 0
         """Workers that died while it was on top."""
         self.alone = 0

@@ -84,6 +84,8 @@ class References:
                 spare.append(record)
                 if type(record.value) is bytes and record.status == OK:
                     self._secure(record)
+            elif record.holders is None:
+                spare.append(record)  # It was let go of before, and offered again by another attempt of its caller.
 
     def _secure(self, record: AnyObject) -> None:
         """Others still need a value whose holder lets go of it, and with it perhaps of the only other copy.

@@ -41,7 +41,7 @@ class Tables:
         self.by_pid: dict[int, WorkerRecord | ProcessRecord] = {}
         self.jobs: dict[bytes, JobRecord] = {}
         self.queues: dict[int, ShapeQueue] = {}
-        self.touched: set[ProcessRecord] = set()
+        self.touched: dict[ProcessRecord, None] = {}
         """Processes with results to be pushed at the end of this turn."""
         self.became_ready = 0
         """Counts every time a task becomes ready, so that a search that found none need not be repeated in vain."""

@@ -104,7 +104,7 @@ class Stopping:
 
     def stop(self, task: TaskRecord, reason: str, now: float) -> None:
         """Final at once for what was not dispatched; a request for what was."""
-        if task.state == DONE:
+        if task.state == DONE or (reason != "force" and task.rare is not None and task.rare.rebuilt):
             return
         if task.state in (WAITING, READY):
             self.outcomes.stopped(task, reason)
