@@ -27,7 +27,7 @@ def node() -> Node:
 def whereabouts(node: Node) -> list[tuple[int, str]]:
     """What the driver was told of the actor: (state, why it is dead)."""
     rows = [row for to, message in node.take(m.Whereabouts) for row in message.rows if to == CLIENT + DRIVER]
-    return [(state, unpack_failure(failure)[1] if failure else "") for _, state, _, _, failure in rows]
+    return [(row[1], unpack_failure(row[-1])[1] if row[-1] else "") for row in rows]
 
 
 KILLED: tuple[bytes, Any] = (CLIENT + DRIVER, m.Kill(ACTOR, True))
