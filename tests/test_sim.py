@@ -89,6 +89,9 @@ FOUND_WITH_ACTORS = {
     3135: "an actor that was dead already was to be killed for ever",
     4483: "a value that was lost and could not be made again was given to a task as the error that said so",
     2164: "an actor retired before its own calls had outcomes",
+    6748: "an actor that was being made again was made once more, since its caller knew that it had lived",
+    7102: "a worker that ran a task of which nothing else survived was given more to do",
+    7237: "a task that ran twice in one process made its calls twice there",
 }
 """Likewise, of programs with actors."""
 

@@ -367,11 +367,7 @@ class Actors:
     def _make_again(self, record: ActorRecord) -> str:
         """Run the task that makes it once more; empty, or why that is impossible."""
         task = record.task
-        if type(task.value) is bytes:
-            self.tables.counts["inline_bytes"] -= len(task.value)
-        elif task.value is not None:
-            self.tables.freed.append(task.object_id)
-        task.value = None
+        self.forget_value(task)
         return self.outcomes.rebuild(task, "its actor is to be restarted")
 
     def of(self, job: JobRecord) -> list[ActorRecord]:
@@ -384,6 +380,14 @@ class Actors:
             if not record.detached and record.task.holders is None and record.task.pins <= 0 and record.state != DEAD:
                 record.killed = reason
                 self._kill_process(record.worker, reason)
+
+    def forget_value(self, task: TaskRecord) -> None:
+        """That it was made once says nothing any more."""
+        if type(task.value) is bytes:
+            self.tables.counts["inline_bytes"] -= len(task.value)
+        elif task.value is not None:
+            self.tables.freed.append(task.object_id)
+        task.value = None
 
     def job_ended(self, job: JobRecord) -> None:
         """A job's actors end with it, and all that is known of them."""

@@ -145,6 +145,10 @@ class Calls:
     def call(self, actor_id: bytes, row: Row, returns: int, retries: int) -> None:
         """Queue a call; this process holds its values. ``row`` as in ``Call``, the values of its dependencies aside."""
         client, call_id = self.client, row[0]
+        if call_id in self.pending:  # Its task ran here before, and again, since a daemon died that knew what came of it.
+            for index in range(returns):
+                client.add_reference(call_value(call_id, index))
+            return
         target = self.targets.get(actor_id) or self.meet(actor_id)
         target.retries = retries
         if returns == 1:

@@ -204,7 +204,7 @@ class Recovery:
         worker = self.tables.workers.get(process.name) if process is not None else None
         if process is None or worker is None:
             return
-        for row, attempt, _ in message.rows:
+        for row, attempt, begun in message.rows:
             job = self.tables.jobs.get(row[0][:JOB_BYTES])
             if job is None or job.ended:
                 self.scheduler.dispatcher.end(worker, "its job has ended")
@@ -216,6 +216,9 @@ class Recovery:
             if task is not None:
                 task.attempt = attempt
                 self._entered.append((task, worker))
+            elif begun:  # Nobody waits for it, and what is sent there would wait for its end.
+                self.scheduler.dispatcher.end(worker, "it runs a task of which nothing else survived")
+                return
 
     def _enter_submitted(self, source: Address, message: m.Submit) -> None:
         """Rows without an outcome."""
@@ -313,6 +316,9 @@ class Recovery:
     def _go_on(self, task: TaskRecord, worker: WorkerRecord | None, now: float) -> None:
         """An unfinished task is done after all, goes on where it is, or waits its turn."""
         values = task.values()
+        if worker is not None and task.function.actor is not None and task.status != PENDING:
+            self.scheduler.actors.forget_value(task)  # It was alive once, and is being made again there.
+            task.status = PENDING
         if values and all(record.status != PENDING for record in values):
             task.state = DONE
             if row_names(task.row):
