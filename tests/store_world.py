@@ -139,7 +139,7 @@ class World:
             process.answers[message.token] = message
             if isinstance(message, m.Granted):
                 assert self.memory.around(message.offset, message.size) is not None
-                if request.exact:
+                if not request.wish:
                     assert message.size == footprint(request.size)
                     process.exact[message.token] = message
                 else:
@@ -204,9 +204,10 @@ class World:
 
     # -- what processes and the scheduler do --
 
-    def reserve(self, process: Process, size: int, exact: bool = True, patience: float = 5.0) -> int:
+    def reserve(self, process: Process, size: int, exact: bool = True, patience: float = 5.0, wish: int = 1) -> int:
+        """Ask for room: for one object, or for ``wish`` usual grants' worth in one."""
         self.token += 1
-        process.waiting[self.token] = m.Reserve(self.token, size, exact, patience)
+        process.waiting[self.token] = m.Reserve(self.token, size, 0 if exact else wish * self.config.grant_bytes, patience)
         self.say(CLIENT + process.incarnation, process.waiting[self.token])
         return self.token
 
@@ -224,7 +225,9 @@ class World:
 
     def seal(self, process: Process, identifier: bytes, offset: int, size: int, rebuildable: bool = False) -> None:
         self.write(offset, identifier, size)
-        process.grants.finished(offset)
+        full = process.grants.finished(offset)
+        if full is not None:
+            self.say(CLIENT + process.incarnation, m.ReturnGrant(*full))
         self.values[identifier] = size
         self.referenced.add(identifier)
         if rebuildable:

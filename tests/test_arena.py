@@ -319,7 +319,7 @@ WRITING = """
 
 
 def granted(shell: Shell, token: int, size: int) -> m.Granted:
-    shell.say(CLIENT + WRITER, m.Reserve(token, size, True, 1.0))
+    shell.say(CLIENT + WRITER, m.Reserve(token, size, 0, 1.0))
     answer = shell.sent.pop().message
     assert isinstance(answer, m.Granted)
     return answer

@@ -183,23 +183,100 @@ def test_who_uses_up_one_grant_after_the_other_gets_the_next_before_the_last_is_
     grant = client.config.grant_bytes
     client.room.grants.add(0, grant)
     first = fill(client, 2**20)
-    assert len(first) == 7, "a first grant is used up: who knows whether there will be a second"
-    assert said(client) == []
-    client.room.grants.add(grant, grant)
-    assert len(fill(client, 2**20)) == 1, "asked for as soon as the next one is begun"
-    returned, request = said(client)
-    assert returned == m.ReturnGrant(0, first[-1] + 2**20)
-    assert request == m.Reserve(client.room.ahead, 2**20, False, request.patience)
-    hear(client, m.Granted(client.room.ahead, 2 * grant, grant))
+    assert len(first) == 4, "half of a first grant"
+    (request,) = said(client)
+    assert request == m.Reserve(client.room.ahead, 2**20, grant, request.patience)
+    hear(client, m.Granted(client.room.ahead, grant, grant))
     assert not client.room.ahead
     assert not client.room.answers
-    assert len(fill(client, 2**20)) == 1, "one grant to fill, and one that may take as long to come"
-    assert said(client) == [m.Reserve(client.room.ahead, 2**20, False, request.patience)]
+    first += fill(client, 2**20)
+    assert len(first) == 8, "the first is used up, and one of the second"
+    returned, request = said(client)
+    assert returned == m.ReturnGrant(0, first[-2] + 2**20)
+    assert request == m.Reserve(client.room.ahead, 2**20, 2 * grant, request.patience)
+    hear(client, m.Granted(client.room.ahead, 2 * grant, grant))
+    assert len(fill(client, 2**20)) == 1, "from here on, two grants' worth are left when the next one is asked for"
+    assert said(client) == [m.Reserve(client.room.ahead, 2**20, 4 * grant, request.patience)]
     offsets = [client.room.allocate(2**20) or 0 for _ in range(5 + 7)]
     assert offsets == [
         *range(grant + 64 + 2 * (2**20 + 64), 2 * grant - 2**20, 2**20 + 64),
         *range(2 * grant + 64, 3 * grant - 2**20, 2**20 + 64),
     ]
+
+
+def test_a_grant_that_is_full_goes_back_at_once(client: Client) -> None:
+    size = 2**20
+    client.room.grants.add(0, 2 * (size + 64))
+    first, second = client.room.allocate(size), client.room.grants.allocate(size)
+    said(client)
+    assert first is not None
+    assert second is not None
+    client.room.finished(second)
+    assert said(client) == [], "the first is still being written"
+    client.room.finished(first)
+    assert said(client) == [m.ReturnGrant(0, 2 * (size + 64))]
+    assert client.room.rows() == ()
+
+
+def write_much(client: Client) -> int:
+    """Write values one after the other, each grant behind the last, until wishes grow no more: where the last one begins."""
+    grant = client.config.grant_bytes
+    begin, end = 0, grant
+    wishes: list[int] = []
+    client.room.grants.add(begin, grant)
+    while wishes[-2:] != [8 * grant] * 2:
+        fill(client, 2**20)
+        wishes.append(client.room.requests[client.room.ahead].wish)
+        begin, end = end, end + wishes[-1]
+        hear(client, m.Granted(client.room.ahead, begin, wishes[-1]))
+    assert wishes == [grant, 2 * grant, 4 * grant, 8 * grant, 8 * grant]
+    said(client)
+    return begin
+
+
+def test_who_writes_much_wishes_for_larger_grants_and_lets_larger_values_share_them(client: Client) -> None:
+    large = 4 * client.config.grant_bytes - 64
+    assert not client.room.shares(large)
+    write_much(client)
+    assert client.room.shares(large)
+    assert not client.room.shares(large + 1)
+
+
+def test_the_first_large_value_has_room_of_its_own_and_the_next_ones_share(client: Client) -> None:
+    grant = client.config.grant_bytes
+    assert not client.room.shares(2 * grant)
+    client.room.reserve(2 * grant, True, 9.0)
+    assert said(client)[0].wish == 0
+    assert client.room.shares(2 * grant)
+    assert not client.room.shares(2 * grant + 1)
+
+
+def test_who_writes_no_more_gives_back_what_it_has_too_much(client: Client) -> None:
+    last = write_much(client)
+    client.room.rest()
+    assert said(client) == [], "it may have written just now"
+    offset = client.room.allocate(2**20)
+    assert offset is not None
+    client.room.rest()
+    said(client)
+    client.room.rest()
+    assert last in {row.offset for row in said(client)}
+    assert sum(size for _, size, used in client.room.rows() if not used) <= 8 * client.config.grant_bytes
+    assert not client.room.shares(2 * client.config.grant_bytes)
+    client.room.rest()
+    assert said(client) == []
+
+
+@pytest.mark.parametrize("pressure", ["recalled", "refused"])
+def test_wishes_are_small_again_when_room_is_short(client: Client, pressure: str) -> None:
+    write_much(client)
+    if pressure == "recalled":
+        hear(client, m.RecallGrant(-1))
+    else:
+        hear(client, m.NoSpace(client.room.reserve(2**20, False, 9.0), "full", "no room"))
+    said(client)
+    client.room.reserve(2**20, False, 9.0)
+    assert said(client)[0].wish == client.config.grant_bytes
 
 
 def test_room_asked_for_ahead_may_be_refused_and_forsaken_and_outlives_the_daemon(client: Client) -> None:
@@ -256,7 +333,7 @@ def test_a_cancel_and_a_request_for_room_and_a_goodbye_outlive_the_daemon_that_h
     client.say(m.Goodbye())
     said(client)
     found = again(client)
-    assert found[m.Reserve] == [m.Reserve(token, 1000, True, 9.0)]
+    assert found[m.Reserve] == [m.Reserve(token, 1000, 0, 9.0)]
     assert m.Cancel in found
     assert m.Goodbye in found
     hear(client, m.Results(((task, m.FAILED, (b"cancelled",)),)))

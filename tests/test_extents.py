@@ -190,14 +190,14 @@ def test_of_several_grants_only_the_roomiest_is_kept() -> None:
     assert [start >> 20 for start, _ in grants.idle()] == [3]
 
 
-def test_a_full_grant_is_spent_and_an_abandoned_object_leaves_room_for_another() -> None:
+def test_a_full_grant_goes_back_with_its_last_object_and_an_abandoned_object_leaves_room_for_another() -> None:
     grants = Grants()
     grants.add(0, 256)
     first, second = grants.allocate(64), grants.allocate(64)
     assert (first, second) == (64, 192)
     grants.abandon(64)
-    grants.finished(192)
+    assert grants.finished(192) is None, "the first left a gap"
     assert grants.allocate(64) == 64
     assert grants.spent(1 << 20) == []
-    grants.finished(64)
-    assert grants.spent(1 << 20) == [(0, 256)]
+    assert grants.finished(64) == (0, 256)
+    assert len(grants) == 0

@@ -61,6 +61,19 @@ def test_an_object_larger_than_the_store_is_refused_by_name_and_size(small: Any)
     assert zf.get(check.remote(zf.put(block(2)), 2), timeout=PATIENCE)
 
 
+def test_a_program_that_wrote_much_gives_back_the_room_it_wished_for(cluster: Any) -> None:
+    cluster(object_store_memory=2**30)
+    array = block(1, 1)
+    written = 0
+    while query("status")["store"]["granted"] < 40 * MIB:
+        refs = [zf.put(array) for _ in range(50)]
+        written += len(refs)
+        assert written < 10_000
+    eventually(lambda: query("status")["store"]["granted"] <= 8 * MIB, "large grants are given back")
+    assert zf.get(check.remote(refs[0], 1), timeout=PATIENCE)
+    assert zf.get(check.remote(zf.put(array), 1), timeout=PATIENCE)
+
+
 def test_a_full_store_spills_to_disk_and_reads_back_what_was_written(small: Any) -> None:
     small(put_patience=PATIENCE)
     refs = [zf.put(block(number)) if number % 2 else make.remote(number) for number in range(60)]

@@ -68,6 +68,58 @@ def test_grants_become_smaller_when_an_eighth_of_the_arena_lies_in_them() -> Non
     assert world.store.statistics()["granted"] <= 64 * PIECE // 8 + 12 * footprint(1000)
 
 
+def test_a_larger_grant_is_given_to_who_wishes_for_it_if_as_much_is_ready() -> None:
+    world = World(400)
+    process = world.process(0)
+    world.complete_all()
+    small = world.reserve(process, 1000, exact=False, wish=8)
+    world.turn()
+    assert process.answers[small].size == world.config.grant_bytes, "there is no more ready, and nobody waits for more"
+    world.put_now(process, 1, 40 * PIECE)
+    world.free(1)
+    world.settle()
+    large = world.reserve(process, 1000, exact=False, wish=8)
+    much = world.reserve(process, 1000, exact=False, wish=80)
+    world.turn()
+    assert process.answers[large].size == 8 * world.config.grant_bytes
+    assert process.answers[much].size <= 8 * world.config.grant_bytes
+
+
+def test_who_waits_gets_what_is_being_made_ready_already() -> None:
+    world = World(256)
+    under_way = {effect.offset for effect in world.pending}
+    writers = [world.process(number) for number in range(len(under_way))]
+    tokens = [world.reserve(writer, 1000, exact=False, patience=50.0) for writer in writers]
+    world.turn()
+    for count in range(1, len(under_way) + 1):
+        world.complete()
+        world.turn()
+        answers = [writer.answers[token] for writer, token in zip(writers, tokens, strict=True) if token in writer.answers]
+        assert len(answers) == count
+        assert {answer.offset for answer in answers} <= under_way
+    world.check()
+
+
+def test_what_is_made_ready_ahead_grows_while_somebody_has_to_wait() -> None:
+    world = World(512)
+    grants = [sum(effect.size for effect in world.pending) // world.config.grant_bytes]
+    for number in range(6):
+        world.reserve(world.process(number), 1000, exact=False, patience=50.0)
+        world.turn()
+        grants.append(sum(effect.size for effect in world.pending) // world.config.grant_bytes)
+    assert grants[0] == 2
+    assert grants == sorted(grants)
+    assert 8 + 3 <= grants[-1] <= 8 + 6, "eight for those to come, and one for each who waits, as far as they fit together"
+
+
+def test_what_is_made_ready_ahead_grows_with_what_is_wished_for_before_anybody_has_to_wait() -> None:
+    world = World(512)
+    world.complete_all()
+    world.reserve(world.process(0), 1000, exact=False, wish=4)
+    world.turn()
+    assert sum(effect.size for effect in world.pending) >= 6 * world.config.grant_bytes
+
+
 def test_larger_than_the_store_is_refused_at_once_by_size() -> None:
     world = World(4)
     world.reserve(world.process(0), 4 * PIECE, patience=100.0)
@@ -92,6 +144,22 @@ def test_freed_room_goes_back_warm_to_who_wrote_it() -> None:
         world.turn()
         assert world.process(number).answers[token].offset == places[number] - HEADER_BYTES
     assert world.pending == []
+
+
+def test_room_that_somebody_wrote_is_given_back_to_it_in_parts_too() -> None:
+    world = World(64)
+    world.put_now(world.process(1), 1, 6 * PIECE - HEADER_BYTES)
+    world.put_now(world.process(3), 3, 3 * PIECE - HEADER_BYTES)
+    world.put_now(world.process(2), 2, 2 * PIECE - HEADER_BYTES)
+    world.put_now(world.process(3), 4, 3 * PIECE - HEADER_BYTES)
+    written = next(offset for offset, (found, _) in world.contents.items() if found == object_id(1)) - HEADER_BYTES
+    world.free(1)
+    world.free(2)
+    world.settle()
+    for part in range(3):
+        token = world.reserve(world.process(1), 2 * PIECE - HEADER_BYTES)
+        world.turn()
+        assert world.process(1).answers[token].offset == written + part * 2 * PIECE
 
 
 def test_free_memory_goes_back_to_the_system_after_a_while_without_demand() -> None:
@@ -450,7 +518,7 @@ def test_a_dead_writers_grants_are_freed_and_what_it_sealed_stays() -> None:
     statistics = world.store.statistics()
     assert (statistics["granted"], statistics["grants"], statistics["waiting"]) == (0, 0, 0)
     assert object_id(1) in reader.places
-    world.say(CLIENT + writer.incarnation, m.Reserve(pending + 1, 1000, True, 9.0))
+    world.say(CLIENT + writer.incarnation, m.Reserve(pending + 1, 1000, 0, 9.0))
     world.settle()
     assert world.store.statistics()["grants"] == 0
     world.say(SCHEDULER, m.Sealed(((object_id(2), 3 * PIECE, 1000, writer.incarnation, False),)))
@@ -488,9 +556,9 @@ def test_a_second_copy_of_an_object_is_dropped() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     world = World(4)
     with pytest.raises(Refusal):
-        world.say(CLIENT + process_id(0), m.Reserve(1, -1, True, 1.0))
+        world.say(CLIENT + process_id(0), m.Reserve(1, -1, 0, 1.0))
     with pytest.raises(Refusal):
-        world.say(CLIENT + process_id(0), m.Reserve(1, 1, True, float("nan")))
+        world.say(CLIENT + process_id(0), m.Reserve(1, 1, 0, float("nan")))
     with pytest.raises(Refusal):
         world.say(SCHEDULER, m.Stop())
     with pytest.raises(Refusal):
@@ -578,9 +646,9 @@ class AnyOrder(RuleBasedStateMachine):
         known = sorted(self.world.referenced)
         return int.from_bytes(known[number % len(known)], "big") if known else None
 
-    @rule(number=PROCESSES, size=SIZES, exact=st.booleans(), patience=st.sampled_from([0.0, 1.0, 20.0]))
-    def reserve(self, number: int, size: int, exact: bool, patience: float) -> None:
-        self.world.reserve(self.process(number), size, exact, patience)
+    @rule(number=PROCESSES, size=SIZES, exact=st.booleans(), patience=st.sampled_from([0.0, 1.0, 20.0]), wish=st.sampled_from([1, 8]))
+    def reserve(self, number: int, size: int, exact: bool, patience: float, wish: int) -> None:
+        self.world.reserve(self.process(number), size, exact, patience, wish)
         self.world.turn()
 
     @rule(number=PROCESSES, size=SIZES, rebuildable=st.booleans())

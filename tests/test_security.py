@@ -180,7 +180,7 @@ def garbage(mark: str) -> list[bytes]:
         encode(3, 0, [(b"L", b"W", m.Completed(((b"x" * 16, 0, 0, (bomb,)),), (), (), b""))]),
         encode(4, 0, [(b"Z", b"C", m.Ready())]),
         encode(5, 0, [(b"W", b"L", m.Dispatch((), (), False))]),
-        encode(6, 0, [(b"O", b"C", m.Reserve(1, -5, True, 1.0))]),
+        encode(6, 0, [(b"O", b"C", m.Reserve(1, -5, 0, 1.0))]),
         encode(7, 0, [(b"O", b"C", m.Unspilled(b"x" * 20, ""))]),
         encode(8, 0, [(b"S", b"C", m.Scan(1, "no such table", b"", b"", 10))]),
         encode(9, 0, [(b"X", b"C", m.ProcessDied(1, 0, 9, 0, ""))]),

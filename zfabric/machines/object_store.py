@@ -106,13 +106,13 @@ class ObjectStore:
 
     def on_reserve(self, now: float, source: Address, message: m.Reserve) -> None:
         """A process wants room to write."""
-        if message.size < 0 or not message.patience >= 0:
-            raise Refusal(f"a reservation of {message.size} bytes within {message.patience} seconds")
+        if message.size < 0 or message.wish < 0 or not message.patience >= 0:
+            raise Refusal(f"a reservation of {message.size} bytes, or {message.wish}, within {message.patience} seconds")
         process = source[1:]
         known = [waiter for waiter in self._tables.waiters() if waiter.process == process and waiter.token == message.token]
         if process in self._tables.gone or known:
             return
-        waiter = Waiter(message.size, now + message.patience, message.exact)
+        waiter = Waiter(message.size, now + message.patience, message.wish)
         waiter.process, waiter.token = process, message.token
         capacity = self._tables.capacity
         if waiter.need > capacity:

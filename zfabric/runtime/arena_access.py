@@ -36,7 +36,7 @@ class ArenaAccess:
 
     def _room_for(self, size: int) -> int:
         connection, room = self._connection, self._connection.machine.room
-        exact = size > connection.config.grant_bytes // 2
+        exact = not room.shares(size)
         deadline = clock() + connection.config.put_patience
         if room.ahead:
             connection.look()  # It may have come; then the one after it is asked for now, and not when this one is used up.

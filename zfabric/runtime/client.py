@@ -179,7 +179,7 @@ class FabricClient(Connection):
             with self.lock:
                 self.machine.put(identifier, place, value.contained, durable)
                 self.machine.room.finished(place[0])
-                if place[1] > self.config.grant_bytes // 2 or self.machine.unsent >= self.config.batch_rows:
+                if not self.machine.room.shares(place[1]) or self.machine.unsent >= self.config.batch_rows:
                     self.flush()
                 elif not self._armed:
                     self._arm_flusher()

@@ -363,6 +363,7 @@ class Connection:
                 self._wake()
         with self.lock:
             if not self.closed:
+                self.machine.room.rest()
                 self.flush()
                 self.post.tick(clock())
 

@@ -83,6 +83,7 @@ class Process:
         self.inbox: deque[tuple[bytes, bytes]] = deque()
         self._awake_at = float("inf")
         self._house_at = 0.0
+        self._rest_at = 0.0
         world.network.attach(incarnation, self._receive)
 
     # -- life --
@@ -231,7 +232,10 @@ class Process:
             self.wake(min(deadlines))
 
     def send_late(self) -> None:
-        """Rows do not wait unsent while user code computes: the flusher thread sends them."""
+        """Rows do not wait unsent while user code computes: the flusher thread sends them. Now and then it gives back unused room."""
+        if self.world.now >= self._rest_at:
+            self._rest_at = self.world.now + HOUSE_EVERY
+            self.machine.room.rest()
         self.flush()
 
     def _unsent_deadline(self) -> float | None:
@@ -480,7 +484,7 @@ class Process:
 
     def _room(self, frame: Frame, size: int) -> None:
         room = self.machine.room
-        exact = size > self.config.grant_bytes // 2
+        exact = not room.shares(size)
         ahead = 0
         if not exact:
             offset = room.allocate(size)

@@ -84,11 +84,12 @@ class Grants:
         return None
 
     def nearly_spent(self, size: int, least: int) -> bool:
-        """Whether it is time to ask for the next grant: this process has used one up before, and has less than ``least`` bytes left."""
-        if not self._used_up:
-            return False
+        """Whether it is time to ask for the next grant: less than ``least`` bytes are left, or, before one was used up, less than half."""
         need = footprint(size)
-        return sum(rest for grant in self._grants.values() if not grant.exact and (rest := grant.size - grant.used) >= need) < least
+        shared = [grant for grant in self._grants.values() if not grant.exact]
+        if not self._used_up:
+            least = min(least, sum(grant.size for grant in shared) // 2)
+        return sum(rest for grant in shared if (rest := grant.size - grant.used) >= need) < least
 
     def _holding(self, start: int) -> Grant:
         for grant in self._grants.values():
@@ -96,13 +97,20 @@ class Grants:
                 return grant
         raise KeyError(f"nothing is being written at {start + HEADER_BYTES}")
 
-    def finished(self, offset: int) -> None:
-        """The object with its payload at ``offset`` is sealed and on its way to the store, which closes an exact grant by itself."""
+    def finished(self, offset: int) -> tuple[int, int] | None:
+        """The object with its payload at ``offset`` is sealed and on its way to the store, which closes an exact grant by itself.
+
+        (offset, used) to return to the store if that fills its grant.
+        """
         start = offset - HEADER_BYTES
         grant = self._holding(start)
         del grant.writing[start]
         if grant.exact:
             del self._grants[grant.offset]
+        elif grant.used == grant.size and not grant.writing and not grant.gaps:
+            self._used_up = True
+            return self._drop(grant)
+        return None
 
     def abandon(self, offset: int) -> tuple[int, int] | None:
         """The object at ``offset`` will not be written. (offset, used) to return to the store if that ends its grant."""
@@ -122,15 +130,24 @@ class Grants:
         """
         need = footprint(size)
         shared = sorted((grant for grant in self._grants.values() if not grant.exact), key=lambda grant: grant.used - grant.size)
-        self._used_up = self._used_up or bool(shared)
         full = [grant for grant in shared if grant.size - grant.used < need]
+        self._used_up = self._used_up or bool(full)
         if full and len(full) == len(shared) and full[0].size - full[0].used >= LEAST_ROOM:
             del full[0]
         return [self._drop(grant) for grant in full if not grant.writing]
 
-    def idle(self) -> list[tuple[int, int]]:
-        """All grants that nothing is being written in, to return: (offset, used) each. They are no longer held."""
-        return [self._drop(grant) for grant in list(self._grants.values()) if not grant.writing]
+    def idle(self, keep: int = 0) -> list[tuple[int, int]]:
+        """Grants that nothing is being written in, to return: (offset, used) each. They are no longer held.
+
+        Those with the least left are kept, as long as that is ``keep`` bytes together at most.
+        """
+        returned = []
+        for grant in sorted(self._grants.values(), key=lambda grant: grant.size - grant.used):
+            if not grant.writing:
+                keep -= grant.size - grant.used
+                if keep < 0 or grant.used == grant.size:
+                    returned.append(self._drop(grant))
+        return returned
 
     def give_back(self, offset: int) -> tuple[int, int] | None:
         """Answer to ``RecallGrant``: (offset, used) to return, or None if it is in use or not ours."""

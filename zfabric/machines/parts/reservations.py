@@ -1,7 +1,9 @@
 """The client's side of room in the arena: what was asked of the object store, what it answered, and the grants that came of it.
 
 Room for one large object is reserved exactly; smaller ones share grants. A process that uses up one grant after the other asks for the
-next while it writes into the last (``ahead``), so that a put waits for no round trip. Not thread-safe: the client's lock is held.
+next while it writes into the last (``ahead``), so that a put waits for no round trip, and wishes for larger and larger ones (``wish``):
+the more a grant holds, the longer its successor may take to come, and the larger may be what shares it. When it writes no more, it
+gives back what it has too much (``rest``). Not thread-safe: the client's lock is held.
 """
 
 from __future__ import annotations
@@ -9,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from zfabric.config import Config
+from zfabric.machines.parts.extents import footprint
 from zfabric.machines.parts.grants import Grants
 from zfabric.protocol import messages as m
 
 AHEAD_GRANTS = 2
 """Grants' worth of room that a process has which uses up one after the other: a new one may take as long to come as one to fill."""
+WISH_MOST = 8
+"""Usual grants' worth that a process wishes for in one grant at most: several milliseconds of copying, and some more round trips."""
 AHEAD_PATIENCE = 1.0
 """Seconds that a request for a grant may wait which nobody waits for yet."""
 
@@ -29,23 +34,33 @@ class Reservations:
         """Answers that nobody has taken yet."""
         self.ahead = 0
         """The request for the next grant, made before the last one is used up; 0 if there is none."""
+        self.wish = config.grant_bytes
+        """How large the next grant is liked best: twice as large as the one before."""
+        self._rested = False
         self._grant_bytes = config.grant_bytes
         self._token = token
         self._tell = tell
 
     # -- asking --
 
+    def shares(self, size: int) -> bool:
+        """Whether an object of ``size`` bytes is to share a grant with others, rather than have room of its own."""
+        return footprint(size) <= self.wish // 2
+
     def reserve(self, size: int, exact: bool, patience: float) -> int:
         """Ask for room; the answer comes under the token."""
         token = self._token()
-        request = self.requests[token] = m.Reserve(token, size, exact, patience)
+        request = self.requests[token] = m.Reserve(token, size, 0 if exact else self.wish, patience)
         self._tell(request)
+        self.wish = min(2 * max(self.wish, footprint(size)), WISH_MOST * self._grant_bytes)
         return token
 
     def allocate(self, size: int) -> int | None:
         """The payload offset of a new object in a grant, or None: a grant must be reserved first, or has been (``ahead``)."""
+        self._rested = False
         offset = self.grants.allocate(size)
-        if not self.ahead and (offset is None or self.grants.nearly_spent(size, AHEAD_GRANTS * self._grant_bytes)):
+        least = max(AHEAD_GRANTS * self._grant_bytes, self.wish // 2)
+        if not self.ahead and (offset is None or self.grants.nearly_spent(size, least)):
             for row in self.grants.spent(size):
                 self._tell(m.ReturnGrant(*row))
             if offset is not None:
@@ -73,7 +88,9 @@ class Reservations:
 
     def finished(self, offset: int) -> None:
         """The object with its payload at ``offset`` is sealed, and its place is in a message on its way."""
-        self.grants.finished(offset)
+        row = self.grants.finished(offset)
+        if row is not None:
+            self._tell(m.ReturnGrant(*row))
 
     def abandon(self, offset: int) -> None:
         """The object at ``offset`` will not be written."""
@@ -97,16 +114,26 @@ class Reservations:
         """No room."""
         if self.requests.pop(message.token, None) is None:
             return
+        self.wish = self._grant_bytes
         if message.token == self.ahead:
             self.ahead = 0  # Whoever needs the room asks again, with more patience.
         else:
             self.answers[message.token] = message
 
     def recalled(self, offset: int) -> None:
-        """The store wants an idle grant back."""
+        """The store wants an idle grant back: room is short."""
+        self.wish = self._grant_bytes
         row = self.grants.give_back(offset)
         if row is not None:
             self._tell(m.ReturnGrant(*row))
+
+    def rest(self) -> None:
+        """Called now and then: if nothing was written since the last time, what is too much is given back, and wishes are small again."""
+        if self._rested and self.wish > self._grant_bytes:
+            self.wish = self._grant_bytes
+            for row in self.grants.idle(self._grant_bytes):
+                self._tell(m.ReturnGrant(*row))
+        self._rested = True
 
     # -- after a restart of the daemon --
 

@@ -6,8 +6,8 @@ on disk is current are dropped, rebuildable ones too, others are copied to disk 
 readers are asked for pins they no longer need. A reservation waits for its own patience, a restore for ``put_patience``.
 
 Room is ready before it is given. A few grants' worth are made ready ahead of demand; once somebody had to wait for more, so
-much is made ready ahead too, while he writes into the first. Freed room stays ready for the next, up to a bound at once and down
-to those few grants after a while without demand.
+much is made ready ahead too, while he writes into the first; and whoever waits gets what is being made ready already. Freed room
+stays ready for the next, up to a bound at once and down to those few grants after a while without demand.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from zfabric.protocol.ids import CLIENT
 
 MiB = 2**20
 
+GRANTS_MOST = 8
+"""Usual grants' worth that are given in one at most, to a process that wishes for as much."""
 IDLE_GRANT_SHARE = 8
 """At most one part in this many of the arena lies in grants that nothing is written in yet."""
 WARM_SHARE = 2
@@ -34,7 +36,7 @@ COOL_AFTER = 10.0
 READY_AHEAD_GRANTS = 2
 """Grants' worth of room kept ready ahead of demand: one to give while the next is made."""
 READY_AHEAD_MOST = 8
-"""The same while grants are used up faster than room is made ready: somebody had to wait for one."""
+"""The same at most, while large grants are wished for, or grants are used up faster than room is made ready and somebody had to wait."""
 MAKE_READY_BYTES = 32 * MiB
 """Most bytes made ready in one effect, so that others come in between."""
 SPILL_AHEAD_BYTES = 64 * MiB
@@ -127,29 +129,50 @@ class Room:
     def _place(self, now: float, waiter: Waiter) -> bool:
         """Give the waiter room, or take room that will be its own once it is ready."""
         self.cool_at = now + COOL_AFTER
-        for size in dict.fromkeys((self._grant_size(waiter), waiter.need)):
+        self._hurry(READY_AHEAD_GRANTS * waiter.wish)
+        usual = self._grant_size(waiter, self.grant_bytes)
+        for size in dict.fromkeys((self._grant_size(waiter, GRANTS_MOST * self.grant_bytes), usual, waiter.need)):
             start = self.tables.take_ready(waiter.process, size)
             if start is not None:
                 self._give(waiter, start, size)
                 return True
-            taken = self.tables.space.take_cold(size) if now >= self.memory_again else None
-            if taken is not None:
+            if size > usual:
+                continue  # More than usual is given only where nobody has to wait for it.
+            if self._adopt(waiter, size) or (now >= self.memory_again and self._warm_up(waiter, size)):
                 self.demand = max(self.demand, size)
                 if not waiter.exact:
-                    self.ahead = self._ahead(READY_AHEAD_MOST)
-                self._prepare(taken, waiter)
+                    self._hurry(2 * self.ahead)
                 return True
         taken = self.tables.space.take_mixed(waiter.need) if now >= self.memory_again else None
         if taken is not None:
             self._prepare(taken, waiter)
         return taken is not None
 
-    def _grant_size(self, waiter: Waiter) -> int:
+    def _hurry(self, ahead: int) -> None:
+        """Keep this much ready ahead from now on, if it is more than was, and not too much."""
+        self.ahead = max(self.ahead, min(ahead, self._ahead(READY_AHEAD_MOST)))
+
+    def _adopt(self, waiter: Waiter, size: int) -> bool:
+        """Let the waiter have what is being made ready ahead of demand: what is made ready for him alone comes behind all that."""
+        for preparation in self.tables.preparing.values():
+            if preparation.waiter is None and preparation.taken.size >= size and not preparation.failed:
+                preparation.waiter = waiter
+                return True
+        return False
+
+    def _warm_up(self, waiter: Waiter, size: int) -> bool:
+        """Have cold room made ready for the waiter, if there is any."""
+        taken = self.tables.space.take_cold(size)
+        if taken is not None:
+            self._prepare(taken, waiter)
+        return taken is not None
+
+    def _grant_size(self, waiter: Waiter, most: int) -> int:
         """What the waiter gets at best: exactly what it needs, or a grant, smaller the more room lies in grants already."""
         if waiter.exact:
             return waiter.need
         left = self.tables.capacity // IDLE_GRANT_SHARE - self.tables.in_grants()
-        return max(waiter.need, min(self.grant_bytes, left // 2) // PIECE * PIECE)
+        return max(waiter.need, min(waiter.wish, most, left // 2) // PIECE * PIECE)
 
     def _give(self, waiter: Waiter, start: int, size: int) -> None:
         """The waiter's room is ready and its own."""
@@ -202,39 +225,51 @@ class Room:
 
     def _prepared(self, preparation: Preparation) -> None:
         taken, waiter, space = preparation.taken, preparation.waiter, self.tables.space
-        for start, size in taken.ready:
-            space.free(start, size)
-        for start, size in preparation.failed:
-            self.tables.effects.append(e.Punch(start, size))
-            space.freeze(start, size)
+        for begin, size in taken.ready:
+            space.free(begin, size)
+        for begin, size in preparation.failed:
+            self.tables.effects.append(e.Punch(begin, size))
+            space.freeze(begin, size)
         if not preparation.failed:
             self.tables.memory_error = ""
         if waiter is None or waiter.cancelled:
             return
-        if preparation.failed or not space.take_at(taken.start, taken.size):
+        size = self._portion(preparation)
+        # Not where it was made ready, of necessity: what is left of others beside it may be joined to it by now, and is filled first.
+        start = None if preparation.failed else self.tables.take_ready(waiter.process, size)
+        if start is None:
             self.enqueue(waiter, front=True)
         else:
-            self._give(waiter, taken.start, taken.size)
+            self._give(waiter, start, size)
+
+    def _portion(self, preparation: Preparation) -> int:
+        """What its waiter gets of what is being made ready; the rest is ready for others."""
+        waiter = preparation.waiter
+        if waiter is None or waiter.cancelled:
+            return 0
+        return min(preparation.taken.size, self._grant_size(waiter, GRANTS_MOST * self.grant_bytes))
 
     def _make_ready_ahead(self, now: float) -> None:
         """Keep a little ready before anybody asks."""
         if self.tables.queue or now < self.memory_again:
             return
         most = self.tables.capacity // IDLE_GRANT_SHARE
-        self._keep_ready(min(self.grant_bytes, self.ahead) // PIECE * PIECE or PIECE, self.ahead)
+        least = min(self.grant_bytes, self.ahead) // PIECE * PIECE or PIECE
+        self._keep_ready(least, self.ahead, max(least, self.ahead // READY_AHEAD_GRANTS // PIECE * PIECE))
         if min(self.grant_bytes, most) < self.demand <= most:
-            self._keep_ready(self.demand, self.demand)
+            self._keep_ready(self.demand, self.demand, self.demand)
 
-    def _keep_ready(self, size: int, total: int) -> None:
-        """Have ``total`` bytes ready or coming, in pieces of at least ``size``."""
-        ready = self.tables.space.ready
-        coming = sum(p.taken.size for p in set(self.tables.preparing.values()) if p.waiter is None and p.taken.size >= size)
-        most = self.tables.capacity // WARM_SHARE - ready.total  # More would be cooled again at once.
-        while ready.total_from(size) + coming < total and coming + size <= most:
-            taken = self.tables.space.take_cold(size)
+    def _keep_ready(self, size: int, total: int, step: int) -> None:
+        """Have ``total`` bytes ready or coming, in pieces of at least ``size``; ``step`` are made ready together if there are as many."""
+        space = self.tables.space
+        rests = [preparation.taken.size - self._portion(preparation) for preparation in set(self.tables.preparing.values())]
+        coming = sum(rest for rest in rests if rest >= size)
+        most = self.tables.capacity // WARM_SHARE - space.ready.total  # More would be cooled again at once.
+        while space.ready.total_from(size) + coming < total and coming + size <= most:
+            taken = (space.take_cold(step) if coming + step <= most else None) or space.take_cold(size)
             if taken is None:
                 return
-            coming += size
+            coming += taken.size
             self._prepare(taken, None)
 
     def _cool(self, now: float) -> None:

@@ -74,18 +74,23 @@ class Grant:
 class Waiter:
     """Someone in the queue for ``need`` bytes: a process for a grant (``entry`` None), or an object."""
 
-    __slots__ = ("cancelled", "deadline", "entry", "exact", "need", "process", "queued", "size", "token")
+    __slots__ = ("cancelled", "deadline", "entry", "need", "process", "queued", "size", "token", "wish")
 
-    def __init__(self, size: int, deadline: float, exact: bool = True, entry: Entry | None = None) -> None:
+    def __init__(self, size: int, deadline: float, wish: int = 0, entry: Entry | None = None) -> None:
         self.size = size
         self.need = footprint(size)
         self.deadline = deadline
-        self.exact = exact
+        self.wish = wish
         self.entry = entry
         self.process = b""
         self.token = 0
         self.queued = False
         self.cancelled = False
+
+    @property
+    def exact(self) -> bool:
+        """Whether it wants room for one object and nothing besides."""
+        return not self.wish
 
 
 class Preparation:
@@ -218,7 +223,11 @@ class StoreTables:
         hints = self.hints.get(process, ())
         for start, length in tuple(hints):
             if length >= size and self.space.take_at(start, size):
-                self.hints[process].remove((start, length))
+                at = self.hints[process].index((start, length))
+                if length > size:
+                    self.hints[process][at] = (start + size, length - size)
+                else:
+                    del self.hints[process][at]
                 return start
         return self.space.take_ready(size)
 

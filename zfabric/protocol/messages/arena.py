@@ -8,14 +8,14 @@ from zfabric.protocol.messages.rows import Ids, Rows
 
 
 class Reserve(NamedTuple):
-    """client -> object store. Room for an object of ``size`` bytes; wait up to ``patience`` seconds for it.
+    """client -> object store. Room for an object of ``size`` bytes; wait up to ``patience`` seconds for it. The store adds the header.
 
-    ``exact`` asks for that one object's room rather than a range to bump-allocate in. The store adds the header.
+    ``wish`` is how large a range to bump-allocate in is liked best; 0 asks for that one object's room and nothing besides.
     """
 
     token: int
     size: int
-    exact: bool
+    wish: int
     patience: float
 
 
