@@ -219,22 +219,33 @@ class HugePages:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked = 0
         self.seconds = 0.0
-        self.now = 0.0
+        """Processor time for each call."""
+        self.waiting = 0.0
+        """Time besides, for each call."""
+        self.now = self.worked = 0.0
         real = arena_module._libc.madvise
         monkeypatch.setattr(arena_module.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(arena_module.time, "thread_time", lambda: self.worked)
 
         def madvise(address: int, size: int, advice: int) -> int:
             if advice == arena_module._MADV_COLLAPSE:
                 self.asked += 1
-                self.now += self.seconds
+                self.worked += self.seconds
+                self.now += self.seconds + self.waiting
             return int(real(address, size, advice))
 
         monkeypatch.setattr(arena_module._libc, "madvise", madvise)
 
+    def asked_for(self, arena: Arena) -> int:
+        """How often they are asked for while three pieces are made ready."""
+        before = self.asked
+        assert arena.make_ready(data_start(SIZE), 3 * PIECE) == ""
+        return self.asked - before
 
-def test_pages_are_huge_for_as_long_as_they_come_fast(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+
+def test_pages_are_huge_for_as_long_as_they_come_fast_however_busy_the_machine_is(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
     pages = HugePages(monkeypatch)
-    pages.seconds = PIECE / 2**40
+    pages.seconds, pages.waiting = PIECE / 2**40, 0.2
     for count in range(1, 8):
         assert arena.make_ready(data_start(SIZE), PIECE) == ""
         assert pages.asked == count
@@ -242,19 +253,24 @@ def test_pages_are_huge_for_as_long_as_they_come_fast(arena: Arena, monkeypatch:
 
 def test_small_pages_are_taken_while_huge_ones_come_slowly(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
     pages = HugePages(monkeypatch)
-    pages.seconds = PIECE / 2**28
+    pages.seconds = 3 * PIECE / 2**30
+    pause = arena_module._TRY_AGAIN_SECONDS
+    assert pages.asked_for(arena) == 1
+    assert pages.asked_for(arena) == 0
     for _ in range(10):
-        assert arena.make_ready(data_start(SIZE), 3 * PIECE) == ""
-    assert pages.asked == 1
-    pages.now += arena_module._TRY_AGAIN_SECONDS
-    assert arena.make_ready(data_start(SIZE), 3 * PIECE) == ""
-    assert pages.asked == 2, "one piece is tried"
-    pages.now += arena_module._TRY_AGAIN_SECONDS
+        pages.now += 0.99 * pause
+        assert pages.asked_for(arena) == 0
+        pages.now += 0.02 * pause
+        assert pages.asked_for(arena) == 1, "one piece is tried"
+        pause = min(2 * pause, arena_module._TRY_AGAIN_SECONDS_MOST)
+    pages.now += pause
     pages.seconds = PIECE / 2**40
-    assert arena.make_ready(data_start(SIZE), 3 * PIECE) == ""
-    assert pages.asked == 4, "and the rest as well, since that one came fast"
-    assert arena.make_ready(data_start(SIZE), 3 * PIECE) == ""
-    assert pages.asked == 5, "and fast again"
+    assert pages.asked_for(arena) == 2, "and the rest as well, since that one came fast"
+    assert pages.asked_for(arena) == 1, "and fast again"
+    pages.seconds = 3 * PIECE / 2**30
+    assert pages.asked_for(arena) == 1
+    pages.now += 1.01 * arena_module._TRY_AGAIN_SECONDS
+    assert pages.asked_for(arena) == 1, "the first pause is short again"
 
 
 # -- what a restart finds -------------------------------------------------------------------------------------------------------

@@ -40,10 +40,13 @@ _INDEX_STEP = 64 * 2**10
 _MEMORY_RESERVE = 64 * 2**20
 """Memory left to the system when the arena asks for more: running into the end of it gets processes killed instead of an error."""
 
-_TRY_AGAIN_SECONDS = 0.1
-"""While huge pages come slowly, one is tried this often: it takes some seven milliseconds where they come from a host."""
+_TRY_AGAIN_SECONDS, _TRY_AGAIN_SECONDS_MOST = 0.005, 0.1
+"""While huge pages come slowly, one is tried this long after the first that did, then after twice as long each time, at most after the
+second: one takes some seven milliseconds where they come from a host."""
 _SLOW_BYTES_PER_SECOND = 2 * 2**30
 """Huge pages that come more slowly than this come more slowly than small ones."""
+_HUGE_STEP_MOST = 32 * 2**20
+"""Most bytes of huge pages asked for in one call, after some that came fast: how fast these do is known after it."""
 
 _MADV_REMOVE, _MADV_COLLAPSE = 9, 25
 _PROT_NONE, _MAP_FIXED, _MAP_NORESERVE = 0, 0x10, 0x4000
@@ -138,8 +141,10 @@ class Arena:
         self._free_slots: list[int] = []
         self._slots_used = 0
         self._index_ready = 0
-        self._huge_are_slow = False
+        self._try_again_after = 0.0
+        """Seconds without huge pages after the last that came slowly; 0 if they came fast."""
         self._try_again_at = 0.0
+        self._huge_step = PIECE
         self._index_end = data_start(self.size)
 
     def close(self) -> None:
@@ -245,6 +250,10 @@ class Arena:
         Huge pages are several times faster than small ones, to get and to write first, where the machine has the memory. A virtual
         machine may have to get them from its host at a thirtieth of that; small pages are then had sooner from what was freed.
         So pages are huge unless the last ones were slow to come; while they are, one is tried now and then.
+
+        What counts is this thread's processor time, in which a virtual machine's host is waited for. The clock would count other
+        processes that have their turn on the processor, and the call's own wait for a turn on every other one (it empties their lists
+        of pages first): that is a matter of a busy machine, and no reason to take small pages.
         """
         if self._mapping is None:
             return "the arena is open for reading only"
@@ -253,10 +262,8 @@ class Arena:
             return short
         try:
             done = 0
-            if self._huge_are_slow and time.monotonic() >= self._try_again_at:
-                done = self._make_huge(offset, PIECE)
-            if not self._huge_are_slow and done < size:
-                self._make_huge(offset + done, size - done)
+            while done < size and (not self._try_again_after or time.monotonic() >= self._try_again_at):
+                done += self._make_huge(offset + done, min(size - done, self._huge_step))
             os.posix_fallocate(self._descriptor, offset, size)
         except OSError as error:
             return f"{error.strerror} ({errno.errorcode.get(error.errno or 0, error.errno)})"
@@ -265,13 +272,18 @@ class Arena:
     def _make_huge(self, offset: int, size: int) -> int:
         """Have huge pages behind these whole pieces, and note whether they came slowly; ``size``."""
         assert self._mapping is not None
-        began = time.monotonic()
+        began = time.thread_time()
         for piece in range(offset, offset + size, PIECE):
             os.posix_fallocate(self._descriptor, piece, mmap.PAGESIZE)
         _libc.madvise(self._mapping.address + offset, size, _MADV_COLLAPSE)
-        ended = time.monotonic()
-        self._huge_are_slow = size < _SLOW_BYTES_PER_SECOND * (ended - began)
-        self._try_again_at = ended + _TRY_AGAIN_SECONDS
+        slow = size < _SLOW_BYTES_PER_SECOND * (time.thread_time() - began)
+        if slow:
+            self._huge_step = PIECE
+            self._try_again_after = min(max(2 * self._try_again_after, _TRY_AGAIN_SECONDS), _TRY_AGAIN_SECONDS_MOST)
+            self._try_again_at = time.monotonic() + self._try_again_after
+        else:
+            self._huge_step = min(4 * self._huge_step, _HUGE_STEP_MOST)
+            self._try_again_after = 0.0
         return size
 
     def punch(self, offset: int, size: int) -> None:
