@@ -5,13 +5,14 @@ touched before. "Warm" is the last of several passes on one cluster; "first pass
 puts, when no page of its arena was ever touched but those it made ready at its start.
 
 The machine has the memory for that first pass: it was handed out and taken back right before. A virtual machine may first have
-to get memory from its host, at a thirtieth of the speed; "fresh memory" shows what this one did at the first touch of the run.
+to get memory from its host, at a thirtieth of the speed; "fresh memory" shows what this one did at the first touch of the run. "First
+pass, one thread" is what the system takes for the same without a cluster: getting pages, and copying into them.
 """
 
 from __future__ import annotations
 
 from perf import machine
-from perf.floors import Copies
+from perf.floors import Copies, fresh_copies_gigabytes_per_second
 from perf.question import PEER_ROUNDS, Aim, Question, Run, Samples
 from perf.workloads import LARGE_MEGABYTES, MB, PASS_BYTES, put_pass
 
@@ -27,6 +28,7 @@ def measure(run: Run) -> dict[str, Samples]:
     total = run.pick(PASS_BYTES, PASS_BYTES // 8)
     copies = Copies(max(total, 4 * machine.last_level_cache()))
     samples = {"fresh memory": Samples([machine.touch_memory(2 * total)])}
+    bare = samples["first pass, one thread"] = Samples([])
     for size in LARGE_MEGABYTES:
         piece = numpy.ones(size * MB, numpy.uint8)
         first, warm = Samples([], FLOOR), Samples([], FLOOR)
@@ -38,6 +40,8 @@ def measure(run: Run) -> dict[str, Samples]:
                     rates.append(put_pass(system, piece, total))
                     system.settle()
             floor = copies.gigabytes_per_second(piece)
+            machine.touch_memory(2 * total)
+            bare.values.append(fresh_copies_gigabytes_per_second(piece, total))
             for figure, rate in ((first, rates[0]), (warm, rates[-1])):
                 figure.values.append(rate)
                 figure.floor_values.append(floor)
@@ -58,6 +62,7 @@ QUESTION = Question(
             for size in LARGE_MEGABYTES
         ),
         Aim("fresh memory", "GB/s", True),
+        Aim("first pass, one thread", "GB/s", True),
     ),
     measure,
     seconds_max=600,
