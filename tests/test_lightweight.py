@@ -55,6 +55,9 @@ class Counter:
     def ask_through(self, other: Any, last: Any) -> Any:
         return zf.get(other.ask.remote(last))
 
+    def ask_often(self, other: Any, times: int) -> int:
+        return [zf.get(other.add.remote()) for _ in range(times)][-1]
+
     def wait_for_file(self, path: str) -> str:
         while not os.path.exists(path):
             os.sched_yield()
@@ -327,3 +330,16 @@ def test_methods_that_are_async_are_refused() -> None:
         class Async:
             async def method(self) -> None:
                 """Is never run."""
+
+
+def test_calls_that_come_while_a_call_waits_again_and_again_are_kept() -> None:
+    first, second = in_one_process(2)
+
+    @zf.remote
+    def call(actor: Any) -> int:
+        return zf.get(actor.add.remote())  # type: ignore[no-any-return]
+
+    waiting = first.ask_often.remote(second, 50)
+    calls = [call.remote(first) for _ in range(4)]
+    assert value_of(waiting) == 50
+    assert sorted(value_of(calls)) == [1, 2, 3, 4]

@@ -63,6 +63,7 @@ EXPECTED_OF_ACTORS = (
     "Leaving",
     "Stopped",
     "Retire",
+    "Ended",
     "CallerGone",
     "call made again",
     "outcome unknown",

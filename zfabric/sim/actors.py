@@ -11,10 +11,13 @@ Statements beyond those of ``programs``: ``make``, ``invoke``, ``keep`` (a ref, 
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 from zfabric.sim.network import Faults
 from zfabric.sim.programs import (
+    ACTOR,
+    LIGHT,
     LOST,
     MODULUS,
     NOTHING,
@@ -42,6 +45,9 @@ class ActorAuthor(Author):
         self.actors_left = self.random.choice((1, 2, 3, 5))
         self.calls_left = self.random.choice((3, 8, 20, 40))
         self.actors = 0
+        self.light = random.Random(f"light actors of {seed}")
+        self.sharing = self.light.random() < 0.5
+        """Whether there are lightweight actors, which share processes: in every other program, where more of them are killed."""
         self._callee = 0
         """The actor whose method is being written, or 0."""
 
@@ -59,7 +65,7 @@ class ActorAuthor(Author):
             slot = self.random.choice(list(scope.handles))
             del scope.handles[slot]
             scope.statements.append(("drop", slot))
-        elif choice < 0.63 and any(handle.mortal for handle in scope.handles.values()):
+        elif choice < (0.75 if self.sharing else 0.63) and any(handle.mortal for handle in scope.handles.values()):
             slot = self.random.choice([slot for slot, handle in scope.handles.items() if handle.mortal])
             scope.statements.append(("kill", slot, self.random.random() < 0.6))
         else:
@@ -81,9 +87,11 @@ class ActorAuthor(Author):
         self.actors += 1
         ordinal = self.actors
         boxed = self._inside(scope, ordinal)
-        mortal = rng.random() < 0.3
+        mortal = rng.random() < (0.5 if self.sharing else 0.3)
         restarts, retries = rng.choice(((0, 0), (1, 0), (1, 1), (-1, -1), (-1, -1), (-1, 0)))
-        errors = GONE if mortal or (self.crashing and not self._outlives(restarts, retries)) else NOTHING
+        kind = LIGHT if self.sharing and self.light.random() < 0.7 else ACTOR
+        dies = self.crashing or (self.deaths and kind == LIGHT)  # with a neighbour
+        errors = GONE if mortal or (dies and not self._outlives(restarts, retries)) else NOTHING
         if scope.doomed:
             errors |= GONE | STOPPED | {"doomed"}
         inner = self._inner(scope, boxed)
@@ -92,7 +100,7 @@ class ActorAuthor(Author):
         born = outcomes[0].number is not None
         handle = scope.slot(Handle(ordinal, errors if born else errors | GONE | outcomes[0].errors, retries, mortal, born))
         options = (("max_restarts", restarts), *((("contains", boxed),) if boxed else ()))
-        scope.statements.append(("make", handle, spec, options, boxed))
+        scope.statements.append(("make", handle, kind, spec, options, boxed))
 
     def _outlives(self, restarts: int, retries: int) -> bool:
         """Whether an actor comes through whatever its processes meet. Not if its row may go with a daemon while its process dies."""

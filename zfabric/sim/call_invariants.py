@@ -1,6 +1,7 @@
 """What must be true of actors and their calls, whatever happens to callers, actors and daemon.
 
 - An actor lives in one process at a time; no method begins, and none is made anew, while another process is that actor.
+- An actor runs one call at a time, whoever shares its process.
 - A call begins once in one incarnation of its actor, and in another one only if it may be made again (``max_task_retries``).
 - The calls of one caller begin in the order in which they were made.
 - A call has one outcome, whoever looks. One that says "not run" is of a call that never began, and never will.
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from zfabric.machines.parts.mailbox import Invocation
     from zfabric.sim.workers import WorkerProcess
     from zfabric.sim.world import World
+
+
+REASONS = ("job has ended", "register", "memory", "class of its actor")
+"""What the daemon may kill a process for in which several actors live."""
 
 
 class Made(NamedTuple):
@@ -62,10 +67,19 @@ class CallInvariants:
             if other is not worker and other.alive and actor_id in other.worker.mailbox.actors:
                 self.world.fail(f"{worker.name} acts as actor {short(actor_id)}, and {other.name} is that actor")
 
+    def killing(self, pid: int, reason: str) -> None:
+        """The daemon kills a process. No end of one actor is a reason where others live, too."""
+        for worker in self.world.workers.values():
+            if worker.pid == pid and worker.worker.turns is not None and len(worker.worker.mailbox.actors) > 1:
+                if not any(word in reason for word in REASONS):
+                    self.world.fail(f"{worker.name} is killed although actors share it: {reason}")
+
     def begun(self, worker: WorkerProcess, item: Invocation) -> None:
         """A call begins."""
         self.alone(worker, item.actor_id)
-        call_id, here = item.row[0], worker.incarnation
+        call_id, here = item.row[0], worker.incarnation + bytes((item.attempt % 256,))  # Two lives may be in one process.
+        if any(type(frame.item) is type(item) and frame.item.actor_id == item.actor_id for frame in worker.frames):
+            self.world.fail(f"{worker.name} begins call {short(call_id)} while another one of its actor runs or waits")
         made = self._made[item.caller, call_id]
         before = self._begun.setdefault((item.caller, call_id), [])
         if here in before:

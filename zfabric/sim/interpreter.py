@@ -13,7 +13,6 @@ import msgpack
 from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, call_value, object_id
 from zfabric.protocol.messages import OK
 from zfabric.sim.programs import (
-    ACTOR,
     Boom,
     Doomed,
     Interrupted,
@@ -101,9 +100,9 @@ def _packed(state: _State, spec: Spec, options: tuple[Any, ...], boxed: tuple[in
     return msgpack.packb((spec, refs)), tuple((name, refs if name == "contains" else value) for name, value in options) or None
 
 
-def _do_make(state: _State, slot: int, spec: Spec, options: tuple[Any, ...], boxed: tuple[int, ...]) -> None:
+def _do_make(state: _State, slot: int, kind: int, spec: Spec, options: tuple[Any, ...], boxed: tuple[int, ...]) -> None:
     arguments, pairs = _packed(state, spec, options, boxed)
-    state.take(slot, state.process.submit(function_id(ACTOR), arguments, (), pairs, 1) + FIRST_RETURN)
+    state.take(slot, state.process.submit(function_id(kind), arguments, (), pairs, 1) + FIRST_RETURN)
 
 
 def _do_invoke(
@@ -124,7 +123,7 @@ def _do_invoke(
 
 
 def _do_keep(state: _State, slot: int) -> None:
-    state.process.machine.add_reference(state.slots[slot])  # It goes with the process.
+    state.process.keep(state.slots[slot])
 
 
 def _do_kill(state: _State, slot: int, no_restart: bool) -> None:

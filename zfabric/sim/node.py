@@ -248,6 +248,7 @@ class Daemon:
         elif isinstance(effect, e.SpawnWorker):
             world.supervisor.spawn(effect)
         elif isinstance(effect, e.KillProcess):
+            world.calls.killing(effect.pid, effect.reason)
             world.supervisor.kill(effect.pid)
         elif isinstance(effect, e.WatchProcess):
             world.supervisor.watch(effect.pid)

@@ -416,6 +416,10 @@ class Process:
         self.flush()
         return identifier
 
+    def keep(self, identifier: bytes) -> None:
+        """A ref that goes with the process."""
+        self.machine.add_reference(identifier)
+
     def drop(self, identifier: bytes) -> None:
         """One ref less."""
         self.machine.dropped.append(identifier)

@@ -31,8 +31,8 @@ CRASHED = frozenset({"WorkerCrashedError", "PoisonedTaskError", "OutOfMemoryErro
 LOST = frozenset({"ObjectLostError", "ObjectFreedError", "LineageEvictedError"})
 NOTHING: frozenset[str] = frozenset()
 
-PLAIN, PAIR, RETRIED, APART, PURE, VOID, HALF, WIDE, ACTOR = range(9)
-"""Functions: one value; two; with exceptions that are retried; never inline; deterministic; no value; half a CPU; two CPUs; a class."""
+PLAIN, PAIR, RETRIED, APART, PURE, VOID, HALF, WIDE, ACTOR, LIGHT = range(10)
+"""Functions: one value; two; with exceptions that are retried; never inline; deterministic; no value; half a CPU; two CPUs; classes."""
 
 _OPTIONS: tuple[tuple[tuple[str, Any], ...], ...] = (
     (),
@@ -44,8 +44,9 @@ _OPTIONS: tuple[tuple[tuple[str, Any], ...], ...] = (
     (("demand", (("CPU", RESOURCE_UNIT // 2),)),),
     (("demand", (("CPU", 2 * RESOURCE_UNIT),)),),
     (("actor", b"blueprint"),),
+    (("actor", b"blueprint"), ("lightweight", True)),
 )
-_NAMES = ("plain", "pair", "retried", "apart", "pure", "void", "half", "wide", "actor")
+_NAMES = ("plain", "pair", "retried", "apart", "pure", "void", "half", "wide", "actor", "light")
 
 
 def function_id(kind: int) -> bytes:

@@ -298,6 +298,11 @@ def _newest_call_first(right: Any) -> Any:
     return begin
 
 
+def _kill_ends_neighbours(right: Any) -> Any:
+    """An actor that is killed ends with its process, whoever else lives there."""
+    return lambda self, record, reason: self._kill_process(record.worker, reason)
+
+
 VARIANTS: dict[str, tuple[Patch, ...]] = {
     "pins-not-said-again": ((Client, "rejoin", _pins_not_said_again),),
     "release-before-hold": ((Client, "take_said", _release_first),),
@@ -329,6 +334,8 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "accepted-twice": ((Mailbox, "accept", _accepted_twice),),
     "newest-call-first": ((Worker, "begin", _newest_call_first),),
     "actor-made-again-too-early": ((Membership, "on_process_table", _recover_at_once),),
+    "kill-ends-neighbours": ((Actors, "_end", _kill_ends_neighbours),),
+    "called-while-it-waits": ((Mailbox, "set_aside", _nothing),),
     "stops-do-not-overtake": ((Mailbox, "stop_later", _nothing),),
 }
 """name -> what to replace"""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from zfabric.machines.parts.mailbox import Invocation
 from zfabric.machines.parts.naming import Namer
+from zfabric.machines.parts.turns import LEAVE
 from zfabric.machines.worker import Item, Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
@@ -20,11 +21,12 @@ from zfabric.sim.interpreter import task_body
 from zfabric.sim.network import Post
 from zfabric.sim.processes import Frame, Process
 from zfabric.sim.programs import ACTOR as ACTOR_CLASS
-from zfabric.sim.programs import Interrupted, function_id, pack_value
+from zfabric.sim.programs import LIGHT, Interrupted, function_id, pack_value
 
 if TYPE_CHECKING:
     from zfabric.sim.world import World
 
+CLASSES = (function_id(ACTOR_CLASS), function_id(LIGHT))
 REPORT_ROWS = 64
 """Completions that are reported without waiting for more."""
 
@@ -42,6 +44,8 @@ class WorkerProcess(Process):
         self.control_post = Post(world.network, self.control, self.config)
         self.leaving = False
         """Whether the actor has ended itself."""
+        self._kept: dict[bytes, list[bytes]] = {}
+        """Refs that actors keep which share this process."""
         self._first_unreported = 0.0
         self._control_inbox: deque[tuple[bytes, bytes]] = deque()
         world.network.attach(self.control, self._receive_control)
@@ -110,6 +114,8 @@ class WorkerProcess(Process):
                 self._controlled(sender, role + sender, message)
                 if not self.alive:
                     return
+        self._let_go()
+        self._ask_for_turns()
         self.control_post.tick(self.world.now)
         due = self.worker.next_deadline()
         if due is not None and due <= self.world.now:
@@ -137,7 +143,7 @@ class WorkerProcess(Process):
             self.die("told to stop")
             return
         self.flush()
-        if type(message) in (m.Interrupt, m.Stopped):
+        if type(message) in (m.Interrupt, m.Stopped, m.Retire):
             self._stop_top()
         self.worker.check_invariants()
 
@@ -162,6 +168,9 @@ class WorkerProcess(Process):
     def next_item(self) -> Frame | None:
         """The next of the queue."""
         mailbox = self.worker.mailbox
+        if self.worker.turns is not None:
+            item = self.worker.stand_in() if self.worker.stack else self.worker.begin()
+            return self._begin(item) if item is not None else None
         item = self.worker.begin() if not self.leaving else None
         if item is None:
             self.flush()
@@ -184,7 +193,7 @@ class WorkerProcess(Process):
             self.world.calls.begun(self, item)
         else:
             self.world.invariants.begun(self, item)
-            if row[1] == function_id(ACTOR_CLASS):
+            if row[1] in CLASSES:
                 self.world.calls.alone(self, row[0])
         if not self.machine.job:
             self.machine.job = row[0][:JOB_BYTES]
@@ -201,13 +210,97 @@ class WorkerProcess(Process):
 
     def block(self, frame: Frame, wanted: tuple[bytes, ...], inline: bool) -> None:
         """The task on top waits."""
-        self.worker.block(wanted, inline)
+        if self.worker.turns is not None:
+            assert frame.item is not None
+            self.worker.give_up_turn(frame.item, wanted)
+        else:
+            self.worker.block(wanted, inline)
         self.flush()
 
     def unblock(self) -> None:
         """It goes on."""
-        self.worker.unblock()
+        if self.worker.turns is None:
+            self.worker.unblock()
         self.flush()
+
+    # -- actors that share this process: threads that wait, and one whose turn it is --
+
+    @property
+    def executing(self) -> bytes:
+        """What the slot says after its death: what runs, or ran last."""
+        turns = self.worker.turns
+        return turns.running if turns is not None and turns.running else super().executing
+
+    def advance(self) -> None:
+        """Run what has its turn until it computes, waits, or there is none."""
+        if self.worker.turns is None:
+            super().advance()
+        while self.alive and self.worker.turns is not None:
+            frame = self._whose_turn(self.worker.turns.running)
+            if frame is not None and frame.busy_until is not None:
+                return
+            wait = frame.wait if frame is not None else None
+            if frame is not None and wait is None:
+                self.resume(frame, None)
+            elif frame is not None and wait is not None and self._is_over(frame):
+                interrupted = self.interrupted(frame)
+                if interrupted and wait.token:
+                    self.machine.room.forsake(wait.token)
+                self._end_wait(frame)
+                self.resume(frame, Interrupted() if interrupted else wait.finish(wait.done()))
+            else:
+                self.flush()
+                if not self.inbox:
+                    return
+                self.take_in()
+
+    def _is_over(self, frame: Frame) -> bool:
+        wait = frame.wait
+        return wait is not None and (
+            self.interrupted(frame) or wait.done() or (wait.deadline is not None and self.world.now >= wait.deadline)
+        )
+
+    def _ask_for_turns(self) -> None:
+        """What waits no longer asks for its turn also while something computes, being a thread of its own. It is not to have it."""
+        if self.worker.turns is not None and len(self.frames) > 1 and self.frames[-1].busy_until is not None:
+            self.take_in()
+            for frame in self.frames[:-1]:
+                if frame.item is not None and self._is_over(frame) and self.worker.take_turn(frame.item):
+                    self.world.fail(f"{self.name}: two calls run at the same time")
+
+    def _whose_turn(self, running: bytes) -> Frame | None:
+        """What runs, goes on, or begins: the last of the frames from now on."""
+        for frame in self.frames:
+            if frame.item is not None and (frame.item.row[0] == running or (self._is_over(frame) and self.worker.take_turn(frame.item))):
+                self.frames.remove(frame)
+                self.frames.append(frame)
+                return frame
+        begun = None if running else self.next_item()
+        if begun is not None:
+            self.frames.append(begun)
+        return begun
+
+    def _user_deadline(self) -> float | None:
+        if self.worker.turns is None:
+            return super()._user_deadline()
+        waits = [frame.wait.deadline for frame in self.frames if frame.wait is not None and frame.wait.deadline is not None]
+        dues = [due for due in waits if due > self.world.now]  # Others wait for their turn alone.
+        due = super()._user_deadline()
+        return min((*dues, due) if due is not None else dues, default=None)
+
+    def keep(self, identifier: bytes) -> None:
+        """A ref that goes with the process, or with the actor that runs."""
+        super().keep(identifier)
+        if self.worker.turns is not None and type(self.top.item) is Invocation:
+            self._kept.setdefault(self.top.item.actor_id, []).append(identifier)
+
+    def _let_go(self) -> None:
+        """What actors kept that have ended."""
+        turns = self.worker.turns
+        while turns is not None and turns.gone:
+            actor_id, _ = turns.gone.pop()
+            for identifier in self._kept.pop(actor_id, ()):
+                self.drop(identifier)
 
     def ended(self, frame: Frame, status: int, result: Any) -> None:
         """A task or a call has ended: pack its outcome and report it, soon."""
@@ -230,10 +323,11 @@ class WorkerProcess(Process):
             ending = (*self._of_call(item, status, outputs, reason), contained)
             self.worker.finish_call(item, *ending, frame.started, self.world.now - frame.started)
         else:
-            if status == OK and item.row[1] == function_id(ACTOR_CLASS):
+            if status == OK and item.row[1] in CLASSES:
                 self.worker.mailbox.actors[item.row[0]] = (item.row, item.attempt)
             extra = (contained, ()) if contained else None
             self.worker.finish(item, status, outputs, extra, frame.started, self.world.now - frame.started)
+        self._let_go()
         for identifier in refs:
             self.machine.dropped.append(identifier)
         if self.worker.unreported == 1:
@@ -257,7 +351,10 @@ class WorkerProcess(Process):
             kind = "TaskTimeoutError" if reason == "timeout" else "TaskCancelledError"
             return FAILED, (pack_failure(kind, f"{item.method} was stopped while it ran ({reason})"),)
         if status == FAILED:
-            self.leaving = True
+            if self.worker.turns is None:
+                self.leaving = True
+            else:
+                self.worker.turns.leave(item.actor_id, LEAVE, "")
             self.machine.say(m.Leaving(item.actor_id))
             return FAILED, (pack_failure("ActorDiedError", "it ended itself (exit_actor)", (("outcome", "unknown"),)),)
         return (ERROR if status == RETRY else status), outputs

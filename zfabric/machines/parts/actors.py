@@ -474,14 +474,15 @@ class Actors:
                 self.scheduler.dispatcher.end(worker, "its job has ended")
                 return
             worker.job = process.job = job
-            if row[0] not in self.records:
-                self.adopt(row, attempt, job, worker)
+            if row[0] not in self.records and not self.adopt(row, attempt, job, worker):
+                self.scheduler.dispatcher.end(worker, "nothing is known any more of the class of its actor")
+                return
 
-    def adopt(self, row: m.Row, attempt: int, job: JobRecord, worker: WorkerRecord) -> None:
-        """An actor that lived through the daemon's restart."""
+    def adopt(self, row: m.Row, attempt: int, job: JobRecord, worker: WorkerRecord) -> bool:
+        """An actor that lived through the daemon's restart. False if its class is not known: it died with its exporter and two daemons."""
         task = self.scheduler.membership.recovery.enter(row, job)
         if task is None:
-            return
+            return False
         task.attempt = attempt
         task.state = DONE
         task.status = OK
@@ -494,6 +495,7 @@ class Actors:
         record.lives_on = record.shared
         record.restarts = attempt
         self.scheduler.dispatcher.host(worker, task)
+        return True
 
     def enter_again(self, task: TaskRecord) -> ActorRecord:
         """An actor that the daemon before this one knew, too."""

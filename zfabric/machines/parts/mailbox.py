@@ -212,10 +212,11 @@ class Mailbox:
     # -- actors that share this process --
 
     def set_aside(self, actor_id: bytes) -> None:
-        """One of an actor's calls waits: the others are not run."""
-        self.aside[actor_id] = deque(item for item in self.queue if item.actor_id == actor_id)
-        if self.aside[actor_id]:
-            self._keep_others(actor_id)
+        """One of an actor's calls waits, perhaps again: the others are not run until it has ended."""
+        if actor_id not in self.aside:
+            self.aside[actor_id] = deque(item for item in self.queue if item.actor_id == actor_id)
+            if self.aside[actor_id]:
+                self._keep_others(actor_id)
 
     def bring_back(self, actor_id: bytes) -> None:
         """They may be. They have waited longest."""
