@@ -69,10 +69,10 @@ class CallInvariants:
 
     def killing(self, pid: int, reason: str) -> None:
         """The daemon kills a process. No end of one actor is a reason where others live, too."""
-        for worker in self.world.workers.values():
-            if worker.pid == pid and worker.worker.turns is not None and len(worker.worker.mailbox.actors) > 1:
-                if not any(word in reason for word in REASONS):
-                    self.world.fail(f"{worker.name} is killed although actors share it: {reason}")
+        several = [each for each in self.world.workers.values() if each.pid == pid and each.worker.turns is not None]
+        for worker in several:
+            if len(worker.worker.mailbox.actors) > 1 and not any(word in reason for word in REASONS):
+                self.world.fail(f"{worker.name} is killed although actors share it: {reason}")
 
     def begun(self, worker: WorkerProcess, item: Invocation) -> None:
         """A call begins."""

@@ -1,0 +1,309 @@
+"""Lightweight actors, machine by machine: where the scheduler puts them and how it ends them; whose turn it is in their process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from test_local_scheduler import CLIENT, DRIVER, OWN, Node, ref, task_id
+
+from zfabric.config import Config
+from zfabric.machines.parts.turns import LEAVE
+from zfabric.machines.worker import Worker, actor_of
+from zfabric.protocol import effects as e
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import WORKER
+from zfabric.protocol.messages import ALIVE, CREATING, DEAD, OK
+
+LIGHT = b"l" * 16
+DAEMON = b"\x02daemon0"
+OPTIONS = (("actor", b"blueprint"), ("max_retries", 0), ("lightweight", True))
+
+
+# --- the scheduler ----------------------------------------------------------------------------------------------------------------
+
+
+def made(cpus: int = 2, **config: Any) -> tuple[Node, list[bytes]]:
+    node = Node(cpus, **config)
+    node.scheduler.membership.prestart(node.now)
+    node.turn()
+    node.driver()
+    node.say(CLIENT + DRIVER, m.Export(((LIGHT, "Light", b"payload", OPTIONS),)))
+    return node, node.workers()
+
+
+def row(number: int, **options: Any) -> tuple[Any, ...]:
+    plain = (task_id(number), LIGHT, b"arguments", ())
+    return (*plain, tuple(options.items())) if options else plain
+
+
+def lives(node: Node, *numbers: int) -> dict[bytes, int]:
+    """Actors of these numbers are made; how many each worker has."""
+    node.submit(*(row(number) for number in numbers))
+    found: dict[bytes, int] = {}
+    for worker, number, attempt in node.dispatched():
+        node.complete(worker, number, attempt)
+        found[worker] = found.get(worker, 0) + 1
+    return found
+
+
+def whereabouts(node: Node) -> dict[int, tuple[int, bytes, int, bool, bytes]]:
+    rows = [each for to, message in node.take(m.Whereabouts) if to == CLIENT + DRIVER for each in message.rows]
+    return {int.from_bytes(each[0][-4:], "big"): each[1:6] for each in rows}
+
+
+def home(node: Node, number: int) -> bytes:
+    node.say(CLIENT + DRIVER, m.Find((task_id(number),)))
+    return whereabouts(node)[number][1]
+
+
+def test_they_are_spread_evenly_over_as_many_workers_as_there_are_cpus() -> None:
+    node, workers = made()
+    assert lives(node, *range(10)) == dict.fromkeys(workers, 5)
+    assert lives(node, *range(10, 14)) == dict.fromkeys(workers, 2)
+
+
+def test_one_alone_takes_one_worker() -> None:
+    node, _ = made()
+    assert len(lives(node, 0)) == 1
+    assert sum(worker.shared for worker in node.scheduler.tables.workers.values()) == 1
+
+
+def test_a_new_one_goes_where_there_are_fewest() -> None:
+    node, workers = made()
+    lives(node, *range(10))
+    for number in range(10):
+        if home(node, number) == workers[0]:
+            node.say(WORKER + workers[0], m.Ended(task_id(number), 0, b"", "because"))
+    assert lives(node, *range(20, 25)) == {workers[0]: 5}
+
+
+def test_no_task_runs_where_they_live() -> None:
+    node, workers = made()
+    lives(node, 0, 1)
+    node.submit((task_id(50), b"f" * 16, b"", ()))
+    assert node.dispatched() == []
+    assert [worker for worker, _, _ in node.dispatched()] == []
+    fresh = [token for token in node.workers() if token not in workers]
+    assert [(worker, number) for worker, number, _ in node.dispatched()] == [(fresh[0], 50)]
+
+
+def test_they_do_not_count_as_processes() -> None:
+    node, _ = made(actors_max=1)
+    assert sum(lives(node, *range(30)).values()) == 30
+
+
+def test_a_kill_ends_one_alone_once_its_process_says_so() -> None:
+    node, _ = made()
+    lives(node, 0, 1, 2, 3)
+    where = home(node, 0)
+    node.say(CLIENT + DRIVER, m.Kill(task_id(0), True))
+    ((_, order),) = node.take(m.Retire)
+    assert order == m.Retire(task_id(0), 0, True)
+    assert whereabouts(node) == {}
+    assert not [effect for effect in node.effects if isinstance(effect, e.KillProcess)]
+    node.say(WORKER + where, m.Ended(task_id(0), 0, b"c" * 16, ""))
+    assert whereabouts(node) == {0: (DEAD, b"", 0, True, b"c" * 16)}
+    assert home(node, 2)
+
+
+def test_one_that_may_be_made_again_is_in_the_next_attempt() -> None:
+    node, _ = made()
+    node.submit(row(0, max_restarts=1, max_retries=1))
+    ((worker, _, _),) = node.dispatched()
+    node.complete(worker, 0)
+    assert home(node, 0) == worker
+    node.say(CLIENT + DRIVER, m.Kill(task_id(0), False))
+    node.say(WORKER + worker, m.Ended(task_id(0), 0, b"", ""))
+    assert whereabouts(node) == {0: (CREATING, b"", 0, True, b"")}
+    ((worker, number, attempt),) = node.dispatched()
+    assert (number, attempt) == (0, 1)
+    node.complete(worker, 0, 1)
+    assert whereabouts(node) == {0: (ALIVE, worker, 1, True, b"")}
+
+
+def test_the_end_of_an_earlier_life_counts_for_nothing() -> None:
+    node, _ = made()
+    node.submit(row(0, max_restarts=1, max_retries=1))
+    ((worker, _, _),) = node.dispatched()
+    node.complete(worker, 0)
+    node.say(WORKER + worker, m.Ended(task_id(0), 0, b"", "because"))
+    ((again, _, _),) = node.dispatched()
+    node.complete(again, 0, 1)
+    node.say(WORKER + worker, m.Ended(task_id(0), 0, b"", "because"))
+    assert home(node, 0) == again
+
+
+def test_all_end_with_their_process() -> None:
+    node, _ = made()
+    lives(node, *range(6))
+    where = home(node, 0)
+    there = [number for number in range(6) if home(node, number) == where]
+    node.say(b"X" + OWN, m.ProcessDied(node.pids[where], 0, 9, 0, "", b""))
+    dead = whereabouts(node)
+    assert sorted(dead) == there
+    assert {state for state, *_ in dead.values()} == {DEAD}
+
+
+def test_one_that_was_killed_while_it_was_made_does_not_stay() -> None:
+    node, _ = made()
+    node.submit(row(0))
+    ((worker, _, _),) = node.dispatched()
+    node.say(CLIENT + DRIVER, m.Kill(task_id(0), True))
+    assert [order for _, order in node.take(m.Retire)] == [m.Retire(task_id(0), 0, True)]
+    node.complete(worker, 0)  # It was made before that was heard.
+    assert [order for _, order in node.take(m.Retire)] == [m.Retire(task_id(0), 0, True)]
+
+
+def test_an_empty_process_ends_after_a_while() -> None:
+    node, _ = made()
+    lives(node, 0)
+    where = home(node, 0)
+    node.say(CLIENT + DRIVER, m.Release((ref(0),)))
+    assert [order for _, order in node.take(m.Retire)] == [m.Retire(task_id(0), 0, False)]
+    node.say(WORKER + where, m.Ended(task_id(0), 0, b"", ""))
+    node.now += node.config.worker_idle_seconds + 1
+    node.scheduler.tick(node.now)
+    node.turn()
+    assert [effect.pid for effect in node.effects if isinstance(effect, e.KillProcess)] == [node.pids[where]]
+
+
+# --- the process ------------------------------------------------------------------------------------------------------------------
+
+A, B = b"a" * 16, b"b" * 16
+ME = b"\x03caller0"
+
+
+@pytest.fixture
+def worker() -> Worker:
+    """Two actors live here."""
+    found = Worker(WORKER + b"\x01worker0", Config.of({}))
+    found.connect(DAEMON)
+    found.step(0.0, b"L" + DAEMON, m.Functions(((LIGHT, "Light", b"", OPTIONS),)))
+    found.step(0.0, b"L" + DAEMON, m.Dispatch(((A, LIGHT, b"", ()), (B, LIGHT, b"", ())), (), False))
+    for actor_id in (A, B):
+        item: Any = found.begin()
+        found.mailbox.actors[actor_id] = (item.row, 0)
+        found.finish(item, OK, (b"",), None, 0.0, 0.0)
+    found.take_effects(0.0)
+    return found
+
+
+def call(worker: Worker, actor_id: bytes, number: int, attempt: int = 0) -> None:
+    worker.step(0.0, CLIENT + ME, m.Call(actor_id, attempt, ((number.to_bytes(16, "big"), "method", b""),)))
+
+
+def begin(worker: Worker) -> Any:
+    item = worker.stand_in() if worker.stack else worker.begin()
+    worker.check_invariants()
+    return item
+
+
+def end(worker: Worker, item: Any) -> None:
+    worker.finish_call(item, OK, (b"value",), (), 0.0, 0.0)
+    worker.check_invariants()
+
+
+def said(worker: Worker) -> list[Any]:
+    return [effect.message for _ in range(2) for effect in worker.take_effects(0.0) if isinstance(effect, e.Send)]
+
+
+def number_of(item: Any) -> int:
+    return int.from_bytes(item.row[0], "big")
+
+
+def test_one_call_at_a_time_in_order_of_arrival(worker: Worker) -> None:
+    for number, actor_id in enumerate((A, B, A)):
+        call(worker, actor_id, number)
+    for number in range(3):
+        item = begin(worker)
+        assert number_of(item) == number
+        assert begin(worker) is None
+        end(worker, item)
+
+
+def test_while_one_waits_others_run_but_none_of_the_same_actor(worker: Worker) -> None:
+    for number, actor_id in enumerate((A, A, B)):
+        call(worker, actor_id, number)
+    first = begin(worker)
+    worker.give_up_turn(first, ())
+    call(worker, A, 3)
+    other = begin(worker)
+    assert actor_of(other) == B
+    assert not worker.take_turn(first)
+    end(worker, other)
+    call(worker, B, 4)
+    assert begin(worker) is None, "who returns comes before who has not begun"
+    assert worker.take_turn(first)
+    worker.give_up_turn(first, ())  # It waits once more, and those that were set aside still are.
+    assert worker.take_turn(first)
+    end(worker, first)
+    order = []
+    while (item := begin(worker)) is not None:
+        order.append(number_of(item))
+        end(worker, item)
+    assert order == [1, 3, 4]
+
+
+def test_a_killed_actor_ends_with_what_it_runs(worker: Worker) -> None:
+    call(worker, A, 0)
+    call(worker, A, 1)
+    call(worker, B, 2)
+    item = begin(worker)
+    worker.step(0.0, b"L" + DAEMON, m.Retire(A, 0, True))
+    assert worker.interrupted(item) == "killed"
+    assert said(worker) == []
+    end(worker, item)
+    assert said(worker) == [m.Ended(A, 0, item.row[0], "")]
+    assert number_of(begin(worker)) == 2
+
+
+def test_a_retired_actor_ends_after_its_calls(worker: Worker) -> None:
+    call(worker, A, 0)
+    worker.step(0.0, b"L" + DAEMON, m.Retire(A, 0, False))
+    assert said(worker) == []
+    end(worker, begin(worker))
+    returned, ended = said(worker)
+    assert type(returned) is m.Returned
+    assert ended == m.Ended(A, 0, b"", "")
+    assert worker.turns is not None
+    assert worker.turns.gone == [(A, True)]
+
+
+def test_one_that_leaves_has_the_outcome_of_its_last_call_and_no_other(worker: Worker) -> None:
+    call(worker, A, 0)
+    call(worker, A, 1)
+    item = begin(worker)
+    assert worker.turns is not None
+    worker.turns.leave(A, LEAVE, "")
+    end(worker, item)
+    returned, ended = said(worker)
+    assert [row[0] for row in returned.rows] == [item.row[0]]
+    assert ended == m.Ended(A, 0, b"", "")
+    assert begin(worker) is None
+
+
+def test_calls_for_another_life_are_not_run(worker: Worker) -> None:
+    call(worker, A, 0, attempt=1)
+    assert begin(worker) is None
+    worker.step(0.0, b"L" + DAEMON, m.Retire(A, 1, True))
+    assert said(worker) == []
+    assert A in worker.mailbox.actors
+
+
+def test_a_cycle_is_seen(worker: Worker) -> None:
+    call(worker, A, 0)
+    call(worker, B, 1)
+    worker.give_up_turn(begin(worker), (ref(7),))
+    begin(worker)
+    assert worker.turns is not None
+    calls = {ref(7): B, ref(8): A}
+    assert worker.turns.cycle(B, (ref(8),), calls.get) == [A, B]
+    assert worker.turns.cycle(B, (ref(9),), calls.get) == []
+
+
+def test_a_restarted_daemon_hears_who_lives_here(worker: Worker) -> None:
+    worker.step(0.0, b"L" + DAEMON, m.Retire(A, 0, True))
+    (hosting,) = [message for message in worker.running() if type(message) is m.Hosting]
+    assert [row[0][0] for row in hosting.rows] == [B]
+    assert said(worker) == []
