@@ -158,6 +158,18 @@ class Silent:
         """The no-op method."""
 
 
+class Count:
+    """A counter."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def add(self, amount: int) -> int:
+        """The new value."""
+        self.value += amount
+        return self.value
+
+
 class Caller:
     """An actor that calls another."""
 
@@ -219,6 +231,15 @@ def actor_create(system: System, count: int) -> float:
     for _ in range(count):
         actors.append(kind.remote())
         system.get(actors[-1].nothing.remote())
+    return (time.perf_counter() - begin) / count * 1e3
+
+
+def actor_create_light(system: System, count: int) -> float:
+    """Actors that share processes, all made and then called at once, ms each until the last has answered."""
+    kind = system.remote(Count).options(lightweight=True)
+    begin = time.perf_counter()
+    counters = [kind.remote() for _ in range(count)]
+    _expect(sum(system.get([counter.add.remote(1) for counter in counters])), count)
     return (time.perf_counter() - begin) / count * 1e3
 
 
@@ -325,6 +346,7 @@ WORKLOADS: dict[str, Workload] = {
     "actor_args_8kb": Workload(actor_args_8kb, 20_000, 200, {"ray": 2_000}),
     "actor_n_n": Workload(actor_n_n, 40_000, 200, {"ray": 5_000}),
     "actor_create": Workload(actor_create, 20, 2, {"ray": 5}),
+    "actor_create_light": Workload(actor_create_light, 5_000, 20),
     "idle_memory": Workload(idle_memory, 2, 1, {"ray": 2, "dask": 2, "pool": 2}, True),
     "idle_cpu": Workload(idle_cpu, 10, 1, {"ray": 10, "dask": 10, "pool": 10}, True),
     **{f"put_{size}mb": Workload(partial(put_large, size), 3, 1, {"ray": 3}) for size in LARGE_MEGABYTES},

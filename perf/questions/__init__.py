@@ -22,6 +22,8 @@ MODULES = (
     "actor_args_8kb",
     "actor_n_n",
     "actor_create",
+    "actor_create_light",
+    "actors_10000_memory",
     "put_small",
     "get_small",
     "put_large",

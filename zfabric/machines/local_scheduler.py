@@ -343,7 +343,7 @@ class LocalScheduler:
             if task.state != DONE and task.submitter in self.tables.processes:
                 task.facts().submitters += (task.submitter,)
             task.submitter = process.incarnation
-        if task.state == DONE and any(record.status == OK and record.value is None for record in task.values()):
+        if task.state == DONE and any(record.value is None for record in task.values()):  # Errors are let go of, too.
             for record in task.values():
                 self.outcomes.make_available(record, "gone when its task was submitted again")
         if task.state == DONE:
