@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import FUNCTION_BYTES, INCARNATION_BYTES, OBJECT_BYTES, TASK_BYTES, is_put, job_id
 from zfabric.sim.network import Faults
-from zfabric.sim.programs import HALF, PLAIN, WIDE, Program
+from zfabric.sim.programs import ACTOR, HALF, PLAIN, WIDE, Program
 from zfabric.sim.world import World
 
 QUIET = (m.Heartbeat, m.ExtentReady, m.Committed, m.Place, m.Placed)
@@ -46,7 +46,7 @@ def call(slot: int, spec: tuple[Any, ...], kind: int = PLAIN, needs: tuple[int, 
 
 def make(slot: int, spec: tuple[Any, ...], restarts: int = 0) -> tuple[Any, ...]:
     """An actor whose handle is in ``slot``; ``spec`` is that of its ``__init__``."""
-    return ("make", slot, spec, (("max_restarts", restarts),), NOTHING)
+    return ("make", slot, ACTOR, spec, (("max_restarts", restarts),), NOTHING)
 
 
 def invoke(
