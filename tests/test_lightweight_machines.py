@@ -307,3 +307,16 @@ def test_a_restarted_daemon_hears_who_lives_here(worker: Worker) -> None:
     (hosting,) = [message for message in worker.running() if type(message) is m.Hosting]
     assert [row[0][0] for row in hosting.rows] == [B]
     assert said(worker) == []
+
+
+# --- ordinary actors beside them ----------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_an_actor_takes_for_life_is_replaced_before_the_next_one_is_wanted() -> None:
+    node, workers = made()
+    node.say(CLIENT + DRIVER, m.Export(((b"o" * 16, "Ordinary", b"payload", OPTIONS[:2]),)))
+    node.submit((task_id(0), b"o" * 16, b"", ()))
+    assert len(node.dispatched()) == 1
+    assert len(node.pids) == len(workers) + 1
+    lives(node, 1)
+    assert len(node.pids) == len(workers) + 2

@@ -125,6 +125,7 @@ class Dispatcher:
             task = queue.tasks.popleft()
             self.host(worker, task)
             self._assign(worker, [task], now, inline=False)
+            self.prestart(now)
 
     def _serve_hosts(self, queue: ShapeQueue, now: float) -> None:
         """Actors that share processes: each goes where there are fewest, many at once."""
@@ -140,6 +141,7 @@ class Dispatcher:
                     most = -(-actors // wanted)  # The others are for the one that starts.
                 break
             self.share(worker, queue)
+            self.prestart(now)
             hosts.append(worker)
         batches: dict[bytes, list[TaskRecord]] = {}
         while hosts and self._discard_stale(queue):
@@ -579,6 +581,12 @@ class Dispatcher:
         callers = {caller for caller, _ in self.tables.expected.values()}
         idle = [worker for worker in self.tables.workers.values() if worker.state == IDLE]
         return [worker for worker in idle if worker.process is None or worker.process.incarnation not in callers]
+
+    def prestart(self, now: float) -> None:
+        """As many workers as the node has CPUs, before tasks ask for them, and in place of those that actors have taken for life."""
+        alive = sum(1 for worker in self.tables.workers.values() if worker.state not in (ENDING, HOSTING))
+        for _ in range(self.cpus - alive):
+            self.spawn(None, NO_ENVIRONMENT, now)
 
     def spawn(self, job: JobRecord | None, environment: Environment, now: float) -> WorkerRecord:
         """Start one more worker."""

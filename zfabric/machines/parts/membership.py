@@ -16,7 +16,6 @@ from zfabric.machines.parts.kept_rows import KeptRows
 from zfabric.machines.parts.records import (
     DONE,
     ENDING,
-    HOSTING,
     IDLE,
     STARTING,
     JobRecord,
@@ -133,7 +132,7 @@ class Membership:
         process.job = job
         self.tables.jobs[job.id] = job
         self.scheduler.ask("job begun", process, m.Write, (("job", job.id, self._job_row(job, "running")),), ())
-        self._prestart(now)
+        self.scheduler.dispatcher.prestart(now)
 
     def job_begun(self, process: ProcessRecord, ok: bool, text: str) -> None:
         """A new job's row is durable: only now may its driver count on it, since a new daemon finds drivers by their jobs' rows."""
@@ -181,15 +180,9 @@ class Membership:
         self._expected.pop(process.incarnation, None)
         self._maybe_recovered(now)
 
-    def _prestart(self, now: float) -> None:
-        """As many workers as the node has CPUs, before the first task asks for them."""
-        alive = sum(1 for worker in self.tables.workers.values() if worker.state not in (ENDING, HOSTING))
-        for _ in range(self.scheduler.dispatcher.cpus - alive):
-            self.scheduler.dispatcher.spawn(None, NO_ENVIRONMENT, now)
-
     def prestart(self, now: float) -> None:
         """Called by the shell when a fresh node starts: workers are forked while the driver still connects."""
-        self._prestart(now)
+        self.scheduler.dispatcher.prestart(now)
 
     # -- workers come and go --
 
@@ -271,7 +264,7 @@ class Membership:
         if not self.recovering and (job is None or not job.ended) and worker.environment == NO_ENVIRONMENT:
             live = [job for job in self.tables.jobs.values() if not job.ended]
             if live and self._failed_starts < START_ATTEMPTS_MAX:
-                self._prestart(now)
+                self.scheduler.dispatcher.prestart(now)
 
     def let_go_of(self, process: ProcessRecord) -> None:
         """A process is no more, or wants no more: it holds nothing, and nobody waits for it."""
@@ -441,7 +434,7 @@ class Membership:
         self._keep_due = True
         for job in self._abandoned:
             self._driver_gone(job, now)
-        self._prestart(now)
+        self.scheduler.dispatcher.prestart(now)
         self.tables.say("info", f"recovered: {len(self.tables.processes)} processes, {tasks} tasks")
 
     def keep(self) -> None:
