@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -279,6 +280,59 @@ def test_the_handles_of_a_dead_caller_count_no_more() -> None:
     del subject
     failure(dead)
     eventually(lambda: gone(pid), "nobody has a handle, and the actor has ended")
+
+
+@zf.remote
+class Holder:
+    """Keeps what it was made with."""
+
+    def __init__(self, refs: list[Any], value: Any) -> None:
+        self.sums = [int(zf.get(ref).sum()) for ref in refs] + [int(value.sum())]
+
+    def tell(self) -> tuple[int, list[int]]:
+        return os.getpid(), self.sums
+
+
+def test_a_restart_has_the_arguments_of_the_first_start() -> None:
+    """Nobody else needs them: put values, which no task could make again, alone and inside a list."""
+    holder = Holder.options(max_restarts=3).remote([zf.put(np.ones(10)), zf.put(np.ones(300_000))], zf.put(np.ones(200_000)))
+    for daemon_too in (False, True):
+        pid, sums = value_of(holder.tell.remote())
+        assert sums == [10, 300_000, 200_000]
+        gc.collect()
+        if daemon_too:
+            old = kill_daemon()
+            eventually(lambda old=old: set(processes_named("zf-daemon")) - {old}, "there is another daemon")
+            assert value_of(holder.tell.remote()) == (pid, sums)
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda pid=pid: answers(holder) not in (0, pid), "it has been made again")
+    assert value_of(holder.tell.remote())[1] == [10, 300_000, 200_000]
+
+
+def answers(holder: Any) -> int:
+    """The pid of the process it lives in; 0 while it has none."""
+    try:
+        return int(value_of(holder.tell.remote())[0])
+    except zf.ActorUnavailableError:
+        return 0
+
+
+def test_a_task_does_not_wait_for_calls_that_another_task_of_its_process_has_made() -> None:
+    """The first call waits for a task that itself calls the actor, from the same worker, and waits for the outcome."""
+    counter = Subject.remote()
+
+    @zf.remote(num_cpus=0.5)
+    def second(counter: Any) -> int:
+        return int(zf.get(counter.add.remote()))
+
+    @zf.remote(num_cpus=0.5)
+    def first(counter: Any) -> Any:
+        later = second.remote(counter)
+        return zf.get([counter.note.remote(later), later])
+
+    for _ in range(5):
+        noted, counted = value_of(first.remote(counter))
+        assert noted == counted
 
 
 # --- the daemon dies ----------------------------------------------------------------------------------------------------------

@@ -297,7 +297,8 @@ class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Call it; the ref comes at once (a list of refs for ``num_returns`` above 1, None for 0, a generator of refs for "streaming").
 
-        Calls of one caller run in the order in which they were made. Raises TypeError if the arguments do not fit.
+        Calls of one caller (the program, a task, a method of another actor) run in the order in which they were made. Raises TypeError
+        if the arguments do not fit.
         """
         known, handle = self._method, self._handle
         client = interface._current

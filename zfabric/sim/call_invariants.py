@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zfabric.protocol.failures import unpack_failure
-from zfabric.protocol.ids import TASK_BYTES, short
+from zfabric.protocol.ids import PREFIX_BYTES, TASK_BYTES, short
 from zfabric.protocol.messages import FAILED
 from zfabric.sim.programs import LOST
 
@@ -96,7 +96,7 @@ class CallInvariants:
         before.append(here)
 
     def _in_order(self, worker: WorkerProcess, call_id: bytes, made: Made, where: bytes) -> None:
-        key = (made.caller, made.actor_id, where)
+        key = (made.caller + call_id[:PREFIX_BYTES], made.actor_id, where)  # The caller is the task, in this process.
         if self._newest.get(key, 0) >= made.number:
             self.world.fail(f"call {short(call_id)} begins on {worker.name} after a later one of its caller's")
         self._newest[key] = made.number

@@ -24,7 +24,7 @@ from zfabric.machines.parts.records import (
     TaskRecord,
     WorkerRecord,
 )
-from zfabric.machines.parts.references import add_holder
+from zfabric.machines.parts.references import add_holder, named_by
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess
 from zfabric.protocol.failures import Facts, pack_failure, unpack_failure
@@ -43,6 +43,7 @@ class ActorRecord:
     """One actor, from its creation until nobody could ask for it any more."""
 
     __slots__ = (
+        "arguments",
         "executing",
         "failure",
         "gone",
@@ -62,6 +63,8 @@ class ActorRecord:
         self.task = task
         self.namespace = namespace
         self.name: str = task.option("name") or ""
+        self.arguments: set[bytes] = set()
+        """What its row names, as far as that is kept for restarts."""
         self.state = CREATING
         self.worker: WorkerRecord | None = None
         self.restarts = 0
@@ -122,6 +125,8 @@ class Actors:
                 text = f"an actor is called {record.name!r} in namespace {record.namespace!r} already; get_if_exists=True takes that one"
                 self.outcomes.fail(task, "ActorNameTakenError", text, ())
                 return False
+        if record.detached:
+            self.scheduler.detached.made(record.id)
         if record.shared:
             return True
         hosting = sum(1 for each in self.records.values() if each.state != DEAD and not each.shared)
@@ -132,17 +137,31 @@ class Actors:
             )
             self.outcomes.fail(task, "ActorLimitExceededError", text, ())
             return False
-        if record.detached:
-            self.scheduler.detached.made(record.id)
         return True
 
     def _enter(self, task: TaskRecord, job: JobRecord) -> ActorRecord:
         namespace = task.option("namespace") or job.namespace
+        before = self.records.get(task.id)
         record = self.records[task.id] = ActorRecord(task, namespace)
+        if before is not None:
+            record.arguments = before.arguments
         task.facts()  # What has rare facts is let go of with care: its last handle ends an actor.
         if record.detached:
             add_holder(task, DETACHED)
+        self._keep_arguments(record)
         return record
+
+    def _keep_arguments(self, record: ActorRecord) -> None:
+        """A restart needs what the first start was given: values that were put have no row that would make them again."""
+        if record.task.option("max_restarts", 0) and record.state != DEAD:
+            missing = [each for each in dict.fromkeys(named_by(record.task)) if each not in record.arguments and self.tables.find(each)]
+            record.arguments.update(missing)
+            self.scheduler.references.pin(missing)
+
+    def keep_arguments(self) -> None:
+        """After a restart of the daemon, once everything is known."""
+        for record in self.records.values():
+            self._keep_arguments(record)
 
     def ended(self, task: TaskRecord, worker: WorkerRecord | None, status: int, payload: bytes) -> None:
         """The task that makes an actor has ended: the actor lives, or never will."""
@@ -202,6 +221,8 @@ class Actors:
         if record.task.block is not None:  # A restarted daemon is not to make it again.
             self.scheduler.blocks.drop(record.id, record.task.block)
             record.task.block = None
+        self.scheduler.references.unpin(record.arguments)
+        record.arguments = set()
         if record.detached:
             self.scheduler.references.release((record.task.object_id,), DETACHED)
             self.scheduler.detached.died(record.task.function.queue.job)

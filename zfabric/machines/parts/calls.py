@@ -20,7 +20,7 @@ from zfabric.machines.parts.entries import PENDING, Entry
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
 from zfabric.protocol.failures import Facts, pack_failure, unpack_failure
-from zfabric.protocol.ids import ACTOR, CALL_RETURN, CONTROL, FIRST_RETURN, TASK_BYTES, call_value, is_call, short
+from zfabric.protocol.ids import ACTOR, CALL_RETURN, CONTROL, FIRST_RETURN, PREFIX_BYTES, TASK_BYTES, call_value, is_call, short
 from zfabric.protocol.messages import ALIVE, CREATING, DEAD, FAILED, OK, Row
 from zfabric.protocol.names import brief
 from zfabric.protocol.options import LOGGED, option
@@ -45,6 +45,7 @@ class Target:
         "failure",
         "incarnation",
         "leaving",
+        "mixed",
         "outbox",
         "queue",
         "retries",
@@ -65,6 +66,8 @@ class Target:
         self.failure = b""
         self.queue: deque[Row] = deque()
         """Calls that were not sent to the present incarnation, in order."""
+        self.mixed = False
+        """Whether some of them may be of different tasks, whose calls have no order among each other."""
         self.sent: dict[bytes, Row] = {}
         """Calls that were, and have no outcome yet, in order."""
         self.outbox: list[Row] = []
@@ -172,6 +175,8 @@ class Calls:
         if target.state == ALIVE and len(row) == 3 and not target.queue:
             self._send(target, row)
         else:
+            if target.queue and target.queue[-1][0][:PREFIX_BYTES] != call_id[:PREFIX_BYTES]:
+                target.mixed = True
             target.queue.append(row)
             self._advance(target)
 
@@ -197,11 +202,28 @@ class Calls:
             if len(row) > 3:
                 complete = self._complete(target, row)
                 if complete is None:
+                    if target.mixed:
+                        self._pass_by(target)
                     return
                 row = complete
             if row:
                 queue.popleft()
                 self._send(target, row)
+        target.mixed = target.mixed and len(queue) > 1
+
+    def _pass_by(self, target: Target) -> None:
+        """The first call waits. Those of other tasks of this process do not: it may wait for what only they can bring about."""
+        waiting = {target.queue[0][0][:PREFIX_BYTES]}
+        for row in list(target.queue):
+            caller = row[0][:PREFIX_BYTES]
+            if caller in waiting or row[0] not in self.pending:
+                continue
+            complete = self._complete(target, row) if len(row) > 3 else row
+            if complete is None:
+                waiting.add(caller)
+            elif complete:
+                target.queue.remove(row)
+                self._send(target, complete)
 
     def _complete(self, target: Target, row: Row) -> Row | None:
         """The row with the values of its dependencies; None if it must wait, () if it has an outcome already."""
@@ -214,7 +236,7 @@ class Calls:
         entries = [client.lookup(identifier) for identifier in row[3]]
         broken = next((entry for entry in entries if entry.status != OK), None)
         if broken is not None:
-            target.queue.popleft()
+            target.queue.remove(row)
             self.returned(((row[0], broken.status, (broken.data if type(broken.data) is bytes else b"",)),))
             return ()
         values = tuple(entry.data if type(entry.data) is bytes else None for entry in entries)

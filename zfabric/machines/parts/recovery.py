@@ -129,6 +129,7 @@ class Recovery:
         self._each(m.Expect, self._take_expect)
         self._each(m.Hold, self._take_hold)
         self._know(self.scheduler.logs.references_of())
+        self._know(named_by(record.task) for record in self.scheduler.actors.records.values())
         self._each(m.Logged, self._take_logged)
         self._each(m.Checkpoint, self._take_logged)
         self.scheduler.streams.positions_known()
@@ -158,6 +159,7 @@ class Recovery:
         for task_id, (_, block) in self._rows.items():
             if task_id not in self.tables.tasks:
                 self.scheduler.blocks.drop(task_id, block)
+        self.scheduler.actors.keep_arguments()
         self.tables.spare.extend(self._values())
 
     def go_on(self, now: float) -> None:
