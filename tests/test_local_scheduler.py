@@ -79,7 +79,7 @@ class Node:
 
     def workers(self) -> list[bytes]:
         """Every worker that was asked for is there."""
-        for token, pid in self.pids.items():
+        for token, pid in list(self.pids.items()):
             if self.scheduler.tables.workers[token].process is None:
                 self.say(b"X" + OWN, m.WorkerSpawned(token, pid, ""))
                 control = bytes((token[0] ^ 0x80,)) + token[1:]
