@@ -91,6 +91,7 @@ FOUND_WITH_ACTORS = {
     4483: "a value that was lost and could not be made again was given to a task as the error that said so",
     576: "what waits in a process that actors share was to be woken for ever while another one computed",
     962: "plain tasks ran in the process of an actor whose class no daemon knew any more",
+    3017: "an actor that had left a shared process as the daemon died was believed to live there",
     2164: "an actor retired before its own calls had outcomes",
     6748: "an actor that was being made again was made once more, since its caller knew that it had lived",
     7102: "a worker that ran a task of which nothing else survived was given more to do",

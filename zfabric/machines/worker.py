@@ -21,7 +21,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Send
 from zfabric.protocol.ids import LOCAL_SCHEDULER, Address
 from zfabric.protocol.machine import Explanation, InvariantViolation
-from zfabric.protocol.messages import Row
+from zfabric.protocol.messages import OK, Row
 from zfabric.protocol.options import option
 
 REPORTS = (m.Completed, m.Yielded)
@@ -400,7 +400,14 @@ class Worker:
             self.turns.unsaid.clear()
         waiting = [blocked._replace(returned=()) for blocked in self._waiting]  # What was returned then is not among the rows.
         hosted = (m.Hosting(tuple(self.mailbox.actors.values())),) if self.mailbox.actors or self.turns is not None else ()
-        return (*hosted, m.Running(rows), *self.yields.again(unheard), *waiting, *self.mailbox.unrecorded())
+        ended = self._ended_meanwhile(unheard) if self.turns is not None else ()
+        return (*hosted, m.Running(rows), *self.yields.again(unheard), *waiting, *self.mailbox.unrecorded(), *ended)
+
+    def _ended_meanwhile(self, unheard: Iterable[m.Message]) -> tuple[m.Message, ...]:
+        """Of actors that share this process: those that were made, as is said again, and live here no longer."""
+        made = [row for message in unheard if type(message) is m.Completed for row in message.rows]
+        gone = [row for row in made if row[2] == OK and row[0] not in self.mailbox.actors]
+        return tuple(m.Ended(row[0], row[1], b"", "it ended as its node's daemon did") for row in gone)
 
     def unread(self) -> tuple[Row, ...]:
         """Places that came with tasks not begun: pins that the client has not counted. Rows as in ``Pinned``."""
