@@ -473,6 +473,8 @@ class LocalScheduler:
         kind, about = self._asked.pop(message.token, ("", None))
         if kind == "store query":
             report.store_answered(self, now, about, message.payload)
+        elif kind == "recorded":
+            self.actors.taken_over(*about)
 
     def on_log_lines(self, now: float, source: Address, message: m.LogLines) -> None:
         """Output of workers goes to the driver of the job they work for."""

@@ -455,7 +455,17 @@ class Actors:
             hearer = self.tables.processes.get(caller)
             if hearer is not None:
                 self.tables.tell(hearer, m.Returned(((call_id, status, told),)))
-        self.tables.order(worker, m.Recorded(tuple(row[0] for row in message.rows)))
+        recorded = tuple(row[0] for row in message.rows)
+        if self.tables.store_address is None or not any(type(value) is tuple for row in message.rows for value in row[3]):
+            self.tables.order(worker, m.Recorded(recorded))
+        else:  # Until the store has taken over what lies in the arena, the actor's word is all that tells of it.
+            self.scheduler.ask_store("recorded", (worker.token, recorded), "nothing", ())
+
+    def taken_over(self, token: bytes, call_ids: tuple[bytes, ...]) -> None:
+        """The store has."""
+        worker = self.tables.workers.get(token)
+        if worker is not None:
+            self.tables.order(worker, m.Recorded(call_ids))
 
     def _take_value(self, worker: WorkerRecord, caller: bytes, identifier: bytes, status: int, value: Any, refs: tuple[bytes, ...]) -> Any:
         """Make an object of a value that others need to know; what the caller is told of it."""
