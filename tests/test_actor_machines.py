@@ -168,13 +168,25 @@ def test_a_logged_actor_is_told_which_outcomes_are_here_ahead_of_what_it_is_aske
     lives(client, NEXT_HOME)
     messages = [effect.message for effect in client.take_effects(0.0) if effect.to[1:] == NEXT_HOME]
     assert messages == [
-        m.Taken(ACTOR, (2).to_bytes(16, "big")),
+        m.Taken(ACTOR, ((2).to_bytes(16, "big"), third), True),
         m.Call(ACTOR, 0, tuple((n.to_bytes(16, "big"), "method", b"") for n in (2, 3))),
     ]
     client.step(0.0, CLIENT + NEXT_HOME, m.Returned((((2).to_bytes(16, "big"), OK, (b"value",)), (third, OK, (b"value",)))))
     client.dropped.append(ACTOR + FIRST_RETURN)
     client.keeping.settle()
-    assert said(client, m.Taken) == [m.Taken(ACTOR, b"")], "before it is forgotten"
+    assert said(client, m.Taken) == [m.Taken(ACTOR, ((2).to_bytes(16, "big"), third), False)], "before it is forgotten"
+
+
+def test_what_has_its_outcome_when_the_next_life_begins_is_not_asked_of_it(client: Client) -> None:
+    lives(client, HOME)
+    settled = call(client, 1, LOGGED)
+    call(client, 2, LOGGED)
+    lives(client, HOME)
+    client.take_effects(0.0)
+    lives(client, b"", CREATING)
+    lives(client, NEXT_HOME)
+    client.step(0.0, b"L" + DAEMON, m.Returned(((settled, OK, (b"value",)),)))
+    assert sent(client) == [2]
 
 
 def test_a_logged_actor_is_told_now_and_then_and_others_never(client: Client) -> None:
@@ -185,7 +197,7 @@ def test_a_logged_actor_is_told_now_and_then_and_others_never(client: Client) ->
         client.take_effects(0.0)
         for index, each in enumerate(calls):
             client.step(0.0, CLIENT + HOME, m.Returned(((each, OK, (b"value",)),)))
-            expected = [m.Taken(ACTOR, calls[-1])] if index == TAKEN_EVERY - 1 and retries == LOGGED else []
+            expected = [m.Taken(ACTOR, tuple(calls[:-1]), False)] if index == TAKEN_EVERY - 1 and retries == LOGGED else []
             assert said(client, m.Taken) == expected
 
 

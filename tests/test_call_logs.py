@@ -152,14 +152,17 @@ def test_what_a_caller_has_taken_is_forgotten_also_by_the_next_incarnation() -> 
         actor.run()
     (block,) = actor.said(m.Logged)
     actor.durable(block.number)
-    actor.worker.step(0.0, CLIENT + ANN, m.Taken(ACTOR, (3).to_bytes(16, "big")))
+    actor.worker.step(0.0, CLIENT + ANN, m.Taken(ACTOR, tuple(n.to_bytes(16, "big") for n in (1, 2)), False))
     assert [len(kept) for kept in actor.log.kept.values()] == [1]
     actor.call(4)
     actor.run()
     (more,) = actor.said(m.Logged)
     again, _, _ = next_incarnation([block, more])
     assert [int.from_bytes(call_id, "big") for call_id in again.log.kept[ANN]] == [3, 4]
-    again.worker.step(0.0, CLIENT + ANN, m.Taken(ACTOR, b""))
+    wanted = tuple(n.to_bytes(16, "big") for n in (2, 4))  # The first is a readonly call's, of which nothing is kept.
+    again.worker.step(0.0, CLIENT + ANN, m.Taken(ACTOR, wanted, True))
+    assert [int.from_bytes(call_id, "big") for call_id in again.log.kept[ANN]] == [4]
+    again.worker.step(0.0, CLIENT + ANN, m.Taken(ACTOR, (), True))
     assert again.log.kept == {}
 
 

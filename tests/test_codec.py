@@ -122,7 +122,7 @@ ROWS: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("Checkpoint", "part"): st.integers(0, 3),
     ("Checkpoint", "parts"): st.integers(4, CHECKPOINT_PARTS_MAX),
     ("Replaying", "callers"): many(incarnations),
-    ("Taken", "before"): task_ids | st.just(b""),
+    ("Taken", "call_ids"): many(task_ids),
     ("Stopped", "call_id"): task_ids,
 }
 """Fields whose rows have a layout; every check of the codec has its row here (see the test below)."""
@@ -431,6 +431,7 @@ CASES: list[tuple[str, int, tuple[Any, ...], Any, list[Any]]] = [
     ("Hosting", 0, ((),), (GOOD_TASK, 0), [(GOOD_TASK,), (7, 0), (GOOD_TASK, None), *((bad, 0) for bad in BAD_TASKS)]),
     ("Logged", 5, (TASK, 0, 1, 1, b"", ()), OBJECT, [TASK, "o" * OBJECT_BYTES, 7]),
     ("Checkpoint", 7, (TASK, 0, 1, 1, 0, 1, b"", ()), OBJECT, [TASK, "o" * OBJECT_BYTES, 7]),
+    ("Taken", 1, (TASK, (), True), TASK, [OBJECT, "t" * TASK_BYTES, 7]),
     ("Replaying", 3, (TASK, 0, 0, ()), b"8" * INCARNATION_BYTES, [TASK, "8" * INCARNATION_BYTES, 7]),
     ("Traced", 0, ((), b"", ()), (FUNCTION, "Class.method"), [(FUNCTION,), ("f", "m"), (FUNCTION, b"m"), (FUNCTION + b"x", "m")]),
     ("Traced", 2, ((), b"", ()), (TASK, (OBJECT,)), [(TASK,), (TASK, OBJECT), (TASK + b"x", (OBJECT,)), (TASK, (OBJECT + b"x",))]),
@@ -444,7 +445,7 @@ def frame_of(name: str, field: int, fields: tuple[Any, ...], rows: list[Any]) ->
 
 
 def test_every_row_check_has_cases() -> None:
-    assert {name for name, *_ in CASES} | {"Kill", "Leaving", "Stopped", "Durable", "Taken", "Retire", "Ended"} == set(codec._ROW_CHECKS), (
+    assert {name for name, *_ in CASES} | {"Kill", "Leaving", "Stopped", "Durable", "Retire", "Ended"} == set(codec._ROW_CHECKS), (
         "those have no rows"
     )
 

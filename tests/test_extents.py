@@ -6,8 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zfabric.config import MiB
+from zfabric.machines.parts.claims import Claims
 from zfabric.machines.parts.extents import ALIGNMENT, HEADER_BYTES, PIECE, FreeSpace, Ranges, data_start, footprint, round_up
 from zfabric.machines.parts.grants import Grants
+from zfabric.protocol import messages as m
 from zfabric.protocol.machine import InvariantViolation
 
 SLOTS = 64
@@ -201,3 +204,16 @@ def test_a_full_grant_goes_back_with_its_last_object_and_an_abandoned_object_lea
     assert grants.spent(1 << 20) == []
     assert grants.finished(64) == (0, 256)
     assert len(grants) == 0
+
+
+def test_what_is_said_again_takes_no_room_that_has_been_given_to_another() -> None:
+    """As far as its worker knows a completion was not heard, although its value was taken over, freed, and its room given away."""
+    claims = Claims()
+    old, now = b"old-one0", b"new-one0"
+    claims.take(b"", m.Sealed(((b"o" * 20, MiB + HEADER_BYTES, MiB, old, False),)))
+    claims.take(now, m.GrantsHeld(((MiB, 2 * MiB, 0),)))
+    layout = claims.layout(0, 4 * MiB)
+    assert layout.objects == []
+    claims.take(b"", m.Sealed(((b"p" * 20, MiB + HEADER_BYTES, 1000, now, False),)))
+    assert [row[0] for row in claims.layout(0, 4 * MiB).objects] == [b"p" * 20], "it may write there itself"
+    assert [(offset, size, holder) for offset, size, holder, _, _ in layout.grants] == [(MiB, 2 * MiB, now)]

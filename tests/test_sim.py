@@ -34,6 +34,11 @@ FIRST = {
     "reported-once": 177,
     "stops-do-not-overtake": 819,
     "kill-ends-neighbours": 108,
+    "logged-results-before-commit": 30,
+    "logged-duplicates-run-again": 30,
+    "checkpoints-forget-outcomes": 65,
+    "taken-too-early": 65,
+    "log-cut-without-checkpoint": 177,
 }
 """Where to begin looking for those that take long. Only a hint: the rest of the seeds follows."""
 
@@ -70,6 +75,9 @@ FOUND = {
 
 
 FOUND_WITH_ACTORS = {
+    202: "a value that had been freed was said again, and took the room that another process had been given meanwhile",
+    511: "a caller said that it had all before a call of which its actor knew nothing, and what came after that ran again",
+    245: "a call whose outcome came with the news of its actor's next life was made again there",
     6: "an actor that was being made as the daemon died was unknown to the next",
     37: "the record of an actor that was made meanwhile was not entered again",
     45: "who had made an actor was not told of it after the daemon had died twice",

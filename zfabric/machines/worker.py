@@ -355,7 +355,7 @@ class Worker:
 
     def on_taken(self, source: Address, message: m.Taken) -> None:
         """A caller has outcomes."""
-        self.mailbox.taken(source, message.actor_id, message.before)
+        self.mailbox.taken(source, *message)
 
     def on_retire(self, message: m.Retire) -> None:
         """Nobody has a handle any more, or the actor was killed."""

@@ -337,8 +337,7 @@ def _replaying(name: str, fields: tuple[Any, ...]) -> None:
 
 def _taken(name: str, fields: tuple[Any, ...]) -> None:
     _ids(name, fields[:1], TASK_BYTES)
-    if fields[1]:
-        _ids(name, fields[1:], TASK_BYTES)
+    _ids(name, fields[1], TASK_BYTES)
 
 
 def _one_task(name: str, fields: tuple[Any, ...]) -> None:

@@ -102,6 +102,7 @@ class _Maker:
                 if status == OK:
                     with worker.lock:
                         worker.worker.mailbox.made_again(self.log, call, outputs, extra[0] if extra is not None else ())
+                        worker.finish_writes()
 
     def _warn(self, text: str) -> None:
         print(f"zfabric warning: {self.kind.__qualname__}: {text}: its state may differ from what it was", file=sys.stderr)

@@ -135,8 +135,7 @@ class WorkerRuntime(UserCode):
                 worker.interrupts.pop(row[0], None)
                 worker.finish(item, status, outputs, extra, started, ended - started)  # type: ignore[arg-type]
             self._returned = None
-            while self._unfinished_writes:
-                self.machine.room.finished(self._unfinished_writes.pop())
+            self.finish_writes()
             unreported = worker.unreported
             if unreported == 1:
                 self._first_unreported = ended
@@ -163,8 +162,7 @@ class WorkerRuntime(UserCode):
             else:
                 self.worker.interrupts.pop(item.row[0], None)
                 self.worker.finish(item, status, outputs, extra, started, clock() - started)  # type: ignore[arg-type]
-            while self._unfinished_writes:
-                self.machine.room.finished(self._unfinished_writes.pop())
+            self.finish_writes()
             following = None if group is None else self._next_beside(group)
             if not flush:
                 pass
@@ -234,6 +232,11 @@ class WorkerRuntime(UserCode):
         finally:
             self._contexts.pop()
             self._namers.pop()
+
+    def finish_writes(self) -> None:
+        """What was written is in a message on its way. The caller holds the lock."""
+        while self._unfinished_writes:
+            self.machine.room.finished(self._unfinished_writes.pop())
 
     def wait_quietly(self, done: Callable[[], bool]) -> None:
         """Wait for what the control thread hears, between two calls."""

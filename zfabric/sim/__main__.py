@@ -66,6 +66,12 @@ EXPECTED_OF_ACTORS = (
     "Ended",
     "CallerGone",
     "call made again",
+    "Logged",
+    "Checkpoint",
+    "Durable",
+    "Replaying",
+    "Taken",
+    "actor restored",
     "outcome unknown",
     "outcome not run",
 )

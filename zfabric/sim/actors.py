@@ -14,6 +14,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from zfabric.protocol.options import LOGGED
+from zfabric.sim.logged import READONLY
 from zfabric.sim.network import Faults
 from zfabric.sim.programs import (
     ACTOR,
@@ -41,6 +43,8 @@ class ActorAuthor(Author):
 
     def __init__(self, seed: str, faults: Faults, cpus: int, large: bool) -> None:
         super().__init__(seed, faults, cpus, large)
+        self.logging = random.Random(f"{seed}/logging")
+        """Decides what is logged, apart from all else: the programs of most seeds are as they were without."""
         self.left = self.random.choice((4, 8, 16))
         self.actors_left = self.random.choice((1, 2, 3, 5))
         self.calls_left = self.random.choice((3, 8, 20, 40))
@@ -90,6 +94,9 @@ class ActorAuthor(Author):
         mortal = rng.random() < (0.5 if self.sharing else 0.3)
         restarts, retries = rng.choice(((0, 0), (1, 0), (1, 1), (-1, -1), (-1, -1), (-1, 0)))
         kind = LIGHT if self.sharing and self.light.random() < 0.7 else ACTOR
+        logged = kind == ACTOR and self.logging.random() < 0.6
+        if logged:
+            restarts, retries = -1, LOGGED
         dies = self.crashing or (self.deaths and kind == LIGHT)  # with a neighbour
         errors = GONE if mortal or (dies and not self._outlives(restarts, retries)) else NOTHING
         if scope.doomed:
@@ -99,7 +106,8 @@ class ActorAuthor(Author):
         spec, outcomes = self._task(PLAIN, label, label, inner, scope.doomed, True, scope.depth + 1, False, False)
         born = outcomes[0].number is not None
         handle = scope.slot(Handle(ordinal, errors if born else errors | GONE | outcomes[0].errors, retries, mortal, born))
-        options = (("max_restarts", restarts), *((("contains", boxed),) if boxed else ()))
+        every = (("checkpoint_every", self.logging.choice((0, 1, 2, 5))),) if logged else ()
+        options = (("max_restarts", restarts), *every, *((("contains", boxed),) if boxed else ()))
         scope.statements.append(("make", handle, kind, spec, options, boxed))
 
     def _outlives(self, restarts: int, retries: int) -> bool:
@@ -117,6 +125,8 @@ class ActorAuthor(Author):
         handle = scope.handles[slot]
         kind = rng.choice((PLAIN, PLAIN, PLAIN, PAIR, VOID))
         dependencies = tuple(rng.choice(list(scope.slots)) for _ in range(rng.choice((0, 0, 0, 1, 2)))) if scope.slots else ()
+        if handle.retries == LOGGED:  # The log keeps what a value leads to: an actor must not be kept by its own.
+            dependencies = tuple(each for each in dependencies if all(number < handle.ordinal for number in reach(scope.models((each,)))))
         boxed = self._inside(scope, handle.ordinal)
         stop = self.stops and kind != VOID and rng.random() < 0.15
         timeout = self.stops and rng.random() < 0.08
@@ -146,7 +156,8 @@ class ActorAuthor(Author):
             options.append(("timeout", 0.02 + 0.1 * rng.random()))
         if kind != PLAIN:
             options.append(("num_returns", len(slots)))
-        scope.statements.append(("invoke", slots, slot, spec, tuple(options), dependencies, boxed, handle.retries))
+        method = READONLY if handle.retries == LOGGED and self.logging.random() < 0.2 else "method"
+        scope.statements.append(("invoke", slots, slot, spec, tuple(options), dependencies, boxed, handle.retries, method))
         if stop:
             if rng.random() < 0.5:
                 scope.statements.append(("sleep", self._time()))
@@ -162,7 +173,8 @@ class ActorAuthor(Author):
         """What a call runs. It kills its process only where the actor may die, or is made again and the call with it."""
         deaths = self.deaths
         self.deaths = deaths and (handle.mortal or handle.errors >= GONE)
-        spec, outcomes = self._task(kind, label, total, inner, scope.doomed, True, scope.depth + 1, forever, False)
+        steady = handle.retries != LOGGED or not self.crashing  # Its hosts are killed more often than others.
+        spec, outcomes = self._task(kind, label, total, inner, scope.doomed, steady, scope.depth + 1, forever, False)
         self.deaths = deaths
         statements = spec[2]
         if inner and self.random.random() < 0.3:
@@ -170,7 +182,11 @@ class ActorAuthor(Author):
         if handle.mortal and outcomes and outcomes[0].number is not None and self.random.random() < 0.06:
             statements = (*statements, ("exit",))
             outcomes = tuple(Outcome(None, GONE) for _ in outcomes)
-        return (spec[0], spec[1], statements, spec[3]), outcomes
+        returns = spec[3]
+        if handle.retries == LOGGED:  # Refs in what a replay returns are others: the model knows those of one run.
+            returns = tuple((size, ()) for size, _ in returns)
+            outcomes = tuple(each._replace(inner=()) for each in outcomes)
+        return (spec[0], spec[1], statements, returns), outcomes
 
 
 __all__ = ["GONE", "ActorAuthor"]

@@ -4,6 +4,7 @@
 - An actor runs one call at a time, whoever shares its process.
 - A call begins once in one incarnation of its actor, and in another one only if it may be made again (``max_task_retries``).
 - The calls of one caller begin in the order in which they were made.
+- What a logged call did is part of its actor's state once anybody has its outcome: once, and always at the same place among the others.
 - A call has one outcome, whoever looks. One that says "not run" is of a call that never began, and never will.
 """
 
@@ -50,6 +51,14 @@ class CallInvariants:
         """The newest call that began, by caller, actor and incarnation (empty: any)."""
         self._outcomes: dict[bytes, tuple[int, str]] = {}
         self._not_run: set[bytes] = set()
+        self._places: dict[bytes, tuple[bytes, int]] = {}
+        """Where the effect of a logged call is in the state of its actor, in the newest incarnation: (actor, place)."""
+        self._released: dict[bytes, dict[bytes, int]] = {}
+        """Of those, what was so when somebody heard of the outcome: by actor, by call."""
+        self._over: set[bytes] = set()
+        """Actors that were to end for good: one that has the name of such a one is another one."""
+        self.values: dict[bytes, list[tuple[Any, int]]] = {}
+        """What calls have returned, and how large that is in the arena (0: inline)."""
         self._again: set[bytes] = set()
         """Names of calls that were made by two processes, of which nothing more is said."""
 
@@ -101,6 +110,36 @@ class CallInvariants:
             self.world.fail(f"call {short(call_id)} begins on {worker.name} after a later one of its caller's")
         self._newest[key] = made.number
 
+    def had_effect(self, worker: WorkerProcess, item: Invocation, state: list[bytes]) -> None:
+        """A call of a logged actor has run, in a state that these calls have left."""
+        if item.row[0] in state and item.row[0] not in self._again:
+            self.world.fail(f"call {short(item.row[0])} has run on {worker.name}, and its effect was there before")
+        self._places[item.row[0]] = item.actor_id, len(state)
+
+    def over(self, actor_id: bytes) -> None:
+        """An actor is to end for good."""
+        self._over.add(actor_id)
+        self._released.pop(actor_id, None)
+
+    def released(self, rows: Any) -> None:
+        """Somebody hears of outcomes."""
+        for call_id, _, _ in rows:
+            actor_id, place = self._places.get(call_id, (b"", 0))
+            if actor_id and actor_id not in self._over:
+                self._released.setdefault(actor_id, {}).setdefault(call_id, place)
+
+    def restored(self, worker: WorkerProcess, actor_id: bytes, state: list[bytes]) -> None:
+        """A logged actor is made in a state that these calls have left."""
+        if len(set(state)) < len(state) and self._again.isdisjoint(state):
+            self.world.fail(f"the state of {short(actor_id)} that {worker.name} has restored has a call twice")
+        for call_id, place in self._released.get(actor_id, {}).items():
+            if place >= len(state) or state[place] != call_id:
+                self.world.fail(f"{worker.name} has restored {short(actor_id)} without call {short(call_id)}, whose outcome is known")
+        for call_id in [each for each, (actor, _) in self._places.items() if actor == actor_id]:
+            del self._places[call_id]
+        self._places.update((call_id, (actor_id, place)) for place, call_id in enumerate(state))
+        self.world.states["actor restored"] += bool(state)
+
     def looked(self, identifier: bytes, status: int, data: Any) -> None:
         """A process looks at the outcome of a call."""
         call_id = identifier[:TASK_BYTES]
@@ -125,6 +164,8 @@ class CallInvariants:
         found = [f"the record of actor {short(each)}" for each in actors.records]
         found += [f"the name of actor {name}" for name in actors.named]
         found += [f"the expected result {short(each)}" for each in daemon.scheduler.tables.expected]
+        found += [f"the log of actor {short(each)}" for each in daemon.scheduler.logs.logs]
+        found += [f"{short(key)} of the {table} table" for table in ("log", "checkpoint") for key, _ in daemon.journal.scan(table)]
         for worker in self.world.workers.values():
             mailbox = worker.worker.mailbox
             found += [f"actor {short(each)} in {worker.name}" for each in mailbox.actors]
@@ -142,6 +183,7 @@ class CallInvariants:
                 "call that was heard of": calls._heard,
                 "killed actor": calls.killed,
                 "stopped call": calls._stopped,
+                "receipt": calls._receipts,
             }
             found += [f"a {name} of {process.name}" for name, table in tables.items() for _ in table]
         return found

@@ -13,6 +13,7 @@ import msgpack
 from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, call_value, object_id
 from zfabric.protocol.messages import OK
 from zfabric.sim.programs import (
+    ACTOR,
     Boom,
     Doomed,
     Interrupted,
@@ -114,10 +115,11 @@ def _do_invoke(
     dependencies: tuple[int, ...],
     boxed: tuple[int, ...],
     retries: int,
+    method: str = "method",
 ) -> None:
     arguments, pairs = _packed(state, spec, options, boxed)
     needed = tuple(state.slots[slot] for slot in dependencies)
-    call_id = state.process.invoke(state.slots[handle][:TASK_BYTES], arguments, needed, pairs, len(slots), retries)
+    call_id = state.process.invoke(state.slots[handle][:TASK_BYTES], arguments, needed, pairs, len(slots), retries, method)
     for index, slot in enumerate(slots):
         state.take(slot, call_value(call_id, index))
 
@@ -268,6 +270,8 @@ def task_body(process: WorkerProcess, item: Item | Invocation, values: list[tupl
         if process.worker.interrupted(item):
             raise Interrupted
         yield from _statements(state, statements)
+        if item.row[1] == function_id(ACTOR):
+            yield from process.logged.made(item, _room)  # type: ignore[arg-type]
         outputs: list[tuple[Value, tuple[int, int] | None]] = []
         for index, (size, inside) in enumerate(returns):
             value = Value(mix(state.total, index), tuple(state.slots[slot] for slot in inside))

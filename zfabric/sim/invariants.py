@@ -160,7 +160,7 @@ class Invariants:
         left += [f"the job {short(each)}" for each in tables.jobs if each == job]
         left += [f"{short(entry.object_id)} in the arena, {entry.state}" for entry in daemon.store._tables.entries.values()]
         left += [f"a grant of {self.world.who(grant.holder)}" for grant in daemon.store._tables.grants.values() if self._dead(grant.holder)]
-        for table in ("task", "object", "function"):
+        for table in ("task", "object", "function", "log", "checkpoint"):
             left += [f"{short(key)} of the {table} table" for key, _ in daemon.journal.scan(table)]
         left += [f"{short(each)} on disk" for each in self.world.arena.disk]
         left += [f"the record of actor {short(each)}" for each in daemon.scheduler.actors.records]

@@ -188,6 +188,8 @@ class Process:
             if sender != self.daemon:
                 self.join(sender)
         elif sender == self.daemon or type(message) is m.Returned:
+            if type(message) is m.Returned:
+                self.world.calls.released(message.rows)
             self.machine.step(self.world.now, source, message)
 
     # -- the loop --
@@ -354,6 +356,8 @@ class Process:
             self._wait(frame, request[1], request[2], request[3])
         elif kind == "room":
             self._room(frame, request[1])
+        elif kind == "ask":
+            self._ask(frame, request[1], request[2])
         elif kind == "die":
             self.die("its program says so")
 
@@ -387,11 +391,12 @@ class Process:
         options: tuple[Row, ...] | None,
         returns: int,
         retries: int,
+        method: str = "method",
     ) -> bytes:
         """Call an actor."""
         call_id = self.top.namer.child()
         self.world.calls.made(self.incarnation, actor_id, call_id, retries)
-        row: Row = (call_id, "method", arguments)
+        row: Row = (call_id, method, arguments)
         if dependencies or options is not None:
             row = (*row, dependencies, (), options)
         self.machine.calls.call(actor_id, row, returns, retries)
@@ -399,6 +404,8 @@ class Process:
 
     def kill_actor(self, actor_id: bytes, no_restart: bool) -> None:
         """End an actor."""
+        if no_restart:
+            self.world.calls.over(actor_id)
         self.machine.kill(actor_id, no_restart)
 
     def put_small(self, value: bytes, contained: tuple[bytes, ...]) -> bytes:
@@ -485,6 +492,13 @@ class Process:
         if blocking:
             self.block(frame, identifiers, False)
         frame.wait = Wait(lambda: len(ready()) >= count, lambda _: ready(), deadline, blocking)
+
+    def _ask(self, frame: Frame, what: str, arguments: Row) -> None:
+        machine = self.machine
+        token = machine.token()
+        machine.query(token, what, arguments)
+        frame.wait = Wait(lambda: token in machine.answers, lambda _: machine.answers.pop(token), None, False)
+        self.flush()
 
     def _room(self, frame: Frame, size: int) -> None:
         room = self.machine.room

@@ -15,8 +15,10 @@ from zfabric.machines.client import Client
 from zfabric.machines.control_store import ControlStore
 from zfabric.machines.object_store import ObjectStore
 from zfabric.machines.parts.actors import Actors
+from zfabric.machines.parts.call_log import CallLog
 from zfabric.machines.parts.calls import Calls
 from zfabric.machines.parts.dispatch import Dispatcher
+from zfabric.machines.parts.kept_logs import KeptLogs
 from zfabric.machines.parts.link import Link
 from zfabric.machines.parts.mailbox import Mailbox
 from zfabric.machines.parts.membership import Membership
@@ -303,6 +305,51 @@ def _kill_ends_neighbours(right: Any) -> Any:
     return lambda self, record, reason: self._kill_process(record.worker, reason)
 
 
+def _duplicates_run_again(right: Any) -> Any:
+    """A call that comes again to a logged actor is run again."""
+    return lambda self, caller, call_id: None
+
+
+def _cut_without_checkpoint(right: Any) -> Any:
+    """Rows are dropped when the first part of a checkpoint comes, committed or not."""
+
+    def on_checkpoint(self: KeptLogs, now: float, source: bytes, message: m.Checkpoint) -> None:
+        log = self.logs.get(message.actor_id)
+        if log is not None:
+            spare, log.blocks = list(log.blocks), type(log.blocks)()
+            self._delete(log.actor_id, spare)
+
+    return on_checkpoint
+
+
+def _results_before_commit(right: Any) -> Any:
+    """Actors are told that rows are committed when these have come, and not been written: outcomes leave."""
+
+    def write(self: KeptLogs, log: Any, writing: Any) -> None:
+        right(self, log, writing)
+        self._acknowledged[log.actor_id] = writing.number
+        if writing.block is not None and not writing.block.parts:
+            self.scheduler.tables.effects.pop()
+
+    return write
+
+
+def _state_forgets_outcomes(right: Any) -> Any:
+    """Checkpoints do not carry the outcomes that callers may not have."""
+
+    def checkpoint(self: CallLog, state: bytes, refs: Any) -> None:
+        kept, self.kept = self.kept, {}
+        right(self, state, refs)
+        self.kept = kept
+
+    return checkpoint
+
+
+def _too_much_taken(right: Any) -> Any:
+    """A logged actor forgets all outcomes of a caller that has some."""
+    return lambda self, caller, call_ids, others: self.kept.pop(caller, None)
+
+
 VARIANTS: dict[str, tuple[Patch, ...]] = {
     "pins-not-said-again": ((Client, "rejoin", _pins_not_said_again),),
     "release-before-hold": ((Client, "take_said", _release_first),),
@@ -337,6 +384,12 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "kill-ends-neighbours": ((Actors, "_end", _kill_ends_neighbours),),
     "called-while-it-waits": ((Mailbox, "set_aside", _nothing),),
     "stops-do-not-overtake": ((Mailbox, "stop_later", _nothing),),
+    "logged-duplicates-run-again": ((CallLog, "answer", _duplicates_run_again),),
+    "logged-results-before-commit": ((KeptLogs, "_write", _results_before_commit),),
+    "log-cut-without-checkpoint": ((KeptLogs, "on_checkpoint", _cut_without_checkpoint),),
+    "checkpoints-forget-outcomes": ((CallLog, "checkpoint", _state_forgets_outcomes),),
+    "taken-too-early": ((CallLog, "_forget", _too_much_taken),),
+    "log-not-dropped": ((KeptLogs, "drop", _nothing),),
 }
 """name -> what to replace"""
 WITH_ACTORS = frozenset(list(VARIANTS)[list(VARIANTS).index("reported-once") :])

@@ -18,6 +18,7 @@ from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, JOB_BYTES, WORKER, call
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
 from zfabric.sim.arena import Content
 from zfabric.sim.interpreter import task_body
+from zfabric.sim.logged import LoggedActors
 from zfabric.sim.network import Post
 from zfabric.sim.processes import Frame, Process
 from zfabric.sim.programs import ACTOR as ACTOR_CLASS
@@ -42,6 +43,7 @@ class WorkerProcess(Process):
         self.machine.job = job
         self.worker = Worker(WORKER + token, self.config)
         self.control_post = Post(world.network, self.control, self.config)
+        self.logged = LoggedActors(self)
         self.leaving = False
         """Whether the actor has ended itself."""
         self._kept: dict[bytes, list[bytes]] = {}
@@ -81,6 +83,8 @@ class WorkerProcess(Process):
         """What was said before the ends of tasks, then those, then what they let go of."""
         self.transmit(self.machine.take_said(), CLIENT)
         self.transmit(self.worker.take_effects(self.world.now), WORKER)
+        while self.worker.mailbox.written:
+            self.machine.room.finished(self.worker.mailbox.written.pop())
         self.transmit(self.machine.take_effects(self.world.now), CLIENT)
         if self.worker.given_up:
             for identifier, place in self.worker.given_up:
@@ -96,7 +100,7 @@ class WorkerProcess(Process):
     def deliver(self, sender: bytes, to: bytes, source: bytes, message: m.Message) -> None:
         """One message from the daemon, for either machine, or calls."""
         if to in (WORKER, ACTOR):
-            if sender == self.daemon or type(message) is m.Call:
+            if sender == self.daemon or type(message) in (m.Call, m.Taken):
                 self.world.heard(to + self.incarnation, source, message)
                 self.worker.step(self.world.now, source, message)
         else:
@@ -135,6 +139,8 @@ class WorkerProcess(Process):
             return
         if sender != self.daemon and type(message) is not m.Stopped:
             return
+        if type(message) is m.Retire:
+            self.world.calls.over(message.actor_id)
         if type(message) in (m.Recall, m.RecallGrant):
             self.machine.step(self.world.now, source, message)
         else:
@@ -171,6 +177,9 @@ class WorkerProcess(Process):
         if self.worker.turns is not None:
             item = self.worker.stand_in() if self.worker.stack else self.worker.begin()
             return self._begin(item) if item is not None else None
+        if not self.logged.may_begin():
+            self.flush()
+            return None
         item = self.worker.begin() if not self.leaving else None
         if item is None:
             self.flush()
@@ -312,6 +321,8 @@ class WorkerProcess(Process):
         if status == OK:
             values, refs = result
             outputs = self._write(item, values)
+            if isinstance(item, Invocation):
+                self.logged.remember(item.row[0], values)
             contained = tuple(value.refs for value, _ in values) if any(value.refs for value, _ in values) else ()
             self.machine.calls.share([identifier for inside in contained for identifier in inside])
         elif status in (INTERRUPTED, FAILED):
@@ -321,10 +332,14 @@ class WorkerProcess(Process):
         reason = self.worker.interrupts.pop(item.row[0], (0, "cancelled"))[1]
         if isinstance(item, Invocation):
             ending = (*self._of_call(item, status, outputs, reason), contained)
-            self.worker.finish_call(item, *ending, frame.started, self.world.now - frame.started)
+            whole = status != INTERRUPTED
+            self.logged.ended(item, whole)
+            if not self.worker.finish_call(item, *ending, frame.started, self.world.now - frame.started, whole):
+                self._finished(outputs)
         else:
             if status == OK and item.row[1] in CLASSES:
                 self.worker.mailbox.actors[item.row[0]] = (item.row, item.attempt)
+            self._finished(outputs)
             extra = (contained, ()) if contained else None
             self.worker.finish(item, status, outputs, extra, frame.started, self.world.now - frame.started)
         self._let_go()
@@ -342,8 +357,12 @@ class WorkerProcess(Process):
         for index, (value, place) in enumerate(values):
             if place is not None:
                 self.world.arena.write(place[0], Content(name(item.row[0], index), place[1], pack_value(value)))
-                self.machine.room.finished(place[0])
         return tuple(place if place is not None else pack_value(value) for value, place in values)
+
+    def _finished(self, outputs: tuple[Any, ...]) -> None:
+        for place in outputs:
+            if type(place) is tuple:
+                self.machine.room.finished(place[0])
 
     def _of_call(self, item: Invocation, status: int, outputs: Row, reason: str) -> tuple[int, Row]:
         """A call's outcome, as its caller is told."""
@@ -355,6 +374,7 @@ class WorkerProcess(Process):
                 self.leaving = True
             else:
                 self.worker.turns.leave(item.actor_id, LEAVE, "")
+            self.world.calls.over(item.actor_id)
             self.machine.say(m.Leaving(item.actor_id))
             return FAILED, (pack_failure("ActorDiedError", "it ended itself (exit_actor)", (("outcome", "unknown"),)),)
         return (ERROR if status == RETRY else status), outputs

@@ -11,6 +11,7 @@ import heapq
 import random
 from collections import Counter
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 from zfabric.adapters.memory_journal import MemoryJournal
@@ -219,6 +220,9 @@ class World:
         faults, rng = self.faults, self._crashes
         for _ in range(faults.worker_crashes):
             self.after(rng.random() * faults.window, self._crash_worker)
+        logged = random.Random(f"{self.seed}/crashes of logged actors")
+        for _ in range(8 * faults.worker_crashes):
+            self.after(logged.random() * faults.window, partial(self._crash_worker, logged))
         for _ in range(faults.daemon_crashes):
             self.after(rng.random() * faults.window, self._crash_daemon)
         for _ in range(faults.stalls):
@@ -232,11 +236,13 @@ class World:
     def _heal(self) -> None:
         self.network.lossy = False
 
-    def _crash_worker(self) -> None:
-        workers = list(self.workers.values())
+    def _crash_worker(self, rng: random.Random | None = None) -> None:
+        """Any worker; with a generator of its own, one that is a logged actor, of which there are fewer."""
+        workers = [worker for worker in self.workers.values() if rng is None or worker.worker.mailbox.logs]
+        rng = rng or self._crashes
         if workers:
-            worker = self._crashes.choice(workers)
-            worker.effects_left = self._crashes.randrange(0, 4)
+            worker = rng.choice(workers)
+            worker.effects_left = rng.randrange(0, 4)
             self.after(0.02, lambda: worker.die("killed") if worker.effects_left is not None else None)
 
     def _crash_daemon(self) -> None:

@@ -91,7 +91,7 @@ class CallLog:
         self._held: deque[Ending] = deque()
         self._rows: list[LoggedCall] = []
         self._refs: list[bytes] = []
-        self._taken: dict[bytes, bytes] = {}
+        self._taken: list[tuple[bytes, tuple[bytes, ...], bool]] = []
         """What callers have said they have, and no row says yet."""
         self._unheard: deque[tuple[int, int, m.Message]] = deque()
         """What is not known to be committed: (number of the message, last call that is durable with it, message)."""
@@ -169,7 +169,7 @@ class CallLog:
     def _seal(self) -> None:
         """The rows so far are a block."""
         if self._rows:
-            payload = msgpack.packb((tuple(self._taken.items()), self._rows), use_bin_type=True)
+            payload = msgpack.packb((self._taken, self._rows), use_bin_type=True)
             refs, self._refs = tuple(self._refs), []
             last = self._rows[-1].number
             self._rows = []
@@ -222,28 +222,23 @@ class CallLog:
         calls = self.kept.get(caller)
         return calls.get(call_id) if calls else None
 
-    def taken(self, caller: bytes, before: bytes) -> None:
-        """A caller has the outcomes of its calls before this one (empty: of all)."""
-        self._forget(caller, before)
-        self._taken[caller] = before
+    def taken(self, caller: bytes, call_ids: tuple[bytes, ...], others: bool) -> None:
+        """A caller has the outcomes of these calls; with ``others``, of all but these."""
+        self._forget(caller, call_ids, others)
+        self._taken.append((caller, call_ids, others))
 
-    def _forget(self, caller: bytes, before: bytes) -> None:
-        calls = self.kept.get(caller)
-        if calls is None:
-            return
-        if before in calls:
-            for call_id in list(calls):
-                if call_id == before:
-                    return
-                del calls[call_id]
-        else:
-            del self.kept[caller]  # It has not run yet, and these have.
+    def _forget(self, caller: bytes, call_ids: tuple[bytes, ...], others: bool) -> None:
+        calls = self.kept.get(caller, {})
+        for call_id in calls.keys() - set(call_ids) if others else call_ids:
+            calls.pop(call_id, None)
+        if not calls:
+            self.kept.pop(caller, None)
 
     def gone(self, caller: bytes) -> None:
         """A process has ended: it wants no outcome any more."""
         self._departed.append(caller)
         if caller in self.kept:
-            self.taken(caller, b"")
+            self.taken(caller, (), True)
 
     # -- after a restart --
 
@@ -257,8 +252,8 @@ class CallLog:
         rows: list[LoggedCall] = []
         for block in blocks:
             taken, packed = _unpacked(block)
-            for caller, before in taken:
-                self._forget(caller, before)
+            for each in taken:
+                self._forget(*each)
             for fields in packed:
                 call = LoggedCall(*fields)
                 if call.number > self.number:  # A block may have been written twice, with other calls in it.

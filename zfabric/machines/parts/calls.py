@@ -76,15 +76,8 @@ class Target:
         """Whether the program has no handle any more: the last ref goes once the last call has an outcome."""
         self.tried: dict[bytes, int] = {}
         """Calls that were made again, and how often."""
-        self.untaken = 0
-        """Outcomes that came since a logged actor was told so."""
-
-    @property
-    def oldest(self) -> bytes:
-        """The first call without an outcome; empty if there is none."""
-        if self.sent:
-            return next(iter(self.sent))
-        return next((row[0] for row in self.queue), b"")
+        self.untaken: list[bytes] = []
+        """Calls whose outcomes came since a logged actor was told so."""
 
     @property
     def handle(self) -> bytes:
@@ -127,8 +120,8 @@ class Calls:
         """Calls that leave with the next frames."""
         self._full: dict[Target, None] = {}
         """Actors with something in their outbox."""
-        self._receipts: dict[Target, None] = {}
-        """Logged actors that are to be told which outcomes are here."""
+        self._receipts: dict[Target, bool] = {}
+        """Logged actors that are to be told which outcomes are here; True: all but those of calls without one."""
 
     # -- calling --
 
@@ -291,13 +284,18 @@ class Calls:
         """Calls that wait to be sent, behind what says which outcomes are here."""
         self.queued = 0
         while self._receipts:
-            target, _ = self._receipts.popitem()
+            target, others = self._receipts.popitem()
+            taken, target.untaken = target.untaken, []
             if target.incarnation:
-                target.untaken = 0
-                yield Send(ACTOR + target.incarnation, m.Taken(target.actor_id, target.oldest))
+                calls = (*target.sent, *(row[0] for row in target.queue)) if others else tuple(taken)
+                yield Send(ACTOR + target.incarnation, m.Taken(target.actor_id, calls, others))
         while self._full:
             target, _ = self._full.popitem()
             rows, target.outbox = target.outbox, []
+            if (
+                target.retries == LOGGED
+            ):  # What has its outcome after all, of an earlier life, is not known there any more once that is said.
+                rows = [row for row in rows if row[0] in target.sent]
             for start in range(0, len(rows), CALLS_IN_MESSAGE):
                 batch = tuple(rows[start : start + CALLS_IN_MESSAGE])
                 yield Send(ACTOR + target.incarnation, m.Call(target.actor_id, target.attempt, batch))
@@ -324,9 +322,9 @@ class Calls:
             client.unfinished -= 1
             target.sent.pop(call_id, None)
             if target.retries == LOGGED:
-                target.untaken += 1
-                if target.untaken >= TAKEN_EVERY:
-                    self._receipts[target] = None
+                target.untaken.append(call_id)
+                if len(target.untaken) >= TAKEN_EVERY:
+                    self._receipts.setdefault(target, False)
             identifier = call_id + CALL_RETURN
             entry = entries.get(identifier)
             if type(entry) is tuple and status == OK and len(outputs) == 1 and type(outputs[0]) is bytes and not watchers:
@@ -401,7 +399,7 @@ class Calls:
             if moved:
                 self._interrupted(target, executing)
             if incarnation and incarnation != before and target.retries == LOGGED:
-                self._receipts[target] = None
+                self._receipts[target] = True
             self._advance(target)
 
     def _interrupted(self, target: Target, executing: bytes) -> None:
@@ -507,7 +505,7 @@ class Calls:
         """The last ref to a handle is gone. The link stays: it is between two incarnations, for as long as both live."""
         target = self.targets.pop(handle[:TASK_BYTES], None)
         if target is not None and target.untaken:
-            self._receipts[target] = None
+            self._receipts[target] = False
 
     # -- after a restart of the daemon --
 

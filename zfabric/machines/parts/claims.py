@@ -3,7 +3,8 @@
 The arena's index says what the store before this one had taken over, processes repeat what they hold, and the local scheduler
 what was written and, last, what is referred to (``Keep``). Nothing is moved before that. Then the claims are laid out, the
 index first: a claim that overlaps an earlier one is void, unless a process reads there, in which case its place stays blocked
-for as long as the process lives.
+for as long as the process lives. What was written where another process may write now is void, too: it is said again although the
+store before this one had taken it over, freed it, and given its room away.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class Claims:
         objects: dict[bytes, tuple[bytes, int, int, bytes, bool]] = {}
         facts = {row[:3]: row for row in self._written}
         pinned = [(object_id, offset, size, b"", False) for _, object_id, offset, size in self._pinned]
-        for row in [*self._found, *pinned, *self._written]:
+        written = [row for row in self._written if not self._given_away(row)]
+        for row in [*self._found, *pinned, *written]:
             if row[0] not in objects and row[2] >= 0 and _claim(free, row[1] - HEADER_BYTES, footprint(row[2]), start):
                 objects[row[0]] = facts.get(row[:3], row)
         pins: dict[bytes, dict[bytes, int]] = {}
@@ -86,6 +88,12 @@ class Claims:
                 grants += [(begin, length, process, True, Ranges(((begin, length),))) for begin, length in parts]
         ready, cold = _by_temperature(free)
         return Layout(list(objects.values()), pins, grants, ready, cold)
+
+    def _given_away(self, row: tuple[bytes, int, int, bytes, bool]) -> bool:
+        """Whether another process than its writer may write where an object is said to be."""
+        _, offset, size, writer, _ = row
+        begin, end = offset - HEADER_BYTES, offset + max(size, 0)
+        return any(process != writer and begin < start + length and start < end for process, start, length, _ in self._grants)
 
 
 def _claim(free: Ranges, begin: int, size: int, start: int) -> bool:

@@ -180,11 +180,11 @@ class Mailbox:
             self.written += [value[0] for value in outputs if type(value) is tuple]
             self._leave(item, status, outputs, contained)
 
-    def taken(self, source: Address, actor_id: bytes, before: bytes) -> None:
+    def taken(self, source: Address, actor_id: bytes, call_ids: tuple[bytes, ...], others: bool) -> None:
         """A caller has outcomes."""
         log = self.logs.get(actor_id)
         if log is not None:
-            log.taken(source[1:], before)
+            log.taken(source[1:], call_ids, others)
 
     def made_again(self, log: CallLog, call: LoggedCall, outputs: Row, contained: tuple[Row, ...]) -> None:
         """A replay has made values of a call anew that its caller may not have. If somebody has them, these are dropped."""

@@ -209,13 +209,15 @@ class Replaying(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """client -> actor. I have the outcomes of all calls I made before this one (empty: of all that you have from me).
+    """client -> actor. I have the outcomes of these calls of mine; with ``others``, of all but these.
 
-    Said to each new incarnation, ahead of the calls that are made again, and now and then; the actor forgets those outcomes.
+    The latter is said to each new incarnation, ahead of the calls that are made again, the former now and then; the actor forgets those
+    outcomes.
     """
 
     actor_id: bytes
-    before: bytes
+    call_ids: Ids
+    others: bool
 
 
 class CallerGone(NamedTuple):

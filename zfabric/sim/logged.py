@@ -1,0 +1,109 @@
+"""Logged actors in simulated workers: the state of one is the list of its calls, so that what a replay restores can be compared.
+
+A replay here does not run the bodies of calls again (what they do to others is new in a real one, too), but puts their names into the
+list; large values that are to be reported again are those of the first run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+
+from zfabric.machines.parts.call_log import CallLog, LoggedCall
+from zfabric.machines.parts.kept_logs import CHECKPOINT, LOG, blocks_after, newest
+from zfabric.machines.parts.mailbox import Invocation
+from zfabric.machines.worker import Item
+from zfabric.protocol.ids import call_value
+from zfabric.protocol.messages import Row
+from zfabric.protocol.options import option
+from zfabric.sim.arena import Content
+from zfabric.sim.programs import Doomed, Value, pack_value
+
+if TYPE_CHECKING:
+    from zfabric.sim.workers import WorkerProcess
+
+Running = Generator[tuple[Any, ...], Any, Any]
+READONLY = "look"
+"""What methods are called that are not logged."""
+
+
+class LoggedActors:
+    """Those of one worker process."""
+
+    def __init__(self, process: WorkerProcess) -> None:
+        self.process = process
+        self.states: dict[bytes, list[bytes]] = {}
+        """The calls that each has run, in order, over all its incarnations."""
+
+    def made(self, item: Item, room: Any) -> Running:
+        """An actor is made: anew, or as its log says. ``room`` asks for a place for a large value."""
+        every = option(item.row[4] if len(item.row) > 4 else None, "checkpoint_every")
+        if every is None:
+            return
+        process, actor_id = self.process, item.row[0]
+        parts = yield from self._rows(actor_id, CHECKPOINT)
+        blocks = yield from self._rows(actor_id, LOG)
+        log = CallLog(actor_id, item.attempt, every)
+        log.readonly = frozenset({READONLY})
+        process.worker.mailbox.logs[actor_id] = log
+        checkpoint, last = newest(parts)
+        saved, calls = log.restore(checkpoint, last, blocks_after(last, blocks))
+        state = self.states[actor_id] = list(msgpack.unpackb(saved)) if saved is not None else []
+        for call in calls:
+            if call.again:
+                state.append(call.call_id)
+                if log.wants(call):
+                    yield from self._make_again(log, call, room)
+        process.world.calls.restored(process, actor_id, state)
+        if saved is None and not calls and every:
+            log.checkpoint(msgpack.packb(state), ())
+        log.say_progress(len(calls), len(calls))
+
+    def _rows(self, actor_id: bytes, table: str) -> Generator[tuple[Any, ...], Any, list[Row]]:
+        found: list[Row] = []
+        more = True
+        while more:
+            answer = yield ("ask", "actor log", (actor_id, table, found[-1][0] if found else b""))
+            if answer.error:
+                raise Doomed  # It is not to be made any more.
+            rows, more = answer.payload
+            found += rows
+        return found
+
+    def _make_again(self, log: CallLog, call: LoggedCall, room: Any) -> Running:
+        process = self.process
+        outputs: list[Any] = []
+        for index, (value, size) in enumerate(process.world.calls.values[call.call_id]):
+            if not size:
+                outputs.append(pack_value(value))
+                continue
+            offset = yield from room(size)
+            process.world.arena.write(offset, Content(call_value(call.call_id, index), size, pack_value(value)))
+            process.machine.room.finished(offset)
+            outputs.append((offset, size))
+        process.worker.mailbox.made_again(log, call, tuple(outputs), ())
+
+    def ended(self, item: Invocation, whole: bool) -> None:
+        """A call has run: that is its effect."""
+        state = self.states.get(item.actor_id)
+        if state is None or item.method == READONLY:
+            return
+        if whole or self.process.worker.mailbox.logs[item.actor_id].every:  # What was stopped in its middle is told by a checkpoint alone.
+            self.process.world.calls.had_effect(self.process, item, state)
+            state.append(item.row[0])
+
+    def remember(self, call_id: bytes, values: list[tuple[Value, Any]]) -> None:
+        """What a call returned, with the sizes of what is large."""
+        self.process.world.calls.values[call_id] = [(value, place[1] if place is not None else 0) for value, place in values]
+
+    def may_begin(self) -> bool:
+        """Between two calls: take the checkpoints that are due. False if one waits for the scheduler to take in values."""
+        mailbox = self.process.worker.mailbox
+        for actor_id, log in mailbox.logs.items():
+            if log.due and actor_id in mailbox.actors:
+                if log.unrecorded:
+                    return False
+                log.checkpoint(msgpack.packb(self.states[actor_id]), ())
+        return True
