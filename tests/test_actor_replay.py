@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bad_days import PATIENCE, eventually, kill_daemon
+from bad_days import PATIENCE, eventually, kill_daemon, query
 from conftest import running_cluster
 
 import zfabric as zf
@@ -278,6 +278,15 @@ def test_what_was_stopped_in_its_middle_is_in_the_state_that_is_restored() -> No
     before = get(ledger.read.remote())
     kill(before[0])
     assert get(ledger.read.remote())[1] == before[1]
+
+
+def test_people_see_what_is_logged() -> None:
+    ledger = Ledger.options(checkpoint_every=4).remote()
+    get([ledger.write.remote(number) for number in range(10)])
+    eventually(lambda: "last checkpoint after call 8" in str(zf.explain(ledger)), "the checkpoint is committed")
+    assert "10 calls" in str(zf.explain(ledger))
+    row = next(row for row in query("actors") if row["actor_id"] == ledger._actor_id.hex())
+    assert (row["logged_calls"], row["checkpoint"], row["replaying"]) == (10, 8, "")
 
 
 def test_a_log_is_cut_by_checkpoints_and_gone_with_its_actor() -> None:

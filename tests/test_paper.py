@@ -7,9 +7,12 @@ what is stored where run a simulated one. Actors and further nodes have their ow
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 import tempfile
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -288,6 +291,35 @@ def test_a_task_whose_worker_crashed_is_run_again() -> None:
     run(world)
     attempts = [detail[1] for _, _, message in said if isinstance(message, m.Dispatch) for detail in message.details]
     assert attempts == [1, 2]
+
+
+@pytest.mark.parametrize(("every", "again"), [(10, 5), (0, 45)])
+def test_with_checkpoints_far_fewer_methods_are_run_again(tmp_path: Path, every: int, again: int) -> None:
+    """5.1, figure 11b: an actor is made again from its last checkpoint and the methods after it; without checkpoints, from all methods."""
+
+    @zf.remote(max_restarts=-1, checkpoint_every=every)
+    class Counted:
+        def __init__(self, log: str) -> None:
+            self.log = log
+            self.total = 0
+
+        def add(self, amount: int) -> int:
+            with open(self.log, "a") as file:
+                file.write("run\n")
+            self.total += amount
+            return self.total
+
+        @zf.method(readonly=True)
+        def pid(self) -> int:
+            return os.getpid()
+
+    log = tmp_path / "log"
+    counted = Counted.remote(str(log))
+    assert zf.get([counted.add.remote(1) for _ in range(45)])[-1] == 45
+    before = zf.get(counted.pid.remote())
+    os.kill(before, signal.SIGKILL)
+    assert zf.get(counted.pid.remote(), timeout=60) != before
+    assert len(log.read_text().split()) == 45 + again
 
 
 def test_the_walk_of_figure_7_takes_four_messages_on_one_node() -> None:

@@ -35,6 +35,7 @@ def _row(scheduler: LocalScheduler, record: ActorRecord) -> dict[str, Any]:
         "job": record.id[:4].hex(),
         "restarts": record.restarts,
         "max_restarts": record.task.option("max_restarts", 0),
+        **scheduler.logs.describe(record.id),
         "detached": record.detached,
         "handles": _pids(scheduler, _holders(record)),
         "callers": _pids(scheduler, record.watchers),
@@ -91,6 +92,9 @@ def explain(scheduler: LocalScheduler, record: ActorRecord, maker: Callable[[byt
         ("handles", _listed(row["handles"]) + (" (detached: it needs none)" if record.detached else "")),
         ("called by", _listed(row["callers"])),
     ]
+    if row["logged_calls"] is not None:
+        taken = f"; last checkpoint after call {row['checkpoint']}" if row["checkpoint"] is not None else "; no checkpoint yet"
+        facts.append(("logged", f"{row['logged_calls']} calls{taken}"))
     if row["results_awaited"]:
         facts.append(("results awaited", f"{row['results_awaited']} that its callers have handed on before they came"))
     return Explanation(record.id, row["state"], _reason(record, row, maker, queued), tuple(facts))
@@ -111,6 +115,8 @@ def _reason(record: ActorRecord, row: dict[str, Any], maker: Callable[[bytes], s
         return f"ends once the calls that were made have run: {record.killed}"
     if record.state == ALIVE:
         return f"lives in process {row['pid']}, and runs what it is called for"
+    if row["replaying"]:
+        return f"is made again (restart {record.restarts}): {row['replaying']} logged calls have run again"
     again = f"is made again (restart {record.restarts}): " if record.restarts else "is being made: "
     return again + queued()
 

@@ -277,6 +277,18 @@ class KeptLogs:
         source, token = about
         self.tables.send(source, m.Answer(token, (message.rows, message.more), ""))
 
+    def describe(self, actor_id: bytes) -> dict[str, int | str | None]:
+        """For people: how many calls were logged, when the last checkpoint was, how far a replay is. Of an actor without a log, nothing."""
+        log = self.logs.get(actor_id)
+        if log is None:
+            return {"logged_calls": None, "checkpoint": None, "replaying": ""}
+        replaying = f"{log.replayed} of {log.to_replay}" if log.replayed < log.to_replay else ""
+        return {
+            "logged_calls": log.last,
+            "checkpoint": log.checkpoint.last if log.checkpoint is not None else None,
+            "replaying": replaying,
+        }
+
     # -- the end --
 
     def drop(self, actor_id: bytes) -> None:
