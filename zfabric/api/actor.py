@@ -178,6 +178,18 @@ class ActorClass:
     >>> counter = Counter.remote(10)
     >>> zf.get([counter.add.remote(), counter.add.remote(5)])
     [11, 16]
+
+    With ``checkpoint_every=N`` (and ``max_restarts``) an actor survives its process: its calls are logged before their results leave,
+    and after N of them it is pickled, or what ``__zf_save__(self)`` returns is, and given to ``__zf_load__(self, state)`` of an instance
+    whose ``__init__`` has not run. A restart goes on from there and runs the calls after it again, one by one; its callers notice nothing.
+    0 takes no checkpoints: a restart runs ``__init__`` and all calls again.
+
+    >>> lasting = zf.remote(max_restarts=-1, checkpoint_every=100)(Counter._kind).remote()
+    >>> zf.get(lasting.add.remote(7))
+    7
+    >>> zf.kill(lasting, no_restart=False)
+    >>> zf.get(lasting.add.remote(1))
+    8
     """
 
     def __init__(self, kind: type, options: Mapping[str, Any]) -> None:
