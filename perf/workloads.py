@@ -6,6 +6,7 @@ are its own. Functions that run as tasks stand at module level: every system can
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -169,6 +170,10 @@ class Count:
         self.value += amount
         return self.value
 
+    def pid(self) -> int:
+        """Where it lives."""
+        return os.getpid()
+
 
 class Caller:
     """An actor that calls another."""
@@ -196,6 +201,21 @@ def actor_sync(system: System, count: int) -> float:
     for _ in range(count):
         system.get(actor.nothing.remote())
     return (time.perf_counter() - begin) / count * 1e6
+
+
+def calls_in_turn(system: System, counter: Any, count: int) -> float:
+    """Calls of a counter one after the other, µs each."""
+    begin = time.perf_counter()
+    for _ in range(count):
+        system.get(counter.add.remote(1))
+    return (time.perf_counter() - begin) / count * 1e6
+
+
+def calls_at_once(system: System, counter: Any, count: int) -> float:
+    """Calls of a counter a second, all made before the first value is waited for."""
+    begin = time.perf_counter()
+    system.get([counter.add.remote(1) for _ in range(count)])
+    return count / (time.perf_counter() - begin)
 
 
 def actor_async(system: System, count: int) -> float:

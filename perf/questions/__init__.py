@@ -23,6 +23,8 @@ MODULES = (
     "actor_n_n",
     "actor_create",
     "actor_create_light",
+    "actor_logged",
+    "actor_replay",
     "actors_10000_memory",
     "put_small",
     "get_small",
