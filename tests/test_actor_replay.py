@@ -8,11 +8,12 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from bad_days import PATIENCE, eventually, kill_daemon, query
+from bad_days import PATIENCE, eventually, kill_daemon, processes_named, query, session
 from conftest import running_cluster
 
 import zfabric as zf
@@ -63,6 +64,24 @@ class Ledger:
     @zf.method(readonly=True)
     def pid(self) -> int:
         return os.getpid()
+
+
+@zf.remote(max_restarts=-1)
+class Growing:
+    """Each result tells all that came before it; what runs, and where, is written down."""
+
+    def __init__(self, path: str) -> None:
+        self.total = 0
+        self.path = path
+
+    def grow(self, amount: int) -> Any:
+        self.total += amount
+        with open(self.path, "a") as file:
+            file.write(f"{os.getpid()} ")
+        return np.full(250_000, self.total)
+
+    def sum(self) -> int:
+        return self.total
 
 
 def get(refs: Any) -> Any:
@@ -360,3 +379,52 @@ def test_a_stream_of_a_logged_actor_must_be_readonly_at_the_call_too() -> None:
     assert [get(ref) for ref in both.values.remote()] == [1, 2]
     with pytest.raises(OptionError, match="readonly=True"):
         both.plain.options(num_returns="streaming")
+
+
+# --- results that are lost later ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("every", [0, 1, 7])
+@pytest.mark.parametrize("restarted", [False, True], ids=["", "by a restarted daemon"])
+def test_a_large_result_that_is_lost_is_made_again_beside_the_actor(tmp_path: Any, every: int, restarted: bool) -> None:
+    """However many checkpoints have followed; the actor itself goes on undisturbed."""
+    with running_cluster(object_store_memory=32 * 2**20, config={"put_patience": PATIENCE, "restart_backoff_max": 0.05}):
+        note = tmp_path / "note"
+        actor = Growing.options(checkpoint_every=every).remote(str(note))
+        refs = [actor.grow.remote(number) for number in range(1, 41)]
+        assert get(actor.sum.remote()) == 820
+        lost = damage_what_is_on_disk({ref.hex() for ref in refs})
+        assert lost
+        if restarted:
+            old = kill_daemon()
+            eventually(lambda: set(processes_named("zf-daemon")) - {old}, "there is another daemon")
+        ran = len(note.read_text().split())
+        assert ran == 40
+        for number, ref in enumerate(refs, 1):
+            if ref.hex() in lost:
+                assert get(ref)[0] == number * (number + 1) // 2
+        pids = note.read_text().split()
+        assert len(pids) > ran
+        assert pids[0] not in pids[ran:]
+        assert every != 1 or len(pids) - ran == len(lost), "one call each, if the state before it was kept"
+        assert get(actor.sum.remote()) == 820
+
+
+def test_a_large_result_of_calls_that_are_not_logged_is_lost_and_says_what_would_have_kept_it() -> None:
+    with running_cluster(object_store_memory=32 * 2**20, config={"put_patience": PATIENCE}):
+        actor = Growing.remote(os.devnull)
+        refs = [actor.grow.remote(number) for number in range(40)]
+        get(actor.sum.remote())
+        lost = damage_what_is_on_disk({ref.hex() for ref in refs})
+        with pytest.raises(zf.ObjectLostError, match="checkpoint_every"):
+            get(next(ref for ref in refs if ref.hex() in lost))
+
+
+def damage_what_is_on_disk(names: set[str]) -> set[str]:
+    """Cut off the files of these objects, as far as they were spilled; which they are."""
+    directory = Path(session().describe()["spill"])
+    eventually(lambda: any(path.name.split(".")[0] in names for path in directory.rglob("*.object")), "something was spilled")
+    damaged = [path for path in directory.rglob("*.object") if path.name.split(".")[0] in names]
+    for path in damaged:
+        path.write_bytes(b"")
+    return {path.name.split(".")[0] for path in damaged}

@@ -341,8 +341,8 @@ def home(store: Store, attempt: int = 0) -> bytes:
     return token
 
 
-def block(number: int, last: int, attempt: int = 0, refs: tuple[bytes, ...] = ()) -> m.Logged:
-    return m.Logged(ACTOR, attempt, number, last, b"rows", refs)
+def block(number: int, last: int, attempt: int = 0, refs: tuple[bytes, ...] = (), made: tuple[bytes, ...] = ()) -> m.Logged:
+    return m.Logged(ACTOR, attempt, number, last, b"rows", made, refs)
 
 
 def part(number: int, last: int, index: int = 0, count: int = 1, refs: tuple[bytes, ...] = ()) -> m.Checkpoint:
@@ -410,6 +410,28 @@ def test_a_checkpoint_cuts_the_log_when_all_of_it_is_committed(store: Store) -> 
     assert (lasts(store), lasts(store, CHECKPOINT)) == ([], [5, 5])
     store.say(WORKER + worker, block(5, 6))
     assert lasts(store) == [6]
+
+
+def test_rows_that_made_values_which_live_outlast_checkpoints(store: Store) -> None:
+    """With the checkpoint before them, for as long as a replay may have to make such a value again."""
+    worker, value = home(store), ref(7, 2**31)
+    store.say(CLIENT + DRIVER, m.Put(((value, b"value", (), False),)))
+    for message in (part(1, 0), block(2, 3), block(3, 5, made=(value,)), part(4, 5), block(5, 6), part(6, 6)):
+        store.say(WORKER + worker, message)
+    assert (lasts(store), lasts(store, CHECKPOINT)) == ([3, 5], [0, 6])
+    assert store.scheduler.logs.maker_of(value) == (ACTOR, True)
+    fresh = Store()
+    for table in (LOG, CHECKPOINT):
+        fresh.scheduler.logs.adopt(table, tuple(sorted(store.rows[table].items())))
+    fresh.scheduler.logs.recover()
+    log = fresh.scheduler.logs.logs[ACTOR]
+    assert [(past.base and past.base.last, [each.last for each in past.blocks]) for past in log.past] == [(0, [3, 5])]
+    assert not log.blocks
+    store.say(CLIENT + DRIVER, m.Release((value,)))
+    for message in (block(7, 8), part(8, 8)):
+        store.say(WORKER + worker, message)
+    assert (lasts(store), lasts(store, CHECKPOINT)) == ([], [8])
+    assert store.scheduler.logs.maker_of(value) is None
 
 
 def test_parts_of_a_checkpoint_that_never_was_whole_go_with_the_next_one(store: Store) -> None:

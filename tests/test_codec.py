@@ -119,6 +119,7 @@ ROWS: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     },
     **{(name, field): log_numbers for name in ("Logged", "Checkpoint") for field in ("attempt", "number", "last")},
     **{(name, "refs"): many(object_ids) for name in ("Logged", "Checkpoint")},
+    ("Logged", "made"): many(object_ids),
     ("Checkpoint", "part"): st.integers(0, 3),
     ("Checkpoint", "parts"): st.integers(4, CHECKPOINT_PARTS_MAX),
     ("Replaying", "callers"): many(incarnations),
@@ -429,7 +430,8 @@ CASES: list[tuple[str, int, tuple[Any, ...], Any, list[Any]]] = [
         ],
     ),
     ("Hosting", 0, ((),), (GOOD_TASK, 0), [(GOOD_TASK,), (7, 0), (GOOD_TASK, None), *((bad, 0) for bad in BAD_TASKS)]),
-    ("Logged", 5, (TASK, 0, 1, 1, b"", ()), OBJECT, [TASK, "o" * OBJECT_BYTES, 7]),
+    ("Logged", 5, (TASK, 0, 1, 1, b"", (), ()), OBJECT, [TASK, "o" * OBJECT_BYTES, 7]),
+    ("Logged", 6, (TASK, 0, 1, 1, b"", (), ()), OBJECT, [TASK, "o" * OBJECT_BYTES, 7]),
     ("Checkpoint", 7, (TASK, 0, 1, 1, 0, 1, b"", ()), OBJECT, [TASK, "o" * OBJECT_BYTES, 7]),
     ("Taken", 1, (TASK, (), True), TASK, [OBJECT, "t" * TASK_BYTES, 7]),
     ("Replaying", 3, (TASK, 0, 0, ()), b"8" * INCARNATION_BYTES, [TASK, "8" * INCARNATION_BYTES, 7]),
@@ -462,7 +464,7 @@ def test_a_bad_row_is_refused_alone_and_in_any_company(name: str, field: int, fi
 @pytest.mark.parametrize("numbers", [(-1, 1, 1), (0, -1, 1), (0, 1, -1), (0, 1, LOG_NUMBERS_MAX)])
 @pytest.mark.parametrize("name", ["Logged", "Checkpoint"])
 def test_what_is_logged_has_numbers_that_keys_can_hold(name: str, numbers: tuple[int, ...]) -> None:
-    rest = (b"", ()) if name == "Logged" else (0, 1, b"", ())
+    rest = (b"", (), ()) if name == "Logged" else (0, 1, b"", ())
     for fields, heard in (((TASK, 0, 1, 1, *rest), True), ((TASK, *numbers, *rest), False)):
         assert heard_or_malformed(msgpack.packb([1, 0, [[b"L", b"A", name, fields]]])) == heard
 

@@ -85,7 +85,7 @@ def _tasks(key: bytes, value: bytes) -> Iterator[dict[str, Any]]:
 def _calls(key: bytes, value: bytes) -> Iterator[dict[str, Any]]:
     """Calls that an actor has run."""
     try:
-        calls = calls_in(_unpacked(value)[1])
+        calls = calls_in(_unpacked(value)[2])
     except (ValueError, TypeError, IndexError, msgpack.UnpackException):
         yield {"table": LOG, "key": key.hex(), "value": plain(value)}
         return

@@ -37,6 +37,7 @@ from zfabric.machines.parts.records import (
     make_outputs,
 )
 from zfabric.machines.parts.references import References, add_holder, row_names
+from zfabric.machines.parts.remakes import Remakes
 from zfabric.machines.parts.resources import Pool
 from zfabric.machines.parts.state import Tables
 from zfabric.machines.parts.stopping import Stopping
@@ -85,6 +86,8 @@ class LocalScheduler:
         self.actors = Actors(self)
         self.logs = KeptLogs(self)
         self.detached = Detached(self)
+        self.remakes = Remakes(self)
+        self.outcomes.remake = self.remakes.start
         self.outcomes.actor_made = self.actors.ended
         self.outcomes.actor_unwanted = self.actors.unwanted
         self.references.actor_unreferenced = self.actors.unreferenced

@@ -324,6 +324,11 @@ def _logged(name: str, fields: tuple[Any, ...]) -> None:
         raise MalformedFrame(f"{name}: what is logged is numbered from 0, below {LOG_NUMBERS_MAX}")
 
 
+def _block(name: str, fields: tuple[Any, ...]) -> None:
+    _logged(name, fields)
+    _ids(name, fields[5], OBJECT_BYTES)
+
+
 def _checkpoint(name: str, fields: tuple[Any, ...]) -> None:
     _logged(name, fields)
     if not 0 <= fields[4] < fields[5] <= CHECKPOINT_PARTS_MAX:
@@ -354,7 +359,7 @@ _ROW_CHECKS = {
     "Expect": _expect,
     "Hosting": _hosting,
     "Traced": _traced,
-    "Logged": _logged,
+    "Logged": _block,
     "Checkpoint": _checkpoint,
     "Durable": _one_task,
     "Replaying": _replaying,

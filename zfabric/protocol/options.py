@@ -75,6 +75,7 @@ OPTION_TYPES: dict[str, tuple[type, ...]] = {
     "concurrency_group": (str,),
     "lightweight": (bool,),
     "readonly": (tuple,),
+    "remake": (tuple,),
 }
 """The types that values of known options may have; frames with others are refused."""
 

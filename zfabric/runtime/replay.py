@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from zfabric.adapters import serialization
-from zfabric.exceptions import ObjectTooLargeError, SerializationError
-from zfabric.machines.parts.call_log import CallLog, LoggedCall
+from zfabric.exceptions import FabricError, ObjectTooLargeError, SerializationError
+from zfabric.machines.parts.call_log import CallLog, LoggedCall, calls_in
 from zfabric.machines.parts.kept_logs import CHECKPOINT, LOG, blocks_after, newest
 from zfabric.machines.parts.mailbox import Invocation
+from zfabric.machines.parts.remakes import is_remake
 from zfabric.machines.worker import Item
+from zfabric.protocol.ids import TASK_BYTES
 from zfabric.protocol.messages import OK, Row
 from zfabric.protocol.options import option
 from zfabric.runtime.connection import clock
@@ -32,7 +34,12 @@ PROGRESS_EVERY = 0.25
 
 
 def logged(kind: Callable[..., Any], item: Item, worker: WorkerRuntime) -> Callable[..., Any]:
-    """What makes an instance of the class ``kind`` for this attempt: ``kind`` itself, or what its log says."""
+    """What makes an instance of the class ``kind`` for this attempt: ``kind`` itself, or what its log says.
+
+    Or nothing of the kind, if calls are to be run again for the sake of a lost value.
+    """
+    if is_remake(item.row):
+        return _Remaker(worker, item, kind).remake  # type: ignore[arg-type]
     every = option(worker.worker.functions[item.row[1]][3], "checkpoint_every")
     return kind if every is None else _Maker(worker, item, kind, every).make  # type: ignore[arg-type]
 
@@ -97,15 +104,50 @@ class _Maker:
                 if call.status == OK:
                     self._warn(f"{call.method} (call {call.number}) raised {type(error).__name__} in a replay and had not at first")
                 return
-            if self.log.wants(call):
+            if self._wants(call):
                 status, outputs, extra = worker.packed(item, value)
                 if status == OK:
                     with worker.lock:
                         worker.worker.mailbox.made_again(self.log, call, outputs, extra[0] if extra is not None else ())
                         worker.finish_writes()
 
+    def _wants(self, call: LoggedCall) -> bool:
+        return self.log.wants(call)
+
     def _warn(self, text: str) -> None:
         print(f"zfabric warning: {self.kind.__qualname__}: {text}: its state may differ from what it was", file=sys.stderr)
+
+
+class _Remaker(_Maker):
+    """Runs calls again, up to the one that made a value which was lost, beside the actor."""
+
+    def __init__(self, worker: WorkerRuntime, item: Item, kind: type) -> None:
+        super().__init__(worker, item, kind, 0)
+        self.actor_id, lost = option(item.row[4], "remake")
+        self.log = CallLog(self.actor_id, item.attempt, 0)
+        self._call_id: bytes = lost[:TASK_BYTES]
+
+    def remake(self, *args: Any, **kwargs: Any) -> None:
+        """From the last checkpoint before it."""
+        worker, log = self.worker, self.log
+        parts, blocks = list(self._rows(CHECKPOINT)), list(self._rows(LOG))
+        number = next((call.number for block in blocks_after(0, blocks) for call in calls_in(block) if call.call_id == self._call_id), None)
+        if number is None:
+            raise FabricError("the row of its call is not in the log any more")
+        saved, last = newest(parts, number)
+        state, calls = log.restore(saved, last, blocks_after(last, blocks))
+        worker.host.instances[self.actor_id] = self.kind(*args, **kwargs) if state is None else _loaded(state, self.kind)
+        try:
+            for call in calls:
+                if call.again and call.number <= number:
+                    self._run_again(call)
+        finally:
+            del worker.host.instances[self.actor_id]
+        with worker.lock:
+            worker.flush()  # The value is heard of before the end of this.
+
+    def _wants(self, call: LoggedCall) -> bool:
+        return call.call_id == self._call_id
 
 
 def checkpoint(worker: WorkerRuntime, log: CallLog, instance: Any, kind: type) -> None:

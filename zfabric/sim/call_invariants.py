@@ -140,6 +140,13 @@ class CallInvariants:
         self._places.update((call_id, (actor_id, place)) for place, call_id in enumerate(state))
         self.world.states["actor restored"] += bool(state)
 
+    def remade(self, actor_id: bytes, state: list[bytes], call_id: bytes) -> None:
+        """The value of a call is made again, in a state that these calls have left."""
+        place = self._places.get(call_id)
+        if place is not None and place != (actor_id, len(state)) and self._again.isdisjoint(state):
+            self.world.fail(f"call {short(call_id)} is run again in a state in which it has not run")
+        self.world.states["value of a call made again"] += 1
+
     def looked(self, identifier: bytes, status: int, data: Any) -> None:
         """A process looks at the outcome of a call."""
         call_id = identifier[:TASK_BYTES]

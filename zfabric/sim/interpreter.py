@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
+from zfabric.machines.parts.remakes import is_remake
 from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, call_value, object_id
 from zfabric.protocol.messages import OK
 from zfabric.sim.programs import (
@@ -258,6 +259,9 @@ def _fetched(state: _State, identifier: bytes) -> Running:
 
 def task_body(process: WorkerProcess, item: Item | Invocation, values: list[tuple[bytes, Any]]) -> Running:
     """One attempt. Gives the values with their places, and the refs to let go of once they are reported."""
+    if is_remake(item.row):
+        yield from process.logged.remade(item, _room)  # type: ignore[arg-type]
+        return [], []
     spec, boxed = msgpack.unpackb(item.row[2], use_list=False, strict_map_key=False)
     label, doomed, statements, returns = spec
     for identifier in boxed:

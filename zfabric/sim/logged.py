@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from zfabric.machines.parts.call_log import CallLog, LoggedCall
+from zfabric.machines.parts.call_log import CallLog, LoggedCall, calls_in
 from zfabric.machines.parts.kept_logs import CHECKPOINT, LOG, blocks_after, newest
 from zfabric.machines.parts.mailbox import Invocation
 from zfabric.machines.worker import Item
-from zfabric.protocol.ids import call_value
+from zfabric.protocol.ids import TASK_BYTES, call_value
 from zfabric.protocol.messages import Row
 from zfabric.protocol.options import option
 from zfabric.sim.arena import Content
@@ -60,6 +60,22 @@ class LoggedActors:
         if saved is None and not calls and every:
             log.checkpoint(msgpack.packb(state), ())
         log.say_progress(len(calls), len(calls))
+
+    def remade(self, item: Item, room: Any) -> Running:
+        """The value of a call was lost, and is made again."""
+        actor_id, lost = option(item.row[4], "remake")
+        parts = yield from self._rows(actor_id, CHECKPOINT)
+        blocks = yield from self._rows(actor_id, LOG)
+        log = CallLog(actor_id, item.attempt, 0)
+        calls = [call for block in blocks_after(0, blocks) for call in calls_in(block) if call.call_id == lost[:TASK_BYTES]]
+        if not calls:
+            raise Doomed
+        saved, last = newest(parts, calls[0].number)
+        state, between = log.restore(saved, last, blocks_after(last, blocks))
+        ran = [*(msgpack.unpackb(state) if state is not None else ()), *(call.call_id for call in between if call.again)]
+        self.process.world.calls.remade(actor_id, ran[: ran.index(lost[:TASK_BYTES])], lost[:TASK_BYTES])
+        yield from self._make_again(log, calls[0], room)
+        self.process.flush()
 
     def _rows(self, actor_id: bytes, table: str) -> Generator[tuple[Any, ...], Any, list[Row]]:
         found: list[Row] = []

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from zfabric.machines.parts.mailbox import Invocation
 from zfabric.machines.parts.naming import Namer
+from zfabric.machines.parts.remakes import is_remake
 from zfabric.machines.parts.turns import LEAVE
 from zfabric.machines.worker import Item, Worker
 from zfabric.protocol import messages as m
@@ -202,7 +203,7 @@ class WorkerProcess(Process):
             self.world.calls.begun(self, item)
         else:
             self.world.invariants.begun(self, item)
-            if row[1] in CLASSES:
+            if row[1] in CLASSES and not is_remake(row):
                 self.world.calls.alone(self, row[0])
         if not self.machine.job:
             self.machine.job = row[0][:JOB_BYTES]
@@ -337,7 +338,7 @@ class WorkerProcess(Process):
             if not self.worker.finish_call(item, *ending, frame.started, self.world.now - frame.started, whole):
                 self._finished(outputs)
         else:
-            if status == OK and item.row[1] in CLASSES:
+            if status == OK and item.row[1] in CLASSES and not is_remake(item.row):
                 self.worker.mailbox.actors[item.row[0]] = (item.row, item.attempt)
             self._finished(outputs)
             extra = (contained, ()) if contained else None

@@ -165,6 +165,8 @@ class Actors:
 
     def ended(self, task: TaskRecord, worker: WorkerRecord | None, status: int, payload: bytes) -> None:
         """The task that makes an actor has ended: the actor lives, or never will."""
+        if self.scheduler.remakes.ended(task, worker, payload if status != OK else b""):
+            return
         record = self.records.get(task.id)
         if record is None or record.state != CREATING:
             return
@@ -412,6 +414,7 @@ class Actors:
 
     def job_ended(self, job: JobRecord) -> None:
         """A job's actors end with it, and all that is known of them."""
+        self.scheduler.remakes.job_ended(job.id)
         for record in self.of(job):
             del self.records[record.id]
             self._retiring.pop(record, None)

@@ -20,7 +20,7 @@ import msgpack
 
 from zfabric.machines.parts.mailbox import Invocation
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import TASK_BYTES
+from zfabric.protocol.ids import TASK_BYTES, call_value
 from zfabric.protocol.messages import Row
 from zfabric.protocol.options import option
 
@@ -91,6 +91,7 @@ class CallLog:
         self._held: deque[Ending] = deque()
         self._rows: list[LoggedCall] = []
         self._refs: list[bytes] = []
+        self._made: list[bytes] = []
         self._taken: list[tuple[bytes, tuple[bytes, ...], bool]] = []
         """What callers have said they have, and no row says yet."""
         self._unheard: deque[tuple[int, int, m.Message]] = deque()
@@ -118,6 +119,7 @@ class CallLog:
         plain = tuple(value if type(value) is bytes and not inside else None for value, inside in zip(outputs, refs, strict=True))
         if None in plain:
             self.unrecorded.add(call_id)
+            self._made += [call_value(call_id, index) for index, value in enumerate(plain) if value is None]
         if item.caller not in self._departed:
             self.kept.setdefault(item.caller, {})[call_id] = Kept(self.number, status, plain)
         what = (item.method, arguments, dependencies, item.values, item.options)
@@ -171,10 +173,11 @@ class CallLog:
         if self._rows:
             payload = msgpack.packb((self._taken, self._rows), use_bin_type=True)
             refs, self._refs = tuple(self._refs), []
+            made, self._made = tuple(self._made), []
             last = self._rows[-1].number
             self._rows = []
             self._taken.clear()
-            self._say(last, m.Logged(self.actor_id, self.attempt, self._count(), last, payload, refs))
+            self._say(last, m.Logged(self.actor_id, self.attempt, self._count(), last, payload, made, refs))
 
     def _count(self) -> int:
         self._messages += 1

@@ -6,6 +6,8 @@ incarnation can commit, and what is committed of a log is always a beginning of 
 
 What the rows, or the state in a checkpoint, refer to is pinned from when it comes here, while those who brought it still hold it, until
 the rows are dropped. A checkpoint drops the rows before it, once its last part is committed; the end of the actor drops everything.
+But rows that made large values which live are kept, with the checkpoint before them: should such a value be lost, a replay makes it
+again (``remakes``).
 
 **Where the control store cannot write** (a full disk), what is to be written waits here, in its order, and so do the outcomes in the
 actor's process. If that ends meanwhile, what waited has never happened.
@@ -20,7 +22,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from zfabric.machines.parts import report
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address
-from zfabric.protocol.messages import DEAD, Row
+from zfabric.protocol.messages import DEAD, OK, Row
+from zfabric.protocol.options import LOG_NUMBERS_MAX
 
 if TYPE_CHECKING:
     from zfabric.machines.local_scheduler import LocalScheduler
@@ -39,6 +42,8 @@ class Block(NamedTuple):
     parts: int
     """0: it is a block of rows."""
     refs: tuple[bytes, ...]
+    made: tuple[bytes, ...] = ()
+    """Values that a replay of these rows makes again."""
 
     def keys(self, actor_id: bytes) -> tuple[tuple[str, bytes], ...]:
         """Its rows in the control store: (table, key)."""
@@ -52,13 +57,18 @@ def part_key(actor_id: bytes, last: int, index: int) -> bytes:
     return actor_id + last.to_bytes(8, "big") + index.to_bytes(4, "big")
 
 
-def newest(parts: Iterable[Row]) -> tuple[bytes | None, int]:
-    """The last whole one among an actor's checkpoints, and after which call it was taken; (None, 0) if there is none."""
+def newest(parts: Iterable[Row], before: int = LOG_NUMBERS_MAX) -> tuple[bytes | None, int]:
+    """The last whole one among an actor's checkpoints, and after which call it was taken; (None, 0) if there is none.
+
+    Only those count that were taken before call ``before``.
+    """
     found: tuple[bytes | None, int] = None, 0
     pieces: list[bytes] = []
     wanted = 0
     for key, value in parts:
         count, _, data = report.unpacked(value)
+        if int.from_bytes(key[TASK_BYTES:-4], "big") >= before:
+            break
         if int.from_bytes(key[-4:], "big") == 0:
             pieces, wanted = [], count
         if count == wanted:  # Not one of a checkpoint after the same call that was never whole.
@@ -72,7 +82,18 @@ def blocks_after(last: int, blocks: Iterable[Row]) -> Iterator[bytes]:
     """The rows of an actor's log from call ``last`` + 1 on."""
     for key, value in blocks:
         if int.from_bytes(key[TASK_BYTES:], "big") > last:
-            yield report.unpacked(value)[1]
+            yield report.unpacked(value)[2]
+
+
+class Past(NamedTuple):
+    """Rows before the last checkpoint that made values which live, and the checkpoint that a replay of them begins with, if any."""
+
+    base: Block | None
+    blocks: list[Block]
+
+    def all(self) -> list[Block]:
+        """Everything that is kept."""
+        return self.blocks if self.base is None else [self.base, *self.blocks]
 
 
 class _Writing:
@@ -92,13 +113,14 @@ class _Writing:
 class KeptLog:
     """What is known of the log of one actor."""
 
-    __slots__ = ("actor_id", "blocks", "checkpoint", "failed", "last", "replayed", "retry_at", "stray", "to_replay", "writing")
+    __slots__ = ("actor_id", "blocks", "checkpoint", "failed", "last", "past", "replayed", "retry_at", "stray", "to_replay", "writing")
 
     def __init__(self, actor_id: bytes) -> None:
         self.actor_id = actor_id
         self.blocks: deque[Block] = deque()
         """Blocks of rows that a replay would need, in order."""
         self.checkpoint: Block | None = None
+        self.past: list[Past] = []
         self.stray: list[Block] = []
         """Checkpoints of which not every part came."""
         self.last = 0
@@ -128,12 +150,12 @@ class KeptLogs:
         log = self._of(source, message)
         if log is None:
             return
-        block = Block(message.last, 0, message.refs)
+        block = Block(message.last, 0, message.refs, message.made)
         if not any(known.last == block.last for known in log.blocks):
             self.references.pin(block.refs)
             log.blocks.append(block)
         log.last = max(log.last, message.last)
-        value = report.packed((message.refs, message.rows))
+        value = report.packed((message.refs, message.made, message.rows))
         self._write(log, _Writing(source[1:], message.number, (*block.keys(log.actor_id)[0], value), block))
 
     def on_checkpoint(self, now: float, source: Address, message: m.Checkpoint) -> None:
@@ -220,15 +242,27 @@ class KeptLogs:
                 self._truncate(log, writing.block)
 
     def _truncate(self, log: KeptLog, checkpoint: Block) -> None:
-        """A checkpoint is whole: what came before it goes."""
+        """A checkpoint is whole: what came before it goes, but for what makes values again that live."""
         spare = [block for block in log.stray if block.last < checkpoint.last]
-        if log.checkpoint is not None and log.checkpoint.last < checkpoint.last:
-            spare.append(log.checkpoint)
-        while log.blocks and log.blocks[0].last <= checkpoint.last:
-            spare.append(log.blocks.popleft())
         log.stray = [block for block in log.stray if block.last > checkpoint.last]
+        if log.checkpoint is None or log.checkpoint.last < checkpoint.last:
+            past = Past(log.checkpoint, [])
+            while log.blocks and log.blocks[0].last <= checkpoint.last:
+                past.blocks.append(log.blocks.popleft())
+            log.past.append(past)
         log.checkpoint = checkpoint
+        kept = []
+        for past in log.past:
+            if any(self._lives(each) for block in past.blocks for each in block.made):
+                kept.append(past)
+            else:
+                spare += past.all()
+        log.past = kept
         self._delete(log.actor_id, spare)
+
+    def _lives(self, identifier: bytes) -> bool:
+        record = self.tables.find(identifier)
+        return record is not None and record.status == OK
 
     def _delete(self, actor_id: bytes, blocks: list[Block]) -> None:
         deletes = tuple(key for block in blocks for key in block.keys(actor_id))
@@ -268,7 +302,8 @@ class KeptLogs:
 
     def read(self, source: Address, token: int, actor_id: bytes, table: str, after: bytes) -> None:
         """A page of an actor's log, or of its checkpoints, for the process in which it is being made."""
-        if table not in (LOG, CHECKPOINT) or self._record(source, actor_id) is None:
+        may = self._record(source, actor_id) is not None or self.scheduler.remakes.reads(source, actor_id)
+        if table not in (LOG, CHECKPOINT) or not may:
             raise ValueError("the log of an actor is read by the process that is to be the actor")
         self.scheduler.ask("log read", (source, token), m.Scan, table, actor_id, after, PAGE)
 
@@ -301,7 +336,16 @@ class KeptLogs:
         """All that is pinned and written for an actor, or is to be. Of a checkpoint that is not whole, nothing is pinned."""
         coming = {block.last: block for writing in log.writing if (block := writing.block) is not None and block.parts}
         stray = [coming.get(block.last, block) for block in log.stray]
-        return [*log.blocks, *([log.checkpoint] if log.checkpoint is not None else ()), *stray]
+        checkpoint = [log.checkpoint] if log.checkpoint is not None else []
+        return [*log.blocks, *checkpoint, *stray, *(block for past in log.past for block in past.all())]
+
+    def maker_of(self, identifier: bytes) -> tuple[bytes, bool] | None:
+        """The actor whose log would make a lost value again, and whether that begins with a checkpoint, rather than with ``__init__``."""
+        for log in self.logs.values():
+            for base, blocks in (*log.past, (log.checkpoint, log.blocks)):
+                if any(identifier in block.made for block in blocks):
+                    return log.actor_id, base is not None
+        return None
 
     def job_ended(self, job_id: bytes) -> list[tuple[str, bytes]]:
         """A job ends: the rows of its actors' logs are to be deleted with its others."""
@@ -317,8 +361,8 @@ class KeptLogs:
             log = self.logs.setdefault(actor_id, KeptLog(actor_id))
             log.last = max(log.last, last)
             if table == LOG:
-                refs, _ = report.unpacked(value)
-                log.blocks.append(Block(last, 0, refs))
+                refs, made, _ = report.unpacked(value)
+                log.blocks.append(Block(last, 0, refs, made))
                 continue
             count, refs, _ = report.unpacked(value)
             index = int.from_bytes(key[TASK_BYTES + 8 :], "big")
@@ -327,7 +371,7 @@ class KeptLogs:
             if index == count - 1 and log.stray and log.stray[-1][:2] == (last, count):  # The last part has all the others before it.
                 log.stray.pop()
                 if log.checkpoint is not None:
-                    log.stray.append(log.checkpoint)
+                    log.past.append(Past(log.checkpoint, []))
                 log.checkpoint = Block(last, count, refs)
 
     def references_of(self) -> Iterator[tuple[bytes, ...]]:
@@ -337,8 +381,20 @@ class KeptLogs:
 
     def recover(self) -> None:
         """Everything that is referred to is known: pin it."""
+        for log in self.logs.values():
+            self._find_past(log)
         for refs in self.references_of():
             self.references.pin(refs)
+
+    def _find_past(self, log: KeptLog) -> None:
+        """Rows that are kept from before the last checkpoint go with the checkpoint before them."""
+        while log.checkpoint is not None and log.blocks and log.blocks[0].last <= log.checkpoint.last:
+            block = log.blocks.popleft()
+            before = [past for past in log.past if past.base is None or past.base.last < block.last]
+            if not before:
+                before = [Past(None, [])]
+                log.past[:0] = before
+            before[-1].blocks.append(block)
 
     def drop_lost(self) -> None:
         """Actors that are no more have no log."""

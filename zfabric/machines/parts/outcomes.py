@@ -25,7 +25,7 @@ from zfabric.machines.parts.references import References
 from zfabric.machines.parts.state import Tables
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import Facts, pack_failure
-from zfabric.protocol.ids import object_id, short
+from zfabric.protocol.ids import is_call, object_id, short
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY
 
 ALONE_AFTER = 2
@@ -44,6 +44,8 @@ class Outcomes:
         """Whom to tell once a task that makes an actor has ended."""
         self.actor_unwanted: Callable[[WorkerRecord, bytes, int], None]
         """Whom to tell that a process which actors share has made one, in an attempt that does not count."""
+        self.remake: Callable[[AnyObject], bool]
+        """Whom to ask to make a value again that a call of an actor had returned; False if that is impossible, or it is none."""
         self.stream_whole: Callable[[TaskRecord], bool]
         """Whether all values of a stream whose task has ended have come."""
         self.stream_ended: Callable[[TaskRecord, int, bytes], None]
@@ -438,6 +440,10 @@ class Outcomes:
     def rebuild(self, record: AnyObject, reason: str, seen: set[bytes] | None = None) -> str:
         """Run again the task that makes a lost value, and those it needs; empty, or why that is impossible."""
         task = record.task
+        if task is None and self.remake(record):
+            return ""
+        if task is None and is_call(record.object_id):
+            return f"{reason}, and no log of its actor's calls (checkpoint_every) would make it again"
         if task is None:
             return f"{reason}, and it was put, not made by a task: nothing can make it again (put(x, durable=True) would have kept it)"
         if task.state != DONE:

@@ -31,6 +31,7 @@ from zfabric.machines.parts.records import (
     make_outputs,
 )
 from zfabric.machines.parts.references import named_by, row_names
+from zfabric.machines.parts.remakes import is_remake
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address, is_put, short
@@ -212,6 +213,9 @@ class Recovery:
                 self.scheduler.dispatcher.end(worker, "its job has ended")
                 return
             worker.job = process.job = job
+            if is_remake(row):
+                self.scheduler.dispatcher.end(worker, "it makes a value again for a daemon that has died")
+                return
             if row[0] in self.tables.tasks:
                 continue
             task = self.enter(row, job, b"")  # Whoever submitted it says so, and hears of it.
@@ -371,6 +375,9 @@ class Recovery:
             record = self._orphan(object_id)
             record.status = OK
             record.value = Stored(size)
+        elif self.scheduler.logs.maker_of(object_id) is not None:
+            record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
+            record.status = OK  # Without a value: it is made again when somebody asks for it.
         elif is_put(object_id):
             record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
             record.durable = True  # If it was not, the control store will say so.
