@@ -76,7 +76,7 @@ def test_logs_of_actors_are_shown_call_by_call_and_checkpoints_by_their_parts(tm
     stored = (*call[:9], (None,), True)
     key = TASK + (8).to_bytes(8, "big")
     rows = msgpack.packb(((), (call, stored)))
-    shown = list(describe_rows("log", [(key, msgpack.packb(((), rows))), (key, b"\xc1 odd")]))
+    shown = list(describe_rows("log", [(key, msgpack.packb(((), (), rows))), (key, b"\xc1 odd")]))
     json.dumps(shown)
     first = {"table": "log", "key": TASK.hex(), "number": 7, "call": TASK.hex(), "method": "add", "arguments": f"<{len(BOMB)} bytes>"}
     assert shown == [
