@@ -29,7 +29,11 @@ QUESTIONS = load()
 
 
 def run_perf(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "perf", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=240)
+    """Ends before the time of a test is up, and says then how far it has come."""
+    try:
+        return subprocess.run([sys.executable, "-m", "perf", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    except subprocess.TimeoutExpired as error:
+        pytest.fail(f"perf {' '.join(arguments)} did not end; it has said:\n{error.stdout!r}\n{error.stderr!r}")
 
 
 # --- the questions ------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ counter that has been called once.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 from perf import machine
 from perf.question import Aim, Question, Run, Samples
@@ -35,7 +36,11 @@ def measure(run: Run) -> dict[str, Samples]:
 
 
 def _resident(pids: list[int]) -> float:
-    return sum(machine.status_bytes(pid, "VmRSS") for pid in {os.getpid(), *pids})
+    total = 0.0
+    for pid in {os.getpid(), *pids}:
+        with suppress(OSError):  # It has ended since the list was made: a spare worker whose time was up.
+            total += machine.status_bytes(pid, "VmRSS")
+    return total
 
 
 QUESTION = Question(
