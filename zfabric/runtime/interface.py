@@ -157,7 +157,9 @@ current_task: Callable[[], TaskContext | None] = _no_task
 
 
 def _not_collected(function: Callable[..., Any]) -> Callable[..., Any]:
-    raise NotImplementedError("the API is not loaded")
+    from zfabric.exceptions import FabricError
+
+    raise FabricError("num_returns='dynamic' needs the package itself: import zfabric in this process")
 
 
 collected: Callable[[Callable[..., Any]], Callable[..., Any]] = _not_collected
