@@ -28,9 +28,10 @@ FRAME_ROWS = 2048
 SPLIT_BYTES = 32 * 2**20
 """Frames larger than this are sent as several, where they carry several messages."""
 
-EVENTS, RCVMORE, POLLIN, DONTWAIT = int(zmq.EVENTS), int(zmq.RCVMORE), int(zmq.POLLIN), int(zmq.DONTWAIT)
+EVENTS, POLLIN, DONTWAIT = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.DONTWAIT)
 _option: Any = zmq.backend.Socket.get
 _recv: Any = zmq.backend.Socket.recv
+_send: Any = zmq.backend.Socket.send
 """Beneath ``zmq.Socket``, whose enumerations cost more than what they are passed to."""
 
 Delivery = tuple[Address, bytes, object]
@@ -70,7 +71,7 @@ class Post:
         self.router.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self.path = os.path.join(directory, incarnation.hex())
         self.router.bind("ipc://" + self.path)
-        self._readable: list[tuple[Any, int]] = [(self.router, zmq.POLLIN)]
+        self._pollable: list[tuple[Any, int]] = [(self.router, zmq.POLLIN)]
         self._bell = -1
 
     def peer(self, incarnation: bytes) -> Peer:
@@ -124,7 +125,7 @@ class Post:
             self._drain(incarnation, peer)
             return
         try:
-            peer.socket.send(frame, zmq.DONTWAIT)
+            _send(peer.socket, frame, DONTWAIT)
         except zmq.Again:
             peer.backlog.append(frame)
             self._congested.add(incarnation)
@@ -133,7 +134,7 @@ class Post:
         backlog = peer.backlog
         while backlog:
             try:
-                peer.socket.send(backlog[0], zmq.DONTWAIT)
+                _send(peer.socket, backlog[0], DONTWAIT)
             except zmq.Again:
                 self._congested.add(incarnation)
                 return
@@ -170,7 +171,7 @@ class Post:
 
     def poll(self, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds for a frame, or for ``ring``."""
-        ready = zmq_poll(self._readable, max(0, int(timeout * 1000 + 0.999)))
+        ready = zmq_poll(self._pollable, max(0, int(timeout * 1000 + 0.999)))
         if ready and ready[-1][0] == self._bell:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._bell)
@@ -180,26 +181,41 @@ class Post:
         """Let ``ring`` end a ``poll``, from the next one on."""
         if self._bell < 0:
             self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-            self._readable.append((self._bell, zmq.POLLIN))
+            self._pollable.append((self._bell, zmq.POLLIN))
 
     def ring(self) -> None:
         """End the ``poll`` that another thread waits in."""
         if self._bell >= 0:
             os.eventfd_write(self._bell, 1)
 
-    def receive(self, limit: int = 64) -> list[tuple[bytes, bytes]]:
-        """Up to ``limit`` frames that have come, each with its sender's incarnation, undecoded."""
-        frames: list[tuple[bytes, bytes]] = []
+    def take(self) -> tuple[bytes, bytes] | None:
+        """One frame that has come, with its sender's incarnation, undecoded; None if there is none."""
         router = self.router
-        # Asking for events costs a tenth of what an exception for "none" does.
-        while len(frames) < limit and _option(router, EVENTS) & POLLIN:
-            parts = [_recv(router, DONTWAIT)]
-            while _option(router, RCVMORE):
-                parts.append(_recv(router, DONTWAIT))
-            if len(parts) == 2 and len(parts[0]) == INCARNATION_BYTES:
-                frames.append((parts[0], parts[1]))
-            else:
-                self.refused += 1
+        while True:
+            try:
+                sender = _recv(router, DONTWAIT)
+            except zmq.Again:
+                return None
+            # A message has a part behind its sender, and says itself whether one more follows: asking the socket costs twice as much.
+            part = _recv(router, DONTWAIT, False)
+            if len(sender) == INCARNATION_BYTES and not part.more:
+                return sender, part.bytes
+            while part.more:
+                part = _recv(router, DONTWAIT, False)
+            self.refused += 1
+
+    @property
+    def readable(self) -> bool:
+        """Whether a frame has come. Asking costs a third of what the exception for "none" does."""
+        return bool(_option(self.router, EVENTS) & POLLIN)
+
+    def receive(self, limit: int = 64) -> list[tuple[bytes, bytes]]:
+        """Up to ``limit`` frames that have come, as ``take`` gives them."""
+        frames: list[tuple[bytes, bytes]] = []
+        while (frame := self.take()) is not None:
+            frames.append(frame)
+            if len(frames) >= limit or not self.readable:
+                break
         return frames
 
     def accept(self, sender: bytes, frame: bytes, now: float) -> list[Envelope]:

@@ -17,6 +17,7 @@ from collections import deque
 from typing import Any
 
 import zmq
+from zmq import zmq_poll
 
 from zfabric.adapters.journal import Journal
 from zfabric.adapters.processes import memory_available, memory_total, resident_bytes
@@ -153,10 +154,8 @@ class Daemon:
 
     def run(self) -> None:
         """Until asked to stop."""
-        poller = zmq.Poller()
-        poller.register(self.post.router, zmq.POLLIN)
-        poller.register(self.wakeup, zmq.POLLIN)
-        poller.register(self.supervision.fileno(), zmq.POLLIN)
+        router, wakeup, supervision = self.post.router, self.wakeup, self.supervision.fileno()
+        polled: list[tuple[Any, int]] = [(each, int(zmq.POLLIN)) for each in (router, wakeup, supervision)]
         self.turn(clock())
         self.session.publish_daemon(self.incarnation)
         gc.collect()
@@ -167,12 +166,12 @@ class Daemon:
             now = clock()
             deadline = self._next_deadline(now)
             timeout = max(0, min(60_000, int((deadline - now) * 1000 + 0.999)))
-            ready = dict(poller.poll(timeout))
+            ready: dict[Any, int] = dict(zmq_poll(polled, timeout))
             now = clock()
-            if self.wakeup in ready:
+            if wakeup in ready:
                 with contextlib.suppress(BlockingIOError):
-                    os.eventfd_read(self.wakeup)
-            if self.supervision.fileno() in ready:
+                    os.eventfd_read(wakeup)
+            if supervision in ready:
                 self._supervised(now)
             while self._events:
                 role, message = self._events.popleft()
@@ -180,14 +179,15 @@ class Daemon:
                     self._commit_ended(message.sequence, message.error)
                 else:
                     self._step(now, role, self._shell, message)
-            if self.post.router in ready:
+            if router in ready:
                 self._receive(now)
-            self._watch_over(now, bool(ready))
             for role, due in self._due.items():
                 if due is not None and due <= now:
                     self.machines[role].tick(now)
                     self._stirred.add(role)
             self.turn(now)
+            # Whoever waits for an answer has it; the rest is done while they work on it.
+            self._watch_over(now, bool(ready))
             self.post.tick(now)
             counts["refused_frames"] = self.post.refused
             counts["turn_longest_us"] = max(counts["turn_longest_us"], int((clock() - now) * 1e6))
@@ -206,10 +206,10 @@ class Daemon:
 
     def _receive(self, now: float) -> None:
         for _ in range(FRAMES_PER_TURN):
-            frames = self.post.receive(1)
-            if not frames:
+            taken = self.post.take()
+            if taken is None:
                 return
-            sender, frame = frames[0]
+            sender, frame = taken
             for to, role, message in self.post.accept(sender, frame, now):
                 if not self._may_say(sender, to, message):
                     self.post.refused += 1
@@ -220,7 +220,7 @@ class Daemon:
                     self._step(now, to, role + sender, message)
                 except Refusal:
                     self.post.refused += 1
-            if clock() - now > RECEIVE_SECONDS:
+            if not self.post.readable or clock() - now > RECEIVE_SECONDS:
                 return
 
     def _may_say(self, sender: bytes, to: bytes, message: m.Message) -> bool:
@@ -230,15 +230,14 @@ class Daemon:
         return to != OBJECT_STORE or sender in self.scheduler.tables.processes or self.scheduler.membership.recovering
 
     def turn(self, now: float) -> None:
-        """Effects until none is left, then commits and sends."""
+        """Effects until none is left, then commits and sends, then what is due next."""
         own = self.incarnation
+        asked: set[bytes] = set()
         for _ in range(ROUNDS_MAX):
             stirred, self._stirred = self._stirred, set()
+            asked |= stirred
             for role in sorted(stirred):
-                machine = self.machines[role]
-                effects = machine.take_effects(now)
-                self._due[role] = machine.next_deadline()
-                for effect in effects:
+                for effect in self.machines[role].take_effects(now):
                     if type(effect) is e.Send:
                         to = effect.to
                         if to[1:] == own and effect.sequence <= self._committed:
@@ -257,6 +256,8 @@ class Daemon:
         outgoing, self._outgoing = self._outgoing, {}
         for incarnation, envelopes in outgoing.items():
             self.post.send_envelopes(incarnation, envelopes, now)
+        for role in asked:
+            self._due[role] = self.machines[role].next_deadline()
 
     def _do(self, effect: Any) -> None:
         perform = self._perform.get(type(effect))
@@ -306,7 +307,7 @@ class Daemon:
                 del self._held[incarnation]
 
     def _next_deadline(self, now: float) -> float:
-        if self._events or self._local:
+        if self._events or self._local or self._stirred:
             return now
         soonest = min(self._sweep_at, self._collect_at)
         for due in self._due.values():

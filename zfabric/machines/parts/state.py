@@ -110,17 +110,15 @@ class Tables:
 
     def take_effects(self) -> list[Effect]:
         """All effects decided so far; the store's batches go first, since answers to them may be waited for."""
-        effects: list[Effect] = []
-        store = self.store_address
-        if store is not None:
-            batches: tuple[tuple[list[Any], Any], ...] = (
-                (self.sealed, m.Sealed),
-                (self.absorbed, m.Absorb),
-                (self.locates, m.Locate),
-                (self.freed, m.Free),
-            )
-            effects.extend(Send(store, kind(tuple(batch))) for batch, kind in batches if batch)
-        self.sealed, self.absorbed, self.locates, self.freed = [], [], [], []
-        effects.extend(self.effects)
-        self.effects = []
+        effects, self.effects = self.effects, []
+        if self.sealed or self.absorbed or self.locates or self.freed:
+            if (store := self.store_address) is not None:
+                batches: tuple[tuple[list[Any], Any], ...] = (
+                    (self.sealed, m.Sealed),
+                    (self.absorbed, m.Absorb),
+                    (self.locates, m.Locate),
+                    (self.freed, m.Free),
+                )
+                effects[:0] = [Send(store, kind(tuple(batch))) for batch, kind in batches if batch]
+            self.sealed, self.absorbed, self.locates, self.freed = [], [], [], []
         return effects
