@@ -199,6 +199,7 @@ def located(handler: Any) -> str:
         from zfabric.machines.parts.infeasible import Infeasible
         from zfabric.machines.parts.kept_logs import KeptLogs
         from zfabric.machines.parts.membership import Membership
+        from zfabric.machines.parts.questions import Questions
         from zfabric.machines.parts.stopping import Stopping
         from zfabric.machines.parts.streams import Streams
         from zfabric.machines.parts.values import Values
@@ -208,6 +209,7 @@ def located(handler: Any) -> str:
             "infeasible": Infeasible,
             "logs": KeptLogs,
             "membership": Membership,
+            "questions": Questions,
             "stopping": Stopping,
             "streams": Streams,
             "values": Values,

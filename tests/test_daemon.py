@@ -84,7 +84,7 @@ def workers(here: Here) -> list[int]:
         pids.append(2**22 + 1 + len(pids))
         here.supervisor.send("WorkerSpawned", packet[1], pids[-1], "")
         here.turn()
-        if len(pids) == here.daemon.scheduler.dispatcher.cpus:
+        if len(pids) == here.daemon.scheduler.workers.cpus:
             break
     return pids
 

@@ -24,6 +24,7 @@ from zfabric.machines.parts.infeasible import Infeasible
 from zfabric.machines.parts.kept_logs import KeptLogs
 from zfabric.machines.parts.membership import Membership
 from zfabric.machines.parts.outcomes import Outcomes
+from zfabric.machines.parts.questions import Questions
 from zfabric.machines.parts.records import (
     DONE,
     LEASED,
@@ -43,6 +44,7 @@ from zfabric.machines.parts.state import Tables
 from zfabric.machines.parts.stopping import Stopping
 from zfabric.machines.parts.streams import Streams
 from zfabric.machines.parts.values import Values
+from zfabric.machines.parts.worker_pool import WorkerPool
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, KillProcess
 from zfabric.protocol.failures import pack_failure
@@ -79,9 +81,11 @@ class LocalScheduler:
         self.tables = Tables(address, store, control, placer, config)
         self.references = References(self.tables, self.blocks)
         self.outcomes = Outcomes(self.tables, self.references, node)
-        self.dispatcher = Dispatcher(self.tables, self.outcomes, self.pool, first_token)
+        self.workers = WorkerPool(self.tables, self.pool, first_token)
+        self.dispatcher = Dispatcher(self.tables, self.outcomes, self.pool, self.workers)
         self.stopping = Stopping(self.tables, self.outcomes)
         self.infeasible = Infeasible(self.tables, self.outcomes, self.pool)
+        self.questions = Questions(self)
         self.values = Values(self)
         self.actors = Actors(self)
         self.logs = KeptLogs(self)
@@ -100,9 +104,6 @@ class LocalScheduler:
         self._heartbeat: m.Heartbeat | None = None
         self._more_to_collect = False
         self._introduced = False
-        self._next_token = 1
-        self._asked: dict[int, tuple[str, Any]] = {}
-        """Questions to the control store that are open: what was asked, and what is to be done with the answer."""
         self._next_event = 0
         self._events: list[m.Row] = []
         """Rows for the event table that wait for the next batch."""
@@ -125,7 +126,7 @@ class LocalScheduler:
         if self._overdue_at is not None and now >= self._overdue_at:
             self._overdue_at = self.dispatcher.overdue(now)
         if self._trim_at is not None and now >= self._trim_at:
-            self._trim_at = self.dispatcher.trim(now)
+            self._trim_at = self.workers.trim(now)
         self.infeasible.tick(now)
         self.actors.tick(now)
         self.logs.tick(now)
@@ -158,7 +159,7 @@ class LocalScheduler:
             self._overdue_at = self._look_again(self._overdue_at, now)
             self.infeasible.ask(now)
             if self._trim_at is None:
-                self._trim_at = self.dispatcher.trim(now)
+                self._trim_at = self.workers.trim(now)
         for process in tables.touched:
             rows, process.results = process.results, []
             for start in range(0, len(rows), 1024):
@@ -404,65 +405,6 @@ class LocalScheduler:
         if worker is not None:
             self.dispatcher.taken_back(worker, message, now)
 
-    # -- questions to the control store and the object store, and their answers --
-
-    def ask(self, kind: str, about: Any, message: Any, *fields: Any) -> None:
-        """Ask the control store something whose answer comes back with the token."""
-        token = self._next_token
-        self._next_token += 1
-        self._asked[token] = (kind, about)
-        self.tables.send(self.tables.control_address, message(token, *fields))
-
-    def ask_store(self, kind: str, about: Any, what: str, arguments: m.Row) -> None:
-        """Ask the object store something whose answer comes back with the token."""
-        token = self._next_token
-        self._next_token += 1
-        self._asked[token] = (kind, about)
-        if self.tables.store_address is not None:
-            self.tables.send(self.tables.store_address, m.Query(token, what, arguments))
-
-    def on_written(self, now: float, source: Address, message: m.Written) -> None:
-        """A commit that somebody waits for."""
-        kind, about = self._asked.pop(message.token, ("", None))
-        if kind == "kept":
-            self.values.kept(about, message.ok, message.text)
-        elif kind == "detached":
-            self.detached.kept(about)
-        elif kind == "job":
-            self.membership.job_refused(about, message.text)
-        elif kind == "job begun":
-            self.membership.job_begun(about, message.ok, message.text)
-        elif kind == "job ended":
-            self.membership.job_ended(about, message.ok, now)
-        elif kind == "log":
-            self.logs.written(about, message.ok, now)
-        elif kind == "query":
-            report.rows_committed(self, about)
-
-    def on_job_number(self, now: float, source: Address, message: m.JobNumber) -> None:
-        """A new job's number."""
-        kind, about = self._asked.pop(message.token, ("", None))
-        if kind == "job":
-            self.membership.job_numbered(about, message.number, now)
-
-    def on_found(self, now: float, source: Address, message: m.Found) -> None:
-        """Rows that were asked for."""
-        kind, about = self._asked.pop(message.token, ("", None))
-        if kind == "jobs":
-            self.membership.jobs_found(message.rows, now)
-        elif kind == "former jobs":
-            self.membership.former_jobs.found(message.rows)
-        elif kind == "former rows":
-            self.membership.former_jobs.rows_found(about, message)
-        elif kind == "kept rows":
-            self.membership.rows_found(about, message, now)
-        elif kind == "durable value":
-            self.outcomes.durable_found(about, message.rows)
-        elif kind == "log read":
-            self.logs.found(about, message)
-        elif kind == "query":
-            report.rows_found(self, about, message)
-
     # -- people --
 
     def on_query(self, now: float, source: Address, message: m.Query) -> None:
@@ -470,14 +412,6 @@ class LocalScheduler:
         self._write(tuple(self._events), ())
         self._events.clear()
         report.answer(self, now, source, message)
-
-    def on_answer(self, now: float, source: Address, message: m.Answer) -> None:
-        """What the object store knows of something that was asked here."""
-        kind, about = self._asked.pop(message.token, ("", None))
-        if kind == "store query":
-            report.store_answered(self, now, about, message.payload)
-        elif kind == "recorded":
-            self.actors.taken_over(*about)
 
     def on_log_lines(self, now: float, source: Address, message: m.LogLines) -> None:
         """Output of workers goes to the driver of the job they work for."""
@@ -591,12 +525,12 @@ HANDLERS: dict[type[Any], Any] = {
     m.Fetch: _part("values", "on_fetch"),
     m.Located: _part("values", "on_located"),
     m.Lost: _part("values", "on_lost"),
-    m.Written: LocalScheduler.on_written,
-    m.JobNumber: LocalScheduler.on_job_number,
-    m.Found: LocalScheduler.on_found,
+    m.Written: _part("questions", "on_written"),
+    m.JobNumber: _part("questions", "on_job_number"),
+    m.Found: _part("questions", "on_found"),
     m.Placed: _part("infeasible", "on_placed"),
     m.Query: LocalScheduler.on_query,
-    m.Answer: LocalScheduler.on_answer,
+    m.Answer: _part("questions", "on_answer"),
     m.LogLines: LocalScheduler.on_log_lines,
     m.MemoryPressure: LocalScheduler.on_memory_pressure,
 }

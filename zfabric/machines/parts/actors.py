@@ -462,7 +462,7 @@ class Actors:
         if self.tables.store_address is None or not any(type(value) is tuple for row in message.rows for value in row[3]):
             self.tables.order(worker, m.Recorded(recorded))
         else:  # Until the store has taken over what lies in the arena, the actor's word is all that tells of it.
-            self.scheduler.ask_store("recorded", (worker.token, recorded), "nothing", ())
+            self.scheduler.questions.ask_store("recorded", (worker.token, recorded), "nothing", ())
 
     def taken_over(self, token: bytes, call_ids: tuple[bytes, ...]) -> None:
         """The store has."""
@@ -505,11 +505,11 @@ class Actors:
         for row, attempt in message.rows:
             job = self.tables.jobs.get(row[0][:JOB_BYTES])
             if job is None or job.ended:
-                self.scheduler.dispatcher.end(worker, "its job has ended")
+                self.scheduler.workers.end(worker, "its job has ended")
                 return
             worker.job = process.job = job
             if row[0] not in self.records and not self.adopt(row, attempt, job, worker):
-                self.scheduler.dispatcher.end(worker, "nothing is known any more of the class of its actor")
+                self.scheduler.workers.end(worker, "nothing is known any more of the class of its actor")
                 return
 
     def adopt(self, row: m.Row, attempt: int, job: JobRecord, worker: WorkerRecord) -> bool:

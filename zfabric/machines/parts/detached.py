@@ -52,7 +52,7 @@ class Detached:
         if self._to_keep:
             actors, self._to_keep = tuple(self._to_keep), []
             puts, deletes = self.scheduler.blocks.flush(rows_max=1 << 30)
-            self.scheduler.ask("detached", actors, m.Write, tuple(puts), tuple(deletes))
+            self.scheduler.questions.ask("detached", actors, m.Write, tuple(puts), tuple(deletes))
         over, self._over = self._over, []
         for job in over:
             self.scheduler.membership.end_job(job, now)

@@ -14,7 +14,6 @@ from __future__ import annotations
 from zfabric.machines.parts.outcomes import Outcomes
 from zfabric.machines.parts.records import (
     ASSIGNED,
-    ENDING,
     HOSTING,
     IDLE,
     LEASED,
@@ -23,7 +22,6 @@ from zfabric.machines.parts.records import (
     STARTING,
     WAITING,
     Frame,
-    JobRecord,
     ShapeQueue,
     Stored,
     TaskRecord,
@@ -31,29 +29,29 @@ from zfabric.machines.parts.records import (
 )
 from zfabric.machines.parts.resources import Pool
 from zfabric.machines.parts.state import Tables
+from zfabric.machines.parts.worker_pool import WorkerPool, weight
 from zfabric.protocol import messages as m
-from zfabric.protocol.effects import KillProcess, SpawnWorker
+from zfabric.protocol.effects import KillProcess
 from zfabric.protocol.ids import WORKER, is_call, short
 from zfabric.protocol.messages import OK
-from zfabric.protocol.options import NO_ENVIRONMENT, RESOURCE_UNIT, Demand, Environment
+from zfabric.protocol.options import Demand
 
 INLINE_SEARCH_MAX = 256
 """Tasks looked at to find one that a blocked worker can run."""
 
 
 class Dispatcher:
-    """Leases, batches, prefetch, inline execution, and the number of workers."""
+    """Leases, batches, prefetch, inline execution."""
 
-    def __init__(self, tables: Tables, outcomes: Outcomes, pool: Pool, first_token: int) -> None:
+    def __init__(self, tables: Tables, outcomes: Outcomes, pool: Pool, workers: WorkerPool) -> None:
         self.tables = tables
         self.outcomes = outcomes
         self.pool = pool
+        self.workers = workers
         self._frames: dict[bytes, Frame] = {}
         """Frames that wait, by task: an index over all workers'."""
         self._starved = False
         self._turn = 0
-        self._next_token = first_token
-        self.cpus = max(1, -(-pool.total.get("CPU", RESOURCE_UNIT) // RESOURCE_UNIT))
 
     # -- one turn --
 
@@ -100,16 +98,16 @@ class Dispatcher:
                     return
                 self._fill(worker, queue, now, len(serving))
         while queue.tasks and self.pool.fits(queue.demand):
-            idle_worker = self._idle_worker(queue)
+            idle_worker = self.workers.idle_for(queue)
             if idle_worker is None:
-                self._maybe_spawn(queue, now)
+                self.workers.maybe_spawn(queue, now)
                 return
             worker = idle_worker
             self._lease(worker, queue)
             sharers = 1
             if len(queue.tasks) > 1:
                 idle = sum(1 for other in self.tables.workers.values() if other.state == IDLE)
-                sharers = min(len(queue.leased) + idle, self.cpus)
+                sharers = min(len(queue.leased) + idle, self.workers.cpus)
             self._fill(worker, queue, now, sharers)
             if not worker.inflight:
                 self._end_lease(worker, now)
@@ -118,39 +116,39 @@ class Dispatcher:
     def _serve_actors(self, queue: ShapeQueue, now: float) -> None:
         """Each task gets a worker of its own, and what it asks for, for life."""
         while self._discard_stale(queue) and self.pool.fits(queue.demand):
-            worker = self._idle_worker(queue)
+            worker = self.workers.idle_for(queue)
             if worker is None:
-                self._maybe_spawn(queue, now)
+                self.workers.maybe_spawn(queue, now)
                 return
             task = queue.tasks.popleft()
             self.host(worker, task)
             self._assign(worker, [task], now, inline=False)
-            self.prestart(now)
+            self.workers.prestart(now)
 
     def _serve_hosts(self, queue: ShapeQueue, now: float) -> None:
         """Actors that share processes: each goes where there are fewest, many at once."""
         hosts = [worker for worker in queue.leased.values() if worker.state == HOSTING]
-        actors = sum(map(_weight, hosts)) + self._discard_stale(queue)
-        wanted = min(self.cpus, actors)
+        actors = sum(map(weight, hosts)) + self._discard_stale(queue)
+        wanted = min(self.workers.cpus, actors)
         most = actors
         while len(hosts) < wanted:
-            worker = self._idle_worker(queue)
+            worker = self.workers.idle_for(queue)
             if worker is None:
-                self._maybe_spawn(queue, now)
+                self.workers.maybe_spawn(queue, now)
                 if any(each.state == STARTING for each in self.tables.workers.values()):
                     most = -(-actors // wanted)  # The others are for the one that starts.
                 break
             self.share(worker, queue)
-            self.prestart(now)
+            self.workers.prestart(now)
             hosts.append(worker)
         batches: dict[bytes, list[TaskRecord]] = {}
         while hosts and self._discard_stale(queue):
-            host = min(hosts, key=lambda each: _weight(each) + len(batches.get(each.token, ())))
+            host = min(hosts, key=lambda each: weight(each) + len(batches.get(each.token, ())))
             batch = batches.setdefault(host.token, [])
             rare = queue.tasks[0].rare
             suspect = rare is not None and rare.crashes > 0
             full = len(host.inflight) + len(batch) >= self.tables.config.prefetch_tasks
-            if full or _weight(host) + len(batch) >= most or (suspect and (host.inflight or batch)):
+            if full or weight(host) + len(batch) >= most or (suspect and (host.inflight or batch)):
                 break
             batch.append(queue.tasks.popleft())
             if suspect:
@@ -171,9 +169,9 @@ class Dispatcher:
         for worker in list(queue.leased.values()):
             self._fill_async(worker, queue, now)
         while self._discard_stale(queue) and self.pool.fits(queue.demand):
-            idle = self._idle_worker(queue)
+            idle = self.workers.idle_for(queue)
             if idle is None:
-                self._maybe_spawn(queue, now)
+                self.workers.maybe_spawn(queue, now)
                 return
             self._lease(idle, queue)
             self._fill_async(idle, queue, now)
@@ -208,17 +206,6 @@ class Dispatcher:
         return len(tasks)
 
     # -- leases --
-
-    def _idle_worker(self, queue: ShapeQueue) -> WorkerRecord | None:
-        fresh = None
-        for worker in self.tables.workers.values():
-            if worker.state != IDLE:
-                continue
-            if worker.job is queue.job and worker.environment == queue.environment:
-                return worker
-            if worker.job is None and fresh is None and queue.environment == NO_ENVIRONMENT:
-                fresh = worker
-        return fresh
 
     def _lease(self, worker: WorkerRecord, queue: ShapeQueue) -> None:
         self.pool.acquire(queue.demand)
@@ -526,107 +513,6 @@ class Dispatcher:
         if running is not None and running.rare is not None and running.rare.stopped == "force" and worker.pid:
             worker.kill_reason = "cancelled"
             self.tables.effects.append(KillProcess(worker.pid, f"task {running.name} was cancelled by force"))
-
-    # -- how many workers --
-
-    def _maybe_spawn(self, queue: ShapeQueue, now: float) -> None:
-        workers = self.tables.workers.values()
-        starting = sum(
-            1
-            for worker in workers
-            if worker.state == STARTING and (worker.job is queue.job or worker.job is None) and worker.environment == queue.environment
-        )
-        if starting >= min(len(queue.tasks), self._fitting(queue.demand)):
-            return
-        active = sum(1 for worker in workers if worker.state not in (ENDING, HOSTING))
-        plain, others = self._count_blocked()
-        if not (queue.actors or queue.shared) and (plain > self.cpus or others > self.tables.config.workers_blocked_max):
-            return
-        if active >= self.tables.config.workers_max + plain + others and not self._end_one_idle(queue):
-            return
-        self.spawn(queue.job, queue.environment, now)
-
-    def _count_blocked(self) -> tuple[int, int]:
-        """Blocked workers that may run what they wait for on top of it, and those that may not.
-
-        The former need no others in their place: where all tasks wait, one that could run is waited for by some of them, and is
-        put on top of it. A few more workers than CPUs only keep CPUs busy meanwhile. The latter are replaced, up to a cap.
-        """
-        depth = self.tables.config.inline_depth
-        plain = others = 0
-        for worker in self.tables.workers.values():
-            if worker.frames:
-                frame = worker.frames[-1]
-                if frame.inline and not frame.barred and len(worker.frames) < depth:
-                    plain += 1
-                else:
-                    others += 1
-        return plain, others
-
-    def _fitting(self, demand: Demand) -> int:
-        """How many more leases of ``demand`` there is room for."""
-        available = dict(self.pool.available())
-        counts = [available.get(name, 0) // amount for name, amount in demand if amount > 0]
-        return max(1, min(counts)) if counts else self.cpus
-
-    def _end_one_idle(self, queue: ShapeQueue) -> bool:
-        for worker in self._spare():
-            if worker.job is not queue.job or worker.environment != queue.environment:
-                self.end(worker, "another job or environment needs its place")
-                return True
-        return False
-
-    def _spare(self) -> list[WorkerRecord]:
-        """Idle workers that may be ended: others wait for nothing that only one of them will have."""
-        callers = {caller for caller, _ in self.tables.expected.values()}
-        idle = [worker for worker in self.tables.workers.values() if worker.state == IDLE]
-        return [worker for worker in idle if worker.process is None or worker.process.incarnation not in callers]
-
-    def prestart(self, now: float) -> None:
-        """As many workers as the node has CPUs, before tasks ask for them, and in place of those that actors have taken for life."""
-        alive = sum(1 for worker in self.tables.workers.values() if worker.state not in (ENDING, HOSTING))
-        for _ in range(self.cpus - alive):
-            self.spawn(None, NO_ENVIRONMENT, now)
-
-    def spawn(self, job: JobRecord | None, environment: Environment, now: float) -> WorkerRecord:
-        """Start one more worker."""
-        token = self._next_token.to_bytes(8, "big")
-        self._next_token += 1
-        worker = WorkerRecord(token, job, environment, now)
-        self.tables.workers[token] = worker
-        variables, directory, paths = environment
-        self.tables.effects.append(SpawnWorker(token, job.id if job else b"", variables, directory, paths, 1))
-        self.tables.counts["workers_started"] += 1
-        return worker
-
-    def end(self, worker: WorkerRecord, reason: str) -> None:
-        """Stop a worker for good."""
-        worker.state = ENDING
-        worker.kill_reason = worker.kill_reason or reason
-        if worker.pid:
-            self.tables.effects.append(KillProcess(worker.pid, reason))
-
-    def trim(self, now: float) -> float | None:
-        """End idle workers beyond the node's CPUs, and those that actors shared which have all ended; when to look again."""
-        workers = self.tables.workers.values()
-        vacant = [worker for worker in workers if worker.shared and worker.state == HOSTING and not _weight(worker)]
-        if len(workers) <= self.cpus and not vacant:
-            return None
-        idle = self._spare()
-        soonest = None
-        spare = sorted(idle, key=lambda each: each.idle_since)[: max(0, len(idle) - self.cpus)] if len(workers) > self.cpus else []
-        for worker in (*spare, *vacant):
-            due = (worker.last_progress if worker.shared else worker.idle_since) + self.tables.config.worker_idle_seconds
-            if now >= due:
-                self.end(worker, "idle")
-            elif soonest is None or due < soonest:
-                soonest = due
-        return soonest
-
-
-def _weight(worker: WorkerRecord) -> int:
-    """How many actors share a worker, or soon will."""
-    return len(worker.actors) + len(worker.inflight)
 
 
 def _cpu_of(demand: Demand) -> Demand:

@@ -30,7 +30,7 @@ class FormerJobs:
 
     def ask(self) -> None:
         """Look for them, before this node has jobs of its own."""
-        self.scheduler.ask("former jobs", None, m.Scan, "job", b"", b"", 10_000)
+        self.scheduler.questions.ask("former jobs", None, m.Scan, "job", b"", b"", 10_000)
 
     def found(self, rows: m.Rows) -> None:
         """The store's jobs."""
@@ -52,7 +52,7 @@ class FormerJobs:
 
     def _go_on(self, clearing: _Clearing, after: bytes = b"") -> None:
         if clearing.tables:
-            self.scheduler.ask("former rows", clearing, m.Scan, clearing.tables[0], clearing.job, after, PAGE)
+            self.scheduler.questions.ask("former rows", clearing, m.Scan, clearing.tables[0], clearing.job, after, PAGE)
         else:
             self._write((("job", clearing.job, clearing.ended),), ())
 

@@ -214,7 +214,7 @@ class KeptLogs:
             self._ask(log, writing)
 
     def _ask(self, log: KeptLog, writing: _Writing) -> None:
-        self.scheduler.ask("log", (log, writing), m.Write, (writing.row,), ())
+        self.scheduler.questions.ask("log", (log, writing), m.Write, (writing.row,), ())
 
     def written(self, about: tuple[KeptLog, _Writing], ok: bool, now: float) -> None:
         """The control store has answered."""
@@ -305,7 +305,7 @@ class KeptLogs:
         may = self._record(source, actor_id) is not None or self.scheduler.remakes.reads(source, actor_id)
         if table not in (LOG, CHECKPOINT) or not may:
             raise ValueError("the log of an actor is read by the process that is to be the actor")
-        self.scheduler.ask("log read", (source, token), m.Scan, table, actor_id, after, PAGE)
+        self.scheduler.questions.ask("log read", (source, token), m.Scan, table, actor_id, after, PAGE)
 
     def found(self, about: tuple[Address, int], message: m.Found) -> None:
         """The control store has read it."""

@@ -36,7 +36,7 @@ class KeptRows:
         """Scan the tables."""
         for table in ("function", "task", LOG, CHECKPOINT):
             self._open.add(table)
-            self.scheduler.ask("kept rows", table, m.Scan, table, b"", b"", PAGE)
+            self.scheduler.questions.ask("kept rows", table, m.Scan, table, b"", b"", PAGE)
 
     def found(self, table: str, message: m.Found) -> None:
         """A page of a scan."""
@@ -45,7 +45,7 @@ class KeptRows:
         else:
             (self._functions if table == "function" else self._blocks).extend(message.rows)
         if message.more and message.rows:
-            self.scheduler.ask("kept rows", table, m.Scan, table, b"", message.rows[-1][0], PAGE)
+            self.scheduler.questions.ask("kept rows", table, m.Scan, table, b"", message.rows[-1][0], PAGE)
         else:
             self._open.discard(table)
 

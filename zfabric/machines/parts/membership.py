@@ -100,7 +100,7 @@ class Membership:
         if message.job and worker.job is None:
             worker.job = self.tables.jobs.get(message.job)
             if worker.job is None or worker.job.ended:
-                self.scheduler.dispatcher.end(worker, "its job has ended")
+                self.scheduler.workers.end(worker, "its job has ended")
         process.job = worker.job
         self._failed_starts = 0
         self._welcome(process)
@@ -119,7 +119,7 @@ class Membership:
         elif process.job is not None:
             self._welcome(process)  # The daemon before this one made its job, and died before it could say so.
         else:
-            self.scheduler.ask("job", (process.incarnation, message.namespace), m.NewJob)
+            self.scheduler.questions.ask("job", (process.incarnation, message.namespace), m.NewJob)
 
     def job_numbered(self, about: tuple[bytes, str], number: int, now: float) -> None:
         """The control store has given a new job its number."""
@@ -131,8 +131,8 @@ class Membership:
         job.driver = process
         process.job = job
         self.tables.jobs[job.id] = job
-        self.scheduler.ask("job begun", process, m.Write, (("job", job.id, self._job_row(job, "running")),), ())
-        self.scheduler.dispatcher.prestart(now)
+        self.scheduler.questions.ask("job begun", process, m.Write, (("job", job.id, self._job_row(job, "running")),), ())
+        self.scheduler.workers.prestart(now)
 
     def job_begun(self, process: ProcessRecord, ok: bool, text: str) -> None:
         """A new job's row is durable: only now may its driver count on it, since a new daemon finds drivers by their jobs' rows."""
@@ -182,7 +182,7 @@ class Membership:
 
     def prestart(self, now: float) -> None:
         """Called by the shell when a fresh node starts: workers are forked while the driver still connects."""
-        self.scheduler.dispatcher.prestart(now)
+        self.scheduler.workers.prestart(now)
 
     # -- workers come and go --
 
@@ -264,7 +264,7 @@ class Membership:
         if not self.recovering and (job is None or not job.ended) and worker.environment == NO_ENVIRONMENT:
             live = [job for job in self.tables.jobs.values() if not job.ended]
             if live and self._failed_starts < START_ATTEMPTS_MAX:
-                self.scheduler.dispatcher.prestart(now)
+                self.scheduler.workers.prestart(now)
 
     def let_go_of(self, process: ProcessRecord) -> None:
         """A process is no more, or wants no more: it holds nothing, and nobody waits for it."""
@@ -317,7 +317,7 @@ class Membership:
                 worker.inflight.clear()
                 self.scheduler.dispatcher.release(worker)
                 worker.frames.clear()
-                self.scheduler.dispatcher.end(worker, "its job has ended")
+                self.scheduler.workers.end(worker, "its job has ended")
         tables.condemned = {prefix for prefix in tables.condemned if prefix[:JOB_BYTES] != job.id}
         for queue in job.queues.values():
             tables.queues.pop(queue.token, None)
@@ -342,7 +342,7 @@ class Membership:
         if job.number > TOMBSTONES_KEPT and job_id(job.number - TOMBSTONES_KEPT) not in tables.jobs:
             deletes.append(("job", job_id(job.number - TOMBSTONES_KEPT)))
         last_rows = (status,), (*deletes, *more)
-        self.scheduler.ask("job ended", (job, last_rows), m.Write, (*puts, *self.scheduler.take_events(), status), last_rows[1])
+        self.scheduler.questions.ask("job ended", (job, last_rows), m.Write, (*puts, *self.scheduler.take_events(), status), last_rows[1])
 
     def _drop_task(self, task: TaskRecord) -> None:
         task.state = DONE
@@ -381,7 +381,7 @@ class Membership:
             self.tables.by_pid[pid] = worker
             self._expected[token] = pid
             self.tables.send(CONTROL + bytes((token[0] ^ 0x80,)) + token[1:], m.Rejoin(""))
-        self.scheduler.ask("jobs", None, m.Scan, "job", b"", b"", 10_000)
+        self.scheduler.questions.ask("jobs", None, m.Scan, "job", b"", b"", 10_000)
 
     def jobs_found(self, rows: m.Rows, now: float) -> None:
         """The control store's jobs: the drivers of those that run are asked to register again."""
@@ -434,7 +434,7 @@ class Membership:
         self._keep_due = True
         for job in self._abandoned:
             self._driver_gone(job, now)
-        self.scheduler.dispatcher.prestart(now)
+        self.scheduler.workers.prestart(now)
         self.tables.say("info", f"recovered: {len(self.tables.processes)} processes, {tasks} tasks")
 
     def keep(self) -> None:
@@ -461,7 +461,7 @@ class Membership:
         """Workers that never registered; ends of jobs to be written; processes a recovering scheduler waits for in vain."""
         while self._tombstones and self._tombstones[0][0] <= now:
             _, about = self._tombstones.pop(0)
-            self.scheduler.ask("job ended", about, m.Write, *about[1])
+            self.scheduler.questions.ask("job ended", about, m.Write, *about[1])
         for worker in list(self.tables.workers.values()):
             late = now >= worker.started_at + self.scheduler.config.worker_start_seconds
             if late and worker.state == STARTING and worker.pid and not self.recovering:

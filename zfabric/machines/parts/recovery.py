@@ -210,11 +210,11 @@ class Recovery:
         for row, attempt, begun in message.rows:
             job = self.tables.jobs.get(row[0][:JOB_BYTES])
             if job is None or job.ended:
-                self.scheduler.dispatcher.end(worker, "its job has ended")
+                self.scheduler.workers.end(worker, "its job has ended")
                 return
             worker.job = process.job = job
             if is_remake(row):
-                self.scheduler.dispatcher.end(worker, "it makes a value again for a daemon that has died")
+                self.scheduler.workers.end(worker, "it makes a value again for a daemon that has died")
                 return
             if row[0] in self.tables.tasks:
                 continue
@@ -223,7 +223,7 @@ class Recovery:
                 task.attempt = attempt
                 self._entered.append((task, worker))
             elif begun:  # Nobody waits for it, and what is sent there would wait for its end.
-                self.scheduler.dispatcher.end(worker, "it runs a task of which nothing else survived")
+                self.scheduler.workers.end(worker, "it runs a task of which nothing else survived")
                 return
 
     def _enter_submitted(self, source: Address, message: m.Submit) -> None:

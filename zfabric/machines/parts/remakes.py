@@ -71,7 +71,7 @@ class Remakes:
         if identifier is None:
             return False
         if worker is not None:
-            self.scheduler.dispatcher.end(worker, "its replay has ended")
+            self.scheduler.workers.end(worker, "its replay has ended")
         record = self.tables.find(identifier)
         if record is not None and record.status == PENDING:
             why = unpack_failure(payload)[1] if payload else "the calls did not return again what they had"

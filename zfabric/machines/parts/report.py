@@ -99,7 +99,7 @@ def answer(scheduler: LocalScheduler, now: float, source: Address, message: m.Qu
         payload = question(scheduler, now, *arguments)
         if what in _FROM_STORE and scheduler.tables.store_address is not None:
             wanted = _stored_in(payload) if what == "objects" else ()
-            scheduler.ask_store("store query", (source, token, what, payload), _FROM_STORE[what], wanted)
+            scheduler.questions.ask_store("store query", (source, token, what, payload), _FROM_STORE[what], wanted)
             return
     except (TypeError, ValueError) as problem:
         payload, error = None, f"{what}: {problem}"
@@ -143,13 +143,13 @@ def _ask_rows(scheduler: LocalScheduler, source: Address, token: int, table: str
     if after:
         rows_committed(scheduler, about)
     else:
-        scheduler.ask("query", about, m.Write, (), ())
+        scheduler.questions.ask("query", about, m.Write, (), ())
 
 
 def rows_committed(scheduler: LocalScheduler, about: tuple[Address, int, str, bytes, int]) -> None:
     """What was written before is committed, or cannot be: read."""
     _, _, table, after, limit = about
-    scheduler.ask("query", about, m.Scan, table, b"", after, limit)
+    scheduler.questions.ask("query", about, m.Scan, table, b"", after, limit)
 
 
 def rows_found(scheduler: LocalScheduler, about: tuple[Address, int, str, bytes, int], found: m.Found) -> None:

@@ -48,7 +48,7 @@ class Values:
             else:
                 self.references.hold((object_id,), process.incarnation)
             if durable and type(value) is bytes:
-                self.scheduler.ask("kept", (process.incarnation, object_id), m.Write, (("object", object_id, value),), ())
+                self.scheduler.questions.ask("kept", (process.incarnation, object_id), m.Write, (("object", object_id, value),), ())
 
     def on_offer(self, now: float, source: Address, message: m.Offer) -> None:
         """A process that registers again with the same daemon says what it has; what is not known any more is taken over."""
@@ -163,7 +163,7 @@ class Values:
         """Ask the control store for its copies of durable values whose other copies are lost."""
         wanted, self.tables.durable_wanted = self.tables.durable_wanted, []
         for object_id in wanted:
-            self.scheduler.ask("durable value", object_id, m.Read, "object", (object_id,))
+            self.scheduler.questions.ask("durable value", object_id, m.Read, "object", (object_id,))
 
     # -- values whose rows had been lost with a daemon --
 

@@ -1,0 +1,139 @@
+"""How many workers a node has: which are idle, when another one starts, which are spare and end."""
+
+from __future__ import annotations
+
+from zfabric.machines.parts.records import (
+    ENDING,
+    HOSTING,
+    IDLE,
+    STARTING,
+    JobRecord,
+    ShapeQueue,
+    WorkerRecord,
+)
+from zfabric.machines.parts.resources import Pool
+from zfabric.machines.parts.state import Tables
+from zfabric.protocol.effects import KillProcess, SpawnWorker
+from zfabric.protocol.options import NO_ENVIRONMENT, RESOURCE_UNIT, Demand, Environment
+
+
+class WorkerPool:
+    """Starts and ends workers. Which of them runs what is the dispatcher's to decide."""
+
+    def __init__(self, tables: Tables, pool: Pool, first_token: int) -> None:
+        self.tables = tables
+        self.pool = pool
+        self._next_token = first_token
+        self.cpus = max(1, -(-pool.total.get("CPU", RESOURCE_UNIT) // RESOURCE_UNIT))
+
+    def idle_for(self, queue: ShapeQueue) -> WorkerRecord | None:
+        """A worker without a task that may have those of ``queue``: one of the same job and environment, or one that had none yet."""
+        fresh = None
+        for worker in self.tables.workers.values():
+            if worker.state != IDLE:
+                continue
+            if worker.job is queue.job and worker.environment == queue.environment:
+                return worker
+            if worker.job is None and fresh is None and queue.environment == NO_ENVIRONMENT:
+                fresh = worker
+        return fresh
+
+    def maybe_spawn(self, queue: ShapeQueue, now: float) -> None:
+        """Start a worker for what waits in ``queue``, unless enough are starting or there are too many."""
+        workers = self.tables.workers.values()
+        starting = sum(
+            1
+            for worker in workers
+            if worker.state == STARTING and (worker.job is queue.job or worker.job is None) and worker.environment == queue.environment
+        )
+        if starting >= min(len(queue.tasks), self._fitting(queue.demand)):
+            return
+        active = sum(1 for worker in workers if worker.state not in (ENDING, HOSTING))
+        plain, others = self._count_blocked()
+        if not (queue.actors or queue.shared) and (plain > self.cpus or others > self.tables.config.workers_blocked_max):
+            return
+        if active >= self.tables.config.workers_max + plain + others and not self._end_one_idle(queue):
+            return
+        self.spawn(queue.job, queue.environment, now)
+
+    def _count_blocked(self) -> tuple[int, int]:
+        """Blocked workers that may run what they wait for on top of it, and those that may not.
+
+        The former need no others in their place: where all tasks wait, one that could run is waited for by some of them, and is
+        put on top of it. A few more workers than CPUs only keep CPUs busy meanwhile. The latter are replaced, up to a cap.
+        """
+        depth = self.tables.config.inline_depth
+        plain = others = 0
+        for worker in self.tables.workers.values():
+            if worker.frames:
+                frame = worker.frames[-1]
+                if frame.inline and not frame.barred and len(worker.frames) < depth:
+                    plain += 1
+                else:
+                    others += 1
+        return plain, others
+
+    def _fitting(self, demand: Demand) -> int:
+        """How many more leases of ``demand`` there is room for."""
+        available = dict(self.pool.available())
+        counts = [available.get(name, 0) // amount for name, amount in demand if amount > 0]
+        return max(1, min(counts)) if counts else self.cpus
+
+    def _end_one_idle(self, queue: ShapeQueue) -> bool:
+        for worker in self._spare():
+            if worker.job is not queue.job or worker.environment != queue.environment:
+                self.end(worker, "another job or environment needs its place")
+                return True
+        return False
+
+    def _spare(self) -> list[WorkerRecord]:
+        """Idle workers that may be ended: others wait for nothing that only one of them will have."""
+        callers = {caller for caller, _ in self.tables.expected.values()}
+        idle = [worker for worker in self.tables.workers.values() if worker.state == IDLE]
+        return [worker for worker in idle if worker.process is None or worker.process.incarnation not in callers]
+
+    def prestart(self, now: float) -> None:
+        """As many workers as the node has CPUs, before tasks ask for them, and in place of those that actors have taken for life."""
+        alive = sum(1 for worker in self.tables.workers.values() if worker.state not in (ENDING, HOSTING))
+        for _ in range(self.cpus - alive):
+            self.spawn(None, NO_ENVIRONMENT, now)
+
+    def spawn(self, job: JobRecord | None, environment: Environment, now: float) -> WorkerRecord:
+        """Start one more worker."""
+        token = self._next_token.to_bytes(8, "big")
+        self._next_token += 1
+        worker = WorkerRecord(token, job, environment, now)
+        self.tables.workers[token] = worker
+        variables, directory, paths = environment
+        self.tables.effects.append(SpawnWorker(token, job.id if job else b"", variables, directory, paths, 1))
+        self.tables.counts["workers_started"] += 1
+        return worker
+
+    def end(self, worker: WorkerRecord, reason: str) -> None:
+        """Stop a worker for good."""
+        worker.state = ENDING
+        worker.kill_reason = worker.kill_reason or reason
+        if worker.pid:
+            self.tables.effects.append(KillProcess(worker.pid, reason))
+
+    def trim(self, now: float) -> float | None:
+        """End idle workers beyond the node's CPUs, and those that actors shared which have all ended; when to look again."""
+        workers = self.tables.workers.values()
+        vacant = [worker for worker in workers if worker.shared and worker.state == HOSTING and not weight(worker)]
+        if len(workers) <= self.cpus and not vacant:
+            return None
+        idle = self._spare()
+        soonest = None
+        spare = sorted(idle, key=lambda each: each.idle_since)[: max(0, len(idle) - self.cpus)] if len(workers) > self.cpus else []
+        for worker in (*spare, *vacant):
+            due = (worker.last_progress if worker.shared else worker.idle_since) + self.tables.config.worker_idle_seconds
+            if now >= due:
+                self.end(worker, "idle")
+            elif soonest is None or due < soonest:
+                soonest = due
+        return soonest
+
+
+def weight(worker: WorkerRecord) -> int:
+    """How many actors share a worker, or soon will."""
+    return len(worker.actors) + len(worker.inflight)
