@@ -26,7 +26,7 @@ def measure(run: Run) -> dict[str, Samples]:
     import numpy
 
     total = run.pick(PASS_BYTES, PASS_BYTES // 8)
-    copies = Copies(max(total, 4 * machine.last_level_cache()))
+    copies = Copies(max(total, run.pick(4 * machine.last_level_cache(), 0)))
     samples = {"fresh memory": Samples([machine.touch_memory(2 * total)])}
     bare = samples["first pass, one thread"] = Samples([])
     for size in LARGE_MEGABYTES:
