@@ -171,7 +171,7 @@ class Connection:
 
     def _pump(self, timeout: float) -> bool:
         """Wait for frames and deliver them. The caller leads (holds the pump lock)."""
-        if timeout > 0 and not self._inbox and not self._wait_readable(timeout):
+        if not self._inbox and not (self._wait_readable(timeout) if timeout > 0 else self.post.readable):
             return False
         self._inbox.extend(self.post.receive())
         if not self._inbox:
