@@ -17,7 +17,7 @@ from zfabric.runtime.session import Session
 from zfabric.runtime.supervision import Supervision
 
 
-def daemon(directory: str, descriptor: int, restarted: bool) -> None:
+def daemon(directory: str, descriptor: int, daemons: int) -> None:
     session = Session(directory)
     supervision = Supervision(descriptor)
     incarnation = os.urandom(8)
@@ -27,7 +27,7 @@ def daemon(directory: str, descriptor: int, restarted: bool) -> None:
     signal.signal(signal.SIGTERM, on_sigterm)
     session.publish_daemon(incarnation)
     test, _ = listener.accept()
-    test.send(msgpack.packb(("hello", os.getpid(), restarted)))
+    test.send(msgpack.packb(("hello", os.getpid(), daemons)))
     while True:
         for ready in select.select([test, supervision], [], [])[0]:
             if ready is supervision:
@@ -46,7 +46,7 @@ def on_sigterm(number: int, frame: object) -> None:
     os._exit(0)
 
 
-def broken_daemon(directory: str, descriptor: int, restarted: bool) -> None:
+def broken_daemon(directory: str, descriptor: int, daemons: int) -> None:
     raise RuntimeError("this daemon was born broken")
 
 

@@ -10,7 +10,7 @@ from zfabric.config import Config
 from zfabric.machines.client import Client
 from zfabric.machines.parts.naming import Namer
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import CLIENT, FIRST_RETURN, job_id, object_id, root_task
+from zfabric.protocol.ids import CLIENT, FIRST_RETURN, first_attempt, job_id, next_attempt, object_id, root_task
 
 JOB = job_id(1)
 ME = b"\x01client0"
@@ -377,7 +377,7 @@ def test_inherited_rows_are_said_again_and_not_held(client: Client) -> None:
 
 def test_later_attempts_name_other_children_and_other_puts() -> None:
     parent = b"p" * 16
-    first, again, later = (Namer(JOB, parent, attempt=attempt) for attempt in (0, 0, 1))
-    names = [(namer.child(), namer.put()) for namer in (first, again, later)]
+    numbers = (0, 0, 1, first_attempt(1), next_attempt(0, first_attempt(1)), first_attempt(2))
+    names = [(namer.child(), namer.put()) for namer in (Namer(JOB, parent, attempt=number) for number in numbers)]
     assert names[0] == names[1]
-    assert not set(names[0]) & set(names[2])
+    assert len({name for pair in names for name in pair}) == 2 * len(set(numbers))

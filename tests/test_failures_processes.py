@@ -210,6 +210,21 @@ def test_the_daemon_killed_again_and_again() -> None:
         assert zf.get(refs, timeout=PATIENCE) == [(turn, index) for index in range(3_000)]
 
 
+def test_a_restarted_daemon_counts_tries_from_the_first_as_people_do(tmp_path: Path) -> None:
+    @zf.remote(max_retries=1)
+    def deadly() -> None:
+        with (tmp_path / "attempts").open("a") as attempts:
+            attempts.write(f"{zf.get_runtime_context().attempt} ")
+        kill_itself()
+
+    kill_daemon()
+    with pytest.raises(zf.WorkerCrashedError) as caught:
+        zf.get(deadly.remote(), timeout=PATIENCE)
+    assert (tmp_path / "attempts").read_text().split() == ["0", "1"]
+    assert caught.value.facts["attempt"] == 1
+    assert all(f"attempt {number}:" in str(caught.value) for number in (0, 1))
+
+
 def test_a_daemon_killed_while_its_first_driver_and_workers_register() -> None:
     script = (
         "import zfabric as zf; from bad_days import *\n"

@@ -38,11 +38,11 @@ def row(number: int, *needs: bytes, **options: Any) -> tuple[Any, ...]:
 class Node:
     """A scheduler with its surroundings played by the test: what it sends is kept until it is asked for."""
 
-    def __init__(self, cpus: int = 1, others: tuple[tuple[str, int], ...] = (), **config: Any) -> None:
+    def __init__(self, cpus: int = 1, others: tuple[tuple[str, int], ...] = (), daemons: int = 0, **config: Any) -> None:
         self.now = 10.0
         self.config = Config.of(config)
         total = (("CPU", cpus * RESOURCE_UNIT), *others)
-        self.scheduler = LocalScheduler(b"L" + OWN, b"node", self.config, total, b"O" + OWN, b"S" + OWN, b"G" + OWN, 1, False)
+        self.scheduler = LocalScheduler(b"L" + OWN, b"node", self.config, total, b"O" + OWN, b"S" + OWN, b"G" + OWN, 1, daemons)
         self.sent: list[tuple[bytes, Any]] = []
         self.effects: list[Any] = []
         self.pids: dict[bytes, int] = {}
@@ -105,7 +105,9 @@ class Node:
         found = []
         for to, message in self.take(m.Dispatch):
             attempts = {index: attempt for index, attempt, _, _ in message.details}
-            found += [(to[1:], int.from_bytes(row[0][-4:], "big"), attempts.get(index, 0)) for index, row in enumerate(message.rows)]
+            found += [
+                (to[1:], int.from_bytes(row[0][-4:], "big"), attempts.get(index, message.attempt)) for index, row in enumerate(message.rows)
+            ]
         return found
 
     def results(self) -> dict[int, tuple[int, Any]]:

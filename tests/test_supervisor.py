@@ -69,7 +69,7 @@ class Fabric:
         self.daemon_socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.daemon_socket.settimeout(PATIENCE)
         self.daemon_socket.connect(path)
-        _, self.daemon, self.restarted = msgpack.unpackb(self.daemon_socket.recv(65536))
+        _, self.daemon, self.daemons_before = msgpack.unpackb(self.daemon_socket.recv(65536))
 
     def ask(self, what: str, *arguments: Any) -> None:
         self.daemon_socket.send(msgpack.packb((what, *arguments)))
@@ -328,13 +328,13 @@ def test_an_unwatched_process_is_not_reported(fabric: Callable[..., Fabric]) -> 
 
 def test_a_killed_daemon_is_restarted_and_told_which_workers_there_are(fabric: Callable[..., Fabric]) -> None:
     f = fabric()
-    assert not f.restarted
+    assert f.daemons_before == 0
     workers = {f.spawn(SLEEP), f.spawn(SLEEP)}
-    for _ in range(3):
+    for number in range(3):
         before, killed = f.session.daemon(), f.daemon
         os.kill(f.daemon, signal.SIGKILL)
         f.connect(before)
-        assert f.restarted
+        assert f.daemons_before == number + 1
         assert f.daemon != killed
         table = f.event()
         assert type(table) is ProcessTable

@@ -14,7 +14,7 @@ from conftest import running_cluster
 import zfabric as zf
 from zfabric.machines.parts.blocks import pack_block
 from zfabric.machines.parts.naming import Namer
-from zfabric.protocol.ids import call_value, job_id, object_id, root_task
+from zfabric.protocol.ids import call_value, first_attempt, job_id, object_id, root_task
 from zfabric.protocol.trace import actor_of, method_id
 from zfabric.runtime.arrows import Span, Spans, arrows
 
@@ -188,6 +188,12 @@ def test_children_of_each_attempt_have_arrows_from_that_attempt() -> None:
     attempts = [(parent, 20 * n, 20 * n + 10) for n in range(3)]
     spans = drawn(*attempts, *((child, 20 * n + 5, 20 * n + 7) for n, child in enumerate(children)))
     assert ends(spans) == [("control", 0, 5), ("control", 20, 25), ("control", 40, 45)]
+
+
+def test_children_of_an_attempt_that_a_later_daemon_gave_out_have_arrows() -> None:
+    parent = DRIVER.child()
+    child = Namer(JOB, parent, attempt=first_attempt(2) + 1).child()
+    assert ends(drawn((parent, 0, 10), (child, 5, 7))) == [("control", 0, 5)]
 
 
 def test_a_value_comes_from_the_last_attempt_that_was_done_before() -> None:

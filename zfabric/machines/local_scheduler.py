@@ -48,7 +48,7 @@ from zfabric.machines.parts.worker_pool import WorkerPool
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, KillProcess
 from zfabric.protocol.failures import pack_failure
-from zfabric.protocol.ids import Address, short
+from zfabric.protocol.ids import Address, first_attempt, short
 from zfabric.protocol.machine import Explanation
 from zfabric.protocol.messages import FAILED, OK
 from zfabric.protocol.options import Demand, option
@@ -59,7 +59,10 @@ HEARTBEAT_EVERY = 1.0
 
 
 class LocalScheduler:
-    """One per node. ``first_token`` starts the names of its workers, which no other incarnation may use again."""
+    """One per node. ``first_token`` starts the names of its workers, which no other incarnation may use again.
+
+    ``daemons`` is how many daemons the node had before: if any, it recovers.
+    """
 
     def __init__(
         self,
@@ -71,14 +74,14 @@ class LocalScheduler:
         control: Address,
         placer: Address,
         first_token: int,
-        recovering: bool,
+        daemons: int,
     ) -> None:
         self.address = address
         self.node = node
         self.config = config
         self.pool = Pool(total)
         self.blocks = BlockWriter()
-        self.tables = Tables(address, store, control, placer, config)
+        self.tables = Tables(address, store, control, placer, config, first_attempt(daemons))
         self.references = References(self.tables, self.blocks)
         self.outcomes = Outcomes(self.tables, self.references, node)
         self.workers = WorkerPool(self.tables, self.pool, first_token)
@@ -96,7 +99,7 @@ class LocalScheduler:
         self.outcomes.actor_unwanted = self.actors.unwanted
         self.references.actor_unreferenced = self.actors.unreferenced
         self.streams = Streams(self)
-        self.membership = Membership(self, recovering)
+        self.membership = Membership(self, daemons > 0)
         self._flush_at: float | None = None
         self._overdue_at: float | None = None
         self._trim_at: float | None = None
@@ -245,7 +248,7 @@ class LocalScheduler:
             self._refuse(source, "JobEndedError", "the job has ended; call zf.init() for a new one")
             return
         tasks, functions, add_row = self.tables.tasks, job.functions, self.blocks.add
-        submitter, keep_rows = process.incarnation, self.config.lineage
+        submitter, keep_rows, first = process.incarnation, self.config.lineage, self.tables.first_attempt
         orphans = self.values.take_orphans(message.rows) if self.tables.orphans else ()
         for row in message.rows:
             task_id = row[0]
@@ -257,7 +260,7 @@ class LocalScheduler:
             if function is None:
                 self.refuse_unknown(process, row)
                 continue
-            task = TaskRecord(row, function, submitter)
+            task = TaskRecord(row, function, submitter, first)
             tasks[task_id] = task
             if not process.ready:
                 task.holders = None  # While a process registers, only Hold says what it holds.

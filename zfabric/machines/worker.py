@@ -288,10 +288,10 @@ class Worker:
 
     def _take_in(self, queue: deque[Item], message: m.Dispatch) -> None:
         if not message.details:
-            queue.extend([Item(row, 0, (), ()) for row in message.rows])
+            queue.extend([Item(row, message.attempt, (), ()) for row in message.rows])
             return
         details = {index: (attempt, values, gpus) for index, attempt, values, gpus in message.details}
-        plain: tuple[int, Row, Row] = (0, (), ())
+        plain: tuple[int, Row, Row] = (message.attempt, (), ())
         for index, row in enumerate(message.rows):
             queue.append(Item(row, *details.get(index, plain)))
 

@@ -30,6 +30,9 @@ FIRST_CALL_INDEX = 2**30
 CALL_RETURN = b"\x40\x00\x00\x00"
 """What the id of an actor call's first value ends in: such values are their caller's business until others hear of them."""
 
+_TRIES_BITS = 32
+_TRIES_MAX = 2**32 - 1
+
 SLOTS = 1024
 """Fixed number of slots that ids hash to; a versioned table maps slots to control-store shards."""
 SLOT_RUN_BITS = 10
@@ -102,6 +105,31 @@ def slot_of(task: bytes) -> int:
     digest = hashlib.blake2b(task[:PREFIX_BYTES] + pack_counter(run), digest_size=4).digest()
     slot: int = unpack_counter(digest)[0] % SLOTS
     return slot
+
+
+# The number of an attempt names it: its task has no other one of that number, whichever daemon gave it out. The upper half says how many
+# daemons the node had had before that one, the lower half how many attempts that one knew of: that is what people are shown. A daemon that
+# died may have given out attempts of which nobody tells the next one, and so the lower half alone would come again.
+
+
+def first_attempt(daemons: int) -> int:
+    """The attempt that a daemon gives out of a task of which it knows none; the node had ``daemons`` before it."""
+    return daemons << _TRIES_BITS
+
+
+def next_attempt(attempt: int, first: int) -> int:
+    """The attempt after ``attempt``, given out by the daemon whose first attempts are ``first``."""
+    return first + tries_of(attempt) + 1
+
+
+def tries_of(attempt: int) -> int:
+    """Which try this is of its task, from 0, as far as was known when it began."""
+    return attempt & _TRIES_MAX
+
+
+def daemons_of(attempt: int) -> int:
+    """How many daemons the node had had before the one that gave this attempt out."""
+    return attempt >> _TRIES_BITS
 
 
 def address(role: bytes, incarnation: bytes) -> Address:

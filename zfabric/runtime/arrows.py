@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from zfabric.machines.parts.blocks import read_block
 from zfabric.machines.parts.naming import put_salt, salt_of
-from zfabric.protocol.ids import JOB_BYTES, PREFIX_BYTES, child_prefix, is_put, root_task, task_of
+from zfabric.protocol.ids import JOB_BYTES, PREFIX_BYTES, child_prefix, first_attempt, is_put, root_task, task_of
 
-ATTEMPTS_TRIED = 8
+ATTEMPTS_TRIED = (*range(8), *(first_attempt(daemons) + tries for daemons in range(1, 4) for tries in range(4)))
 """Attempts of a parent whose children are recognised: each names them anew, and costs a hash for all that ran."""
 WITHIN = 1.0
 """An arrow begins this long before the end of a bar, in microseconds: at its very end there is no bar that it could belong to."""
@@ -111,7 +111,7 @@ def _parents(spans: Spans, prefixes: set[bytes], puts: bool = False) -> dict[byt
     found: dict[bytes, bytes] = {}
     salt = put_salt if puts else salt_of
     left = prefixes - {child_prefix(job, root_task(job), 0, salt(0)) for job in {prefix[:JOB_BYTES] for prefix in prefixes}}
-    for attempt in range(ATTEMPTS_TRIED):
+    for attempt in ATTEMPTS_TRIED:
         if not left:
             break
         for task in spans:

@@ -59,9 +59,9 @@ COLLECT_EVERY = 30.0
 
 
 class Daemon:
-    """One incarnation of a node's daemon."""
+    """One incarnation of a node's daemon, which had ``daemons`` before it."""
 
-    def __init__(self, session: Session, channel: int, restarted: bool) -> None:
+    def __init__(self, session: Session, channel: int, daemons: int) -> None:
         self.session = session
         self.config = session.config()
         description = session.describe()
@@ -108,9 +108,9 @@ class Daemon:
             addresses[CONTROL_STORE],
             addresses[GLOBAL_SCHEDULER],
             int.from_bytes(self.incarnation[:4], "big") << 32 | 1,
-            restarted,
+            daemons,
         )
-        self.store = ObjectStore(addresses[OBJECT_STORE], addresses[LOCAL_SCHEDULER], self.config, capacity, recovering=restarted)
+        self.store = ObjectStore(addresses[OBJECT_STORE], addresses[LOCAL_SCHEDULER], self.config, capacity, recovering=daemons > 0)
         self.control = ControlStore(addresses[CONTROL_STORE], self.config, self.journal)
         self.placer = GlobalScheduler(addresses[GLOBAL_SCHEDULER], self.config, LeastWait())
         self.machines: dict[bytes, Any] = {
@@ -130,7 +130,7 @@ class Daemon:
             e.WatchProcess: lambda effect: self.supervision.watch(effect.pid, effect.started),
             e.Say: lambda effect: self.say(effect.level, effect.text),
         }
-        if restarted:
+        if daemons:
             session.sweep_sockets()
             sealed, spilled = self.storage.found()
             found = m.ArenaFound(sealed, spilled)
@@ -426,9 +426,9 @@ class Daemon:
         self.context.term()
 
 
-def run(session_directory: str, channel_fd: int, restarted: bool) -> None:
+def run(session_directory: str, channel_fd: int, daemons: int) -> None:
     """The daemon child's body: until SIGTERM."""
-    daemon = Daemon(Session(session_directory), channel_fd, restarted)
+    daemon = Daemon(Session(session_directory), channel_fd, daemons)
 
     def stop(number: int, frame: Any) -> None:
         daemon.stopping = True

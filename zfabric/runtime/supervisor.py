@@ -278,18 +278,18 @@ class Supervisor:
 
     def _start_daemon(self) -> None:
         ours, theirs = Channel.pair()
-        restarted = self._daemon_starts > 0
+        before = self._daemon_starts
         self._daemon_before = self._session.daemon()
         self._daemon_starts += 1
 
         def body() -> None:
-            template.entry_point(self._specification.daemon)(self._specification.directory, theirs.fileno(), restarted)
+            template.entry_point(self._specification.daemon)(self._specification.directory, theirs.fileno(), before)
 
         self._daemon = self._fork(DAEMON, theirs, body)
         theirs.close()
         self._channels[DAEMON] = ours
         self._register(ours.fileno(), self._on_daemon)
-        if restarted:
+        if before:
             self._tell("ProcessTable", tuple((token, pid) for pid, token in self._workers.items()))
 
     def _on_daemon_death(self, code: int) -> None:

@@ -20,7 +20,7 @@ from zfabric.machines.parts.turns import KILL, LEAVE
 from zfabric.machines.worker import Item, actor_of
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
-from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, call_value, object_id
+from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, call_value, object_id, tries_of
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
 from zfabric.protocol.options import option
 from zfabric.runtime import interface
@@ -93,7 +93,7 @@ class UserCode(WorkerConnection):
         if item is None:
             return None
         actor_id = item.actor_id if type(item) is Invocation else item.row[0] if item.row[1] in self._classes else b""
-        return interface.TaskContext(item.row[0], item.attempt, self._terms(item)[0], item.gpus, actor_id)
+        return interface.TaskContext(item.row[0], tries_of(item.attempt), self._terms(item)[0], item.gpus, actor_id)
 
     # -- before it runs --
 
@@ -261,7 +261,7 @@ class UserCode(WorkerConnection):
 
     def _error(self, error: BaseException, item: Item | Invocation) -> bytes:
         name = self._terms(item)[0]
-        facts = {"function": name, "node": self.node.hex(), "pid": os.getpid(), "attempt": item.attempt}
+        facts = {"function": name, "node": self.node.hex(), "pid": os.getpid(), "attempt": tries_of(item.attempt)}
         return serialization.dump_error(error, facts)
 
 

@@ -59,14 +59,12 @@ class CallInvariants:
         """Actors that were to end for good: one that has the name of such a one is another one."""
         self.values: dict[bytes, list[tuple[Any, int]]] = {}
         """What calls have returned, and how large that is in the arena (0: inline)."""
-        self._again: set[bytes] = set()
-        """Names of calls that were made by two processes, of which nothing more is said."""
 
     def made(self, caller: bytes, actor_id: bytes, call_id: bytes, retries: int) -> None:
         """A process calls an actor."""
         number = self._numbers[caller, actor_id] = self._numbers.get((caller, actor_id), 0) + 1
         if call_id in self._named:
-            self._again.add(call_id)  # A task whose attempts a new daemon has forgotten runs again, and calls again.
+            self.world.fail(f"call {short(call_id)} is made by two attempts")
         self._named.add(call_id)
         self._made[caller, call_id] = Made(caller, actor_id, number, retries)
 
@@ -86,14 +84,14 @@ class CallInvariants:
     def begun(self, worker: WorkerProcess, item: Invocation) -> None:
         """A call begins."""
         self.alone(worker, item.actor_id)
-        call_id, here = item.row[0], worker.incarnation + bytes((item.attempt % 256,))  # Two lives may be in one process.
+        call_id, here = item.row[0], worker.incarnation + item.attempt.to_bytes(8, "big")  # Two lives may be in one process.
         if any(type(frame.item) is type(item) and frame.item.actor_id == item.actor_id for frame in worker.frames):
             self.world.fail(f"{worker.name} begins call {short(call_id)} while another one of its actor runs or waits")
         made = self._made[item.caller, call_id]
         before = self._begun.setdefault((item.caller, call_id), [])
-        if here in before and call_id not in self._again:
+        if here in before:
             self.world.fail(f"call {short(call_id)} begins twice on {worker.name}")
-        if call_id in self._not_run and call_id not in self._again:
+        if call_id in self._not_run:
             self.world.fail(f"call {short(call_id)} begins on {worker.name}, and somebody was told that it did not run")
         if 0 <= made.retries < len(before):
             self.world.fail(f"call {short(call_id)} begins on {worker.name} for the {len(before) + 1}th time")
@@ -112,7 +110,7 @@ class CallInvariants:
 
     def had_effect(self, worker: WorkerProcess, item: Invocation, state: list[bytes]) -> None:
         """A call of a logged actor has run, in a state that these calls have left."""
-        if item.row[0] in state and item.row[0] not in self._again:
+        if item.row[0] in state:
             self.world.fail(f"call {short(item.row[0])} has run on {worker.name}, and its effect was there before")
         self._places[item.row[0]] = item.actor_id, len(state)
 
@@ -130,7 +128,7 @@ class CallInvariants:
 
     def restored(self, worker: WorkerProcess, actor_id: bytes, state: list[bytes]) -> None:
         """A logged actor is made in a state that these calls have left."""
-        if len(set(state)) < len(state) and self._again.isdisjoint(state):
+        if len(set(state)) < len(state):
             self.world.fail(f"the state of {short(actor_id)} that {worker.name} has restored has a call twice")
         for call_id, place in self._released.get(actor_id, {}).items():
             if place >= len(state) or state[place] != call_id:
@@ -143,7 +141,7 @@ class CallInvariants:
     def remade(self, actor_id: bytes, state: list[bytes], call_id: bytes) -> None:
         """The value of a call is made again, in a state that these calls have left."""
         place = self._places.get(call_id)
-        if place is not None and place != (actor_id, len(state)) and self._again.isdisjoint(state):
+        if place is not None and place != (actor_id, len(state)):
             self.world.fail(f"call {short(call_id)} is run again in a state in which it has not run")
         self.world.states["value of a call made again"] += 1
 
@@ -151,7 +149,7 @@ class CallInvariants:
         """A process looks at the outcome of a call."""
         call_id = identifier[:TASK_BYTES]
         kind, _, facts = unpack_failure(data) if status == FAILED else ("", "", ())
-        if kind in LOST or call_id in self._again:
+        if kind in LOST:
             return
         if self._outcomes.setdefault(call_id, (status, kind)) != (status, kind):
             self.world.fail(f"call {short(call_id)} has ended with {status} {kind}; it had ended with {self._outcomes[call_id]}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 from zfabric.machines.parts.remakes import is_remake
-from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, call_value, object_id
+from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, call_value, object_id, tries_of
 from zfabric.protocol.messages import OK
 from zfabric.sim.programs import (
     ACTOR,
@@ -266,7 +266,7 @@ def task_body(process: WorkerProcess, item: Item | Invocation, values: list[tupl
     label, doomed, statements, returns = spec
     for identifier in boxed:
         process.machine.add_reference(identifier)
-    state = _State(process, label, item.attempt, doomed, dict(enumerate(boxed)))
+    state = _State(process, label, tries_of(item.attempt), doomed, dict(enumerate(boxed)))
     try:
         for identifier, data in values:
             value = (yield from _fetched(state, identifier)) if data is None else state.look(identifier, OK, data)[1]

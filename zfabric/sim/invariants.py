@@ -1,6 +1,6 @@
 """What must be true of a whole node, whatever happened to it. Machines check themselves; this is what no one machine can see.
 
-- No attempt is begun twice within one life of its task, and none is accepted but the one that was given out.
+- No attempt is begun twice, whatever daemons forget, and none is accepted but the one that was given out.
 - An object's value, once told to anybody, is that value for ever; within one incarnation of the daemon its outcome is, too.
 - A ref that a process holds is never to an object that was freed.
 - In the calm before the end, what the daemon believes is held is what is held; after everything was let go of, nothing is left: no
@@ -31,21 +31,18 @@ class Invariants:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self._begun: dict[tuple[TaskRecord, int], str] = {}
-        """By the scheduler's record: one that was forgotten and comes again is another life of its task."""
+        self._begun: dict[tuple[bytes, int], str] = {}
+        """Who began an attempt, by task and number."""
         self._numbers: dict[bytes, int] = {}
         self._outcomes: dict[AnyObject, int] = {}
 
     def begun(self, worker: WorkerProcess, item: Item) -> None:
         """A worker begins an attempt."""
-        daemon = self.world.daemon
-        record = daemon.scheduler.tables.tasks.get(item.row[0]) if daemon is not None and daemon.alive else None
-        if record is None:
-            return
-        before = self._begun.get((record, item.attempt))
-        if before is not None:
-            self.world.fail(f"attempt {item.attempt} of {short(item.row[0])} begins on {worker.name} and was begun on {before}")
-        self._begun[record, item.attempt] = worker.name
+        named = item.row[0], item.attempt
+        if named in self._begun:
+            which = f"attempt {item.attempt:#x} of {short(item.row[0])}"
+            self.world.fail(f"{which} begins on {worker.name} and was begun on {self._begun[named]}: their children have the same names")
+        self._begun[named] = worker.name
 
     def late_attempts(self, daemon: Daemon, source: bytes, message: m.Completed) -> list[TaskRecord]:
         """Unfinished tasks of which a worker reports an attempt that is not the one it was given: that must change nothing."""

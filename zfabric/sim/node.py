@@ -110,7 +110,7 @@ class Supervisor:
 class Daemon:
     """One incarnation of the node's daemon."""
 
-    def __init__(self, world: World, incarnation: bytes, journal: MemoryJournal, restarted: bool, seed: str) -> None:
+    def __init__(self, world: World, incarnation: bytes, journal: MemoryJournal, daemons: int, seed: str) -> None:
         self.world = world
         self.incarnation = incarnation
         self.config = world.config
@@ -131,14 +131,14 @@ class Daemon:
         scheduler, store, control, placer = (role + incarnation for role in roles)
         total = (("CPU", world.cpus * RESOURCE_UNIT),)
         first = int.from_bytes(incarnation[:4], "big") << 32 | 1
-        self.scheduler = LocalScheduler(scheduler, b"node", self.config, total, store, control, placer, first, restarted)
-        self.store = ObjectStore(store, scheduler, self.config, world.arena.capacity, recovering=restarted)
+        self.scheduler = LocalScheduler(scheduler, b"node", self.config, total, store, control, placer, first, daemons)
+        self.store = ObjectStore(store, scheduler, self.config, world.arena.capacity, recovering=daemons > 0)
         self.control = ControlStore(control, self.config, journal)
         self.placer = GlobalScheduler(placer, self.config, LeastWait())
         self.machines: dict[bytes, Any] = dict(zip(roles, (self.scheduler, self.store, self.control, self.placer), strict=True))
         self._shell = SHELL + incarnation
         world.network.attach(incarnation, self._receive)
-        if restarted:
+        if daemons:
             found = world.arena.found()
             self.store.step(world.now, self._shell, found)
             self.scheduler.step(world.now, self._shell, found)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import FUNCTION_BYTES, INCARNATION_BYTES, OBJECT_BYTES, TASK_BYTES, is_put, job_id
+from zfabric.protocol.ids import FUNCTION_BYTES, INCARNATION_BYTES, OBJECT_BYTES, TASK_BYTES, daemons_of, is_put, job_id, tries_of
 from zfabric.sim.network import Faults
 from zfabric.sim.programs import ACTOR, HALF, PLAIN, WIDE, Program
 from zfabric.sim.world import World
@@ -208,7 +208,8 @@ class _Scribe:
         if isinstance(message, m.Welcome):
             return ""
         values = message._replace(trace=b"", durations=()) if isinstance(message, m.Completed) else message
-        shown = [self._show(value) for value in values]
+        usual = message._field_defaults
+        shown = ["" if usual.get(name) == value else self._show(value) for name, value in zip(values._fields, values, strict=True)]
         while shown and shown[-1] in ("", "()"):
             shown.pop()
         return " " + " ".join(value for value in shown if value) if shown else ""
@@ -218,6 +219,8 @@ class _Scribe:
             return self._name(value)
         if isinstance(value, tuple):
             return "(" + " ".join(shown for each in value if (shown := self._show(each))) + ")"
+        if type(value) is int and daemons_of(value) > 0:
+            return f"{daemons_of(value)}.{tries_of(value)}"  # An attempt that a later daemon gave out.
         return "-" if value is None else str(value)
 
     def _name(self, value: bytes) -> str:

@@ -25,6 +25,7 @@ from zfabric.machines.parts.membership import Membership
 from zfabric.machines.parts.outcomes import Outcomes
 from zfabric.machines.parts.recovery import Recovery
 from zfabric.machines.parts.references import References
+from zfabric.machines.parts.state import Tables
 from zfabric.machines.parts.stored import StoreTables
 from zfabric.machines.worker import Worker
 from zfabric.protocol import messages as m
@@ -215,6 +216,11 @@ def _retry_same_attempt(right: Any) -> Any:
     return again
 
 
+def _attempts_come_again(right: Any) -> Any:
+    """A restarted scheduler begins with the same attempts as the one before it."""
+    return lambda self, *fields: right(self, *fields[:-1], 0)
+
+
 def _rows_forgotten(right: Any) -> Any:
     """After a restart of the daemon, rows without an outcome are not said again."""
 
@@ -367,6 +373,7 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "lent-cpu-kept": ((Dispatcher, "unblocked", _lent_for_ever),),
     "recovery-too-early": ((Membership, "on_process_table", _recover_at_once),),
     "retry-without-new-attempt": ((Outcomes, "again", _retry_same_attempt),),
+    "attempts-come-again": ((Tables, "__init__", _attempts_come_again),),
     "rows-not-said-again": ((Recovery, "_enter_submitted", _rows_forgotten),),
     "told-without-pin": ((StoreTables, "tell", _told_is_no_pin),),
     "lineage-never-dropped": ((References, "_forget", _lineage_never_dropped),),

@@ -136,7 +136,7 @@ class World:
             self._restarts += 1
             self._journal = self._journal.crash()
             self.states["daemon restarted"] += 1
-        self.daemon = Daemon(self, self.incarnation(), self._journal, restarted, f"{self.seed}/daemon{self._restarts}")
+        self.daemon = Daemon(self, self.incarnation(), self._journal, self._restarts, f"{self.seed}/daemon{self._restarts}")
         self.note(f"daemon {self._restarts} starts")
         return self.daemon
 

@@ -28,7 +28,7 @@ from zfabric.machines.parts.references import add_holder, named_by
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess
 from zfabric.protocol.failures import Facts, pack_failure, unpack_failure
-from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address, call_value, short
+from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address, call_value, short, tries_of
 from zfabric.protocol.messages import ALIVE, CREATING, DEAD, ERROR, FAILED, OK
 
 if TYPE_CHECKING:
@@ -527,7 +527,7 @@ class Actors:
         record.state = ALIVE
         self._at_home(record, worker)
         record.lives_on = record.shared
-        record.restarts = attempt
+        record.restarts = tries_of(attempt)
         self.scheduler.dispatcher.host(worker, task)
         return True
 

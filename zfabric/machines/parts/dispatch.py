@@ -298,7 +298,7 @@ class Dispatcher:
         rows: list[m.Row] = []
         unknown: dict[bytes, m.Row] = {}
         known = worker.functions
-        work = 0.0
+        work, first = 0.0, self.tables.first_attempt
         for task in batch:
             row = task.row
             task.state = ASSIGNED
@@ -315,14 +315,14 @@ class Dispatcher:
                 if values is None:
                     continue  # It follows once the store has told where its values are.
                 details.append((len(rows), task.attempt, values, worker.gpus))
-            elif task.attempt or worker.gpus:
+            elif task.attempt != first or worker.gpus:
                 details.append((len(rows), task.attempt, (), worker.gpus))
             rows.append(row)
         worker.work += work
         if unknown:
             self._to(worker, m.Functions(tuple(unknown.values())))
         if rows:
-            self._to(worker, m.Dispatch(tuple(rows), tuple(details), inline))
+            self._to(worker, m.Dispatch(tuple(rows), tuple(details), inline, first))
         self.tables.counts["dispatched"] += len(batch)
 
     def _to(self, worker: WorkerRecord, message: m.Message) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zfabric.protocol.ids import CHILDREN_MAX, FIRST_PUT_INDEX, child_prefix, object_id, pack_counter
+from zfabric.protocol.ids import CHILDREN_MAX, FIRST_PUT_INDEX, child_prefix, daemons_of, object_id, pack_counter
 
 
 def salt_of(attempt: int) -> bytes:
@@ -11,12 +11,16 @@ def salt_of(attempt: int) -> bytes:
     A later attempt's rows may differ from an earlier one's (its ``put`` values have names of their own, and so do the rows that name
     them), and what an earlier attempt submitted may be running. So nothing is shared between attempts.
     """
-    return pack_counter(attempt) if attempt else b""
+    return _packed(attempt) if attempt else b""
 
 
 def put_salt(attempt: int) -> bytes:
     """What sets the names of values that an attempt puts apart."""
-    return b"put" + pack_counter(attempt)
+    return b"put" + _packed(attempt)
+
+
+def _packed(attempt: int) -> bytes:
+    return attempt.to_bytes(8, "big") if daemons_of(attempt) else pack_counter(attempt)
 
 
 class Namer:

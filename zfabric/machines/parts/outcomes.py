@@ -25,7 +25,7 @@ from zfabric.machines.parts.references import References
 from zfabric.machines.parts.state import Tables
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import Facts, pack_failure
-from zfabric.protocol.ids import is_call, object_id, short
+from zfabric.protocol.ids import is_call, next_attempt, object_id, short, tries_of
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY
 
 ALONE_AFTER = 2
@@ -343,7 +343,7 @@ class Outcomes:
         """Run a task once more, as its next attempt."""
         task.facts().retries += 1
         self._detach(task)
-        task.attempt += 1
+        self._renumber(task)
         self.make_ready(task, front)
 
     def give_back(self, tasks: Iterable[TaskRecord]) -> None:
@@ -351,6 +351,9 @@ class Outcomes:
         for task in reversed(list(tasks)):
             self._detach(task)
             self.make_ready(task, front=True)
+
+    def _renumber(self, task: TaskRecord) -> None:
+        task.attempt = next_attempt(task.attempt, self.tables.first_attempt)
 
     def _detach(self, task: TaskRecord) -> None:
         worker = task.worker
@@ -383,7 +386,7 @@ class Outcomes:
             else:
                 self._detach(task)
                 # It may have begun, or even finished unheard: what it says now must not count.
-                task.attempt += 1
+                self._renumber(task)
                 self.make_ready(task, front=True)
         worker.inflight.clear()
         worker.frames.clear()
@@ -404,7 +407,7 @@ class Outcomes:
         how = f"signal {died.signal}" if died.signal else f"exit code {died.exit_code}"
         if memory:
             how = f"the node ran out of memory and this worker had the most, {died.peak / 2**20:.0f} MiB"
-        rare.history.append(f"attempt {task.attempt}: worker {worker.pid}: {how}")
+        rare.history.append(f"attempt {tries_of(task.attempt)}: worker {worker.pid}: {how}")
         if rare.alone >= self.tables.config.poison_kills:
             kind = "PoisonedTaskError"
             text = f"{task.name} killed every worker it was given ({rare.crashes}), {rare.alone} of them while it ran alone"
@@ -432,7 +435,7 @@ class Outcomes:
             ("function", task.name),
             ("node", self.node.hex()),
             ("pid", worker.pid),
-            ("attempt", task.attempt),
+            ("attempt", tries_of(task.attempt)),
         )
 
     # -- rebuilding what was lost --
@@ -471,7 +474,7 @@ class Outcomes:
                     self.tables.counts["inline_bytes"] -= len(value.value)
                 value.status = PENDING
                 value.value = None
-        task.attempt += 1
+        self._renumber(task)
         task.facts().rebuilt = True
         self.tables.counts["rebuilds"] += 1
         if unresolved:

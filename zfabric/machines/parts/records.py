@@ -11,7 +11,16 @@ from collections import deque
 from typing import Any
 
 from zfabric.machines.parts.naming import salt_of
-from zfabric.protocol.ids import FIRST_RETURN, JOB_BYTES, TASK_BYTES, child_prefix, object_id
+from zfabric.protocol.ids import (
+    FIRST_RETURN,
+    JOB_BYTES,
+    TASK_BYTES,
+    child_prefix,
+    daemons_of,
+    first_attempt,
+    object_id,
+    tries_of,
+)
 from zfabric.protocol.messages import OK, Row
 from zfabric.protocol.options import NO_ENVIRONMENT, ONE_CPU, RESOURCE_UNIT, Demand, Environment, option
 
@@ -21,6 +30,8 @@ STATE_NAMES = ("waiting", "ready", "assigned", "finished")
 
 ATTEMPTS_LOOKED_AT = 16
 """Attempts of a parent whose children are looked for."""
+DAEMONS_LOOKED_AT = TRIES_LOOKED_AT = 4
+"""Likewise, of those that earlier daemons gave out: how many daemons, and how many attempts of each."""
 PENDING = -1
 """The ``status`` of a value that does not exist yet."""
 
@@ -86,12 +97,12 @@ class TaskRecord:
         "worker",
     )
 
-    def __init__(self, row: Row, function: FunctionRecord, submitter: bytes) -> None:
+    def __init__(self, row: Row, function: FunctionRecord, submitter: bytes, attempt: int) -> None:
         self.row = row
         self.function = function
         self.submitter = submitter
         self.state = READY
-        self.attempt = 0
+        self.attempt = attempt
         self.worker: WorkerRecord | None = None
         self.status = PENDING
         self.value: bytes | Stored | None = None
@@ -474,9 +485,12 @@ def make_outputs(task: TaskRecord, count: int) -> None:
     task.outputs = tuple(ObjectRecord(object_id(task.id, index), task, task.submitter) for index in range(count))
 
 
-def prefixes_of(task: TaskRecord) -> set[bytes]:
+def prefixes_of(task: TaskRecord, earlier: int = ATTEMPTS_LOOKED_AT) -> set[bytes]:
     """What the ids of a task's children begin with, by attempt (the last few: earlier ones' have long been dropped)."""
-    attempts = range(max(0, task.attempt - ATTEMPTS_LOOKED_AT), task.attempt + 1)
+    daemons, tries = daemons_of(task.attempt), tries_of(task.attempt)
+    attempts = [*range(task.attempt - min(tries, earlier), task.attempt + 1)]
+    for before in range(max(0, daemons - DAEMONS_LOOKED_AT), daemons) if earlier else ():
+        attempts += range(first_attempt(before), first_attempt(before) + TRIES_LOOKED_AT)
     return {child_prefix(task.id[:JOB_BYTES], task.id, 0, salt_of(attempt)) for attempt in attempts}
 
 

@@ -29,6 +29,7 @@ from zfabric.machines.parts.records import (
     TaskRecord,
     WorkerRecord,
     make_outputs,
+    prefixes_of,
 )
 from zfabric.machines.parts.references import named_by, row_names
 from zfabric.machines.parts.remakes import is_remake
@@ -161,6 +162,7 @@ class Recovery:
             if task_id not in self.tables.tasks:
                 self.scheduler.blocks.drop(task_id, block)
         self.scheduler.actors.keep_arguments()
+        self._stop_void(now)
         self.tables.spare.extend(self._values())
 
     def go_on(self, now: float) -> None:
@@ -183,7 +185,7 @@ class Recovery:
         function = job.functions.get(row[1])
         if function is None:
             return None
-        task = TaskRecord(row, function, submitter)
+        task = TaskRecord(row, function, submitter, self.tables.first_attempt)
         count = task.option("num_returns", 1)
         if count != 1:
             make_outputs(task, count)
@@ -345,6 +347,13 @@ class Recovery:
             self.scheduler.set_terms(task, now)
             if task.function.actor is None or self.scheduler.actors.submitted(task, task.function.queue.job):
                 self.scheduler.resolve(task)
+
+    def _stop_void(self, now: float) -> None:
+        """What was submitted by attempts that came to nothing, and nobody else refers to: the next attempts submit it anew."""
+        unfinished = [task for task, _ in self._entered if task.state != DONE]
+        if any(value.holders is None for task in unfinished for value in task.values()):
+            void = {prefix for task in unfinished for prefix in prefixes_of(task) - prefixes_of(task, earlier=0)}
+            self.scheduler.stopping.stop_void(void, b"", now)
 
     def _assign(self, task: TaskRecord, worker: WorkerRecord) -> None:
         task.state = ASSIGNED

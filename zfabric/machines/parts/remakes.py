@@ -58,7 +58,8 @@ class Remakes:
         if not from_checkpoint:  # It begins with ``__init__``.
             arguments = maker.row[2:4]
             options += (("contains", maker.contains()),) if maker.contains() else ()
-        task = TaskRecord((prefix + pack_counter(self._begun), maker.row[1], *arguments, options), maker.function, b"")
+        first = self.tables.first_attempt
+        task = TaskRecord((prefix + pack_counter(self._begun), maker.row[1], *arguments, options), maker.function, b"", first)
         task.holders, task.outputs = None, ()
         self.tables.tasks[task.id] = task
         self._wanted[task.id] = identifier

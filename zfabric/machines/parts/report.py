@@ -31,7 +31,7 @@ from zfabric.machines.parts.records import (
 from zfabric.machines.parts.resources import describe
 from zfabric.machines.parts.tables import TABLES
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import OBJECT_BYTES, TASK_BYTES, Address
+from zfabric.protocol.ids import OBJECT_BYTES, TASK_BYTES, Address, tries_of
 from zfabric.protocol.machine import Explanation
 from zfabric.protocol.messages import OK
 from zfabric.protocol.names import brief, matcher
@@ -187,7 +187,7 @@ def _task_row(scheduler: LocalScheduler, task: TaskRecord) -> dict[str, Any]:
         "task_id": task.id.hex(),
         "name": task.name,
         "state": _state_of(scheduler, task),
-        "attempt": task.attempt,
+        "attempt": tries_of(task.attempt),
         "job": task.id[:4].hex(),
         "pid": task.worker.pid if task.worker is not None else 0,
         "demand": amounts(scheduler.tables.queue_of(task).demand),
@@ -413,7 +413,7 @@ def _explain_task(scheduler: LocalScheduler, task: TaskRecord, subject: bytes) -
     facts: list[tuple[str, str]] = [
         ("task", task.id.hex()),
         ("function", task.name),
-        ("attempt", str(task.attempt)),
+        ("attempt", str(tries_of(task.attempt))),
         ("demand", describe(queue.demand)),
     ]
     if task.rare is not None and task.rare.history:

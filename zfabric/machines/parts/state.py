@@ -25,8 +25,10 @@ from zfabric.protocol.ids import CLIENT, CONTROL, FIRST_RETURN, PREFIX_BYTES, TA
 class Tables:
     """What a local scheduler knows. Each fact is in one container; indexes say which one they derive from."""
 
-    def __init__(self, address: Address, store: Address | None, control: Address, placer: Address, config: Config) -> None:
+    def __init__(self, address: Address, store: Address | None, control: Address, placer: Address, config: Config, first: int) -> None:
         self.address = address
+        self.first_attempt = first
+        """What the first attempt is called that this scheduler gives out of a task (``protocol.ids``)."""
         self.store_address = store
         self.control_address = control
         self.placer_address = placer

@@ -42,13 +42,14 @@ class Submit(NamedTuple):
 class Dispatch(NamedTuple):
     """local scheduler -> worker. Run these task rows, in order.
 
-    ``details`` says what differs from "first attempt, nothing to resolve": rows ``(index in rows, attempt, values of the
+    ``details`` says what differs from "attempt ``attempt``, nothing to resolve": rows ``(index in rows, attempt, values of the
     dependencies, gpu ids)``. ``inline`` rows are run at once, on top of the frame that waits in ``get``.
     """
 
     rows: Rows
     details: Rows
     inline: bool
+    attempt: int = 0
 
 
 class Completed(NamedTuple):

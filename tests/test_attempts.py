@@ -1,0 +1,127 @@
+"""What attempts are called: a daemon never gives out a number that another one may have given out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from test_local_scheduler import CLIENT, DRIVER, FUNCTION, JOB, OWN, Node, died, row, task_id
+
+from zfabric.machines.parts import report
+from zfabric.machines.parts.naming import salt_of
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import WORKER, child_prefix, first_attempt, next_attempt, pack_counter, tries_of
+
+OLD = b"\x00" * 7 + b"\x63"
+"""A worker of the daemon before."""
+THIRD = next_attempt(next_attempt(0, first_attempt(1)), first_attempt(1))
+"""A third attempt, which the daemon before gave out."""
+FIRST = first_attempt(2)
+"""What the restarted daemon begins with."""
+ACTOR_CLASS = b"a" * 16
+
+
+class Restarted(Node):
+    """The third daemon of its node, to which one driver and one worker register again."""
+
+    def __init__(self) -> None:
+        super().__init__(cpus=1, daemons=2)
+        self.pids[OLD] = 99
+
+    def answer(self, message: Any) -> None:
+        """The control store has the job."""
+        if isinstance(message, m.Scan):
+            facts = {"number": 1, "namespace": "", "status": "running", "driver": DRIVER, "control": b"", "pid": 50, "started": 1}
+            rows = ((JOB, report.packed({**facts, "name": b"program"})),) if message.table == "job" else ()
+            self.say(b"S" + OWN, m.Found(message.token, rows, False))
+        super().answer(message)
+
+    def rejoin(self, rows: tuple[Any, ...] = (), *said: Any) -> None:
+        """The worker says what it says, then the driver its rows."""
+        self.say(b"X" + OWN, m.ArenaFound((), ()))
+        self.say(b"X" + OWN, m.ProcessTable(((OLD, 99),)))
+        control = bytes((OLD[0] ^ 0x80,)) + OLD[1:]
+        self.say(CLIENT + OLD, m.Register(m.PROTOCOL_VERSION, "worker", 99, 1, JOB, OLD, control, "", ""))
+        for role, message in said:
+            self.say(role + OLD, message)
+        self.say(CLIENT + OLD, m.Ready())
+        self.say(CLIENT + DRIVER, m.Register(m.PROTOCOL_VERSION, "driver", 50, 1, JOB, b"program", b"", "", ""))
+        actors = (("actor", b""), ("max_restarts", 3))
+        self.say(CLIENT + DRIVER, m.Export(((FUNCTION, "f", b"payload", ()), (ACTOR_CLASS, "C", b"payload", actors))))
+        self.say(CLIENT + DRIVER, m.Submit(rows))
+        self.say(CLIENT + DRIVER, m.Hold(tuple(each[0] + bytes(4) for each in rows)))
+        self.say(CLIENT + DRIVER, m.Ready())
+        assert not self.scheduler.membership.recovering
+
+
+@pytest.fixture
+def node() -> Restarted:
+    return Restarted()
+
+
+def child_of(number: int, attempt: int) -> tuple[Any, ...]:
+    return (child_prefix(JOB, task_id(number), 0, salt_of(attempt)) + pack_counter(0), FUNCTION, b"", ())
+
+
+def test_a_task_that_nobody_runs_begins_under_a_number_of_the_new_daemon(node: Restarted) -> None:
+    node.rejoin((row(0),))
+    assert node.dispatched() == [(OLD, 0, FIRST)]
+    node.complete(OLD, 0, 0)
+    assert node.results() == {}, "that was an attempt of the daemon before"
+    node.complete(OLD, 0, FIRST)
+    assert node.results() == {0: (m.OK, (b"value",))}
+    node.submit(row(1))
+    assert node.dispatched() == [(OLD, 1, FIRST)]
+
+
+def test_what_runs_goes_on_under_its_number_and_runs_again_under_one_of_the_new_daemon(node: Restarted) -> None:
+    node.rejoin((row(0),), (WORKER, m.Running(((row(0), THIRD, True),))))
+    assert node.dispatched() == []
+    died(node, OLD, 0)
+    (worker,) = node.workers()
+    assert node.dispatched() == [(worker, 0, next_attempt(THIRD, FIRST))]
+    node.say(CLIENT + DRIVER, m.Query(1, "tasks", ()))
+    ((_, answer),) = node.take(m.Answer)
+    assert [task["attempt"] for task in answer.payload] == [3]
+    explanation = node.scheduler.explain(task_id(0))
+    assert explanation is not None
+    assert dict(explanation.facts)["attempt"] == "3", "people are told how often it was tried"
+    assert "attempt 2: worker 99" in dict(explanation.facts)["earlier attempts"]
+    node.complete(worker, 0, next_attempt(THIRD, FIRST))
+    assert node.results() == {0: (m.OK, (b"value",))}
+
+
+def test_an_end_that_the_daemon_before_may_not_have_heard_of_counts_once(node: Restarted) -> None:
+    again = m.Completed(((task_id(0), 1, m.RETRY, (b"error",)),), (), ((FUNCTION, 1, 0.001),), b"")
+    node.rejoin((row(0, retry_errors=True),), (WORKER, again))
+    assert node.dispatched() == [(OLD, 0, next_attempt(1, FIRST))], "and not the number that the daemon before may have gone on to"
+
+
+def test_an_actor_that_lives_has_its_number_and_its_restarts(node: Restarted) -> None:
+    made = (task_id(0), ACTOR_CLASS, b"", ())
+    node.rejoin((), (CLIENT, m.Hosting(((made, THIRD),))), (CLIENT, m.Hold((task_id(0) + bytes(4),))))
+    record = node.scheduler.actors.records[task_id(0)]
+    assert (record.restarts, record.task.attempt) == (2, THIRD)
+    node.say(CLIENT + DRIVER, m.Hold((task_id(0) + bytes(4),)))
+    died(node, OLD, None)
+    assert (record.restarts, record.task.attempt) == (3, next_attempt(THIRD, FIRST))
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_what_a_forgotten_attempt_had_submitted_is_not_run_unless_somebody_waits_for_it(node: Restarted, held: bool) -> None:
+    child = child_of(0, 0)
+    holds = ((CLIENT, m.Hold((child[0] + bytes(4),))),) if held else ()
+    node.rejoin((row(0),), (CLIENT, m.Submit((child,))), *holds)
+    assert (child[0] in node.scheduler.tables.tasks) == held
+
+
+def test_what_the_present_attempt_has_submitted_is_run(node: Restarted) -> None:
+    child = child_of(0, THIRD)
+    node.rejoin((row(0),), (WORKER, m.Running(((row(0), THIRD, True),))), (CLIENT, m.Submit((child,))))
+    assert child[0] in node.scheduler.tables.tasks
+
+
+def test_numbers_are_told_apart_by_daemons_and_read_as_tries() -> None:
+    third = next_attempt(next_attempt(first_attempt(0), first_attempt(0)), first_attempt(5))
+    assert tries_of(third) == 2
+    assert first_attempt(5) < third < first_attempt(6)
