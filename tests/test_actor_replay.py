@@ -410,6 +410,34 @@ def test_a_large_result_that_is_lost_is_made_again_beside_the_actor(tmp_path: An
         assert get(actor.sum.remote()) == 820
 
 
+def test_what_calls_submit_that_run_again_for_a_lost_result_is_new() -> None:
+    """The actor lives, and holds what the first run of its calls has submitted."""
+
+    @zf.remote
+    def echo(value: Any) -> Any:
+        return value
+
+    @zf.remote(max_restarts=-1, checkpoint_every=0)
+    class Asking:
+        def __init__(self) -> None:
+            self.asked: list[Any] = []
+
+        def ask(self, number: int) -> Any:
+            word = os.urandom(8)
+            self.asked.append(echo.remote(word))
+            assert zf.get(self.asked[-1], timeout=PATIENCE) == word
+            return np.full(200_000, number)
+
+    with running_cluster(object_store_memory=32 * 2**20, config={"put_patience": PATIENCE}):
+        actor = Asking.remote()
+        refs = [actor.ask.remote(number) for number in range(40)]
+        zf.wait(refs, num_returns=40, timeout=PATIENCE)
+        lost = damage_what_is_on_disk({ref.hex() for ref in refs})
+        for number, ref in enumerate(refs):
+            if ref.hex() in lost:
+                assert get(ref)[0] == number
+
+
 def test_a_large_result_of_calls_that_are_not_logged_is_lost_and_says_what_would_have_kept_it() -> None:
     with running_cluster(object_store_memory=32 * 2**20, config={"put_patience": PATIENCE}):
         actor = Growing.remote(os.devnull)

@@ -17,6 +17,7 @@ from zfabric.exceptions import FabricError, ObjectTooLargeError, SerializationEr
 from zfabric.machines.parts.call_log import CallLog, LoggedCall, calls_in
 from zfabric.machines.parts.kept_logs import CHECKPOINT, LOG, blocks_after, newest
 from zfabric.machines.parts.mailbox import Invocation
+from zfabric.machines.parts.naming import Namer
 from zfabric.machines.parts.remakes import is_remake
 from zfabric.machines.worker import Item
 from zfabric.protocol.ids import TASK_BYTES
@@ -52,6 +53,8 @@ class _Maker:
         self.item = item
         self.kind = kind
         self.actor_id: bytes = item.row[0]
+        self.namer: Namer | None = None
+        """Who names what replayed calls submit. None: they do, in this life of the actor."""
         self.log = CallLog(self.actor_id, item.attempt, every)
         self.log.readonly = frozenset(option(worker.worker.functions[item.row[1]][3], "readonly", ()))
 
@@ -95,7 +98,7 @@ class _Maker:
         worker = self.worker
         row = (call.call_id, b"", call.arguments, call.dependencies)
         item = Invocation(row, self.item.attempt, call.values, (), self.actor_id, call.method, call.caller, call.options)
-        with worker.running_as(item):
+        with worker.running_as(item, self.namer):
             try:
                 function, _, args, kwargs = worker.prepare(item)
                 value = function(*args, **kwargs)
@@ -126,6 +129,7 @@ class _Remaker(_Maker):
         self.actor_id, lost = option(item.row[4], "remake")
         self.log = CallLog(self.actor_id, item.attempt, 0)
         self._call_id: bytes = lost[:TASK_BYTES]
+        self.namer = worker.namer()  # That of this task: as children of calls there are those of the actor's lives.
 
     def remake(self, *args: Any, **kwargs: Any) -> None:
         """From the last checkpoint before it."""

@@ -20,6 +20,7 @@ from typing import Any
 
 from zfabric.exceptions import DeadlockError, FabricError
 from zfabric.machines.parts.mailbox import Invocation
+from zfabric.machines.parts.naming import Namer
 from zfabric.machines.worker import Item, actor_of
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import CONTROL, JOB_BYTES, TASK_BYTES
@@ -223,10 +224,10 @@ class WorkerRuntime(UserCode):
         return self.packed(item, value)
 
     @contextlib.contextmanager
-    def running_as(self, item: Invocation) -> Iterator[None]:
-        """What the main thread does meanwhile belongs to a call that is replayed."""
+    def running_as(self, item: Invocation, namer: Namer | None) -> Iterator[None]:
+        """What the main thread does meanwhile belongs to a replayed call; ``namer`` names what it submits, if not the call itself."""
         self._contexts.append(item)
-        self._namers.append(None)
+        self._namers.append(namer)
         try:
             yield
         finally:
