@@ -227,6 +227,21 @@ def test_who_reads_a_value_with_refs_inside_is_told_of_them(node: Node) -> None:
     assert objects.rows == ((ref(1), m.OK, b"box", (ref(0),)),)
 
 
+def test_what_cannot_be_made_again_keeps_none_of_the_inputs_that_are_there(node: Node) -> None:
+    (worker,) = node.workers()
+    put = ref(900, 2**31)
+    node.submit(row(0))
+    node.say(CLIENT + DRIVER, m.Put(((put, b"put", (), False),)))
+    node.submit(row(1, ref(0), put))
+    node.complete(worker, 0)
+    node.complete(worker, 1, 0, m.OK, (4096, 100_000))
+    node.say(CLIENT + DRIVER, m.Release((put,)))
+    node.say(b"O" + OWN, m.Lost(((ref(1), "missing"),)))
+    assert node.scheduler.tables.tasks[task_id(1)].status == m.FAILED, "nothing makes again what was put"
+    node.say(CLIENT + DRIVER, m.Release((ref(0), ref(1))))
+    assert node.scheduler.tables.tasks == {}
+
+
 def died(node: Node, worker: bytes, executing: int | None, signal: int = 9) -> None:
     top = task_id(executing) if executing is not None else b""
     node.say(b"X" + OWN, m.ProcessDied(node.pids.pop(worker), 0, signal, 0, "its last words", top))

@@ -69,6 +69,7 @@ FOUND = {
     11694: "a process that was dead already was believed to hold what it said it held",
     12426: "a task that two processes had submitted was reported to one of them after a restart",
     22099: "an argument of a value in the arena was forgotten with its last ref, and the value could not be made again",
+    30448: "what could not be made again kept an input of its for ever",
     31480: "a place whose pin was gone was offered to a restarted scheduler",
 }
 """Seeds that failed once, and what they had found."""
@@ -78,6 +79,7 @@ FOUND_WITH_ACTORS = {
     202: "a value that had been freed was said again, and took the room that another process had been given meanwhile",
     511: "a caller said that it had all before a call of which its actor knew nothing, and what came after that ran again",
     245: "a call whose outcome came with the news of its actor's next life was made again there",
+    1191: "a task that no daemon remembered began again as the same attempt, and made the actor that it had made before",
     6: "an actor that was being made as the daemon died was unknown to the next",
     37: "the record of an actor that was made meanwhile was not entered again",
     45: "who had made an actor was not told of it after the daemon had died twice",

@@ -451,17 +451,19 @@ class Outcomes:
             return f"{reason}, and it was put, not made by a task: nothing can make it again (put(x, durable=True) would have kept it)"
         if task.state != DONE:
             return ""
-        self.references.revive(task)
-        unresolved = 0
+        inputs: list[AnyObject] = []
         for object_id_ in task.row[3]:
             needed = self.tables.find(object_id_)
             if needed is None:
                 return f"{reason}, and the row that makes its input {short(object_id_)} was dropped at the lineage cap"
+            why = self.rebuild(needed, reason) if needed.status == OK and needed.value is None else ""
+            if why:
+                return why
+            inputs.append(needed)
+        self.references.revive(task)
+        unresolved = 0
+        for needed in inputs:
             needed.pins += 1
-            if needed.status == OK and needed.value is None:
-                why = self.rebuild(needed, reason)
-                if why:
-                    return why
             if needed.status == PENDING:
                 unresolved += 1
                 if needed.dependents is None:
