@@ -52,8 +52,11 @@ class ActorAuthor(Author):
         self.light = random.Random(f"light actors of {seed}")
         self.sharing = self.light.random() < 0.5
         """Whether there are lightweight actors, which share processes: in every other program, where more of them are killed."""
-        self._callee = 0
-        """The actor whose method is being written, or 0."""
+        self._within_light = False
+        """Whether what is written runs in, or because of, a lightweight actor."""
+        self._lightweight: set[int] = set()
+        self._sheltered: set[int] = set()
+        """Lightweight actors that such ones make. They kill no process: their makers may live there, and would make them anew for ever."""
 
     def _statement(self, scope: Scope) -> None:
         choice = self.random.random()
@@ -103,12 +106,25 @@ class ActorAuthor(Author):
             errors |= GONE | STOPPED | {"doomed"}
         inner = self._inner(scope, boxed)
         label = rng.randrange(MODULUS)
-        spec, outcomes = self._task(PLAIN, label, label, inner, scope.doomed, True, scope.depth + 1, False, False)
+        spec, outcomes = self._birth(ordinal, kind, label, inner, scope)
         born = outcomes[0].number is not None
         handle = scope.slot(Handle(ordinal, errors if born else errors | GONE | outcomes[0].errors, retries, mortal, born))
         every = (("checkpoint_every", self.logging.choice((0, 1, 2, 5))),) if logged else ()
         options = (("max_restarts", restarts), *every, *((("contains", boxed),) if boxed else ()))
         scope.statements.append(("make", handle, kind, spec, options, boxed))
+
+    def _birth(self, ordinal: int, kind: int, label: int, inner: tuple[Any, ...], scope: Scope) -> tuple[Any, tuple[Outcome, ...]]:
+        """What ``__init__`` runs."""
+        deaths, within = self.deaths, self._within_light
+        if kind == LIGHT:
+            self._lightweight.add(ordinal)
+            self._within_light = True
+            if within:
+                self._sheltered.add(ordinal)
+                self.deaths = False
+        born = self._task(PLAIN, label, label, inner, scope.doomed, True, scope.depth + 1, False, False)
+        self.deaths, self._within_light = deaths, within
+        return born
 
     def _outlives(self, restarts: int, retries: int) -> bool:
         """Whether an actor comes through whatever its processes meet. Not if its row may go with a daemon while its process dies."""
@@ -171,11 +187,12 @@ class ActorAuthor(Author):
         self, handle: Handle, kind: int, label: int, total: int, inner: tuple[Any, ...], scope: Scope, forever: bool
     ) -> tuple[Any, tuple[Outcome, ...]]:
         """What a call runs. It kills its process only where the actor may die, or is made again and the call with it."""
-        deaths = self.deaths
-        self.deaths = deaths and (handle.mortal or handle.errors >= GONE)
-        steady = handle.retries != LOGGED or not self.crashing  # Its hosts are killed more often than others.
+        deaths, within = self.deaths, self._within_light
+        self.deaths = deaths and (handle.mortal or handle.errors >= GONE) and handle.ordinal not in self._sheltered
+        self._within_light = within or handle.ordinal in self._lightweight
+        steady = not (self.crashing or deaths)  # What it asks to be stopped runs on if its process dies before that is heard.
         spec, outcomes = self._task(kind, label, total, inner, scope.doomed, steady, scope.depth + 1, forever, False)
-        self.deaths = deaths
+        self.deaths, self._within_light = deaths, within
         statements = spec[2]
         if inner and self.random.random() < 0.3:
             statements = (("keep", self.random.randrange(len(inner))), *statements)
