@@ -10,6 +10,7 @@ from test_local_scheduler import CLIENT, DRIVER, FUNCTION, JOB, OWN, Node, died,
 from zfabric.machines.parts import report
 from zfabric.machines.parts.naming import salt_of
 from zfabric.protocol import messages as m
+from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import WORKER, child_prefix, first_attempt, next_attempt, pack_counter, tries_of
 
 OLD = b"\x00" * 7 + b"\x63"
@@ -95,6 +96,15 @@ def test_an_end_that_the_daemon_before_may_not_have_heard_of_counts_once(node: R
     again = m.Completed(((task_id(0), 1, m.RETRY, (b"error",)),), (), ((FUNCTION, 1, 0.001),), b"")
     node.rejoin((row(0, retry_errors=True),), (WORKER, again))
     assert node.dispatched() == [(OLD, 0, next_attempt(1, FIRST))], "and not the number that the daemon before may have gone on to"
+
+
+@pytest.mark.parametrize(
+    ("why", "kind"), [("cancelled", "TaskCancelledError"), ("timeout", "TaskTimeoutError"), ("killed", "ActorDiedError")]
+)
+def test_why_an_attempt_was_stopped_is_known_though_the_daemon_that_asked_is_gone(node: Restarted, why: str, kind: str) -> None:
+    node.rejoin((row(0),), (WORKER, m.Completed(((task_id(0), THIRD, m.INTERRUPTED, (why.encode(),)),), (), (), b"")))
+    ((status, (failure,)),) = node.results().values()
+    assert (status, unpack_failure(failure)[0]) == (m.FAILED, kind)
 
 
 def test_an_actor_that_lives_has_its_number_and_its_restarts(node: Restarted) -> None:

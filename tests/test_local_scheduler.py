@@ -314,7 +314,7 @@ def test_cancel_is_final_at_once_for_what_was_not_given_out_and_a_request_for_wh
     node.scheduler.tick(node.now)
     node.turn()
     assert len(node.take(m.Interrupt)) == 1
-    node.say(WORKER + worker, m.Completed(((task_id(0), 0, m.INTERRUPTED, ()),), (), (), b""))
+    node.say(WORKER + worker, m.Completed(((task_id(0), 0, m.INTERRUPTED, (b"cancelled",)),), (), (), b""))
     assert unpack_failure(node.results()[0][1][0])[0] == "TaskCancelledError"
     node.now += node.config.interrupt_every
     node.scheduler.tick(node.now)

@@ -103,6 +103,7 @@ FOUND_WITH_ACTORS = {
     962: "plain tasks ran in the process of an actor whose class no daemon knew any more",
     3017: "an actor that had left a shared process as the daemon died was believed to live there",
     2164: "an actor retired before its own calls had outcomes",
+    4799: "the next daemon did not know that an actor was killed while it was being made, and said that it was cancelled",
     6748: "an actor that was being made again was made once more, since its caller knew that it had lived",
     7102: "a worker that ran a task of which nothing else survived was given more to do",
     7237: "a task that ran twice in one process made its calls twice there",

@@ -123,6 +123,9 @@ def test_an_interrupt_names_an_attempt_and_reaches_no_other(worker: Worker) -> N
     assert worker.interrupted(item) == "timeout"
     worker.step(0.0, b"L" + DAEMON, m.Interrupt(row(2)[0], 0, "cancelled"))
     assert said(worker) == [m.TakenBack((row(2)[0],), row(1)[0])]
+    worker.finish(item, m.INTERRUPTED, (), None, 0.0, 0.0)
+    assert [message.rows for message in said(worker)] == [((row(1)[0], 3, m.INTERRUPTED, (b"timeout",)),)]
+    assert worker.interrupts == {}
 
 
 def test_the_next_daemon_hears_what_runs_what_waits_and_what_ended_unheard(worker: Worker) -> None:

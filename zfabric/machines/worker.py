@@ -21,7 +21,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Send
 from zfabric.protocol.ids import LOCAL_SCHEDULER, Address
 from zfabric.protocol.machine import Explanation, InvariantViolation
-from zfabric.protocol.messages import OK, Row
+from zfabric.protocol.messages import INTERRUPTED, OK, Row
 from zfabric.protocol.options import option
 
 REPORTS = (m.Completed, m.Yielded)
@@ -115,6 +115,10 @@ class Worker:
     def finish(self, item: Item, status: int, outputs: Row, extra: tuple[Row, Row] | None, started: float, seconds: float) -> None:
         """An attempt has ended; its outcome is fixed here."""
         row = item.row
+        if self.interrupts or status == INTERRUPTED:
+            _, reason = self.interrupts.pop(row[0], (0, "cancelled"))
+            if status == INTERRUPTED:
+                outputs = (reason.encode(),)
         if not self.running_calls or self.running_calls.pop(row[0], None) is None:
             self.stack.pop()
         if self.yields.open:

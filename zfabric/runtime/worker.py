@@ -133,7 +133,6 @@ class WorkerRuntime(UserCode):
             if type(item) is Invocation:
                 self._end_call(item, status, outputs, extra, started, ended - started)
             else:
-                worker.interrupts.pop(row[0], None)
                 worker.finish(item, status, outputs, extra, started, ended - started)  # type: ignore[arg-type]
             self._returned = None
             self.finish_writes()
@@ -161,7 +160,6 @@ class WorkerRuntime(UserCode):
             if type(item) is Invocation:
                 self._end_call(item, status, outputs, extra, started, clock() - started)
             else:
-                self.worker.interrupts.pop(item.row[0], None)
                 self.worker.finish(item, status, outputs, extra, started, clock() - started)  # type: ignore[arg-type]
             self.finish_writes()
             following = None if group is None else self._next_beside(group)

@@ -330,8 +330,8 @@ class WorkerProcess(Process):
             outputs = ()
         else:
             outputs = (str(result).encode(),)
-        reason = self.worker.interrupts.pop(item.row[0], (0, "cancelled"))[1]
         if isinstance(item, Invocation):
+            reason = self.worker.interrupts.pop(item.row[0], (0, "cancelled"))[1]
             ending = (*self._of_call(item, status, outputs, reason), contained)
             whole = status != INTERRUPTED
             self.logged.ended(item, whole)

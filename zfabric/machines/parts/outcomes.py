@@ -30,7 +30,12 @@ from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY
 
 ALONE_AFTER = 2
 """Crashes after which a task is under suspicion: it is run with nothing behind it on its worker."""
-STOPPED = {"cancelled": "TaskCancelledError", "force": "TaskCancelledError", "timeout": "TaskTimeoutError"}
+STOPPED = {
+    "cancelled": "TaskCancelledError",
+    "force": "TaskCancelledError",
+    "timeout": "TaskTimeoutError",
+    "killed": "ActorDiedError",
+}
 
 
 class Outcomes:
@@ -109,8 +114,9 @@ class Outcomes:
     def _settle(self, worker: WorkerRecord, task: TaskRecord, status: int, outputs: m.Row, extra: tuple[m.Row, m.Row] | None) -> None:
         """Any ending but the plain one."""
         stopped = task.rare.stopped if task.rare is not None else ""
-        if status == INTERRUPTED:
-            kind = STOPPED.get(stopped, "TaskCancelledError")
+        if status == INTERRUPTED:  # Perhaps at the request of a daemon that is no more: the worker knows.
+            reason = next((each for each in STOPPED if (each.encode(),) == outputs), stopped)
+            kind = STOPPED.get(reason, "TaskCancelledError")
             self.fail(task, kind, _stopped_text(task, kind), self._facts(task, worker))
         elif status == RETRY and not stopped and self._may_retry(task):
             task.facts().history.append("raised an exception its options say to retry")
@@ -557,4 +563,4 @@ def _pushed(record: AnyObject) -> bytes | None:
 def _stopped_text(task: TaskRecord, kind: str) -> str:
     if kind == "TaskTimeoutError":
         return f"{task.name} had no outcome within its timeout of {task.option('timeout')} s"
-    return f"{task.name} was cancelled"
+    return f"{task.name} was killed (zf.kill) while it was being made" if kind == "ActorDiedError" else f"{task.name} was cancelled"

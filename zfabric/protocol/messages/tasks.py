@@ -13,7 +13,7 @@ ERROR = 1
 RETRY = 2
 """The user's code raised something its options say to retry; the one output is the serialized error."""
 INTERRUPTED = 3
-"""Stopped on request (cancel or deadline) before it had an outcome of its own."""
+"""Stopped on request before it had an outcome of its own; the one output says why: "cancelled", "timeout" or "killed" (an actor)."""
 FAILED = 4
 """The fabric could not produce the value. The one output is a packed ``(kind, text, facts)`` (``protocol.failures``)."""
 
