@@ -182,6 +182,20 @@ def test_a_run_holds_its_own(task_id):
     assert run_of(low) == run_of(high) == (low, high)
 
 
+def test_a_row_that_is_withdrawn_goes_with_the_next_flush_whatever_else_is_in_its_block():
+    writer, table = BlockWriter(), Table()
+    block = writer.add(row(0))
+    for counter in range(1, 100):
+        writer.add(row(counter))
+    writer.withdraw(task(50), block)
+    table.apply(writer.flush())
+    writer.withdraw(task(7), block)
+    writer.withdraw(task(7), block)
+    table.apply(writer.flush())
+    assert table.rows(task(7), task(50)) == {}
+    assert len(read_block(table[task(0)])) == 98
+
+
 class Writing(RuleBasedStateMachine):
     """A writer and the table it feeds, against a plain dict of what is alive."""
 
@@ -190,18 +204,27 @@ class Writing(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.writer, self.table, self.alive = BlockWriter(), Table(), {}
+        self.withdrawn = set()
 
     @rule(counters=st.lists(counters, max_size=20), parent=st.sampled_from([PARENT, OTHER]))
     def add(self, counters, parent):
         for counter in counters:
             task_id = task(counter, parent)
             if task_id not in self.alive:
+                self.withdrawn.discard(task_id)
                 self.alive[task_id] = self.writer.add(row(counter, parent))
 
     @rule(data=st.data())
     def drop(self, data):
         for task_id in data.draw(st.sets(st.sampled_from(sorted(self.alive)))) if self.alive else ():
             self.writer.drop(task_id, self.alive.pop(task_id))
+
+    @rule(data=st.data())
+    def withdraw(self, data):
+        if self.alive:
+            task_id = data.draw(st.sampled_from(sorted(self.alive)))
+            self.writer.withdraw(task_id, self.alive.pop(task_id))
+            self.withdrawn.add(task_id)
 
     @rule()
     def flush(self):
@@ -227,6 +250,7 @@ class Writing(RuleBasedStateMachine):
         assert self.writer.statistics()["lineage_rows"] + self.writer.statistics()["lineage_unwritten"] == len(self.alive)
         if not self.writer.pending:
             assert set(self.table.rows(*self.alive)) == set(self.alive)
+            assert not self.table.rows(*self.withdrawn)
             assert sum(len(read_block(value)) for value in self.table.values()) <= 4 * len(self.alive)
 
 

@@ -13,8 +13,8 @@ import pytest
 from zfabric.protocol import messages as m
 from zfabric.sim import __main__ as command
 from zfabric.sim.network import Faults
-from zfabric.sim.programs import WIDE, Program
-from zfabric.sim.scenarios import STEADY, call, get, task
+from zfabric.sim.programs import FOREVER, WIDE, Program, mix
+from zfabric.sim.scenarios import STEADY, call, get, invoke, make, task
 from zfabric.sim.variants import VARIANTS, WITH_ACTORS, applied
 from zfabric.sim.world import World
 
@@ -215,6 +215,32 @@ def test_the_driver_has_read_the_warning_of_an_infeasible_demand_within_two_seco
     assert at - (submitted[0] - STEADY.delay) <= 2.0
     assert "wide asks for" in text
     assert "pending" in text
+
+
+def after_a_restart(*statements: Any) -> str:
+    """How a program ends whose daemon dies in its second second."""
+    world = World(0, faults=STEADY, program=Program(statements, 0), cpus=1)
+    world.after(1.5, lambda: world.daemon_died(world.daemon) if world.daemon is not None else None)
+    return world.run().failure
+
+
+def test_what_was_cancelled_does_not_run_again_for_the_next_daemon() -> None:
+    # A task has one of its children cancelled, and returns refs to all; nobody looks at that one before the daemon dies.
+    endless = (5, True, (("sleep", FOREVER),), ((0, ()),))
+    others = [call(slot, task(slot)) for slot in range(1, 9)]
+    stopped = (call(0, endless), *others, ("sleep", 0.2), ("cancel", 0, False, True), ("sleep", 0.02))
+    parent = task(1, *stopped, refs=tuple(range(9)))
+    lost = get((1, ("ObjectLostError", "TaskCancelledError")))
+    assert after_a_restart(call(0, parent), get((0, mix(1, 0))), ("open", 0, 0, 1), ("sleep", 2.0), lost) == ""
+
+
+def test_an_actor_that_was_killed_does_not_live_again_for_the_next_daemon() -> None:
+    # Its row was written as one of several, most of which are still needed; who calls it then has not heard of its death.
+    others = [call(slot, task(slot)) for slot in range(1, 9)]
+    known = get(*((slot, mix(slot, 0)) for slot in range(1, 9)))
+    heir = call(9, task(9, invoke(1, 0, task(3)), get((1, ("ActorDiedError",)))), inside=(0,))
+    program = (make(0, task(0), restarts=-1), *others, known, ("sleep", 0.3), ("kill", 0, True), ("sleep", 2.0))
+    assert after_a_restart(*program, heir, get((9, mix(mix(9, 1), 0)))) == ""
 
 
 def test_the_command_says_how_to_see_a_failure_again(capsys: pytest.CaptureFixture[str]) -> None:

@@ -221,7 +221,7 @@ class Actors:
             del self.named[record.namespace, record.name]
         self._tell(record, record.watchers)
         if record.task.block is not None:  # A restarted daemon is not to make it again.
-            self.scheduler.blocks.drop(record.id, record.task.block)
+            self.scheduler.blocks.withdraw(record.id, record.task.block)
             record.task.block = None
         self.scheduler.references.unpin(record.arguments)
         record.arguments = set()

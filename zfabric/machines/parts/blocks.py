@@ -142,6 +142,13 @@ class BlockWriter:
             del self._open[block.low]
             self._current = _NOTHING
 
+    def withdraw(self, task_id: bytes, block: Block) -> None:
+        """The row is never to be run again, by no later daemon either: it is dropped with the next flush, whatever else is in its block."""
+        if task_id in block.rows:
+            self.drop(task_id, block)
+            if block.written:
+                self._changed[block.key] = block
+
     def flush(self, rows_max: int = 16 * BLOCK_ROWS) -> tuple[list[tuple[str, bytes, bytes]], list[tuple[str, bytes]]]:
         """Puts and deletes for the control store, of about ``rows_max`` rows; ``pending`` says whether any are left."""
         puts: list[tuple[str, bytes, bytes]] = []

@@ -248,6 +248,9 @@ class Outcomes:
             record.value = payload
             self.tables.counts["inline_bytes"] += len(payload)
         self.tables.counts["tasks_failed"] += 1
+        if status == FAILED and task.block is not None:  # What was cancelled, or condemned, is not to run again for the next daemon.
+            self.references.blocks.withdraw(task.id, task.block)
+            task.block = None
         self._done(task, status, payload)
 
     def _done(self, task: TaskRecord, status: int, payload: bytes = b"") -> None:
