@@ -103,6 +103,23 @@ def test_what_the_last_incarnation_returned_after_all_is_not_run_again(client: C
     assert sent(client) == [2]
 
 
+def test_what_waits_behind_a_call_that_was_to_be_made_again_does_not_when_that_one_has_returned(client: Client) -> None:
+    large = b"p" * 16 + b"\x80\0\0\0"
+    client.put(large, (4096, 100_000), (), False)
+    first, _ = call(client, 1, retries=-1, needs=(large,)), call(client, 2, retries=-1)
+    lives(client, HOME)
+    (question,) = said(client, m.Query)
+    client.step(0.0, b"L" + DAEMON, m.Answer(question.token, None, ""))
+    assert sent(client) == [1, 2]
+    lives(client, b"", CREATING)
+    lives(client, NEXT_HOME)
+    (question,) = said(client, m.Query)
+    client.step(0.0, CLIENT + HOME, m.Returned(((first, OK, (b"value",)),)))
+    assert sent(client) == [2]
+    client.step(0.0, b"L" + DAEMON, m.Answer(question.token, None, ""))
+    assert sent(client) == []
+
+
 def test_a_cancelled_call_is_not_made_again(client: Client) -> None:
     stopped = call(client, 1, retries=-1)
     lives(client, HOME)

@@ -13,8 +13,9 @@ from zfabric.machines.parts.kept_logs import CHECKPOINT, LOG
 from zfabric.machines.parts.tables import TABLES
 from zfabric.machines.worker import Worker
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import CONTROL, FIRST_RETURN, WORKER
-from zfabric.protocol.messages import FAILED, OK
+from zfabric.protocol.failures import unpack_failure
+from zfabric.protocol.ids import CONTROL, FIRST_RETURN, TASK_BYTES, WORKER, call_value
+from zfabric.protocol.messages import ERROR, FAILED, OK
 
 HOME, DAEMON = b"\x01actor00", b"\x02daemon0"
 ANN, BOB = b"\x01client0", b"\x01client1"
@@ -341,6 +342,13 @@ def home(store: Store, attempt: int = 0) -> bytes:
     return token
 
 
+def later(store: Store) -> None:
+    """What can wait is written."""
+    store.turn()
+    store.now += 2 * store.config.lineage_delay
+    store.turn()
+
+
 def block(number: int, last: int, attempt: int = 0, refs: tuple[bytes, ...] = (), made: tuple[bytes, ...] = ()) -> m.Logged:
     return m.Logged(ACTOR, attempt, number, last, b"rows", made, refs)
 
@@ -434,6 +442,40 @@ def test_rows_that_made_values_which_live_outlast_checkpoints(store: Store) -> N
     assert store.scheduler.logs.maker_of(value) is None
 
 
+def lost(store: Store, worker: bytes, value: bytes) -> tuple[bytes, bytes]:
+    """A large result of the actor's third call, which the driver holds, is lost; the worker and the task that are to make it again."""
+    store.say(CLIENT + DRIVER, m.Expect(((value, ACTOR),)))
+    store.say(WORKER + worker, block(1, 3, made=(value,)))
+    store.say(WORKER + worker, m.Reported(((value[:TASK_BYTES], DRIVER, OK, ((4096, 100_000),), ()),)))
+    store.say(WORKER + worker, part(2, 3))
+    store.say(b"O" + OWN, m.Lost(((value, "missing"),)))
+    store.workers()
+    ((to, dispatch),) = store.take(m.Dispatch)
+    return to[1:], dispatch.rows[0][0]
+
+
+def test_rows_outlast_checkpoints_while_a_value_that_they_made_is_being_made_again(store: Store) -> None:
+    worker = home(store)
+    replays, _ = lost(store, worker, call_value(task_id(7), 0))
+    store.say(WORKER + worker, block(3, 4))
+    store.say(WORKER + worker, part(4, 4))
+    assert (lasts(store), lasts(store, CHECKPOINT)) == ([3], [4])
+    store.say(CLIENT + replays, m.Query(9, "actor log", (ACTOR, LOG, b"")))
+    ((_, answer),) = store.take(m.Answer)
+    assert [int.from_bytes(key[-8:], "big") for key, _ in answer.payload[0]] == [3]
+
+
+def test_a_replay_for_a_lost_value_that_raises_ends_the_value_and_says_what_was_raised(store: Store) -> None:
+    value = call_value(task_id(7), 0)
+    replays, replay = lost(store, home(store), value)
+    store.say(CLIENT + DRIVER, m.Fetch((value,)))
+    store.say(WORKER + replays, m.Completed(((replay, 0, ERROR, (b"a pickled exception",)),), (), (), b""))
+    ((_, status, failure, _),) = [row for _, message in store.take(m.Objects) for row in message.rows]
+    kind, text, facts = unpack_failure(failure)
+    assert (status, kind, dict(facts)) == (FAILED, "ObjectLostError", {"cause": b"a pickled exception"})
+    assert "raised" in text
+
+
 def test_parts_of_a_checkpoint_that_never_was_whole_go_with_the_next_one(store: Store) -> None:
     first = home(store)
     store.say(WORKER + first, block(1, 5))
@@ -516,12 +558,19 @@ def test_the_end_of_an_actor_is_the_end_of_its_log(store: Store, how: str) -> No
     store.say(WORKER + worker, block(2, 5))
     store.say(WORKER + worker, part(3, 5, 0, 2))
     if how == "killed":
+        later(store)
+        store.take(m.Write)
         store.say(CLIENT + DRIVER, m.Kill(ACTOR, True))
         dies(store, worker)
+        assert lasts(store) == [5], "a daemon that dies now has both the log and the row that would make the actor again"
     else:
         store.say(CLIENT + DRIVER, m.Goodbye())
+    later(store)
     assert (lasts(store), lasts(store, CHECKPOINT)) == ([], [])
     assert store.scheduler.logs.logs == {}
+    if how == "killed":
+        (write,) = [message for _, message in store.take(m.Write) if ("task", ACTOR) in message.deletes]
+        assert {table for table, _ in write.deletes} == {"task", LOG, CHECKPOINT}
 
 
 def test_a_restarted_scheduler_knows_what_is_kept_and_what_it_needs(store: Store) -> None:
@@ -542,5 +591,5 @@ def test_a_restarted_scheduler_knows_what_is_kept_and_what_it_needs(store: Store
     assert sorted(refs for refs in fresh.scheduler.logs.references_of() if refs) == [(ref(7, 2**31),), (ref(8, 2**31),)]
     fresh.rows = store.rows
     fresh.scheduler.logs.drop_lost()
-    fresh.turn()
+    later(fresh)
     assert (lasts(fresh), lasts(fresh, CHECKPOINT)) == ([], [])

@@ -188,10 +188,13 @@ class LocalScheduler:
     def _flush_rows(self, now: float) -> None:
         """Write rows and events that have waited long enough, as one batch."""
         if self._flush_at is None:
-            if self.blocks.pending:
+            if self.blocks.pending or self.logs.spare:
                 self._flush_at = now + self.config.lineage_delay
         elif now >= self._flush_at:
             puts, deletes = self.blocks.flush()
+            if not self.blocks.pending:  # Without its log, an actor would be made again as if it had never been called.
+                deletes += self.logs.spare
+                self.logs.spare = []
             self._flush_at = now + self.config.lineage_delay if self.blocks.pending else None
             self._write((*puts, *self._events), tuple(deletes))
             self._events.clear()

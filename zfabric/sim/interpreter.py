@@ -213,6 +213,10 @@ def _do_cancel(state: _State, slot: int, force: bool, recursive: bool) -> None:
     state.process.machine.cancel((state.slots[slot],), force, recursive)
 
 
+def _do_lose(state: _State, share: float) -> None:
+    state.process.world.lose(share)
+
+
 def _do_fail(state: _State, retry: bool, times: int) -> None:
     if state.attempt < times:
         raise Boom(retry)
@@ -235,6 +239,7 @@ _ACTIONS: dict[str, Any] = {
     "drop": _do_drop,
     "cancel": _do_cancel,
     "fail": _do_fail,
+    "lose": _do_lose,
     "die": _do_die,
     "make": _do_make,
     "invoke": _do_invoke,

@@ -24,6 +24,7 @@ from zfabric.protocol.machine import InvariantViolation
 from zfabric.sim.actors import ActorAuthor
 from zfabric.sim.arena import Arena
 from zfabric.sim.call_invariants import CallInvariants
+from zfabric.sim.hoards import Hoarder, hoards
 from zfabric.sim.invariants import Invariants
 from zfabric.sim.network import Faults, Network
 from zfabric.sim.node import Daemon, Supervisor
@@ -82,10 +83,12 @@ class World:
         self._queue: list[tuple[float, int, Callable[[], object]]] = []
         self._order = 0
         self._crashes = random.Random(f"{seed}/crashes")
+        self._losses = random.Random(f"{seed}/losses")
         self._names = 0
         self._workers = 0
         self._restarts = 0
-        author = ActorAuthor if actors else Author
+        self.hoarding = actors and program is None and hoards(seed)
+        author = Hoarder if self.hoarding else ActorAuthor if actors else Author
         self.program = program if program is not None else author(f"{seed}/program", self.faults, self.cpus, True).write()
         self.network = Network(self, self.faults, str(seed))
         self.arena = Arena(self, pieces or self.shape.choice((12, 16, 24)))
@@ -221,7 +224,11 @@ class World:
         for _ in range(faults.worker_crashes):
             self.after(rng.random() * faults.window, self._crash_worker)
         logged = random.Random(f"{self.seed}/crashes of logged actors")
-        for _ in range(8 * faults.worker_crashes):
+        # Four in a row while an actor is being made would condemn it, and those that hoard are long in the making.
+        crashes = 8 * faults.worker_crashes
+        if self.hoarding:
+            crashes = min(crashes, 3 - faults.worker_crashes - faults.pressure)
+        for _ in range(crashes):
             self.after(logged.random() * faults.window, partial(self._crash_worker, logged))
         for _ in range(faults.daemon_crashes):
             self.after(rng.random() * faults.window, self._crash_daemon)
@@ -264,6 +271,16 @@ class World:
         busy = [worker for worker in daemon.scheduler.tables.workers.values() if worker.state == LEASED]
         if usage and busy:
             daemon.event(b"L", m.MemoryPressure(10, 1000, usage))
+
+    def lose(self, share: float) -> None:
+        """Files are gone, of results that their actors' logs would make again."""
+        daemon = self.daemon
+        if daemon is None or not daemon.alive or daemon.scheduler.membership.recovering:
+            return
+        for identifier in [each for each in self.arena.disk if daemon.scheduler.logs.maker_of(each) is not None]:
+            if self._losses.random() < share:
+                del self.arena.disk[identifier]
+                self.states["file lost"] += 1
 
     # -- a whole run --
 

@@ -165,7 +165,7 @@ class Actors:
 
     def ended(self, task: TaskRecord, worker: WorkerRecord | None, status: int, payload: bytes) -> None:
         """The task that makes an actor has ended: the actor lives, or never will."""
-        if self.scheduler.remakes.ended(task, worker, payload if status != OK else b""):
+        if self.scheduler.remakes.ended(task, worker, status, payload):
             return
         record = self.records.get(task.id)
         if record is None or record.state != CREATING:

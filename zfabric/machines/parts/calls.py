@@ -341,6 +341,8 @@ class Calls:
                 self._stopped.pop(call_id, None)
             if self._heard:
                 self._heard.discard(call_id)
+            if target.queue and target.queue[0][0] == call_id:
+                self._advance(target)  # It was to be made again, and others wait behind it.
             if target.leaving and not target.sent and not target.queue:
                 target.leaving = False
                 client.dropped.append(target.handle)

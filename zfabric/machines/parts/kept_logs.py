@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from zfabric.machines.parts import report
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address
-from zfabric.protocol.messages import DEAD, OK, Row
+from zfabric.protocol.messages import DEAD, FAILED, Row
 from zfabric.protocol.options import LOG_NUMBERS_MAX
 
 if TYPE_CHECKING:
@@ -140,6 +140,8 @@ class KeptLogs:
         self.tables = scheduler.tables
         self.references = scheduler.references
         self.logs: dict[bytes, KeptLog] = {}
+        self.spare: list[tuple[str, bytes]] = []
+        """Rows of the control store that are to be deleted, of actors that are no more."""
         self._acknowledged: dict[bytes, int] = {}
         """What actors are to be told at the end of this turn: how much of what they said is committed."""
 
@@ -261,8 +263,9 @@ class KeptLogs:
         self._delete(log.actor_id, spare)
 
     def _lives(self, identifier: bytes) -> bool:
+        """Whether a value may have to be made again; perhaps that is under way (PENDING)."""
         record = self.tables.find(identifier)
-        return record is not None and record.status == OK
+        return record is not None and record.status != FAILED
 
     def _delete(self, actor_id: bytes, blocks: list[Block]) -> None:
         deletes = tuple(key for block in blocks for key in block.keys(actor_id))
@@ -327,10 +330,13 @@ class KeptLogs:
     # -- the end --
 
     def drop(self, actor_id: bytes) -> None:
-        """The actor is dead for good: nobody will replay anything."""
+        """The actor is dead for good: nobody will replay anything. Its rows go once the one that would make it again has gone."""
         log = self.logs.pop(actor_id, None)
         if log is not None:
-            self._delete(actor_id, self._all(log))
+            blocks = self._all(log)
+            for block in blocks:
+                self.references.unpin(block.refs)
+            self.spare += [key for block in blocks for key in block.keys(actor_id)]
 
     def _all(self, log: KeptLog) -> list[Block]:
         """All that is pinned and written for an actor, or is to be. Of a checkpoint that is not whole, nothing is pinned."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zfabric.machines.parts.records import PENDING, AnyObject, TaskRecord, WorkerRecord
-from zfabric.protocol.failures import pack_failure, unpack_failure
+from zfabric.protocol.failures import Facts, pack_failure, unpack_failure
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address, child_prefix, pack_counter, short
-from zfabric.protocol.messages import FAILED, Row
+from zfabric.protocol.messages import ERROR, FAILED, Row
 from zfabric.protocol.options import option
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Remakes:
         self.scheduler.set_terms(task, 0.0)
         self.scheduler.resolve(task)
 
-    def ended(self, task: TaskRecord, worker: WorkerRecord | None, payload: bytes) -> bool:
+    def ended(self, task: TaskRecord, worker: WorkerRecord | None, status: int, payload: bytes) -> bool:
         """A task of a class has ended. False if it was to make an actor. What a replay makes is heard of before its end."""
         identifier = self._wanted.pop(task.id, None)
         if identifier is None:
@@ -75,9 +75,14 @@ class Remakes:
             self.scheduler.workers.end(worker, "its replay has ended")
         record = self.tables.find(identifier)
         if record is not None and record.status == PENDING:
-            why = unpack_failure(payload)[1] if payload else "the calls did not return again what they had"
+            why = "the calls did not return again what they had"
+            facts: Facts = ()
+            if status == ERROR:
+                why, facts = "it raised", (("cause", payload),)
+            elif status == FAILED:
+                why = unpack_failure(payload)[1]
             text = f"object {short(identifier)} is lost, and a replay of its actor's calls did not make it again: {why}"
-            self.scheduler.outcomes.settle_value(record, FAILED, pack_failure("ObjectLostError", text))
+            self.scheduler.outcomes.settle_value(record, FAILED, pack_failure("ObjectLostError", text, facts))
         return True
 
     def reads(self, source: Address, actor_id: bytes) -> bool:

@@ -1,0 +1,68 @@
+"""Programs that hoard large results of logged actors: more than the arena takes, so that they go to disk, where they get lost.
+
+Each is made again when somebody looks at it: its actor's log says how. Meanwhile the actors go on, their processes and the daemon die, rows
+are cut by checkpoints, and results are dropped. The statement ``lose`` beyond those of ``programs`` and ``actors``: what is on
+disk of results that a log would make again is gone, as if somebody had deleted the files.
+"""
+
+from __future__ import annotations
+
+import random
+
+from zfabric.protocol.options import LOGGED
+from zfabric.sim.actors import GONE, ActorAuthor
+from zfabric.sim.programs import ACTOR, LOST, MODULUS, NOTHING, Handle, Outcome, Program, Scope, mix
+
+SIZES = (700_000, 1_500_000, 3_000_000, 3_000_000)
+SHARE = 0.06
+"""How many of the seeds with actors have such a program."""
+
+
+def hoards(seed: int) -> bool:
+    """Whether the program of a seed is one of these."""
+    return random.Random(f"{seed}/does it hoard").random() < SHARE
+
+
+class Hoarder(ActorAuthor):
+    """Writes one program."""
+
+    def write(self) -> Program:
+        """Calls, losses, and looks at what was lost."""
+        scope = Scope(0, (), False, True, 0)
+        actors = [self._logged_actor(scope) for _ in range(self.random.choice((1, 1, 2)))]
+        for _ in range(self.random.randrange(2, 5)):
+            for _ in range(self.random.randrange(4, 9)):
+                self._large_call(scope, self.random.choice(actors))
+            scope.statements.append(("wait", tuple(scope.slots), len(scope.slots), None))
+            self._look_again(scope, self.random.randrange(1, 4))
+            for slot in self.random.sample(list(scope.slots), len(scope.slots) // 4):
+                del scope.slots[slot]
+                scope.statements.append(("drop", slot))
+        self._look_again(scope, len(scope.slots))
+        return Program(tuple(scope.statements), self.tasks)
+
+    def _logged_actor(self, scope: Scope) -> int:
+        self.actors += 1
+        lost = self.faults.daemon_crashes and (self.faults.worker_crashes or self.faults.pressure)
+        slot = scope.slot(Handle(self.actors, GONE | LOST if lost else NOTHING, LOGGED, False, True))
+        options = (("max_restarts", -1), ("checkpoint_every", self.random.choice((0, 1, 2, 5))))
+        scope.statements.append(("make", slot, ACTOR, (self.random.randrange(MODULUS), False, (), ((0, ()),)), options, ()))
+        return slot
+
+    def _large_call(self, scope: Scope, actor: int) -> None:
+        handle = scope.handles[actor]
+        needed = tuple(self.random.sample(list(scope.slots), min(len(scope.slots), self.random.choice((0, 0, 0, 1)))))
+        number = label = self.random.randrange(MODULUS)
+        for slot in needed:
+            number = mix(number, scope.slots[slot].number or 0)
+        pause = (("sleep", self._time()),) if self.random.random() < 0.5 else ()
+        spec = (label, False, pause, ((self.random.choice(SIZES), ()),))
+        slot = scope.slot(Outcome(mix(number, 0), handle.errors, (), frozenset({handle.ordinal})))
+        scope.statements.append(("invoke", (slot,), actor, spec, (), needed, (), LOGGED))
+
+    def _look_again(self, scope: Scope, count: int) -> None:
+        """Most of what is on disk is lost; some of it is looked at, three at a time."""
+        slots = self.random.sample(list(scope.slots), min(len(scope.slots), count))
+        for start in range(0, len(slots), 3):
+            scope.statements.append(("lose", self.random.choice((0.5, 1.0))))
+            self._get(scope, slots[start : start + 3])
