@@ -51,6 +51,22 @@ def test_an_actor_that_ends_in_the_turn_in_which_it_was_made_is_dead_once_its_pr
     assert ("exit_actor" if "left" in order else "zf.kill") in reason
 
 
+def test_deaths_while_an_actor_is_made_count_until_it_lives(node: Node) -> None:
+    """Made again often enough, each would be condemned else, or have no retry left."""
+    node.submit((ACTOR, KIND, b"", (), (("max_restarts", -1), ("max_retries", 1))))
+    for life in range(6):
+        node.workers()
+        ((worker, _, attempt),) = node.dispatched()
+        assert attempt == 2 * life
+        died(node, worker, 0)
+        node.workers()
+        ((worker, _, attempt),) = node.dispatched()
+        node.say(WORKER + worker, m.Completed(((ACTOR, attempt, m.OK, (b"value",)),), (), (), b""))
+        node.say(CLIENT + DRIVER, m.Find((ACTOR,)))
+        assert whereabouts(node)[-1] == (m.ALIVE, "")
+        died(node, worker, None)
+
+
 def test_workers_that_wait_for_calls_are_no_reason_not_to_start_another(node: Node) -> None:
     """They cannot run what they wait for, and it may itself wait for a task: without another worker nobody would go on.
 

@@ -171,6 +171,7 @@ class Actors:
         if record is None or record.state != CREATING:
             return
         if status == OK:
+            task.facts().made()
             self._at_home(record, worker)
             if record.id not in self.scheduler.detached.unkept:
                 self._lives(record)

@@ -246,6 +246,11 @@ class Rare:
         self.demand_queue: ShapeQueue | None = None
         self.kept = 0
 
+    def made(self) -> None:
+        """The actor lives: what its making has cost says nothing of the next time."""
+        self.retries = self.crashes = self.alone = 0
+        self.history.clear()
+
 
 class FunctionRecord:
     """A function of a job, and what is known of how long it takes."""
