@@ -36,9 +36,11 @@ FIRST = {
     "kill-ends-neighbours": 108,
     "logged-results-before-commit": 30,
     "logged-duplicates-run-again": 30,
-    "checkpoints-forget-outcomes": 65,
+    "checkpoints-forget-outcomes": 511,
     "taken-too-early": 65,
     "log-cut-without-checkpoint": 177,
+    "rows-of-the-dead-written": 8,
+    "stale-incarnation-commits": 8,
 }
 """Where to begin looking for those that take long. Only a hint: the rest of the seeds follows."""
 
@@ -94,6 +96,9 @@ FOUND_WITH_ACTORS = {
     826: "outcomes whose callers were gone kept their process awake",
     844: "a link to a dead actor stayed since nobody had a handle",
     1635: "a worker was ended while others waited for the result of its call",
+    686: "a call that returned while it waited to be made again held up those behind it",
+    702: "rows of a log went while a value that they had made was being made again, and the failure of that ended the daemon",
+    16686: "an actor that was dead, and its log gone, was made again by the next daemon",
     1728: "an outcome that was said twice made its caller a holder again",
     1838: "the answer to a question of a call that had failed was kept",
     2022: "a place that a row named twice was unpinned twice",
@@ -154,12 +159,12 @@ def test_a_broken_variant_is_caught(name: str) -> None:
 
 def test_there_are_variants_enough_and_they_leave_no_trace() -> None:
     assert len(VARIANTS) >= 10
-    before = {name: getattr(owner, method) for name, ((owner, method, _),) in VARIANTS.items()}
-    for name in VARIANTS:
+    patched = {(owner, method) for patches in VARIANTS.values() for owner, method, _ in patches}
+    before = {(owner, method): getattr(owner, method) for owner, method in patched}
+    for name, patches in VARIANTS.items():
         with applied(name):
-            ((owner, method, _),) = VARIANTS[name]
-            assert getattr(owner, method) is not before[name]
-    assert before == {name: getattr(owner, method) for name, ((owner, method, _),) in VARIANTS.items()}
+            assert all(getattr(owner, method) is not before[owner, method] for owner, method, _ in patches)
+    assert before == {(owner, method): getattr(owner, method) for owner, method in patched}
 
 
 def test_one_seed_is_one_world() -> None:

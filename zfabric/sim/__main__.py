@@ -72,6 +72,9 @@ EXPECTED_OF_ACTORS = (
     "Replaying",
     "Taken",
     "actor restored",
+    "file lost",
+    "value of a call made again",
+    "disk full",
     "outcome unknown",
     "outcome not run",
 )

@@ -5,6 +5,7 @@
 - A call begins once in one incarnation of its actor, and in another one only if it may be made again (``max_task_retries``).
 - The calls of one caller begin in the order in which they were made.
 - What a logged call did is part of its actor's state once anybody has its outcome: once, and always at the same place among the others.
+- Nothing is committed of what one incarnation did once the next one has read the log.
 - A call has one outcome, whoever looks. One that says "not run" is of a call that never began, and never will.
 """
 
@@ -12,6 +13,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from zfabric.machines.parts.kept_logs import LOG
+from zfabric.machines.parts.report import unpacked
+from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import PREFIX_BYTES, TASK_BYTES, short
 from zfabric.protocol.messages import FAILED
@@ -57,6 +61,10 @@ class CallInvariants:
         """Of those, what was so when somebody heard of the outcome: by actor, by call."""
         self._over: set[bytes] = set()
         """Actors that were to end for good: one that has the name of such a one is another one."""
+        self._rows: dict[tuple[bytes, bytes], int] = {}
+        """Which attempt of an actor has said rows of its log: by key and rows."""
+        self._restored: dict[bytes, int] = {}
+        """The newest attempt of each actor that has read its log."""
         self.values: dict[bytes, list[tuple[Any, int]]] = {}
         """What calls have returned, and how large that is in the arena (0: inline)."""
 
@@ -126,8 +134,20 @@ class CallInvariants:
             if actor_id and actor_id not in self._over:
                 self._released.setdefault(actor_id, {}).setdefault(call_id, place)
 
-    def restored(self, worker: WorkerProcess, actor_id: bytes, state: list[bytes]) -> None:
+    def logged(self, message: m.Logged) -> None:
+        """The daemon hears rows of a log."""
+        self._rows[message.actor_id + message.last.to_bytes(8, "big"), message.rows] = message.attempt
+
+    def committed(self, puts: Any) -> None:
+        """The control store has these rows."""
+        for table, key, value in puts:
+            attempt = self._rows.get((key, unpacked(value)[2])) if table == LOG else None
+            if attempt is not None and attempt < self._restored.get(key[:TASK_BYTES], 0):
+                self.world.fail(f"rows of {short(key[:TASK_BYTES])} are committed, and a later incarnation has read the log without them")
+
+    def restored(self, worker: WorkerProcess, actor_id: bytes, attempt: int, state: list[bytes]) -> None:
         """A logged actor is made in a state that these calls have left."""
+        self._restored[actor_id] = attempt
         if len(set(state)) < len(state):
             self.world.fail(f"the state of {short(actor_id)} that {worker.name} has restored has a call twice")
         for call_id, place in self._released.get(actor_id, {}).items():

@@ -8,10 +8,11 @@ disk of results that a log would make again is gone, as if somebody had deleted 
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from zfabric.protocol.options import LOGGED
 from zfabric.sim.actors import GONE, ActorAuthor
-from zfabric.sim.programs import ACTOR, LOST, MODULUS, NOTHING, Handle, Outcome, Program, Scope, mix
+from zfabric.sim.programs import ACTOR, LOST, MODULUS, NOTHING, PLAIN, Handle, Outcome, Program, Scope, mix
 
 SIZES = (700_000, 1_500_000, 3_000_000, 3_000_000)
 SHARE = 0.06
@@ -33,6 +34,8 @@ class Hoarder(ActorAuthor):
         for _ in range(self.random.randrange(2, 5)):
             for _ in range(self.random.randrange(4, 9)):
                 self._large_call(scope, self.random.choice(actors))
+                if self.random.random() < 0.4:
+                    self._errand(scope, self.random.choice(actors))
             scope.statements.append(("wait", tuple(scope.slots), len(scope.slots), None))
             self._look_again(scope, self.random.randrange(1, 4))
             for slot in self.random.sample(list(scope.slots), len(scope.slots) // 4):
@@ -59,6 +62,26 @@ class Hoarder(ActorAuthor):
         spec = (label, False, pause, ((self.random.choice(SIZES), ()),))
         slot = scope.slot(Outcome(mix(number, 0), handle.errors, (), frozenset({handle.ordinal})))
         scope.statements.append(("invoke", (slot,), actor, spec, (), needed, (), LOGGED))
+
+    def _errand(self, scope: Scope, actor: int) -> None:
+        """A task that calls the actor too: in which order the calls of several come, only the log knows."""
+        self.tasks += 1
+        handle = scope.handles[actor]
+        label = total = self.random.randrange(MODULUS)
+        statements: list[tuple[Any, ...]] = []
+        for slot in range(1, self.random.randrange(2, 5)):
+            number = self.random.randrange(MODULUS)
+            statements.append(("invoke", (slot,), 0, (number, False, (), ((0, ()),)), (), (), (), LOGGED))
+        for _, (slot,), _, (number, *_), *_ in list(statements):
+            if handle.errors:
+                statements.append(("peek", ((slot, mix(number, 0), tuple(sorted(handle.errors))),)))
+            else:
+                statements.append(("get", ((slot, mix(number, 0)),)))
+                total = mix(total, mix(number, 0))
+        made = scope.slot(Outcome(mix(total, 0), handle.errors, (), frozenset({handle.ordinal})))
+        scope.statements.append(
+            ("call", (made,), PLAIN, (label, False, tuple(statements), ((0, ()),)), (("contains", (actor,)),), (), (actor,))
+        )
 
     def _look_again(self, scope: Scope, count: int) -> None:
         """Most of what is on disk is lost; some of it is looked at, three at a time."""

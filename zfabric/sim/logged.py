@@ -56,7 +56,7 @@ class LoggedActors:
                 state.append(call.call_id)
                 if log.wants(call):
                     yield from self._make_again(log, call, room)
-        process.world.calls.restored(process, actor_id, state)
+        process.world.calls.restored(process, actor_id, item.attempt, state)
         if saved is None and not calls and every:
             log.checkpoint(msgpack.packb(state), ())
         log.say_progress(len(calls), len(calls))

@@ -40,6 +40,8 @@ class Faults(NamedTuple):
     """Seconds in which crashes, stalls and lossy links happen; after that the world heals."""
     slow_commits: bool = False
     """Whether commits take time (``durability`` "power"), and those under way are lost in a crash."""
+    full_disk: int = 0
+    """Times that the control store can write nothing for a while."""
     start_failures: int = 0
     """Workers that die before they register."""
 

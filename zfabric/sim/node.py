@@ -278,6 +278,8 @@ class Daemon:
     def _store(self, effect: e.Store) -> None:
         def done(error: str) -> None:
             self._local.append((CONTROL_STORE, self._shell, m.Committed(effect.sequence, error)))
+            if not error:
+                self.world.calls.committed(effect.puts)
             self._committed = max(self._committed, effect.sequence)
             for incarnation, held in list(self._held.items()):
                 while held and held[0][0] <= self._committed:

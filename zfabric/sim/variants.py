@@ -340,6 +340,22 @@ def _results_before_commit(right: Any) -> Any:
     return write
 
 
+def _written_later(right: Any) -> Any:
+    """Rows are written a while after they have come: with the next mistake, also when the next incarnation has read the log."""
+
+    def on_logged(self: KeptLogs, now: float, source: bytes, message: m.Logged) -> None:
+        log = self._of(source, message)
+        first = log is not None and not log.failed
+        if log is not None and first:
+            log.failed.append(None)  # type: ignore[arg-type]
+        right(self, now, source, message)
+        if log is not None and first:
+            log.failed.popleft()
+            log.retry_at = now + 0.005
+
+    return on_logged
+
+
 def _state_forgets_outcomes(right: Any) -> Any:
     """Checkpoints do not carry the outcomes that callers may not have."""
 
@@ -397,6 +413,8 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "checkpoints-forget-outcomes": ((CallLog, "checkpoint", _state_forgets_outcomes),),
     "taken-too-early": ((CallLog, "_forget", _too_much_taken),),
     "log-not-dropped": ((KeptLogs, "drop", _nothing),),
+    "rows-of-the-dead-written": ((KeptLogs, "process_gone", _nothing),),
+    "stale-incarnation-commits": ((KeptLogs, "on_logged", _written_later), (KeptLogs, "process_gone", _nothing)),
 }
 """name -> what to replace"""
 WITH_ACTORS = frozenset(list(VARIANTS)[list(VARIANTS).index("reported-once") :])

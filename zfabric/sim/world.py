@@ -73,7 +73,7 @@ class World:
         self.seed = seed
         self.now = 100.0
         self.shape = random.Random(f"{seed}/shape")
-        self.faults = faults if faults is not None else choose_faults(random.Random(f"{seed}/faults"))
+        self.faults = faults if faults is not None else choose_faults(random.Random(f"{seed}/faults"), seed, actors)
         self.cpus = cpus or self.shape.choice((1, 2, 2, 3))
         self.config = Config.of({**_settings(self.shape), **(settings or {})})
         self.observer = observer
@@ -199,6 +199,8 @@ class World:
     def heard(self, to: Address, source: Address, message: m.Message) -> None:
         """A message is delivered."""
         self.states[type(message).__name__] += 1
+        if type(message) is m.Logged:
+            self.calls.logged(message)
         if self.observer is not None:
             self.observer(self.now, _place(self, source), _place(self, to), message)
 
@@ -236,6 +238,9 @@ class World:
             self.after(rng.random() * faults.window, self._stall)
         for _ in range(faults.pressure):
             self.after(rng.random() * faults.window, self._press)
+        disk = random.Random(f"{self.seed}/full disk")
+        for _ in range(faults.full_disk):
+            self.after(disk.random() * faults.window, partial(self._fill, 0.3 * disk.random()))
         if faults.driver_crash:
             self.after(rng.random() * faults.window, lambda: self.driver.die("killed"))
         self.after(faults.window, self._heal)
@@ -258,6 +263,14 @@ class World:
             return
         daemon.effects_left = self._crashes.randrange(0, 12)
         self.after(0.02, lambda: self.daemon_died(daemon))
+
+    def _fill(self, seconds: float) -> None:
+        """The disk is full, but not so early that there would be no job, which is refused then."""
+        if self.driver.machine.welcomed and not self._journal.full:
+            journal = self._journal
+            journal.full = "no space left on device"
+            self.states["disk full"] += 1
+            self.after(seconds, lambda: setattr(journal, "full", ""))
 
     def _stall(self) -> None:
         process = self._crashes.choice(self.processes() or [self.driver])
@@ -404,8 +417,17 @@ def _settings(rng: random.Random) -> dict[str, Any]:
     }
 
 
-def choose_faults(rng: random.Random) -> Faults:
-    """The faults of a seed: often one kind alone, sometimes all of them."""
+def choose_faults(rng: random.Random, seed: int = 0, actors: bool = False) -> Faults:
+    """The faults of a seed: often one kind alone, sometimes all of them.
+
+    The disk is full only where no daemon dies (the next one would not know what was not written), and where there are logs to be kept.
+    """
+    chosen = _choose_faults(rng)
+    disk = random.Random(f"{seed}/does the disk fill")
+    return chosen._replace(full_disk=disk.choice((0, 0, 1, 3)) if actors and not chosen.daemon_crashes else 0)
+
+
+def _choose_faults(rng: random.Random) -> Faults:
     everything = rng.random() < 0.25
     chosen = rng.choice(("none", "network", "worker", "daemon", "driver", "pressure"))
 
