@@ -197,6 +197,7 @@ def located(handler: Any) -> str:
     if "name" in passed_on:
         from zfabric.machines.parts.actors import Actors
         from zfabric.machines.parts.infeasible import Infeasible
+        from zfabric.machines.parts.introductions import Introductions
         from zfabric.machines.parts.kept_logs import KeptLogs
         from zfabric.machines.parts.membership import Membership
         from zfabric.machines.parts.questions import Questions
@@ -207,6 +208,7 @@ def located(handler: Any) -> str:
         parts: dict[str, Any] = {
             "actors": Actors,
             "infeasible": Infeasible,
+            "introductions": Introductions,
             "logs": KeptLogs,
             "membership": Membership,
             "questions": Questions,

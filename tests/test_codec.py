@@ -80,6 +80,13 @@ ROWS: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("Inherit", "functions"): many(function_rows),
     ("Dispatch", "rows"): many(task_rows),
     ("Dispatch", "details"): many(st.tuples(numbers, numbers, outputs, many(numbers))),
+    ("Hand", "daemon"): incarnations,
+    ("Hand", "rows"): many(task_rows),
+    ("Handed", "worker"): incarnations,
+    ("Handed", "rows"): many(task_rows),
+    ("Introduced", "worker"): incarnations,
+    ("Told", "peer"): incarnations,
+    ("Introduced", "functions"): many(function_ids),
     ("Completed", "rows"): many(st.tuples(task_ids, numbers, numbers, outputs)),
     ("Completed", "extras"): many(st.tuples(numbers, many(many(object_ids)), many(object_ids))),
     ("Completed", "durations"): many(st.tuples(function_ids, numbers, floats)),
@@ -345,6 +352,9 @@ CASES: list[tuple[str, int, tuple[Any, ...], Any, list[Any]]] = [
         (0, 0, (b"v",), ()),
         [(0, 0, ()), ("0", 0, (), ()), (0, None, (), ()), (0, 0, None, ()), (0, 0, (), b"")],
     ),
+    ("Hand", 1, (b"8" * INCARNATION_BYTES, (), 0), GOOD_TASK, BAD_TASKS),
+    ("Handed", 1, (b"8" * INCARNATION_BYTES, ()), GOOD_TASK, BAD_TASKS),
+    ("Introduced", 1, (b"8" * INCARNATION_BYTES, (), 0), FUNCTION, [OBJECT, "f", None, ()]),
     ("Completed", 0, ((), (), (), b""), GOOD_END, BAD_ENDS),
     ("Completed", 1, ((), (), (), b""), (0, (), ()), [(0, ()), (b"", (), ()), (0, None, ()), (0, (), 7)]),
     ("Completed", 2, ((), (), (), b""), (FUNCTION, 1, 0.5), [(FUNCTION, 1), ("f", 1, 0.5), (FUNCTION, 1.0, 0.5), (FUNCTION, 1, "0.5")]),
@@ -447,7 +457,7 @@ def frame_of(name: str, field: int, fields: tuple[Any, ...], rows: list[Any]) ->
 
 
 def test_every_row_check_has_cases() -> None:
-    assert {name for name, *_ in CASES} | {"Kill", "Leaving", "Stopped", "Durable", "Retire", "Ended"} == set(codec._ROW_CHECKS), (
+    assert {name for name, *_ in CASES} | {"Kill", "Leaving", "Stopped", "Durable", "Retire", "Ended", "Told"} == set(codec._ROW_CHECKS), (
         "those have no rows"
     )
 

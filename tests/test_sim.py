@@ -29,6 +29,9 @@ FIRST = {
     "pins-not-said-again": 29,
     "take-back-presumed": 22,
     "told-without-pin": 10,
+    "told-not-said-again": 388,
+    "returned-early-unheard": 1383,
+    "handed-for-a-dead-daemon": 867,
     "callers-forgotten": 250,
     "expected-not-said-again": 133,
     "reported-once": 177,
@@ -111,6 +114,7 @@ FOUND_WITH_ACTORS = {
     4799: "the next daemon did not know that an actor was killed while it was being made, and said that it was cancelled",
     6748: "an actor that was being made again was made once more, since its caller knew that it had lived",
     7102: "a worker that ran a task of which nothing else survived was given more to do",
+    177: "the result of a logged call was lost since its actor was not known yet when a task asked for it",
     7237: "a task that ran twice in one process made its calls twice there",
 }
 """Likewise, of programs with actors."""

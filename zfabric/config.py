@@ -29,6 +29,10 @@ class Config:
     """Most tasks a worker is given in advance (depth 16 / 64 / 256 measured 82 / 175 / 200 thousand tasks/s)."""
     take_back_after: float = 0.010
     """A running task that keeps others waiting this long loses those behind it to other workers."""
+    introduce_after: int = 3
+    """Tasks that a driver submits one by one before it is introduced to the worker that runs them; the next it hands over itself."""
+    introduced_for: float = 0.05
+    """Seconds for which a worker stays with the driver that hands it tasks, when none comes."""
     workers_max: int = 64
     """Most worker processes on a node, whatever fractions of a CPU their tasks ask for."""
     actors_max: int = 256

@@ -27,6 +27,7 @@ from zfabric.protocol.ids import (
     LOCAL_SCHEDULER,
     OBJECT_STORE,
     TASK_BYTES,
+    WORKER,
     Address,
     is_call,
     object_id,
@@ -63,6 +64,13 @@ class Client:
         """Objects asked for, and not answered yet."""
         self.watchers: dict[bytes, list[Callable[[bytes], None]]] = {}
         """Whom to tell once an object is at hand."""
+        self.hands: dict[bytes, bytes] = {}
+        """Functions whose tasks may be handed to a worker, and that worker."""
+        self._first_attempt = 0
+        self.introduced: set[bytes] = set()
+        """Workers that this process has handed tasks to: they tell it what values those have."""
+        self.told: dict[bytes, int] = {}
+        """How many values each of those has told it."""
         self.functions: dict[bytes, Row] = {}
         self._classes: set[bytes] = set()
         """Functions whose tasks make actors."""
@@ -145,10 +153,17 @@ class Client:
             if row[1] in self._classes:
                 self.keeping.lineage[row[0]] = row
                 self.keeping.need(row)
-        if self._tail_kind is m.Submit and len(self._tail) < BATCH_ROWS_MAX:
+        if self.hands and self.unfinished == 1 and fresh and len(row) == 4 and not row[3] and returns == 1 and row[1] in self.hands:
+            self._hand(self.hands[row[1]], row)
+        elif self._tail_kind is m.Submit and len(self._tail) < BATCH_ROWS_MAX:
             self._tail.append(row)
         else:
             self._say(m.Submit, row)
+
+    def _hand(self, worker: bytes, row: Row) -> None:
+        """Nothing else is under way: the worker that ran the last such task gets this one at once, and the scheduler hears of it."""
+        self._controls.append(Send(WORKER + worker, m.Hand(self.scheduler[1:], (row,), self._first_attempt)))
+        self.say(m.Handed(worker, (row,)))
 
     def _submit_again(self, identifier: bytes, row: Row | None) -> bool:
         """A value that may be known here, since its parent ran here before or a ref came from elsewhere. True if its row is news."""
@@ -264,6 +279,8 @@ class Client:
         """Say something to the local scheduler, in order with the rest."""
         if type(message) is m.Goodbye:
             self.leaving = True
+        if type(message) in (m.Goodbye, m.Query):
+            self._say_what_was_told()
         self._flush_tail()
         self._outbox.append((None, [message]))
 
@@ -280,8 +297,25 @@ class Client:
             self.counts["refused"] += 1
             return
         handler(self, message)
+        if source[:1] == WORKER and type(message) is m.Results:
+            self.told[source[1:]] = self.told.get(source[1:], 0) + len(message.rows)
         if self.calls._blocked:
             self.calls.progress()
+
+    def on_introduced(self, message: m.Introduced) -> None:
+        """A worker takes tasks of these functions from this process itself; or none any more."""
+        self.hands = {function: worker for function, worker in self.hands.items() if worker != message.worker}
+        self.hands.update(dict.fromkeys(message.functions, message.worker))
+        self._first_attempt = message.attempt
+        if message.functions:
+            self.introduced.add(message.worker)
+        else:
+            self.say(m.Handed(message.worker, ()))
+
+    def _say_what_was_told(self) -> None:
+        """The scheduler is to answer, or to end, in the knowledge of what this process knows."""
+        for worker, number in self.told.items():
+            self.say(m.Told(worker, number))
 
     def on_results(self, message: m.Results) -> None:
         """Outcomes of tasks this process submitted."""
@@ -472,6 +506,7 @@ class Client:
         self._outbox = []
         self._flush_tail()
         self.welcomed = False
+        self.hands = {}
         self.say(register)
         for kind, item in rejoin.holdings(self):
             self._say(kind, item)
@@ -542,6 +577,7 @@ class Client:
 
 HANDLERS: dict[type[Any], Any] = {
     m.Results: Client.on_results,
+    m.Introduced: Client.on_introduced,
     m.Inherit: Client.on_inherit,
     m.Objects: Client.on_objects,
     m.Recall: Client.on_recall,

@@ -21,6 +21,7 @@ from zfabric.machines.parts.blocks import BlockWriter
 from zfabric.machines.parts.detached import Detached
 from zfabric.machines.parts.dispatch import Dispatcher
 from zfabric.machines.parts.infeasible import Infeasible
+from zfabric.machines.parts.introductions import Introductions
 from zfabric.machines.parts.kept_logs import KeptLogs
 from zfabric.machines.parts.membership import Membership
 from zfabric.machines.parts.outcomes import Outcomes
@@ -48,8 +49,8 @@ from zfabric.machines.parts.worker_pool import WorkerPool
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, KillProcess
 from zfabric.protocol.failures import pack_failure
-from zfabric.protocol.ids import Address, first_attempt, short
-from zfabric.protocol.machine import Explanation
+from zfabric.protocol.ids import CLIENT, Address, first_attempt, short
+from zfabric.protocol.machine import Explanation, Refusal
 from zfabric.protocol.messages import FAILED, OK
 from zfabric.protocol.options import Demand, option
 from zfabric.protocol.trace import pack_event
@@ -99,6 +100,8 @@ class LocalScheduler:
         self.outcomes.actor_unwanted = self.actors.unwanted
         self.references.actor_unreferenced = self.actors.unreferenced
         self.streams = Streams(self)
+        self.introductions = Introductions(self)
+        self.dispatcher.introductions = self.outcomes.introductions = self.introductions
         self.membership = Membership(self, daemons > 0)
         self._flush_at: float | None = None
         self._overdue_at: float | None = None
@@ -148,6 +151,7 @@ class LocalScheduler:
             self.infeasible.next_deadline(),
             self.actors.next_deadline(),
             self.logs.next_deadline(),
+            self.introductions.next_deadline(),
         ]
         return min((each for each in candidates if each is not None), default=None)
 
@@ -159,6 +163,7 @@ class LocalScheduler:
             if tables.counts["inline_bytes"] > self.config.inline_memory:
                 self._more_to_collect |= self.references.absorb()
             self.dispatcher.turn(now)
+            self.introductions.end_of_turn(now)
             self._overdue_at = self._look_again(self._overdue_at, now)
             self.infeasible.ask(now)
             if self._trim_at is None:
@@ -280,6 +285,31 @@ class LocalScheduler:
         job.submitted += len(message.rows)
         self.tables.became_ready += 1
         self.tables.counts["tasks_submitted"] += len(message.rows)
+        if process.kind == "driver":
+            self.introductions.submitted(process, message.rows)
+
+    def accept(self, process: ProcessRecord, rows: m.Rows) -> list[TaskRecord]:
+        """Records of tasks that a worker has already. Raises Refusal for those that may not come so: all but plain ones."""
+        job = process.job
+        if job is None or job.ended:
+            self._refuse(CLIENT + process.incarnation, "JobEndedError", "the job has ended; call zf.init() for a new one")
+            return []
+        accepted = []
+        for row in rows:
+            known, function = self.tables.tasks.get(row[0]), job.functions.get(row[1])
+            if known is not None:
+                self._repeated(process, known, row)
+            elif function is None or not function.plain or row[3] or len(row) > 4:
+                raise Refusal("only plain tasks are handed over")
+            else:
+                task = self.tables.tasks[row[0]] = TaskRecord(row, function, process.incarnation, self.tables.first_attempt)
+                if self.config.lineage:
+                    task.block = self.blocks.add(row)
+                accepted.append(task)
+        job.submitted += len(rows)
+        self.tables.counts["tasks_submitted"] += len(rows)
+        self.tables.counts["tasks_handed"] += len(rows)
+        return accepted
 
     def admit(self, task: TaskRecord, now: float) -> None:
         """A task that is not plain: several values, options of its own, a deadline, dependencies."""
@@ -415,8 +445,11 @@ class LocalScheduler:
 
     def on_query(self, now: float, source: Address, message: m.Query) -> None:
         """A question of a client or a tool; what has happened before it is part of the answer."""
+        if self.introductions.wait(source, message):
+            return
         self._write(tuple(self._events), ())
         self._events.clear()
+        self.introductions.end_idle(now)
         report.answer(self, now, source, message)
 
     def on_log_lines(self, now: float, source: Address, message: m.LogLines) -> None:
@@ -507,6 +540,8 @@ HANDLERS: dict[type[Any], Any] = {
     m.ArenaFound: _part("membership", "on_arena_found"),
     m.Export: LocalScheduler.on_export,
     m.Submit: LocalScheduler.on_submit,
+    m.Handed: _part("introductions", "on_handed"),
+    m.Told: _part("introductions", "on_told"),
     m.Completed: LocalScheduler.on_completed,
     m.Traced: LocalScheduler.on_traced,
     m.Yielded: _part("streams", "on_yielded"),

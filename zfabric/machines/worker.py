@@ -19,7 +19,7 @@ from zfabric.machines.parts.turns import Turns
 from zfabric.machines.parts.yields import Yields
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Send
-from zfabric.protocol.ids import LOCAL_SCHEDULER, Address
+from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, Address
 from zfabric.protocol.machine import Explanation, InvariantViolation
 from zfabric.protocol.messages import INTERRUPTED, OK, Row
 from zfabric.protocol.options import option
@@ -29,12 +29,13 @@ REPORTS = (m.Completed, m.Yielded)
 
 
 class Item(NamedTuple):
-    """One attempt this worker was given: the task row, attempt number, values of its dependencies, ids of its GPUs."""
+    """One attempt this worker was given: the task row, attempt number, values of its dependencies, ids of its GPUs, who handed it over."""
 
     row: Row
     attempt: int
     values: tuple[Any, ...]
     gpus: tuple[int, ...]
+    driver: bytes = b""
 
 
 def actor_of(item: Item | Invocation) -> bytes:
@@ -79,6 +80,10 @@ class Worker:
         self.counts: Counter[str] = Counter()
         self.unreturned = 0
         """Outcomes of calls that are not sent yet."""
+        self.drivers: Counter[bytes] = Counter()
+        """Who may hand tasks to this worker, and how many values it has told each."""
+        self._told: dict[bytes, list[Row]] = {}
+        """Values that those are told who handed over the tasks."""
         self._rows: list[Row] = []
         self._extras: list[Row] = []
         self._durations: dict[bytes, list[float]] = {}
@@ -126,6 +131,8 @@ class Worker:
         if extra is not None:
             self._extras.append((len(self._rows), *extra))
         self._rows.append((row[0], item.attempt, status, outputs))
+        if item.driver and status == OK and extra is None and len(outputs) == 1 and type(outputs[0]) is bytes:
+            self._told.setdefault(item.driver, []).append((row[0], OK, outputs))
         totals = self._durations.get(row[1])
         if totals is None:
             self._durations[row[1]] = [1, seconds]
@@ -268,6 +275,8 @@ class Worker:
             self.counts["refused"] += 1
         elif type(message) is m.Call:
             self.on_call(now, source, message)
+        elif type(message) is m.Hand:
+            self.on_hand(source, message)
         elif type(message) is m.Taken:
             self.on_taken(source, message)  # Nothing else that a worker hears depends on who says it.
         else:
@@ -289,6 +298,18 @@ class Worker:
         self._take_in(queue, message)
         if self._waiting and self.queue:
             self.on_take_back(m.TakeBack(tuple(item.row[0] for item in self.queue)))
+
+    def on_introduce(self, message: m.Introduce) -> None:
+        """A driver may hand over tasks."""
+        self.drivers[message.client] += 0
+        self._effects.append(Send(self.scheduler, m.Told(message.client, self.drivers[message.client])))
+
+    def on_hand(self, source: Address, message: m.Hand) -> None:
+        """Tasks from a driver that knows this worker from the same daemon."""
+        if message.daemon == self.scheduler[1:]:
+            self.queue.extend([Item(row, message.attempt, (), (), source[1:]) for row in message.rows])
+            if self._waiting:
+                self.on_take_back(m.TakeBack(tuple(item.row[0] for item in self.queue)))
 
     def _take_in(self, queue: deque[Item], message: m.Dispatch) -> None:
         if not message.details:
@@ -431,6 +452,12 @@ class Worker:
         """Completions, and what was said in between, in order."""
         self._report()
         effects, self._effects = self._effects, []
+        if self._told:
+            effects[:0] = [Send(CLIENT + driver, m.Results(tuple(rows))) for driver, rows in self._told.items()]
+            for driver, rows in self._told.items():
+                self.drivers[driver] += len(rows)
+                effects.append(Send(self.scheduler, m.Told(driver, self.drivers[driver])))
+            self._told = {}
         self.unreturned = 0
         if self.mailbox.unsent:
             effects.extend(self.mailbox.take_sends(self.scheduler))
@@ -471,6 +498,8 @@ class Worker:
 HANDLERS: dict[type[Any], Any] = {
     m.Functions: Worker.on_functions,
     m.Dispatch: Worker.on_dispatch,
+    m.Introduce: Worker.on_introduce,
+    m.Hand: Worker.on_hand,
     m.TakeBack: Worker.on_take_back,
     m.Interrupt: Worker.on_interrupt,
     m.Stop: Worker.on_stop,

@@ -19,6 +19,8 @@ FROM_PROCESSES: dict[bytes, frozenset[type[Any]]] = {
             m.Goodbye,
             m.Export,
             m.Submit,
+            m.Handed,
+            m.Told,
             m.Cancel,
             m.Put,
             m.Offer,

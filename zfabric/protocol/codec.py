@@ -183,6 +183,20 @@ def _submit(name: str, fields: tuple[Any, ...]) -> None:
     _task_rows(name, fields[0])
 
 
+def _handed(name: str, fields: tuple[Any, ...]) -> None:
+    _ids(name, fields[:1], INCARNATION_BYTES)
+    _task_rows(name, fields[1])
+
+
+def _told(name: str, fields: tuple[Any, ...]) -> None:
+    _ids(name, fields[:1], INCARNATION_BYTES)
+
+
+def _introduced(name: str, fields: tuple[Any, ...]) -> None:
+    _ids(name, fields[:1], INCARNATION_BYTES)
+    _ids(name, fields[1], FUNCTION_BYTES)
+
+
 def _inherit(name: str, fields: tuple[Any, ...]) -> None:
     _task_rows(name, fields[0])
     _exports(name, fields[1:])
@@ -372,6 +386,10 @@ _ROW_CHECKS = {
     "Submit": _submit,
     "Inherit": _inherit,
     "Dispatch": _dispatch,
+    "Introduced": _introduced,
+    "Hand": _handed,
+    "Handed": _handed,
+    "Told": _told,
     "Completed": _completed,
     "Yielded": _yielded,
     "Results": _results,

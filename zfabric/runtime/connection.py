@@ -24,13 +24,13 @@ from zfabric.exceptions import ConnectionLostError, FabricError, NodeDiedError, 
 from zfabric.machines.client import Client
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
-from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL
+from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, WORKER
 from zfabric.protocol.messages import Row
 from zfabric.runtime.session import Session
 
 clock = time.monotonic
 
-PEERS = (ACTOR, CONTROL)
+PEERS = (ACTOR, CONTROL, WORKER)
 """Roles of other processes that a client speaks to."""
 FLUSHER_PATIENCE = 25
 """Times the flusher finds nothing to send before it goes to sleep: waking it costs the sender more than it costs to look."""
@@ -222,7 +222,7 @@ class Connection:
 
     def _deliver_from_peer(self, now: float, to: bytes, source: bytes, message: Any) -> None:
         """What another process of the node says: outcomes of calls, and nothing else."""
-        if type(message) is m.Returned:
+        if type(message) is m.Returned or (type(message) is m.Results and source[1:] in self.machine.introduced):
             self.machine.step(now, source, message)
         else:
             self.post.refused += 1
@@ -364,8 +364,17 @@ class Connection:
         with self.lock:
             if not self.closed:
                 self.machine.room.rest()
+                self._forget_the_dead()
                 self.flush()
                 self.post.tick(clock())
+
+    def _forget_the_dead(self) -> None:
+        """Close sockets to workers that this process has handed tasks to and that are no more. Their daemon has removed theirs."""
+        for worker in [each for each in self.machine.introduced if not os.path.exists(os.path.join(self.session.sockets, each.hex()))]:
+            self.machine.introduced.discard(worker)
+            self.machine.told.pop(worker, None)
+            self._peers.discard(worker)
+            self.post.forget(worker)
 
     # -- the end --
 

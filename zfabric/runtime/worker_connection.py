@@ -93,14 +93,14 @@ class WorkerConnection(FabricClient):
 
     def _is_peer(self, sender: bytes) -> bool:
         """Whoever is not the node's daemon may call the actor that lives here."""
-        if not super()._is_peer(sender) and self.host.instances:
+        if not super()._is_peer(sender) and (self.host.instances or sender in self.worker.drivers):
             self._follow_daemon()
             if sender != self.daemon:
                 self._peers.add(sender)
         return sender in self._peers
 
     def _deliver_from_peer(self, now: float, to: bytes, source: bytes, message: Any) -> None:
-        if type(message) is m.Taken:
+        if type(message) is m.Taken or (type(message) is m.Hand and source[1:] in self.worker.drivers):
             self.worker.step(now, source, message)
         elif type(message) is m.Call:
             before = self.worker.next_deadline()

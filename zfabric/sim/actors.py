@@ -41,6 +41,8 @@ GONE = frozenset({"ActorDiedError", "ActorUnavailableError"})
 class ActorAuthor(Author):
     """Writes programs in which actors are made and called, beside all that other programs do."""
 
+    patience = (0, 0, 0, 8)
+
     def __init__(self, seed: str, faults: Faults, cpus: int, large: bool) -> None:
         super().__init__(seed, faults, cpus, large)
         self.logging = random.Random(f"{seed}/logging")

@@ -18,7 +18,7 @@ from zfabric.machines.worker import Item
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
 from zfabric.protocol.failures import unpack_failure
-from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, is_call, root_task
+from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, WORKER, is_call, root_task
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
 from zfabric.sim.arena import Content
 from zfabric.sim.interpreter import driver_body
@@ -154,9 +154,12 @@ class Process:
         """Send these as one frame to each whom they are for: the daemon, actors, those who called."""
         frames: dict[bytes, list[Any]] = {}
         for effect in effects:
-            if type(effect) is Send and (effect.to[1:] == self.daemon or effect.to[:1] in (ACTOR, CONTROL, CLIENT)):
+            if type(effect) is Send and (effect.to[1:] == self.daemon or effect.to[:1] in (ACTOR, CONTROL, CLIENT, WORKER)):
                 frames.setdefault(effect.to[1:], []).append((effect.to[:1], role, effect.message))
-        for incarnation, sends in frames.items():
+        order = list(frames.items())
+        if len(order) > 1 and any(type(message) in (m.Hand, m.Results) for _, sends in order for _, _, message in sends):
+            self.world.orders.shuffle(order)  # What leaves by two sockets arrives in any order, or only one of it.
+        for incarnation, sends in order:
             self.crash_point()
             self.post.send(incarnation, sends, self.world.now)
 
@@ -187,7 +190,7 @@ class Process:
         if type(message) is m.Rejoin:
             if sender != self.daemon:
                 self.join(sender)
-        elif sender == self.daemon or type(message) is m.Returned:
+        elif sender == self.daemon or type(message) is m.Returned or (type(message) is m.Results and sender in self.machine.introduced):
             if type(message) is m.Returned:
                 self.world.calls.released(message.rows)
             self.machine.step(self.world.now, source, message)

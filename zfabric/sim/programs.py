@@ -203,8 +203,12 @@ class Scope:
 class Author:
     """Writes one program."""
 
+    patience = (0, 4, 8, 16)
+    """How many tasks it may wait for one by one."""
+
     def __init__(self, seed: str, faults: Faults, cpus: int, large: bool) -> None:
         self.random = random.Random(seed)
+        self.one_by_one = random.Random(f"{seed}/one by one")
         self.faults = faults
         self.kinds = (PLAIN,) * 6 + (PAIR, RETRIED, APART, PURE, VOID, HALF) + ((WIDE,) if cpus > 1 else ())
         self.large = large and self.random.random() < 0.6
@@ -220,17 +224,41 @@ class Author:
     def write(self) -> Program:
         """The root: calls and the rest, then everything is got."""
         scope = Scope(0, (), False, True, 0)
+        patient = self.one_by_one.choice(self.patience)
+        self._one_by_one(scope, patient)
         rounds = self.random.randrange(3, 12)
         while self.left > 0 and rounds > 0:
             rounds -= 1
             self._statement(scope)
             if self.random.random() < 0.3:
                 scope.statements.append(("sleep", self._time()))
+            if patient and self.one_by_one.random() < 0.1:
+                self._one_by_one(scope, patient)
         rest = [slot for slot in scope.slots if self.random.random() < 0.9]
         self.random.shuffle(rest)
         for start in range(0, len(rest), 5):
             self._get(scope, rest[start : start + 5])
         return Program(tuple(scope.statements), self.tasks)
+
+    def _one_by_one(self, scope: Scope, count: int) -> None:
+        """Tasks of which each is waited for before the next is submitted, as a driver hands them to a worker, before or among the rest."""
+        usual, self.random = self.random, self.one_by_one
+        left, self.left = self.left, self.random.choice((0, 0, 3))
+        for _ in range(count):
+            self.tasks += 1
+            label = self.random.randrange(MODULUS)
+            spec, outcomes = self._task(PLAIN, label, label, (), False, True, scope.depth + 1, False, False)
+            slots = tuple(scope.slot(outcome) for outcome in outcomes)
+            scope.statements.append(("call", slots, PLAIN, spec, (), (), ()))
+            if self.random.random() < 0.1:
+                scope.statements.append(("sleep", self._time()))
+            if self.random.random() < 0.9:
+                self._get(scope, list(slots))
+            if self.random.random() < 0.7:
+                for slot in [each for each in slots if each in scope.slots]:
+                    del scope.slots[slot]
+                    scope.statements.append(("drop", slot))
+        self.random, self.left = usual, left
 
     def _time(self) -> float:
         return self.random.choice((0.0, 0.0005, 0.002, 0.01, 0.05)) * (0.5 + self.random.random())

@@ -18,6 +18,7 @@ from zfabric.machines.parts.actors import Actors
 from zfabric.machines.parts.call_log import CallLog
 from zfabric.machines.parts.calls import Calls
 from zfabric.machines.parts.dispatch import Dispatcher
+from zfabric.machines.parts.introductions import Introductions
 from zfabric.machines.parts.kept_logs import KeptLogs
 from zfabric.machines.parts.link import Link
 from zfabric.machines.parts.mailbox import Mailbox
@@ -372,6 +373,11 @@ def _too_much_taken(right: Any) -> Any:
     return lambda self, caller, call_ids, others: self.kept.pop(caller, None)
 
 
+def _handed_whoever_asks(right: Any) -> Any:
+    """A worker runs what was handed to it on behalf of a daemon that it has left."""
+    return lambda self, source, message: right(self, source, message._replace(daemon=self.scheduler[1:]))
+
+
 VARIANTS: dict[str, tuple[Patch, ...]] = {
     "pins-not-said-again": ((Client, "rejoin", _pins_not_said_again),),
     "release-before-hold": ((Client, "take_said", _release_first),),
@@ -393,6 +399,10 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "rows-not-said-again": ((Recovery, "_enter_submitted", _rows_forgotten),),
     "told-without-pin": ((StoreTables, "tell", _told_is_no_pin),),
     "lineage-never-dropped": ((References, "_forget", _lineage_never_dropped),),
+    "ended-early-unheard": ((Introductions, "ended_early", _nothing),),
+    "returned-early-unheard": ((Introductions, "returned_early", _nothing),),
+    "told-not-said-again": ((Introductions, "_say_again", _nothing),),
+    "handed-for-a-dead-daemon": ((Worker, "on_hand", _handed_whoever_asks),),
     "reported-once": ((Mailbox, "unrecorded", _reported_once),),
     "expected-not-said-again": ((Recovery, "_take_expect", _nothing),),
     "callers-forgotten": ((Actors, "process_gone", _nothing),),

@@ -96,12 +96,12 @@ class WorkerProcess(Process):
 
     def admits(self, sender: bytes) -> bool:
         """Whoever is not the daemon may call the actor that lives here."""
-        return bool(self.worker.mailbox.actors) or super().admits(sender)
+        return bool(self.worker.mailbox.actors) or sender in self.worker.drivers or super().admits(sender)
 
     def deliver(self, sender: bytes, to: bytes, source: bytes, message: m.Message) -> None:
         """One message from the daemon, for either machine, or calls."""
         if to in (WORKER, ACTOR):
-            if sender == self.daemon or type(message) in (m.Call, m.Taken):
+            if sender == self.daemon or type(message) in (m.Call, m.Taken, m.Hand):
                 self.world.heard(to + self.incarnation, source, message)
                 self.worker.step(self.world.now, source, message)
         else:

@@ -34,7 +34,7 @@ from zfabric.sim.workers import WorkerProcess
 
 LIMIT = 400.0
 """Virtual seconds after which a world that has not come to its end is stuck."""
-EVENTS_MAX = 12_000
+EVENTS_MAX = 20_000
 CHECK_EVERY = 0.05
 
 
@@ -75,7 +75,7 @@ class World:
         self.shape = random.Random(f"{seed}/shape")
         self.faults = faults if faults is not None else choose_faults(random.Random(f"{seed}/faults"), seed, actors)
         self.cpus = cpus or self.shape.choice((1, 2, 2, 3))
-        self.config = Config.of({**_settings(self.shape), **(settings or {})})
+        self.config = Config.of({**_settings(self.shape), **_introductions(random.Random(f"{seed}/introductions")), **(settings or {})})
         self.observer = observer
         self.notes: list[str] = []
         self.states: Counter[str] = Counter()
@@ -84,6 +84,7 @@ class World:
         self._order = 0
         self._crashes = random.Random(f"{seed}/crashes")
         self._losses = random.Random(f"{seed}/losses")
+        self.orders = random.Random(f"{seed}/orders")
         self._names = 0
         self._workers = 0
         self._restarts = 0
@@ -414,6 +415,14 @@ def _settings(rng: random.Random) -> dict[str, Any]:
         "inline_depth": rng.choice((2, 1500)),
         "prefetch_tasks": rng.choice((4, 64)),
         "max_retries": 3,
+    }
+
+
+def _introductions(rng: random.Random) -> dict[str, Any]:
+    return {
+        "introduce_after": rng.choice((1, 2, 3)),
+        "introduced_for": rng.choice((0.01, 0.05, 2.0)),
+        "prefetch_seconds": rng.choice((0.005, 0.1)),
     }
 
 

@@ -11,6 +11,7 @@ it, directly or through others; so a task buried under another can only be waite
 
 from __future__ import annotations
 
+from zfabric.machines.parts.introductions import Introductions
 from zfabric.machines.parts.outcomes import Outcomes
 from zfabric.machines.parts.records import (
     ASSIGNED,
@@ -48,6 +49,8 @@ class Dispatcher:
         self.outcomes = outcomes
         self.pool = pool
         self.workers = workers
+        self.introductions: Introductions
+        """Who keeps workers that have nothing to run."""
         self._frames: dict[bytes, Frame] = {}
         """Frames that wait, by task: an index over all workers'."""
         self._starved = False
@@ -58,14 +61,14 @@ class Dispatcher:
     def turn(self, now: float) -> None:
         """Give out what can be given out."""
         blocked = []
+        queues = [queue for queue in self.tables.queues.values() if queue.tasks]
         for worker in self.tables.workers.values():
             if worker.frames:
                 blocked.append(worker)
-            elif worker.state == LEASED and not worker.inflight:
-                self._end_lease(worker, now)
+            elif worker.state == LEASED and not worker.inflight and not self.introductions.keep(worker, queues, now):
+                self.end_lease(worker, now)
         for worker in blocked:
             self._serve_blocked(worker, now)
-        queues = [queue for queue in self.tables.queues.values() if queue.tasks]
         if not queues:
             self._starved = False
             return
@@ -110,7 +113,7 @@ class Dispatcher:
                 sharers = min(len(queue.leased) + idle, self.workers.cpus)
             self._fill(worker, queue, now, sharers)
             if not worker.inflight:
-                self._end_lease(worker, now)
+                self.end_lease(worker, now)
                 return
 
     def _serve_actors(self, queue: ShapeQueue, now: float) -> None:
@@ -222,13 +225,15 @@ class Dispatcher:
         """A worker that runs tasks of ``queue`` since before a restart of the daemon leases it again."""
         self._lease(worker, queue)
 
-    def _end_lease(self, worker: WorkerRecord, now: float) -> None:
+    def end_lease(self, worker: WorkerRecord, now: float) -> None:
+        """A worker has nothing left to run."""
         self.release(worker)
         worker.state = IDLE
         worker.idle_since = now
 
     def release(self, worker: WorkerRecord) -> None:
         """Give back what a worker holds."""
+        self.introductions.end(worker)
         for frame in worker.frames:
             self._frames.pop(frame.task_id, None)
         gpus = 0
@@ -389,6 +394,9 @@ class Dispatcher:
     def blocked(self, worker: WorkerRecord, message: m.Blocked) -> None:
         """The task on top of a worker's stack waits; it has given back what it had not begun."""
         returned = [worker.inflight[task_id] for task_id in message.returned if task_id in worker.inflight]
+        for task_id in message.returned if len(returned) < len(message.returned) else ():
+            if task_id not in worker.inflight:
+                self.introductions.returned_early(worker, task_id)
         self.outcomes.give_back(returned)
         task = worker.inflight.get(message.task_id)
         buried = task is not None and task.rare is not None and task.rare.buried
@@ -500,6 +508,7 @@ class Dispatcher:
         for task_id in message.task_ids:
             task = worker.inflight.get(task_id)
             if task is None:
+                self.introductions.returned_early(worker, task_id)
                 continue
             if task.rare is not None and task.rare.stopped:
                 worker.inflight.pop(task_id)

@@ -226,6 +226,7 @@ class Membership:
         if isinstance(known, WorkerRecord):
             starting = known.state == STARTING
             self.scheduler.dispatcher.release(known)
+            self.scheduler.introductions.worker_lost(known, message)
             void = self.scheduler.outcomes.worker_lost(known, message)
             if known.actors:
                 self.scheduler.actors.worker_lost(known, message)
@@ -270,6 +271,7 @@ class Membership:
         """A process is no more, or wants no more: it holds nothing, and nobody waits for it."""
         self.tables.processes.pop(process.incarnation, None)
         self.tables.touched.pop(process, None)
+        self.scheduler.introductions.driver_gone(process)
         self.scheduler.references.process_gone(process.incarnation)
         self.scheduler.actors.process_gone(process.incarnation)
         if self.tables.store_address is not None:
@@ -291,7 +293,7 @@ class Membership:
     def on_goodbye(self, now: float, source: Address, message: m.Goodbye) -> None:
         """A driver or tool is done."""
         process = self.tables.processes.get(source[1:])
-        if process is None:
+        if process is None or self.scheduler.introductions.wait(source, message):
             return
         if process.kind == "driver" and process.job is not None:
             self._driver_gone(process.job, now)

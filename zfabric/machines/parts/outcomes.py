@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from zfabric.machines.parts.introductions import Introductions
 from zfabric.machines.parts.records import (
     DONE,
     PENDING,
@@ -49,6 +50,8 @@ class Outcomes:
         """Whom to tell once a task that makes an actor has ended."""
         self.actor_unwanted: Callable[[WorkerRecord, bytes, int], None]
         """Whom to tell that a process which actors share has made one, in an attempt that does not count."""
+        self.introductions: Introductions
+        """Whom to tell of the ends of tasks that nobody has spoken of yet: their driver has handed them over."""
         self.remake: Callable[[AnyObject], bool]
         """Whom to ask to make a value again that a call of an actor had returned; False if that is impossible, or it is none."""
         self.stream_whole: Callable[[TaskRecord], bool]
@@ -72,14 +75,21 @@ class Outcomes:
                 function.learn(count, seconds)
         extras = {index: (contained, kept) for index, contained, kept in message.extras} if message.extras else {}
         processes, touched, spare = tables.processes, tables.touched, tables.spare
+        introduced = worker.introduced
         inline_bytes = 0
         for index, (task_id, attempt, status, outputs) in enumerate(message.rows):
             task = inflight.pop(task_id, None)
             if task is None or task.attempt != attempt:
                 if task is not None:
                     inflight[task_id] = task
+                elif introduced is not None and task_id not in tables.tasks:
+                    self.introductions.ended_early(introduced, message.rows[index], extras.get(index))
+                    continue
                 self._late(worker, task_id, attempt, outputs)
                 continue
+            by_hand = introduced is not None and task_id in introduced.handed
+            if by_hand:
+                introduced.handed.discard(task_id)  # type: ignore[union-attr]
             function = task.function
             if function.mean is not None:
                 worker.work -= function.mean
@@ -96,7 +106,9 @@ class Outcomes:
                 if task.dependents is not None or task.fetchers is not None:
                     self.announce(task)
                 process = processes.get(task.submitter)
-                if process is not None:
+                if by_hand and not introduced.over:  # type: ignore[union-attr]
+                    introduced.told.append(task)  # type: ignore[union-attr]
+                elif process is not None:
                     process.results.append((task_id, OK, outputs if task.holders is not None else ()))
                     touched[process] = None
                 if task.rare is not None:
@@ -367,6 +379,8 @@ class Outcomes:
     def _detach(self, task: TaskRecord) -> None:
         worker = task.worker
         if worker is not None:
+            if worker.introduced is not None:
+                worker.introduced.handed.discard(task.id)
             if worker.inflight.pop(task.id, None) is not None and task.function.mean is not None:
                 worker.work = max(0.0, worker.work - task.function.mean)
             task.worker = None

@@ -15,13 +15,14 @@ from zfabric.protocol.ids import (
     FIRST_RETURN,
     JOB_BYTES,
     TASK_BYTES,
+    Address,
     child_prefix,
     daemons_of,
     first_attempt,
     object_id,
     tries_of,
 )
-from zfabric.protocol.messages import OK, Row
+from zfabric.protocol.messages import OK, ProcessDied, Row
 from zfabric.protocol.options import NO_ENVIRONMENT, ONE_CPU, RESOURCE_UNIT, Demand, Environment, option
 
 WAITING, READY, ASSIGNED, DONE = range(4)
@@ -322,6 +323,7 @@ class ShapeQueue:
         "demand",
         "environment",
         "feasible",
+        "for_life",
         "gpus",
         "infeasible_since",
         "job",
@@ -343,6 +345,8 @@ class ShapeQueue:
         """Whether its tasks make actors with a process each: a worker for life."""
         self.shared = makes == SHARING
         """Whether they make actors that share processes, which are leased for as long as any lives there."""
+        self.for_life = self.actors or self.shared
+        """Whether what its tasks make stays in the worker."""
         self.demand = demand
         self.environment = environment
         self.token = token
@@ -367,7 +371,21 @@ class ShapeQueue:
 class ProcessRecord:
     """A registered process: driver, worker or tool, by its incarnation."""
 
-    __slots__ = ("control", "incarnation", "job", "kind", "name", "path", "pid", "ready", "results", "started", "unconfirmed")
+    __slots__ = (
+        "control",
+        "incarnation",
+        "introductions",
+        "job",
+        "kind",
+        "name",
+        "path",
+        "pid",
+        "ready",
+        "results",
+        "singles",
+        "started",
+        "unconfirmed",
+    )
 
     def __init__(self, incarnation: bytes, kind: str, pid: int, started: int, job: JobRecord | None, name: bytes, control: bytes) -> None:
         self.incarnation = incarnation
@@ -381,6 +399,39 @@ class ProcessRecord:
         self.ready = False
         self.results: list[Row] = []
         """Outcomes to be pushed at the end of this turn."""
+        self.singles = 0
+        """How often in a row it has submitted one task alone."""
+        self.introductions: dict[bytes, Introduction] = {}
+        """Workers to which it hands tasks itself, or may still do so, by token."""
+
+
+class Introduction:
+    """A driver and the worker to which it hands tasks itself."""
+
+    __slots__ = ("died", "driver", "early", "ended", "functions", "handed", "known", "over", "told", "until", "waiting", "worker")
+
+    def __init__(self, driver: ProcessRecord, worker: WorkerRecord) -> None:
+        self.driver = driver
+        self.worker = worker
+        self.functions: set[bytes] = set()
+        self.until = 0.0
+        """The worker is kept for the driver until then, with nothing to run."""
+        self.over = False
+        """Whether the driver was told to hand over no more. It may not have heard of it yet."""
+        self.handed: set[bytes] = set()
+        """Tasks that the worker got from the driver and that have not ended."""
+        self.told: list[TaskRecord] = []
+        """Those that have ended, of which the worker has told the driver."""
+        self.ended = 0
+        """Values of which the worker has said that it told the driver."""
+        self.known = 0
+        """Values of which the driver has said that the worker told it."""
+        self.waiting: list[tuple[Address, Any]] = []
+        """What the driver says in the knowledge of more values than have been heard of here."""
+        self.early: dict[bytes, tuple[Row, Row | None] | None] = {}
+        """What the worker said of tasks before the driver said that it has handed them over: how they ended; None if it gave them back."""
+        self.died: ProcessDied | None = None
+        """How the worker died, if it did."""
 
 
 STARTING, IDLE, LEASED, ENDING, HOSTING = range(5)
@@ -414,6 +465,7 @@ class WorkerRecord:
         "gpus",
         "idle_since",
         "inflight",
+        "introduced",
         "job",
         "kill_reason",
         "last_progress",
@@ -444,6 +496,8 @@ class WorkerRecord:
         self.work = 0.0
         """Estimated seconds of what is in flight."""
         self.functions: set[bytes] = set()
+        self.introduced: Introduction | None = None
+        """The driver that hands tasks to it, or may still do so."""
         self.frames: list[Frame] = []
         self.lent = False
         """Whether its CPU is lent to others while it is blocked."""

@@ -41,13 +41,18 @@ class Remakes:
     def start(self, record: AnyObject) -> bool:
         """Make a value again, which is pending from now on. False if no log would."""
         found = self.scheduler.logs.maker_of(record.object_id)
-        actor = self.scheduler.actors.records.get(found[0]) if found is not None else None
-        if found is None or actor is None:
+        maker = self._maker(found[0]) if found is not None else None
+        if found is None or maker is None:
             return False
         record.status, record.value = PENDING, None
         if record.object_id not in self._wanted.values():
-            self._run(record.object_id, actor.task, found[1])
+            self._run(record.object_id, maker, found[1])
         return True
+
+    def _maker(self, actor_id: bytes) -> TaskRecord | None:
+        """The task that makes this actor. A scheduler that recovers knows its tasks before their actors."""
+        actor = self.scheduler.actors.records.get(actor_id)
+        return actor.task if actor is not None else self.tables.tasks.get(actor_id)
 
     def _run(self, identifier: bytes, maker: TaskRecord, from_checkpoint: bool) -> None:
         self._begun += 1

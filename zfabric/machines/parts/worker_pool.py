@@ -30,7 +30,7 @@ class WorkerPool:
         """A worker without a task that may have those of ``queue``: one of the same job and environment, or one that had none yet."""
         fresh = None
         for worker in self.tables.workers.values():
-            if worker.state != IDLE:
+            if worker.state != IDLE or worker.inflight or (worker.introduced is not None and queue.for_life):
                 continue
             if worker.job is queue.job and worker.environment == queue.environment:
                 return worker
@@ -89,7 +89,7 @@ class WorkerPool:
     def _spare(self) -> list[WorkerRecord]:
         """Idle workers that may be ended: others wait for nothing that only one of them will have."""
         callers = {caller for caller, _ in self.tables.expected.values()}
-        idle = [worker for worker in self.tables.workers.values() if worker.state == IDLE]
+        idle = [worker for worker in self.tables.workers.values() if worker.state == IDLE and not worker.inflight]
         return [worker for worker in idle if worker.process is None or worker.process.incarnation not in callers]
 
     def prestart(self, now: float) -> None:

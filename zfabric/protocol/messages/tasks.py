@@ -52,6 +52,49 @@ class Dispatch(NamedTuple):
     attempt: int = 0
 
 
+class Introduce(NamedTuple):
+    """local scheduler -> worker. This client may hand tasks to the worker itself."""
+
+    client: bytes
+
+
+class Introduced(NamedTuple):
+    """local scheduler -> client. As long as it waits for each task before it submits the next, it may hand those of these functions to a
+    worker itself, for the attempt of this number. No functions: none any more. The client answers with an empty ``Handed``, behind which
+    no more comes.
+    """
+
+    worker: bytes
+    functions: tuple[bytes, ...]
+    attempt: int
+
+
+class Hand(NamedTuple):
+    """client -> worker. Run these task rows as if they had come from this incarnation of the daemon, and tell the client, too, what plain
+    values they have. A worker that has joined another daemon since lets them fall: the client submits them there."""
+
+    daemon: bytes
+    rows: Rows
+    attempt: int
+
+
+class Handed(NamedTuple):
+    """client -> local scheduler. Task rows that the client has handed to a worker."""
+
+    worker: bytes
+    rows: Rows
+
+
+class Told(NamedTuple):
+    """client, worker -> local scheduler. How many values of handed tasks a worker has told a client; ``peer`` is the other one of the two.
+
+    What the client says next it says in the knowledge of so many, and is heard when the worker has told the scheduler of as many.
+    """
+
+    peer: bytes
+    number: int
+
+
 class Completed(NamedTuple):
     """worker -> local scheduler. Attempts that ended: rows ``(task_id, attempt, status, outputs)``.
 

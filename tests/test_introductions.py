@@ -1,0 +1,396 @@
+"""Drivers that wait for each task hand the next one to its worker themselves; the scheduler hears of it from both, in either order."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bad_days import PATIENCE, eventually, failure, kill_daemon
+from conftest import running_cluster
+from test_client_machine import client as client  # a fixture
+from test_client_machine import hear, submit
+from test_client_machine import said as client_said
+from test_local_scheduler import DRIVER, FUNCTION, OWN, Node, ref, row, task_id
+from test_worker_machine import DAEMON, begin, finish, said
+from test_worker_machine import row as worker_row
+from test_worker_machine import worker as worker  # a fixture
+
+import zfabric as zf
+from zfabric.machines.client import Client
+from zfabric.machines.worker import Worker
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import CLIENT, CONTROL, WORKER, object_id
+from zfabric.protocol.machine import Refusal
+from zfabric.runtime import interface
+
+# --- the scheduler ----------------------------------------------------------------------------------------------------------------
+
+
+class Introduced(Node):
+    """A scheduler whose driver has waited for three tasks and may hand the next ones to the worker that ran them."""
+
+    def __init__(self, cpus: int = 1, **config: Any) -> None:
+        super().__init__(cpus, **config)
+        self.scheduler.membership.prestart(self.now)
+        self.turn()
+        self.driver()
+        self.workers()
+        for number in range(3):
+            self.submit(row(number))
+            ((worker, _, _),) = self.dispatched()
+            self.complete(worker, number)
+        self.submit(row(3))
+        self.worker = self.dispatched()[0][0]
+        self.told = [message for to, message in self.take(m.Introduced) if to == CLIENT + DRIVER]
+        self.complete(self.worker, 3)
+        self.sent.clear()
+
+    def hand(self, *numbers: int) -> None:
+        self.say(CLIENT + DRIVER, m.Handed(self.worker, tuple(map(row, numbers))))
+
+    def dies(self, executing: bytes = b"") -> None:
+        pid = self.pids[self.worker]
+        self.say(b"X" + OWN, m.ProcessDied(pid, 9, 0, 0, "", executing))
+        del self.pids[self.worker]
+
+    @property
+    def state(self) -> str:
+        explained = self.scheduler.explain(self.worker)
+        return explained.state if explained is not None else "gone"
+
+    def task(self, number: int) -> Any:
+        return self.scheduler.tables.tasks[task_id(number)]
+
+
+def test_who_waits_for_each_task_is_introduced_to_the_worker_and_who_submits_several_is_not() -> None:
+    node = Introduced()
+    assert node.told == [m.Introduced(node.worker, (FUNCTION,), 0)]
+    other = Node(cpus=1)
+    other.scheduler.membership.prestart(other.now)
+    other.turn()
+    other.driver()
+    (worker,) = other.workers()
+    for number in range(0, 20, 2):
+        other.submit(row(number), row(number + 1))
+        for done in (number, number + 1):
+            other.complete(worker, done)
+    assert other.take(m.Introduced) == []
+
+
+def test_what_is_handed_over_runs_on_that_worker_and_its_value_is_not_said_twice() -> None:
+    node = Introduced()
+    node.hand(4)
+    assert node.dispatched() == []
+    assert node.task(4).worker.token == node.worker
+    node.complete(node.worker, 4)
+    assert node.results() == {}
+    assert node.task(4).value == b"value"
+    node.say(CLIENT + DRIVER, m.Release((ref(4),)))
+    assert task_id(4) not in node.scheduler.tables.tasks
+
+
+def test_the_end_may_be_heard_of_before_the_beginning() -> None:
+    node = Introduced()
+    node.complete(node.worker, 4)
+    node.hand(4)
+    assert node.task(4).value == b"value"
+    assert node.scheduler.tables.workers[node.worker].inflight == {}
+
+
+def test_what_an_early_value_refers_to_lives_until_its_task_is_known() -> None:
+    node = Introduced()
+    inner = object_id(task_id(9), 0)
+    node.say(CLIENT + node.worker, m.Put(((inner, b"inside", (), False),)))
+    node.complete(node.worker, 4, 0, m.OK, b"box", extras=((0, ((inner,),), ()),))
+    node.say(CLIENT + node.worker, m.Release((inner,)))
+    assert inner in node.scheduler.tables.objects
+    node.hand(4)
+    assert inner in node.scheduler.tables.objects
+    node.say(CLIENT + DRIVER, m.Release((ref(4),)))
+    assert inner not in node.scheduler.tables.objects
+
+
+@pytest.mark.parametrize("how", ["taken back", "it waits"])
+def test_what_was_given_back_before_it_was_known_is_given_out_again(how: str) -> None:
+    node = Introduced()
+    if how == "taken back":
+        node.say(CONTROL + node.worker, m.TakenBack((task_id(4),), b""))
+    else:
+        node.submit(row(5), row(6))
+        node.say(WORKER + node.worker, m.Blocked(task_id(5), (ref(7),), (task_id(6), task_id(4)), False))
+    node.sent.clear()
+    node.hand(4)
+    assert node.task(4).state in (1, 2), "it is ready, or given out"
+    if how == "taken back":
+        assert node.dispatched() == [(node.worker, 4, 0)]
+
+
+def test_the_worker_is_kept_for_its_driver_for_a_while_and_not_where_others_wait() -> None:
+    node = Introduced(introduced_for=2.0)
+    assert node.scheduler.pool.available() == (("CPU", 0),)
+    assert node.scheduler.next_deadline() == pytest.approx(node.now + 0.01, abs=2.1)
+    node.now += 3.0
+    node.scheduler.tick(node.now)
+    node.turn()
+    assert dict(node.scheduler.pool.available())["CPU"] > 0
+    assert node.take(m.Introduced) == [(CLIENT + DRIVER, m.Introduced(node.worker, (), 0))]
+    node.hand(4)  # The driver had not heard of it.
+    node.complete(node.worker, 4)
+    assert node.results() == {4: (m.OK, (b"value",))}, "nobody relies on what the worker tells any more"
+    node.hand()
+    assert node.scheduler.tables.workers[node.worker].introduced is None
+    with pytest.raises(KeyError):
+        node.hand(5)
+        node.task(5)
+
+
+def test_tasks_of_another_shape_do_not_wait_for_the_end_of_an_introduction() -> None:
+    node = Introduced(introduced_for=1000.0)
+    half = (("CPU", 5000),)
+    node.submit(row(4, demand=half))
+    assert node.dispatched() == [(node.worker, 4, 0)]
+    assert node.take(m.Introduced) == [(CLIENT + DRIVER, m.Introduced(node.worker, (), 0))]
+
+
+def test_who_asks_what_the_node_has_to_offer_finds_it_free() -> None:
+    node = Introduced(introduced_for=1000.0)
+    node.say(CLIENT + DRIVER, m.Query(1, "nodes", ()))
+    assert dict(node.scheduler.pool.available())["CPU"] > 0
+
+
+def test_a_dead_worker_s_tasks_run_again_known_or_not() -> None:
+    node = Introduced()
+    node.hand(4)
+    node.dies(executing=task_id(4))
+    assert node.task(4).attempt == 1
+    node.hand(5)
+    assert node.task(5).attempt == 1, "it may have begun"
+    (worker,) = node.workers()
+    given = node.dispatched()
+    while len(given) < 2:
+        node.complete(worker, given[-1][1], 1)
+        given += node.dispatched()
+    assert sorted(given) == [(worker, 4, 1), (worker, 5, 1)]
+
+
+def test_values_that_a_dead_worker_may_not_have_told_are_said_again() -> None:
+    node = Introduced()
+    node.hand(4)
+    node.complete(node.worker, 4)
+    node.hand(5)
+    node.complete(node.worker, 5)
+    node.say(CLIENT + DRIVER, m.Release((ref(5),)))
+    node.complete(node.worker, 6)
+    assert node.results() == {}
+    node.dies()
+    assert node.results() == {4: (m.OK, (b"value",))}
+    node.hand(6)
+    assert node.results() == {6: (m.OK, (b"value",))}
+
+
+def test_a_driver_is_answered_in_the_knowledge_of_what_it_knows() -> None:
+    node = Introduced(introduced_for=1000.0)
+    node.say(WORKER + node.worker, m.Told(DRIVER, 0))
+    node.hand(4)
+    node.say(CLIENT + DRIVER, m.Told(node.worker, 1))
+    node.say(CLIENT + DRIVER, m.Query(1, "available_resources", ()))
+    assert node.take(m.Answer) == [], "the value has come to the driver sooner than the news of it to the scheduler"
+    node.complete(node.worker, 4)
+    node.say(WORKER + node.worker, m.Told(DRIVER, 1))
+    ((_, answer),) = node.take(m.Answer)
+    assert answer.payload == {"CPU": 1.0}
+
+
+def test_nobody_waits_for_what_a_dead_worker_had_to_say() -> None:
+    node = Introduced()
+    node.hand(4)
+    node.say(CLIENT + DRIVER, m.Told(node.worker, 1))
+    node.say(CLIENT + DRIVER, m.Query(1, "available_resources", ()))
+    node.dies()
+    node.turn()
+    assert len(node.take(m.Answer)) == 1
+
+
+def test_only_plain_tasks_of_introduced_drivers_are_accepted() -> None:
+    node = Introduced()
+    with pytest.raises(Refusal):
+        node.say(CLIENT + DRIVER, m.Handed(node.worker, (row(4, ref(3)),)))
+    with pytest.raises(Refusal):
+        node.say(CLIENT + DRIVER, m.Handed(node.worker, (row(4, num_returns=2),)))
+    before = node.scheduler.tables.counts["refused"]
+    node.say(CLIENT + DRIVER, m.Handed(b"\x01another", (row(4),)))
+    assert node.scheduler.tables.counts["refused"] == before + 1
+    assert task_id(4) not in node.scheduler.tables.tasks
+
+
+def test_with_its_driver_an_introduction_is_gone() -> None:
+    node = Introduced()
+    node.complete(node.worker, 4)
+    node.say(CLIENT + DRIVER, m.Goodbye())
+    assert node.scheduler.introductions.next_deadline() is None
+
+
+# --- the driver and the worker ------------------------------------------------------------------------------------------------------
+
+
+def test_a_driver_hands_over_a_task_when_it_waits_for_no_other(client: Client) -> None:
+    place = b"\x05worker5"
+    hear(client, m.Introduced(place, (FUNCTION,), 0))
+    first = submit(client)
+    hand, handed = client_said(client)
+    assert hand.daemon == DAEMON
+    assert handed == m.Handed(place, hand.rows)
+    assert hand.rows[0][0] == first
+    submit(client)
+    (second,) = client_said(client)
+    assert type(second) is m.Submit, "one is under way already"
+    client.step(0.0, WORKER + place, m.Results(((first, m.OK, (b"value",)),)))
+    client.step(0.0, WORKER + place, m.Results(((second.rows[0][0], m.OK, (b"value",)),)))
+    submit(client, object_id(first, 0))
+    assert [type(message) for message in client_said(client)] == [m.Submit], "it has an argument by reference"
+
+
+def test_a_driver_says_what_it_knows_before_it_asks(client: Client) -> None:
+    place = b"\x05worker5"
+    hear(client, m.Introduced(place, (FUNCTION,), 0))
+    first = submit(client)
+    client_said(client)
+    client.step(0.0, WORKER + place, m.Results(((first, m.OK, (b"value",)),)))
+    client.query(1, "status", ())
+    assert [type(message) for message in client_said(client)] == [m.Told, m.Query]
+
+
+def test_a_driver_stops_when_it_is_told_to_and_says_so(client: Client) -> None:
+    place = b"\x05worker5"
+    hear(client, m.Introduced(place, (FUNCTION,), 0))
+    hear(client, m.Introduced(place, (), 0))
+    assert client_said(client) == [m.Handed(place, ())]
+    submit(client)
+    assert [type(message) for message in client_said(client)] == [m.Submit]
+
+
+def test_a_worker_tells_the_driver_plain_values_and_the_scheduler_everything(worker: Worker) -> None:
+    driver = b"\x01driver0"
+    worker.step(0.0, b"L" + DAEMON, m.Introduce(driver))
+    assert driver in worker.drivers
+    worker.step(0.0, CLIENT + driver, m.Hand(DAEMON, (worker_row(1), worker_row(2)), 0))
+    assert begin(worker) == 1
+    finish(worker)
+    assert begin(worker) == 2
+    finish(worker, m.ERROR, (b"error",))
+    told, first, completed, counted = said(worker)
+    assert (first, counted) == (m.Told(driver, 0), m.Told(driver, 1))
+    assert told == m.Results(((worker_row(1)[0], m.OK, (b"value",)),))
+    assert [status for _, _, status, _ in completed.rows] == [m.OK, m.ERROR]
+
+
+def test_a_worker_lets_fall_what_it_was_handed_on_behalf_of_a_daemon_that_is_gone(worker: Worker) -> None:
+    worker.step(0.0, CLIENT + b"\x01driver0", m.Hand(b"\x03daemon1", (worker_row(1),), 0))
+    assert begin(worker) is None
+
+
+# --- real processes -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shared() -> Any:
+    with running_cluster(config={"restart_backoff_max": 0.05, "introduced_for": 30.0}) as context:
+        yield context
+
+
+def until_introduced(task: Any, *arguments: Any) -> None:
+    """Wait for one task after the other until the next is handed over."""
+
+    def one_more() -> bool:
+        zf.get(task.remote(*arguments), timeout=PATIENCE)
+        return bool(interface.current().machine.hands)  # type: ignore[union-attr]
+
+    eventually(one_more, "the driver hands tasks to a worker")
+
+
+@zf.remote
+def pid(wish: str = "") -> int:
+    if wish:
+        Path(wish).touch()
+        time.sleep(1000)
+    return os.getpid()
+
+
+def test_tasks_that_are_waited_for_one_by_one_are_handed_over(shared: Any) -> None:
+    until_introduced(pid)
+    client: Any = interface.current()
+    ((worker,),) = (set(client.machine.hands.values()),)
+    zf.get(pid.remote())
+    before = client.post.peers[worker].link.next_out
+    assert len({zf.get(pid.remote()) for _ in range(20)}) == 1
+    assert client.post.peers[worker].link.next_out == before + 20
+    assert zf.available_resources()["CPU"] == 2.0, "who asks finds the worker free"
+    assert zf.get([pid.remote() for _ in range(20)], timeout=PATIENCE)
+
+
+def test_the_socket_of_a_worker_that_is_no_more_is_closed(shared: Any) -> None:
+    until_introduced(pid)
+    client: Any = interface.current()
+    (worker,) = client.machine.introduced
+    os.kill(zf.get(pid.remote(), timeout=PATIENCE), signal.SIGKILL)
+    eventually(lambda: worker not in client.post.peers, "the socket is closed")
+    until_introduced(pid)
+
+
+def test_errors_and_boxes_come_as_always(shared: Any) -> None:
+    @zf.remote
+    def body(number: int) -> Any:
+        if number % 3 == 0:
+            raise ValueError(number)
+        return zf.put(number) if number % 3 == 1 else b"x" * 1_000_000
+
+    until_introduced(pid)
+    for number in range(60):
+        if number % 3 == 0:
+            with pytest.raises(ValueError, match=str(number)):
+                zf.get(body.remote(number), timeout=PATIENCE)
+        elif number % 3 == 1:
+            assert zf.get(zf.get(body.remote(number), timeout=PATIENCE), timeout=PATIENCE) == number
+        else:
+            assert len(zf.get(body.remote(number), timeout=PATIENCE)) == 1_000_000
+
+
+def test_a_handed_task_is_cancelled_as_any_other(shared: Any, tmp_path: Path) -> None:
+    until_introduced(pid)
+    running = pid.remote(str(tmp_path / "runs"))
+    eventually((tmp_path / "runs").exists, "it runs")
+    zf.cancel(running)
+    assert isinstance(failure(running), zf.TaskCancelledError)
+
+
+def test_the_death_of_the_worker_is_survived(shared: Any) -> None:
+    for _ in range(5):
+        until_introduced(pid)
+        os.kill(zf.get(pid.remote(), timeout=PATIENCE), signal.SIGKILL)
+        assert zf.get(pid.remote(), timeout=PATIENCE)
+
+
+def test_a_handed_task_that_kills_its_worker_is_tried_again_and_then_fails(shared: Any, tmp_path: Path) -> None:
+    @zf.remote(max_retries=2)
+    def deadly(path: str) -> int:
+        if path:
+            with Path(path).open("a") as file:
+                file.write("x")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return 1
+
+    until_introduced(deadly, "")
+    assert isinstance(failure(deadly.remote(str(tmp_path / "runs"))), zf.WorkerCrashedError)
+    assert (tmp_path / "runs").read_text() == "xxx"
+
+
+def test_the_death_of_the_daemon_is_survived(shared: Any) -> None:
+    for _ in range(3):
+        until_introduced(pid)
+        kill_daemon()
+        assert zf.get(pid.remote(), timeout=PATIENCE)
+        assert sorted(zf.get([pid.remote() for _ in range(10)], timeout=PATIENCE))
