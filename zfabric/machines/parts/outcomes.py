@@ -149,13 +149,13 @@ class Outcomes:
             self._late(worker, task.id, task.attempt, outputs)
             return
         contained = extra[0] if extra is not None else ()
-        deterministic = bool(task.option("deterministic", False))
+        droppable = self.references.may_be_dropped(task)
         for index, (record, value) in enumerate(zip(values, outputs, strict=True)):
             if record.status == OK and record.value is not None:
                 self.drop_copy(worker, record.object_id, value)
                 continue
             refs = contained[index] if index < len(contained) else ()
-            self.set_value(record, value, refs, worker.process.incarnation if worker.process else b"", deterministic)
+            self.set_value(record, value, refs, worker.process.incarnation if worker.process else b"", droppable)
         self._done(task, OK)
 
     def set_value(self, record: AnyObject, value: object, refs: tuple[bytes, ...], writer: bytes, rebuildable: bool) -> None:

@@ -19,6 +19,8 @@ from zfabric.protocol.messages import OK, Row
 
 COLLECT_PER_TURN = 20_000
 """Records looked at in one turn: about 10 ms."""
+LINEAGE_LOOK = 64
+"""Tasks looked at to find out whether a value could be made again from nothing but tasks; with more it is spilled as others are."""
 ABSORB_BYTES_MIN = 1024
 """Values smaller than this stay where they are: their records weigh as much."""
 ROW_BYTES = 200
@@ -133,6 +135,25 @@ class References:
             if record is not None:
                 record.named += 1
 
+    def may_be_dropped(self, task: TaskRecord) -> bool:
+        """Whether values of a task need no copy on disk: it is said to make them the same again, and all that it needs is made by tasks.
+
+        What was put is gone with its last ref, though rows name it that would be run again for what others still hold.
+        """
+        if not task.option("deterministic", False):
+            return False
+        agenda, seen = [task], {task.id}
+        while agenda:
+            for object_id in named_by(agenda.pop()):
+                record = self.tables.find(object_id)
+                maker = record.task if record is not None else None
+                if maker is None or len(seen) > LINEAGE_LOOK:
+                    return False
+                if maker.id not in seen:
+                    seen.add(maker.id)
+                    agenda.append(maker)
+        return True
+
     # -- letting go --
 
     def collect(self) -> bool:
@@ -170,8 +191,7 @@ class References:
         for looked, record in enumerate(self._absorbing):
             value = record.value
             if record.status == OK and type(value) is bytes and len(value) >= ABSORB_BYTES_MIN:
-                rebuildable = record.task is not None and bool(record.task.option("deterministic", False))
-                tables.absorbed.append((record.object_id, value, rebuildable))
+                tables.absorbed.append((record.object_id, value, record.task is not None and self.may_be_dropped(record.task)))
                 counts["inline_bytes"] -= len(value)
                 record.value = Stored(len(value))
             if counts["inline_bytes"] <= limit:
