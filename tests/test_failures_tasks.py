@@ -7,12 +7,14 @@ import multiprocessing
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from bad_days import PATIENCE, eventually, failure, worker_rows
 
@@ -386,6 +388,67 @@ def test_wrong_options_are_refused_at_the_call_and_say_what_to_write() -> None:
         identity(1)
     with pytest.raises(TypeError, match=r"identity\.remote\(\).*argument"):
         identity.remote(1, 2)
+
+
+NO_TEXT = "caf\udce9"
+"""How Python reads a file name, or a variable, that is not UTF-8."""
+
+
+@zf.remote
+class Idle:
+    def ping(self) -> str:
+        return "pong"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: zf.put(1, durable="yes"),  # type: ignore[arg-type]
+        lambda: zf.put(1, durable=np.bool_(True)),  # type: ignore[arg-type]
+        lambda: zf.cancel(identity.remote(1), force="yes"),  # type: ignore[arg-type]
+        lambda: zf.cancel(identity.remote(1), recursive=None),  # type: ignore[arg-type]
+        lambda: zf.wait([identity.remote(1)], fetch_local="yes"),  # type: ignore[arg-type]
+        lambda: zf.kill(Idle.remote(), no_restart="yes"),
+        lambda: identity.options(timeout=10**30),
+        lambda: identity.options(name=NO_TEXT),
+        lambda: identity.options(resources={NO_TEXT: 1}),
+        lambda: identity.options(runtime_env={"env_vars": {"NAME": NO_TEXT}}),
+        lambda: Idle.options(name=NO_TEXT),
+        lambda: Idle.options(namespace=NO_TEXT, name="idle"),
+        lambda: Idle.remote().ping.options(name=NO_TEXT),
+        lambda: zf.get_actor(NO_TEXT),
+        lambda: zf.get_actor("idle", NO_TEXT),
+        lambda: zf.explain(NO_TEXT),
+        lambda: zf.explain("z" * 32),
+    ],
+)
+def test_what_no_message_carries_is_refused_at_the_call_and_the_program_goes_on(call: Any) -> None:
+    with pytest.raises((TypeError, ValueError)) as caught:
+        call()
+    assert "True or False" in str(caught.value) or "not" in str(caught.value)
+    assert not isinstance(caught.value, UnicodeError)
+    assert zf.get(identity.remote(1), timeout=PATIENCE) == 1
+
+
+def test_what_is_called_by_no_text_runs_all_the_same(tmp_path: Path) -> None:
+    def function() -> str:
+        return "here"
+
+    function.__qualname__ = NO_TEXT
+    assert zf.get(zf.remote(function).remote(), timeout=PATIENCE) == "here"
+    directory = os.fsencode(tmp_path) + b"/caf\xe9"
+    os.mkdir(directory)
+    with open(directory + b"/program.py", "w") as file:
+        file.write("import zfabric as zf\nprint(zf.get(zf.remote(max).remote(1, 2)))\n")
+    ran = subprocess.run([sys.executable, b"program.py"], cwd=directory, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (ran.returncode, ran.stdout) == (0, "2\n"), ran.stderr
+
+
+def test_numbers_of_numpy_are_numbers_of_seconds() -> None:
+    for kind in (np.int64, np.float32):
+        assert zf.get(identity.options(timeout=kind(60)).remote(1), timeout=kind(60)) == 1
+        ref = identity.remote(1)
+        assert zf.wait([ref], timeout=kind(60)) == ([ref], [])
 
 
 def test_num_returns_that_does_not_fit_what_was_returned_is_an_error_of_the_task() -> None:

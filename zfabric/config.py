@@ -8,6 +8,8 @@ from typing import Any
 from zfabric.exceptions import ConfigError
 
 KiB, MiB, GiB = 2**10, 2**20, 2**30
+NUMBER_MAX = 2**62
+"""No setting has this value: files and messages carry integers of 64 bits."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -148,6 +150,8 @@ class Config:
                 raise ConfigError(f"config {field.name!r} is {kind}, not {value!r}")
             elif isinstance(value, int | float) and value < 0:
                 raise ConfigError(f"config {field.name!r} cannot be negative: {value!r}")
+            if isinstance(value, int | float) and not value < NUMBER_MAX:
+                raise ConfigError(f"config {field.name!r} is too large, or no number: {value!r}")
         for name, choices in (("durability", ("process", "power")), ("infeasible", ("wait", "raise"))):
             if getattr(self, name) not in choices:
                 raise ConfigError(f"config {name!r} is one of {', '.join(choices)}, not {getattr(self, name)!r}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import msgpack
 
-from zfabric.api.errors import a, near
+from zfabric.api.errors import a, check_flag, near
 from zfabric.api.generators import ObjectRefGenerator
 from zfabric.api.lifecycle import connected
 from zfabric.api.options import (
@@ -30,6 +30,7 @@ from zfabric.api.refs import ObjectRef
 from zfabric.api.remote_function import Export, dump_call
 from zfabric.exceptions import ActorNameTakenError, ActorNotFoundError
 from zfabric.protocol.ids import CALL_RETURN, FIRST_RETURN, TASK_BYTES, call_value
+from zfabric.protocol.names import is_text
 from zfabric.protocol.options import LOGGED, option
 from zfabric.runtime import interface
 from zfabric.runtime.interface import ClientInterface, Terms
@@ -470,6 +471,10 @@ def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
     """
     if not isinstance(name, str) or not name:
         raise TypeError(f"get_actor() takes the name of an actor, not {a(name)}")
+    if not (namespace is None or isinstance(namespace, str)):
+        raise TypeError(f"get_actor() takes a namespace that is a str, not {a(namespace)}")
+    if not is_text(name + (namespace or "")):
+        raise ActorNotFoundError(f"no actor is called {name!r} in namespace {namespace!r}: names are text in UTF-8")
     client = connected()
     found = _find(client, name, namespace)
     if found is None:
@@ -495,6 +500,7 @@ def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
     """
     if not isinstance(actor, ActorHandle):
         raise TypeError(f"kill() takes the handle of an actor, not {a(actor)}; zf.cancel(ref) stops a task")
+    check_flag("no_restart", no_restart)
     actor._connect().kill_actor(actor._id, no_restart)
 
 

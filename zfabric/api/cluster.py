@@ -12,7 +12,7 @@ from zfabric.api.errors import a
 from zfabric.api.lifecycle import connected
 from zfabric.api.refs import ObjectRef
 from zfabric.protocol.ids import OBJECT_BYTES, TASK_BYTES
-from zfabric.protocol.names import matcher
+from zfabric.protocol.names import is_text, matcher
 from zfabric.runtime.interface import ClientInterface
 
 
@@ -76,9 +76,9 @@ def _of_call(client: ClientInterface, name: str, state: str, actor_id: bytes, re
 
 def _identified(client: ClientInterface, text: str) -> bytes:
     """The id that a person means: in hex, as the command line shows it, or an actor's name. Empty if nothing is known by it."""
-    if len(text) in (2 * TASK_BYTES, 2 * OBJECT_BYTES) and text.isalnum():
+    if len(text) in (2 * TASK_BYTES, 2 * OBJECT_BYTES) and set(text.lower()) <= set("0123456789abcdef"):
         return bytes.fromhex(text)
-    found = client.query("find", text)
+    found: Any = client.query("find", text) if is_text(text) else ()
     if not found and matcher(text) is None:
         raise ValueError(f"explain() takes a ref, a handle, an actor's name or an id as `zfabric tasks` shows it, not {text!r}")
     if len(found) > 1:

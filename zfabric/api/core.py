@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from numbers import Real
 from typing import Any
 
 from zfabric.adapters.serialization import deserialize, serialize
-from zfabric.api.errors import a, error_of
+from zfabric.api.errors import a, check_flag, error_of
 from zfabric.api.lifecycle import connected
 from zfabric.api.refs import ObjectRef
 from zfabric.exceptions import GetTimeoutError, NotInitializedError
@@ -114,9 +115,9 @@ def _stale() -> NotInitializedError:
 
 
 def _check_timeout(timeout: Any) -> None:
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+    if isinstance(timeout, bool) or not isinstance(timeout, Real):
         raise TypeError(f"timeout is a number of seconds or None, not {a(timeout)}")
-    if not timeout >= 0:
+    if not float(timeout) >= 0:
         raise ValueError(f"timeout cannot be negative: {timeout!r}")
 
 
@@ -135,6 +136,8 @@ def put(value: Any, *, durable: bool = False) -> ObjectRef:
     """
     if type(value) is ObjectRef:
         raise TypeError(f"put() was given an ObjectRef, which names a stored value already; pass it on, or put [ref] ({value!r})")
+    if durable is not False:
+        check_flag("durable", durable)
     client = interface._current or connected()
     return ObjectRef(client.put(serialize(value), durable), client)
 
@@ -161,6 +164,7 @@ def wait(
         raise TypeError(f"wait() takes a list of ObjectRefs, not {a(refs)}{listed}")
     if timeout is not None:
         _check_timeout(timeout)
+    check_flag("fetch_local", fetch_local)
     if not refs:
         return [], []
     _check_refs(refs, "wait")
@@ -237,6 +241,8 @@ def cancel(ref: ObjectRef, *, force: bool = False, recursive: bool = True) -> No
     if type(ref) is not ObjectRef:
         each = "; write: for ref in refs: zf.cancel(ref)" if isinstance(ref, (list, tuple)) else ""
         raise TypeError(f"cancel() takes an ObjectRef, not {a(ref)}{each}")
+    check_flag("force", force)
+    check_flag("recursive", recursive)
     if is_put(ref._id):
         raise ValueError("cancel() takes the ref of a task; this one was put, and no task makes it")
-    owner_of(ref).cancel((ref._id,), bool(force), bool(recursive))
+    owner_of(ref).cancel((ref._id,), force, recursive)

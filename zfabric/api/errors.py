@@ -26,6 +26,12 @@ def near(name: str, known: Any) -> str:
     return f"; did you mean {found[0]!r}?" if found else ""
 
 
+def check_flag(name: str, value: Any) -> None:
+    """TypeError unless ``value`` is True or False."""
+    if type(value) is not bool:
+        raise TypeError(f"{name} is True or False, not {a(value)}")
+
+
 def a(value: Any) -> str:
     """How a value is called in an error, such as "an int (5)"."""
     if value is None:

@@ -9,13 +9,16 @@ they ask for nothing.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Collection, Mapping
+from numbers import Real
 from typing import Any
 
 from zfabric.api.errors import near
 from zfabric.exceptions import OptionError
 from zfabric.machines.parts.resources import demand_of
+from zfabric.protocol.names import is_text
 from zfabric.protocol.options import Environment
 
 Pairs = tuple[tuple[str, Any], ...]
@@ -53,17 +56,29 @@ def _retry_exceptions(value: Any) -> None:
         raise OptionError(f"retry_exceptions is True, False or a list of exception classes, not {value!r}")
 
 
+TIMEOUT_MAX = 10**9
+"""Longest time a call may be given, in seconds (thirty years): far inside what messages carry as an integer."""
+
+
 def _timeout(value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+    if isinstance(value, bool) or not isinstance(value, Real) or not float(value) > 0:
         raise OptionError(f"timeout is a number of seconds above 0, not {value!r}")
+    if TIMEOUT_MAX < float(value) < math.inf:
+        raise OptionError(f"timeout is at most {TIMEOUT_MAX} seconds, not {value!r}; leave it out for no limit")
 
 
 def _name_of(what: str) -> Callable[[Any], None]:
     def check(value: Any) -> None:
         if not isinstance(value, str) or not value:
             raise OptionError(f"{what} is a non-empty str, not {value!r}")
+        _check_text(what, value)
 
     return check
+
+
+def _check_text(what: str, value: str) -> None:
+    if not is_text(value):
+        raise OptionError(f"{what} is text, and {value!r} is not (it has no UTF-8)")
 
 
 def _lifetime(value: Any) -> None:
@@ -226,9 +241,10 @@ def pairs_of_method(options: Mapping[str, Any], base: Pairs = ()) -> Pairs:
             found["num_returns"] = returns
     if "stream" in found and options.get("max_buffered"):
         found["stream"] = options["max_buffered"]
-    for name in ("timeout", "concurrency_group"):
-        if options.get(name) is not None:
-            found[name] = options[name]
+    if options.get("timeout") is not None:
+        found["timeout"] = float(options["timeout"])
+    if options.get("concurrency_group") is not None:
+        found["concurrency_group"] = options["concurrency_group"]
     return tuple(found.items())
 
 
@@ -346,7 +362,7 @@ def pairs_of(options: Mapping[str, Any], default_env: Mapping[str, Any] | None =
         found.append(("num_returns", value("num_returns")))
     for name in ("max_retries", "timeout", "name", "inline", "deterministic", "max_concurrency"):
         if value(name) is not None and (name, False) not in found:
-            found.append((name, value(name)))
+            found.append((name, float(value(name)) if name == "timeout" else value(name)))
     runtime_env = value("runtime_env")
     if default_env:
         runtime_env = {**default_env, **(runtime_env or {})}
@@ -380,7 +396,7 @@ def environment_of(runtime_env: Any) -> Environment:
     for name, value in variables.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise OptionError(f"runtime_env['env_vars'] is a dict of str to str, not {name!r}: {value!r}")
-        if not name or "=" in name or "\0" in name + value:
+        if not name or "=" in name or "\0" in name + value or not is_text(name + value):
             raise OptionError(f"runtime_env['env_vars'] cannot have {name!r}: {value!r}")
     modules = runtime_env.get("py_modules") or []
     if isinstance(modules, (str, os.PathLike)) or not isinstance(modules, (list, tuple)):
@@ -396,7 +412,8 @@ def _directory(value: Any) -> str:
         raise OptionError(f"runtime_env['working_dir'] is the path of a directory, not {value!r}")
     path = os.path.abspath(os.path.expanduser(os.fspath(value)))
     if not os.path.isdir(path):
-        raise OptionError(f"runtime_env['working_dir'] is not a directory: {path}")
+        raise OptionError(f"runtime_env['working_dir'] is not a directory: {path!r}")
+    _check_text("runtime_env['working_dir']", path)
     return path
 
 
@@ -409,7 +426,8 @@ def _search_path(module: Any, index: int) -> str:
         raise OptionError(f"{where} is a path or a module, not {module!r}")
     path = os.path.abspath(os.path.expanduser(os.fspath(module)))
     if not os.path.exists(path):
-        raise OptionError(f"{where} does not exist: {path}")
+        raise OptionError(f"{where} does not exist: {path!r}")
+    _check_text(where, path)
     if os.path.isdir(path):
         return os.path.dirname(path) if os.path.exists(os.path.join(path, "__init__.py")) else path
     return path if path.endswith((".whl", ".zip")) else os.path.dirname(path)

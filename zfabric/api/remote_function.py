@@ -28,6 +28,7 @@ from zfabric.api.options import ACTOR_OPTIONS, Pairs, checked, checked_actor, di
 from zfabric.api.refs import ObjectRef
 from zfabric.exceptions import OptionError, SerializationError
 from zfabric.protocol.ids import FIRST_RETURN, object_id
+from zfabric.protocol.names import is_text
 from zfabric.runtime import interface
 from zfabric.runtime.interface import ClientInterface
 
@@ -59,7 +60,8 @@ class Export:
     @property
     def name(self) -> str:
         """What people call it."""
-        return str(getattr(self.function, "__qualname__", None) or getattr(type(self.function), "__qualname__", "function"))
+        name = str(getattr(self.function, "__qualname__", None) or getattr(type(self.function), "__qualname__", "function"))
+        return name if is_text(name) else ascii(name)
 
     def bind(self, client: ClientInterface) -> None:
         """Make the function known to the client's job, unless it is."""

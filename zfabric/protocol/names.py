@@ -18,6 +18,19 @@ PARENT_DIGITS = 4
 _BRIEF = re.compile(r"(\d+)-([0-9a-f]{1,16})-(\d+)(?:-(p?)(\d+))?")
 
 
+def is_text(value: str) -> bool:
+    """Whether messages can carry it. A str may hold what is no text: Python reads file names and variables that are not UTF-8 so.
+
+    >>> is_text("naïve"), is_text("na\\udcefve")
+    (True, False)
+    """
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def brief(identifier: bytes) -> str:
     """The short form of a task's or an object's id; hex for anything else."""
     if len(identifier) not in (TASK_BYTES, OBJECT_BYTES):

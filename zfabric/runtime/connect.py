@@ -10,6 +10,7 @@ from collections.abc import Callable
 from zfabric.config import Config
 from zfabric.exceptions import ConnectionLostError
 from zfabric.protocol.ids import INCARNATION_BYTES
+from zfabric.protocol.names import is_text
 from zfabric.runtime.client import FabricClient
 from zfabric.runtime.connection import clock
 from zfabric.runtime.session import Session
@@ -65,7 +66,9 @@ def start(
     if address is not None:
         session = find_session(address)
         client = attach(session, namespace=namespace or str(session.describe()["namespace"]))
-        client.paths = tuple(dict.fromkeys(os.path.abspath(path) for path in sys.path if os.path.isdir(path or ".")))
+        # What is no text cannot be said: modules in a directory whose name is not UTF-8 are found only by a cluster of one's own.
+        paths = (os.path.abspath(path) for path in sys.path if os.path.isdir(path or "."))
+        client.paths = tuple(dict.fromkeys(path for path in paths if is_text(path)))
         return client
     from zfabric.runtime.launch import launch
 

@@ -88,7 +88,7 @@ class Connection:
             self.name,
             self.control,
             self.namespace,
-            os.getcwd() if self.kind == "driver" else "",
+            _readable(os.getcwd()) if self.kind == "driver" else "",
         )
 
     def connect(self, daemon: bytes) -> None:
@@ -389,6 +389,11 @@ class Connection:
         with self._pump_lock:
             self.post.close(flush=0.2)
         self._context.term()
+
+
+def _readable(path: str) -> str:
+    """A path as people see it: one that is no text, because its name is not UTF-8, has question marks there."""
+    return path.encode(errors="replace").decode()
 
 
 def _error(kind: str, text: str) -> FabricError:

@@ -70,13 +70,14 @@ class Specification(NamedTuple):
 
     def pack(self) -> bytes:
         """The specification as bytes."""
-        packed: bytes = msgpack.packb((PROTOCOL_VERSION, *self))
+        # Paths may be no text: what Python makes of names that are not UTF-8 goes as it is.
+        packed: bytes = msgpack.packb((PROTOCOL_VERSION, *self), unicode_errors="surrogateescape")
         return packed
 
     @classmethod
     def unpack(cls, payload: bytes) -> Specification:
         """What ``pack`` packed; VersionMismatchError if another version did."""
-        protocol, *fields = msgpack.unpackb(payload, use_list=False)
+        protocol, *fields = msgpack.unpackb(payload, use_list=False, unicode_errors="surrogateescape")
         if protocol != PROTOCOL_VERSION:
             raise VersionMismatchError(f"the launcher speaks protocol {protocol}, the supervisor {PROTOCOL_VERSION}")
         return cls(*fields)
