@@ -38,6 +38,7 @@ class Place:
             stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE,
         )  # fmt: skip
         assert ended.returncode == code, (ended.args, ended.returncode, ended.stdout, ended.stderr)
+        assert "submit" in arguments or not ended.stderr.startswith("Traceback"), ended.stderr
         return ended
 
     def json(self, *arguments: object) -> Any:

@@ -114,6 +114,7 @@ def test_completion(place: Place) -> None:
         ("submit --address auto x.py", 1, "no cluster is running here"),
         ("submit --address auto --num-cpus 1 x.py", 2, "has what it was started with"),
         ("start --num-cpus 1.5", 2, "not a valid integer"),
+        ("start --namespace caf\udce9", 2, "not UTF-8"),
         ("stop", 1, "there is nothing to stop"),
         ("stop --all", 1, "there is nothing to stop"),
         ("stop --all --address x", 2, "exclude each other"),

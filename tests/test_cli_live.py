@@ -193,7 +193,7 @@ def test_explain(live: Live) -> None:
     several = live.run("explain", tasks["dependent"].hex()[:9], code=2).stderr
     assert "can mean" in several
     assert f"{dependent}   task dependent" in several
-    for nothing in ("ffff", "9-0000-1", "no-such-id", ""):
+    for nothing in ("ffff", "9-0000-1", "no-such-id", "", "caf\udce9"):
         assert "nothing is known of" in live.run("explain", nothing, code=1).stderr
 
 

@@ -18,6 +18,7 @@ from zfabric.cli.output import amount, print_json, print_table, size
 from zfabric.cli.sessions import about, chosen_session, connected, seconds
 from zfabric.config import Config
 from zfabric.exceptions import ConnectionLostError, NodeDiedError
+from zfabric.protocol.names import is_text
 from zfabric.runtime.connect import node_resources
 from zfabric.runtime.launch import Launched, launch
 from zfabric.runtime.launch import stop as end_session
@@ -43,6 +44,8 @@ def start(
 
     Programs join it with zf.init(address="auto"), or with `zfabric submit --address auto`.
     """
+    if not is_text(namespace):
+        raise click.BadParameter(f"{namespace!r} is not UTF-8", param_hint="--namespace")
     with _alone(), _spinner("starting a cluster"):
         running = started_session()
         if running is not None:

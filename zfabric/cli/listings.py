@@ -12,7 +12,7 @@ from zfabric.cli.options import address_option, json_option
 from zfabric.cli.output import amounts, print_json, print_table, size
 from zfabric.cli.sessions import chosen_session, connected, seconds
 from zfabric.machines.parts.report import LIST_LIMIT, TASK_STATES
-from zfabric.protocol.names import brief
+from zfabric.protocol.names import brief, is_text
 
 LIMIT = 100
 """Rows shown where nothing else was said."""
@@ -176,7 +176,7 @@ def explain(subject: str, address: str | None, as_json: bool) -> None:
     ID is as tables show it (1-3fa2-57), or the id in hex or its first digits, or an actor's name, or the pid of a worker.
     """
     with connected(chosen_session(address)) as client:
-        found = client.query("find", subject)
+        found: Any = client.query("find", subject) if is_text(subject) else ()
         if len(found) > 1:
             lines = "\n".join(f"  {_readable(row['id'])}   {row['kind']} {row['name']}" for row in found)
             raise click.UsageError(f"{subject!r} can mean {'at least ' if len(found) >= 20 else ''}{len(found)} things:\n{lines}")
