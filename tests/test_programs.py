@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 from bad_days import PATIENCE, eventually, failure, query, worker_rows
@@ -125,6 +126,7 @@ def test_parameter_sweep_with_a_wait_loop_that_keeps_a_bounded_number_in_flight(
         tmp_path,
         """
 import itertools
+import cloudpickle
 import numpy as np
 import zfabric as ray
 
@@ -155,6 +157,7 @@ def test_tree_reduce_of_arrays(tmp_path: Path) -> None:
     said = run_program(
         tmp_path,
         """
+import cloudpickle
 import numpy as np
 import zfabric as ray
 
@@ -184,6 +187,7 @@ def test_pipeline_over_one_large_array_and_views_of_it(tmp_path: Path) -> None:
         tmp_path,
         """
 import time
+import cloudpickle
 import numpy as np
 import zfabric as ray
 
@@ -328,6 +332,7 @@ def test_batch_prediction_with_a_model_from_main_and_no_main_guard(tmp_path: Pat
         tmp_path,
         """
 import dataclasses
+import cloudpickle
 import numpy as np
 import zfabric as ray
 
@@ -447,6 +452,7 @@ def shared(shared_cluster: Any) -> Any:
 def test_runtime_env_sets_variables_directory_and_modules(shared: Any, tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "data.txt").write_text("found")
+    (tmp_path / "here" / "a_module_beside_the_data.py").write_text("VALUE = 8\n")
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "a_module_of_a_task.py").write_text("VALUE = 42\n")
 
@@ -454,8 +460,8 @@ def test_runtime_env_sets_variables_directory_and_modules(shared: Any, tmp_path:
     def look() -> Any:
         import importlib
 
-        module = importlib.import_module("a_module_of_a_task")
-        return os.environ.get("COLOUR"), Path("data.txt").read_text(), module.VALUE
+        values = [importlib.import_module(name).VALUE for name in ("a_module_of_a_task", "a_module_beside_the_data")]
+        return os.environ.get("COLOUR"), Path("data.txt").read_text(), values
 
     @zf.remote
     def plain() -> Any:
@@ -463,11 +469,35 @@ def test_runtime_env_sets_variables_directory_and_modules(shared: Any, tmp_path:
 
     where = zf.get(plain.remote(), timeout=PATIENCE)
     env = {"env_vars": {"COLOUR": "red"}, "working_dir": str(tmp_path / "here"), "py_modules": [str(tmp_path / "modules")]}
-    assert zf.get(look.options(runtime_env=env).remote(), timeout=PATIENCE) == ("red", "found", 42)
+    assert zf.get(look.options(runtime_env=env).remote(), timeout=PATIENCE) == ("red", "found", [42, 8])
     blue = plain.options(runtime_env={"env_vars": {"COLOUR": "blue"}})
     assert [colour for colour, _ in zf.get([blue.remote() for _ in range(20)], timeout=PATIENCE)] == ["blue"] * 20
     assert zf.get([plain.remote() for _ in range(20)], timeout=PATIENCE) == [where] * 20
     assert where[0] is None
+
+
+def test_a_module_that_workers_do_not_find_is_named_with_the_function_and_what_to_do(shared: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "a_module_of_the_driver.py").write_text("def double(x):\n    return 2 * x\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import importlib
+
+    module = importlib.import_module("a_module_of_the_driver")
+
+    def calls_it(x: int) -> int:
+        return int(module.double(x))
+
+    error = failure(zf.remote(calls_it).remote(2))
+    assert isinstance(error, zf.SerializationError)
+    assert error.facts["function"].endswith("calls_it")
+    for word in ("'a_module_of_the_driver'", "py_modules", "register_pickle_by_value"):
+        assert word in str(error)
+    env = {"py_modules": [module]}
+    assert zf.get(zf.remote(calls_it).options(runtime_env=env).remote(2), timeout=PATIENCE) == 4
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        assert zf.get(zf.remote(calls_it).remote(2), timeout=PATIENCE) == 4
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
 
 
 def test_a_runtime_env_that_cannot_be_made_is_an_error_and_no_endless_wait(shared: Any, tmp_path: Path) -> None:

@@ -315,7 +315,18 @@ def _load(stream: bytes | memoryview, buffers: Sequence[Any], copy: bool = False
     except (FabricError, MemoryError):
         raise
     except Exception as error:  # user code runs here too (__setstate__, imports)
-        raise SerializationError(f"cannot unpickle a value: {type(error).__name__}: {error}") from error
+        raise SerializationError(f"cannot unpickle a value: {type(error).__name__}: {error}{_advice(error)}") from error
+
+
+def _advice(error: Exception) -> str:
+    """What to do about a value, or a function, of a module that this process does not find."""
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return ""
+    module = error.name.partition(".")[0]
+    return (
+        "; it is not where this process looks (workers look where the program did when it called init()): put it there, name it in "
+        f"runtime_env={{'py_modules': [...]}}, or let it travel by value: cloudpickle.register_pickle_by_value({module})"
+    )
 
 
 def _copying_unpickler() -> Callable[[Any, Any], pickle.Unpickler]:

@@ -350,9 +350,9 @@ def remote(*args: Any, **options: Any) -> Any:
     ``max_buffered`` values ahead), or "dynamic" for a ref whose value is one over all that it has yielded (also of ``async def``);
     ``max_retries`` (3) after the loss of a worker, -1 without end; ``retry_exceptions`` (False) True or a list of exception
     classes after which it is run again too; ``timeout`` in seconds from submission; ``name`` for people; ``runtime_env`` with
-    "env_vars", "working_dir" and "py_modules"; ``inline=False`` never to run on top of a waiting task; ``deterministic=True``
-    if its values may be dropped and made again. Tasks of an ``async def`` function run many at a time in one worker
-    (``max_concurrency``, 1000) and hold no CPU meanwhile (``num_cpus``, 0), unless they say otherwise.
+    "env_vars", "working_dir" (where modules are found, too) and "py_modules"; ``inline=False`` never to run on top of a waiting
+    task; ``deterministic=True`` if its values may be dropped and made again. Tasks of an ``async def`` function run many at a
+    time in one worker (``max_concurrency``, 1000) and hold no CPU meanwhile (``num_cpus``, 0), unless they say otherwise.
 
     Raises OptionError for options that do not exist or cannot have that value.
 

@@ -146,6 +146,7 @@ def _become_worker(
     _set_environment(dict(environment), threads)
     if directory:
         os.chdir(directory)
+        paths = (*paths, directory)  # Programs keep the modules of their own there.
     sys.path[:0] = paths
     _reseed()
     import atexit

@@ -113,8 +113,8 @@ class UserCode(WorkerConnection):
             row = self.worker.functions[function_id]
             self._look_in(option(row[3], "paths", ()))
             ahead = option(row[3], "stream")
-            found = self._functions[function_id] = serialization.load_function(row[2], function_id, whole=ahead is None)
             self._options[function_id] = (row[1], option(row[3], "num_returns", 1))
+            found = self._functions[function_id] = serialization.load_function(row[2], function_id, whole=ahead is None)
             if ahead is not None:
                 self._streams[function_id] = ahead
             if option(row[3], "actor") is not None:
