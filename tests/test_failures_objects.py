@@ -54,9 +54,13 @@ def test_an_object_larger_than_the_store_is_refused_by_name_and_size(small: Any)
     before = workers_alive()
     error = failure(make.remote(1, 100))
     assert type(error) is zf.ObjectTooLargeError
-    assert "MiB" in str(error)
-    with pytest.raises(zf.ObjectTooLargeError):
+    assert str(error).startswith("what make returned has no place: an object of 100.0 MiB")
+    assert error.facts["function"] == "make"
+    assert error.facts["pid"] in before
+    with pytest.raises(zf.ObjectTooLargeError, match=r"^args\[0\] has no place: an object of 100.0 MiB"):
         check.remote(block(1, 100), 1)
+    with pytest.raises(zf.ObjectTooLargeError, match="^number has no place"):
+        check.remote(1, number=block(1, 100))
     assert workers_alive() == before
     assert zf.get(check.remote(zf.put(block(2)), 2), timeout=PATIENCE)
 

@@ -26,7 +26,7 @@ from zfabric.api.errors import a
 from zfabric.api.lifecycle import connected, default_runtime_env
 from zfabric.api.options import ACTOR_OPTIONS, Pairs, checked, checked_actor, difference, mode_of, pairs_of, pairs_of_actor
 from zfabric.api.refs import ObjectRef
-from zfabric.exceptions import OptionError, SerializationError
+from zfabric.exceptions import ObjectStoreError, OptionError, SerializationError
 from zfabric.protocol.ids import FIRST_RETURN, object_id
 from zfabric.protocol.names import is_text
 from zfabric.runtime import interface
@@ -326,17 +326,20 @@ def _store_large(
     client: ClientInterface, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], list[ObjectRef]]:
     """The arguments with the large ones stored: each over ``inline_bytes``, and the largest of the rest if they are many."""
-    values: dict[int, tuple[Any, SerializedValue]] = {}
+    values: dict[int, tuple[str, SerializedValue]] = {}
     for name, value in [*((f"args[{index}]", value) for index, value in enumerate(args)), *kwargs.items()]:
         if type(value) is not ObjectRef and id(value) not in values:
-            values[id(value)] = value, serialize(value, name)
+            values[id(value)] = name, serialize(value, name)
     limit = client.config.inline_bytes
     total = sum(serialized.size for _, serialized in values.values())
     stored: dict[int, ObjectRef] = {}
-    for key, (_, serialized) in sorted(values.items(), key=lambda entry: -entry[1][1].size):
+    for key, (name, serialized) in sorted(values.items(), key=lambda entry: -entry[1][1].size):
         if serialized.size <= limit and total <= limit * ARGUMENTS_BYTES_MAX:
             break
-        stored[key] = ObjectRef(client.put(serialized, False), client)
+        try:
+            stored[key] = ObjectRef(client.put(serialized, False), client)
+        except ObjectStoreError as error:
+            raise type(error)(f"{name} has no place: {error}", **error.facts) from None
         total -= serialized.size
     swapped = tuple(stored.get(id(value), value) for value in args)
     return swapped, {name: stored.get(id(value), value) for name, value in kwargs.items()}, list(stored.values())

@@ -188,7 +188,8 @@ class UserCode(WorkerConnection):
         except FabricError as error:
             if isinstance(error, SerializationError):
                 return ERROR, (self._error(error, item),), None
-            return FAILED, (pack_failure(type(error).__name__, str(error)),), None
+            facts = tuple(self._facts(item).items())
+            return FAILED, (pack_failure(type(error).__name__, f"what {self.name_of(item)} returned has no place: {error}", facts),), None
         except Exception as error:  # what was returned is the user's, and so is what its __reduce__, or an iterator, raises
             return ERROR, (self._error(error, item),), None
 
@@ -260,9 +261,11 @@ class UserCode(WorkerConnection):
         os._exit(error.code if isinstance(error.code, int) and 0 < error.code < 256 else 1)
 
     def _error(self, error: BaseException, item: Item | Invocation) -> bytes:
-        name = self._terms(item)[0]
-        facts = {"function": name, "node": self.node.hex(), "pid": os.getpid(), "attempt": tries_of(item.attempt)}
-        return serialization.dump_error(error, facts)
+        return serialization.dump_error(error, self._facts(item))
+
+    def _facts(self, item: Item | Invocation) -> dict[str, Any]:
+        """Where it ran, for errors."""
+        return {"function": self.name_of(item), "node": self.node.hex(), "pid": os.getpid(), "attempt": tries_of(item.attempt)}
 
 
 def _never(error: BaseException) -> bool:
