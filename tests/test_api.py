@@ -8,6 +8,7 @@ import gc
 import json
 import os
 import pickle
+import socket
 import subprocess
 import sys
 import threading
@@ -880,6 +881,7 @@ def test_nodes_and_resources(client):
     client.answers["available_resources"] = {"CPU": 0.5, "GPU": 0.0}
     (node,) = zf.nodes()
     assert (node["NodeID"], node["Alive"], node["Resources"], node["queued"]) == ("ab", True, {"CPU": 2.0}, 3)
+    assert (node["NodeManagerHostname"], node["NodeManagerAddress"]) == (socket.gethostname(), "127.0.0.1")
     assert zf.cluster_resources() == {"CPU": 2.0, "GPU": 1.0}
     assert zf.available_resources() == {"CPU": 0.5}
 

@@ -223,6 +223,8 @@ def test_async_tasks_survive_their_worker(tmp_path: Any) -> None:
 def test_max_concurrency_is_for_async_functions() -> None:
     with pytest.raises(zf.OptionError, match="async def"):
         zf.remote(max_concurrency=2)(lambda: None)
+    with pytest.raises(zf.OptionError, match="async def"):
+        zf.remote(lambda: None).options(max_concurrency=2)
 
 
 # --- time and number ------------------------------------------------------------------------------------------------------------------

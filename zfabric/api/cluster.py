@@ -96,13 +96,13 @@ def nodes() -> list[dict[str, Any]]:
     found = []
     for row in connected().query("nodes"):
         row = dict(row)
-        alive, host = bool(row.pop("alive", True)), str(row.pop("host", ""))
+        alive, host = bool(row.pop("alive", True)), os.uname().nodename  # All nodes are on this machine, so far.
         found.append(
             {
                 "NodeID": str(row.pop("node")),
                 "Alive": alive,
                 "alive": alive,
-                "NodeManagerAddress": str(row.pop("address", "")),
+                "NodeManagerAddress": "127.0.0.1",
                 "NodeManagerHostname": host,
                 "NodeName": host,
                 "Resources": dict(row.pop("resources", {})),

@@ -182,6 +182,7 @@ class RemoteFunction:
         [1, 2]
         """
         merged = {**self._options, **checked(options)}
+        _check_concurrency(self._function, merged)
         base = self._export.options
         if (merged.get("retry_exceptions") or False) != (base.get("retry_exceptions") or False) or mode_of(merged) != mode_of(base):
             return _made(self._function, merged)
@@ -401,6 +402,11 @@ def _make(function: Any, options: dict[str, Any]) -> Any:
             "max_concurrency": ASYNC_CONCURRENCY,
             **{name: value for name, value in options.items() if value is not None},
         }
-    elif (options.get("max_concurrency") or 1) > 1:
-        raise OptionError(f"max_concurrency is for 'async def': {function.__qualname__} is a plain function, of which a worker runs one")
+    _check_concurrency(function, options)
     return _made(function, options)
+
+
+def _check_concurrency(function: Any, options: Mapping[str, Any]) -> None:
+    if (options.get("max_concurrency") or 1) > 1 and not _flags(function) & (_COROUTINE | _ASYNC_GENERATOR):
+        name = getattr(function, "__qualname__", function)
+        raise OptionError(f"max_concurrency is for 'async def': {name} is a plain function, of which a worker runs one")
