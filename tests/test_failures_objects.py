@@ -33,6 +33,11 @@ def check(array: Any, number: int) -> bool:
     return bool((array == number).all())
 
 
+@zf.remote
+def check_bytes(value: bytes) -> tuple[int, int]:
+    return value[0], len(value)
+
+
 @pytest.fixture
 def small(cluster: Callable[..., Any]) -> Callable[..., Any]:
     """A cluster whose store has 64 MiB."""
@@ -241,6 +246,21 @@ def test_a_put_value_whose_file_is_damaged_is_an_error_that_offers_durable(small
     error = failure(lost[0])
     assert isinstance(error, zf.ObjectLostError)
     assert "durable=True" in str(error)
+
+
+def test_a_durable_value_whose_file_is_damaged_is_read_from_the_control_store(small: Any) -> None:
+    small(put_patience=PATIENCE, inline_memory=MIB)
+    kept = [zf.put(bytes([number]) * (MIB // 2), durable=True) for number in range(8)]
+    directory = Path(session().describe()["spill"])
+    pushed = [zf.put(block(number)) for number in range(40)]
+    names = {ref.hex() for ref in kept}
+    spilled = eventually(
+        lambda: [path for path in directory.rglob("*.object") if path.name.split(".")[0] in names], "durable values were spilled, too"
+    )
+    for path in spilled:
+        path.write_bytes(b"")
+    del pushed
+    assert [zf.get(check_bytes.remote(ref), timeout=PATIENCE) for ref in kept] == [(number, MIB // 2) for number in range(8)]
 
 
 def test_a_task_value_whose_file_is_damaged_is_made_again(small: Any) -> None:

@@ -124,8 +124,8 @@ def _check_timeout(timeout: Any) -> None:
 def put(value: Any, *, durable: bool = False) -> ObjectRef:
     """Store a value once, to be passed to many tasks or read by many; returns its ref.
 
-    With ``durable`` the value is on disk when this returns, and outlives every process of the cluster; a value that was only
-    put cannot be made again when its memory is lost, since no task made it.
+    With ``durable`` the value is in the control store when this returns, and stays there for as long as the job needs it, whatever
+    happens to other copies; one that was only put cannot be made again when its memory is lost, since no task made it.
 
     Raises SerializationError if it cannot be pickled, ObjectTooLargeError, ObjectStoreFullError; TypeError for a ref.
 
