@@ -97,6 +97,22 @@ def test_a_full_store_spills_to_disk_and_reads_back_what_was_written(small: Any)
     eventually(lambda: not list(Path(session().describe()["spill"]).iterdir()), "files of what nobody refers to are deleted")
 
 
+def test_wait_brings_values_here_unless_it_is_told_not_to(small: Any) -> None:
+    small(put_patience=PATIENCE)
+
+    def restores() -> int:
+        return int(query("status")["store"]["restores"])
+
+    refs = [make.remote(number) for number in range(40)]
+    ready, rest = zf.wait(refs, num_returns=40, timeout=PATIENCE, fetch_local=False)
+    assert (len(ready), rest) == (40, [])
+    assert restores() == 0, "they are there, on disk most of them, and nobody has asked for more"
+    for ref in refs[:4]:
+        assert zf.wait([ref], timeout=PATIENCE) == ([ref], [])
+        assert (zf.get(ref, timeout=0) == refs.index(ref)).all(), "what wait has counted is here"
+    assert restores() > 0
+
+
 def test_a_store_full_of_pinned_values_holds_back_and_then_refuses(small: Any) -> None:
     small()
     refs: list[Any] = []
