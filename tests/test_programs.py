@@ -402,6 +402,60 @@ print(sorted(future.result() for future in concurrent.futures.as_completed([work
 # --- output -------------------------------------------------------------------------------------------------------------------------
 
 
+NOTEBOOK = """
+import ast, asyncio, inspect, sys
+
+def kernel(cells):
+    main = sys.modules["__main__"]
+    del main.__file__
+
+    async def run():
+        for number, cell in enumerate(cells):
+            running = eval(compile(cell, f"<cell {number}>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), main.__dict__)
+            if inspect.iscoroutine(running):
+                await running
+
+    asyncio.run(run())
+
+kernel([
+'import zfabric as zf; zf.init(num_cpus=2)',
+'''
+class Point:
+    scale = 1
+    def __init__(self, x): self.x = x * self.scale
+
+@zf.remote
+def move(point, by): return Point(point.x + by)
+''',
+'print(type(zf.get(move.remote(Point(1), 2))) is Point, zf.get(move.remote(Point(1), 2)).x)',
+'''
+class Point:
+    scale = 10
+    def __init__(self, x): self.x = x * self.scale
+''',
+'print((await zf.remote(lambda point: Point(point.x)).remote(Point(1))).x)',
+'offset = 5',
+'''
+@zf.remote
+def move(point, by): return point.x + by + offset
+''',
+'print(await asyncio.gather(*[move.remote(Point(1), by) for by in range(3)]))',
+'''
+@zf.remote
+def fails(): raise KeyError("cell")
+try:
+    zf.get(fails.remote())
+except KeyError as error:
+    print("<cell 8>" in str(error))
+''',
+])
+"""
+
+
+def test_cells_of_a_notebook(tmp_path: Path) -> None:
+    assert run_program(tmp_path, NOTEBOOK).splitlines() == ["True 3", "100", "[15, 16, 17]", "True"]
+
+
 def test_what_tasks_print_reaches_the_driver_with_a_prefix_also_the_last_lines(tmp_path: Path) -> None:
     said = run_program(
         tmp_path,
