@@ -209,7 +209,7 @@ def test_timeline(live: Live) -> None:
         assert {type(span["ts"]), type(span["dur"])} <= {int, float}
         assert span["dur"] >= 0
         assert re.fullmatch("[0-9a-f]{32}", span["args"]["task_id"])
-        assert named["process_name", span["pid"], 0].startswith("node ")
+        assert named["process_name", span["pid"], 0] == f"node {live.json('status')['node']}"
         assert named["thread_name", span["pid"], span["tid"]] == f"worker {span['tid']}"
     (parent,) = (span for span in spans if span["name"] == "parent")
     within = [span for span in spans if span["tid"] == parent["tid"] and parent["ts"] <= span["ts"] < parent["ts"] + parent["dur"]]

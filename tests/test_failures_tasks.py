@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bad_days import PATIENCE, eventually, failure, worker_rows
+from bad_days import PATIENCE, eventually, failure, query, worker_rows
 
 import zfabric as zf
 
@@ -88,7 +88,7 @@ def test_an_error_is_also_of_the_class_that_was_raised_and_tells_where() -> None
     assert "in refuse" in error.traceback_text
     pids = {row["pid"] for row in worker_rows()}
     assert error.facts["pid"] in pids
-    assert error.facts["node"] == zf.get_runtime_context().get_node_id()
+    assert error.facts["node"] == zf.get_runtime_context().get_node_id() == zf.nodes()[0]["NodeID"] == query("status")["node"]
     assert error.facts["attempt"] == 0
     assert all(str(error.facts[name]) in str(error) for name in ("pid", "node", "attempt"))
 

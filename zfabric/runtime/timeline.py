@@ -60,7 +60,7 @@ def _bars(rows: Iterable[tuple[bytes, bytes]], spans: Spans) -> Iterator[dict[st
         place = nodes.get(node)
         if place is None:
             place = nodes[node] = len(nodes) + 1
-            yield _name("process_name", place, 0, f"node {node.decode(errors='replace')}")
+            yield _name("process_name", place, 0, f"node {node.hex()}")
         if (place, pid) not in threads:
             threads.add((place, pid))
             yield _name("thread_name", place, pid, f"worker {pid}")

@@ -282,7 +282,7 @@ def _status(scheduler: LocalScheduler, now: float) -> dict[str, Any]:
             states["infeasible"] += count
             states["ready"] -= count
     return {
-        "node": scheduler.node.decode(errors="replace"),
+        "node": scheduler.node.hex(),
         "resources": amounts(tuple(sorted(scheduler.pool.total.items()))),
         "available": _available(scheduler, now),
         "tasks": states,
