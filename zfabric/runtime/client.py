@@ -49,6 +49,11 @@ class FabricClient(Connection):
         return self.machine.job
 
     @property
+    def namespace(self) -> str:
+        """Where this process looks for names of actors, unless it is told otherwise."""
+        return self._namespace
+
+    @property
     def node(self) -> bytes:
         """The node's incarnation."""
         return self.machine.node

@@ -46,7 +46,7 @@ class Connection:
         self.config: Config = session.config()
         self.kind = kind
         self.name = name
-        self.namespace = namespace
+        self._namespace = namespace
         self.incarnation = incarnation
         self.control = b""
         self.lock = threading.RLock()
@@ -87,7 +87,7 @@ class Connection:
             self.machine.job,
             self.name,
             self.control,
-            self.namespace,
+            self._namespace,
             _readable(os.getcwd()) if self.kind == "driver" else "",
         )
 

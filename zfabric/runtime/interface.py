@@ -49,7 +49,10 @@ class ClientInterface(Protocol):
     """The fabric inside this process. All methods are thread-safe; object ids are 20 bytes, task ids 16."""
 
     config: Config
-    namespace: str
+
+    @property
+    def namespace(self) -> str:
+        """Where this process looks for names of actors, unless it is told otherwise."""
 
     @property
     def job(self) -> bytes:

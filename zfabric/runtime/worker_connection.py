@@ -74,6 +74,13 @@ class WorkerConnection(FabricClient):
     explain_call = closed_to_interrupts(FabricClient.explain_call)
     query = closed_to_interrupts(FabricClient.query)
 
+    @property
+    def namespace(self) -> str:
+        """That of the job, which a worker has with its first task: asked for when somebody wants to know."""
+        if not self._namespace and self.machine.job:
+            self._namespace = self.query("namespace", self.machine.job)
+        return self._namespace
+
     # -- the daemon, and peers --
 
     def running(self) -> tuple[m.Message, ...]:

@@ -361,6 +361,18 @@ def _actor(scheduler: LocalScheduler, now: float, name: str, namespace: str) -> 
     return None if record is None else (record.id, record.task.function.actor)
 
 
+def _actor_of(scheduler: LocalScheduler, now: float, actor_id: bytes) -> m.Row | None:
+    """The name of the actor with this id, and what a handle is made of."""
+    record = scheduler.actors.records.get(actor_id)
+    return None if record is None else (record.name, record.task.function.actor)
+
+
+def _namespace(scheduler: LocalScheduler, now: float, job: bytes) -> str:
+    """The namespace of a job: its driver has said it, and its tasks do not know it."""
+    known = scheduler.tables.jobs.get(job)
+    return "" if known is None else known.namespace
+
+
 QUESTIONS: dict[str, Any] = {
     "tasks": _tasks,
     "objects": _objects,
@@ -373,6 +385,9 @@ QUESTIONS: dict[str, Any] = {
     "explain": _explain,
     "find": _find,
     "actor": _actor,
+    "actor of": _actor_of,
+    "named actors": lambda scheduler, now: sorted(scheduler.actors.named),
+    "namespace": _namespace,
     "nothing": lambda scheduler, now: None,
 }
 """What can be asked, besides "rows" (a page of a table of the control store): name -> function of (scheduler, now, arguments)."""
