@@ -453,7 +453,11 @@ def _find(client: ClientInterface, name: str, namespace: str | None) -> ActorHan
     answer = client.query("actor", name, client.namespace if namespace is None else namespace)
     if answer is None:
         return None
-    actor_id, blueprint = answer
+    return handle_of(*answer)
+
+
+def handle_of(actor_id: bytes, blueprint: bytes) -> ActorHandle:
+    """A further handle to an actor that is known by its id, with what its class has said of itself."""
     return _handle(ObjectRef(actor_id + FIRST_RETURN), msgpack.unpackb(blueprint, use_list=False))
 
 

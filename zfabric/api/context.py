@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from zfabric.api.actor import ActorHandle, handle_of
 from zfabric.api.lifecycle import connected
+from zfabric.protocol.options import RESOURCE_UNIT
 from zfabric.runtime import interface
 from zfabric.runtime.interface import ClientInterface, TaskContext
 
@@ -30,10 +32,12 @@ class RuntimeContext:
         return self._task.task_id.hex() if self._task else None
 
     def get_task_name(self) -> str | None:
+        """The name that the options of the call give it (``f.options(name=...)``), else that of its function."""
+        return (self._task.name or self._task.function_name) if self._task else None
+
+    def get_task_function_name(self) -> str | None:
         """The name of the task's function."""
         return self._task.function_name if self._task else None
-
-    get_task_function_name = get_task_name
 
     def get_worker_id(self) -> str:
         """This process, by node and pid."""
@@ -42,6 +46,26 @@ class RuntimeContext:
     def get_actor_id(self) -> str | None:
         """The actor this code belongs to; None in a task or driver."""
         return self._task.actor_id.hex() or None if self._task else None
+
+    def get_actor_name(self) -> str | None:
+        """The name of the actor this code belongs to, empty if it has none; None in a task or driver."""
+        found = self._actor()
+        return None if found is None else str(found[0])
+
+    def get_assigned_resources(self) -> dict[str, float]:
+        """What this task or actor holds, by resource; nothing in a driver."""
+        return {name: amount / RESOURCE_UNIT for name, amount in (self._task.demand if self._task else ())}
+
+    def get_placement_group_id(self) -> None:
+        """None: there are no placement groups."""
+
+    def get_node_labels(self) -> dict[str, str]:
+        """Nothing: nodes have no labels."""
+        return {}
+
+    def get_session_name(self) -> str:
+        """The name of the cluster's session."""
+        return os.path.basename(self.gcs_address)
 
     def get_accelerator_ids(self) -> dict[str, list[str]]:
         """The accelerators given to this task, by kind."""
@@ -56,8 +80,20 @@ class RuntimeContext:
         return json.dumps(default_runtime_env() or {})
 
     @property
+    def runtime_env(self) -> dict[str, Any]:
+        """The ``runtime_env`` that ``init`` set."""
+        from zfabric.api.lifecycle import default_runtime_env
+
+        return dict(default_runtime_env() or {})
+
+    @property
+    def gcs_address(self) -> str:
+        """What another program passes to ``zf.init`` to join this cluster."""
+        return str(getattr(getattr(self._client, "session", None), "directory", ""))
+
+    @property
     def attempt(self) -> int:
-        """Which attempt of the task this is, from 0; 0 in a driver."""
+        """Which attempt of the task (or the call's actor) this is, from 0; 0 in a driver."""
         return self._task.attempt if self._task else 0
 
     @property
@@ -68,7 +104,35 @@ class RuntimeContext:
     @property
     def was_current_actor_reconstructed(self) -> bool:
         """Whether this actor was restarted: never, in a task or driver."""
-        return False
+        return self._task is not None and bool(self._task.actor_id) and self._task.attempt > 0
+
+    @property
+    def current_actor(self) -> ActorHandle:
+        """A handle of the actor this code belongs to, to pass on or to call. RuntimeError in a task or driver.
+
+        As long as the actor keeps it, it has a handle, and goes on.
+
+        >>> import zfabric as zf
+        >>> @zf.remote
+        ... class Chain:
+        ...     def first(self):
+        ...         return zf.get_runtime_context().current_actor.second.remote()
+        ...     def second(self):
+        ...         return "called by itself"
+        >>> zf.get(zf.get(Chain.remote().first.remote()))
+        'called by itself'
+        """
+        found = self._actor()
+        if found is None or self._task is None:
+            raise RuntimeError("current_actor is for actors; this is a task or a driver")
+        return handle_of(self._task.actor_id, found[1])
+
+    def _actor(self) -> tuple[str, bytes] | None:
+        """Name and blueprint of this actor."""
+        if self._task is None or not self._task.actor_id:
+            return None
+        answer: tuple[str, bytes] | None = self._client.query("actor of", self._task.actor_id)
+        return answer
 
     @property
     def job_id(self) -> str:
@@ -85,9 +149,26 @@ class RuntimeContext:
         """The same as ``get_task_id()``."""
         return self.get_task_id()
 
+    @property
+    def actor_id(self) -> str | None:
+        """The same as ``get_actor_id()``."""
+        return self.get_actor_id()
+
+    @property
+    def worker_id(self) -> str:
+        """The same as ``get_worker_id()``."""
+        return self.get_worker_id()
+
     def get(self) -> dict[str, Any]:
         """All of it as a dict."""
-        return {"job_id": self.job_id, "node_id": self.node_id, "task_id": self.task_id, "namespace": self.namespace}
+        return {
+            "job_id": self.job_id,
+            "node_id": self.node_id,
+            "worker_id": self.worker_id,
+            "task_id": self.task_id,
+            "actor_id": self.actor_id,
+            "namespace": self.namespace,
+        }
 
     def __repr__(self) -> str:
         return f"RuntimeContext({self.get()})"

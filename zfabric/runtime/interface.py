@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from zfabric.config import Config
 from zfabric.protocol.messages import Row
+from zfabric.protocol.options import Demand
 
 
 class Outcome(NamedTuple):
@@ -149,6 +150,10 @@ class TaskContext(NamedTuple):
     function_name: str
     gpu_ids: tuple[int, ...]
     actor_id: bytes = b""
+    demand: Demand = ()
+    """What it holds: that of its actor, in a call."""
+    name: str = ""
+    """What its options call it; empty if they do not."""
 
 
 def _no_task() -> TaskContext | None:

@@ -22,7 +22,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, call_value, object_id, tries_of
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
-from zfabric.protocol.options import option
+from zfabric.protocol.options import ONE_CPU, option
 from zfabric.runtime import interface
 from zfabric.runtime.crew import current_call
 from zfabric.runtime.hosting import ActorExit
@@ -92,8 +92,20 @@ class UserCode(WorkerConnection):
         item = current_call.get() or (self._contexts[-1] if self._contexts else None)
         if item is None:
             return None
-        actor_id = item.actor_id if type(item) is Invocation else item.row[0] if item.row[1] in self._classes else b""
-        return interface.TaskContext(item.row[0], tries_of(item.attempt), self._terms(item)[0], item.gpus, actor_id)
+        function = self._terms(item)[0]
+        if type(item) is Invocation:
+            made_by = self.worker.mailbox.actors[item.actor_id][0] if item.actor_id in self.worker.mailbox.actors else None
+            gpus, demand = self._gpus or (), () if made_by is None else self._option_of(made_by, "demand", ())
+            return interface.TaskContext(item.row[0], tries_of(item.attempt), function, gpus, item.actor_id, demand)
+        makes_actor = item.row[1] in self._classes
+        actor_id, default = (item.row[0], ()) if makes_actor else (b"", ONE_CPU)
+        demand, name = self._option_of(item.row, "demand", default), self._option_of(item.row, "name", "")
+        return interface.TaskContext(item.row[0], tries_of(item.attempt), function, item.gpus, actor_id, demand, "" if makes_actor else name)
+
+    def _option_of(self, row: Row, name: str, default: Any) -> Any:
+        """An option of a task, whether its call says it or its function."""
+        usual = option(self.worker.functions[row[1]][3], name, default)
+        return option(row[4], name, usual) if len(row) > 4 else usual
 
     # -- before it runs --
 
