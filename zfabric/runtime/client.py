@@ -136,6 +136,8 @@ class FabricClient(Connection):
             machine.calls.call(actor_id, row, num_returns, terms.retries)
             if machine.calls.queued >= self._batch_rows or machine.unfinished == 1:
                 self.flush()
+                if machine.calls.delayed and not self._armed:
+                    self._arm_flusher()
             elif not self._armed:
                 self._arm_flusher()
         return call_id

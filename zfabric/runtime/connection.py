@@ -1,9 +1,10 @@
 """A process's connection with its node's daemon: sockets, locks and threads around ``machines.client``, and how a process waits.
 
 The thread that waits pumps the sockets itself; when several wait, one leads and the others sleep until it has news or leaves. The only
-thread of its own is the flusher, asleep until a row has waited unsent for two milliseconds (and awake once a second, to answer
-what the fabric asks while the program is busy elsewhere). An exception out of the middle of a delivery (Ctrl-C) marks the
-connection unsynchronised: the client then says again all that it holds, as after a restart of the daemon.
+thread of its own is the flusher, asleep until a row has waited unsent for two milliseconds. It is awake once a second, to answer
+what the fabric asks while the program is busy elsewhere, and more often for as long as others wait for what this process does with
+news that have yet to come. An exception out of the middle of a delivery (Ctrl-C) marks the connection unsynchronised: the client then
+says again all that it holds, as after a restart of the daemon.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ PEERS = (ACTOR, CONTROL, WORKER)
 """Roles of other processes that a client speaks to."""
 FLUSHER_PATIENCE = 25
 """Times the flusher finds nothing to send before it goes to sleep: waking it costs the sender more than it costs to look."""
+LISTEN_EVERY = 0.01
+"""How often the flusher looks for news that others wait for, in seconds, if the program does not."""
 CHECK_EVERY = 1.0
 """How often a thread that waits looks whether the node is still there, in seconds."""
 
@@ -329,21 +332,33 @@ class Connection:
             if not self._arm.acquire(timeout=max(0.0, house_at - clock())):
                 continue
             idle = 0
-            while idle < FLUSHER_PATIENCE and not self.closed and clock() < house_at:
-                time.sleep(self.config.send_delay)  # Being woken for each row would cost the sender more than all the rest of it.
+            calls = self.machine.calls
+            while (idle < FLUSHER_PATIENCE or calls.expectant) and not self.closed and clock() < house_at:
+                # Being woken for each row would cost the sender more than all the rest of it.
+                time.sleep(self.config.send_delay if idle < FLUSHER_PATIENCE else LISTEN_EVERY)
                 idle = 0 if self._armed else idle + 1
+                if calls.expectant:
+                    self._attempt(self._listen_in)
                 # A program that submits in a loop sends full batches itself; what is unsent then is younger than the last of them.
                 if self._armed and clock() - self._sent_at >= self.config.send_delay:
                     self._attempt(self._flush_armed)
             with self.lock:
-                self._flusher_asleep = not self._armed
-                if self._armed:
+                self._flusher_asleep = not self._armed and not calls.expectant
+                if not self._flusher_asleep:
                     self._arm.release()
 
     def _flush_armed(self) -> None:
         with self.lock:
             self._armed = False
             if not self.closed:
+                self.flush()
+
+    def _listen_in(self) -> None:
+        """Take in what has come, and pass on what it allows, while the program is busy elsewhere."""
+        self.look()
+        self._wake()
+        with self.lock:
+            if not self.closed and self._has_unsent():
                 self.flush()
 
     def _attempt(self, action: Callable[[], None]) -> None:

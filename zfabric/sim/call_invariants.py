@@ -204,6 +204,8 @@ class CallInvariants:
                 "count of values": calls._several,
                 "ref held for a call": calls._held,
                 "blocked target": calls._blocked,
+                "delayed target": calls.delayed,
+                "result that others were promised": calls.awaited,
                 "barrier": calls._barriers,
                 "call that was heard of": calls._heard,
                 "killed actor": calls.killed,

@@ -106,6 +106,10 @@ class Calls:
         """Refs that a call keeps alive until its outcome has come."""
         self._blocked: dict[Target, None] = {}
         """Actors whose next call waits for the values of its arguments."""
+        self.delayed: dict[Target, None] = {}
+        """Actors with calls that wait, for whatever news: of where they are, of arguments, of what the scheduler has heard."""
+        self.awaited: set[bytes] = set()
+        """Results that others were promised, and that have not come."""
         self._barriers: dict[int, bytes] = {}
         """Questions whose answer says that the scheduler has heard all that a call travels with: token -> call."""
         self._heard: set[bytes] = set()
@@ -183,6 +187,13 @@ class Calls:
     def _advance(self, target: Target) -> None:
         """Send what can be sent, in order."""
         self._blocked.pop(target, None)
+        self._send_queued(target)
+        if target.queue:
+            self.delayed[target] = None
+        else:
+            self.delayed.pop(target, None)
+
+    def _send_queued(self, target: Target) -> None:
         queue = target.queue
         while queue and target.state == DEAD:
             row = queue.popleft()
@@ -303,6 +314,11 @@ class Calls:
         yield from orders
 
     @property
+    def expectant(self) -> bool:
+        """Whether others wait for what this process does with news that have yet to come: for calls, or for their results."""
+        return bool(self.delayed or self.awaited)
+
+    @property
     def unsent(self) -> bool:
         """Whether calls wait to be sent."""
         return bool(self._full or self._orders or self._receipts)
@@ -362,6 +378,7 @@ class Calls:
         client = self.client
         for index in range(self._several.pop(call_id, 1)):
             identifier = call_value(call_id, index)
+            self.awaited.discard(identifier)
             data: Any = outputs[index if status == OK else 0] if outputs else None
             entry = client.entry(identifier)
             known = data is None and status == OK
@@ -480,6 +497,7 @@ class Calls:
     def _expect(self, identifier: bytes, target: Target) -> None:
         self.client.entry(identifier)  # What the plainest outcome would not be, since this one is said on.
         self.shared.add(identifier)
+        self.awaited.add(identifier)
         self.client._say(m.Expect, self._expected(identifier, target))
 
     def _expected(self, identifier: bytes, target: Target) -> Row:
