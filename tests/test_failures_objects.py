@@ -129,6 +129,29 @@ def test_a_store_full_of_pinned_values_holds_back_and_then_refuses(small: Any) -
     assert zf.get(check.remote(zf.put(block(99)), 99), timeout=PATIENCE)
 
 
+def test_more_at_once_than_the_store_has_is_refused_and_no_endless_exchange(small: Any) -> None:
+    """For each value that came another one went."""
+    small(put_patience=PATIENCE)
+    refs = [zf.put(block(number, 16)) for number in range(5)]
+    with pytest.raises(zf.ObjectStoreFullError, match=r"of the 5 values.*of 64.0 MiB; get fewer at a time"):
+        zf.get(refs)
+    assert all((zf.get(ref) == number).all() for number, ref in enumerate(refs))
+
+
+@zf.remote
+class Receiver:
+    def take(self, *arrays: Any) -> int:
+        return len(arrays)
+
+
+def test_a_call_with_more_arguments_than_the_store_has_says_so(small: Any) -> None:
+    small()
+    refs = [zf.put(block(number, 8)) for number in range(12)]
+    error = failure(Receiver.remote().take.remote(*refs))
+    assert isinstance(error, zf.ObjectStoreFullError)
+    assert isinstance(error, zf.TaskError)
+
+
 def test_a_put_that_waits_for_room_gets_it_when_somebody_lets_go(small: Any) -> None:
     small(put_patience=PATIENCE)
     refs = [zf.put(block(number, 8)) for number in range(7)]

@@ -17,7 +17,8 @@ class ArenaAccess:
     def __init__(self, connection: Connection, path: str, size: int) -> None:
         self._connection = connection
         self._arena_path = path
-        self._arena_size = size
+        self.size = size
+        """Of the whole arena, in bytes."""
         self._arena: Arena | None = None
 
     def write(self, identifier: bytes, value: Serialized) -> tuple[int, int]:
@@ -78,7 +79,7 @@ class ArenaAccess:
         if self._arena is None:
             if not self._arena_path:
                 raise ObjectTooLargeError("this node has no object store (object_store_memory=0)")
-            self._arena = Arena(self._arena_path, self._arena_size, writable=True)
+            self._arena = Arena(self._arena_path, self.size, writable=True)
         return self._arena
 
     def close(self) -> None:

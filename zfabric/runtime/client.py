@@ -13,7 +13,14 @@ from typing import Any
 
 import zmq
 
-from zfabric.exceptions import FabricError, GetTimeoutError, ObjectTooLargeError, OutOfDiskError, PendingCallsLimitExceededError
+from zfabric.exceptions import (
+    FabricError,
+    GetTimeoutError,
+    ObjectStoreFullError,
+    ObjectTooLargeError,
+    OutOfDiskError,
+    PendingCallsLimitExceededError,
+)
 from zfabric.machines.parts.entries import Entry
 from zfabric.machines.parts.naming import Namer
 from zfabric.protocol import messages as m
@@ -234,17 +241,25 @@ class FabricClient(Connection):
             if type(known) is bytes:
                 return [(OK, known, None)]  # type: ignore[list-item]
         deadline = None if timeout is None else clock() + timeout
-        position = 0
+        position, patience, together = 0, 0.0, 0
+        seen: set[bytes] = set()
+        """Large values that were at hand, though perhaps not at the same time."""
 
         def ready() -> bool:
-            nonlocal position
+            nonlocal position, together
             entries = machine.entries
             while position < count:
                 entry = entries.get(object_ids[position])
-                if type(entry) is not bytes and not (type(entry) is Entry and entry.data is not None):
-                    if type(entry) is not tuple:
-                        machine.want(object_ids[position : position + 1])
-                    return False
+                if type(entry) is not bytes:
+                    if type(entry) is not Entry or entry.data is None:
+                        if type(entry) is not tuple:
+                            machine.want(object_ids[position : position + 1])
+                        return False
+                    if type(entry.data) is tuple and object_ids[position] not in seen:
+                        seen.add(object_ids[position])
+                        together += entry.data[1]
+                        if together > self.values.size:
+                            return True  # They will never be here at the same time.
                 position += 1
             return True
 
@@ -257,12 +272,22 @@ class FabricClient(Connection):
             if position < count and not self.wait_for(object_ids, ready, deadline, plain=timeout is None):
                 with self.lock:
                     missing = sum(1 for each in object_ids if not machine.known(each))
+                if not missing:
+                    text = f"{count} values were not in the object store at the same time within {timeout} s; get fewer at a time"
+                    raise GetTimeoutError(text)
                 raise GetTimeoutError(f"{missing} of {count} object(s) had no value within {timeout} s; their tasks go on")
             with self.lock:
                 outcomes = self._outcomes(object_ids)
-                if outcomes is not None:
-                    return outcomes
-                position = 0  # Something was recalled between its arrival and now.
+            if outcomes is not None:
+                return outcomes
+            position = 0  # Something was recalled between its arrival and now.
+            patience = patience or clock() + self.config.put_patience
+            if together > self.values.size or clock() > patience:
+                # For each that comes, another one goes, without end.
+                raise ObjectStoreFullError(
+                    f"{len(seen)} of the {count} values have {together / 2**20:.1f} MiB, which are never in the object store at the same "
+                    f"time, of {self.values.size / 2**20:.1f} MiB; get fewer at a time, or give init() a larger object_store_memory"
+                )
 
     def wait_for(self, object_ids: Sequence[bytes], done: Callable[[], bool], deadline: float | None, plain: bool) -> bool:
         """Wait for objects. (A worker says meanwhile that it is blocked, and may run tasks.)"""

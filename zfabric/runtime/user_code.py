@@ -158,10 +158,10 @@ class UserCode(WorkerConnection):
         with self.lock:
             self.machine.add_reference(identifier)
         try:
-            outcome = super().get((identifier,), None)[0]
-            if outcome.status != OK:
-                raise FabricError("an argument of the call was lost")
-            return serialization.deserialize(outcome.data, outcome.release)
+            status, data, release = super().get((identifier,), None)[0]
+            if status != OK:
+                raise serialization.load_error(data) if status == ERROR else serialization.load_failure(data)
+            return serialization.deserialize(data, release)
         finally:
             self.machine.dropped.append(identifier)
 
