@@ -36,6 +36,8 @@ from zfabric.runtime.user_code import Ending, UserCode
 
 RECURSION_PER_TASK = 40
 """Python frames that one task on the stack may take before its own: ``get``, the pump, and running the next one."""
+LAST_WORD_SECONDS = 2.0
+"""How long an actor that ends itself waits until the daemon has heard so (which may just be restarted)."""
 REPORT_ROWS = 64
 """Completions that are reported without waiting for more."""
 
@@ -79,6 +81,10 @@ class WorkerRuntime(UserCode):
         """The end of an actor's process, with all that it has to say said."""
         self.host.end()
         self._returned = None
+        if self.host.leaving:
+            # That it ends for good must be heard before its death is noticed, or it would be made again: the answer says that it was.
+            with contextlib.suppress(FabricError):
+                self.query("nothing", timeout=LAST_WORD_SECONDS)
         self._say_the_last()
         raise SystemExit(0)
 
