@@ -58,6 +58,17 @@ class Method(NamedTuple):
     """Whether it changes nothing: its calls are not logged."""
 
 
+_BUILT_IN = {
+    known.name: known
+    for known in (
+        Method("__ray_ready__", 0, 0, "()", "True, once the actor is made.", (), True),
+        Method("__ray_call__", 1, float("inf"), "(function, /, *args, **kwargs)", "function(actor, *args, **kwargs), there.", (), False),
+        Method("__ray_terminate__", 0, 0, "()", "End the actor, for good, behind the calls made before.", (), True),
+    )
+}
+"""Methods that every actor has, by Ray's names (``runtime.hosting``)."""
+
+
 class Blueprint(NamedTuple):
     """What a handle is made of besides the actor's id."""
 
@@ -120,7 +131,7 @@ def _signature_of(kind: type) -> inspect.Signature | None:
         return None
 
 
-def _methods_of(kind: type) -> tuple[Method, ...]:
+def _methods_of(kind: type, retries: int) -> tuple[Method, ...]:
     import inspect
 
     found = []
@@ -134,7 +145,8 @@ def _methods_of(kind: type) -> tuple[Method, ...]:
             continue
         settings = getattr(bound, _METHOD_OPTIONS, {})
         yields = inspect.isgeneratorfunction(bound) or inspect.isasyncgenfunction(bound)
-        options, readonly = pairs_of_method(settings, (("stream", 0),) if yields else ()), bool(settings.get("readonly"))
+        options = pairs_of_method(settings, (("stream", 0),) if yields else (), retries)
+        readonly = bool(settings.get("readonly"))
         try:
             signature = inspect.signature(bound)
         except (TypeError, ValueError):  # some methods written in C have none
@@ -205,14 +217,14 @@ class ActorClass:
         logged = options.get("checkpoint_every") is not None
         retries = LOGGED if logged else options.get("max_task_retries") or 0
         groups = tuple(options.get("concurrency_groups") or ())
-        pending, methods = max(0, options.get("max_pending_calls") or 0), _methods_of(kind)
+        pending, methods = max(0, options.get("max_pending_calls") or 0), _methods_of(kind, retries)
         for each in methods:
             check_streams(f"{kind.__qualname__}.{each.name}", logged, each.readonly, each.options)
         blueprint = Blueprint(kind.__qualname__, kind.__module__, inspect.getdoc(kind) or "", methods, retries, pending, groups)
         self._blueprint = blueprint
         if groups:
             self._check_groups()
-        readonly = tuple(each.name for each in methods if each.readonly)
+        readonly = tuple(each.name for each in (*methods, *_BUILT_IN.values()) if each.readonly)
         self._export = Export(kind, {**self._options, "readonly": readonly}, msgpack.packb(blueprint))
         functools.update_wrapper(self, kind, updated=())
 
@@ -231,6 +243,15 @@ class ActorClass:
 
     def __repr__(self) -> str:
         return f"ActorClass({self._kind.__qualname__})"
+
+    def __class_getitem__(cls, item: Any) -> GenericAlias:
+        return GenericAlias(cls, item)
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> NoReturn:
+        name = self._kind.__qualname__
+        raise TypeError(
+            f"{name} is a remote class, of which there are no subclasses: make it a plain class, and what inherits from it remote"
+        )
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"{self!r} has no {name!r}; make an actor with .remote(...), and call the methods of what that returns")
@@ -303,7 +324,7 @@ class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
         """The same method with other options, as ``zf.method`` takes them, for the calls made through what this returns."""
         blueprint = self._handle._blueprint
         group_in(checked_method(options).get("concurrency_group"), blueprint.groups, blueprint.class_name)
-        pairs = pairs_of_method(options, self._options)
+        pairs = pairs_of_method(options, self._options, blueprint.retries)
         check_streams(self._method.name, blueprint.retries == LOGGED, self._method.readonly, pairs)
         return ActorMethod(self._handle, self._method, pairs)
 
@@ -422,7 +443,7 @@ class ActorHandle:
 
     def __getattr__(self, name: str) -> ActorMethod:
         known = self.__dict__.get("_methods", {})
-        found = known.get(name)
+        found = known.get(name) or _BUILT_IN.get(name)
         if found is None:
             class_name = self._blueprint.class_name if "_blueprint" in self.__dict__ else "the actor"
             raise AttributeError(f"{class_name} has no method {name!r}{near(name, known)}", name=name, obj=self)

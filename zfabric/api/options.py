@@ -3,8 +3,8 @@
 Options of Ray that change nothing about what a program computes are accepted, so that its programs run: ``memory`` and
 ``object_store_memory`` (the node watches the real memory instead of adding up promises), ``max_calls`` (workers are not
 ended after so many calls), ``scheduling_strategy="DEFAULT"`` and ``"SPREAD"``, ``enable_task_events``, ``_metadata``,
-``_labels``. Those that ask for something there is not (an accelerator type, a placement group, labels) are refused unless
-they ask for nothing.
+``_labels``, ``allow_out_of_order_execution`` (calls of one caller begin in order). Those that ask for something there is not (an
+accelerator type, a placement group, labels) are refused unless they ask for nothing.
 """
 
 from __future__ import annotations
@@ -107,6 +107,11 @@ def _nothing(name: str) -> Callable[[Any], None]:
     return check
 
 
+def _no_transport(value: Any) -> None:
+    if value and value != "object_store":
+        raise OptionError("tensors travel through the object store alone: leave tensor_transport and enable_tensor_transport out")
+
+
 def _number_of(name: str) -> Callable[[Any], None]:
     def check(value: Any) -> None:
         demand_of(**{name: value})
@@ -185,6 +190,8 @@ _ACTOR_CHECKS: dict[str, Callable[[Any], None]] = {
     "max_pending_calls": _whole("max_pending_calls", -1, 2**31),
     "checkpoint_every": _whole("checkpoint_every", 0, 2**31),
     "lightweight": _flag("lightweight"),
+    "allow_out_of_order_execution": _anything,
+    "enable_tensor_transport": _no_transport,
 }
 ACTOR_OPTIONS = frozenset(_ACTOR_CHECKS)
 """Options of remote classes."""
@@ -195,7 +202,11 @@ _METHOD_CHECKS: dict[str, Callable[[Any], None]] = {
     "readonly": _flag("readonly"),
     "timeout": _timeout,
     "name": _name_of("name"),
+    "max_task_retries": _whole("max_task_retries", -1, 2**31),
+    "retry_exceptions": _retry_exceptions,
     "enable_task_events": _anything,
+    "_generator_backpressure_num_objects": _CHECKS["_generator_backpressure_num_objects"],
+    "tensor_transport": _no_transport,
 }
 
 
@@ -228,8 +239,11 @@ def checked_method(options: Mapping[str, Any]) -> dict[str, Any]:
     return dict(options)
 
 
-def pairs_of_method(options: Mapping[str, Any], base: Pairs = ()) -> Pairs:
-    """Checked options of a method as they travel with its calls, in place of those of ``base``."""
+def pairs_of_method(options: Mapping[str, Any], base: Pairs = (), retries: int = 0) -> Pairs:
+    """Checked options of a method as they travel with its calls, in place of those of ``base``.
+
+    ``retries`` is how often its class has calls made again, if the method does not say.
+    """
     found = dict(base)
     returns = options.get("num_returns")
     if returns is not None:
@@ -239,13 +253,31 @@ def pairs_of_method(options: Mapping[str, Any], base: Pairs = ()) -> Pairs:
             found.update({"stream": 0} if returns == "streaming" else {"dynamic": True})
         elif returns != 1:
             found["num_returns"] = returns
-    if "stream" in found and options.get("max_buffered"):
-        found["stream"] = options["max_buffered"]
+    buffered = options.get("max_buffered") or max(0, options.get("_generator_backpressure_num_objects") or 0)
+    if "stream" in found and buffered:
+        found["stream"] = buffered
+    if options.get("max_task_retries") is not None:
+        found["max_retries"] = options["max_task_retries"]
+    if options.get("retry_exceptions") is not None:
+        found.pop("retry_on", None)
+        if kinds := _names_of(options["retry_exceptions"]):
+            found["retry_on"] = kinds
+    if "retry_on" in found:
+        found.setdefault("max_retries", max(retries, -1))
+        if "stream" in found or "dynamic" in found:
+            raise OptionError("retry_exceptions is for methods that return: what one has yielded cannot be taken back")
     if options.get("timeout") is not None:
         found["timeout"] = float(options["timeout"])
     if options.get("concurrency_group") is not None:
         found["concurrency_group"] = options["concurrency_group"]
     return tuple(found.items())
+
+
+def _names_of(kinds: Any) -> tuple[str, ...]:
+    """Exception classes by name, as the worker knows them again: True is all, False none."""
+    if isinstance(kinds, bool):
+        kinds = (Exception,) if kinds else ()
+    return tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds)
 
 
 def group_in(group: Any, groups: Collection[str], whose: str) -> None:

@@ -3,8 +3,9 @@
 ======================  =========================================================================================================
 ``demand``              what one attempt holds: sorted (resource, amount in 1/10,000) pairs; CPU 1 unless set
 ``num_returns``         number of values (default 1)
-``max_retries``         runs after the loss of a worker (default: config); -1 is without end
+``max_retries``         runs after the loss of a worker (default: config; of a call: as its handle says); -1 is without end
 ``retry_errors``        True: the worker may report RETRY (it knows which exceptions)
+``retry_on``            names of exception classes after which a method is called again, ``max_retries`` times (call rows only)
 ``timeout``             seconds from submission to outcome
 ``name``                what people see
 ``env``                 (variables, working directory, module paths): tasks of different ones share no worker
@@ -57,6 +58,7 @@ OPTION_TYPES: dict[str, tuple[type, ...]] = {
     "dynamic": (bool,),
     "max_retries": (int,),
     "retry_errors": (bool,),
+    "retry_on": (tuple,),
     "timeout": (int, float),
     "name": (str,),
     "env": (tuple,),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from zfabric.exceptions import FabricError
@@ -17,6 +18,18 @@ from zfabric.runtime.crew import Crew
 
 class ActorExit(BaseException):
     """Raised by ``exit_actor`` through the method that called it."""
+
+
+def _leave(instance: Any) -> None:
+    raise ActorExit
+
+
+BUILT_IN: dict[str, Callable[..., Any]] = {
+    "__ray_ready__": lambda instance: True,
+    "__ray_call__": lambda instance, function, *args, **kwargs: function(instance, *args, **kwargs),
+    "__ray_terminate__": _leave,
+}
+"""Methods that every actor has, by Ray's names: to wait until it is made, to have a function called with it, to end it for good."""
 
 
 class Host:
@@ -45,7 +58,8 @@ class Host:
         instance = self.instances.get(item.actor_id)
         if instance is None:
             raise FabricError("the actor has ended")
-        found: Callable[..., Any] = getattr(instance, item.method)
+        built_in = BUILT_IN.get(item.method) if item.method[:2] == "__" else None
+        found: Callable[..., Any] = getattr(instance, item.method) if built_in is None else partial(built_in, instance)
         return found if item.options is None or not option(item.options, "dynamic") else interface.collected(found)
 
     def class_of(self, item: Invocation) -> str:

@@ -115,9 +115,14 @@ class UserCode(WorkerConnection):
         """What is to be called, and with what: (function, whether an error is to be retried, args, kwargs). Raises what user code does."""
         row = item.row
         function, retryable = (self.host.method(item), _never) if type(item) is Invocation else self._load(row[1])
+        if type(item) is Invocation and item.options is not None and (kinds := option(item.options, "retry_on")):
+            function = _again(function, kinds, option(item.options, "max_retries", 0), partial(self._arguments, item))
         if row[2] or item.values:
-            return function, retryable, *serialization.load_arguments(row[2], self._values(item))
+            return function, retryable, *self._arguments(item)
         return function, retryable, (), {}
+
+    def _arguments(self, item: Item | Invocation) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return serialization.load_arguments(item.row[2], self._values(item))
 
     def _load(self, function_id: bytes) -> tuple[Callable[..., Any], Callable[[BaseException], bool]]:
         found = self._functions.get(function_id)
@@ -278,6 +283,42 @@ class UserCode(WorkerConnection):
     def _facts(self, item: Item | Invocation) -> dict[str, Any]:
         """Where it ran, for errors."""
         return {"function": self.name_of(item), "node": self.node.hex(), "pid": os.getpid(), "attempt": tries_of(item.attempt)}
+
+
+def _again(
+    function: Callable[..., Any], kinds: tuple[str, ...], limit: int, arguments: Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]
+) -> Callable[..., Any]:
+    """``function``, called again with fresh ``arguments`` after errors of these kinds, at most ``limit`` times (-1: without end)."""
+    import inspect
+
+    left = limit
+
+    def asks(error: Exception) -> bool:
+        nonlocal left
+        if not left or not any(f"{kind.__module__}.{kind.__qualname__}" in kinds for kind in type(error).__mro__):
+            return False
+        left -= 1
+        return True
+
+    async def in_loop(*args: Any, **kwargs: Any) -> Any:
+        while True:
+            try:
+                return await function(*args, **kwargs)
+            except Exception as error:
+                if not asks(error):
+                    raise
+            args, kwargs = arguments()
+
+    def at_once(*args: Any, **kwargs: Any) -> Any:
+        while True:
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:
+                if not asks(error):
+                    raise
+            args, kwargs = arguments()
+
+    return in_loop if inspect.iscoroutinefunction(function) else at_once
 
 
 def _never(error: BaseException) -> bool:

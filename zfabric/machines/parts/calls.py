@@ -433,16 +433,19 @@ class Calls:
             if row[0] in self._stopped:
                 text = f"{row[1]} was cancelled, and its actor's process ended"
                 self.returned(((row[0], FAILED, (pack_failure("TaskCancelledError", text),)),))
-            elif not_begun or (target.state != DEAD and self._may_retry(target, row[0])):
+            elif not_begun or (target.state != DEAD and self._may_retry(target, row)):
                 again.append(row)
             else:
                 self._fail(target, row, UNKNOWN)
         target.sent = {}
         target.queue.extendleft(row if len(row) == 3 else (*row[:4], (), row[5]) for row in reversed(again))
 
-    def _may_retry(self, target: Target, call_id: bytes) -> bool:
+    def _may_retry(self, target: Target, row: Row) -> bool:
+        call_id, retries = row[0], target.retries
+        if len(row) > 3 and retries != LOGGED:
+            retries = option(row[5], "max_retries", retries)
         tried = target.tried.get(call_id, 0)
-        if 0 <= target.retries <= tried:
+        if 0 <= retries <= tried:
             return False
         target.tried[call_id] = tried + 1
         return True
