@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from types import GenericAlias
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import msgpack
@@ -20,6 +21,7 @@ from zfabric.api.options import (
     Pairs,
     check_lightweight,
     check_logged,
+    check_node,
     check_streams,
     checked_actor,
     checked_method,
@@ -269,6 +271,7 @@ class ActorClass:
         """
         client = connected()
         self._check_groups()
+        check_node(self._options, client.node, self._kind.__qualname__)
         try:
             if self._signature is not None:
                 self._signature.bind(*args, **kwargs)
@@ -448,6 +451,9 @@ class ActorHandle:
             class_name = self._blueprint.class_name if "_blueprint" in self.__dict__ else "the actor"
             raise AttributeError(f"{class_name} has no method {name!r}{near(name, known)}", name=name, obj=self)
         return ActorMethod(self, found, found.options)
+
+    def __class_getitem__(cls, item: Any) -> GenericAlias:
+        return GenericAlias(cls, item)
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._methods]

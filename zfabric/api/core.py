@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar
 
 from zfabric.adapters.serialization import deserialize, serialize
 from zfabric.api.errors import a, check_flag, error_of
@@ -18,6 +18,8 @@ from zfabric.runtime import interface
 from zfabric.runtime.interface import ClientInterface, Outcome
 
 _ONLY_REFS = {ObjectRef}
+Waitable = TypeVar("Waitable")
+"""A ref, or a generator of refs."""
 
 
 # --- values -----------------------------------------------------------------------------------------------------------------------
@@ -146,11 +148,12 @@ def put(value: Any, *, durable: bool = False) -> ObjectRef:
 
 
 def wait(
-    refs: Sequence[ObjectRef], *, num_returns: int = 1, timeout: float | None = None, fetch_local: bool = True
-) -> tuple[list[ObjectRef], list[ObjectRef]]:
+    refs: Sequence[Waitable], *, num_returns: int = 1, timeout: float | None = None, fetch_local: bool = True
+) -> tuple[list[Waitable], list[Waitable]]:
     """(ready, not ready): waits until ``num_returns`` of the refs have a value (or failed), or ``timeout`` seconds passed.
 
-    The order of ``refs`` is kept in both lists, and the first has at most ``num_returns``. An empty list gives two.
+    The order of ``refs`` is kept in both lists, and the first has at most ``num_returns``. An empty list gives two. A generator
+    (``ObjectRefGenerator``) among them is ready when its ``next`` would not wait.
 
     >>> import zfabric as zf
     >>> ready, rest = zf.wait([zf.put(1), zf.put(2)], num_returns=2)
@@ -167,8 +170,7 @@ def wait(
     check_flag("fetch_local", fetch_local)
     if not refs:
         return [], []
-    _check_refs(refs, "wait")
-    ids = [ref._id for ref in refs]
+    ids = [ref._id if type(ref) is ObjectRef else _coming(ref, index) for index, ref in enumerate(refs)]
     if len(set(ids)) != len(ids):
         twice = next(index for index, object_id in enumerate(ids) if object_id in ids[:index])
         raise ValueError(f"wait() takes each ref once: wait([...])[{twice}] was listed before")
@@ -176,12 +178,21 @@ def wait(
         raise TypeError(f"num_returns is an int, not {a(num_returns)}")
     if not 1 <= num_returns <= len(ids):
         raise ValueError(f"num_returns is from 1 to the number of refs ({len(ids)}), not {num_returns}")
-    done = owner_of(refs[0]).wait(ids, num_returns, timeout, fetch_local)
-    ready: list[ObjectRef] = []
-    rest: list[ObjectRef] = []
-    for ref in refs:
-        (ready if ref._id in done and len(ready) < num_returns else rest).append(ref)
+    first: Any = refs[0]
+    done = owner_of(first if type(first) is ObjectRef else first.completed()).wait(ids, num_returns, timeout, fetch_local)
+    ready: list[Waitable] = []
+    rest: list[Waitable] = []
+    for ref, object_id in zip(refs, ids, strict=True):
+        (ready if object_id in done and len(ready) < num_returns else rest).append(ref)
     return ready, rest
+
+
+def _coming(stream: Any, index: int) -> bytes:
+    """The id of the value that a stream's generator gives next; of one that has ended, that of its end."""
+    if not hasattr(stream, "_coming"):
+        raise TypeError(f"wait([...])[{index}] is {a(stream)}, not an ObjectRef")
+    ref: ObjectRef = stream.completed() if stream.is_finished() else stream._coming()
+    return ref._id
 
 
 def _check_refs(refs: Iterable[Any], name: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Iterator, Mapping
+from types import GenericAlias
 from typing import Any
 
 from zfabric.adapters.serialization import register_plain, serialize
@@ -134,6 +135,9 @@ class ObjectRefGenerator:
         self._finished = True
         self._window.clear()
 
+    def __class_getitem__(cls, item: Any) -> GenericAlias:
+        return GenericAlias(cls, item)
+
     # -- more about it --
 
     def next_ready(self) -> bool:
@@ -153,6 +157,10 @@ class ObjectRefGenerator:
         except GetTimeoutError:
             return False
         return True
+
+    def is_finished(self) -> bool:
+        """Whether the last value was taken, or the generator closed."""
+        return self._finished
 
     def completed(self) -> ObjectRef:
         """A ref that is ready once the task has ended; its value is how many values it yielded, or the error that ended it.

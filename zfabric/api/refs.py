@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
+from types import GenericAlias
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from zfabric.adapters.serialization import note_reference, register_plain
-from zfabric.protocol.ids import OBJECT_BYTES, TASK_BYTES
+from zfabric.protocol.ids import JOB_BYTES, OBJECT_BYTES, TASK_BYTES
 from zfabric.runtime import interface
 from zfabric.runtime.interface import ClientInterface
 
 if TYPE_CHECKING:
+    import asyncio
     from concurrent.futures import Future
 
 
@@ -67,9 +69,16 @@ class ObjectRef:
         """The id of the task whose value this is (``task_id().hex()`` is what the command line shows)."""
         return self._id[:TASK_BYTES]
 
+    def job_id(self) -> bytes:
+        """The id of the job that it belongs to."""
+        return self._id[:JOB_BYTES]
+
     def is_nil(self) -> bool:
         """Whether this names nothing: never, here."""
         return False
+
+    def __class_getitem__(cls, item: Any) -> GenericAlias:
+        return GenericAlias(cls, item)  # For annotations: ``ObjectRef[int]``.
 
     # -- copies --
 
@@ -101,6 +110,22 @@ class ObjectRef:
         from zfabric.api.futures import future_of
 
         return future_of(self)
+
+    def as_future(self) -> asyncio.Future[Any]:
+        """An asyncio future of the value, in the running event loop: what ``asyncio.wait`` takes.
+
+        >>> import asyncio, zfabric as zf
+        >>> async def first():
+        ...     done, _ = await asyncio.wait([zf.put(1).as_future(), zf.put(1).as_future()])
+        ...     return done.pop().result()
+        >>> asyncio.run(first())
+        1
+        """
+        import asyncio
+
+        from zfabric.api.futures import wait_in_loop
+
+        return asyncio.ensure_future(wait_in_loop(self))
 
     # -- what people try first --
 
