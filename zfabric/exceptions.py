@@ -60,9 +60,19 @@ class TaskError(FabricError):
     cause: BaseException | None = None
     traceback_text: str = ""
 
+    def as_instanceof_cause(self) -> TaskError:
+        """This error, which is an instance of the class that was raised already. (Ray's name for making one that is.)"""
+        return self
+
 
 class ActorError(FabricError):
     """An actor could not do what was asked."""
+
+    @property
+    def actor_id(self) -> str | None:
+        """Which actor, if that is known."""
+        found = self.facts.get("actor")
+        return None if found is None else str(found)
 
 
 class ActorDiedError(ActorError):
@@ -163,7 +173,7 @@ class ObjectStoreFullError(ObjectStoreError):
     """There was no room within the time allowed, with everything spilled that could be."""
 
 
-class ObjectTooLargeError(ObjectStoreError):
+class ObjectTooLargeError(ObjectStoreFullError):
     """The object is larger than the whole store."""
 
 
@@ -188,9 +198,12 @@ RayError = FabricError
 RayTaskError = TaskError
 RayActorError = ActorError
 RayOutOfMemoryError = OutOfMemoryError
-RaySystemError = FabricError
-ObjectReconstructionFailedError = ObjectLostError
+RaySystemError = ConnectionLostError
+ActorAlreadyExistsError = ActorNameTakenError
+ActorUnschedulableError = TaskUnschedulableError
+ObjectFetchTimedOutError = OwnerDiedError = ReferenceCountingAssertionError = ObjectLostError
+ObjectReconstructionFailedError = ObjectReconstructionFailedMaxAttemptsExceededError = ObjectLostError
 ObjectReconstructionFailedLineageEvictedError = LineageEvictedError
-NodeDiedException = NodeDiedError
+LocalRayletDiedError = NodeDiedException = NodeDiedError
 TaskUnschedulable = TaskUnschedulableError
 PendingCallsLimitExceeded = PendingCallsLimitExceededError

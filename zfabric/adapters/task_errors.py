@@ -198,6 +198,9 @@ def _copy_state(cause: BaseException, error: BaseException, kind: type[BaseExcep
     vars(error).update(vars(cause))
 
 
+_RAY_NAMES = {"function_name": "function", "pid": "pid", "traceback_str": ""}
+
+
 class _PlainTaskError(TaskError):
     """A TaskError from a worker: knows its story, and pickles as the bytes it came as."""
 
@@ -213,6 +216,15 @@ class _PlainTaskError(TaskError):
 
     def __repr__(self) -> str:
         return f"{type(self).__qualname__}({vars(self)['_text']!r})"
+
+    def __getattr__(self, name: str) -> Any:
+        """What Ray calls some of the facts, where the class that was raised has no such attribute of its own."""
+        if name in _RAY_NAMES and "facts" in vars(self):
+            return vars(self)["traceback_text"] if name == "traceback_str" else vars(self)["facts"].get(_RAY_NAMES[name])
+        inherited = getattr(super(), "__getattr__", None)
+        if inherited is not None:
+            return inherited(name)
+        raise AttributeError(f"{type(self).__qualname__!r} object has no attribute {name!r}", name=name, obj=self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return load_error, (vars(self)["_payload"],)
