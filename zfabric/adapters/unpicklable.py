@@ -40,21 +40,28 @@ def blame(value: Any, root: str) -> str:
     >>> blame({"lock": threading.Lock()}, "args[1].config")
     "args[1].config['lock'] -> _thread.lock"
     """
-    path, tries, seen = root, 0, {id(value)}
-    for _ in range(DEPTH_MAX):
+    path, found = trail(value, root)[-1]
+    return f"{path} -> {_type_name(found)}"
+
+
+def trail(value: Any, root: str) -> list[tuple[str, Any]]:
+    """What cannot be pickled, from ``value`` down to the part that is to blame, each with the path to it."""
+    way, tries, seen = [(root, value)], 0, {id(value)}
+    while len(way) <= DEPTH_MAX:
+        path, value = way[-1]
         for step, child in _children(value):
             if id(child) in seen or type(child) in (int, float, str, bytes, bool, type(None)):
                 continue
             tries += 1
             if tries > TRIES_MAX:
-                return f"{path} -> {_type_name(value)}"
+                return way
             if not picklable(child):
                 seen.add(id(child))
-                value, path = child, path + step
+                way.append((path + step, child))
                 break
         else:
             break
-    return f"{path} -> {_type_name(value)}"
+    return way
 
 
 def _type_name(value: Any) -> str:

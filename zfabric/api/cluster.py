@@ -96,13 +96,13 @@ def nodes() -> list[dict[str, Any]]:
     found = []
     for row in connected().query("nodes"):
         row = dict(row)
-        alive, host = bool(row.pop("alive", True)), os.uname().nodename  # All nodes are on this machine, so far.
+        alive, host = bool(row.pop("alive", True)), str(row.pop("host", "") or os.uname().nodename)  # So far, all is on this machine.
         found.append(
             {
                 "NodeID": str(row.pop("node")),
                 "Alive": alive,
                 "alive": alive,
-                "NodeManagerAddress": "127.0.0.1",
+                "NodeManagerAddress": str(row.pop("address", "") or node_ip_address()),
                 "NodeManagerHostname": host,
                 "NodeName": host,
                 "Resources": dict(row.pop("resources", {})),
@@ -111,6 +111,20 @@ def nodes() -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def node_ip_address() -> str:
+    """Where programs on the nodes of this cluster reach a socket of this process: on one machine, the loopback address."""
+    return "127.0.0.1"
+
+
+def named_actors(all_namespaces: bool = False) -> list[Any]:
+    """The names of living actors: those in this process's namespace, or all, as dicts with "name" and "namespace"."""
+    client = connected()
+    found = client.query("named actors")
+    if all_namespaces:
+        return [{"name": name, "namespace": namespace} for namespace, name in found]
+    return [name for namespace, name in found if namespace == client.namespace]
 
 
 def cluster_resources() -> dict[str, float]:

@@ -37,6 +37,7 @@ _IGNORED = {
     "configure_logging",
     "job_config",
     "log_to_driver_stderr",
+    "local_mode",
     "local_mode_warning",
     "enable_resource_isolation",
     "allow_multiple",
@@ -102,6 +103,9 @@ class ClusterContext(Mapping[str, Any]):
             "job_id": client.job.hex(),
             "namespace": client.namespace,
             "session_dir": self.session_directory,
+            "gcs_address": self.session_directory,
+            "node_ip_address": "127.0.0.1",
+            "webui_url": "",
         }
         self.dashboard_url = ""
 

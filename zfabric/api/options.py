@@ -16,7 +16,7 @@ from numbers import Real
 from typing import Any
 
 from zfabric.api.errors import near
-from zfabric.exceptions import OptionError
+from zfabric.exceptions import OptionError, TaskUnschedulableError
 from zfabric.machines.parts.resources import demand_of
 from zfabric.protocol.names import is_text
 from zfabric.protocol.options import Environment
@@ -95,8 +95,45 @@ def _flag(name: str) -> Callable[[Any], None]:
 
 
 def _strategy(value: Any) -> None:
-    if value not in ("DEFAULT", "SPREAD"):
-        raise OptionError(f"scheduling_strategy is 'DEFAULT' or 'SPREAD', not {value!r}")
+    if value not in ("DEFAULT", "SPREAD") and not isinstance(value, NodeAffinitySchedulingStrategy):
+        raise OptionError(f"scheduling_strategy is 'DEFAULT', 'SPREAD' or a NodeAffinitySchedulingStrategy, not {value!r}")
+
+
+class NodeAffinitySchedulingStrategy:
+    """To run on the node with this id; ``soft``: or elsewhere, if there is no such node.
+
+    As ``scheduling_strategy`` of a function or class. TaskUnschedulableError at the call if it cannot be honoured.
+
+    >>> import zfabric as zf
+    >>> from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+    >>> here = NodeAffinitySchedulingStrategy(node_id=zf.nodes()[0]["NodeID"], soft=False)
+    >>> zf.get(zf.remote(max).options(scheduling_strategy=here).remote(1, 2))
+    2
+    """
+
+    def __init__(self, node_id: str, soft: bool) -> None:
+        if not isinstance(node_id, str):
+            raise TypeError(f"node_id is an id as zf.nodes() and zf.get_runtime_context() give it, not {node_id!r}")
+        self.node_id = node_id
+        self.soft = bool(soft)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NodeAffinitySchedulingStrategy) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash((self.node_id, self.soft))
+
+    def __repr__(self) -> str:
+        return f"NodeAffinitySchedulingStrategy(node_id={self.node_id!r}, soft={self.soft})"
+
+
+def check_node(options: Mapping[str, Any], node: bytes, name: str) -> None:
+    """TaskUnschedulableError if it must run on a node that is not there. (There is one node so far.)"""
+    strategy = options.get("scheduling_strategy")
+    if isinstance(strategy, NodeAffinitySchedulingStrategy) and not strategy.soft and strategy.node_id != node.hex():
+        raise TaskUnschedulableError(
+            f"{name} is to run on node {strategy.node_id}, which is not in this cluster: zf.nodes() has ids; soft=True runs it elsewhere"
+        )
 
 
 def _nothing(name: str) -> Callable[[Any], None]:
@@ -414,13 +451,24 @@ def difference(base: Pairs, wanted: Pairs) -> Pairs:
 # --- environments -----------------------------------------------------------------------------------------------------------------
 
 
+_INSTALLED = ("pip", "uv", "conda", "container", "image_uri")
+"""What Ray installs or starts for a task."""
+_UNUSED = ("config", "excludes")
+"""How Ray makes environments, and what it does not copy; here directories are used where they are."""
+
+
 def environment_of(runtime_env: Any) -> Environment:
     """``runtime_env`` as it travels: (variables, working directory, module paths), all checked to exist."""
     if not isinstance(runtime_env, Mapping):
         raise OptionError(f"runtime_env is a dict, not {runtime_env!r}")
     known = ("env_vars", "working_dir", "py_modules")
     for name, value in runtime_env.items():
-        if name not in known and value:
+        if name in _INSTALLED and value:
+            raise OptionError(
+                f"runtime_env[{name!r}]: nothing is installed for tasks here, which run in the Python of the program that started the "
+                f"cluster; install it there. There are {', '.join(known)}"
+            )
+        if name not in known and name not in _UNUSED and value:
             raise OptionError(f"runtime_env has no {name!r} here, only {', '.join(known)}{near(name, known)}")
     variables = runtime_env.get("env_vars") or {}
     if not isinstance(variables, Mapping):

@@ -24,7 +24,7 @@ from zfabric.adapters.serialization import (
 )
 from zfabric.api.errors import a
 from zfabric.api.lifecycle import connected, default_runtime_env
-from zfabric.api.options import ACTOR_OPTIONS, Pairs, checked, checked_actor, difference, mode_of, pairs_of, pairs_of_actor
+from zfabric.api.options import ACTOR_OPTIONS, Pairs, check_node, checked, checked_actor, difference, mode_of, pairs_of, pairs_of_actor
 from zfabric.api.refs import ObjectRef
 from zfabric.exceptions import ObjectStoreError, OptionError, SerializationError
 from zfabric.protocol.ids import FIRST_RETURN, object_id
@@ -146,6 +146,7 @@ class RemoteFunction:
         client = connected()
         if self._client is not client:
             function, options, export = self._function, self._options, self._export
+            check_node(options, client.node, export.name)
             export.bind(client)
             functools.update_wrapper(self, function, updated=())
             returns = options.get("num_returns")

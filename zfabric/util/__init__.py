@@ -2,15 +2,33 @@
 
 from typing import Any
 
-__all__ = ["ActorPool"]
+__all__ = [
+    "ActorPool",
+    "deregister_serializer",
+    "get_node_ip_address",
+    "inspect_serializability",
+    "list_named_actors",
+    "register_serializer",
+]
+
+_PLACES = {
+    "ActorPool": ("zfabric.util.actor_pool", "ActorPool"),
+    "deregister_serializer": ("zfabric.api.serializers", "deregister_serializer"),
+    "get_node_ip_address": ("zfabric.api.cluster", "node_ip_address"),
+    "inspect_serializability": ("zfabric.api.serializers", "inspect_serializability"),
+    "list_named_actors": ("zfabric.api.cluster", "named_actors"),
+    "register_serializer": ("zfabric.api.serializers", "register_serializer"),
+}
+_MODULES = ("actor_pool", "executor", "multiprocessing", "queue", "scheduling_strategies")
 
 
 def __getattr__(name: str) -> Any:
-    """``ActorPool`` and the module ``queue``, loaded on first use."""
+    """What is here, loaded on first use."""
     import importlib
 
-    if name == "ActorPool":
-        return importlib.import_module("zfabric.util.actor_pool").ActorPool
-    if name in ("actor_pool", "executor", "queue"):
+    if name in _PLACES:
+        module, there = _PLACES[name]
+        return getattr(importlib.import_module(module), there)
+    if name in _MODULES:
         return importlib.import_module(f"zfabric.util.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

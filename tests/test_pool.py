@@ -1,0 +1,134 @@
+"""``zfabric.util.multiprocessing``: the pool of the standard library, over the cluster."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bad_days import PATIENCE
+from conftest import running_cluster
+
+import zfabric as zf
+from zfabric.util.multiprocessing import Pool, TimeoutError
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared() -> Iterator[Any]:
+    """One cluster for the file."""
+    with running_cluster() as context:
+        yield context
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    with Pool(2) as pool:
+        yield pool
+
+
+def square(number: int) -> int:
+    if number == 13:
+        raise ValueError("unlucky")
+    return number * number
+
+
+def when(path: str) -> str:
+    while path and not os.path.exists(path):
+        os.sched_yield()
+    return path
+
+
+def leave() -> None:
+    os._exit(1)
+
+
+def test_calls_and_maps(pool: Pool) -> None:
+    assert pool.map(square, range(2, 12)) == [number * number for number in range(2, 12)]
+    assert pool.map(square, []) == []
+    assert pool.starmap(pow, [(2, 3), (3, 2)], chunksize=1) == [8, 9]
+    assert pool.apply(int, ("ff",), {"base": 16}) == 255
+    assert pool.apply(lambda: 5) == 5
+
+
+def test_results_that_are_not_here_yet(pool: Pool, tmp_path: Path) -> None:
+    go, told = tmp_path / "go", threading.Event()
+    later = pool.apply_async(when, (str(go),), callback=lambda _: told.set())
+    assert not later.ready()
+    with pytest.raises(ValueError, match="not here yet"):
+        later.successful()
+    with pytest.raises(TimeoutError):
+        later.get(timeout=0.01)
+    go.touch()
+    assert later.get(PATIENCE) == str(go)
+    assert later.successful()
+    assert told.is_set()
+
+
+def test_errors(pool: Pool) -> None:
+    told: list[BaseException] = []
+    later = pool.map_async(square, range(20), error_callback=told.append)
+    with pytest.raises(ValueError, match="unlucky"):
+        later.get(PATIENCE)
+    assert not later.successful()
+    assert len(told) == 1
+    with pytest.raises(zf.SerializationError):
+        pool.apply(square, (threading.Lock(),))
+    with pytest.raises(zf.ActorDiedError):
+        pool.apply(leave)
+    assert pool.map(square, range(6)) == [0, 1, 4, 9, 16, 25], "another process has taken its place"
+
+
+def test_imap_reads_as_results_are_taken(pool: Pool) -> None:
+    results = pool.imap(square, itertools.count(), chunksize=2)
+    assert [next(results) for _ in range(5)] == [0, 1, 4, 9, 16]
+    assert list(pool.imap(square, range(3))) == [0, 1, 4]
+
+
+def test_imap_unordered_gives_what_is_there_first(pool: Pool, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    results = pool.imap_unordered(when, [str(go), "", "", ""])
+    assert [next(results) for _ in range(3)] == ["", "", ""]
+    with pytest.raises(TimeoutError):
+        results.next(timeout=0.01)
+    go.touch()
+    assert list(results) == [str(go)]
+
+
+def test_processes_have_a_beginning_and_an_end() -> None:
+    with Pool(1, initializer=os.putenv, initargs=("A", "B"), maxtasksperchild=2) as pool:
+        assert len(set(pool.map(lambda _: os.getpid(), range(6), chunksize=1))) == 3
+
+
+def test_close_and_terminate(tmp_path: Path) -> None:
+    pool = Pool(1)
+    with pytest.raises(ValueError, match="comes before join"):
+        pool.join()
+    under_way, behind = pool.apply_async(when, (str(tmp_path / "go"),)), pool.map_async(square, range(3), chunksize=3)
+    pool.close()
+    with pytest.raises(ValueError, match="closed"):
+        pool.map(square, [1])
+    (tmp_path / "go").touch()
+    pool.join()
+    assert (under_way.ready(), behind.get()) == (True, [0, 1, 4])
+    pool = Pool(1)
+    under_way, behind = pool.apply_async(when, (str(tmp_path / "never"),)), pool.apply_async(square, (1,))
+    pool.terminate()
+    pool.join()
+    for ended in (under_way, behind):
+        with pytest.raises(zf.FabricError):
+            ended.get(PATIENCE)
+    with pytest.raises(NotImplementedError):
+        pickle.dumps(pool)
+
+
+def test_what_makes_no_sense() -> None:
+    for wrong in (lambda: Pool(0), lambda: Pool(1, maxtasksperchild=0), lambda: Pool(1).map(square, [1], chunksize=-1)):
+        with pytest.raises(ValueError, match="at least 1"):
+            wrong()
+    with pytest.raises(TypeError):
+        Pool(1, initializer=5)  # type: ignore[arg-type]

@@ -1,0 +1,392 @@
+"""What programs for Ray use besides the plainest: its names for contexts, errors, generators, built-in methods, retries and tools."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bad_days import PATIENCE, eventually, failure, kill_daemon
+from conftest import running_cluster
+
+import zfabric as ray
+from zfabric.runtime import interface
+from zfabric.util import inspect_serializability, list_named_actors
+from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared() -> Iterator[Any]:
+    """One cluster for the file, with a namespace and GPUs."""
+    with running_cluster(num_gpus=2, namespace="colours") as context:
+        yield context
+
+
+def value(ref: Any) -> Any:
+    return ray.get(ref, timeout=PATIENCE)
+
+
+# --- where code runs ---------------------------------------------------------------------------------------------------------------
+
+
+@ray.remote
+def where() -> dict[str, Any]:
+    here = ray.get_runtime_context()
+    return {
+        "namespace": here.namespace,
+        "found": value(ray.get_actor("orange").value.remote()) if "orange" in list_named_actors() else None,
+        "holds": here.get_assigned_resources(),
+        "names": (here.get_task_name(), here.get_task_function_name(), here.get_actor_name()),
+        "restarted": here.was_current_actor_reconstructed,
+    }
+
+
+@ray.remote
+class Orange:
+    def __init__(self, number: int = 5) -> None:
+        self.number = number
+        self.made_with = ray.get_gpu_ids(), os.environ.get("CUDA_VISIBLE_DEVICES")
+
+    def value(self) -> int:
+        return self.number
+
+    def gpus(self) -> tuple[Any, ...]:
+        return self.made_with, (ray.get_gpu_ids(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+    def here(self) -> tuple[Any, ...]:
+        here = ray.get_runtime_context()
+        return here.get_actor_name(), here.get_assigned_resources(), here.was_current_actor_reconstructed, here.namespace
+
+    def itself(self) -> Any:
+        return ray.get_runtime_context().current_actor
+
+    def has_child(self) -> bool:
+        return Orange.options(name="child").remote() is not None
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def test_tasks_look_for_names_in_the_namespace_of_their_program() -> None:
+    orange = Orange.options(name="orange").remote()
+    told = value(where.options(num_cpus=0.5, name="a task").remote())
+    assert (told["namespace"], told["found"], told["holds"]) == ("colours", 5, {"CPU": 0.5})
+    assert (told["names"], told["restarted"]) == (("a task", "where", None), False)
+    assert value(orange.has_child.remote())
+    assert sorted(list_named_actors()) == ["child", "orange"]
+    assert {"name": "orange", "namespace": "colours"} in list_named_actors(all_namespaces=True)
+
+
+def test_an_actor_keeps_its_gpus_in_its_methods() -> None:
+    first, second = Orange.options(num_gpus=1, num_cpus=0).remote(), Orange.options(num_gpus=1, num_cpus=0).remote()
+    told = [value(actor.gpus.remote()) for actor in (first, second)]
+    assert all(at_first == later for at_first, later in told)
+    assert sorted(later for _, later in told) == [([0], "0"), ([1], "1")]
+
+
+def test_what_an_actor_knows_of_itself() -> None:
+    actor = Orange.options(num_cpus=1, max_restarts=1, name="itself").remote()
+    assert value(actor.here.remote()) == ("itself", {"CPU": 1.0}, False, "colours")
+    itself = value(actor.itself.remote())
+    assert itself == actor
+    assert value(itself.value.remote()) == 5
+    ray.kill(actor, no_restart=False)
+    eventually(lambda: _restarted(actor), "it says that it was restarted")
+    with pytest.raises(RuntimeError, match="actors"):
+        _ = ray.get_runtime_context().current_actor
+
+
+def _restarted(actor: Any) -> bool:
+    try:
+        return bool(value(actor.here.remote())[2])
+    except ray.ActorUnavailableError:
+        return False
+
+
+def test_a_task_may_be_sent_to_its_node() -> None:
+    here = ray.get_runtime_context().get_node_id()
+    assert value(where.options(scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False)).remote())
+    assert value(where.options(scheduling_strategy=NodeAffinitySchedulingStrategy("00", soft=True)).remote())
+    for remote in (where, Orange):
+        with pytest.raises(ray.TaskUnschedulableError, match="soft=True"):
+            remote.options(scheduling_strategy=NodeAffinitySchedulingStrategy("00", soft=False)).remote()
+
+
+# --- methods that every actor has --------------------------------------------------------------------------------------------------
+
+
+def test_methods_that_every_actor_has() -> None:
+    actor = Orange.remote(7)
+    assert value(actor.__ray_ready__.remote()) is True
+    assert value(actor.__ray_call__.remote(lambda instance, more: instance.number + more, more=3)) == 10
+    behind = actor.value.remote()
+    actor.__ray_terminate__.remote()
+    assert value(behind) == 7
+    assert isinstance(failure(actor.value.remote()), ray.ActorDiedError)
+
+
+def test_one_that_ends_itself_is_not_made_again_although_the_daemon_hears_of_both_at_once() -> None:
+    """The news of its death would come first."""
+    actor = Orange.options(max_restarts=3).remote()
+    pid = value(actor.pid.remote())
+    daemon = kill_daemon(signal.SIGSTOP)
+    try:
+        assert isinstance(failure(actor.__ray_terminate__.remote()), ray.ActorDiedError)
+        deadline = time.monotonic() + 0.5
+        while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)  # It is not to end before it was heard: there is nothing else to wait for.
+    finally:
+        os.kill(daemon, signal.SIGCONT)
+    assert isinstance(failure(actor.value.remote()), ray.ActorDiedError)
+
+
+def test_remote_classes_have_no_subclasses() -> None:
+    with pytest.raises(TypeError, match="plain class"):
+
+        class Blood(Orange):  # type: ignore[misc]
+            pass
+
+
+def test_types_for_annotations() -> None:
+    for kind in (ray.ObjectRef, ray.ObjectRefGenerator, ray.actor.ActorHandle, ray.actor.ActorClass):
+        assert kind[int].__origin__ is kind
+
+
+# --- methods that are called again ------------------------------------------------------------------------------------------------
+
+
+class NetworkError(Exception):
+    pass
+
+
+@ray.remote(max_task_retries=2)
+class Flaky:
+    def __init__(self) -> None:
+        self.tries = 0
+
+    @ray.method(retry_exceptions=[NetworkError])
+    def fetch(self, given: list[int], good: int) -> tuple[int, list[int]]:
+        return self._try(given, good)
+
+    @ray.method(retry_exceptions=True, max_task_retries=-1)
+    async def fetch_async(self, given: list[int], good: int) -> tuple[int, list[int]]:
+        return self._try(given, good)
+
+    def once(self, given: list[int], good: int) -> tuple[int, list[int]]:
+        return self._try(given, good)
+
+    def _try(self, given: list[int], good: int) -> tuple[int, list[int]]:
+        self.tries += 1
+        given.append(self.tries)
+        if self.tries < good:
+            raise NetworkError(f"try {self.tries}")
+        return self.tries, given
+
+    def count(self) -> int:
+        return self.tries
+
+
+def test_methods_are_called_again_after_errors_that_are_worth_it() -> None:
+    """With arguments as they were given, whatever the try before has done to them."""
+    assert value(Flaky.remote().fetch.remote([], 3)) == (3, [3])
+    assert value(Flaky.remote().fetch_async.remote([0], 20)) == (20, [0, 20])
+    flaky = Flaky.remote()
+    assert isinstance(failure(flaky.fetch.remote([], 9)), NetworkError)
+    assert value(flaky.count.remote()) == 3
+    assert isinstance(failure(flaky.once.remote([], 9)), NetworkError)
+    assert value(flaky.count.remote()) == 4
+    assert value(flaky.once.options(retry_exceptions=[NetworkError], max_task_retries=5).remote([], 9)) == (9, [9])
+    assert isinstance(failure(Flaky.remote().fetch.options(retry_exceptions=[KeyError]).remote([], 3)), NetworkError)
+    assert isinstance(failure(Flaky.remote().fetch.options(retry_exceptions=False).remote([], 3)), NetworkError)
+
+
+def test_retries_of_a_method_after_the_loss_of_its_process(tmp_path: Path) -> None:
+    @ray.remote(max_restarts=-1)
+    class Dying:
+        def die_until(self, times: int) -> int:
+            mark = tmp_path / "deaths"
+            deaths = int(mark.read_text()) if mark.exists() else 0
+            if deaths < times:
+                mark.write_text(str(deaths + 1))
+                os._exit(1)
+            return deaths
+
+    assert value(Dying.remote().die_until.options(max_task_retries=3).remote(2)) == 2
+    (tmp_path / "deaths").unlink()
+    assert isinstance(failure(Dying.remote().die_until.options(max_task_retries=1).remote(2)), ray.ActorUnavailableError)
+
+
+def test_what_yields_is_not_called_again() -> None:
+    with pytest.raises(ray.OptionError, match="yielded"):
+
+        @ray.remote
+        class Numbers:
+            @ray.method(retry_exceptions=True)
+            def all(self) -> Iterator[int]:
+                yield 1
+
+
+# --- refs, generators, waiting -----------------------------------------------------------------------------------------------------
+
+
+@ray.remote
+def count(upto: int) -> Iterator[int]:
+    yield from range(upto)
+
+
+@ray.remote
+def after(path: str, upto: int) -> Iterator[int]:
+    while not os.path.exists(path):
+        os.sched_yield()
+    yield from range(upto)
+
+
+def test_wait_takes_generators(tmp_path: Path) -> None:
+    late, early, ref = after.remote(str(tmp_path / "go"), 1), count.remote(2), ray.put(1)
+    assert ray.wait([late, early, ref], num_returns=2, timeout=PATIENCE) == ([early, ref], [late])
+    assert ray.wait([late], timeout=0) == ([], [late])
+    (tmp_path / "go").touch()
+    assert ray.wait([late], timeout=PATIENCE) == ([late], [])
+    assert [value(ref) for ref in late] == [0]
+    assert late.is_finished()
+    assert not early.is_finished()
+    assert ray.wait([late, early], num_returns=2, timeout=PATIENCE) == ([late, early], [])
+    with pytest.raises(TypeError, match=r"wait\(\[...\]\)\[1\] is an int"):
+        ray.wait([ref, 5])
+
+
+def test_refs_as_asyncio_futures() -> None:
+    async def both() -> set[Any]:
+        done, pending = await asyncio.wait([ray.put(1).as_future(), ray.put(2).as_future()], timeout=PATIENCE)
+        assert not pending
+        return {each.result() for each in done}
+
+    assert asyncio.run(both()) == {1, 2}
+
+
+# --- errors ------------------------------------------------------------------------------------------------------------------------
+
+
+class Coded(Exception):
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.pid = f"pid {code}"
+
+
+@ray.remote
+def fails(error: Exception) -> None:
+    raise error
+
+
+def test_rays_names_for_the_facts_of_an_error() -> None:
+    error = failure(fails.remote(ValueError("no")))
+    assert isinstance(error, ray.exceptions.RayTaskError)
+    assert error.as_instanceof_cause() is error
+    assert (error.function_name, error.pid) == ("fails", error.facts["pid"])  # type: ignore[attr-defined]
+    assert "ValueError: no" in error.traceback_str  # type: ignore[attr-defined]
+    assert failure(fails.remote(Coded(3))).pid == "pid 3"  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="no attribute 'code'"):
+        _ = error.code  # type: ignore[attr-defined]
+    dead = Orange.remote()
+    ray.kill(dead)
+    assert failure(dead.value.remote()).actor_id == dead._actor_id.hex()  # type: ignore[attr-defined]
+
+
+def test_an_except_clause_for_system_errors_leaves_those_of_tasks_alone() -> None:
+    for error in (ray.exceptions.RayTaskError, ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+        assert not issubclass(error, ray.exceptions.RaySystemError)
+
+
+# --- values of classes that cannot be pickled -------------------------------------------------------------------------------------
+
+
+class Guarded:
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.lock = threading.Lock()
+
+
+@ray.remote
+def number_of(guarded: Any) -> int:
+    return int(guarded.number)
+
+
+def test_a_serializer_of_ones_own() -> None:
+    with pytest.raises(ray.SerializationError):
+        ray.put(Guarded(1))
+    ray.util.register_serializer(Guarded, serializer=lambda guarded: guarded.number, deserializer=Guarded)
+    try:
+        assert value(ray.put(Guarded(2))).number == 2
+        assert value(number_of.remote(Guarded(3))) == 3
+    finally:
+        ray.util.deregister_serializer(Guarded)
+    with pytest.raises(ray.SerializationError):
+        ray.put(Guarded(1))
+    ray.util.deregister_serializer(Guarded)
+
+
+def test_what_keeps_something_from_being_pickled(capsys: pytest.CaptureFixture[str]) -> None:
+    guarded = {"kept": Guarded(1)}
+    ok, failures = inspect_serializability(guarded, name="settings")
+    (found,) = failures
+    assert (ok, found.obj, found.name, found.parent) == (False, guarded["kept"].lock, "settings['kept'].lock", guarded["kept"])
+    assert "settings['kept'].lock: lock" in capsys.readouterr().out
+    assert inspect_serializability(5) == (True, set())
+
+
+# --- calls reach their actor while the caller does something else ------------------------------------------------------------------
+
+
+@ray.remote
+class Noting:
+    def note(self, path: str, seconds: float | None = None) -> None:
+        time.sleep(seconds or 0)
+        Path(path).touch()
+
+
+@ray.remote
+def note_it(path: str, _: Any) -> None:
+    Path(path).touch()
+
+
+@ray.remote
+def late(path: str) -> None:
+    while not os.path.exists(path):
+        os.sched_yield()
+
+
+@ray.remote
+def calls_and_computes(actor: Any, noted: str) -> bool:
+    vars(interface.current())["_keep_house"] = lambda: None
+    while not vars(interface.current())["_flusher_asleep"]:
+        pass
+    actor.note.remote(noted)
+    deadline = time.monotonic() + PATIENCE
+    while not os.path.exists(noted) and time.monotonic() < deadline:
+        pass
+    del vars(interface.current())["_keep_house"]
+    return os.path.exists(noted)
+
+
+def test_a_call_does_not_wait_for_its_caller_to_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program only looks at files meanwhile; the thread that keeps house has nothing to do with it."""
+    monkeypatch.setattr(interface.current(), "_keep_house", lambda: None)
+    Noting.remote().note.remote(str(tmp_path / "of a new actor"))
+    eventually(lambda: (tmp_path / "of a new actor").exists(), "the call has run")
+    actor = Noting.remote()
+    actor.note.remote(str(tmp_path / "behind a value"), late.remote(str(tmp_path / "go")))
+    (tmp_path / "go").touch()
+    eventually(lambda: (tmp_path / "behind a value").exists(), "the call has run")
+    note_it.remote(str(tmp_path / "passed on"), actor.note.remote(str(tmp_path / "slow"), 0.2))
+    eventually(lambda: (tmp_path / "passed on").exists(), "the result was passed on")
+
+
+def test_a_call_out_of_a_task_does_not_wait_for_its_end(tmp_path: Path) -> None:
+    actor = Noting.remote()
+    assert value(calls_and_computes.remote(actor, str(tmp_path / "noted")))

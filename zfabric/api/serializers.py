@@ -1,0 +1,85 @@
+"""How values of a class are pickled, if a program says so; and whether something can be. Ray's names."""
+
+from __future__ import annotations
+
+import copyreg
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+
+class FailureTuple(NamedTuple):
+    """Something that cannot be pickled."""
+
+    obj: Any
+    """What is to blame."""
+    name: str
+    """The path to it."""
+    parent: Any
+    """What it is a part of."""
+
+
+def register_serializer(cls: type, *, serializer: Callable[[Any], Any], deserializer: Callable[[Any], Any]) -> None:
+    """Have instances of exactly ``cls`` pickled as what ``serializer(instance)`` returns, and made again by ``deserializer`` of that.
+
+    It holds for this process; what it has pickled can be unpickled everywhere. The standard library's ``pickle`` and ``copy`` do so too.
+
+    >>> import threading
+    >>> import zfabric as zf
+    >>> class Guarded:
+    ...     def __init__(self, value):
+    ...         self.value, self.lock = value, threading.Lock()
+    >>> zf.util.register_serializer(Guarded, serializer=lambda it: it.value, deserializer=Guarded)
+    >>> zf.get(zf.put(Guarded(5))).value
+    5
+    >>> zf.util.deregister_serializer(Guarded)
+    """
+    if not isinstance(cls, type):
+        raise TypeError(f"register_serializer() takes a class, not {cls!r}")
+
+    def reduce(instance: Any) -> tuple[Any, ...]:
+        return deserializer, (serializer(instance),)
+
+    copyreg.pickle(cls, reduce)
+
+
+def deregister_serializer(cls: type) -> None:
+    """Have instances of ``cls`` pickled as others are again. Nothing happens if none was registered."""
+    copyreg.dispatch_table.pop(cls, None)
+
+
+def inspect_serializability(
+    base_obj: Any, name: str | None = None, depth: int | None = None, print_file: Any = None
+) -> tuple[bool, set[FailureTuple]]:
+    """Whether something can be pickled, and what is to blame if it cannot; says so on ``print_file`` (standard output), too.
+
+    ``depth`` is there for Ray's sake: the whole way to what is to blame is shown.
+
+    >>> import threading
+    >>> from zfabric.util import inspect_serializability
+    >>> inspect_serializability(threading.Lock(), name="lock")[0]
+    lock cannot be pickled:
+      lock: lock
+    False
+    """
+    from zfabric.adapters.unpicklable import picklable, trail
+
+    name = name or str(getattr(base_obj, "__qualname__", type(base_obj).__qualname__))
+    if picklable(base_obj):
+        print(f"{name} can be pickled", file=print_file)
+        return True, set()
+    way = trail(base_obj, name)
+    print(f"{name} cannot be pickled:", file=print_file)
+    for path, part in way:
+        print(f"  {path}: {type(part).__qualname__}", file=print_file)
+    path, found = way[-1]
+    return False, {_Failure(found, path, way[-2][1] if len(way) > 1 else None)}
+
+
+class _Failure(FailureTuple):
+    """Compared by identity: what cannot be pickled can often not be hashed either."""
+
+    __slots__ = ()
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other

@@ -1,0 +1,337 @@
+"""A ``multiprocessing.Pool`` whose processes are actors of the cluster: Ray's names, and the rules of the standard library."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
+from itertools import islice
+from multiprocessing import TimeoutError
+from typing import Any
+
+import zfabric as zf
+
+__all__ = ["AsyncResult", "IMapIterator", "Pool", "TimeoutError"]
+
+CHUNKS_EACH = 4
+"""Pieces that a map is cut into for each process, if it is not told how long they are: some may take longer than others."""
+AHEAD_EACH = 2
+"""Pieces of an ``imap`` that are under way for each process: the rest is not taken from its iterable before they are asked for."""
+
+Calls = list[tuple[tuple[Any, ...], Mapping[str, Any]]]
+
+
+class AsyncResult:
+    """The result of a call of a pool, or of many, that is not here yet. Made by ``Pool.apply_async`` and others."""
+
+    def __init__(self, pieces: list[Future[list[Any]]], single: bool, callback: Any, error_callback: Any) -> None:
+        self._pieces = pieces
+        self._single = single
+        self._callbacks = callback, error_callback
+        self._lock = threading.Lock()
+        self._left = len(pieces)
+        self._ended = False
+        self._whole: Future[Any] = Future()
+        for piece in pieces:
+            piece.add_done_callback(self._take)
+        if not pieces:
+            self._end([], None)
+
+    def _take(self, piece: Future[list[Any]]) -> None:
+        error = piece.exception() if not piece.cancelled() else zf.TaskCancelledError("the pool was terminated")
+        with self._lock:
+            self._left -= 1
+            if self._ended or (error is None and self._left):
+                return
+            self._ended = True
+        results = [] if error is not None else [value for each in self._pieces for value in each.result()]
+        self._end(results[0] if results and self._single else results, error)
+
+    def _end(self, value: Any, error: BaseException | None) -> None:
+        callback, error_callback = self._callbacks
+        try:
+            if error is None and callback is not None:
+                callback(value)
+            elif error is not None and error_callback is not None:
+                error_callback(error)
+        finally:
+            if error is None:
+                self._whole.set_result(value)
+            else:
+                self._whole.set_exception(error)
+
+    def get(self, timeout: float | None = None) -> Any:
+        """The result; raises what the function raised, and TimeoutError (of ``multiprocessing``) after ``timeout`` seconds."""
+        self.wait(timeout)
+        if not self.ready():
+            raise TimeoutError(f"there was no result within {timeout} s")
+        return self._whole.result()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait for it, at most ``timeout`` seconds."""
+        wait([self._whole], timeout)
+
+    def ready(self) -> bool:
+        """Whether it is here."""
+        return self._whole.done()
+
+    def successful(self) -> bool:
+        """Whether nothing was raised. ValueError if it is not here yet."""
+        if not self.ready():
+            raise ValueError("the result is not here yet")
+        return self._whole.exception() is None
+
+
+class IMapIterator:
+    """Results of ``imap``, one after the other; ``next(timeout)`` raises TimeoutError if there is none in time."""
+
+    def __init__(self, pieces: Iterator[Future[list[Any]]], ahead: int, ordered: bool) -> None:
+        self._pieces = pieces
+        self._ahead = ahead
+        self._ordered = ordered
+        self._running: list[Future[list[Any]]] = []
+        self._here: deque[Any] = deque()
+
+    def __iter__(self) -> IMapIterator:
+        return self
+
+    def __next__(self) -> Any:
+        return self.next()
+
+    def next(self, timeout: float | None = None) -> Any:
+        """The next result; raises what the function raised of a piece."""
+        while not self._here:
+            self._running += islice(self._pieces, self._ahead - len(self._running))
+            if not self._running:
+                raise StopIteration
+            done = wait(self._running[:1] if self._ordered else self._running, timeout, FIRST_COMPLETED).done
+            if not done:
+                raise TimeoutError(f"there was no result within {timeout} s")
+            piece = next(each for each in self._running if each in done)
+            self._running.remove(piece)
+            self._here.extend(piece.result())
+        return self._here.popleft()
+
+
+class Pool:
+    """Runs calls in ``processes`` actors (as many as the cluster has CPUs), each with a state of its own that ``initializer`` can make.
+
+    A cluster is started if there is none. ``ray_address`` is one to join, ``ray_remote_args`` are options of the actors. Functions and
+    arguments need not be importable. Leaving the ``with`` block terminates the pool, as in the standard library.
+
+    >>> from zfabric.util.multiprocessing import Pool
+    >>> with Pool(2) as pool:
+    ...     pool.map(abs, [-1, 2, -3]), pool.apply(pow, (2, 10)), pool.starmap(max, [(1, 2), (4, 3)])
+    ([1, 2, 3], 1024, [2, 4])
+    """
+
+    def __init__(
+        self,
+        processes: int | None = None,
+        initializer: Callable[..., Any] | None = None,
+        initargs: Iterable[Any] = (),
+        maxtasksperchild: int | None = None,
+        context: Any = None,
+        ray_address: str | None = None,
+        ray_remote_args: Mapping[str, Any] | None = None,
+    ) -> None:
+        if processes is not None and processes < 1:
+            raise ValueError("a pool has at least 1 process")
+        if maxtasksperchild is not None and maxtasksperchild < 1:
+            raise ValueError("maxtasksperchild is at least 1, or None for no limit")
+        if initializer is not None and not callable(initializer):
+            raise TypeError("initializer must be a callable")
+        if not zf.is_initialized():
+            zf.init(ray_address, num_cpus=None if ray_address else processes)
+        self._size = processes or max(1, int(zf.cluster_resources().get("CPU", 1)))
+        self._most = maxtasksperchild
+        self._make = partial(
+            zf.remote(_Process).options(**{"num_cpus": 0, **(ray_remote_args or {})}).remote, initializer, tuple(initargs or ())
+        )
+        self._idle: list[tuple[Any, int]] = [(self._make(), 0) for _ in range(self._size)]
+        """Actors without work, each with how many calls it has run."""
+        self._busy: dict[Future[list[Any]], Any] = {}
+        self._waiting: deque[tuple[Future[list[Any]], Callable[..., Any], Calls]] = deque()
+        self._lock = threading.Condition()
+        self._closed = False
+
+    # -- one call --
+
+    def apply(self, func: Callable[..., Any], args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """``func(*args, **kwargs)`` in a process of the pool."""
+        return self.apply_async(func, args, kwargs).get()
+
+    def apply_async(
+        self,
+        func: Callable[..., Any],
+        args: Iterable[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        callback: Callable[[Any], Any] | None = None,
+        error_callback: Callable[[BaseException], Any] | None = None,
+    ) -> AsyncResult:
+        """The same, without waiting. ``callback`` is called with the result, in a thread of its own."""
+        return AsyncResult([self._start(func, [(tuple(args or ()), kwargs or {})])], True, callback, error_callback)
+
+    # -- many --
+
+    def map(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int | None = None) -> list[Any]:
+        """``func`` of every item, in order."""
+        return list(self.map_async(func, iterable, chunksize).get())
+
+    def map_async(
+        self,
+        func: Callable[..., Any],
+        iterable: Iterable[Any],
+        chunksize: int | None = None,
+        callback: Callable[[Any], Any] | None = None,
+        error_callback: Callable[[BaseException], Any] | None = None,
+    ) -> AsyncResult:
+        """The same, without waiting."""
+        return self._start_all(func, [(item,) for item in iterable], chunksize, callback, error_callback)
+
+    def starmap(self, func: Callable[..., Any], iterable: Iterable[Iterable[Any]], chunksize: int | None = None) -> list[Any]:
+        """``func(*item)`` for every item, in order."""
+        return list(self.starmap_async(func, iterable, chunksize).get())
+
+    def starmap_async(
+        self,
+        func: Callable[..., Any],
+        iterable: Iterable[Iterable[Any]],
+        chunksize: int | None = None,
+        callback: Callable[[Any], Any] | None = None,
+        error_callback: Callable[[BaseException], Any] | None = None,
+    ) -> AsyncResult:
+        """The same, without waiting."""
+        return self._start_all(func, [tuple(item) for item in iterable], chunksize, callback, error_callback)
+
+    def imap(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int = 1) -> IMapIterator:
+        """Results of ``func`` of every item, in order, each as soon as it is there; the iterable is read as they are taken."""
+        return self._lazily(func, iterable, chunksize, ordered=True)
+
+    def imap_unordered(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int = 1) -> IMapIterator:
+        """The same, whichever is there first."""
+        return self._lazily(func, iterable, chunksize, ordered=False)
+
+    def _start_all(
+        self, func: Callable[..., Any], items: list[tuple[Any, ...]], chunksize: int | None, callback: Any, error_callback: Any
+    ) -> AsyncResult:
+        self._check()
+        size = _chunk(chunksize or -(-len(items) // (CHUNKS_EACH * self._size)) or 1)
+        calls: Calls = [(item, {}) for item in items]
+        pieces = [self._start(func, calls[start : start + size]) for start in range(0, len(calls), size)]
+        return AsyncResult(pieces, False, callback, error_callback)
+
+    def _lazily(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int, ordered: bool) -> IMapIterator:
+        self._check()
+        items, size = iter(iterable), _chunk(chunksize)
+        chunks: Iterator[Calls] = iter(lambda: [((item,), {}) for item in islice(items, size)], [])
+        return IMapIterator((self._start(func, chunk) for chunk in chunks), AHEAD_EACH * self._size, ordered)
+
+    # -- who does what --
+
+    def _check(self) -> None:
+        if self._closed:
+            raise ValueError("this pool was closed; make another")
+
+    def _start(self, func: Callable[..., Any], calls: Calls) -> Future[list[Any]]:
+        self._check()
+        piece: Future[list[Any]] = Future()
+        with self._lock:
+            self._waiting.append((piece, func, calls))
+        self._feed()
+        return piece
+
+    def _feed(self) -> None:
+        """Give work to those who have none."""
+        while True:
+            with self._lock:
+                if not self._idle or not self._waiting:
+                    self._lock.notify_all()
+                    return
+                actor, count = self._idle.pop()
+                piece, func, calls = self._waiting.popleft()
+                self._busy[piece] = actor
+            try:
+                ref = actor.run.remote(func, calls)
+            except Exception as error:  # what cannot be pickled; the actor is as free as before
+                self._end(piece, (actor, count))
+                piece.set_exception(error)
+                continue
+            ref.future().add_done_callback(partial(self._ended, piece, actor, count + len(calls)))
+
+    def _ended(self, piece: Future[list[Any]], actor: Any, count: int, done: Future[list[Any]]) -> None:
+        error = done.exception()
+        if isinstance(error, zf.ActorDiedError) or (self._most is not None and count >= self._most):
+            actor, count = (None if self._closed and not self._waiting else self._make()), 0
+        self._end(piece, (actor, count))
+        self._feed()
+        if not piece.set_running_or_notify_cancel():
+            return
+        if error is not None:
+            piece.set_exception(error)
+        else:
+            piece.set_result(done.result())
+
+    def _end(self, piece: Future[list[Any]], free: tuple[Any, int]) -> None:
+        with self._lock:
+            self._busy.pop(piece, None)
+            self._idle.append(free)
+
+    # -- the end --
+
+    def close(self) -> None:
+        """Take no more calls; those made are run."""
+        self._closed = True
+
+    def terminate(self) -> None:
+        """End the pool, whatever runs; what has no result gets none."""
+        self._closed = True
+        with self._lock:
+            waiting, self._waiting = list(self._waiting), deque()
+            actors = [actor for actor, _ in self._idle if actor is not None] + list(self._busy.values())
+            self._make = partial(_gone)
+        for piece, *_ in waiting:
+            piece.cancel()
+        for actor in actors:
+            zf.kill(actor)
+
+    def join(self) -> None:
+        """Wait until what was called has run. ValueError unless the pool was closed or terminated."""
+        if not self._closed:
+            raise ValueError("close() or terminate() comes before join()")
+        with self._lock:
+            self._lock.wait_for(lambda: not self._waiting and not self._busy)
+
+    def __enter__(self) -> Pool:
+        self._check()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.terminate()
+
+    def __reduce__(self) -> Any:
+        raise NotImplementedError("a pool cannot be passed to another process, or pickled")
+
+
+def _chunk(size: int) -> int:
+    if size < 1:
+        raise ValueError("chunksize is at least 1")
+    return size
+
+
+def _gone() -> None:
+    """What a terminated pool makes in place of an actor."""
+
+
+class _Process:
+    """A process of a pool."""
+
+    def __init__(self, initializer: Callable[..., Any] | None, initargs: tuple[Any, ...]) -> None:
+        if initializer is not None:
+            initializer(*initargs)
+
+    def run(self, func: Callable[..., Any], calls: Calls) -> list[Any]:
+        """A piece of work."""
+        return [func(*args, **kwargs) for args, kwargs in calls]
