@@ -146,6 +146,26 @@ def test_one_that_ends_itself_is_not_made_again_although_the_daemon_hears_of_bot
     assert isinstance(failure(actor.value.remote()), ray.ActorDiedError)
 
 
+def test_remote_classes_use_themselves_and_each_other() -> None:
+    """Such a class is unpickled before it is whole."""
+
+    @ray.remote(num_cpus=0)
+    class Even:
+        def holds(self, number: int) -> bool:
+            return number == 0 or (number > 1 and bool(value(Even.remote().holds.remote(number - 2))))
+
+        def sees(self, number: int) -> bool:
+            return number == 0 or bool(value(Odd.remote().sees.remote(number - 1)))
+
+    @ray.remote(num_cpus=0)
+    class Odd:
+        def sees(self, number: int) -> bool:
+            return number != 0 and bool(value(Even.remote().sees.remote(number - 1)))
+
+    assert [value(Even.remote().holds.remote(number)) for number in (4, 5)] == [True, False]
+    assert [value(Even.remote().sees.remote(number)) for number in (4, 3)] == [True, False]
+
+
 def test_remote_classes_have_no_subclasses() -> None:
     with pytest.raises(TypeError, match="plain class"):
 

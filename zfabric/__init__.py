@@ -150,4 +150,5 @@ def __getattr__(name: str) -> object:
         import importlib
 
         return importlib.import_module("zfabric.util")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    hint = "" if name.startswith("_") else "; docs/migrating-from-ray.md says which names of Ray are here"
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")

@@ -172,6 +172,10 @@ def _positional(parameters: list[inspect.Parameter]) -> tuple[int, float]:
     return least, float("inf") if any(each.kind is each.VAR_POSITIONAL for each in parameters) else len(plain)
 
 
+_LOOKED_UP = frozenset({"_signature", "_blueprint", "_export", "__name__", "__qualname__", "__wrapped__"})
+"""What is known of a remote class once it was looked at."""
+
+
 class ActorClass:
     """A class whose instances are actors. Made by ``zf.remote``.
 
@@ -210,8 +214,13 @@ class ActorClass:
     def __init__(self, kind: type, options: Mapping[str, Any]) -> None:
         self._kind = kind
         self._options = dict(options)
+        self._look()
+
+    def _look(self) -> None:
+        """At the class: which methods there are, and whether its options fit."""
         import inspect
 
+        kind, options = self._kind, self._options
         if options.get("lightweight"):
             check_lightweight(options, kind)
         self._signature = _signature_of(kind)
@@ -234,7 +243,8 @@ class ActorClass:
         return {"_kind": self._kind, "_options": self._options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["_kind"], state["_options"])  # type: ignore[misc]
+        # No look at the class yet: one that uses itself is unpickled before it is whole.
+        self.__dict__.update(state)
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Not possible: an actor is made with ``.remote(...)``."""
@@ -256,6 +266,11 @@ class ActorClass:
         )
 
     def __getattr__(self, name: str) -> Any:
+        if name in _LOOKED_UP and "_kind" in vars(self) and "_export" not in vars(self):
+            self._look()
+            return getattr(self, name)
+        if "_kind" not in vars(self):
+            raise AttributeError(name)  # It is being unpickled.
         raise AttributeError(f"{self!r} has no {name!r}; make an actor with .remote(...), and call the methods of what that returns")
 
     def options(self, **options: Any) -> ActorClass:

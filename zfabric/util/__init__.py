@@ -31,4 +31,5 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(module), there)
     if name in _MODULES:
         return importlib.import_module(f"zfabric.util.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    hint = "" if name.startswith("_") else "; docs/migrating-from-ray.md says which names of Ray are here"
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
