@@ -141,6 +141,29 @@ def test_a_request_to_stop_a_call_outlives_the_daemon(client: Client) -> None:
     assert said(client, m.Stopped) == [m.Stopped(stopped, "cancelled")]
 
 
+def test_what_is_called_after_a_kill_does_not_reach_the_process_that_is_to_end(client: Client) -> None:
+    """Also if this process hears only now where the actor lives: its death is under way."""
+    client.kill(ACTOR, True)
+    late = call(client, 1)
+    lives(client, HOME)
+    assert sent(client) == []
+    lives(client, b"", DEAD, b"", pack_failure("ActorDiedError", "killed"))
+    assert outcome(client, late) == ("ActorDiedError", "not run")
+
+
+def test_calls_that_wait_for_news_are_known(client: Client) -> None:
+    """So that the process looks for it, whatever its program does meanwhile."""
+    assert not client.calls.expectant
+    first = call(client, 1)
+    assert client.calls.expectant, "it waits to hear where the actor is"
+    lives(client, HOME)
+    assert not client.calls.expectant
+    client.submit((b"t" * 16, b"f" * 16, b"", (first + CALL_RETURN,)), 1)
+    assert client.calls.expectant, "a task waits for its result"
+    client.step(0.0, CLIENT + HOME, m.Returned(((first, OK, (b"value",)),)))
+    assert not client.calls.expectant
+
+
 def test_a_kill_is_said_again_until_the_actor_is_dead(client: Client) -> None:
     client.kill(ACTOR, True)
     assert said(client, m.Kill) == [m.Kill(ACTOR, True)]

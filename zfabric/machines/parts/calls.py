@@ -411,7 +411,7 @@ class Calls:
                 self.client.keeping.forget_row(actor_id)  # A restarted scheduler is not to make it again.
             if target is None:
                 continue
-            if not changed and actor_id in self.killed:
+            if state != DEAD and actor_id in self.killed and (self.killed[actor_id] or not changed):
                 state = CREATING  # The life that is to end: what was called since is not for that.
             moved = target.incarnation and (incarnation, attempt) != (target.incarnation, target.attempt)
             target.state, target.failure, target.incarnation, target.attempt = state, failure, incarnation, attempt
