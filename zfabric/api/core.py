@@ -235,8 +235,8 @@ def _completions(waiting: dict[bytes, ObjectRef], timeout: float | None) -> Iter
 def cancel(ref: ObjectRef, *, force: bool = False, recursive: bool = True) -> None:
     """Ask for the end of the task that makes ``ref``: it is not started, or interrupted (TaskCancelledError in the task).
 
-    ``force`` kills its worker instead (not of a call: its actor goes on); ``recursive`` takes the tasks it started along. A task that has finished stays so.
-    ``get`` of a cancelled task's ref raises TaskCancelledError.
+    ``force`` kills its worker instead (not that of an actor, which goes on); ``recursive`` takes the tasks it started along. A task that
+    has finished stays so. ``get`` of a cancelled task's ref raises TaskCancelledError.
 
     >>> import zfabric as zf
     >>> @zf.remote
