@@ -100,7 +100,9 @@ class UserCode(WorkerConnection):
         makes_actor = item.row[1] in self._classes
         actor_id, default = (item.row[0], ()) if makes_actor else (b"", ONE_CPU)
         demand, name = self._option_of(item.row, "demand", default), self._option_of(item.row, "name", "")
-        return interface.TaskContext(item.row[0], tries_of(item.attempt), function, item.gpus, actor_id, demand, "" if makes_actor else name)
+        return interface.TaskContext(
+            item.row[0], tries_of(item.attempt), function, item.gpus, actor_id, demand, "" if makes_actor else name
+        )
 
     def _option_of(self, row: Row, name: str, default: Any) -> Any:
         """An option of a task, whether its call says it or its function."""
