@@ -116,6 +116,38 @@ def test_an_async_actor_ends_itself() -> None:
         value(meeting.plain.remote())
 
 
+@zf.remote
+class Background:
+    """Goes on after its call has returned, in a coroutine of its own, and in a thread that knows as much as that."""
+
+    def __init__(self) -> None:
+        self.returned = asyncio.Event()
+
+    async def begin(self) -> list[Any]:
+        self.later = [asyncio.create_task(self.go_on(each)) for each in (True, False)]
+        return [zf.put("put by the call"), plus_one.remote(1)]
+
+    async def go_on(self, aside: bool) -> list[Any]:
+        await self.returned.wait()
+        return await asyncio.to_thread(self.submit) if aside else self.submit()
+
+    def submit(self) -> list[Any]:
+        return [zf.put("put afterwards"), plus_one.remote(10)]
+
+    async def end(self) -> list[Any]:
+        self.returned.set()
+        return [await each for each in self.later]
+
+
+def test_what_outlives_its_call_has_names_of_its_own_for_what_it_submits() -> None:
+    actor = Background.remote()
+    begun = value(actor.begin.remote())
+    later = value(actor.end.remote())
+    assert [value(each) for each in later] == [["put afterwards", 11]] * 2
+    assert value(begun) == ["put by the call", 2]
+    assert len({*begun, *later[0], *later[1]}) == 6
+
+
 # --- threaded actors ------------------------------------------------------------------------------------------------------------------
 
 

@@ -57,7 +57,7 @@ class UserCode(WorkerConnection):
     # -- who it is, and what it is called --
 
     def namer(self) -> Namer:
-        """The namer of the task on top; threads of their own name under a random salt."""
+        """The namer of the task on top, or of this call; threads of their own, and what outlives its call, name under a random salt."""
         if threading.get_ident() == self._main and self._contexts:
             namer = self._namers[-1]
             if namer is None:
@@ -65,7 +65,7 @@ class UserCode(WorkerConnection):
                 namer = self._namers[-1] = Namer(item.row[0][:JOB_BYTES], item.row[0], attempt=item.attempt)
             return namer
         call = current_call.get()
-        if call is not None:
+        if call is not None and call.row[0] in self.worker.running_calls:  # A coroutine that it has started may outlive it.
             named = self._call_names.get(call.row[0])
             if named is None:
                 named = self._call_names[call.row[0]] = Namer(call.row[0][:JOB_BYTES], call.row[0], attempt=call.attempt)
