@@ -8,13 +8,15 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from bad_days import PATIENCE, eventually
 
 import zfabric as zf
+from zfabric.runtime import interface
 
-PATIENCE = 60
 pytestmark = pytest.mark.usefixtures("shared_cluster")
 
 
@@ -25,6 +27,20 @@ def value(ref: Any) -> Any:
 @zf.remote
 def plus_one(x: int) -> int:
     return x + 1
+
+
+def hold_up(path: str) -> None:
+    """Keep the event loop from beginning what has come after this, until that is to be stopped."""
+    client: Any = interface.current()
+
+    def found(what: Callable[[], Any]) -> Any:
+        with client.lock:
+            return what()
+
+    Path(path, "held up").touch()
+    eventually(lambda: found(lambda: len(client.worker.running_calls) == 2), "another one has come")
+    Path(path, "both are here").touch()
+    eventually(lambda: found(lambda: bool(client.worker.interrupts)), "it is to be stopped")
 
 
 # --- async actors -------------------------------------------------------------------------------------------------------------------
@@ -63,6 +79,9 @@ class Meeting:
 
     def plain(self) -> str:
         return threading.current_thread().name
+
+    async def hold_up(self, path: str) -> None:
+        hold_up(path)
 
     async def who(self) -> str | None:
         return zf.get_runtime_context().get_actor_id()
@@ -106,6 +125,24 @@ def test_a_coroutine_is_cancelled_and_the_others_go_on() -> None:
     with pytest.raises(zf.TaskCancelledError):
         value(endless)
     assert value([first, meeting.come.remote()]) == [2, 2]
+
+
+def test_a_coroutine_that_is_cancelled_before_it_begins_has_ended(tmp_path: Path) -> None:
+    meeting = Meeting.options(max_concurrency=2).remote()
+    held = meeting.hold_up.remote(str(tmp_path))
+    cancel_in_time(meeting.come, tmp_path, held)
+    assert value([meeting.come.remote(), meeting.come.remote()]) == [1, 1]  # Both places are free.
+
+
+def cancel_in_time(function: Any, path: Path, held: Any) -> None:
+    """Cancel what is held up."""
+    eventually((path / "held up").exists, "the first one runs")
+    cancelled = function.remote()
+    eventually((path / "both are here").exists, "the other one has come")
+    zf.cancel(cancelled)
+    with pytest.raises(zf.TaskCancelledError):
+        value(cancelled)
+    value(held)
 
 
 def test_an_async_actor_ends_itself() -> None:
@@ -236,6 +273,18 @@ def test_async_tasks_are_retried_timed_out_and_cancelled() -> None:
     zf.cancel(waiting)
     with pytest.raises(zf.TaskCancelledError):
         value(waiting)
+
+
+def test_an_async_task_that_is_cancelled_before_it_begins_has_ended(tmp_path: Path) -> None:
+    @zf.remote
+    async def task(path: str = "") -> None:
+        if path:
+            hold_up(path)
+        else:
+            await asyncio.Event().wait()
+
+    held = task.remote(str(tmp_path))
+    cancel_in_time(task, tmp_path, held)
 
 
 def test_async_tasks_survive_their_worker(tmp_path: Any) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from zfabric.machines.parts.mailbox import Invocation
 from zfabric.machines.worker import Item, Worker
-from zfabric.runtime.interrupts import Fence
+from zfabric.runtime.interrupts import Fence, TaskInterrupt
 
 if TYPE_CHECKING:
     import asyncio
@@ -174,7 +174,9 @@ class Loop:
 
         self.runtime = runtime
         self.groups = groups
-        self._running: dict[bytes, asyncio.Task[None]] = {}
+        self._running: dict[bytes, asyncio.Task[None] | None] = {}
+        """Coroutines that have begun: one that is cancelled before it has begins never, and its call would have no end."""
+        self._current = asyncio.current_task
         self._flushing = False
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, name="zfabric-loop", daemon=True).start()
@@ -195,14 +197,17 @@ class Loop:
 
     def _start(self, items: Sequence[tuple[Item | Invocation, Group | None]]) -> None:
         for item, group in items:
-            self._running[item.row[0]] = self.loop.create_task(self._run(item, group))
+            self.loop.create_task(self._run(item, group))
 
     async def _run(self, item: Item | Invocation, group: Group | None) -> None:
         runtime = self.runtime
         current_call.set(item)
+        self._running[item.row[0]] = self._current()
         started = time.monotonic()
         value, retryable = None, None
         try:
+            if runtime.worker.interrupts and runtime.worker.interrupted(item):
+                raise TaskInterrupt("it is to be stopped before it has begun")
             function, retryable, args, kwargs = runtime.prepare(item)
             value = await runtime.streamed_in_loop(item, function(*args, **kwargs))
             del args, kwargs
