@@ -155,6 +155,39 @@ def test_it_survives_the_death_of_daemon_and_process_at_once(cluster: Any, tmp_p
     assert value(actor.add.remote()) == 6
 
 
+SHARED = """
+    import os, sys, time, zfabric as zf
+    zf.init(address=sys.argv[1], namespace="shared")
+
+    @zf.remote(lightweight=True)
+    class Small:
+        def __init__(self, note=""):
+            self.n = 0
+            if note:
+                open(note, "w").close()
+                while True: time.sleep(0.01)
+        def add(self): self.n += 1; return self.n
+        def pid(self): return os.getpid()
+
+    detached = Small.options(name="small", lifetime="detached").remote()
+    own = Small.remote()
+    assert zf.get(detached.pid.remote()) == zf.get(own.pid.remote())
+    zf.get(detached.add.remote())
+    half_made = Small.remote(sys.argv[2])
+    while not os.path.exists(sys.argv[2]):
+        time.sleep(0.01)
+"""
+
+
+def test_one_that_shares_a_process_outlives_those_of_its_program_there(tmp_path: Path) -> None:
+    with running_cluster(num_cpus=1, namespace="shared"):
+        command = [sys.executable, "-c", textwrap.dedent(SHARED), str(session().directory), str(tmp_path / "note")]
+        subprocess.run(command, check=True, timeout=PATIENCE)
+        actor = zf.get_actor("small")
+        assert value([actor.add.remote(), actor.add.remote()]) == [2, 3]
+        eventually(lambda: [row["class"] for row in query("actors") if row["state"] == "alive"] == ["Small"], "the others have ended")
+
+
 def test_one_that_is_dead_stays_dead(cluster: Any) -> None:
     """Also if a program has a handle of it, and the daemon forgets all that is not durable."""
 

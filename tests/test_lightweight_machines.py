@@ -13,7 +13,7 @@ from zfabric.machines.worker import Worker, actor_of
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import WORKER
-from zfabric.protocol.messages import ALIVE, CREATING, DEAD, OK
+from zfabric.protocol.messages import ALIVE, CREATING, DEAD, INTERRUPTED, OK
 
 LIGHT = b"l" * 16
 DAEMON = b"\x02daemon0"
@@ -153,6 +153,19 @@ def test_one_that_was_killed_while_it_was_made_does_not_stay() -> None:
     assert [order for _, order in node.take(m.Retire)] == [m.Retire(task_id(0), 0, True)]
     node.complete(worker, 0)  # It was made before that was heard.
     assert [order for _, order in node.take(m.Retire)] == [m.Retire(task_id(0), 0, True)]
+
+
+def test_one_that_is_cancelled_by_force_while_it_is_made_leaves_the_others_their_process() -> None:
+    node, _ = made(cpus=1)
+    lives(node, 0)
+    node.submit(row(1))
+    ((worker, _, _),) = node.dispatched()
+    node.say(CLIENT + DRIVER, m.Cancel((ref(1),), True, True))
+    assert [order for _, order in node.take(m.Interrupt)] == [m.Interrupt(task_id(1), 0, "force")]
+    node.complete(worker, 1, 0, INTERRUPTED)
+    assert node.take(m.TakeBack) == []
+    assert not [effect for effect in node.effects if isinstance(effect, e.KillProcess)]
+    assert home(node, 0) == worker
 
 
 def test_an_empty_process_ends_after_a_while() -> None:

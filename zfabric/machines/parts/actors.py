@@ -403,7 +403,7 @@ class Actors:
         for record in self.of(job):
             if not record.detached and record.task.holders is None and record.task.pins <= 0 and record.state != DEAD:
                 record.killed = reason
-                self._kill_process(record.worker, reason)
+                self._end(record, reason)
 
     def forget_value(self, task: TaskRecord) -> None:
         """That it was made once says nothing any more."""

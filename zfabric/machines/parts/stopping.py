@@ -121,7 +121,9 @@ class Stopping:
             self._asked.pop(task_id, None)
             return
         self._asked[task_id] = now + self.tables.config.interrupt_every
-        if task.rare.stopped == "force":
+        if worker.shared:  # It makes an actor in a process that is others', too: that does not die for it.
+            self.tables.order(worker, m.Interrupt(task_id, task.attempt, task.rare.stopped))
+        elif task.rare.stopped == "force":
             waiting = any(frame.task_id == task_id for frame in worker.frames)
             if waiting and worker.pid:
                 worker.kill_reason = "cancelled"
