@@ -434,6 +434,32 @@ zf.shutdown()
     run_script(script)
 
 
+def test_who_awaits_is_told_of_the_end_of_the_node_and_of_that_of_the_connection() -> None:
+    script = """
+import asyncio, os, zfabric as zf
+from bad_days import *
+
+@zf.remote
+def run(): time.sleep(1000)
+
+async def main(end, expected):
+    zf.init(num_cpus=2, log_to_driver=False)
+    refs = [run.remote() for _ in range(50)]
+    futures = [ref.future() for ref in refs]
+    async def value(ref): return await ref
+    waiting = [asyncio.ensure_future(value(ref)) for ref in refs] + list(map(asyncio.wrap_future, futures))
+    await asyncio.sleep(0)
+    end()
+    errors = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), PATIENCE)
+    assert {type(error) for error in errors} == {expected}, set(map(repr, errors))
+
+asyncio.run(main(lambda: os.kill(next(iter(session_processes())), 9), zf.NodeDiedError))
+zf.shutdown()
+asyncio.run(main(zf.shutdown, zf.NotInitializedError))
+"""
+    run_script(script)
+
+
 def test_all_of_this_left_the_session_as_it_was() -> None:
     eventually(lambda: all(row["state"] == "idle" for row in worker_rows()), "all tasks have ended")
     assert Path(session().directory).exists()

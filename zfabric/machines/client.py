@@ -247,6 +247,13 @@ class Client:
         self.watchers.setdefault(identifier, []).append(watcher)
         self.want((identifier,))
 
+    def give_up_watching(self) -> None:
+        """No outcome will come any more: all who watch for one are told so, as if it had."""
+        while self.watchers:
+            identifier, watchers = self.watchers.popitem()
+            for watcher in watchers:
+                watcher(identifier)
+
     def cancel(self, identifiers: tuple[bytes, ...], force: bool, recursive: bool) -> None:
         """Ask for tasks and calls to be stopped. The children of a call are the scheduler's business, like those of a task."""
         tasks = tuple(each for each in identifiers if not self.calls.cancel(each, "cancelled"))

@@ -370,10 +370,10 @@ class FabricClient(Connection):
     def _watch(self) -> None:
         try:
             self.wait_until(self._unwatched, None)
-        except (FabricError, zmq.ZMQError):
-            self._watcher = None
-            if not self.closed:
-                raise
+        except (FabricError, zmq.ZMQError):  # Nothing comes any more. Whoever waits is told, and finds out why where it looks.
+            with self.lock:
+                self._watcher = None
+                self.machine.give_up_watching()
 
     def _unwatched(self) -> bool:
         """Whether nobody waits so any more: then the watcher ends, and the next who does has another."""

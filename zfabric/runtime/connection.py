@@ -58,6 +58,8 @@ class Connection:
         self.closed = False
         self.alive: Callable[[], bool] = session.alive
         self.failure: Callable[[], str] = session.failure
+        self._died = ""
+        """What is said of the node's end, once that has been seen."""
         self._pid = os.getpid()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
         self.post = Post(self._context, session.sockets, incarnation, self.config)
@@ -263,7 +265,7 @@ class Connection:
             now = clock()
             if deadline is not None and now >= deadline:
                 return False
-            if now >= check_at:
+            if now >= check_at or self._died:
                 check_at = now + CHECK_EVERY
                 self._check_node()
                 with self.lock:
@@ -306,10 +308,12 @@ class Connection:
             raise ConnectionLostError(f"the job has ended: {self.machine.farewell}")
 
     def _check_node(self) -> None:
-        if not self.alive():
+        if not self._died and not self.alive():
             reason = self.failure()
             text = "the node's supervisor is gone, and all its processes with it; call zf.shutdown() and zf.init()"
-            raise NodeDiedError(f"{text}. It said: {reason}" if reason else text)
+            self._died = f"{text}. It said: {reason}" if reason else text
+        if self._died:
+            raise NodeDiedError(self._died)
         with self.lock:
             self._follow_daemon()
 
