@@ -83,6 +83,53 @@ def test_a_program_that_wrote_much_gives_back_the_room_it_wished_for(cluster: An
     assert zf.get(check.remote(zf.put(array), 1), timeout=PATIENCE)
 
 
+class Unpicklable:
+    """As it says."""
+
+    def __reduce__(self) -> Any:
+        raise LookupError("not me")
+
+
+@zf.remote(num_returns=2, max_retries=0)
+def half() -> Any:
+    """The first value is in the arena when the second turns out to be none."""
+    return block(1, 8), Unpicklable()
+
+
+@zf.remote(lightweight=True)
+class Stubborn:
+    """Returns, although it is to be stopped."""
+
+    def ping(self) -> None:
+        pass
+
+    def large(self, note: str = "") -> Any:
+        if note:
+            Path(note).touch()
+            try:
+                threading.Event().wait(PATIENCE)
+            except BaseException:  # its interrupt
+                pass
+        return block(1, 8)
+
+
+def test_what_was_written_and_nobody_is_told_of_takes_no_room(small: Any, tmp_path: Path) -> None:
+    small()
+    for _ in range(12):
+        for ref in half.remote():
+            assert isinstance(failure(ref), zf.SerializationError)
+    for number in range(12):
+        note = tmp_path / str(number)
+        actor = Stubborn.remote()
+        zf.get(actor.ping.remote(), timeout=PATIENCE)
+        called = actor.large.remote(str(note))
+        eventually(note.exists, "it runs")
+        zf.kill(actor)
+        assert isinstance(failure(called), zf.ActorDiedError)
+    assert zf.get(check.remote(Stubborn.remote().large.remote(), 1), timeout=PATIENCE)
+    eventually(lambda: query("status")["store"]["granted"] == 0, "the store has all of it again")
+
+
 def test_a_full_store_spills_to_disk_and_reads_back_what_was_written(small: Any) -> None:
     small(put_patience=PATIENCE)
     refs = [zf.put(block(number)) if number % 2 else make.remote(number) for number in range(60)]

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from bad_days import PATIENCE, eventually, failure, kill_daemon, query
 from conftest import running_cluster
 
 import zfabric as zf
+from zfabric.runtime import interface
 
 pytestmark = pytest.mark.usefixtures("shared_cluster")
 
@@ -406,6 +408,45 @@ def test_a_method_streams_while_it_runs(threads: int | None) -> None:
     assert isinstance(failure(refs[2]), KeyError)
     assert len(refs) == 3
     assert zf.get(source.pid.remote(), timeout=PATIENCE) > 0
+
+
+@zf.remote(max_concurrency=3)
+class Beside:
+    """A stream of large values, one of which is written but not said while other calls end."""
+
+    def __init__(self) -> None:
+        self.written = threading.Event()
+        self.others_ended = threading.Event()
+
+    def stream(self) -> Iterator[bytes]:
+        """One value."""
+        runtime: Any = interface.current()
+        store = runtime.store
+
+        def store_slowly(*arguments: Any) -> Any:
+            place = store(*arguments)
+            self.written.set()
+            self.others_ended.wait(PATIENCE)
+            return place
+
+        runtime.store = store_slowly
+        yield bytes(200_000)
+
+    def wait_for_it(self) -> None:
+        """Until it is written."""
+        self.written.wait(PATIENCE)
+
+    def let_it_go_on(self) -> None:
+        """It may be said."""
+        self.others_ended.set()
+
+
+def test_calls_that_end_beside_a_stream_leave_its_values_alone() -> None:
+    actor = Beside.remote()
+    generator = actor.stream.remote()
+    zf.get(actor.wait_for_it.remote(), timeout=PATIENCE)
+    zf.get(actor.let_it_go_on.remote(), timeout=PATIENCE)
+    assert [len(each) for each in values(generator)] == [200_000]
 
 
 def test_a_call_waits_for_the_stream_before_it(tmp_path: Path) -> None:

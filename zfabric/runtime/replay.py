@@ -112,7 +112,7 @@ class _Maker:
                 if status == OK:
                     with worker.lock:
                         worker.worker.mailbox.made_again(self.log, call, outputs, extra[0] if extra is not None else ())
-                        worker.finish_writes()
+                        worker.finish_writes(call.call_id)
 
     def _wants(self, call: LoggedCall) -> bool:
         return self.log.wants(call)

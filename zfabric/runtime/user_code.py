@@ -51,8 +51,8 @@ class UserCode(WorkerConnection):
         self._call_names: dict[bytes, Namer] = {}
         """Who names what calls submit that run beside each other."""
         self._gpus: tuple[int, ...] | None = None
-        self._unfinished_writes: list[int] = []
-        """Objects written into grants whose completion is not in a message yet."""
+        self._unfinished_writes: dict[bytes, list[int]] = {}
+        """Where objects were written that no message tells of yet, by task or call: others may run beside it."""
 
     # -- who it is, and what it is called --
 
@@ -195,8 +195,18 @@ class UserCode(WorkerConnection):
         if packed.size <= self.config.inline_bytes:
             return packed.to_bytes()
         place = self.values.write(identifier, packed)
-        self._unfinished_writes.append(place[0])
+        self._unfinished_writes.setdefault(identifier[:TASK_BYTES], []).append(place[0])
         return place
+
+    def finish_writes(self, identifier: bytes) -> None:
+        """What a task or a call has written is in a message on its way. The caller holds the lock."""
+        for offset in self._unfinished_writes.pop(identifier, ()):
+            self.machine.room.finished(offset)
+
+    def abandon_writes(self, identifier: bytes) -> None:
+        """Nobody will be told of what a task or a call has written. The caller holds the lock."""
+        for offset in self._unfinished_writes.pop(identifier, ()):
+            self.machine.room.abandon(offset)
 
     # -- after it ran --
 
@@ -204,12 +214,12 @@ class UserCode(WorkerConnection):
         """The outcome of user code that returned."""
         try:
             return self._pack(item, value)
-        except FabricError as error:
-            if isinstance(error, SerializationError):
-                return ERROR, (self._error(error, item),), None
-            facts = tuple(self._facts(item).items())
-            return FAILED, (pack_failure(type(error).__name__, f"what {self.name_of(item)} returned has no place: {error}", facts),), None
         except Exception as error:  # what was returned is the user's, and so is what its __reduce__, or an iterator, raises
+            with self.lock:
+                self.abandon_writes(item.row[0])  # Values before the one that failed may be written already.
+            if isinstance(error, FabricError) and not isinstance(error, SerializationError):
+                facts = tuple(self._facts(item).items())
+                return FAILED, (pack_failure(type(error).__name__, f"what {self.name_of(item)} returned has no place: {error}", facts),), None
             return ERROR, (self._error(error, item),), None
 
     def _pack(self, item: Item | Invocation, value: Any) -> Ending:

@@ -141,7 +141,7 @@ class WorkerRuntime(UserCode):
             else:
                 worker.finish(item, status, outputs, extra, started, ended - started)  # type: ignore[arg-type]
             self._returned = None
-            self.finish_writes()
+            self.finish_writes(row[0])
             unreported = worker.unreported
             if unreported == 1:
                 self._first_unreported = ended
@@ -167,7 +167,7 @@ class WorkerRuntime(UserCode):
                 self._end_call(item, status, outputs, extra, started, clock() - started)
             else:
                 self.worker.finish(item, status, outputs, extra, started, clock() - started)  # type: ignore[arg-type]
-            self.finish_writes()
+            self.finish_writes(item.row[0])
             following = None if group is None else self._next_beside(group)
             if not flush:
                 pass
@@ -192,8 +192,10 @@ class WorkerRuntime(UserCode):
             kind = "TaskTimeoutError" if reason == "timeout" else "TaskCancelledError"
             status, outputs = FAILED, (pack_failure(kind, f"{item.method} was stopped while it ran ({reason})"),)
         contained = extra[0] if extra is not None else ()
+        if self.worker.turns is not None and self.worker.turns.is_killed(item.actor_id):
+            self.abandon_writes(item.row[0])  # It has no outcome.
         if self.worker.finish_call(item, status, outputs, contained, started, seconds, whole):
-            self._unfinished_writes.clear()  # They are finished when the outcome leaves.
+            self._unfinished_writes.pop(item.row[0], None)  # They are finished when the outcome leaves.
 
     def _run_user_code(self, item: Item | Invocation) -> Ending:
         row = item.row
@@ -237,11 +239,6 @@ class WorkerRuntime(UserCode):
         finally:
             self._contexts.pop()
             self._namers.pop()
-
-    def finish_writes(self) -> None:
-        """What was written is in a message on its way. The caller holds the lock."""
-        while self._unfinished_writes:
-            self.machine.room.finished(self._unfinished_writes.pop())
 
     def wait_quietly(self, done: Callable[[], bool]) -> None:
         """Wait for what the control thread hears, between two calls."""
@@ -301,9 +298,7 @@ class WorkerRuntime(UserCode):
         with self.lock:
             self.machine.calls.share(row[4])
             self.worker.yields.say(row)
-            if type(row[3]) is tuple:
-                self._unfinished_writes.remove(row[3][0])
-                self.machine.room.finished(row[3][0])
+            self.finish_writes(row[0])
             due = clock() - self._sent_at > self.config.completion_delay or self.worker.unreported >= REPORT_ROWS
             if due:
                 self.flush()
