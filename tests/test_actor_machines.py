@@ -311,3 +311,7 @@ def test_outcomes_for_a_caller_that_has_gone_are_forgotten(worker: Worker) -> No
     worker.step(0.0, b"L" + DAEMON, m.CallerGone(ME))
     assert said(worker, m.Returned) == []
     assert worker.unreported == 0, "nothing keeps the process awake"
+    give(worker, 2)
+    run(worker)
+    assert said(worker, m.Returned) == [], "what was on its way is run, and nobody is told"
+    assert not worker.has_unsent

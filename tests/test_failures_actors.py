@@ -15,6 +15,7 @@ from bad_days import PATIENCE, eventually, failure, gone, kill_daemon, processes
 from conftest import running_cluster
 
 import zfabric as zf
+from zfabric.runtime import interface
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -280,6 +281,44 @@ def test_the_handles_of_a_dead_caller_count_no_more() -> None:
     del subject
     failure(dead)
     eventually(lambda: gone(pid), "nobody has a handle, and the actor has ended")
+
+
+def links() -> int:
+    """To how many processes this one has a link."""
+    return len(interface.current().post.peers)  # type: ignore[union-attr]
+
+
+class Linked:
+    """Says so."""
+
+    def links(self) -> int:
+        return links()
+
+    def pass_when(self, path: str) -> None:
+        eventually(lambda: os.path.exists(path), "the gate opens")
+
+
+@pytest.mark.parametrize("lightweight", [False, True])
+def test_links_to_callers_that_have_gone_are_closed(tmp_path: Path, lightweight: bool) -> None:
+    """Those whose calls have run, those that wait for one, and those that called what has ended since in the same process."""
+    kind = zf.remote(lightweight=True)(Linked) if lightweight else zf.remote(Linked)
+
+    @zf.remote(max_retries=0)
+    def call_and_die(actors: list[Any], path: str) -> None:
+        others = [kind.remote() for _ in range(4)] if lightweight else []
+        zf.get([each.links.remote() for each in actors + others])
+        held = [each.pass_when.remote(path) for each in actors]
+        zf.wait(held, timeout=0.1)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    actors = [kind.remote() for _ in range(4)]
+    before = value_of([each.links.remote() for each in actors])
+    for number in range(4):
+        gate = tmp_path / str(number)
+        assert isinstance(failure(call_and_die.remote(actors, str(gate))), zf.WorkerCrashedError)
+        gate.touch()
+    for each, count in zip(actors, before, strict=True):
+        eventually(lambda each=each, count=count: value_of(each.links.remote()) <= count, "links to the dead are closed")
 
 
 @zf.remote

@@ -56,6 +56,8 @@ class WorkerConnection(FabricClient):
         """What the main thread runs: the attempt on top is last."""
         self._loop: Loop | None = None
         """Runs async tasks."""
+        self._callers_gone: list[bytes] = []
+        """Processes that have called and ended: the links to them are closed once all has been read that they had said."""
 
     # -- the API's entry points --
 
@@ -100,11 +102,21 @@ class WorkerConnection(FabricClient):
 
     def _is_peer(self, sender: bytes) -> bool:
         """Whoever is not the node's daemon may call the actor that lives here."""
-        if not super()._is_peer(sender) and (self.host.instances or sender in self.worker.drivers):
+        lives_here = self.host.instances and sender not in self.worker.mailbox.gone
+        if not super()._is_peer(sender) and (lives_here or sender in self.worker.drivers):
             self._follow_daemon()
             if sender != self.daemon:
                 self._peers.add(sender)
         return sender in self._peers
+
+    def _pump(self, timeout: float) -> bool:
+        found = super()._pump(timeout)
+        while self._callers_gone and not self.post.readable:
+            with self.lock:
+                caller = self._callers_gone.pop()
+                self._peers.discard(caller)
+                self.post.forget(caller)
+        return found
 
     def _deliver_from_peer(self, now: float, to: bytes, source: bytes, message: Any) -> None:
         if type(message) is m.Taken or (type(message) is m.Hand and source[1:] in self.worker.drivers):
@@ -249,6 +261,9 @@ class WorkerConnection(FabricClient):
             if self.worker.turns is not None:
                 self._interrupt(self.worker.turns.busy.get(message.actor_id, b""))
             self.post.ring()
+        elif type(message) is m.CallerGone:
+            self.control_post.forget(message.incarnation)
+            self._callers_gone.append(message.incarnation)
         elif type(message) in (m.Durable, m.Recorded) and (self._quiet or self.host.done):
             self.post.ring()
 

@@ -262,7 +262,8 @@ class Actors:
 
     def process_gone(self, incarnation: bytes) -> None:
         """A process has ended: the actors it may have called need not answer."""
-        called: dict[bytes, WorkerRecord] = {}
+        # What actors share may have been called for one that is not known any more.
+        called: dict[bytes, WorkerRecord] = {token: worker for token, worker in self.tables.workers.items() if worker.shared}
         for record in self.records.values():
             if incarnation in record.watchers:
                 record.watchers.discard(incarnation)

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 STOPPED_MAX = 1000
 """Calls to be stopped that have not come: more than anyone cancels in the time that a message takes."""
 
+GONE_MAX = 1000
+"""Callers that are gone which are remembered: what they called is run within a while, or not at all."""
+
 
 class Invocation(NamedTuple):
     """One call that this process was given. ``row`` begins like a task's: id, and dependencies in the fourth place.
@@ -64,6 +67,8 @@ class Mailbox:
         self.retiring = False
         self.deadlines: list[tuple[float, bytes]] = []
         """When calls are to be stopped that have a timeout, soonest first; some of them have ended since."""
+        self.gone: dict[bytes, None] = {}
+        """Processes that called and have ended: what is run for them, or was, has an outcome for nobody."""
         self._returned: dict[bytes, list[Row]] = {}
         self._reported: dict[bytes, Row] = {}
         """Outcomes that the scheduler has not taken in yet, as far as is known here: by call."""
@@ -243,7 +248,9 @@ class Mailbox:
 
     def caller_gone(self, caller: bytes) -> None:
         """Nobody waits for these outcomes any more. What was called is run all the same."""
-        self._returned.pop(caller, None)
+        self.gone[caller] = None
+        if len(self.gone) > GONE_MAX:
+            del self.gone[next(iter(self.gone))]
         for log in self.logs.values():
             log.gone(caller)
 
@@ -262,4 +269,5 @@ class Mailbox:
             yield Send(scheduler, m.Reported(tuple(rows)))
         returned, self._returned = self._returned, {}
         for caller, outcomes in returned.items():
-            yield Send(CLIENT + caller, m.Returned(tuple(outcomes)))
+            if caller not in self.gone:
+                yield Send(CLIENT + caller, m.Returned(tuple(outcomes)))
