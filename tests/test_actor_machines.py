@@ -305,6 +305,38 @@ def test_a_request_to_stop_a_call_may_overtake_it(worker: Worker) -> None:
     assert unpack_failure(stopped[2][0])[0] == "TaskCancelledError"
 
 
+def give_timed(worker: Worker, *numbers: int, timeout: float, now: float = 0.0) -> None:
+    rows = tuple((number.to_bytes(16, "big"), "method", b"", (), (), (("timeout", timeout),)) for number in numbers)
+    worker.step(now, CLIENT + ME, m.Call(ACTOR, 3, rows))
+
+
+def test_calls_that_have_ended_in_time_are_forgotten(worker: Worker) -> None:
+    give_timed(worker, 1, 2, timeout=5.0)
+    assert worker.next_deadline() == 5.0
+    run(worker)
+    worker.step(0.0, CLIENT + ME, m.Stopped((2).to_bytes(16, "big"), "cancelled"))
+    assert worker.next_deadline() is None
+    worker.tick(6.0)
+    assert worker.interrupts == {}
+    give_timed(worker, 3, timeout=1.0, now=6.0)
+    waits = worker.begin()
+    give_timed(worker, 4, timeout=3.0, now=6.0)
+    worker.tick(8.0)
+    assert list(worker.interrupts) == [waits.row[0]], "and those that have not are stopped, each in its time"
+    assert worker.next_deadline() == 9.0
+
+
+def test_a_deadline_far_off_takes_no_room_once_its_call_has_ended(worker: Worker) -> None:
+    give_timed(worker, 0, timeout=1.0)
+    first = worker.begin()  # Its own comes before those of all the others.
+    worker.move_beside(first)  # type: ignore[arg-type]
+    for number in range(1, 10_000):
+        give_timed(worker, number, timeout=3600.0)
+        run(worker)
+    assert len(worker.mailbox.deadlines) < 2000
+    assert worker.next_deadline() == 1.0
+
+
 def test_outcomes_for_a_caller_that_has_gone_are_forgotten(worker: Worker) -> None:
     give(worker, 1)
     run(worker)

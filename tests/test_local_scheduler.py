@@ -340,6 +340,15 @@ def test_a_deadline_counts_from_submission(node: Node) -> None:
     assert unpack_failure(node.results()[1][1][0])[0] == "TaskTimeoutError"
 
 
+def test_the_deadline_of_a_task_that_has_ended_is_none(node: Node) -> None:
+    node.submit(row(0, timeout=3600.0))
+    ((worker, _, _),) = node.dispatched()
+    stopping = node.scheduler.stopping
+    assert stopping.next_deadline() == node.now + 3600.0
+    node.complete(worker, 0)
+    assert stopping.next_deadline() is None
+
+
 def test_a_worker_that_waits_runs_what_it_waits_for_and_only_that(node: Node) -> None:
     (worker,) = node.workers()
     node.submit(row(0))

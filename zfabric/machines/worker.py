@@ -200,6 +200,7 @@ class Worker:
         """A call has ended; its outcome is fixed here. Whether it is held back (see ``Mailbox.ended``)."""
         row, _ = self.mailbox.actors[item.actor_id]
         turns = self.turns
+        self.mailbox.timed.pop(item.row[0], None)
         self.call_trace.add(item.row[0], item.actor_id, self.functions[row[1]][1], item.method, started, seconds)
         if self.call_trace.full:
             self.say_trace()
@@ -441,12 +442,12 @@ class Worker:
 
     def tick(self, now: float) -> None:
         """Calls whose time is up are stopped."""
-        for call_id in self.mailbox.overdue(now):
+        for call_id in self.mailbox.deadlines.due(now):
             self._stop(call_id, "timeout")
 
     def next_deadline(self) -> float | None:
         """The next end of a call's time."""
-        return self.mailbox.deadlines[0][0] if self.mailbox.deadlines else None
+        return self.mailbox.deadlines.next()
 
     def take_effects(self, now: float) -> list[Effect]:
         """Completions, and what was said in between, in order."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from zfabric.machines.parts.deadlines import Deadlines
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
 from zfabric.protocol.failures import pack_failure
@@ -65,8 +65,9 @@ class Mailbox:
         self.written: list[int] = []
         """Where values are in the arena whose outcomes were held back, and leave now: the shell says that they are finished."""
         self.retiring = False
-        self.deadlines: list[tuple[float, bytes]] = []
-        """When calls are to be stopped that have a timeout, soonest first; some of them have ended since."""
+        self.timed: dict[bytes, float] = {}
+        """Calls with a timeout that have not ended, and when they are to be stopped."""
+        self.deadlines = Deadlines(lambda deadline, call_id: self.timed.get(call_id) == deadline)
         self.gone: dict[bytes, None] = {}
         """Processes that called and have ended: what is run for them, or was, has an outcome for nobody."""
         self._returned: dict[bytes, list[Row]] = {}
@@ -108,14 +109,8 @@ class Mailbox:
                 continue
             timeout = option(options, "timeout")
             if timeout is not None:
-                heappush(self.deadlines, (now + timeout, call_id))
-
-    def overdue(self, now: float) -> list[bytes]:
-        """Calls whose time is up."""
-        found = []
-        while self.deadlines and self.deadlines[0][0] <= now:
-            found.append(heappop(self.deadlines)[1])
-        return found
+                self.timed[call_id] = now + timeout
+                self.deadlines.add(now + timeout, call_id)
 
     def ended(self, item: Invocation, status: int, outputs: Row, contained: tuple[Row, ...], whole: bool = True) -> bool:
         """A call that ran has an outcome. Whether it is held back until the log of its actor is durable so far.
@@ -210,6 +205,7 @@ class Mailbox:
         if queue is None or found is None:
             return False
         queue.remove(found)
+        self.timed.pop(call_id, None)
         kind = "TaskTimeoutError" if reason == "timeout" else "TaskCancelledError"
         self._leave(found, FAILED, (pack_failure(kind, f"{found.method} was stopped before it ran ({reason})"),), ())
         return True
@@ -234,9 +230,13 @@ class Mailbox:
 
     def drop(self, actor_id: bytes) -> None:
         """Calls of an actor are not run, and have no outcome: their callers hear of its end."""
-        if self.aside.get(actor_id):
-            self.aside[actor_id].clear()
-        elif self.has(actor_id):
+        aside = self.aside.get(actor_id)
+        dropped = list(aside) if aside else [item for item in self.queue if item.actor_id == actor_id]
+        for item in dropped:
+            self.timed.pop(item.row[0], None)
+        if aside:
+            aside.clear()
+        elif dropped:
             self._keep_others(actor_id)
 
     def _keep_others(self, actor_id: bytes) -> None:

@@ -6,8 +6,7 @@ outcome comes first; the request is repeated until one has come.
 
 from __future__ import annotations
 
-import heapq
-
+from zfabric.machines.parts.deadlines import Deadlines
 from zfabric.machines.parts.naming import salt_of
 from zfabric.machines.parts.outcomes import Outcomes
 from zfabric.machines.parts.records import ASSIGNED, DONE, READY, WAITING, TaskRecord, prefixes_of
@@ -24,19 +23,23 @@ class Stopping:
     def __init__(self, tables: Tables, outcomes: Outcomes) -> None:
         self.tables = tables
         self.outcomes = outcomes
-        self._deadlines: list[tuple[float, bytes]] = []
+        self._deadlines = Deadlines(self._has_no_end)
         self._asked: dict[bytes, float] = {}
         """Dispatched tasks that are to stop, and when that is said again."""
 
     def expect(self, task: TaskRecord, deadline: float) -> None:
         """A task is to have an outcome by then."""
-        heapq.heappush(self._deadlines, (deadline, task.id))
+        self._deadlines.add(deadline, task.id)
+
+    def _has_no_end(self, deadline: float, task_id: bytes) -> bool:
+        task = self.tables.tasks.get(task_id)
+        return task is not None and task.state != DONE
 
     def tick(self, now: float) -> None:
         """Deadlines that have passed; requests to repeat."""
-        while self._deadlines and self._deadlines[0][0] <= now:
-            task = self.tables.tasks.get(heapq.heappop(self._deadlines)[1])
-            if task is not None and task.state != DONE:
+        for task_id in self._deadlines.due(now):
+            task = self.tables.tasks.get(task_id)
+            if task is not None:
                 self.stop(task, "timeout", now)
         for task_id, due in list(self._asked.items()):
             if now >= due:
@@ -44,7 +47,8 @@ class Stopping:
 
     def next_deadline(self) -> float | None:
         """When ``tick`` is wanted next."""
-        candidates = [self._deadlines[0][0]] if self._deadlines else []
+        soonest = self._deadlines.next()
+        candidates = [] if soonest is None else [soonest]
         candidates.extend(self._asked.values())
         return min(candidates, default=None)
 
