@@ -12,7 +12,7 @@ from zfabric.machines.parts.turns import LEAVE
 from zfabric.machines.worker import Worker, actor_of
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import WORKER
+from zfabric.protocol.ids import WORKER, call_value
 from zfabric.protocol.messages import ALIVE, CREATING, DEAD, INTERRUPTED, OK
 
 LIGHT = b"l" * 16
@@ -179,6 +179,50 @@ def test_an_empty_process_ends_after_a_while() -> None:
     node.scheduler.tick(node.now)
     node.turn()
     assert [effect.pid for effect in node.effects if isinstance(effect, e.KillProcess)] == [node.pids[where]]
+
+
+def expect(node: Node, caller: bytes, *numbers: int) -> None:
+    """Somebody is to have results of calls which this process has made, of an actor that lives."""
+    names = [call_value(task_id(number), 0) for number in numbers]
+    node.say(CLIENT + caller, m.Expect(tuple((name, task_id(0)) for name in names)))
+    node.say(CLIENT + DRIVER, m.Hold(tuple(names)))
+
+
+def test_an_empty_process_stays_for_as_long_as_others_wait_for_what_it_called_for() -> None:
+    node, _ = made(worker_idle_seconds=5.0)
+    lives(node, 0)
+    where = home(node, 0)
+    expect(node, where, 1000)
+    node.say(CLIENT + DRIVER, m.Release((ref(0),)))
+    node.say(WORKER + where, m.Ended(task_id(0), 0, b"", ""))
+
+    def ended() -> list[int]:
+        node.now = node.scheduler.next_deadline() or node.now + 100.0
+        node.scheduler.tick(node.now)
+        node.turn()
+        return [effect.pid for effect in node.effects if isinstance(effect, e.KillProcess)]
+
+    assert [ended() for _ in range(3)] == [[], [], []]
+    node.say(CLIENT + where, m.Offer(((call_value(task_id(1000), 0), OK, b"value", ()),)))
+    assert [node.pids[where]] in [ended() for _ in range(3)]
+
+
+def test_what_is_expected_is_not_gone_through_in_each_turn() -> None:
+    node, workers = made()
+    lives(node, 0)
+    expect(node, workers[0], *range(1000, 1010))
+
+    class Counted(dict[bytes, Any]):
+        looked = 0
+
+        def values(self) -> Any:
+            Counted.looked += 1
+            return super().values()
+
+    node.scheduler.tables.expected = Counted(node.scheduler.tables.expected)
+    for number in range(100, 120):
+        node.submit((task_id(number), b"f" * 16, b"", ()))
+    assert Counted.looked == 0
 
 
 # --- the process ------------------------------------------------------------------------------------------------------------------

@@ -80,17 +80,19 @@ class WorkerPool:
         return max(1, min(counts)) if counts else self.cpus
 
     def _end_one_idle(self, queue: ShapeQueue) -> bool:
-        for worker in self._spare():
-            if worker.job is not queue.job or worker.environment != queue.environment:
-                self.end(worker, "another job or environment needs its place")
-                return True
+        others = [worker for worker in self._idle() if worker.job is not queue.job or worker.environment != queue.environment]
+        for worker in self._unneeded(others):
+            self.end(worker, "another job or environment needs its place")
+            return True
         return False
 
-    def _spare(self) -> list[WorkerRecord]:
-        """Idle workers that may be ended: others wait for nothing that only one of them will have."""
-        callers = {caller for caller, _ in self.tables.expected.values()}
-        idle = [worker for worker in self.tables.workers.values() if worker.state == IDLE and not worker.inflight]
-        return [worker for worker in idle if worker.process is None or worker.process.incarnation not in callers]
+    def _idle(self) -> list[WorkerRecord]:
+        return [worker for worker in self.tables.workers.values() if worker.state == IDLE and not worker.inflight]
+
+    def _unneeded(self, workers: list[WorkerRecord]) -> list[WorkerRecord]:
+        """Those that may be ended: others wait for nothing that only one of them will have, such as results of calls that it made."""
+        callers = {caller for caller, _ in self.tables.expected.values()} if workers else set()
+        return [worker for worker in workers if worker.process is None or worker.process.incarnation not in callers]
 
     def prestart(self, now: float) -> None:
         """As many workers as the node has CPUs, before tasks ask for them, and in place of those that actors have taken for life."""
@@ -120,18 +122,18 @@ class WorkerPool:
         """End idle workers beyond the node's CPUs, and those that actors shared which have all ended; when to look again."""
         workers = self.tables.workers.values()
         vacant = [worker for worker in workers if worker.shared and worker.state == HOSTING and not weight(worker)]
-        if len(workers) <= self.cpus and not vacant:
-            return None
-        idle = self._spare()
-        soonest = None
-        spare = sorted(idle, key=lambda each: each.idle_since)[: max(0, len(idle) - self.cpus)] if len(workers) > self.cpus else []
-        for worker in (*spare, *vacant):
-            due = (worker.last_progress if worker.shared else worker.idle_since) + self.tables.config.worker_idle_seconds
-            if now >= due:
-                self.end(worker, "idle")
-            elif soonest is None or due < soonest:
-                soonest = due
-        return soonest
+        idle = sorted(self._idle(), key=lambda each: each.idle_since)
+        patience = self.tables.config.worker_idle_seconds
+        dues = [(worker.last_progress + patience, worker) for worker in vacant]
+        dues += [(worker.idle_since + patience, worker) for worker in idle[: max(0, len(idle) - self.cpus)]]
+        late = [worker for due, worker in dues if now >= due]
+        unneeded = self._unneeded(late)
+        for worker in unneeded:
+            self.end(worker, "idle")
+        again = [due for due, _ in dues if due > now]
+        if len(unneeded) < len(late):
+            again.append(now + patience)
+        return min(again, default=None)
 
 
 def weight(worker: WorkerRecord) -> int:
