@@ -63,6 +63,12 @@ class Counter:
             os.sched_yield()
         return path
 
+    def work_until(self, path: str) -> str:
+        deadline = time.monotonic() + 0.1
+        while not os.path.exists(path) and time.monotonic() < deadline:
+            os.sched_yield()
+        return path if os.path.exists(path) else ""
+
     def wait_for_task(self, path: str) -> str:
         return zf.get(file_is_there.remote(path))
 
@@ -170,6 +176,54 @@ def test_the_last_handle_ends_one_actor_cleanly(tmp_path: Path) -> None:
     del careful
     eventually(lambda: (tmp_path / "closed").exists(), "the actor to end")
     assert value_of(Counter.remote().add.remote()) == 1
+
+
+@zf.remote(lightweight=True)
+class Polite:
+    """Says goodbye, to a file or to another actor, and waits for the answer."""
+
+    def __init__(self, note: str, other: Any = None) -> None:
+        self.note = note
+        self.other = other
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def __exit__(self, *_: Any) -> None:
+        answer = zf.get(self.other.add.remote()) if self.other is not None else "closed"
+        Path(self.note).write_text(f"{answer}")
+
+
+def polite_beside(other: Any, note: Path, *arguments: Any) -> Any:
+    """One that shares the process of another actor."""
+    home = value_of(other.pid.remote())
+    actors = [Polite.remote(str(note), *arguments) for _ in range(4)]
+    pids = value_of([actor.pid.remote() for actor in actors])
+    chosen = actors[pids.index(home)]
+    for actor in actors:
+        if actor is not chosen:
+            zf.kill(actor)
+    return chosen
+
+
+def test_what_one_does_at_its_end_may_wait_for_another_of_its_process(tmp_path: Path) -> None:
+    other = Counter.remote()
+    note = tmp_path / "note"
+    actor = polite_beside(other, note, other)
+    del actor
+    eventually(lambda: note.exists() and note.read_text() == "1", "the other one has heard of it")
+    assert value_of(other.add.remote()) == 2
+
+
+@pytest.mark.parametrize("method", ["work_until", "wait_for_task"])
+def test_one_ends_also_while_another_of_its_process_works_or_waits(tmp_path: Path, method: str) -> None:
+    other = Counter.remote()
+    note = tmp_path / "note"
+    actor = polite_beside(other, note)
+    # The one that works ends one call and begins the next at once: its process has no idle moment.
+    calls = [getattr(other, method).remote(str(note)) for _ in range(1 if method == "wait_for_task" else 50)]
+    del actor
+    assert value_of(calls)[-1] == str(note)
 
 
 def test_all_of_a_process_die_with_it() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 from test_local_scheduler import CLIENT, DRIVER, OWN, Node, ref, task_id
 
 from zfabric.config import Config
-from zfabric.machines.parts.turns import LEAVE
+from zfabric.machines.parts.actor_queues import ActorQueues
+from zfabric.machines.parts.mailbox import Invocation
+from zfabric.machines.parts.turns import FAREWELL, LEAVE
 from zfabric.machines.worker import Worker, actor_of
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
@@ -324,7 +327,73 @@ def test_a_retired_actor_ends_after_its_calls(worker: Worker) -> None:
     assert type(returned) is m.Returned
     assert ended == m.Ended(A, 0, b"", "")
     assert worker.turns is not None
-    assert worker.turns.gone == [(A, True)]
+    assert worker.turns.gone == [A]
+
+
+def test_what_one_has_to_do_at_its_end_has_its_turn_before_what_waits_and_no_outcome(worker: Worker) -> None:
+    assert worker.turns is not None
+    worker.turns.polite.add(A)
+    call(worker, A, 0)
+    call(worker, B, 1)
+    call(worker, B, 2)
+    worker.step(0.0, b"L" + DAEMON, m.Retire(A, 0, False))
+    end(worker, begin(worker))
+    assert said(worker)[-1] == m.Ended(A, 0, b"", "")
+    farewell = begin(worker)
+    assert (farewell.method, farewell.actor_id) == (FAREWELL, A)
+    assert worker.turns.gone == []
+    worker.give_up_turn(farewell, ())
+    other = begin(worker)
+    assert number_of(other) == 1
+    end(worker, other)
+    assert worker.take_turn(farewell)
+    end(worker, farewell)
+    assert worker.turns.gone == [A]
+    assert [type(message) for message in said(worker)] == [m.Returned], "of the other one"
+    assert number_of(begin(worker)) == 2
+
+
+def test_a_killed_one_has_nothing_to_do_at_its_end(worker: Worker) -> None:
+    assert worker.turns is not None
+    worker.turns.polite.add(A)
+    worker.step(0.0, b"L" + DAEMON, m.Retire(A, 0, True))
+    assert worker.turns.gone == [A]
+    assert begin(worker) is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_queues_of_actors_are_one_queue_from_which_some_actors_are_left_out(seed: int) -> None:
+    chance = random.Random(seed)
+    queues, simple, aside = ActorQueues(), [], set()
+    for number in range(300):
+        actor_id = chance.choice((A, B, b"c" * 16))
+        item = Invocation((number.to_bytes(16, "big"), b"", b"", ()), 0, (), (), actor_id, "method", ME, None)
+        what = chance.choice(("append", "append", "pop", "aside", "back", "remove", "drop"))
+        if what == "append":
+            queues.append(item)
+            simple.append(item)
+        elif what == "aside":
+            queues.set_aside(actor_id)
+            aside.add(actor_id)
+        elif what == "back":
+            queues.bring_back(actor_id)
+            aside.discard(actor_id)
+        elif what == "drop" and chance.random() < 0.2:
+            queues.drop(actor_id)
+            simple = [each for each in simple if each.actor_id != actor_id]
+        elif what == "remove" and simple:
+            item = chance.choice(simple)
+            queues.remove(item)
+            simple.remove(item)
+        expected = next((each for each in simple if each.actor_id not in aside), None)
+        assert bool(queues) == (expected is not None)
+        if what == "pop" and expected is not None:
+            assert queues.popleft() is expected
+            simple.remove(expected)
+        assert len(queues) == len(simple)
+        assert {each: queues.of(each) for each in (A, B)} == {each: [i for i in simple if i.actor_id == each] for each in (A, B)}
+        assert queues.has(A) == any(each.actor_id == A for each in simple)
+        assert sorted(each.row[0] for each in queues) == sorted(each.row[0] for each in simple)
 
 
 def test_one_that_leaves_has_the_outcome_of_its_last_call_and_no_other(worker: Worker) -> None:

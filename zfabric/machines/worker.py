@@ -13,9 +13,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from zfabric.config import Config
+from zfabric.machines.parts.actor_queues import CallQueue
 from zfabric.machines.parts.call_trace import CallTrace
 from zfabric.machines.parts.mailbox import Invocation, Mailbox
-from zfabric.machines.parts.turns import Turns
+from zfabric.machines.parts.turns import FAREWELL, Turns
 from zfabric.machines.parts.yields import Yields
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Send
@@ -147,7 +148,7 @@ class Worker:
         elif self.turns is not None:
             self.turns.not_made(row[0])
 
-    def begin_beside(self, queue: deque[Invocation]) -> Invocation | None:
+    def begin_beside(self, queue: CallQueue) -> Invocation | None:
         """Claim the next call of a queue of the mailbox's, to run beside others."""
         if not queue:
             return None
@@ -198,8 +199,13 @@ class Worker:
         whole: bool = True,
     ) -> bool:
         """A call has ended; its outcome is fixed here. Whether it is held back (see ``Mailbox.ended``)."""
-        row, _ = self.mailbox.actors[item.actor_id]
         turns = self.turns
+        if turns is not None and item.method == FAREWELL:
+            if self.running_calls.pop(item.row[0], None) is None:
+                self.stack.pop()
+            turns.left(item.actor_id)
+            return False
+        row, _ = self.mailbox.actors[item.actor_id]
         self.mailbox.timed.pop(item.row[0], None)
         self.call_trace.add(item.row[0], item.actor_id, self.functions[row[1]][1], item.method, started, seconds)
         if self.call_trace.full:
@@ -289,7 +295,6 @@ class Worker:
             self.functions[row[0]] = row
             if option(row[3], "lightweight", False) and self.turns is None:
                 self.turns = Turns(self.mailbox)
-                self.mailbox.shared = True
             if option(row[3], "max_concurrency") is not None and option(row[3], "actor") is None:
                 self.async_functions.add(row[0])
 

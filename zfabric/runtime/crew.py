@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
+from zfabric.machines.parts.actor_queues import CallQueue
 from zfabric.machines.parts.mailbox import Invocation
 from zfabric.machines.worker import Item, Worker
 from zfabric.runtime.interrupts import Fence, TaskInterrupt
@@ -37,7 +38,7 @@ class Group:
 
     __slots__ = ("queue", "running", "size")
 
-    def __init__(self, queue: deque[Invocation], size: int) -> None:
+    def __init__(self, queue: CallQueue, size: int) -> None:
         self.queue = queue
         self.size = size
         self.running = 0
@@ -163,7 +164,9 @@ class StandIns(Threads):
 
     def _run(self, item: Item | Invocation, group: Group) -> Item | Invocation | None:
         self.runtime.mark(item)
-        return super()._run(item, group)
+        following = super()._run(item, group)
+        self.runtime.host.let_go()
+        return following
 
 
 class Loop:

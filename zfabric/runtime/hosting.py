@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from zfabric.exceptions import FabricError
 from zfabric.machines.parts.calls import Calls
 from zfabric.machines.parts.mailbox import Invocation, Mailbox
+from zfabric.machines.parts.turns import FAREWELL
 from zfabric.machines.worker import Item
 from zfabric.protocol.options import option
 from zfabric.runtime import interface
@@ -35,29 +37,35 @@ BUILT_IN: dict[str, Callable[..., Any]] = {
 class Host:
     """The instances that live in this process, by actor."""
 
-    def __init__(self, mailbox: Mailbox, calls: Calls) -> None:
+    def __init__(self, mailbox: Mailbox, calls: Calls, lock: threading.RLock) -> None:
         self.mailbox = mailbox
         self.calls = calls
+        self._lock = lock
         self.instances: dict[bytes, Any] = {}
         self.crew: Crew | None = None
         """Who runs calls, if it is not the main thread."""
         self.leaving = False
         """Whether the actor has ended itself."""
-        self.gone: list[tuple[bytes, bool]] = []
-        """Actors that have ended, of those that share this process, and whether cleanly."""
+        self.gone: list[bytes] = []
+        """Actors that have ended, of those that share this process."""
 
-    def begin(self, item: Item, instance: Any, crew: Crew | None) -> None:
-        """An actor was made: calls may come."""
+    def begin(self, item: Item, instance: Any, crew: Crew | None) -> Any:
+        """An actor was made: calls may come. An earlier life of it that is still here, for the caller to let go of without the lock."""
         self.crew = crew
-        self.let_go()  # An earlier life of the same actor may not have been taken down yet.
+        before = self.instances.get(item.row[0])
+        if item.row[0] in self.gone:
+            self.gone.remove(item.row[0])
         self.instances[item.row[0]] = instance
         self.mailbox.actors[item.row[0]] = (item.row, item.attempt)
+        return before
 
     def method(self, item: Invocation) -> Callable[..., Any]:
         """What a call runs. AttributeError if there is no such method."""
         instance = self.instances.get(item.actor_id)
         if instance is None:
             raise FabricError("the actor has ended")
+        if item.method == FAREWELL:
+            return partial(_leave, instance)
         built_in = BUILT_IN.get(item.method) if item.method[:2] == "__" else None
         found: Callable[..., Any] = getattr(instance, item.method) if built_in is None else partial(built_in, instance)
         return found if item.options is None or not option(item.options, "dynamic") else interface.collected(found)
@@ -75,17 +83,23 @@ class Host:
     def end(self) -> None:
         """A clean end."""
         while self.instances:
-            self._end_one(next(iter(self.instances)), True)
+            _, instance = self.instances.popitem()
+            with contextlib.suppress(Exception):  # its end is nobody's result
+                _leave(instance)
 
     def let_go(self) -> None:
-        """Let go of actors that have ended, of those that share this process."""
+        """Let go of actors that have ended, of those that share this process; ``__del__`` runs as the last reference goes."""
         while self.gone:
-            self._end_one(*self.gone.pop(0))
+            with self._lock:
+                instance = self.instances.pop(self.gone.pop(0), None) if self.gone else None
+            del instance
 
-    def _end_one(self, actor_id: bytes, clean: bool) -> None:
-        """``__exit__``, if there is one and the end is clean; ``__del__`` runs as the last reference goes."""
-        instance = self.instances.pop(actor_id, None)
-        leave = getattr(type(instance), "__exit__", None)
-        if clean and leave is not None:
-            with contextlib.suppress(Exception):  # its end is nobody's result
-                leave(instance, None, None, None)
+
+def leaves(instance: Any) -> bool:
+    """Whether an actor has something to do at a clean end."""
+    return hasattr(type(instance), "__exit__")
+
+
+def _leave(instance: Any) -> None:
+    if leaves(instance):
+        type(instance).__exit__(instance, None, None, None)

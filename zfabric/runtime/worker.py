@@ -29,6 +29,7 @@ from zfabric.protocol.options import option
 from zfabric.runtime import interface, replay
 from zfabric.runtime.connection import clock
 from zfabric.runtime.crew import Group, Loop, StandIns, crew_for, current_call
+from zfabric.runtime.hosting import leaves
 from zfabric.runtime.interrupts import INTERRUPT, TaskInterrupt
 from zfabric.runtime.session import Session
 from zfabric.runtime.streaming import produce, produce_in_loop
@@ -59,6 +60,8 @@ class WorkerRuntime(UserCode):
         asyncs = self.worker.async_functions
         try:
             while True:
+                if self.host.gone:
+                    self.host.let_go()
                 item = self._next()
                 if item is not None:
                     if item.row[1] in asyncs:
@@ -66,7 +69,6 @@ class WorkerRuntime(UserCode):
                     else:
                         self._execute(item)
                 elif self.worker.turns is not None:
-                    self.host.let_go()
                     self._idle()
                 elif self.host.done and not self.worker.running_calls:
                     self._retire()
@@ -254,7 +256,10 @@ class WorkerRuntime(UserCode):
             if self.host.crew is None:
                 self._share_process()
             with self.lock:
-                self.host.begin(item, instance, self.host.crew)
+                before = self.host.begin(item, instance, self.host.crew)
+                if leaves(instance):
+                    self.worker.turns.polite.add(item.row[0])
+            del before
             return
         options = self.worker.functions[item.row[1]][3]
         crew = crew_for(self, instance, option(options, "max_concurrency"), option(options, "concurrency_groups", ()))
@@ -370,7 +375,7 @@ class WorkerRuntime(UserCode):
         assert crew is not None
 
         def news() -> bool:
-            return (main and crew.wanted()) or worker.interrupted(item) != "" or done()
+            return (main and (crew.wanted() or bool(self.host.gone))) or worker.interrupted(item) != "" or done()
 
         try:
             while True:
@@ -381,6 +386,7 @@ class WorkerRuntime(UserCode):
                     raise TaskInterrupt("the call is to be stopped")
                 if ready or not answered:
                     return ready
+                self.host.let_go()
                 crew.hand_out()
         finally:
             self._wait_for_turn(item)

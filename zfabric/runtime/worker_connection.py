@@ -38,7 +38,7 @@ class WorkerConnection(FabricClient):
         super().__init__(session, token, "worker", token, job, "")
         self.control = bytes((token[0] ^ 0x80,)) + token[1:]
         self.worker = Worker(WORKER + token, self.config)
-        self.host = Host(self.worker.mailbox, self.machine.calls)
+        self.host = Host(self.worker.mailbox, self.machine.calls, self.lock)
         self.control_post = Post(self._context, session.sockets, self.control, self.config)
         self.control_post.hang_bell()
         self._main = threading.get_ident()

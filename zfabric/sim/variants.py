@@ -6,6 +6,7 @@ out again. A variant that no seed finds is a hole in the simulator, not a proof 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from zfabric.machines import client, local_scheduler, worker
 from zfabric.machines.client import Client
 from zfabric.machines.control_store import ControlStore
 from zfabric.machines.object_store import ObjectStore
+from zfabric.machines.parts.actor_queues import ActorQueues
 from zfabric.machines.parts.actors import Actors
 from zfabric.machines.parts.call_log import CallLog
 from zfabric.machines.parts.calls import Calls
@@ -291,7 +293,7 @@ def _accepted_twice(right: Any) -> Any:
         idle = not self.queue
         right(self, now, source, message)
         if idle and self.queue:
-            self.queue.append(self.queue[0])
+            self.queue.append(next(iter(self.queue)))
 
     return accept
 
@@ -300,8 +302,9 @@ def _newest_call_first(right: Any) -> Any:
     """An actor begins with the newest of the calls that wait."""
 
     def begin(self: Worker) -> Any:
-        if self.mailbox.queue:
-            self.mailbox.queue.rotate(1)
+        queue = self.mailbox.queue
+        if queue and isinstance(queue, deque):
+            queue.rotate(1)
         return right(self)
 
     return begin
@@ -415,7 +418,7 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "newest-call-first": ((Worker, "begin", _newest_call_first),),
     "actor-made-again-too-early": ((Membership, "on_process_table", _recover_at_once),),
     "kill-ends-neighbours": ((Actors, "_end", _kill_ends_neighbours),),
-    "called-while-it-waits": ((Mailbox, "set_aside", _nothing),),
+    "called-while-it-waits": ((ActorQueues, "set_aside", _nothing),),
     "stops-do-not-overtake": ((Mailbox, "stop_later", _nothing),),
     "logged-duplicates-run-again": ((CallLog, "answer", _duplicates_run_again),),
     "logged-results-before-commit": ((KeptLogs, "_write", _results_before_commit),),

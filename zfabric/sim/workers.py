@@ -308,8 +308,7 @@ class WorkerProcess(Process):
         """What actors kept that have ended."""
         turns = self.worker.turns
         while turns is not None and turns.gone:
-            actor_id, _ = turns.gone.pop()
-            for identifier in self._kept.pop(actor_id, ()):
+            for identifier in self._kept.pop(turns.gone.pop(), ()):
                 self.drop(identifier)
 
     def ended(self, frame: Frame, status: int, result: Any) -> None:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from zfabric.machines.parts.actor_queues import ActorQueues, CallQueue
 from zfabric.machines.parts.deadlines import Deadlines
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
@@ -51,13 +52,11 @@ class Mailbox:
     def __init__(self) -> None:
         self.actors: dict[bytes, Row] = {}
         """The actors of this process, with the rows that made them and the attempts: ``(task row, attempt)``."""
-        self.queue: deque[Invocation] = deque()
+        self.queue: CallQueue = deque()
         self.groups: dict[str, deque[Invocation]] = {}
         """Calls of other concurrency groups, which do not wait for those in ``queue``."""
-        self.shared = False
-        """Whether actors come and go: what is called of one that has gone is its scheduler's to tell."""
-        self.aside: dict[bytes, deque[Invocation]] = {}
-        """Calls of actors that share this process, and of which one waits: they are not in the queue meanwhile."""
+        self.shared: ActorQueues | None = None
+        """The queue, if actors come and go: what is called of one that has gone is its scheduler's to tell."""
         self.stopped: dict[bytes, str] = {}
         """Calls that were to be stopped before they came, and why: the news of it overtakes them while this process computes."""
         self.logs: dict[bytes, CallLog] = {}
@@ -83,7 +82,7 @@ class Mailbox:
         caller, actor_id = source[1:], message.actor_id
         known = self.actors.get(actor_id)
         if known is None or known[1] != message.attempt:
-            if self.shared:
+            if self.shared is not None:
                 return
             text = f"actor {short(actor_id)} does not live in this process (any more)"
             outcome = (FAILED, (pack_failure("ActorUnavailableError", text, (("outcome", "not run"),)),))
@@ -91,7 +90,6 @@ class Mailbox:
             return
         attempt = known[1]
         log = self.logs.get(actor_id) if self.logs else None
-        queue = self.aside.get(actor_id, self.queue) if self.aside else self.queue
         for row in message.rows:
             call_id, method, arguments, *more = row
             if log is not None and log.kept and self._answer_again(log, caller, call_id):
@@ -103,7 +101,7 @@ class Mailbox:
             else:
                 dependencies, values, options = (), (), None
             item = Invocation((call_id, b"", arguments, dependencies), attempt, values, (), actor_id, method, caller, options)
-            (self.groups.get(option(options, "concurrency_group"), queue) if self.groups else queue).append(item)
+            (self.groups.get(option(options, "concurrency_group"), self.queue) if self.groups else self.queue).append(item)
             if self.stopped and call_id in self.stopped:
                 self.stop(call_id, self.stopped.pop(call_id))
                 continue
@@ -200,7 +198,7 @@ class Mailbox:
 
     def stop(self, call_id: bytes, reason: str) -> bool:
         """Do not run a call. False if it has begun, or is not here."""
-        queues = (self.queue, *self.groups.values(), *self.aside.values())
+        queues: tuple[CallQueue, ...] = (self.queue, *self.groups.values())
         queue, found = next(((queue, item) for queue in queues for item in queue if item.row[0] == call_id), (None, None))
         if queue is None or found is None:
             return False
@@ -212,37 +210,16 @@ class Mailbox:
 
     # -- actors that share this process --
 
-    def set_aside(self, actor_id: bytes) -> None:
-        """One of an actor's calls waits, perhaps again: the others are not run until it has ended."""
-        if actor_id not in self.aside:
-            self.aside[actor_id] = deque(item for item in self.queue if item.actor_id == actor_id)
-            if self.aside[actor_id]:
-                self._keep_others(actor_id)
+    def share(self) -> ActorQueues:
+        """Actors may share this process: before any lives here."""
+        self.queue = self.shared = ActorQueues()
+        return self.shared
 
-    def bring_back(self, actor_id: bytes) -> None:
-        """They may be. They have waited longest."""
-        if self.aside:
-            self.queue.extendleft(reversed(self.aside.pop(actor_id, ())))
-
-    def has(self, actor_id: bytes) -> bool:
-        """Whether calls of an actor wait."""
-        return bool(self.aside.get(actor_id)) or any(item.actor_id == actor_id for item in self.queue)
-
-    def drop(self, actor_id: bytes) -> None:
+    def drop(self, queues: ActorQueues, actor_id: bytes) -> None:
         """Calls of an actor are not run, and have no outcome: their callers hear of its end."""
-        aside = self.aside.get(actor_id)
-        dropped = list(aside) if aside else [item for item in self.queue if item.actor_id == actor_id]
-        for item in dropped:
+        for item in queues.of(actor_id):
             self.timed.pop(item.row[0], None)
-        if aside:
-            aside.clear()
-        elif dropped:
-            self._keep_others(actor_id)
-
-    def _keep_others(self, actor_id: bytes) -> None:
-        others = [item for item in self.queue if item.actor_id != actor_id]
-        self.queue.clear()
-        self.queue.extend(others)
+        queues.drop(actor_id)
 
     # -- the ends of callers, and sending --
 

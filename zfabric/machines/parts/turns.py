@@ -5,22 +5,22 @@ after the other. A call that waits no longer takes the turn as soon as it is fre
 never held up by what runs meanwhile for longer than that runs, and calls between actors of one process end as they would
 between processes. The calls of an actor whose call waits are set aside, so that what is at the head of the queue may always run.
 
-Making an actor takes its turn like a call.
+Making an actor takes its turn like a call, and so does what it has to do at a clean end (``__exit__``): that may wait for others, too.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from zfabric.machines.parts.mailbox import Invocation, Mailbox
 from zfabric.protocol import messages as m
-
-if TYPE_CHECKING:
-    from zfabric.machines.parts.mailbox import Mailbox
+from zfabric.protocol.ids import JOB_BYTES
 
 RETIRE, LEAVE, KILL = "retire", "leave", "kill"
 """How an actor is to end: after the calls that it has; after the one that runs; with the one that runs, which has no outcome."""
+FAREWELL = "__exit__"
+"""The method that is called of an actor that has ended cleanly. Nobody waits for it, and nobody else can call it."""
 
 
 class Ending(NamedTuple):
@@ -35,16 +35,19 @@ class Turns:
 
     def __init__(self, mailbox: Mailbox) -> None:
         self.mailbox = mailbox
+        self.queues = mailbox.share()
         self.running = b""
         """The call, or the task that makes an actor, whose turn it is; empty if it is nobody's."""
         self.busy: dict[bytes, bytes] = {}
         """What has begun and not ended, by actor: never two of one actor."""
         self.wanted: dict[bytes, tuple[bytes, ...]] = {}
         """What those of them wait for that wait, by actor."""
-        self.returning: deque[bytes] = deque()
-        """Actors whose call waits no longer, and wants its turn."""
-        self.gone: list[tuple[bytes, bool]] = []
-        """Actors that have ended, and whether cleanly: the shell lets go of their instances."""
+        self.returning: dict[bytes, None] = {}
+        """Actors whose call waits no longer, and wants its turn, in order."""
+        self.polite: set[bytes] = set()
+        """Actors that have something to do at a clean end."""
+        self.gone: list[bytes] = []
+        """Actors that have ended: the shell lets go of their instances."""
         self._ending: dict[bytes, Ending] = {}
         self.unsaid: list[m.Ended] = []
         """News of actors that have ended, to be said behind all that they had to say."""
@@ -64,17 +67,14 @@ class Turns:
         """What runs waits."""
         self.running = b""
         self.wanted[actor_id] = wanted
-        self.mailbox.set_aside(actor_id)
+        self.queues.set_aside(actor_id)
 
     def go_on(self, actor_id: bytes) -> bool:
         """It waits no longer. False if it is not its turn yet: then it asks again."""
-        first = not self.returning or self.returning[0] == actor_id
-        if self.running or not first:
-            if actor_id not in self.returning:
-                self.returning.append(actor_id)
+        if self.running or next(iter(self.returning), actor_id) != actor_id:
+            self.returning[actor_id] = None
             return False
-        if self.returning:
-            self.returning.popleft()
+        self.returning.pop(actor_id, None)
         del self.wanted[actor_id]
         self.running = self.busy[actor_id]
         return True
@@ -83,9 +83,9 @@ class Turns:
         """What ran has ended."""
         self.running = b""
         del self.busy[actor_id]
-        self.mailbox.bring_back(actor_id)
+        self.queues.bring_back(actor_id)
         ending = self._ending.get(actor_id)
-        if ending is not None and (ending.how != RETIRE or not self.mailbox.has(actor_id)):
+        if ending is not None and (ending.how != RETIRE or not self.queues.has(actor_id)):
             self._end_actor(actor_id, b"")
 
     def cycle(self, actor_id: bytes, wanted: Iterable[bytes], callee: Callable[[bytes], bytes | None]) -> list[bytes]:
@@ -124,12 +124,12 @@ class Turns:
             return b""
         if at_once:
             self._ending[actor_id] = Ending(KILL, "")
-            self.mailbox.drop(actor_id)
+            self.mailbox.drop(self.queues, actor_id)
             if not running:
                 self._end_actor(actor_id, b"")
             return running
         self._ending.setdefault(actor_id, Ending(RETIRE, ""))
-        if not running and not self.mailbox.has(actor_id):
+        if not running and not self.queues.has(actor_id):
             self._end_actor(actor_id, b"")
         return b""
 
@@ -148,8 +148,19 @@ class Turns:
     def _end_actor(self, actor_id: bytes, executing: bytes) -> None:
         ending = self._ending.pop(actor_id)
         found = self.mailbox.actors.pop(actor_id, None)
-        self.mailbox.drop(actor_id)
-        self.mailbox.bring_back(actor_id)
-        if found is not None:
-            self.gone.append((actor_id, ending.how != KILL))
-            self.unsaid.append(m.Ended(actor_id, found[1], executing, ending.reason))
+        self.mailbox.drop(self.queues, actor_id)
+        self.queues.bring_back(actor_id)
+        if found is None:
+            return
+        self.unsaid.append(m.Ended(actor_id, found[1], executing, ending.reason))
+        if ending.how != KILL and actor_id in self.polite:
+            name = b"\xff" * JOB_BYTES + actor_id[JOB_BYTES:]  # It runs under a name that no call has.
+            self.queues.put_first(Invocation((name, b"", b"", ()), found[1], (), (), actor_id, FAREWELL, b"", None))
+        else:
+            self.gone.append(actor_id)
+        self.polite.discard(actor_id)
+
+    def left(self, actor_id: bytes) -> None:
+        """What an actor had to do at its end is done."""
+        self.end(actor_id)
+        self.gone.append(actor_id)
