@@ -231,6 +231,38 @@ def test_a_thread_is_interrupted_and_the_others_go_on() -> None:
     assert value(crowd.ping.remote()) == "pong"
 
 
+def test_a_thread_that_waits_is_woken_for_what_it_waits_for_and_not_for_that_of_others(tmp_path: Any, monkeypatch: Any) -> None:
+    """Also where it is one of many: if each had to look whenever something comes, that would be most of what they do."""
+    count = 40
+
+    @zf.remote
+    async def when_open(number: int) -> int:
+        while not (tmp_path / str(number)).exists():
+            await asyncio.sleep(0.005)
+        return number
+
+    client: Any = interface.current()
+    woken: list[Any] = []
+    wake = client._wake
+    monkeypatch.setattr(client, "_wake", lambda follower: (woken.append(follower), wake(follower)))
+    found: dict[int, Any] = {}
+
+    def wait_for(number: int, ref: Any) -> None:
+        found[number] = value(ref)
+
+    refs = [when_open.remote(number) for number in range(count)]
+    threads = [threading.Thread(target=wait_for, args=each) for each in enumerate(refs)]
+    for thread in threads:
+        thread.start()
+    for number in range(count):
+        (tmp_path / str(number)).touch()
+        eventually(lambda number=number: number in found, "its thread goes on")
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert found == {number: number for number in range(count)}
+    assert len(woken) < 5 * count
+
+
 # --- async tasks ------------------------------------------------------------------------------------------------------------------------
 
 

@@ -58,6 +58,15 @@ class Counter:
     def ask_often(self, other: Any, times: int) -> int:
         return [zf.get(other.add.remote()) for _ in range(times)][-1]
 
+    def ask_until(self, other: Any, path: str) -> int:
+        asked = 0
+        while not os.path.exists(path):
+            asked = zf.get(other.add.remote())
+        return asked
+
+    def threads(self) -> int:
+        return threading.active_count()
+
     def wait_for_file(self, path: str) -> str:
         while not os.path.exists(path):
             os.sched_yield()
@@ -384,6 +393,22 @@ def test_methods_that_are_async_are_refused() -> None:
         class Async:
             async def method(self) -> None:
                 """Is never run."""
+
+
+def test_many_that_wait_for_one_of_their_process_do_not_all_wait_at_once() -> None:
+    one, *others = in_one_process(120)
+    assert sorted(value_of([each.ask.remote(one) for each in others])) == list(range(1, 120))
+    assert value_of(one.threads.remote()) < 80, "each that waits takes a thread"
+
+
+def test_a_call_that_waits_for_others_again_and_again_keeps_nobody_out(tmp_path: Path) -> None:
+    first, second, third = in_one_process(3)
+    path = str(tmp_path / "file")
+    endless = first.ask_until.remote(second, path)
+    for expected in range(1, 20):
+        assert value_of(third.add.remote()) == expected
+    Path(path).touch()
+    assert value_of(endless) > 0
 
 
 def test_calls_that_come_while_a_call_waits_again_and_again_are_kept() -> None:

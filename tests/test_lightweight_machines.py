@@ -361,15 +361,20 @@ def test_a_killed_one_has_nothing_to_do_at_its_end(worker: Worker) -> None:
     assert begin(worker) is None
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_queues_of_actors_are_one_queue_from_which_some_actors_are_left_out(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(30))
+def test_queues_of_actors_are_one_queue_in_which_some_are_left_out_and_some_preferred_every_other_time(seed: int) -> None:
     chance = random.Random(seed)
-    queues, simple, aside = ActorQueues(), [], set()
-    for number in range(300):
+    queues = ActorQueues()
+    simple: list[Any] = []
+    aside: set[bytes] = set()
+    wanted: list[bytes] = []
+    preferred = True
+    for number in range(600):
         actor_id = chance.choice((A, B, b"c" * 16))
-        item = Invocation((number.to_bytes(16, "big"), b"", b"", ()), 0, (), (), actor_id, "method", ME, None)
-        what = chance.choice(("append", "append", "pop", "aside", "back", "remove", "drop"))
+        call_id = number.to_bytes(16, "big")
+        what = chance.choice(("append", "append", "append", "pop", "pop", "aside", "back", "remove", "drop", "want", "want", "unwant"))
         if what == "append":
+            item = Invocation((call_id, b"", b"", ()), 0, (), (), actor_id, "method", ME, None)
             queues.append(item)
             simple.append(item)
         elif what == "aside":
@@ -381,19 +386,49 @@ def test_queues_of_actors_are_one_queue_from_which_some_actors_are_left_out(seed
         elif what == "drop" and chance.random() < 0.2:
             queues.drop(actor_id)
             simple = [each for each in simple if each.actor_id != actor_id]
+        elif what == "want":  # of calls that have come, that are still to come, and twice
+            wanted.append(chance.choice([each.row[0] for each in simple] + [(number + 3).to_bytes(16, "big")]))
+            queues.want(wanted[-1:])
+        elif what == "unwant" and wanted:
+            queues.want_no_more([wanted.pop(chance.randrange(len(wanted)))])
         elif what == "remove" and simple:
             item = chance.choice(simple)
             queues.remove(item)
             simple.remove(item)
-        expected = next((each for each in simple if each.actor_id not in aside), None)
-        assert bool(queues) == (expected is not None)
-        if what == "pop" and expected is not None:
+        may_begin = [each for each in simple if each.actor_id not in aside]
+        hurried = {each.actor_id for each in simple if each.row[0] in wanted}
+        urgent = [each for each in may_begin if each.actor_id in hurried] if preferred else []
+        assert bool(queues) == bool(may_begin)
+        if what == "pop" and may_begin:
+            expected = (urgent or may_begin)[0]
             assert queues.popleft() is expected
             simple.remove(expected)
+            preferred = not urgent
         assert len(queues) == len(simple)
         assert {each: queues.of(each) for each in (A, B)} == {each: [i for i in simple if i.actor_id == each] for each in (A, B)}
         assert queues.has(A) == any(each.actor_id == A for each in simple)
         assert sorted(each.row[0] for each in queues) == sorted(each.row[0] for each in simple)
+
+
+def test_what_others_wait_for_comes_before_what_came_first_every_other_time(worker: Worker) -> None:
+    third = b"c" * 16
+    worker.mailbox.actors[third] = worker.mailbox.actors[A]
+    call(worker, A, 0)
+    for number in range(10, 14):
+        call(worker, third, number)
+    for number in range(20, 23):
+        call(worker, B, number)
+    first = begin(worker)
+    worker.give_up_turn(first, (result_of(22),))
+    order = []
+    while (item := begin(worker)) is not None:
+        order.append(number_of(item))
+        end(worker, item)
+    assert order == [20, 10, 21, 11, 22, 12, 13]
+
+
+def result_of(number: int) -> bytes:
+    return call_value(number.to_bytes(16, "big"), 0)
 
 
 def test_one_that_leaves_has_the_outcome_of_its_last_call_and_no_other(worker: Worker) -> None:

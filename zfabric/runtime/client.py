@@ -391,6 +391,7 @@ class FabricClient(Connection):
             self.check_usable()
             self.machine.cancel(tuple(object_ids), force, recursive)
             self.flush()
+            self.wake_followers()  # A call that had not left has its outcome.
 
     def explain_call(self, object_id: bytes) -> tuple[str, bytes, str] | None:
         """See ``ClientInterface``."""

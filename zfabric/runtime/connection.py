@@ -1,10 +1,10 @@
 """A process's connection with its node's daemon: sockets, locks and threads around ``machines.client``, and how a process waits.
 
-The thread that waits pumps the sockets itself; when several wait, one leads and the others sleep until it has news or leaves. The only
-thread of its own is the flusher, asleep until a row has waited unsent for two milliseconds. It is awake once a second, to answer
-what the fabric asks while the program is busy elsewhere, and more often for as long as others wait for what this process does with
-news that have yet to come. An exception out of the middle of a delivery (Ctrl-C) marks the connection unsynchronised: the client then
-says again all that it holds, as after a restart of the daemon.
+The thread that waits pumps the sockets itself; when several wait, one leads, and wakes each of the others when what that one waits for
+has come, or to take its place when it leaves. The only thread of its own is the flusher, asleep until a row has waited unsent for two
+milliseconds. It is awake once a second, to answer what the fabric asks while the program is busy elsewhere, and more often for as long as
+others wait for what this process does with news that have yet to come. An exception out of the middle of a delivery (Ctrl-C) marks the
+connection unsynchronised: the client then says again all that it holds, as after a restart of the daemon.
 """
 
 from __future__ import annotations
@@ -41,6 +41,17 @@ CHECK_EVERY = 1.0
 """How often a thread that waits looks whether the node is still there, in seconds."""
 
 
+class Follower:
+    """A thread that waits while another one leads: what for, and the bell that wakes it."""
+
+    __slots__ = ("bell", "done")
+
+    def __init__(self, done: Callable[[], bool]) -> None:
+        self.done = done
+        self.bell = threading.Lock()
+        self.bell.acquire()
+
+
 class Connection:
     """Joins the daemon, sends what the client machine says, delivers what comes, waits. Subclasses say what all of it is for."""
 
@@ -65,8 +76,9 @@ class Connection:
         self.post = Post(self._context, session.sockets, incarnation, self.config)
         self.daemon = b""
         self._pump_lock = threading.Lock()
-        self._news = threading.Condition(threading.Lock())
-        self._followers = 0
+        self._followers: dict[Follower, None] = {}
+        self._following = threading.Lock()
+        """Who comes and goes among them. Nothing else is locked under it."""
         self._inbox: deque[tuple[bytes, bytes]] = deque()
         self._peers: set[bytes] = set()
         """Actors that this process calls, and processes that call it."""
@@ -211,6 +223,8 @@ class Connection:
                 self._pump(0.0)
             finally:
                 self._pump_lock.release()
+                self.wake_followers()
+                self._hand_over()
 
     def _wait_readable(self, timeout: float) -> bool:
         return self.post.poll(timeout)
@@ -232,10 +246,28 @@ class Connection:
         else:
             self.post.refused += 1
 
-    def _wake(self) -> None:
-        if self._followers:
-            with self._news:
-                self._news.notify_all()
+    def wake_followers(self) -> None:
+        """Wake those who need not wait any longer. Something has come, or is known now."""
+        if not self._followers:
+            return
+        with self.lock:
+            machine = self.machine
+            all_over = self.closed or self._unsynchronised or machine.farewell or machine.refused or self._died
+            for follower in [each for each in list(self._followers) if all_over or each.done()]:
+                self._wake(follower)
+
+    def _wake(self, follower: Follower) -> None:
+        with self._following:
+            if self._followers.pop(follower, self) is None:
+                follower.bell.release()
+
+    def _hand_over(self) -> None:
+        """Who received has stopped: another one is to lead, if any waits."""
+        if self._followers and not self._pump_lock.locked():
+            with self._following:
+                successor = next(iter(self._followers), None)
+            if successor is not None:
+                self._wake(successor)
 
     def _show_notices(self) -> None:
         while self.machine.notices:
@@ -251,45 +283,58 @@ class Connection:
     # -- waiting --
 
     def wait_until(self, done: Callable[[], bool], deadline: float | None) -> bool:
-        """Pump until ``done()`` (asked under the lock) or the deadline; False if it passed first."""
-        check_at = clock() + CHECK_EVERY
-        while True:
-            with self.lock:
-                self.check_usable()
-                if done():
-                    return True
-                if self._has_unsent():
-                    self.flush()
-                if self.post.congested:
-                    self.post.tick(clock())
-            now = clock()
-            if deadline is not None and now >= deadline:
-                return False
-            if now >= check_at or self._died:
-                check_at = now + CHECK_EVERY
-                self._check_node()
-                with self.lock:
-                    self.post.tick(now)
-            pause = min(check_at, deadline) - now if deadline is not None else check_at - now
-            if self.post.congested:
-                pause = min(pause, 0.005)
-            if self._pump_lock.acquire(blocking=False):
-                try:
-                    self._pump(pause)
-                finally:
-                    self._pump_lock.release()
-                    self._wake()
-            else:
-                self._follow(pause)
+        """Pump until ``done()`` or the deadline; False if it passed first.
 
-    def _follow(self, pause: float) -> None:
-        with self._news:
-            self._followers += 1
-            try:
-                if self._pump_lock.locked():
-                    self._news.wait(min(pause, 0.1))
-            finally:
-                self._followers -= 1
+        It is asked under the lock, perhaps by another thread and more than once: its answer may be lost.
+        """
+        check_at = clock() + CHECK_EVERY
+        try:
+            while True:
+                with self.lock:
+                    self.check_usable()
+                    if done():
+                        return True
+                    if self._has_unsent():
+                        self.flush()
+                    if self.post.congested:
+                        self.post.tick(clock())
+                now = clock()
+                if deadline is not None and now >= deadline:
+                    return False
+                if now >= check_at or self._died:
+                    check_at = now + CHECK_EVERY
+                    self._check_node()
+                    with self.lock:
+                        self.post.tick(now)
+                pause = min(check_at, deadline) - now if deadline is not None else check_at - now
+                if self.post.congested:
+                    pause = min(pause, 0.005)
+                if self._pump_lock.acquire(blocking=False):
+                    try:
+                        self._pump(pause)
+                    finally:
+                        self._pump_lock.release()
+                        self.wake_followers()
+                else:
+                    self._follow(done, pause)
+        finally:
+            self._hand_over()  # Also by one that never led: it may have been woken to do so.
+
+    def _follow(self, done: Callable[[], bool], pause: float) -> None:
+        """Sleep until whoever leads has news of this, or leaves."""
+        follower = Follower(done)
+        with self._following:
+            if not self._pump_lock.locked():
+                return
+            self._followers[follower] = None
+        try:
+            with self.lock:
+                if done():  # It may have come before the one that leads knew of this thread.
+                    return
+            follower.bell.acquire(timeout=max(0.0, pause))
+        finally:
+            with self._following:
+                self._followers.pop(follower, None)
 
     def check_usable(self) -> None:
         """Raise what keeps this process from using the cluster. The caller holds the lock."""
@@ -379,7 +424,8 @@ class Connection:
                 self._pump(0.0)
             finally:
                 self._pump_lock.release()
-                self._wake()
+                self.wake_followers()
+                self._hand_over()
         with self.lock:
             if not self.closed:
                 self.machine.room.rest()
@@ -404,7 +450,7 @@ class Connection:
             if self._flusher_asleep:
                 self._flusher_asleep = False
                 self._arm.release()
-        self._wake()
+        self.wake_followers()
         with self._pump_lock:
             self.post.close(flush=0.2)
         self._context.term()

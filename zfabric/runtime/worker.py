@@ -51,6 +51,8 @@ class WorkerRuntime(UserCode):
         self._handler = self._interrupted
         self._first_unreported = 0.0
         self._returned: Any = None
+        self._turn_bells: dict[bytes, threading.Semaphore] = {}
+        """What wakes calls that wait for their turn, by actor."""
         self._slot = _slot(f"{session.sockets}/{token.hex()}.slot")
 
     # -- running tasks --
@@ -152,9 +154,6 @@ class WorkerRuntime(UserCode):
             if unreported >= REPORT_ROWS or ended - self._first_unreported > self.config.completion_delay:
                 self.flush()
                 self.look()  # so that the queue does not run dry
-        if worker.turns is not None and worker.turns.returning:
-            self.post.ring()  # One of those that wait for their turn receives, and the others follow it.
-            self._wake()
         if worker.mailbox.logs and type(item) is Invocation:
             replay.checkpoint_if_due(self, item)
 
@@ -274,6 +273,7 @@ class WorkerRuntime(UserCode):
             self.post.hang_bell()
             self.host.crew = StandIns(self)
             self.host.gone = self.worker.turns.gone
+            self.worker.turns.on_free = self._ring_for_turn
 
     def streamed(self, item: Item | Invocation, value: Any) -> Any:
         """What a task or a call returned; of one that makes a stream, how many values it has yielded."""
@@ -371,7 +371,8 @@ class WorkerRuntime(UserCode):
             if self.host.crew is None:
                 self._share_process()
             crew = self.host.crew
-            self.post.ring()  # Whoever receives sees to it that the next one runs.
+            if not main and worker.turn_free:
+                self.post.ring()  # Whoever receives sees to it that the main thread has the next one run.
         assert crew is not None
 
         def news() -> bool:
@@ -393,16 +394,27 @@ class WorkerRuntime(UserCode):
 
     def _wait_for_turn(self, item: Item | Invocation) -> None:
         """Until what runs meanwhile has ended, or waits. Nothing else ends this wait: what goes on without its turn would run beside it."""
+        actor_id = actor_of(item)
         interrupt: BaseException | None = None
         while True:
             try:
-                self.wait_until(lambda: self.worker.take_turn(item), None)
-                break
+                with self.lock:
+                    if self.worker.take_turn(item):
+                        self._turn_bells.pop(actor_id, None)
+                        break
+                    bell = self._turn_bells.setdefault(actor_id, threading.Semaphore(0))
+                bell.acquire()
             except TaskInterrupt as error:
                 interrupt = error
         self.mark(item)
         if interrupt is not None:
             raise interrupt
+
+    def _ring_for_turn(self, actor_id: bytes) -> None:
+        """It is the turn of a call that has waited. The caller holds the lock."""
+        bell = self._turn_bells.get(actor_id)
+        if bell is not None:
+            bell.release()
 
     def _refuse_cycle(self, item: Item | Invocation, object_ids: Sequence[bytes]) -> None:
         """DeadlockError if actors of this process would wait for each other, and the last of them for the first."""

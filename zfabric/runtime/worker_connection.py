@@ -242,6 +242,9 @@ class WorkerConnection(FabricClient):
             signal.pthread_kill(self._main, INTERRUPT)
         elif crew.interrupt(beside):
             self._to_interrupt[stopped] = clock() + self.config.interrupt_every
+        else:
+            self.post.ring()  # It may be the thread that receives.
+        self.wake_followers()
 
     def _controlled(self, now: float, source: bytes, message: Any) -> None:
         if type(message) is m.Rejoin:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from zfabric.machines.parts.mailbox import Invocation, Mailbox
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import JOB_BYTES
+from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES
 
 RETIRE, LEAVE, KILL = "retire", "leave", "kill"
 """How an actor is to end: after the calls that it has; after the one that runs; with the one that runs, which has no outcome."""
@@ -48,6 +48,8 @@ class Turns:
         """Actors that have something to do at a clean end."""
         self.gone: list[bytes] = []
         """Actors that have ended: the shell lets go of their instances."""
+        self.on_free: Callable[[bytes], object] = lambda actor_id: None
+        """Told when the turn is the first's of those that return."""
         self._ending: dict[bytes, Ending] = {}
         self.unsaid: list[m.Ended] = []
         """News of actors that have ended, to be said behind all that they had to say."""
@@ -65,9 +67,16 @@ class Turns:
 
     def wait(self, actor_id: bytes, wanted: tuple[bytes, ...]) -> None:
         """What runs waits."""
-        self.running = b""
         self.wanted[actor_id] = wanted
+        self.queues.want(each[:TASK_BYTES] for each in wanted)
         self.queues.set_aside(actor_id)
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        """What ran has ended, or waits: the turn is another's."""
+        self.running = b""
+        if self.returning:
+            self.on_free(next(iter(self.returning)))
 
     def go_on(self, actor_id: bytes) -> bool:
         """It waits no longer. False if it is not its turn yet: then it asks again."""
@@ -75,15 +84,15 @@ class Turns:
             self.returning[actor_id] = None
             return False
         self.returning.pop(actor_id, None)
-        del self.wanted[actor_id]
+        self.queues.want_no_more(each[:TASK_BYTES] for each in self.wanted.pop(actor_id))
         self.running = self.busy[actor_id]
         return True
 
     def end(self, actor_id: bytes) -> None:
         """What ran has ended."""
-        self.running = b""
         del self.busy[actor_id]
         self.queues.bring_back(actor_id)
+        self._pass_on()
         ending = self._ending.get(actor_id)
         if ending is not None and (ending.how != RETIRE or not self.queues.has(actor_id)):
             self._end_actor(actor_id, b"")
@@ -135,14 +144,14 @@ class Turns:
 
     def ended_with(self, actor_id: bytes, executing: bytes) -> None:
         """What a killed actor ran has ended, without an outcome."""
-        self.running = b""
         del self.busy[actor_id]
+        self._pass_on()
         self._end_actor(actor_id, executing)
 
     def not_made(self, actor_id: bytes) -> None:
         """There is no such actor after all."""
-        self.running = b""
         del self.busy[actor_id]
+        self._pass_on()
         self._ending.pop(actor_id, None)
 
     def _end_actor(self, actor_id: bytes, executing: bytes) -> None:
