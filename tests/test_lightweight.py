@@ -379,7 +379,14 @@ def test_they_live_through_a_restart_of_the_daemon() -> None:
 
 @pytest.mark.parametrize(
     ("options", "text"),
-    [({"num_cpus": 1}, "resources"), ({"max_concurrency": 2}, "max_concurrency"), ({"resources": {"disk": 1}}, "resources")],
+    [
+        ({"num_cpus": 1}, "resources"),
+        ({"max_concurrency": 2}, "max_concurrency"),
+        ({"resources": {"disk": 1}}, "resources"),
+        ({"checkpoint_every": 5, "max_restarts": 1}, "checkpoints"),
+        ({"checkpoint_every": 0, "max_restarts": 1}, "checkpoints"),
+        ({"concurrency_groups": {"io": 2}}, "concurrency groups"),
+    ],
 )
 def test_what_they_cannot_have_is_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(zf.OptionError, match=text):

@@ -338,7 +338,7 @@ def check_lightweight(options: Mapping[str, Any], kind: type) -> None:
         for found in (inspect.getattr_static(kind, each, None) for each in dir(kind))
     ):
         text = "has no methods that are async def, since it shares its process with others: make them plain methods"
-    elif options.get("checkpoint_every") or options.get("concurrency_groups"):
+    elif options.get("checkpoint_every") is not None or options.get("concurrency_groups"):
         text = "has neither checkpoints nor concurrency groups"
     else:
         return
