@@ -507,6 +507,9 @@ class Placed:
     def ids(self) -> tuple[Any, Any]:
         return self.at_first, zf.get_runtime_context().get_actor_id()
 
+    def made_again(self) -> bool:
+        return zf.get_runtime_context().was_current_actor_reconstructed
+
     def variable(self, name: str) -> str | None:
         return os.environ.get(name)
 
@@ -515,6 +518,14 @@ def test_where_an_actor_runs() -> None:
     placed = Placed.options(runtime_env={"env_vars": {"OF_THIS_ACTOR": "yes"}}).remote()
     assert value_of(placed.ids.remote()) == (placed._actor_id.hex(),) * 2
     assert value_of(placed.variable.remote("OF_THIS_ACTOR")) == "yes"
+
+
+def test_an_actor_knows_whether_it_was_made_again() -> None:
+    placed = Placed.options(max_restarts=1, max_task_retries=-1).remote()
+    assert not value_of(placed.made_again.remote())
+    zf.kill(placed, no_restart=False)
+    assert value_of(placed.made_again.remote())
+    assert not zf.get_runtime_context().was_current_actor_reconstructed
 
 
 def test_an_actor_holds_its_resources_for_life() -> None:

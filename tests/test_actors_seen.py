@@ -96,7 +96,13 @@ def test_explain_takes_a_handle_a_name_or_an_id() -> None:
     text = printed("explain", "explained")
     assert text.startswith("actor ")
     assert "(Seen, explained): alive" in text
-    for nothing in ("nobody of that name", ""):
+    called = seen.pid.remote()
+    assert zf.explain(called.hex()).state in ("called", "unknown"), "its result is known here alone"
+    for name in ("f" * 32, "an actor with thirty-two letters"):
+        kept = Seen.options(name=name).remote()
+        zf.get(kept.pid.remote(), timeout=PATIENCE)
+        assert zf.explain(name).state == "alive"
+    for nothing in ("nobody of that name", "", "nobody with thirty-two letters.."):
         with pytest.raises(ValueError, match="an actor's name"):
             zf.explain(nothing)
 

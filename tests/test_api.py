@@ -838,11 +838,11 @@ def test_explain(client):
     found = zf.explain(ref)
     assert (found.state, found.reason, found.facts) == ("queued", "waits for 4 GPU", {"demand": "4 GPU", "x": "y"})
     assert str(found) == f"{ref.hex()}: queued\n  waits for 4 GPU\n  demand  4 GPU\n  x       y"
+    client.answers["find"] = lambda text: []  # It could be an actor's name.
     zf.explain(ref.task_id().hex())
     assert seen == [ref.binary(), ref.task_id()]
     client.answers["explain"] = None
     assert zf.explain(ref).state == "unknown"
-    client.answers["find"] = lambda text: []  # It could be an actor's name.
     with pytest.raises(ValueError, match="not 'not hex'"):
         zf.explain("not hex")
     with pytest.raises(TypeError):

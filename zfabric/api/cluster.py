@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from string import hexdigits
 from typing import Any
 
 from zfabric.api.actor import ActorHandle
@@ -76,14 +77,15 @@ def _of_call(client: ClientInterface, name: str, state: str, actor_id: bytes, re
 
 def _identified(client: ClientInterface, text: str) -> bytes:
     """The id that a person means: in hex, as the command line shows it, or an actor's name. Empty if nothing is known by it."""
-    if len(text) in (2 * TASK_BYTES, 2 * OBJECT_BYTES) and set(text.lower()) <= set("0123456789abcdef"):
-        return bytes.fromhex(text)
     found: Any = client.query("find", text) if is_text(text) else ()
-    if not found and matcher(text) is None:
-        raise ValueError(f"explain() takes a ref, a handle, an actor's name or an id as `zfabric tasks` shows it, not {text!r}")
     if len(found) > 1:
         raise ValueError(f"{text!r} can mean {len(found)} things; give more of the id, such as {found[0]['id']!r}")
-    return bytes.fromhex(found[0]["id"]) if found else b""
+    if found:
+        return bytes.fromhex(found[0]["id"])
+    if matcher(text) is None:
+        raise ValueError(f"explain() takes a ref, a handle, an actor's name or an id as `zfabric tasks` shows it, not {text!r}")
+    whole = len(text) in (2 * TASK_BYTES, 2 * OBJECT_BYTES) and not text.strip(hexdigits)
+    return bytes.fromhex(text) if whole else b""  # The result of a call may be known to its caller alone.
 
 
 def nodes() -> list[dict[str, Any]]:

@@ -103,7 +103,7 @@ class RuntimeContext:
 
     @property
     def was_current_actor_reconstructed(self) -> bool:
-        """Whether this actor was restarted: never, in a task or driver."""
+        """Whether this actor was made before, and again since its process ended; False in a task or driver."""
         return self._task is not None and bool(self._task.actor_id) and self._task.attempt > 0
 
     @property
