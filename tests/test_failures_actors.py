@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -400,6 +401,36 @@ def test_actors_survive_the_daemon(tmp_path: Path) -> None:
     zf.kill(still)
     del subject, found
     eventually(lambda: all(map(gone, pids)), "they end as they would have")
+
+
+def test_an_actor_that_ends_itself_while_the_daemon_is_busy_is_not_taken_for_dead(tmp_path: Path) -> None:
+    """Else it would be made again."""
+
+    @zf.remote(max_restarts=-1)
+    class Leaver:
+        def __init__(self) -> None:
+            with open(tmp_path / "lives", "a") as file:
+                file.write("one more\n")
+
+        def pid(self) -> int:
+            return os.getpid()
+
+        def leave(self) -> None:
+            zf.exit_actor()
+
+    leaver = Leaver.remote()
+    pid = value_of(leaver.pid.remote())
+    (daemon,) = processes_named("zf-daemon")
+    os.kill(daemon, signal.SIGSTOP)
+    try:
+        assert isinstance(failure(leaver.leave.remote()), zf.ActorDiedError)
+        time.sleep(0.3)  # in which it would end, if it did not wait until that is heard
+        assert not gone(pid)
+    finally:
+        os.kill(daemon, signal.SIGCONT)
+    eventually(lambda: gone(pid), "it ends once the daemon has heard of it")
+    assert isinstance(failure(leaver.pid.remote()), zf.ActorDiedError)
+    assert (tmp_path / "lives").read_text() == "one more\n"
 
 
 def test_calls_while_the_daemon_is_away_are_answered() -> None:

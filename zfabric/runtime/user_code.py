@@ -219,7 +219,11 @@ class UserCode(WorkerConnection):
                 self.abandon_writes(item.row[0])  # Values before the one that failed may be written already.
             if isinstance(error, FabricError) and not isinstance(error, SerializationError):
                 facts = tuple(self._facts(item).items())
-                return FAILED, (pack_failure(type(error).__name__, f"what {self.name_of(item)} returned has no place: {error}", facts),), None
+                return (
+                    FAILED,
+                    (pack_failure(type(error).__name__, f"what {self.name_of(item)} returned has no place: {error}", facts),),
+                    None,
+                )
             return ERROR, (self._error(error, item),), None
 
     def _pack(self, item: Item | Invocation, value: Any) -> Ending:

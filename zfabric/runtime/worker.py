@@ -82,7 +82,7 @@ class WorkerRuntime(UserCode):
             raise SystemExit(0) from None
 
     def _retire(self) -> None:
-        """The end of an actor's process, with all that it has to say said."""
+        """The end of an actor's process, with all that it has to say said, and heard: else it would be taken for a death."""
         self.host.end()
         self._returned = None
         if self.host.leaving:
