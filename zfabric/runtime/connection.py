@@ -405,7 +405,6 @@ class Connection:
     def _listen_in(self) -> None:
         """Take in what has come, and pass on what it allows, while the program is busy elsewhere."""
         self.look()
-        self._wake()
         with self.lock:
             if not self.closed and self._has_unsent():
                 self.flush()

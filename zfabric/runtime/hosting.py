@@ -22,14 +22,14 @@ class ActorExit(BaseException):
     """Raised by ``exit_actor`` through the method that called it."""
 
 
-def _leave(instance: Any) -> None:
+def _terminate(instance: Any) -> None:
     raise ActorExit
 
 
 BUILT_IN: dict[str, Callable[..., Any]] = {
     "__ray_ready__": lambda instance: True,
     "__ray_call__": lambda instance, function, *args, **kwargs: function(instance, *args, **kwargs),
-    "__ray_terminate__": _leave,
+    "__ray_terminate__": _terminate,
 }
 """Methods that every actor has, by Ray's names: to wait until it is made, to have a function called with it, to end it for good."""
 
