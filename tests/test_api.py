@@ -724,6 +724,11 @@ def test_init_refuses_what_cannot_be_meant(starts):
         ({"config": 5}, TypeError, "config"),
         ({"address": 5}, TypeError, "address"),
         ({"namespace": 5}, TypeError, "namespace"),
+        ({"namespace": "caf\udce9"}, ValueError, "namespace is text"),
+        ({"log_to_driver": "no"}, TypeError, "log_to_driver is True or False"),
+        ({"ignore_reinit_error": None}, TypeError, "ignore_reinit_error is True or False"),
+        ({"config": {"send_delay": float("nan")}}, ValueError, "no number"),
+        ({"config": {"batch_rows": 2**70}}, ValueError, "too large"),
         ({"runtime_env": {"pip": ["x"]}}, ValueError, "pip"),
     ]:
         with pytest.raises(kind, match=text):

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn, cast
 
-from zfabric.api.errors import near
+from zfabric.api.errors import check_flag, near
 from zfabric.config import Config
 from zfabric.exceptions import AlreadyInitializedError, ConfigError, NotInitializedError
 from zfabric.protocol.names import is_text
@@ -169,6 +169,8 @@ def init(
         if name not in _IGNORED:
             known = ["address", *(init.__kwdefaults__ or ())]
             raise TypeError(f"init() has no argument {name!r}{near(name, known)}")
+    check_flag("init: log_to_driver", log_to_driver)
+    check_flag("init: ignore_reinit_error", ignore_reinit_error)
     with _lock:
         existing = interface.current()
         if existing is not None:
@@ -198,7 +200,7 @@ def init(
             object_store_memory=object_store_memory,
             namespace=namespace or "",
             config=settings,
-            log_to_driver=bool(log_to_driver),
+            log_to_driver=log_to_driver,
         )
         interface.set_current(client)
         _started = client
