@@ -256,6 +256,10 @@ class Worker:
                 if type(value) is tuple:
                     self.given_up.append((identifier, value))
 
+    def waits(self, task_id: bytes) -> bool:
+        """Whether a task was said to wait."""
+        return any(blocked.task_id == task_id for blocked in self._waiting)
+
     def unblock(self) -> None:
         """It waits no longer."""
         blocked = self._waiting.pop()

@@ -30,7 +30,8 @@ from zfabric.runtime import interface, replay
 from zfabric.runtime.connection import clock
 from zfabric.runtime.crew import Group, Loop, StandIns, crew_for, current_call
 from zfabric.runtime.hosting import leaves
-from zfabric.runtime.interrupts import INTERRUPT, TaskInterrupt
+from zfabric.runtime.interrupts import INTERRUPT, TaskInterrupt, closed_to_interrupts
+from zfabric.runtime.lending import Lending
 from zfabric.runtime.session import Session
 from zfabric.runtime.streaming import produce, produce_in_loop
 from zfabric.runtime.user_code import Ending, UserCode
@@ -53,6 +54,7 @@ class WorkerRuntime(UserCode):
         self._returned: Any = None
         self._turn_bells: dict[bytes, threading.Semaphore] = {}
         """What wakes calls that wait for their turn, by actor."""
+        self.lending = Lending(self.worker)
         self._slot = _slot(f"{session.sockets}/{token.hex()}.slot")
 
     # -- running tasks --
@@ -140,6 +142,7 @@ class WorkerRuntime(UserCode):
         self._slot[0:TASK_BYTES] = self._contexts[-1].row[0] if self._contexts else bytes(TASK_BYTES)
         worker = self.worker
         with self.lock:
+            self.lending.close(row[0])
             if type(item) is Invocation:
                 self._end_call(item, status, outputs, extra, started, ended - started)
             else:
@@ -319,7 +322,7 @@ class WorkerRuntime(UserCode):
         if self.worker.turns is not None:
             return self._wait_turn(object_ids, done, deadline)
         if threading.get_ident() != self._main or not self._contexts:
-            return self._wait_beside(done, deadline)
+            return self._wait_beside(tuple(object_ids), done, deadline)
         item = self._contexts[-1]
         if type(item) is Invocation:
             self._refuse_deadlock(item, object_ids)
@@ -328,6 +331,7 @@ class WorkerRuntime(UserCode):
         with self.lock:
             if done():
                 return True
+            self.lending.suspend(item.row[0])
             self.worker.block(tuple(object_ids), inline)
         try:
             while True:
@@ -344,18 +348,53 @@ class WorkerRuntime(UserCode):
         finally:
             with self.lock:
                 self.worker.unblock()
+                self.lending.resume(item.row[0])
                 if not self._armed:
                     self._arm_flusher()  # What follows, a completion most often, takes the news along.
 
-    def _wait_beside(self, done: Callable[[], bool], deadline: float | None) -> bool:
+    def _wait_beside(self, wanted: tuple[bytes, ...], done: Callable[[], bool], deadline: float | None) -> bool:
         """A thread that runs a call waits, or one of the program's own."""
         call = current_call.get()
         if call is None:
-            return self.wait_until(done, deadline)
+            return self._wait_lending(wanted, done, deadline)
         answered = self.wait_until(lambda: self.worker.interrupted(call) != "" or done(), deadline)
         if self.worker.interrupted(call):
             raise TaskInterrupt("the call is to be stopped")
         return answered
+
+    def _wait_lending(self, wanted: tuple[bytes, ...], done: Callable[[], bool], deadline: float | None) -> bool:
+        with self.lock:
+            if done():
+                return True
+            lender = self.lending.begin(wanted)
+        try:
+            return self.wait_until(done, deadline)
+        finally:
+            self._go_on(lender, wanted)
+
+    def _go_on(self, lender: bytes, wanted: tuple[bytes, ...]) -> None:
+        with self.lock:
+            self.lending.end(lender, wanted)
+            if not self._armed:
+                self._arm_flusher()
+
+    @closed_to_interrupts
+    def add_done_callback(self, object_id: bytes, callback: Callable[[bytes], None]) -> None:
+        """See ``ClientInterface``. A task that runs an event loop, or waits for a future, lends its CPU until then."""
+        if current_call.get() is not None:
+            super().add_done_callback(object_id, callback)
+            return
+        with self.lock:
+            lender = b"" if self.machine.at_hand(object_id) else self.lending.begin((object_id,))
+        if not lender:
+            super().add_done_callback(object_id, callback)
+            return
+
+        def told(identifier: bytes) -> None:
+            self._go_on(lender, (object_id,))
+            callback(identifier)
+
+        super().add_done_callback(object_id, told)
 
     def _wait_turn(self, object_ids: Sequence[bytes], done: Callable[[], bool], deadline: float | None) -> bool:
         """A call of an actor that shares this process waits: others have their turn meanwhile. They run in other threads."""

@@ -1,0 +1,129 @@
+"""A task lends its CPU however it waits: in threads of its own, in an event loop that it runs, for futures. There is one CPU."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bad_days import PATIENCE, eventually
+from conftest import running_cluster
+
+import zfabric as zf
+from zfabric.machines.worker import Worker
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import LOCAL_SCHEDULER, WORKER
+from zfabric.runtime.lending import Lending
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared() -> Iterator[Any]:
+    """One cluster for the file."""
+    with running_cluster(num_cpus=1) as context:
+        yield context
+
+
+@zf.remote
+def echo(value: int) -> int:
+    return value
+
+
+def in_threads(count: int) -> list[int]:
+    with ThreadPoolExecutor(3) as threads:
+        return list(threads.map(lambda value: zf.get(echo.remote(value)), range(count)))
+
+
+def in_a_loop(count: int) -> list[int]:
+    async def all_of_them() -> list[int]:
+        return await asyncio.gather(*[echo.remote(value) for value in range(count)])
+
+    return asyncio.run(all_of_them())
+
+
+def as_futures(count: int) -> list[int]:
+    return [future.result() for future in [echo.remote(value).future() for value in range(count)]]
+
+
+def both(count: int) -> list[int]:
+    """The main thread waits too, in the middle and at the end."""
+    other = threading.Thread(target=in_threads, args=(count,))
+    other.start()
+    values = zf.get([echo.remote(value) for value in range(count)])
+    other.join()
+    return zf.get(echo.map(values))  # type: ignore[no-any-return]
+
+
+WAYS: list[Callable[[int], list[int]]] = [in_threads, in_a_loop, as_futures, both]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_task_waits_for_is_run(way: Callable[[int], list[int]]) -> None:
+    tasks = [zf.remote(way).remote(10) for _ in range(2)]
+    assert zf.get(tasks, timeout=PATIENCE) == [list(range(10))] * 2
+    eventually(lambda: zf.available_resources().get("CPU") == 1, "the CPU is free again, once")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_an_actor_waits_for_is_run(way: Callable[[int], list[int]]) -> None:
+    @zf.remote(num_cpus=1)
+    class Actor:
+        def run(self) -> list[int]:
+            return way(10)
+
+    assert zf.get(Actor.remote().run.remote(), timeout=PATIENCE) == list(range(10))
+    eventually(lambda: zf.available_resources().get("CPU") == 1, "the CPU is free again, once")
+
+
+def test_a_thread_that_outlives_its_task_lends_nothing(tmp_path: Path) -> None:
+    @zf.remote(num_cpus=0)
+    def held() -> None:
+        while not (tmp_path / "go").exists():
+            time.sleep(0.01)
+
+    @zf.remote
+    def leaves_a_thread(refs: list[Any]) -> int:
+        threading.Thread(target=zf.get, args=(refs,), daemon=True).start()
+        return 1
+
+    ref = held.remote()
+    assert zf.get([leaves_a_thread.remote([ref]) for _ in range(5)], timeout=PATIENCE) == [1] * 5
+    eventually(lambda: zf.available_resources().get("CPU") == 1, "the CPU is free")
+    (tmp_path / "go").touch()
+    assert zf.get(ref, timeout=PATIENCE) is None
+
+
+def test_what_the_scheduler_is_told() -> None:
+    """That it waits, once, whoever waits; and not while the main thread says so itself."""
+    worker = Worker(WORKER + b"\x02worker0", zf.config.Config.of({}))
+    worker.connect(b"\x01daemon0")
+    lending = Lending(worker)
+    assert lending.begin((b"value",)) == b"", "nothing runs"
+    row = (b"t" * 16, b"f" * 16, b"", ())
+    worker.step(0.0, LOCAL_SCHEDULER + b"\x01daemon0", m.Dispatch((row,), (), False))
+    assert worker.begin() is not None
+
+    def said() -> list[str]:
+        return [type(effect.message).__name__ for effect in worker.take_effects(0.0)]  # type: ignore[attr-defined]
+
+    assert lending.begin((b"one",)) == lending.begin((b"two",)) == row[0]
+    assert said() == ["Blocked"]
+    lending.end(row[0], (b"one",))
+    lending.suspend(row[0])
+    worker.block((b"three",), True)
+    assert said() == ["Unblocked", "Blocked"]
+    lending.begin((b"four",))
+    worker.unblock()
+    lending.resume(row[0])
+    assert said() == ["Unblocked", "Blocked"]
+    lending.end(row[0], (b"two",))
+    lending.end(row[0], (b"four",))
+    assert said() == ["Unblocked"]
+    lending.begin((b"five",))
+    lending.close(row[0])
+    lending.end(row[0], (b"five",))
+    assert said() == ["Blocked", "Unblocked"]
