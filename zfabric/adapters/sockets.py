@@ -194,10 +194,10 @@ class Post:
         while True:
             try:
                 sender = _recv(router, DONTWAIT)
+                # A message has a part behind its sender, and says itself whether one more follows: asking the socket costs twice as much.
+                part = _recv(router, DONTWAIT, False)
             except zmq.Again:
-                return None
-            # A message has a part behind its sender, and says itself whether one more follows: asking the socket costs twice as much.
-            part = _recv(router, DONTWAIT, False)
+                return None  # Nothing has come, or only the rest of what Ctrl-C has interrupted in its middle.
             if len(sender) == INCARNATION_BYTES and not part.more:
                 return sender, part.bytes
             while part.more:
