@@ -119,6 +119,8 @@ ROWS: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("Expect", "rows"): many(st.one_of(st.tuples(object_ids, task_ids), st.tuples(object_ids, task_ids, numbers))),
     ("Hosting", "rows"): many(st.tuples(task_rows, numbers)),
     ("Traced", "names"): many(st.tuples(function_ids, texts)),
+    ("Delays", "running"): st.one_of(task_ids, st.just(b"")),
+    ("Delays", "rows"): many(st.tuples(task_ids, task_ids, many(object_ids), many(task_ids))),
     ("Traced", "arguments"): many(st.tuples(task_ids, many(object_ids))),
     **{
         (name, "actor_id"): task_ids
@@ -447,6 +449,13 @@ CASES: list[tuple[str, int, tuple[Any, ...], Any, list[Any]]] = [
     ("Replaying", 3, (TASK, 0, 0, ()), b"8" * INCARNATION_BYTES, [TASK, "8" * INCARNATION_BYTES, 7]),
     ("Traced", 0, ((), b"", ()), (FUNCTION, "Class.method"), [(FUNCTION,), ("f", "m"), (FUNCTION, b"m"), (FUNCTION + b"x", "m")]),
     ("Traced", 2, ((), b"", ()), (TASK, (OBJECT,)), [(TASK,), (TASK, OBJECT), (TASK + b"x", (OBJECT,)), (TASK, (OBJECT + b"x",))]),
+    (
+        "Delays",
+        1,
+        (b"", ()),
+        (TASK, TASK, (OBJECT,), (TASK,)),
+        [(TASK,), (TASK, OBJECT, (), ()), (TASK, TASK, (TASK,), ()), (TASK, TASK, (), (OBJECT,))],
+    ),
     ("TakenBack", 0, ((), b""), TASK, [OBJECT, "t" * TASK_BYTES, 7]),
 ]
 

@@ -402,6 +402,25 @@ def test_methods_that_are_async_are_refused() -> None:
                 """Is never run."""
 
 
+def test_why_one_does_not_go_on_is_explained(tmp_path: Path) -> None:
+    first, second, third = in_one_process(3)
+    path = str(tmp_path / "file")
+    waits = second.wait_for_task.remote(path)
+    asks = first.ask_through.remote(second, third)
+    eventually(lambda: zf.explain(second).state == "blocked", "it waits for a task")
+    assert "(file_is_there, " in zf.explain(second).reason
+    assert "the actor is blocked" in zf.explain(waits).facts
+    eventually(lambda: "(call of Counter " in zf.explain(first).reason, "it waits for the other one")
+    runs = third.wait_for_file.remote(path)
+    eventually(lambda: "runs its call" in zf.explain(third).reason, "it runs")
+    Path(path).touch()
+    assert value_of([waits, asks, runs]) == [path, 1, path]
+    eventually(
+        lambda: {zf.explain(each).reason.partition(", and ")[2] for each in (first, second, third)} == {"runs what it is called for"},
+        "all go on",
+    )
+
+
 def test_many_that_wait_for_one_of_their_process_do_not_all_wait_at_once() -> None:
     one, *others = in_one_process(120)
     assert sorted(value_of([each.ask.remote(one) for each in others])) == list(range(1, 120))

@@ -17,6 +17,7 @@ from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import WORKER, call_value
 from zfabric.protocol.messages import ALIVE, CREATING, DEAD, INTERRUPTED, OK
+from zfabric.protocol.names import brief
 
 LIGHT = b"l" * 16
 DAEMON = b"\x02daemon0"
@@ -226,6 +227,46 @@ def test_what_is_expected_is_not_gone_through_in_each_turn() -> None:
     for number in range(100, 120):
         node.submit((task_id(number), b"f" * 16, b"", ()))
     assert Counted.looked == 0
+
+
+def explained(node: Node, number: int) -> tuple[str, str]:
+    found = node.scheduler.explain(task_id(number))
+    assert found is not None
+    return found.state, found.reason
+
+
+def test_why_one_does_not_go_on_is_known_where_its_process_has_said_so() -> None:
+    node, _ = made(cpus=1)
+    lives(node, 0, 1, 2)
+    node.submit(row(3))
+    ((worker, _, _),) = node.dispatched()
+    pid = node.pids[worker]
+    assert explained(node, 0) == ("alive", f"lives in process {pid}, and runs what it is called for")
+    waits = (task_id(0), task_id(50), (call_value(task_id(51), 0), ref(99)), (task_id(1), bytes(16)))
+    streams = (task_id(2), task_id(52), (), ())
+    made_slowly = (task_id(3), task_id(3), (call_value(task_id(54), 0),), (task_id(0),))
+    runs = (task_id(1), task_id(53), (), ())
+    node.say(WORKER + worker, m.Delays(task_id(53), (waits, streams, made_slowly, runs)))
+    state, reason = explained(node, 0)
+    assert state == "blocked"
+    assert f"its call {brief(task_id(50))} is blocked in get, waiting for {brief(call_value(task_id(51), 0))} (call of Light" in reason
+    assert brief(ref(99)) in reason
+    assert explained(node, 1) == ("alive", f"lives in process {pid}, and runs its call {brief(task_id(53))}")
+    assert explained(node, 2) == (
+        "blocked",
+        f"its call {brief(task_id(52))} waits for its stream to be read: it is as far ahead as it may be",
+    )
+    state, reason = explained(node, 3)
+    assert (state, reason.partition(" (")[0]) == (
+        "creating",
+        f"is being made: its __init__ is blocked in get, waiting for {brief(call_value(task_id(54), 0))}",
+    )
+    node.say(WORKER + worker, m.Ended(task_id(2), 0, b"", ""))
+    node.complete(worker, 3)
+    node.say(WORKER + worker, m.Delays(task_id(53), (runs,)))
+    assert explained(node, 3)[1].startswith(f"lives in process {pid}, and waits for its turn, if it is called: Light")
+    node.say(WORKER + worker, m.Delays(b"", ()))
+    assert explained(node, 3) == ("alive", f"lives in process {pid}, and runs what it is called for")
 
 
 # --- the process ------------------------------------------------------------------------------------------------------------------
@@ -461,6 +502,30 @@ def test_a_cycle_is_seen(worker: Worker) -> None:
     calls = {ref(7): B, ref(8): A}
     assert worker.turns.cycle(B, (ref(8),), calls.get) == [A, B]
     assert worker.turns.cycle(B, (ref(9),), calls.get) == []
+
+
+def delays(worker: Worker) -> list[tuple[bytes, set[bytes]]]:
+    worker.say_delays(lambda identifier: {ref(7): B}.get(identifier))
+    return [(each.running, set(each.rows)) for each in said(worker) if type(each) is m.Delays]
+
+
+def test_what_lasts_is_told_once_and_again_to_a_restarted_daemon(worker: Worker) -> None:
+    assert delays(worker) == []
+    call(worker, A, 0)
+    call(worker, B, 1)
+    first = begin(worker)
+    worker.give_up_turn(first, (ref(7), ref(8)))
+    second = begin(worker)
+    assert delays(worker) == [], "they have only just begun"
+    rows = {(A, first.row[0], (ref(7), ref(8)), (B, bytes(16))), (B, second.row[0], (), ())}
+    assert delays(worker) == [(second.row[0], rows)]
+    assert delays(worker) == []
+    worker.running()
+    assert delays(worker) == [(second.row[0], rows)]
+    end(worker, second)
+    assert worker.take_turn(first)
+    end(worker, first)
+    assert delays(worker) == [(b"", set())]
 
 
 def test_a_restarted_daemon_hears_who_lives_here(worker: Worker) -> None:

@@ -555,6 +555,7 @@ HANDLERS: dict[type[Any], Any] = {
     m.Kill: _part("actors", "on_kill"),
     m.Leaving: _part("actors", "on_leaving"),
     m.Ended: _part("actors", "on_ended"),
+    m.Delays: _part("actors", "on_delays"),
     m.Hosting: _part("actors", "on_hosting"),
     m.Logged: _part("logs", "on_logged"),
     m.Checkpoint: _part("logs", "on_checkpoint"),

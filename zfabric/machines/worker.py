@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from zfabric.config import Config
@@ -229,6 +229,12 @@ class Worker:
         if traced is not None:
             self._effects.append(Send(self.scheduler, traced))
 
+    def say_delays(self, callee: Callable[[bytes], bytes | None]) -> None:
+        """Tell what lasts in a process that actors share. Asked once a second; ``callee`` as for ``Turns.cycle``."""
+        news = self.turns.delays(callee) if self.turns is not None else None
+        if news is not None:
+            self._effects.append(Send(self.scheduler, news))
+
     @property
     def unreported(self) -> int:
         """Outcomes not sent yet."""
@@ -433,6 +439,7 @@ class Worker:
         self._effects = []
         if self.turns is not None:
             self.turns.unsaid.clear()
+            self.turns.told = m.Delays(b"", ())
         waiting = [blocked._replace(returned=()) for blocked in self._waiting]  # What was returned then is not among the rows.
         hosted = (m.Hosting(tuple(self.mailbox.actors.values())),) if self.mailbox.actors or self.turns is not None else ()
         ended = self._ended_meanwhile(unheard) if self.turns is not None else ()

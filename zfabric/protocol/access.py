@@ -45,6 +45,7 @@ FROM_PROCESSES: dict[bytes, frozenset[type[Any]]] = {
             m.Checkpoint,
             m.Replaying,
             m.Ended,
+            m.Delays,
         }
     ),
     OBJECT_STORE: frozenset({m.Reserve, m.ReturnGrant, m.GrantsHeld, m.Pinned, m.Unpin}),

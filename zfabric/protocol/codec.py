@@ -326,6 +326,12 @@ def _traced(name: str, fields: tuple[Any, ...]) -> None:
     _ids(name, tuple(itertools.chain.from_iterable(columns[1])), OBJECT_BYTES)
 
 
+def _delays(name: str, fields: tuple[Any, ...]) -> None:
+    columns = _columns(name, fields[1], {4}, (_BYTES, _BYTES, _TUPLE, _TUPLE))
+    _ids(name, (*columns[0], *columns[1], *itertools.chain.from_iterable(columns[3])), TASK_BYTES)
+    _ids(name, tuple(itertools.chain.from_iterable(columns[2])), OBJECT_BYTES)
+
+
 def _whereabouts(name: str, fields: tuple[Any, ...]) -> None:
     columns = _columns(name, fields[0], {7}, (_BYTES, _INT, _BYTES, _INT, {bool}, _BYTES, _BYTES))
     _ids(name, columns[0], TASK_BYTES)
@@ -373,6 +379,7 @@ _ROW_CHECKS = {
     "Expect": _expect,
     "Hosting": _hosting,
     "Traced": _traced,
+    "Delays": _delays,
     "Logged": _block,
     "Checkpoint": _checkpoint,
     "Durable": _one_task,

@@ -458,13 +458,7 @@ class WorkerRuntime(UserCode):
     def _refuse_cycle(self, item: Item | Invocation, object_ids: Sequence[bytes]) -> None:
         """DeadlockError if actors of this process would wait for each other, and the last of them for the first."""
         assert self.worker.turns is not None
-        pending = self.machine.calls.pending
-
-        def callee(identifier: bytes) -> bytes | None:
-            target = pending.get(identifier[:TASK_BYTES])
-            return target.actor_id if target is not None else None
-
-        cycle = self.worker.turns.cycle(actor_of(item), object_ids, callee)
+        cycle = self.worker.turns.cycle(actor_of(item), object_ids, self.callee)
         if cycle:
             name = self._terms(item)[0]
             path = " -> ".join([name, *(type(self.host.instances.get(each)).__qualname__ for each in cycle), name])

@@ -21,7 +21,7 @@ from zfabric.machines.parts.mailbox import Invocation
 from zfabric.machines.worker import REPORTS, Item, Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
-from zfabric.protocol.ids import CLIENT, WORKER
+from zfabric.protocol.ids import CLIENT, TASK_BYTES, WORKER
 from zfabric.protocol.messages import Row
 from zfabric.runtime.client import FabricClient
 from zfabric.runtime.connection import CHECK_EVERY, PEERS, clock
@@ -181,7 +181,13 @@ class WorkerConnection(FabricClient):
     def _keep_house(self) -> None:
         with self.lock:
             self.worker.say_trace()
+            self.worker.say_delays(self.callee)
         super()._keep_house()
+
+    def callee(self, identifier: bytes) -> bytes | None:
+        """The actor whose call is to make an object, if it was called here. The caller holds the lock."""
+        target = self.machine.calls.pending.get(identifier[:TASK_BYTES])
+        return target.actor_id if target is not None else None
 
     def _say_the_last(self) -> None:
         """Send what is unsent, and let go of all sockets."""

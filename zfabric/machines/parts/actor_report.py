@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zfabric.machines.parts.actors import STATE_NAMES, ActorRecord
 from zfabric.machines.parts.resources import describe
@@ -24,7 +24,7 @@ def listing(scheduler: LocalScheduler, now: float, limit: int) -> list[dict[str,
 
 
 def _row(scheduler: LocalScheduler, record: ActorRecord) -> dict[str, Any]:
-    worker = record.worker
+    worker, wait = record.worker, _wait_of(record)
     return {
         "actor_id": record.id.hex(),
         "class": record.class_name,
@@ -40,7 +40,7 @@ def _row(scheduler: LocalScheduler, record: ActorRecord) -> dict[str, Any]:
         "handles": _pids(scheduler, _holders(record)),
         "callers": _pids(scheduler, record.watchers),
         "results_awaited": sum(1 for _, actor_id in scheduler.tables.expected.values() if actor_id == record.id),
-        "waits_for": [identifier.hex() for identifier in worker.frames[-1].wanted] if worker is not None and worker.frames else [],
+        "waits_for": [identifier.hex() for identifier in wait.objects] if wait is not None else [],
         "reason": unpack_failure(record.failure)[1] if record.failure else "",
     }
 
@@ -49,7 +49,7 @@ def state_of(record: ActorRecord) -> str:
     """A word for how an actor is."""
     if record.state == ALIVE and record.gone:
         return "ending"
-    if record.state == ALIVE and record.worker is not None and record.worker.frames:
+    if record.state == ALIVE and _wait_of(record) is not None:
         return "blocked"
     return STATE_NAMES[record.state]
 
@@ -97,32 +97,82 @@ def explain(scheduler: LocalScheduler, record: ActorRecord, maker: Callable[[byt
         facts.append(("logged", f"{row['logged_calls']} calls{taken}"))
     if row["results_awaited"]:
         facts.append(("results awaited", f"{row['results_awaited']} that its callers have handed on before they came"))
-    return Explanation(record.id, row["state"], _reason(record, row, maker, queued), tuple(facts))
+    return Explanation(record.id, row["state"], _reason(scheduler, record, row, maker, queued), tuple(facts))
 
 
 def _listed(pids: list[int]) -> str:
     return "processes " + ", ".join(map(str, pids[:8])) + (f" and {len(pids) - 8} more" if len(pids) > 8 else "") if pids else "none"
 
 
-def _reason(record: ActorRecord, row: dict[str, Any], maker: Callable[[bytes], str], queued: Callable[[], str]) -> str:
+def _reason(
+    scheduler: LocalScheduler, record: ActorRecord, row: dict[str, Any], maker: Callable[[bytes], str], queued: Callable[[], str]
+) -> str:
     if record.state == DEAD:
         return str(row["reason"])
-    if row["state"] == "blocked" and record.worker is not None:
-        frame = record.worker.frames[-1]
-        wanted = ", ".join(f"{brief(identifier)} ({maker(identifier)})" for identifier in frame.wanted[:5])
-        return f"its call {brief(frame.task_id)} is blocked in get, waiting for {wanted}"
+    wait = _wait_of(record)
+    if row["state"] == "blocked" and wait is not None:
+        return f"its call {brief(wait.call_id)} {_blocked(scheduler, wait, maker)}"
     if row["state"] == "ending":
         return f"ends once the calls that were made have run: {record.killed}"
     if record.state == ALIVE:
-        return f"lives in process {row['pid']}, and runs what it is called for"
+        return f"lives in process {row['pid']}, and " + _turn(scheduler, record)
+    if wait is not None:
+        return f"is being made: its __init__ {_blocked(scheduler, wait, maker)}"
     if row["replaying"]:
         return f"is made again (restart {record.restarts}): {row['replaying']} logged calls have run again"
     again = f"is made again (restart {record.restarts}): " if record.restarts else "is being made: "
     return again + queued()
 
 
+def blocked_on(names: list[str]) -> str:
+    """How it is said that something waits for objects, or, without any, to be allowed more values of its stream."""
+    listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return f"is blocked in get, waiting for {listed}" if names else "waits for its stream to be read: it is as far ahead as it may be"
+
+
+class _Wait(NamedTuple):
+    """A call of an actor, or its ``__init__``, that waits; ``actors`` are those whose calls make the objects, where that is known."""
+
+    call_id: bytes
+    objects: tuple[bytes, ...]
+    actors: tuple[bytes, ...] = ()
+
+
+def _wait_of(record: ActorRecord) -> _Wait | None:
+    worker = record.worker or record.task.worker
+    if worker is None:
+        return None
+    if not worker.shared:
+        return _Wait(worker.frames[-1].task_id, worker.frames[-1].wanted) if worker.frames and record.worker is not None else None
+    row = worker.delays.get(record.id)
+    return _Wait(*row[1:]) if row is not None and row is not worker.turn else None
+
+
+def _blocked(scheduler: LocalScheduler, wait: _Wait, maker: Callable[[bytes], str]) -> str:
+    actors = (*wait.actors, *[b""] * len(wait.objects))
+    names = [f"{brief(each)} ({_called(scheduler, actor) or maker(each)})" for each, actor in zip(wait.objects, actors, strict=False)]
+    return blocked_on(names)
+
+
+def _turn(scheduler: LocalScheduler, record: ActorRecord) -> str:
+    """What an actor that lives does, or what keeps it from that."""
+    turn = record.worker.turn if record.worker is not None else ()
+    if not turn:
+        return "runs what it is called for"
+    actor_id, call_id, *_ = turn
+    if actor_id == record.id:
+        return f"runs its call {brief(call_id)}"
+    other = scheduler.actors.records.get(actor_id)
+    name = other.class_name if other is not None else "another actor"
+    return f"waits for its turn, if it is called: {name} {brief(actor_id)}, which lives there too, runs its call {brief(call_id)}"
+
+
+def _called(scheduler: LocalScheduler, actor_id: bytes) -> str:
+    record = scheduler.actors.records.get(actor_id)
+    return f"call of {record.class_name} {brief(actor_id)}, {state_of(record)}" if record is not None else ""
+
+
 def call_of(scheduler: LocalScheduler, object_id: bytes) -> str:
     """What makes a result of a call, if others than its caller wait for it; empty if that is not known."""
     _, actor_id = scheduler.tables.expected.get(object_id, (b"", b""))
-    record = scheduler.actors.records.get(actor_id)
-    return f"call of {record.class_name} {brief(actor_id[:TASK_BYTES])}, {state_of(record)}" if record is not None else ""
+    return _called(scheduler, actor_id[:TASK_BYTES])

@@ -337,9 +337,17 @@ class Actors:
             facts: Facts = (("pid", worker.pid),) if message.executing else ()
             self._lost(record, message.reason or "it was killed (zf.kill)", "", facts)
 
+    def on_delays(self, now: float, source: Address, message: m.Delays) -> None:
+        """What lasts in a process that actors share."""
+        worker = self.scheduler._worker_of(source)
+        if worker is not None:
+            worker.delays = {row[0]: row for row in message.rows}
+            worker.turn = next((row for row in message.rows if row[1] == message.running), ())
+
     def _vacate(self, worker: WorkerRecord, record: ActorRecord) -> None:
         """An actor does not live there any more."""
         worker.actors.pop(record.id, None)
+        worker.delays.pop(record.id, None)
         record.worker = None
 
     def _end(self, record: ActorRecord, reason: str) -> None:

@@ -458,6 +458,7 @@ class WorkerRecord:
 
     __slots__ = (
         "actors",
+        "delays",
         "demand",
         "environment",
         "frames",
@@ -478,6 +479,7 @@ class WorkerRecord:
         "state",
         "taking_back",
         "token",
+        "turn",
         "work",
     )
 
@@ -510,6 +512,10 @@ class WorkerRecord:
         """The actor it is, if it is one; those that it is, if it is shared."""
         self.shared = False
         """Whether lightweight actors share it: then it runs nothing else."""
+        self.delays: dict[bytes, Row] = {}
+        """What lasts there, by actor: rows as in ``Delays``."""
+        self.turn: Row = ()
+        """That of them whose turn it is."""
 
     @property
     def behind(self) -> bool:

@@ -444,8 +444,8 @@ def _explain_task(scheduler: LocalScheduler, task: TaskRecord, subject: bytes) -
         facts.append(("worker", str(task.worker.pid)))
         frame = next((frame for frame in task.worker.frames if frame.task_id == task.id), None)
         if frame is not None:
-            names = ", ".join(f"{brief(identifier)} ({_maker(scheduler, identifier)})" for identifier in frame.wanted[:5])
-            return Explanation(subject, state, f"is blocked in get, waiting for {names}", tuple(facts))
+            wanted = [f"{brief(identifier)} ({_maker(scheduler, identifier)})" for identifier in frame.wanted]
+            return Explanation(subject, state, actor_report.blocked_on(wanted), tuple(facts))
         if state == "running":
             return Explanation(subject, state, f"runs on worker {task.worker.pid}", tuple(facts))
         return Explanation(subject, state, f"is next on worker {task.worker.pid}, behind what it runs now", tuple(facts))

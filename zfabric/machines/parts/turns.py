@@ -16,11 +16,18 @@ from typing import NamedTuple
 from zfabric.machines.parts.mailbox import Invocation, Mailbox
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES
+from zfabric.protocol.messages import Row
 
 RETIRE, LEAVE, KILL = "retire", "leave", "kill"
 """How an actor is to end: after the calls that it has; after the one that runs; with the one that runs, which has no outcome."""
 FAREWELL = "__exit__"
 """The method that is called of an actor that has ended cleanly. Nobody waits for it, and nobody else can call it."""
+
+
+SHOWN = 1000
+"""Calls that are named to people, at most."""
+WANTED_SHOWN = 8
+"""Objects that are named of those which a call waits for."""
 
 
 class Ending(NamedTuple):
@@ -50,6 +57,10 @@ class Turns:
         """Actors that have ended: the shell lets go of their instances."""
         self.on_free: Callable[[bytes], object] = lambda actor_id: None
         """Told when the turn is the first's of those that return."""
+        self._seen: dict[bytes, bytes] = {}
+        """What had begun when that was asked last."""
+        self.told = m.Delays(b"", ())
+        """What people were told last."""
         self._ending: dict[bytes, Ending] = {}
         self.unsaid: list[m.Ended] = []
         """News of actors that have ended, to be said behind all that they had to say."""
@@ -113,6 +124,21 @@ class Turns:
                 following = {callee(identifier) for identifier in self.wanted[each]}
                 agenda += [(other, [*path, other]) for other in following if other is not None]
         return []
+
+    def delays(self, callee: Callable[[bytes], bytes | None]) -> m.Delays | None:
+        """What has begun and not ended since the last time that this was asked; None if that is no news. ``callee`` as for ``cycle``."""
+        rows: list[Row] = []
+        for actor_id, call_id in self.busy.items():
+            if self._seen.get(actor_id) == call_id and len(rows) < SHOWN:
+                wanted = self.wanted.get(actor_id, ())[:WANTED_SHOWN]
+                rows.append((actor_id, call_id, wanted, tuple(callee(each) or bytes(TASK_BYTES) for each in wanted)))
+        self._seen = dict(self.busy)
+        running = self.running if any(row[1] == self.running for row in rows) else b""
+        news = m.Delays(running, tuple(rows))
+        if news == self.told:
+            return None
+        self.told = news
+        return news
 
     # -- ends --
 

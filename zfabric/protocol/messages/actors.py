@@ -155,6 +155,18 @@ class Traced(NamedTuple):
     arguments: Rows
 
 
+class Delays(NamedTuple):
+    """actor -> local scheduler. What lasts in a process that actors share, in place of what was said of it before; for people.
+
+    ``running`` is the call whose turn it is, ``rows`` those that have begun, among them that one: ``(actor, call, objects that it waits
+    for, actors)``, the latter those whose calls make the objects (zeros: none of this process's). Said once a second, if it is news, of
+    calls that had begun a second before.
+    """
+
+    running: bytes
+    rows: Rows
+
+
 class Logged(NamedTuple):
     """actor -> local scheduler. Calls that a logged actor has run since the block before, in the order in which they ran.
 
