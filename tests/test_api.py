@@ -351,6 +351,8 @@ def test_options_of_ray_without_meaning_here_are_accepted(client):
 def test_what_is_not_a_function_is_refused():
     with pytest.raises(TypeError, match="already"):
         zf.remote(add)
+    with pytest.raises(TypeError, match=r"ActorClass\(.* already"):
+        zf.remote(zf.remote(type("Plain", (), {})))
     with pytest.raises(TypeError, match="by name"):
         zf.remote(2)
 
@@ -757,6 +759,29 @@ def test_refs_of_a_cluster_that_was_shut_down(starts):
     for refs in (ref, [ref], [zf.put(2), ref]):
         with pytest.raises(zf.NotInitializedError, match="shut down"):
             zf.get(refs)
+
+
+def test_handles_of_a_cluster_that_was_shut_down(starts):
+    """In the next cluster their ids are those of other actors and values: the first of each program."""
+
+    class Told:
+        def tell(self, what=None):
+            return what
+
+    handle, ref = zf.remote(Told).remote(), zf.put(1)
+    zf.shutdown()
+    for _ in range(2):
+        before = len(starts)
+        for use in (lambda: handle.tell.remote(), lambda: zf.kill(handle), lambda: zf.explain(handle)):
+            with pytest.raises(zf.NotInitializedError, match="the actor ended with it"):
+                use()
+        assert len(starts) == before
+        zf.init(ignore_reinit_error=True)
+    another = zf.remote(Told).remote()
+    for passed in (handle, [handle], ref, {"a": [ref]}):
+        for pass_on in (add.remote, another.tell.remote, lambda value: zf.put((value,))):
+            with pytest.raises(zf.NotInitializedError, match="shut down"):
+                pass_on(passed)
 
 
 def test_a_task_cannot_shut_its_worker_down(client):

@@ -225,6 +225,8 @@ class Ref:
     def binary(self):
         return bytes([self.number]) * 20
 
+    travel = binary
+
     def __reduce__(self):
         self.noted = s.note_reference(self.binary())
         return Ref, (self.number,)

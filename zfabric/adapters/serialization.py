@@ -431,7 +431,7 @@ def dump_arguments(
         def replaced(key: int | str, value: Any) -> Any:
             if type(value) is not ref_type:
                 return value
-            places.append((key, dependencies.setdefault(value.binary(), len(dependencies))))
+            places.append((key, dependencies.setdefault(value.travel(), len(dependencies))))
             return None
 
         args = tuple([replaced(index, value) for index, value in enumerate(args)])

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import msgpack
 
+from zfabric.api.core import owner_of
 from zfabric.api.errors import a, check_flag, near
 from zfabric.api.generators import ObjectRefGenerator
 from zfabric.api.lifecycle import connected
@@ -451,7 +452,8 @@ class ActorHandle:
         self.__doc__ = blueprint.doc or type(self).__doc__
 
     def _connect(self) -> ClientInterface:
-        self._client = connected()
+        """The client that calls go to. In another cluster than its own, an actor's id may be that of another actor."""
+        self._client = owner_of(self._ref, "the actor ended")
         return self._client
 
     @property

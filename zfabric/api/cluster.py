@@ -47,7 +47,7 @@ def explain(ref: ObjectRef | ActorHandle | str | bytes) -> Explanation:
     if isinstance(ref, ObjectRef):
         client, subject = owner_of(ref), ref.binary()
     elif isinstance(ref, ActorHandle):
-        client, subject = connected(), ref._actor_id
+        client, subject = ref._connect(), ref._actor_id
     elif isinstance(ref, bytes):
         client, subject = connected(), ref
     elif isinstance(ref, str):

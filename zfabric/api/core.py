@@ -98,22 +98,22 @@ def _shape(refs: Any, values: dict[bytes, Any]) -> Any:
     return shaped if isinstance(refs, list) else tuple(shaped)
 
 
-def owner_of(ref: ObjectRef) -> ClientInterface:
-    """The client of ``ref``; NotInitializedError if the cluster it belongs to was shut down."""
+def owner_of(ref: ObjectRef, lost: str = "its value went") -> ClientInterface:
+    """The client of ``ref``; NotInitializedError if the cluster it belongs to was shut down, and what was ``lost`` with it."""
     client = interface.current()
     if client is not ref._client:
         if ref._client is None:  # unpickled before there was a client
             client = ref._client = connected()
             client.add_reference(ref._id)
         elif client is None or not client.job:  # the second raises with advice in a forked child
-            raise NotInitializedError("there is no cluster any more: zf.shutdown() was called, and its values are gone")
+            raise NotInitializedError(f"there is no cluster any more: zf.shutdown() was called, and {lost} with it")
         else:
-            raise _stale()
+            raise _stale(lost)
     return client  # type: ignore[return-value]
 
 
-def _stale() -> NotInitializedError:
-    return NotInitializedError("this ref belongs to a cluster that was shut down, and its value went with it")
+def _stale(lost: str = "its value went") -> NotInitializedError:
+    return NotInitializedError(f"this belongs to a cluster that was shut down, and {lost} with it")
 
 
 def _check_timeout(timeout: Any) -> None:

@@ -8,6 +8,7 @@ from types import GenericAlias
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from zfabric.adapters.serialization import note_reference, register_plain
+from zfabric.exceptions import NotInitializedError
 from zfabric.protocol.ids import JOB_BYTES, OBJECT_BYTES, TASK_BYTES
 from zfabric.runtime import interface
 from zfabric.runtime.interface import ClientInterface
@@ -82,8 +83,16 @@ class ObjectRef:
 
     # -- copies --
 
+    def travel(self) -> bytes:
+        """The id, for a message: NotInitializedError if it would name something else there, in another cluster than its own."""
+        if self._client is not interface._current and self._client is not None:
+            raise NotInitializedError("a ref or a handle in what is passed on belongs to a cluster that was shut down")
+        return self._id
+
     def __reduce__(self) -> tuple[Any, ...]:
-        if not note_reference(self._id) and self._client is not None:
+        if note_reference(self._id):
+            self.travel()
+        elif self._client is not None:
             self._client.add_reference(self._id)  # it leaves the fabric: never dropped, so pinned until the job ends
         return ObjectRef, (self._id,)
 

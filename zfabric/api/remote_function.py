@@ -387,13 +387,13 @@ def remote(*args: Any, **options: Any) -> Any:
 
 
 def _make(function: Any, options: dict[str, Any]) -> Any:
-    if isinstance(function, type):
-        from zfabric.api.actor import ActorClass
+    from zfabric.api.actor import ActorClass
 
+    if isinstance(function, type):
         return ActorClass(function, checked_actor(options))
     options = checked(options)
-    if isinstance(function, RemoteFunction):
-        raise TypeError(f"{function!r} is a remote function already; use .options(...) to change its options")
+    if isinstance(function, (RemoteFunction, ActorClass)):
+        raise TypeError(f"{function!r} is remote already; use .options(...) to change its options")
     if not callable(function):
         raise TypeError(f"@zf.remote goes before a function, not {a(function)}")
     if _flags(function) & (_COROUTINE | _ASYNC_GENERATOR):
