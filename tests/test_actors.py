@@ -451,9 +451,9 @@ def test_namespaces_are_apart() -> None:
 
 
 def test_no_actor_of_that_name() -> None:
-    with pytest.raises(zf.ActorNotFoundError, match="no living actor is called 'nobody'"):
+    with pytest.raises(zf.ActorNotFoundError, match="no living actor is called 'nobody' in the default namespace"):
         zf.get_actor("nobody")
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="in namespace 'nowhere'"):
         zf.get_actor("nobody", namespace="nowhere")
     with pytest.raises(TypeError):
         zf.get_actor("")

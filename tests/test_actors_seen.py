@@ -119,6 +119,29 @@ def test_why_an_actor_is_not_there_yet(tmp_path: Path) -> None:
     zf.get(born.pid.remote(), timeout=PATIENCE)
 
 
+def test_actors_that_hold_resources_are_named_to_those_that_wait(tmp_path: Path) -> None:
+    holder = Seen.options(name="holder", num_cpus=2).remote()
+    zf.get(holder.pid.remote(), timeout=PATIENCE)
+    waiting = when.remote(str(tmp_path))
+    eventually(lambda: "held by" in zf.explain(waiting).reason, "the daemon has heard of it")
+    assert zf.explain(waiting).reason.endswith("held by: actor Seen, holder has 2 CPU for life")
+    zf.kill(holder)
+    zf.get(waiting, timeout=PATIENCE)
+
+
+def test_calls_that_wait_are_no_tasks() -> None:
+    """The numbers of tasks by state are those of tasks: an actor that waits in a call has no task that does."""
+    seen, gate = Seen.remote(), Seen.remote()
+    waiting = seen.wait.remote([gate.when.remote("/no/such/file")])
+    eventually(lambda: zf.explain(seen).state == "blocked", "it waits")
+    assert {state: count for state, count in query("status")["tasks"].items() if count < 0 or state in ("blocked", "assigned")} == {
+        "blocked": 0,
+        "assigned": 0,
+    }
+    zf.kill(gate)
+    failure(waiting)
+
+
 def test_what_a_call_waits_for(tmp_path: Path) -> None:
     """Its place in the queue; and what keeps the actor."""
     go = tmp_path / "go"
@@ -158,12 +181,16 @@ def test_two_actors_that_wait_for_each_other_are_seen_to(tmp_path: Path) -> None
 
 
 def test_a_dead_one_says_why() -> None:
-    seen = Seen.remote()
+    seen = Seen.options(name="dead, and listed").remote()
     failure(seen.die.remote())
     found = zf.explain(seen)
     assert found.state == "dead"
     assert "exit code 3" in found.reason
     assert row_of(seen)["reason"] == found.reason
+    assert zf.explain("dead, and listed").reason == found.reason, "it is known by its name as long as it is listed"
+    again = Seen.options(name="dead, and listed").remote()
+    zf.get(again.pid.remote(), timeout=PATIENCE)
+    assert zf.explain("dead, and listed").state == "alive"
 
 
 def test_calls_are_in_the_timeline() -> None:

@@ -527,7 +527,7 @@ def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
     found = _find(client, name, namespace)
     if found is None:
         where = client.namespace if namespace is None else namespace
-        raise ActorNotFoundError(f"no living actor is called {name!r} in namespace {where!r}")
+        raise ActorNotFoundError(f"no living actor is called {name!r} in {f'namespace {where!r}' if where else 'the default namespace'}")
     return found
 
 

@@ -74,8 +74,14 @@ def _pids(scheduler: LocalScheduler, incarnations: set[bytes]) -> list[int]:
 
 
 def named(scheduler: LocalScheduler, name: str) -> list[bytes]:
-    """Living actors of that name, in every namespace."""
-    return [record.id for (_, known), record in scheduler.actors.named.items() if known == name]
+    """Living actors of that name, in every namespace; if there are none, dead ones that are known still."""
+    living = [record.id for (_, known), record in scheduler.actors.named.items() if known == name]
+    return living or [record.id for record in scheduler.actors.records.values() if name and record.name == name]
+
+
+def title(record: ActorRecord) -> str:
+    """What people call an actor: its class, and its name if it has one."""
+    return f"{record.class_name}, {record.name}" if record.name else record.class_name
 
 
 def explain(scheduler: LocalScheduler, record: ActorRecord, maker: Callable[[bytes], str], queued: Callable[[], str]) -> Explanation:
@@ -83,7 +89,7 @@ def explain(scheduler: LocalScheduler, record: ActorRecord, maker: Callable[[byt
     row = _row(scheduler, record)
     facts: list[tuple[str, str]] = [("actor", record.id.hex()), ("class", record.class_name)]
     if record.name:
-        facts.append(("name", f"{record.name} (namespace {record.namespace!r})"))
+        facts.append(("name", record.name + (f" (namespace {record.namespace})" if record.namespace else "")))
     limit = row["max_restarts"]
     facts += [
         ("pid", str(row["pid"] or "-")),

@@ -122,7 +122,8 @@ class Actors:
         if record.name:
             holder = self.named.setdefault((record.namespace, record.name), record)
             if holder is not record:
-                text = f"an actor is called {record.name!r} in namespace {record.namespace!r} already; get_if_exists=True takes that one"
+                where = f" in namespace {record.namespace!r}" if record.namespace else ""
+                text = f"an actor is called {record.name!r}{where} already; get_if_exists=True takes that one"
                 self.outcomes.fail(task, "ActorNameTakenError", text, ())
                 return False
         if record.detached:

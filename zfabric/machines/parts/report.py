@@ -272,7 +272,8 @@ def _status(scheduler: LocalScheduler, now: float) -> dict[str, Any]:
         share = len(scheduler.tables.tasks) / seen
         states = {name: round(count * share) for name, count in states.items()}
     for worker in scheduler.tables.workers.values():
-        blocked, running = len(worker.frames), _top(worker) is not None
+        blocked = sum(frame.task_id in worker.inflight for frame in worker.frames)  # Calls of actors wait, too, and are no tasks.
+        running = _top(worker) is not None
         states["blocked"] += blocked
         states["running"] += running
         states["assigned"] -= blocked + running
@@ -349,7 +350,7 @@ def _named(scheduler: LocalScheduler, identifier: bytes) -> dict[str, str]:
         return {"id": identifier.hex(), "kind": "worker", "name": f"pid {worker.pid}"}
     actor = scheduler.actors.records.get(identifier)
     if actor is not None:
-        return {"id": identifier.hex(), "kind": "actor", "name": f"{actor.class_name}, {actor.name}" if actor.name else actor.class_name}
+        return {"id": identifier.hex(), "kind": "actor", "name": actor_report.title(actor)}
     record = scheduler.tables.tasks.get(identifier) if len(identifier) == TASK_BYTES else scheduler.tables.find(identifier)
     name = record.task.name if record is not None and record.task is not None else "put"
     return {"id": identifier.hex(), "kind": "task" if len(identifier) == TASK_BYTES else "object", "name": name}
@@ -470,17 +471,21 @@ def _why_queued(scheduler: LocalScheduler, task: TaskRecord) -> str:
 
 def _holders(scheduler: LocalScheduler) -> str:
     """Who has the resources; where workers wait for each other, the circle that shows it."""
-    busy = [worker for worker in scheduler.tables.workers.values() if worker.state == LEASED]
     parts = []
-    for worker in busy[:8]:
-        top = _top(worker)
-        if top is not None:
-            parts.append(f"worker {worker.pid} runs {top.name}")
-        elif worker.frames:
-            wanted = worker.frames[-1].wanted
-            first = _maker(scheduler, wanted[0]) if wanted else "nothing"
-            parts.append(f"worker {worker.pid} waits for {first}")
-    return "held by: " + ("; ".join(parts) if parts else "nobody")
+    for worker in scheduler.tables.workers.values():
+        actor = next(map(scheduler.actors.records.get, worker.actors), None)
+        if actor is not None and worker.demand:
+            parts.append(f"actor {actor_report.title(actor)} has {describe(worker.demand)} for life")
+        elif worker.state == LEASED:
+            top = _top(worker)
+            if top is not None:
+                parts.append(f"worker {worker.pid} runs {top.name}")
+            elif worker.frames:
+                wanted = worker.frames[-1].wanted
+                first = _maker(scheduler, wanted[0]) if wanted else "nothing"
+                parts.append(f"worker {worker.pid} waits for {first}")
+    more = f"; and {len(parts) - 8} more" if len(parts) > 8 else ""
+    return "held by: " + ("; ".join(parts[:8]) + more if parts else "nobody")
 
 
 def _explain_worker(worker: WorkerRecord, subject: bytes) -> Explanation:
