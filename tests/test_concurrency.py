@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bad_days import PATIENCE, eventually
+from bad_days import PATIENCE, eventually, failure, gone
 
 import zfabric as zf
 from zfabric.runtime import interface
@@ -261,6 +261,81 @@ def test_a_thread_that_waits_is_woken_for_what_it_waits_for_and_not_for_that_of_
         thread.join(PATIENCE)
     assert found == {number: number for number in range(count)}
     assert len(woken) < 5 * count
+
+
+@zf.remote
+class Host:
+    """One leaves, others stay; each says in a file when it has been asked to go."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+
+    async def stay(self) -> None:
+        await _gone_in(self.path, asyncio.Event().wait())
+
+    async def leave(self) -> None:
+        zf.exit_actor()
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+
+async def _gone_in(path: Path, forever: Any) -> None:
+    try:
+        await forever
+    finally:
+        path.touch()
+
+
+@zf.remote(max_concurrency=3)
+class Hall:
+    """The same with threads."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+
+    def stay(self) -> None:
+        try:
+            while True:
+                time.sleep(0.005)
+        finally:
+            self.path.touch()
+
+    def hang(self) -> None:
+        threading.Event().wait()
+
+    def leave(self) -> None:
+        zf.exit_actor()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+@pytest.mark.parametrize("kind", [Host, Hall])
+def test_who_leaves_ends_what_runs_beside(kind: Any, tmp_path: Path) -> None:
+    """And what comes later is not run: it is the end of the actor, and not of one call."""
+    mark = tmp_path / "asked"
+    actor = kind.remote(str(mark))
+    staying = actor.stay.remote()
+    pid = value(actor.pid.remote())
+    left = failure(actor.leave.remote())
+    later = failure(actor.pid.remote())
+    stayed = failure(staying)
+    for each in (left, later, stayed):
+        assert isinstance(each, zf.ActorDiedError)
+    assert "ended itself" in str(left)
+    assert stayed.outcome == "unknown"
+    assert mark.exists(), "it was asked to go"
+    eventually(lambda: gone(pid), "the process has ended")
+
+
+def test_who_leaves_does_not_wait_for_threads_that_do_not_come_back(tmp_path: Path) -> None:
+    hall = Hall.remote(str(tmp_path / "asked"))
+    hanging = hall.hang.remote()
+    pid = value(hall.pid.remote())
+    assert isinstance(failure(hall.leave.remote()), zf.ActorDiedError)
+    assert isinstance(failure(hanging), zf.ActorDiedError)
+    eventually(lambda: gone(pid), "the process has ended")
 
 
 # --- async tasks ------------------------------------------------------------------------------------------------------------------------

@@ -555,6 +555,8 @@ def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
 def exit_actor() -> NoReturn:
     """Inside a method: end this actor, for good. Calls that wait raise ActorDiedError, and so does the one that ends it.
 
+    Calls that run beside it (``async def``, ``max_concurrency``) are stopped as by ``zf.cancel``, and raise ActorDiedError too.
+
     >>> import zfabric as zf
     >>> @zf.remote
     ... class Once:

@@ -25,6 +25,8 @@ from zfabric.protocol.machine import Explanation, InvariantViolation
 from zfabric.protocol.messages import INTERRUPTED, OK, Row
 from zfabric.protocol.options import option
 
+LEFT = "its actor ended itself"
+"""Why a call is stopped that runs beside the one that does so."""
 REPORTS = (m.Completed, m.Yielded)
 """What a daemon that replaces another must hear, if that one may not have."""
 
@@ -418,6 +420,13 @@ class Worker:
         """Why this attempt is to be stopped; empty if it is not."""
         found = self.interrupts.get(item.row[0])
         return found[1] if found is not None and found[0] == item.attempt else ""
+
+    def leave(self, item: Item | Invocation) -> list[bytes]:
+        """An actor ends itself: what runs beside the call that ends it is to be stopped."""
+        others = [each for each in self.running_calls.values() if each.row[0] != item.row[0]]
+        for each in others:
+            self.interrupts[each.row[0]] = (each.attempt, LEFT)
+        return [each.row[0] for each in others]
 
     def on_allow(self, message: m.Allow) -> None:
         """How far a stream may go."""

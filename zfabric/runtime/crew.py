@@ -76,7 +76,7 @@ def claimed(runtime: WorkerRuntime, groups: Iterable[Group]) -> list[tuple[Item 
     """As many of the calls that wait as may run, which count as running from now on."""
     found: list[tuple[Item | Invocation, Group]] = []
     with runtime.lock:
-        for group in groups:
+        for group in groups if not runtime.host.leaving else ():
             while group.wanted and (item := group.claim(runtime.worker)) is not None:
                 group.running += 1
                 found.append((item, group))

@@ -17,6 +17,9 @@ from zfabric.protocol.options import option
 from zfabric.runtime import interface
 from zfabric.runtime.crew import Crew
 
+LEAVE_SECONDS = 1.0
+"""How long an actor that ends itself waits for its other calls to stop: threads may be in code that does not come back to Python."""
+
 
 class ActorExit(BaseException):
     """Raised by ``exit_actor`` through the method that called it."""
@@ -46,6 +49,8 @@ class Host:
         """Who runs calls, if it is not the main thread."""
         self.leaving = False
         """Whether the actor has ended itself."""
+        self.leaves_at = 0.0
+        """When it does so at the latest, whatever still runs in other threads."""
         self.gone: list[bytes] = []
         """Actors that have ended, of those that share this process."""
 

@@ -24,8 +24,9 @@ from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, call_value, object_id, t
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
 from zfabric.protocol.options import ONE_CPU, option
 from zfabric.runtime import interface
+from zfabric.runtime.connection import clock
 from zfabric.runtime.crew import current_call
-from zfabric.runtime.hosting import ActorExit
+from zfabric.runtime.hosting import LEAVE_SECONDS, ActorExit
 from zfabric.runtime.session import Session
 from zfabric.runtime.worker_connection import WorkerConnection
 
@@ -278,7 +279,11 @@ class UserCode(WorkerConnection):
     def _end_own(self, item: Item | Invocation, how: str, reason: str) -> None:
         """The actor that runs ends: with its process, unless others live there."""
         if self.worker.turns is None:
-            self.host.leaving = True
+            if not self.host.leaving:
+                self.host.leaving, self.host.leaves_at = True, clock() + LEAVE_SECONDS
+            for each in self.worker.leave(item):
+                self.stop_soon(each)
+            self.post.ring()
         elif type(item) is Invocation:
             self.worker.turns.leave(item.actor_id, how, reason)
 

@@ -21,7 +21,7 @@ from typing import Any
 from zfabric.exceptions import DeadlockError, FabricError
 from zfabric.machines.parts.mailbox import Invocation
 from zfabric.machines.parts.naming import Namer
-from zfabric.machines.worker import Item, actor_of
+from zfabric.machines.worker import LEFT, Item, actor_of
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import CONTROL, JOB_BYTES, TASK_BYTES
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, Row
@@ -74,7 +74,7 @@ class WorkerRuntime(UserCode):
                         self._execute(item)
                 elif self.worker.turns is not None:
                     self._idle()
-                elif self.host.done and not self.worker.running_calls:
+                elif self._may_retire():
                     self._retire()
                 else:
                     if self.host.crew is not None:
@@ -82,6 +82,10 @@ class WorkerRuntime(UserCode):
                     self._idle()
         except KeyboardInterrupt:
             raise SystemExit(0) from None
+
+    def _may_retire(self) -> bool:
+        """Whether there is nothing more to do as an actor. One that has ended itself does not wait for threads that do not come back."""
+        return self.host.done and (not self.worker.running_calls or (self.host.leaving and clock() >= self.host.leaves_at))
 
     def _retire(self) -> None:
         """The end of an actor's process, with all that it has to say said, and heard: else it would be taken for a death."""
@@ -114,10 +118,10 @@ class WorkerRuntime(UserCode):
         def wanted() -> bool:
             if worker.turns is not None:
                 return worker.turn_free or bool(host.gone)
-            calls = host.crew.wanted() if host.crew is not None else worker.mailbox.queue
-            return bool(calls or worker.queue or worker.inline or (host.done and not worker.running_calls))
+            calls = not host.leaving and (host.crew.wanted() if host.crew is not None else worker.mailbox.queue)
+            return bool(calls or worker.queue or worker.inline or self._may_retire())
 
-        self.wait_until(wanted, None)
+        self.wait_until(wanted, host.leaves_at if host.leaving and host.leaves_at > clock() else None)
 
     def mark(self, item: Item | Invocation) -> None:
         """It is this that runs now, should the process die."""
@@ -192,7 +196,10 @@ class WorkerRuntime(UserCode):
     def _end_call(self, item: Invocation, status: int, outputs: Row, extra: tuple[Row, Row] | None, started: float, seconds: float) -> None:
         reason = self.worker.interrupts.pop(item.row[0], (0, "cancelled"))[1]
         whole = status != INTERRUPTED
-        if not whole:
+        if not whole and reason == LEFT:
+            text = f"{item.method} was stopped while it ran: the actor ended itself"
+            status, outputs = FAILED, (pack_failure("ActorDiedError", text, (("outcome", "unknown"),)),)
+        elif not whole:
             kind = "TaskTimeoutError" if reason == "timeout" else "TaskCancelledError"
             status, outputs = FAILED, (pack_failure(kind, f"{item.method} was stopped while it ran ({reason})"),)
         contained = extra[0] if extra is not None else ()

@@ -252,6 +252,11 @@ class WorkerConnection(FabricClient):
             self.post.ring()  # It may be the thread that receives.
         self.wake_followers()
 
+    def stop_soon(self, running: bytes) -> None:
+        """Have the control thread stop what runs under this id. The caller holds the lock."""
+        self._to_interrupt[running] = clock()
+        self.control_post.ring()
+
     def _controlled(self, now: float, source: bytes, message: Any) -> None:
         if type(message) is m.Rejoin:
             return
