@@ -337,6 +337,27 @@ def test_a_deadline_far_off_takes_no_room_once_its_call_has_ended(worker: Worker
     assert worker.next_deadline() == 1.0
 
 
+def test_a_call_that_does_not_stop_is_over_for_its_caller(worker: Worker) -> None:
+    """Once, whatever it returns in the end; those behind it wait for that."""
+    give(worker, 1, 2)
+    item = worker.begin()
+    assert item is not None
+    first, second = item.row[0], (2).to_bytes(16, "big")
+    assert not worker.abandon(first), "nobody wants it stopped"
+    worker.step(0.0, CLIENT + ME, m.Stopped(first, "timeout"))
+    assert worker.abandon(first)
+    (returned,) = said(worker, m.Returned)
+    assert [(row[0], row[1]) for row in returned.rows] == [(first, FAILED)]
+    assert unpack_failure(returned.rows[0][2][0])[0] == "TaskTimeoutError"
+    assert worker.abandon(first)
+    assert said(worker, m.Returned) == [], "once"
+    worker.finish_call(item, OK, (b"after all",), (), 0.0, 0.001)  # type: ignore[arg-type]
+    assert worker.abandoned == set()
+    run(worker)
+    (returned,) = said(worker, m.Returned)
+    assert [row[0] for row in returned.rows] == [second]
+
+
 def test_outcomes_for_a_caller_that_has_gone_are_forgotten(worker: Worker) -> None:
     give(worker, 1)
     run(worker)

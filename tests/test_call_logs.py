@@ -234,6 +234,17 @@ def test_what_was_stopped_in_its_middle_is_in_the_checkpoint_that_follows_and_in
     assert again.returned() == [2]
 
 
+def test_what_does_not_stop_is_waited_for() -> None:
+    """What others call comes after it in the log, and it is not known yet what it does."""
+    actor = Actor(every=5)
+    actor.call(1)
+    item = actor.worker.begin()
+    assert item is not None
+    actor.worker.step(0.0, CLIENT + ANN, m.Stopped(item.row[0], "cancelled"))
+    assert not actor.worker.abandon(item.row[0])
+    assert actor.returned() == []
+
+
 def test_without_checkpoints_what_was_stopped_in_its_middle_has_a_row_and_is_not_run_again() -> None:
     actor = Actor()
     actor.call(1)

@@ -338,6 +338,40 @@ def test_who_leaves_does_not_wait_for_threads_that_do_not_come_back(tmp_path: Pa
     eventually(lambda: gone(pid), "the process has ended")
 
 
+@zf.remote(max_concurrency=2)
+class Stuck:
+    """Waits where no interrupt reaches a thread."""
+
+    def __init__(self) -> None:
+        self.free = threading.Event()
+
+    def hang(self) -> str:
+        self.free.wait()
+        return "at last"
+
+    def release(self) -> None:
+        self.free.set()
+
+    def ping(self) -> str:
+        return "pong"
+
+
+@pytest.mark.parametrize("how", ["timeout", "cancel"])
+def test_a_thread_that_does_not_come_back_is_over_for_its_caller(how: str) -> None:
+    """It goes on, and takes its place until it does end; what it returns then is nobody's."""
+    stuck = Stuck.remote()
+    value(stuck.ping.remote())
+    hanging = stuck.hang.options(timeout=0.1).remote() if how == "timeout" else stuck.hang.remote()
+    if how == "cancel":
+        value(stuck.ping.remote())  # It has begun: calls of one caller begin in order.
+        zf.cancel(hanging)
+    error = failure(hanging)
+    assert "does not come back to Python" in str(error)
+    assert isinstance(error, zf.TaskTimeoutError if how == "timeout" else zf.TaskCancelledError)
+    value(stuck.release.remote())
+    assert value([stuck.hang.remote() for _ in range(4)]) == ["at last"] * 4
+
+
 # --- async tasks ------------------------------------------------------------------------------------------------------------------------
 
 

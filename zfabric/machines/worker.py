@@ -20,9 +20,10 @@ from zfabric.machines.parts.turns import FAREWELL, Turns
 from zfabric.machines.parts.yields import Yields
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Send
+from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, Address
 from zfabric.protocol.machine import Explanation, InvariantViolation
-from zfabric.protocol.messages import INTERRUPTED, OK, Row
+from zfabric.protocol.messages import FAILED, INTERRUPTED, OK, Row
 from zfabric.protocol.options import option
 
 LEFT = "its actor ended itself"
@@ -75,6 +76,8 @@ class Worker:
         """Those that are ``async def``: their tasks run beside each other."""
         self.interrupts: dict[bytes, tuple[int, str]] = {}
         """Attempts to be stopped: task -> (attempt, reason)."""
+        self.abandoned: set[bytes] = set()
+        """Calls that were to be stopped, have not, and are over for their callers."""
         self.stopping = False
         self.given_up: list[tuple[bytes, tuple[int, int]]] = []
         """Objects whose location came with a task that is not run here after all: the shell unpins them."""
@@ -219,11 +222,31 @@ class Worker:
         if turns is not None and turns.is_killed(item.actor_id):
             turns.ended_with(item.actor_id, item.row[0])
             return False
+        if item.row[0] in self.abandoned:
+            self.abandoned.remove(item.row[0])
+            return False
         self.unreturned += 1
         held = self.mailbox.ended(item, status, outputs, contained, whole)
         if turns is not None:
             turns.end(item.actor_id)
         return held
+
+    def abandon(self, call_id: bytes) -> bool:
+        """A call that was to be stopped has not: its caller is told, and what it returns after all counts for nothing.
+
+        False if it is to be waited for: its actor's log says in which order calls have ended, and actors that share a process take turns.
+        """
+        item = self._running(call_id)
+        asked = self.interrupts.get(call_id)
+        if type(item) is not Invocation or asked is None or self.turns is not None or item.actor_id in self.mailbox.logs:
+            return False
+        if call_id not in self.abandoned:
+            kind = "TaskTimeoutError" if asked[1] == "timeout" else "TaskCancelledError"
+            text = f"{item.method} was to be stopped ({asked[1]}) and does not: it runs code that does not come back to Python, and goes on"
+            self.abandoned.add(call_id)
+            self.unreturned += 1
+            self.mailbox.ended(item, FAILED, (pack_failure(kind, text),), (), False)
+        return True
 
     def say_trace(self) -> None:
         """Tell when calls ran."""

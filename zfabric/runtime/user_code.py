@@ -213,6 +213,8 @@ class UserCode(WorkerConnection):
 
     def packed(self, item: Item | Invocation, value: Any) -> Ending:
         """The outcome of user code that returned."""
+        if item.row[0] in self.worker.abandoned:
+            return FAILED, (), None
         try:
             return self._pack(item, value)
         except Exception as error:  # what was returned is the user's, and so is what its __reduce__, or an iterator, raises

@@ -30,6 +30,9 @@ from zfabric.runtime.hosting import Host
 from zfabric.runtime.interrupts import AGAIN_AFTER, INTERRUPT, Fence, Fences, TaskInterrupt, closed_to_interrupts
 from zfabric.runtime.session import Session
 
+ABANDON_AFTER = 1.0
+"""Seconds for which a call that is to be stopped is waited for: nothing stops a thread in code that does not come back to Python."""
+
 
 class WorkerConnection(FabricClient):
     """A client that is told what to run, and reports what came of it."""
@@ -50,6 +53,8 @@ class WorkerConnection(FabricClient):
         self._waiting = False
         self._quiet = False
         """Whether the main thread waits for what the control thread hears."""
+        self._asked: dict[bytes, float] = {}
+        """Of those, when that was first tried."""
         self._to_interrupt: dict[bytes, float] = {}
         """Attempts and calls that are to be interrupted, and when that is tried next: a finalizer may have swallowed the last one."""
         self._contexts: list[Item | Invocation] = []
@@ -240,14 +245,18 @@ class WorkerConnection(FabricClient):
         """Stop what runs under this id, if it is to be stopped. The caller holds the lock."""
         if stopped not in self.worker.interrupts:
             self._to_interrupt.pop(stopped, None)
+            self._asked.pop(stopped, None)
             return
-        self._to_interrupt[stopped] = clock() + AGAIN_AFTER
+        now = clock()
+        if now - self._asked.setdefault(stopped, now) > ABANDON_AFTER and self.worker.abandon(stopped):
+            self.flush()
+        self._to_interrupt[stopped] = now + AGAIN_AFTER
         beside = self.worker.running_calls.get(stopped)
         crew = self.host.crew or self._loop
         if beside is None or crew is None:
             signal.pthread_kill(self._main, INTERRUPT)
         elif crew.interrupt(beside):
-            self._to_interrupt[stopped] = clock() + self.config.interrupt_every
+            self._to_interrupt[stopped] = now + self.config.interrupt_every
         else:
             self.post.ring()  # It may be the thread that receives.
         self.wake_followers()
