@@ -6,8 +6,11 @@ import concurrent.futures
 import functools
 import operator
 import threading
+import time
+from pathlib import Path
 
 import pytest
+from bad_days import eventually, query
 
 import zfabric as zf
 
@@ -72,7 +75,9 @@ def test_map_times_out_and_lets_go_of_the_rest() -> None:
         assert next(results) == 0
         with pytest.raises(TimeoutError):
             next(results)
-        executor.shutdown(cancel_futures=True, wait=False)
+        # Both CPUs are free again only if those that ran were stopped, the one that was waited for among them.
+        assert executor.submit(_square, 3).result(60) == 9
+        eventually(lambda: not [row for row in query("tasks") if row["state"] in ("running", "ready", "assigned")], "nothing is left of it")
 
 
 def test_callbacks_wait_and_as_completed() -> None:
@@ -110,8 +115,57 @@ def test_shutdown_cancels_what_it_is_told_to() -> None:
 def test_max_workers_limits_what_is_out() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         zf.Executor(max_workers=0)
+    with pytest.raises(ValueError, match="not '3'"):
+        zf.Executor(max_workers="3")  # type: ignore[arg-type]
     with zf.Executor(max_workers=1) as executor:
-        assert [executor.submit(_square, x).result(60) for x in range(3)] == [0, 1, 4]
+        assert list(executor.map(_square, range(5))) == [0, 1, 4, 9, 16]
+
+
+def _pass_when(path: Path, name: str) -> str:
+    """Says that it has begun, and waits until it may go on."""
+    path.joinpath(f"{name} has begun").touch()
+    while not path.joinpath(f"{name} may go").exists():
+        time.sleep(0.005)
+    return name
+
+
+def test_what_there_is_no_room_for_waits_its_turn_and_can_be_cancelled(tmp_path: Path) -> None:
+    """As with the executors of the standard library: ``submit`` does not wait."""
+    with zf.Executor(max_workers=1) as executor:
+        first, second, third, fourth = (executor.submit(_pass_when, tmp_path, name) for name in ("first", "second", "third", "fourth"))
+        unpicklable = executor.submit(_square, threading.Lock())  # type: ignore[arg-type]
+        eventually((tmp_path / "first has begun").exists, "the first runs")
+        assert second.cancel()
+        assert concurrent.futures.wait([second], timeout=60).done == {second}
+        assert not (tmp_path / "third has begun").exists()
+        (tmp_path / "third may go").touch()
+        (tmp_path / "first may go").touch()
+        assert concurrent.futures.wait([first, third], timeout=60).not_done == set()
+        eventually((tmp_path / "fourth has begun").exists, "the last runs")
+        assert not (tmp_path / "second has begun").exists()
+        chained: list[concurrent.futures.Future[int]] = []
+        fourth.add_done_callback(lambda _: chained.append(executor.submit(_square, 5)))
+        (tmp_path / "fourth may go").touch()
+        assert [first.result(), third.result(), fourth.result(60)] == ["first", "third", "fourth"]
+        assert isinstance(unpicklable.exception(60), zf.SerializationError)
+        eventually(lambda: chained, "the callback has run")
+        assert chained[0].result(60) == 25, "a callback may submit"
+
+
+def test_shutdown_without_waiting_does_what_was_submitted() -> None:
+    executor = zf.Executor(max_workers=1)
+    futures = [executor.submit(_square, x) for x in range(5)]
+    executor.shutdown(wait=False)
+    assert [future.result(60) for future in futures] == [0, 1, 4, 9, 16]
+
+
+def test_shutdown_cancels_what_waits_for_room_before_it_can_begin(tmp_path: Path) -> None:
+    executor = zf.Executor(max_workers=1)
+    futures = [executor.submit(_pass_when, tmp_path, str(number)) for number in range(5)]
+    eventually((tmp_path / "0 has begun").exists, "the first runs")
+    executor.shutdown(cancel_futures=True)
+    assert all(future.cancelled() for future in futures)
+    assert [path.name for path in tmp_path.iterdir()] == ["0 has begun"]
 
 
 def test_options_are_those_of_tasks() -> None:
