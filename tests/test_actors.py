@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import pydoc
 import signal
 import subprocess
 import sys
@@ -344,6 +346,10 @@ def test_what_a_handle_says_of_itself() -> None:
     assert not hasattr(counter, "__enter__")
     assert counter.__doc__ == "Counts."
     assert "Count on." in (counter.add.__doc__ or "")
+    assert str(inspect.signature(counter.add)) == "(amount: 'int | None' = None) -> 'int'"
+    assert pydoc.plaintext.document(counter.add).count("Count on.") == 1
+    with pytest.raises(AttributeError, match="called with"):
+        counter.add.locally()
     assert repr(counter.add) == "ActorMethod(Counter.add(amount: 'int | None' = None) -> 'int')"
     assert repr(counter) == f"ActorHandle(Counter, {counter._actor_id.hex()})"
     assert counter in {counter}
@@ -370,6 +376,41 @@ def test_wrong_arity_is_an_error_at_the_call() -> None:
     with pytest.raises(TypeError, match=r"Counter.remote\(\): .*'pace'"):
         Counter.remote(pace=2)
     assert value_of(counter.add.remote()) == 1, "nothing of it was called"
+
+
+NOTHING = object()
+
+
+@zf.remote
+class Odd:
+    """Methods whose defaults and annotations are no code, when they are written down."""
+
+    def sentinel(self, x: int, key: Any = NOTHING, *, kind: Any = pytest) -> bool:
+        return key is NOTHING
+
+    def positional(self, x: Any, /, y: Any = lambda: 1, *rest: Any, z: Any = os.environ, **more: Any) -> Any:
+        return x
+
+    def annotated(self, x: Any) -> Any:
+        return x
+
+    annotated.__annotations__["x"] = NOTHING
+
+
+def test_arity_is_checked_whatever_defaults_and_annotations_are() -> None:
+    odd = Odd.remote()
+    assert repr(odd.sentinel) == "ActorMethod(Odd.sentinel(x: 'int', key: 'Any' = ..., *, kind: 'Any' = ...) -> 'bool')"
+    for call in (
+        odd.sentinel.remote,
+        lambda: odd.sentinel.remote(1, 2, 3),
+        lambda: odd.sentinel.remote(1, kin=2),
+        odd.positional.remote,
+        lambda: odd.positional.remote(x=1),
+        odd.annotated.remote,
+    ):
+        with pytest.raises(TypeError, match=r"Odd\.\w+\.remote\(\): "):
+            call()
+    assert value_of([odd.sentinel.remote(1), odd.positional.remote(1, 2, 3, a=4), odd.annotated.remote(x=5)]) == [True, 1, 5]
 
 
 def test_what_is_called_wrongly_says_what_to_write() -> None:

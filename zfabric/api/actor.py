@@ -31,6 +31,7 @@ from zfabric.api.options import (
 )
 from zfabric.api.refs import ObjectRef
 from zfabric.api.remote_function import Export, dump_call
+from zfabric.api.signatures import misfit, positional, shape_of, shown
 from zfabric.exceptions import ActorNameTakenError, ActorNotFoundError
 from zfabric.protocol.ids import CALL_RETURN, FIRST_RETURN, TASK_BYTES, call_value
 from zfabric.protocol.names import is_text
@@ -158,19 +159,9 @@ def _methods_of(kind: type, retries: int) -> tuple[Method, ...]:
         parameters = list(signature.parameters.values())
         if not static and not isinstance(function, classmethod):
             parameters = parameters[1:]
-        least, most = _positional(parameters)
-        shown = str(signature.replace(parameters=parameters))
-        found.append(Method(name, least, most, shown, inspect.getdoc(bound) or "", options, readonly))
+        least, most = positional(parameters)
+        found.append(Method(name, least, most, shown(signature, parameters), inspect.getdoc(bound) or "", options, readonly))
     return tuple(found)
-
-
-def _positional(parameters: list[inspect.Parameter]) -> tuple[int, float]:
-    """Least and most positional arguments of a call without keywords; (1, 0) if it must have some keyword."""
-    if any(each.kind is each.KEYWORD_ONLY and each.default is each.empty for each in parameters):
-        return 1, 0
-    plain = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    least = sum(1 for each in plain if each.default is each.empty)
-    return least, float("inf") if any(each.kind is each.VAR_POSITIONAL for each in parameters) else len(plain)
 
 
 _LOOKED_UP = frozenset({"_signature", "_blueprint", "_export", "__name__", "__qualname__", "__wrapped__"})
@@ -332,6 +323,13 @@ class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
     def __doc__(self) -> str:  # type: ignore[override]
         return f"{self._method.name}{self._method.signature}\n\n{self._method.doc}"
 
+    def __getattr__(self, name: str) -> Any:
+        """``__signature__``, for ``inspect``."""
+        found = shape_of(self._method.signature) if name == "__signature__" else None
+        if found is None:
+            raise AttributeError(f"{self!r} has no {name!r}; it is called with .remote(...)", name=name, obj=self)
+        return found
+
     def __repr__(self) -> str:
         return f"ActorMethod({self._handle._blueprint.class_name}.{self._method.name}{self._method.signature})"
 
@@ -380,48 +378,9 @@ class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
         if not kwargs and known.least <= len(args) <= known.most:
             return
         text = f"{self._handle._blueprint.class_name}.{known.name}.remote()"
-        problem = _misfit(known.signature, args, kwargs)
+        problem = misfit(known.signature, args, kwargs)
         if problem:
             raise TypeError(f"{text}: {problem}; it takes {known.signature}")
-
-
-@functools.lru_cache(maxsize=1024)
-def _shape(signature: str) -> Any:
-    """A function with these parameters and no defaults of its own worth, to bind arguments to. None if the text is no code."""
-    import ast
-    import inspect
-
-    try:
-        tree = ast.parse(f"def shape{signature}: pass").body[0]
-    except SyntaxError:
-        return None
-    assert isinstance(tree, ast.FunctionDef)
-    arguments = tree.args
-    parameters = []
-    plain = [*arguments.posonlyargs, *arguments.args]
-    first_default = len(plain) - len(arguments.defaults)
-    for index, each in enumerate(plain):
-        kind = inspect.Parameter.POSITIONAL_ONLY if index < len(arguments.posonlyargs) else inspect.Parameter.POSITIONAL_OR_KEYWORD
-        default = None if index >= first_default else inspect.Parameter.empty
-        parameters.append(inspect.Parameter(each.arg, kind, default=default))
-    if arguments.vararg:
-        parameters.append(inspect.Parameter(arguments.vararg.arg, inspect.Parameter.VAR_POSITIONAL))
-    for each, given in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-        default = inspect.Parameter.empty if given is None else None
-        parameters.append(inspect.Parameter(each.arg, inspect.Parameter.KEYWORD_ONLY, default=default))
-    if arguments.kwarg:
-        parameters.append(inspect.Parameter(arguments.kwarg.arg, inspect.Parameter.VAR_KEYWORD))
-    return inspect.Signature(parameters)
-
-
-def _misfit(signature: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    shape = _shape(signature)
-    try:
-        if shape is not None:
-            shape.bind(*args, **kwargs)
-    except TypeError as error:
-        return str(error)
-    return ""
 
 
 class ActorHandle:
