@@ -87,15 +87,17 @@ def test_parameter_server_learns_whatever_order_gradients_come_in(tmp_path: Path
     assert float(lines[-1][1]) > 90
 
 
-def test_model_server_answers_every_request_and_in_batches(tmp_path: Path) -> None:
-    printed = output_of("model_server.py", "--requests", "300", "--batch", "20", cwd=tmp_path)
-    right = re.findall(r"^ *(\d+) answers +([\d.]+)% right$", printed, flags=re.MULTILINE)
-    assert [int(answers) for answers, _ in right] == [60, 120, 180, 240, 300]
-    assert float(right[-1][1]) > 90
+def test_model_server_answers_every_client_in_batches_of_several_and_as_a_stream(tmp_path: Path) -> None:
+    printed = output_of("model_server.py", "--clients", "3", "--requests", "100", "--batch", "20", "--patience", "0.05", cwd=tmp_path)
+    found = re.findall(
+        r"^client (\d): ([\d.]+)% right, answers came from (\d+) to (\d+) ms after it had asked$", printed, flags=re.MULTILINE
+    )
+    assert sorted(int(number) for number, *_ in found) == [0, 1, 2], printed
+    assert all(float(right) > 80 and int(first) <= int(last) for _, right, first, last in found)
     summary = re.search(r"^300 requests in (\d+) batches, the largest of (\d+)$", printed, flags=re.MULTILINE)
     assert summary is not None, printed
-    assert 15 <= int(summary[1]) < 300
-    assert 1 < int(summary[2]) <= 20
+    assert 15 <= int(summary[1]) < 100
+    assert 5 < int(summary[2]) <= 20
 
 
 @pytest.mark.parametrize("name", ["pi.py", "evolution_strategies.py", "parameter_server.py", "model_server.py"])
