@@ -494,7 +494,24 @@ def test_a_caller_may_have_so_many_calls_without_an_outcome(tmp_path: Any) -> No
     assert value(slow.ping.remote()) == "pong"
 
 
-def test_a_caller_waits_instead_if_it_is_told_to(cluster: Callable[..., Any]) -> None:
+def test_a_caller_waits_instead_if_it_is_told_to(cluster: Callable[..., Any], tmp_path: Path) -> None:
     cluster(config={"calls_over_limit": "wait"})
     slow = Slow.options(max_pending_calls=2).remote()
     assert value([slow.ping.remote() for _ in range(50)]) == ["pong"] * 50
+    gate, calling, opened = tmp_path / "gate", threading.Event(), []
+
+    def call_once_more() -> None:
+        calling.set()
+        ref = slow.ping.remote()
+        opened.append(gate.exists())
+        value(ref)
+
+    held = [slow.hold.remote(str(gate)), slow.ping.remote()]
+    caller = threading.Thread(target=call_once_more)
+    caller.start()
+    calling.wait()
+    zf.wait(held, timeout=0.1)  # If the third call did not wait, it would be made now.
+    gate.touch()
+    caller.join()
+    value(held)
+    assert opened == [True]

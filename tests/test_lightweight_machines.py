@@ -15,6 +15,7 @@ from zfabric.machines.parts.turns import FAREWELL, LEAVE
 from zfabric.machines.worker import Worker, actor_of
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
+from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import WORKER, call_value
 from zfabric.protocol.messages import ALIVE, CREATING, DEAD, INTERRUPTED, OK
 from zfabric.protocol.names import brief
@@ -95,6 +96,19 @@ def test_no_task_runs_where_they_live() -> None:
 def test_they_do_not_count_as_processes() -> None:
     node, _ = made(actors_max=1)
     assert sum(lives(node, *range(30)).values()) == 30
+
+
+def test_ordinary_ones_past_the_limit_are_refused_with_a_way_out() -> None:
+    node = Node(actors_max=2)
+    node.driver()
+    node.say(CLIENT + DRIVER, m.Export(((b"o" * 16, "Ordinary", b"payload", (("actor", b"blueprint"), ("max_retries", 0))),)))
+    node.submit(*((task_id(number), b"o" * 16, b"", ()) for number in range(3)))
+    ((number, (status, (payload,))),) = node.results().items()
+    assert (number, status) == (2, m.FAILED)
+    kind, text, _ = unpack_failure(payload)
+    assert kind == "ActorLimitExceededError"
+    assert "this node has 2 actors" in text
+    assert "lightweight=True" in text
 
 
 def test_a_kill_ends_one_alone_once_its_process_says_so() -> None:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import FUNCTION_BYTES, INCARNATION_BYTES, OBJECT_BYTES, TASK_BYTES, daemons_of, is_put, job_id, tries_of
+from zfabric.protocol.options import LOGGED
 from zfabric.sim.network import Faults
 from zfabric.sim.programs import ACTOR, HALF, PLAIN, WIDE, Program
 from zfabric.sim.world import World
@@ -44,9 +45,10 @@ def call(slot: int, spec: tuple[Any, ...], kind: int = PLAIN, needs: tuple[int, 
     return ("call", (slot,), kind, spec, (("contains", inside),) if inside else (), needs, inside)
 
 
-def make(slot: int, spec: tuple[Any, ...], restarts: int = 0) -> tuple[Any, ...]:
-    """An actor whose handle is in ``slot``; ``spec`` is that of its ``__init__``."""
-    return ("make", slot, ACTOR, spec, (("max_restarts", restarts),), NOTHING)
+def make(slot: int, spec: tuple[Any, ...], restarts: int = 0, every: int | None = None) -> tuple[Any, ...]:
+    """An actor whose handle is in ``slot``; ``spec`` is that of its ``__init__``, ``every`` its ``checkpoint_every``."""
+    logged = (("checkpoint_every", every),) if every is not None else ()
+    return ("make", slot, ACTOR, spec, (("max_restarts", restarts), *logged), NOTHING)
 
 
 def invoke(
@@ -155,6 +157,19 @@ SCENARIOS: dict[str, Scenario] = {
             invoke(1, 0, task(5, ("sleep", 0.05))),
             invoke(2, 0, task(6)),
             get((1, ("ActorUnavailableError",)), (2, 193)),
+        ),
+        disturb=_at(100.03, _kill_worker),
+    ),
+    "actor_logged": Scenario(
+        "A logged actor's process is killed: it is made from its checkpoint, the call after that runs again, and so does the one that ran.",
+        (
+            make(0, task(1), restarts=-1, every=2),
+            invoke(1, 0, task(5), retries=LOGGED),
+            invoke(2, 0, task(6), retries=LOGGED),
+            invoke(3, 0, task(7), retries=LOGGED),
+            get((3, 224)),
+            invoke(4, 0, task(8, ("sleep", 0.05)), retries=LOGGED),
+            get((1, 162), (2, 193), (4, 255)),
         ),
         disturb=_at(100.03, _kill_worker),
     ),
