@@ -224,8 +224,10 @@ def amount(of: int) -> int:
 def test_stateful_edges_put_actors_into_the_same_graph_as_tasks() -> None:
     """3.2: a stateful edge leads from each method of an actor to the next; with data and control edges, they make one graph of it all."""
     ledger = Ledger.remote()
-    entered = [ledger.enter.remote(amount.remote(1)), ledger.enter.remote(2)]
-    assert zf.get(amount.remote(entered[1])) == 3
+    first = amount.remote(1)
+    entered = [ledger.enter.remote(first), ledger.enter.remote(2)]
+    last = amount.remote(entered[1])
+    assert zf.get(last) == 3
     wanted = {
         ("data", "amount", "Ledger.enter"): 1,
         ("state", "Ledger", "Ledger.enter"): 1,
