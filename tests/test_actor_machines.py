@@ -34,10 +34,10 @@ def client() -> Client:
     return made
 
 
-def call(client: Client, number: int, retries: int = 0, needs: tuple[bytes, ...] = ()) -> bytes:
+def call(client: Client, number: int, retries: int = 0, needs: tuple[bytes, ...] = (), keeps: bool = False, **options: Any) -> bytes:
     call_id = number.to_bytes(16, "big")
-    row = (call_id, "method", b"", needs, (), None) if needs else (call_id, "method", b"")
-    client.calls.call(ACTOR, row, 1, retries)
+    row = (call_id, "method", b"", needs, (), tuple(options.items()) or None) if needs or options else (call_id, "method", b"")
+    client.calls.call(ACTOR, row, 1, retries, keeps)
     return call_id
 
 
@@ -227,6 +227,47 @@ def test_what_has_its_outcome_when_the_next_life_begins_is_not_asked_of_it(clien
     lives(client, NEXT_HOME)
     client.step(0.0, b"L" + DAEMON, m.Returned(((settled, OK, (b"value",)),)))
     assert sent(client) == [2]
+
+
+def rows_sent(client: Client) -> list[tuple[int, Any]]:
+    """Calls that leave: number, and options."""
+    rows = [row for message in said(client, m.Call) for row in message.rows]
+    return [(int.from_bytes(row[0], "big"), row[5] if len(row) > 3 else None) for row in rows]
+
+
+def test_an_actor_with_checkpoints_is_asked_for_calls_that_are_not_to_run_again(client: Client) -> None:
+    """A checkpoint may have their outcome: it is unknown only where that is the truth."""
+    lives(client, HOME)
+    first, second, third = call(client, 1, keeps=True), call(client, 2, keeps=True, timeout=1.0), call(client, 3, keeps=True)
+    lives(client, HOME)
+    client.take_effects(0.0)
+    lives(client, b"", CREATING)
+    assert [client.known(each + CALL_RETURN) for each in (first, second, third)] == [False] * 3
+    fourth = call(client, 4, keeps=True)
+    asked = [(1, (("ask", True),)), (2, (("timeout", 1.0), ("ask", True))), (3, (("ask", True),))]
+    for home in (NEXT_HOME, HOME):
+        lives(client, home)
+        messages = [effect.message for effect in client.take_effects(0.0) if effect.to[1:] == home]
+        assert messages[0] == m.Taken(ACTOR, (first, second, third, fourth), True)
+        rows = [row for message in messages[1:] for row in message.rows]
+        fourth_asked = [(4, (("ask", True),))] if home == HOME else [(4, None)]
+        assert [(int.from_bytes(row[0], "big"), row[5] if len(row) > 3 else None) for row in rows] == asked + fourth_asked
+        lives(client, b"", CREATING)
+    client.step(0.0, CLIENT + HOME, m.Returned(((first, OK, (b"value",)),)))
+    lives(client, b"", DEAD, b"", pack_failure("ActorDiedError", "no restart is left"))
+    assert client.lookup(first + CALL_RETURN).data == b"value"
+    assert {outcome(client, each) for each in (second, third, fourth)} == {("ActorDiedError", "unknown")}
+
+
+def test_an_actor_with_checkpoints_is_called_again_as_often_as_its_calls_may_be(client: Client) -> None:
+    lives(client, HOME)
+    call(client, 1, retries=1, keeps=True)
+    lives(client, HOME)
+    assert rows_sent(client) == [(1, None)]
+    lives(client, NEXT_HOME)
+    assert rows_sent(client) == [(1, None)]
+    lives(client, HOME)
+    assert rows_sent(client) == [(1, (("ask", True),))]
 
 
 def test_a_logged_actor_is_told_now_and_then_and_others_never(client: Client) -> None:

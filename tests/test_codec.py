@@ -124,7 +124,7 @@ ROWS: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("Traced", "arguments"): many(st.tuples(task_ids, many(object_ids))),
     **{
         (name, "actor_id"): task_ids
-        for name in ("Kill", "Leaving", "Logged", "Checkpoint", "Durable", "Replaying", "Taken", "Retire", "Ended")
+        for name in ("Kill", "Leaving", "Logged", "Checkpoint", "Durable", "Replaying", "Counted", "Taken", "Retire", "Ended")
     },
     **{(name, field): log_numbers for name in ("Logged", "Checkpoint") for field in ("attempt", "number", "last")},
     **{(name, "refs"): many(object_ids) for name in ("Logged", "Checkpoint")},
@@ -132,6 +132,7 @@ ROWS: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("Checkpoint", "part"): st.integers(0, 3),
     ("Checkpoint", "parts"): st.integers(4, CHECKPOINT_PARTS_MAX),
     ("Replaying", "callers"): many(incarnations),
+    **{("Counted", field): log_numbers for field in ("ended", "waits_for")},
     ("Taken", "call_ids"): many(task_ids),
     ("Stopped", "call_id"): task_ids,
 }
@@ -466,9 +467,8 @@ def frame_of(name: str, field: int, fields: tuple[Any, ...], rows: list[Any]) ->
 
 
 def test_every_row_check_has_cases() -> None:
-    assert {name for name, *_ in CASES} | {"Kill", "Leaving", "Stopped", "Durable", "Retire", "Ended", "Told"} == set(codec._ROW_CHECKS), (
-        "those have no rows"
-    )
+    without = {"Kill", "Leaving", "Stopped", "Durable", "Counted", "Retire", "Ended", "Told"}
+    assert {name for name, *_ in CASES} | without == set(codec._ROW_CHECKS), "those have no rows"
 
 
 @pytest.mark.parametrize(("name", "field", "fields", "good", "bad"), CASES, ids=[f"{case[0]}-{case[1]}" for case in CASES])
@@ -486,6 +486,14 @@ def test_what_is_logged_has_numbers_that_keys_can_hold(name: str, numbers: tuple
     rest = (b"", (), ()) if name == "Logged" else (0, 1, b"", ())
     for fields, heard in (((TASK, 0, 1, 1, *rest), True), ((TASK, *numbers, *rest), False)):
         assert heard_or_malformed(msgpack.packb([1, 0, [[b"L", b"A", name, fields]]])) == heard
+
+
+@pytest.mark.parametrize(
+    ("numbers", "heard"), [((0, 0), True), ((-1, 0), False), ((0, -1), False), ((LOG_NUMBERS_MAX, 0), False), ((0, LOG_NUMBERS_MAX), False)]
+)
+def test_calls_are_counted_as_what_is_logged_is_numbered(numbers: tuple[int, int], heard: bool) -> None:
+    assert heard_or_malformed(msgpack.packb([1, 0, [[b"L", b"A", "Counted", (TASK, *numbers)]]])) == heard
+    assert not heard_or_malformed(msgpack.packb([1, 0, [[b"L", b"A", "Counted", (OBJECT, *numbers)]]]))
 
 
 @pytest.mark.parametrize(("part", "parts"), [(-1, 1), (1, 1), (0, 0), (0, CHECKPOINT_PARTS_MAX + 1)])

@@ -97,6 +97,10 @@ class Config:
     only what living drivers and workers still know survives. It is there to measure what lineage costs."""
     checkpoint_bytes: int = 64 * MiB
     """Largest checkpoint of an actor: it is pickled between two calls, and written to the control store in parts of 1 MiB."""
+    quiesce_seconds: float = 1.0
+    """How long an actor that runs several calls at once holds new ones back when a checkpoint is due, so that those that run come to their
+    end: longer than its calls take, if they overlap without end, and no longer than its callers may wait. 0: it waits for a moment that is
+    quiet by itself."""
     lineage_delay: float = 0.050
     """Rows are written this long after they came, if they are still needed by then."""
     lineage_bytes: int = 512 * MiB

@@ -20,14 +20,15 @@ from zfabric.api.generators import ObjectRefGenerator
 from zfabric.api.lifecycle import connected
 from zfabric.api.options import (
     Pairs,
+    check_checkpoints,
     check_lightweight,
-    check_logged,
     check_node,
     check_streams,
     checked_actor,
     checked_method,
     group_in,
     pairs_of_method,
+    runs_several,
 )
 from zfabric.api.refs import ObjectRef
 from zfabric.api.remote_function import Export, dump_call
@@ -84,12 +85,15 @@ class Blueprint(NamedTuple):
     pending: int
     groups: tuple[str, ...] = ()
     """The names of its concurrency groups."""
+    keeps: bool = False
+    """Whether its checkpoints keep outcomes that their callers may not have."""
 
 
 def method(*args: Any, **options: Any) -> Any:
     """Options of a method: ``@zf.method(num_returns=2)`` inside a class that is made remote.
 
-    ``readonly=True`` says that it changes nothing: where calls are logged (``checkpoint_every``), its calls are not.
+    ``readonly=True`` says that it changes nothing: where calls are logged (``checkpoint_every``), its calls are not, and no checkpoint
+    waits for them.
     ``num_returns``, also "streaming" (with ``max_buffered``; what methods that yield do by themselves) or "dynamic"; ``timeout`` in
     seconds from the call's arrival at the actor; ``concurrency_group``, one of those of the class. The calls of
     ``handle.method.options(...)`` have others.
@@ -195,6 +199,11 @@ class ActorClass:
     whose ``__init__`` has not run. A restart goes on from there and runs the calls after it again, one by one; its callers notice nothing.
     0 takes no checkpoints: a restart runs ``__init__`` and all calls again.
 
+    Calls that run at the same time have no order in which they could run again. So an actor with ``max_concurrency`` above 1, concurrency
+    groups or ``async def`` methods is not logged: it is saved once N calls have ended and none runs, and a restart goes on from there.
+    What calls did that ended since is lost; a warning, and ``zf.explain``, say how many those were. New calls are held back meanwhile, for
+    the setting ``quiesce_seconds`` at most. ``readonly`` methods are not waited for: mark those that never end, and change nothing.
+
     >>> lasting = zf.remote(max_restarts=-1, checkpoint_every=100)(Counter._kind).remote()
     >>> zf.get(lasting.add.remote(7))
     7
@@ -216,19 +225,21 @@ class ActorClass:
         if options.get("lightweight"):
             check_lightweight(options, kind)
         self._signature = _signature_of(kind)
-        check_logged(kind, options)
-        logged = options.get("checkpoint_every") is not None
+        check_checkpoints(kind, options)
+        keeps = options.get("checkpoint_every") is not None
+        unlogged = keeps and runs_several(kind, options)
+        logged = keeps and not unlogged
         retries = LOGGED if logged else options.get("max_task_retries") or 0
         groups = tuple(options.get("concurrency_groups") or ())
         pending, methods = max(0, options.get("max_pending_calls") or 0), _methods_of(kind, retries)
         for each in methods:
             check_streams(f"{kind.__qualname__}.{each.name}", logged, each.readonly, each.options)
-        blueprint = Blueprint(kind.__qualname__, kind.__module__, inspect.getdoc(kind) or "", methods, retries, pending, groups)
+        blueprint = Blueprint(kind.__qualname__, kind.__module__, inspect.getdoc(kind) or "", methods, retries, pending, groups, keeps)
         self._blueprint = blueprint
         if groups:
             self._check_groups()
         readonly = tuple(each.name for each in (*methods, *_BUILT_IN.values()) if each.readonly)
-        self._export = Export(kind, {**self._options, "readonly": readonly}, msgpack.packb(blueprint))
+        self._export = Export(kind, {**self._options, "readonly": readonly, "unlogged": unlogged}, msgpack.packb(blueprint))
         functools.update_wrapper(self, kind, updated=())
 
     def __getstate__(self) -> dict[str, Any]:
@@ -405,7 +416,7 @@ class ActorHandle:
         self._ref = ref
         self._id = ref.binary()[:TASK_BYTES]
         self._blueprint = blueprint
-        self._terms = Terms(blueprint.retries, blueprint.pending)
+        self._terms = Terms(blueprint.retries, blueprint.pending, blueprint.keeps)
         self._client: ClientInterface | None = None
         self._methods = {known.name: known for known in blueprint.methods}
         self.__doc__ = blueprint.doc or type(self).__doc__

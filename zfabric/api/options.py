@@ -326,17 +326,12 @@ def group_in(group: Any, groups: Collection[str], whose: str) -> None:
 
 def check_lightweight(options: Mapping[str, Any], kind: type) -> None:
     """OptionError if actors that share processes cannot have one of these options, or be of that class."""
-    import inspect
-
     name = kind.__qualname__
     if demand_of(options.get("num_cpus") or 0, options.get("num_gpus"), options.get("resources")):
         text = "holds no resources, since it shares its process: leave num_cpus, num_gpus and resources out"
     elif (options.get("max_concurrency") or 1) > 1:
         text = "runs its calls one after the other, with those of the actors it shares a process with: leave max_concurrency out"
-    elif any(
-        inspect.iscoroutinefunction(found) or inspect.isasyncgenfunction(found)
-        for found in (inspect.getattr_static(kind, each, None) for each in dir(kind))
-    ):
+    elif _asyncs(kind):
         text = "has no methods that are async def, since it shares its process with others: make them plain methods"
     elif options.get("checkpoint_every") is not None or options.get("concurrency_groups"):
         text = "has neither checkpoints nor concurrency groups"
@@ -362,26 +357,39 @@ def pairs_of_actor(options: Mapping[str, Any], blueprint: bytes, default_env: Ma
     found.append(("max_retries", 0 if restarts is None else restarts))
     if options.get("checkpoint_every") is not None:
         found += [("checkpoint_every", options["checkpoint_every"]), ("readonly", options["readonly"])]
+        if options["unlogged"]:
+            found.append(("unlogged", True))
     return tuple(found)
 
 
-def check_logged(kind: type, options: Mapping[str, Any]) -> None:
-    """OptionError if the calls of such actors cannot be logged and replayed."""
+def _asyncs(kind: type) -> list[str]:
+    """Methods that are ``async def``."""
+    import inspect
+
+    methods = ((each, inspect.getattr_static(kind, each, None)) for each in dir(kind))
+    return [each for each, function in methods if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)]
+
+
+def runs_several(kind: type, options: Mapping[str, Any]) -> bool:
+    """Whether such actors run several calls at once, in threads or in an event loop: those have no order to be replayed in."""
+    return (options.get("max_concurrency") or 1) > 1 or bool(options.get("concurrency_groups")) or bool(_asyncs(kind))
+
+
+def check_checkpoints(kind: type, options: Mapping[str, Any]) -> None:
+    """OptionError if such actors cannot go on from checkpoints."""
     if options.get("checkpoint_every") is None:
         return
     name = kind.__qualname__
     if not options.get("max_restarts"):
         raise OptionError(f"{name} has checkpoint_every={options['checkpoint_every']}, and nothing to restart: set max_restarts, too")
-    if (options.get("max_concurrency") or 1) > 1 or options.get("concurrency_groups"):
+    saved = next((each for each in _asyncs(kind) if each in ("__zf_save__", "__zf_load__")), "")
+    if saved:
+        raise OptionError(f"{name}.{saved} is 'async def': a checkpoint is taken and loaded at one moment, while no coroutine runs")
+    if not options["checkpoint_every"] and runs_several(kind, options):
         raise OptionError(
-            f"{name} has checkpoint_every and runs several calls at once: what ran at the same time has no order to replay it in"
+            f"{name} has checkpoint_every=0, which is a log without checkpoints, and runs several calls at once, which have no order to "
+            "replay them in: say after how many calls it is to have a checkpoint"
         )
-    import inspect
-
-    methods = ((each, inspect.getattr_static(kind, each, None)) for each in dir(kind))
-    found = next((each for each, function in methods if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)), "")
-    if found:
-        raise OptionError(f"{name}.{found} is 'async def': its calls run at the same time, and have no order to replay them in")
     if hasattr(kind, "__zf_save__") != hasattr(kind, "__zf_load__"):
         raise OptionError(f"{name} has one of __zf_save__ and __zf_load__: a checkpoint needs both, or neither")
 

@@ -16,6 +16,8 @@ from zfabric.protocol.names import brief, is_text
 
 LIMIT = 100
 """Rows shown where nothing else was said."""
+_CHECKPOINTS = {">every": "checkpoint_every", ">since": "since_checkpoint", ">lost": "lost_calls"}
+"""Columns of actors that are shown where some have checkpoints."""
 PENDING = ("ready", "infeasible", "waiting", "assigned")
 
 
@@ -110,6 +112,9 @@ def actors(address: str | None, limit: int, as_json: bool) -> None:
     creating    its __init__ has not ended        ending    nobody has a handle; its calls are run
     alive       it runs what it is called for     dead      for good; `explain` says why
     blocked     its call waits in get()
+
+    Where actors have checkpoints: "every" so many calls, how many have ended "since" the last one, and, of those whose calls are not
+    logged, how many were "lost" in restarts.
     """
     with connected(chosen_session(address)) as client:
         rows = client.query("actors", limit + 1)
@@ -119,6 +124,7 @@ def actors(address: str | None, limit: int, as_json: bool) -> None:
     elif not shown:
         click.echo("There are no actors.")
     else:
+        saved = any(row["checkpoint_every"] is not None for row in shown)
         cells = [
             (
                 brief(bytes.fromhex(row["actor_id"])),
@@ -129,11 +135,15 @@ def actors(address: str | None, limit: int, as_json: bool) -> None:
                 row["restarts"],
                 len(row["handles"]),
                 len(row["callers"]),
+                *(("-" if row[name] is None else row[name] for name in _CHECKPOINTS.values()) if saved else ()),
                 size(resident_bytes(row["pid"])) if row["pid"] else "-",
             )
             for row in shown
         ]
-        print_table(("actor", "class", "name", "state", ">pid", ">restarts", ">handles", ">callers", ">memory"), cells, flexible="class")
+        more = _CHECKPOINTS if saved else ()
+        print_table(
+            ("actor", "class", "name", "state", ">pid", ">restarts", ">handles", ">callers", *more, ">memory"), cells, flexible="class"
+        )
     _say_more(len(rows) > limit, limit)
 
 

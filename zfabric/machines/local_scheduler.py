@@ -560,6 +560,7 @@ HANDLERS: dict[type[Any], Any] = {
     m.Logged: _part("logs", "on_logged"),
     m.Checkpoint: _part("logs", "on_checkpoint"),
     m.Replaying: _part("logs", "on_replaying"),
+    m.Counted: _part("logs", "on_counted"),
     m.Put: _part("values", "on_put"),
     m.Offer: _part("values", "on_offer"),
     m.Hold: _part("values", "on_hold"),

@@ -16,6 +16,7 @@ from zfabric.config import Config
 from zfabric.machines.parts.actor_queues import CallQueue
 from zfabric.machines.parts.call_trace import CallTrace
 from zfabric.machines.parts.mailbox import Invocation, Mailbox
+from zfabric.machines.parts.quiescence import QUIET, TAKING, Gate
 from zfabric.machines.parts.turns import FAREWELL, Turns
 from zfabric.machines.parts.yields import Yields
 from zfabric.protocol import messages as m
@@ -68,6 +69,8 @@ class Worker:
         """In a process that actors share: whose turn it is."""
         self.beside = False
         """Whether calls run beside each other, and not on the stack."""
+        self.gate: Gate | None = None
+        """Of an actor that has checkpoints, and whose calls run beside each other."""
         self.running_calls: dict[bytes, Item | Invocation] = {}
         """What runs so, calls and async tasks, by id."""
         self.stack: list[Item | Invocation] = []
@@ -153,12 +156,19 @@ class Worker:
         elif self.turns is not None:
             self.turns.not_made(row[0])
 
+    @property
+    def may_begin(self) -> bool:
+        """Whether calls that run beside others may begin, and are not held back for the sake of a checkpoint."""
+        return self.gate is None or self.gate.open
+
     def begin_beside(self, queue: CallQueue) -> Invocation | None:
         """Claim the next call of a queue of the mailbox's, to run beside others."""
-        if not queue:
+        if not queue or not self.may_begin:
             return None
         item = queue.popleft()
         self.running_calls[item.row[0]] = item
+        if self.gate is not None:
+            self.gate.began(item)
         return item
 
     # -- actors that share this process --
@@ -227,6 +237,8 @@ class Worker:
             return False
         self.unreturned += 1
         held = self.mailbox.ended(item, status, outputs, contained, whole)
+        if self.gate is not None:
+            self.gate.ended(started + seconds, item)
         if turns is not None:
             turns.end(item.actor_id)
         return held
@@ -234,11 +246,11 @@ class Worker:
     def abandon(self, call_id: bytes) -> bool:
         """A call that was to be stopped has not: its caller is told, and what it returns after all counts for nothing.
 
-        False if it is to be waited for: its actor's log says in which order calls have ended, and actors that share a process take turns.
+        False if it is to be waited for: its actor has a log or checkpoints, which say what has ended, or shares a process, and takes turns.
         """
         item = self._running(call_id)
         asked = self.interrupts.get(call_id)
-        if type(item) is not Invocation or asked is None or self.turns is not None or item.actor_id in self.mailbox.logs:
+        if type(item) is not Invocation or asked is None or self.turns is not None or self.gate is not None or item.actor_id in self.mailbox.logs:
             return False
         if call_id not in self.abandoned:
             kind = "TaskTimeoutError" if asked[1] == "timeout" else "TaskCancelledError"
@@ -247,6 +259,12 @@ class Worker:
             self.unreturned += 1
             self.mailbox.ended(item, FAILED, (pack_failure(kind, text),), (), False)
         return True
+
+    def say_counts(self) -> None:
+        """Tell when calls ran, and how many have, as far as nobody else would."""
+        if self.gate is not None:
+            self.gate.log.say_count(self.gate.waits_for)
+        self.say_trace()
 
     def say_trace(self) -> None:
         """Tell when calls ran."""
@@ -323,6 +341,8 @@ class Worker:
             self.on_taken(source, message)  # Nothing else that a worker hears depends on who says it.
         else:
             handler(self, message)
+            if self.gate is not None:
+                self.gate.look(now)  # What was said is committed, or taken in.
 
     def on_functions(self, message: m.Functions) -> None:
         """Functions of the rows that follow."""
@@ -489,13 +509,17 @@ class Worker:
         return tuple((identifier, *place) for identifier, place in pairs if type(place) is tuple)
 
     def tick(self, now: float) -> None:
-        """Calls whose time is up are stopped."""
+        """Calls whose time is up are stopped; others are not held back for ever."""
         for call_id in self.mailbox.deadlines.due(now):
             self._stop(call_id, "timeout")
+        if self.gate is not None:
+            self.gate.tick(now)
 
     def next_deadline(self) -> float | None:
-        """The next end of a call's time."""
-        return self.mailbox.deadlines.next()
+        """The next end of a call's time, or the moment at which calls are held back no longer."""
+        due = self.mailbox.deadlines.next()
+        opens_at = self.gate.opens_at if self.gate is not None else None
+        return due if opens_at is None else opens_at if due is None else min(due, opens_at)
 
     def take_effects(self, now: float) -> list[Effect]:
         """Completions, and what was said in between, in order."""
@@ -535,6 +559,9 @@ class Worker:
         """As many frames wait as the stack has, at most."""
         if len(self._waiting) > len(self.stack):
             raise InvariantViolation("more frames wait than there are")
+        gate = self.gate
+        if gate is not None and gate.state in (QUIET, TAKING) and any(gate.counts(item) for item in self.running_calls.values()):
+            raise InvariantViolation("a moment is taken for a quiet one in which a call runs")
         turns = self.turns
         if turns is not None:
             begun = sorted(item.row[0] for item in (*self.stack, *self.running_calls.values()))

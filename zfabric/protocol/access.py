@@ -44,6 +44,7 @@ FROM_PROCESSES: dict[bytes, frozenset[type[Any]]] = {
             m.Logged,
             m.Checkpoint,
             m.Replaying,
+            m.Counted,
             m.Ended,
             m.Delays,
         }

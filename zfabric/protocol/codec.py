@@ -360,6 +360,12 @@ def _replaying(name: str, fields: tuple[Any, ...]) -> None:
     _ids(name, fields[3], INCARNATION_BYTES)
 
 
+def _counted(name: str, fields: tuple[Any, ...]) -> None:
+    _ids(name, fields[:1], TASK_BYTES)
+    if not (0 <= fields[1] < LOG_NUMBERS_MAX and 0 <= fields[2] < LOG_NUMBERS_MAX):
+        raise MalformedFrame(f"{name}: calls are counted from 0, below {LOG_NUMBERS_MAX}")
+
+
 def _taken(name: str, fields: tuple[Any, ...]) -> None:
     _ids(name, fields[:1], TASK_BYTES)
     _ids(name, fields[1], TASK_BYTES)
@@ -384,6 +390,7 @@ _ROW_CHECKS = {
     "Checkpoint": _checkpoint,
     "Durable": _one_task,
     "Replaying": _replaying,
+    "Counted": _counted,
     "Taken": _taken,
     "Kill": _one_task,
     "Leaving": _one_task,

@@ -17,7 +17,9 @@
 ``concurrency_groups``  how many calls of a class's actors run at the same time, by group; ``max_concurrency`` says so of the default one
 ``concurrency_group``   of which of them a call is (call rows only)
 ``checkpoint_every``    classes only: calls of their actors are logged, and a checkpoint taken after so many (0: never)
-``readonly``            classes only, with the one above: names of methods whose calls are not logged
+``unlogged``            classes only, with the one above: calls run at the same time, are not logged, and checkpoints wait for quiet moments
+``readonly``            classes only, with ``checkpoint_every``: names of methods that change nothing: logs and checkpoints do without
+``ask``                 True: the call may have run, and runs again only if it changes nothing; its outcome is wanted (call rows only)
 ``contains``            refs inside the arguments (call rows only): pinned until the task is done
 ======================  =========================================================================================================
 """
@@ -73,6 +75,8 @@ OPTION_TYPES: dict[str, tuple[type, ...]] = {
     "max_restarts": (int,),
     "max_concurrency": (int,),
     "checkpoint_every": (int,),
+    "unlogged": (bool,),
+    "ask": (bool,),
     "concurrency_groups": (tuple,),
     "concurrency_group": (str,),
     "lightweight": (bool,),

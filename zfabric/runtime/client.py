@@ -140,7 +140,7 @@ class FabricClient(Connection):
             row: Row = (call_id, method, arguments)
             if dependencies or options is not None:
                 row = (*row, dependencies, (), options)
-            machine.calls.call(actor_id, row, num_returns, terms.retries)
+            machine.calls.call(actor_id, row, num_returns, terms.retries, terms.keeps)
             if machine.calls.queued >= self._batch_rows or machine.unfinished == 1:
                 self.flush()
                 if machine.calls.delayed and not self._armed:

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
@@ -92,6 +92,9 @@ class Crew(Protocol):
     def wanted(self) -> bool:
         """Whether there is something to hand out, and somebody to run it. The caller holds the lock."""
 
+    def alone(self, action: Callable[[], None]) -> None:
+        """Do something where calls run, at a moment when none does. Called by the main thread."""
+
     def interrupt(self, item: Item | Invocation) -> bool:
         """Stop what runs. False if that is not possible at this moment. The caller holds the lock."""
 
@@ -109,7 +112,7 @@ class Threads:
 
     def wanted(self) -> bool:
         """See ``Crew``."""
-        return any(group.wanted for group in self.groups)
+        return self.runtime.worker.may_begin and any(group.wanted for group in self.groups)
 
     def hand_out(self) -> None:
         """See ``Crew``."""
@@ -150,6 +153,10 @@ class Threads:
         del value  # The refs in it live until its end is told.
         return following
 
+    def alone(self, action: Callable[[], None]) -> None:
+        """See ``Crew``."""
+        action()
+
     def interrupt(self, item: Item | Invocation) -> bool:
         """See ``Crew``. The exception is raised when the thread runs Python code next."""
         fence = self._fences.get(item.row[0])
@@ -186,7 +193,7 @@ class Loop:
 
     def wanted(self) -> bool:
         """See ``Crew``."""
-        return any(group.wanted for group in self.groups)
+        return self.runtime.worker.may_begin and any(group.wanted for group in self.groups)
 
     def hand_out(self) -> None:
         """See ``Crew``."""
@@ -232,6 +239,10 @@ class Loop:
         self._flushing = False
         with self.runtime.lock:
             self.runtime.flush()
+
+    def alone(self, action: Callable[[], None]) -> None:
+        """See ``Crew``."""
+        self.loop.call_soon_threadsafe(action)
 
     def interrupt(self, item: Item | Invocation) -> bool:
         """See ``Crew``."""

@@ -38,6 +38,7 @@ from zfabric.protocol.options import RESOURCE_UNIT
 from zfabric.runtime.connect import new_incarnation
 from zfabric.runtime.logs import LogTailer, note_worker, say
 from zfabric.runtime.session import Session
+from zfabric.runtime.slots import Slots
 from zfabric.runtime.storage import Storage
 from zfabric.runtime.supervision import Supervision
 
@@ -78,6 +79,7 @@ class Daemon:
         self._committed = 0
         self._outgoing: dict[bytes, list[Envelope]] = {}
         self._logs = LogTailer(session.logs, self.config.log_bytes, self.config.log_files)
+        self._slots = Slots(session.sockets)
         self._busy = False
         self._logs_at = 0.0
         self._memory_at = 0.0
@@ -328,6 +330,8 @@ class Daemon:
             if type(event) is m.ProcessDied:
                 dead = self._incarnations_of(event.pid)
                 event = self._died(event, now)
+            elif type(event) is m.ProcessTable:
+                event = event._replace(ended=self._slots.read_others({token for token, _ in event.workers}))
             elif type(event) is m.WorkerSpawned and event.pid:
                 note_worker(self.session.logs, event.token, event.pid)
             self._step(now, LOCAL_SCHEDULER, self._shell, event)
@@ -335,7 +339,7 @@ class Daemon:
                 self._forget(incarnation)
 
     def _died(self, died: m.ProcessDied, now: float) -> m.ProcessDied:
-        """Read what a dead worker left: the task that was on top, and its last output."""
+        """Read what a dead worker left: the task that was on top, how many calls had ended, and its last output."""
         known = self.scheduler.tables.by_pid.get(died.pid)
         if not isinstance(known, WorkerRecord):
             return died
@@ -343,16 +347,11 @@ class Daemon:
         if rows and self.config.log_to_driver:
             self._step(now, LOCAL_SCHEDULER, self._shell, m.LogLines(tuple(rows)))
         self._logs.forget(known.token)
-        path = f"{self.session.sockets}/{known.token.hex()}.slot"
-        executing = b""
-        with contextlib.suppress(OSError):
-            with open(path, "rb") as file:
-                executing = file.read(16)
-            os.unlink(path)
+        executing, ended = self._slots.read(known.token)
         for name in (known.token, bytes((known.token[0] ^ 0x80,)) + known.token[1:]):
             with contextlib.suppress(OSError):
                 os.unlink(f"{self.session.sockets}/{name.hex()}")
-        return died._replace(executing=executing if any(executing) else b"")
+        return died._replace(executing=executing, ended=ended)
 
     def _incarnations_of(self, pid: int) -> tuple[bytes, ...]:
         """What a process is known as: where it receives, and where its control thread does."""

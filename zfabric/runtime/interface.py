@@ -40,10 +40,11 @@ class Serialized(Protocol):
 
 class Terms(NamedTuple):
     """How calls of an actor are made: ``retries`` after the loss of its process (``LOGGED`` if it is logged), and at most ``pending``
-    without an outcome, 0: any number."""
+    without an outcome, 0: any number. ``keeps``: its checkpoints keep outcomes that their callers may not have."""
 
     retries: int = 0
     pending: int = 0
+    keeps: bool = False
 
 
 class ClientInterface(Protocol):

@@ -1,15 +1,18 @@
-"""Logged actors in their process: checkpoints are taken, and what the process before this one was is made again.
+"""Actors that outlive their process, in their process: checkpoints are taken, and what the process before this one was is made again.
 
 What the log says and when results may leave is decided in ``machines.parts.call_log``; here is what of it touches the user's objects. A
 replay runs the calls in the order in which they ran, in the main thread, before anybody is told where the actor lives. Nobody hears of
 what comes of it, but for large values that may have been lost with the last process: these are reported again. What a replayed call
 submits, puts or calls is new, under names of its own.
+
+Of actors that run several calls at once there are checkpoints alone: when they are taken is decided in ``machines.parts.quiescence``.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from zfabric.adapters import serialization
@@ -18,6 +21,7 @@ from zfabric.machines.parts.call_log import CallLog, LoggedCall, calls_in
 from zfabric.machines.parts.kept_logs import CHECKPOINT, LOG, blocks_after, newest
 from zfabric.machines.parts.mailbox import Invocation
 from zfabric.machines.parts.naming import Namer
+from zfabric.machines.parts.quiescence import Gate, Unlogged
 from zfabric.machines.parts.remakes import is_remake
 from zfabric.machines.worker import Item
 from zfabric.protocol.ids import TASK_BYTES
@@ -55,8 +59,9 @@ class _Maker:
         self.actor_id: bytes = item.row[0]
         self.namer: Namer | None = None
         """Who names what replayed calls submit. None: they do, in this life of the actor."""
-        self.log = CallLog(self.actor_id, item.attempt, every)
-        self.log.readonly = frozenset(option(worker.worker.functions[item.row[1]][3], "readonly", ()))
+        options = worker.worker.functions[item.row[1]][3]
+        self.log = (Unlogged if option(options, "unlogged", False) else CallLog)(self.actor_id, item.attempt, every)
+        self.log.readonly = frozenset(option(options, "readonly", ()))
 
     def make(self, *args: Any, **kwargs: Any) -> Any:
         """From its last checkpoint and what ran after it; anew if there is nothing."""
@@ -64,6 +69,8 @@ class _Maker:
         saved, last = newest(self._rows(CHECKPOINT))
         with worker.lock:
             worker.worker.mailbox.logs[self.actor_id] = log
+            if isinstance(log, Unlogged):
+                worker.worker.gate = Gate(log, worker.config.quiesce_seconds)
             state, calls = log.restore(saved, last, blocks_after(last, self._rows(LOG)))
         instance = self.kind(*args, **kwargs) if state is None else _loaded(state, self.kind)
         if state is None and not calls and log.every:
@@ -174,14 +181,49 @@ def checkpoint_if_due(worker: WorkerRuntime, item: Invocation) -> None:
     if log is None or not log.due or instance is None:
         return
     worker.wait_quietly(lambda: not log.unrecorded)
+    _try_checkpoint(worker, log, instance, "a restart will run more calls again")
+
+
+def look_after(worker: WorkerRuntime) -> None:
+    """Of an actor whose calls run beside each other: take the checkpoint, if one is due and none runs; say so, if one waits."""
+    gate, crew = worker.worker.gate, worker.host.crew
+    if gate is None or crew is None:
+        return
+    with worker.lock:
+        quiet = gate.take()
+        in_vain, gate.in_vain = gate.in_vain, False
+        calls = [item for item in worker.worker.running_calls.values() if gate.counts(item)] if in_vain else []
+    if quiet:
+        crew.alone(partial(_checkpoint_beside, worker, gate))
+    elif in_vain:
+        names = ", ".join(sorted({worker.name_of(item) for item in calls}))
+        what = f"{names} would not end" if names else "the scheduler has not taken in all values"
+        print(
+            f"zfabric warning: a checkpoint is due, and waits: {what} while other calls were held back for {gate.patience:g} s (the "
+            "setting quiesce_seconds). They go on; it is taken when none runs, but for methods marked @zf.method(readonly=True)",
+            file=sys.stderr,
+        )
+
+
+def _checkpoint_beside(worker: WorkerRuntime, gate: Gate) -> None:
+    instance = worker.host.instances.get(gate.log.actor_id)
+    if instance is not None:
+        _try_checkpoint(worker, gate.log, instance, "a restart will lose more calls")
+    with worker.lock:
+        gate.taken()
+        worker.flush()
+        worker.post.ring()  # Calls may begin again.
+
+
+def _try_checkpoint(worker: WorkerRuntime, log: CallLog, instance: Any, otherwise: str) -> None:
     try:
         checkpoint(worker, log, instance, type(instance))
-    except Exception as error:  # whatever the user's __zf_save__ and __reduce__ raise
+    except (Exception, SystemExit) as error:  # whatever the user's __zf_save__ and __reduce__ raise; it is no call that could end the actor
         with worker.lock:
             log.no_checkpoint()
         if not isinstance(error, (SerializationError, ObjectTooLargeError)):
             error = SerializationError(f"__zf_save__ raised {type(error).__name__}: {error}")
-        print(f"zfabric warning: no checkpoint: {error}; a restart will run more calls again", file=sys.stderr)
+        print(f"zfabric warning: no checkpoint: {error}; {otherwise}", file=sys.stderr)
 
 
 def _loaded(state: bytes, kind: type) -> Any:

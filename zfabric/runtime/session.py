@@ -161,12 +161,12 @@ class Session:
         return incarnation, self.socket_path(incarnation)
 
     def sweep_sockets(self) -> None:
-        """Delete the sockets of processes that were killed, which a new daemon finds, and what lies beside them under the same name."""
+        """Delete the sockets of processes that were killed, which a new daemon finds. Not what is read after their deaths."""
         names = os.listdir(self.sockets)  # Before the look at who is there: what is bound in between is not in the list.
         with open("/proc/net/unix", "rb") as file:
             bound = {os.path.basename(line.split()[-1]) for line in file}
         for name in names:
-            if os.fsencode(name.partition(".")[0]) not in bound:
+            if os.fsencode(name.partition(".")[0]) not in bound and not name.endswith(".slot"):
                 os.unlink(f"{self.sockets}/{name}")
 
     # -- its end --

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # Beneath ``signal``, whose enumerations cost as much as running a small task.
 import contextlib
-import mmap
-import os
 import signal
 import sys
 import threading
@@ -21,6 +19,7 @@ from typing import Any
 from zfabric.exceptions import DeadlockError, FabricError
 from zfabric.machines.parts.mailbox import Invocation
 from zfabric.machines.parts.naming import Namer
+from zfabric.machines.parts.quiescence import Gate
 from zfabric.machines.worker import LEFT, Item, actor_of
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import CONTROL, JOB_BYTES, TASK_BYTES
@@ -33,6 +32,7 @@ from zfabric.runtime.hosting import leaves
 from zfabric.runtime.interrupts import INTERRUPT, TaskInterrupt, closed_to_interrupts
 from zfabric.runtime.lending import Lending
 from zfabric.runtime.session import Session
+from zfabric.runtime.slots import COUNT, open_slot
 from zfabric.runtime.streaming import produce, produce_in_loop
 from zfabric.runtime.user_code import Ending, UserCode
 
@@ -55,7 +55,7 @@ class WorkerRuntime(UserCode):
         self._turn_bells: dict[bytes, threading.Semaphore] = {}
         """What wakes calls that wait for their turn, by actor."""
         self.lending = Lending(self.worker)
-        self._slot = _slot(f"{session.sockets}/{token.hex()}.slot")
+        self._slot = open_slot(session.sockets, token)
 
     # -- running tasks --
 
@@ -78,6 +78,7 @@ class WorkerRuntime(UserCode):
                     self._retire()
                 else:
                     if self.host.crew is not None:
+                        replay.look_after(self)
                         self.host.crew.hand_out()
                     self._idle()
         except KeyboardInterrupt:
@@ -119,7 +120,8 @@ class WorkerRuntime(UserCode):
             if worker.turns is not None:
                 return worker.turn_free or bool(host.gone)
             calls = not host.leaving and (host.crew.wanted() if host.crew is not None else worker.mailbox.queue)
-            return bool(calls or worker.queue or worker.inline or self._may_retire())
+            gate = worker.gate is not None and worker.gate.wants_shell
+            return bool(calls or gate or worker.queue or worker.inline or self._may_retire())
 
         self.wait_until(wanted, host.leaves_at if host.leaving and host.leaves_at > clock() else None)
 
@@ -176,6 +178,8 @@ class WorkerRuntime(UserCode):
             else:
                 self.worker.finish(item, status, outputs, extra, started, clock() - started)  # type: ignore[arg-type]
             self.finish_writes(item.row[0])
+            if self.worker.gate is not None:
+                self._count(self.worker.gate)
             following = None if group is None else self._next_beside(group)
             if not flush:
                 pass
@@ -186,6 +190,14 @@ class WorkerRuntime(UserCode):
             if (self.host.done and not self.worker.running_calls) or (following is None and self.worker.turns is not None):
                 self.post.ring()
         return following
+
+    def _count(self, gate: Gate) -> None:
+        """A call has ended of an actor that has checkpoints and no log: should this process die now, that is how many have."""
+        COUNT.pack_into(self._slot, TASK_BYTES, gate.log.number, gate.log.actor_id)
+        if gate.wants_shell:
+            self.post.ring()
+        elif gate.opens_at is not None:
+            self.control_post.ring()
 
     def _next_beside(self, group: Group) -> Item | Invocation | None:
         following = None if self.host.leaving else group.claim(self.worker)
@@ -276,6 +288,8 @@ class WorkerRuntime(UserCode):
             self.post.hang_bell()
             self.worker.beside = crew is not None
             self.host.begin(item, instance, crew)
+            if self.worker.gate is not None:
+                self._count(self.worker.gate)
 
     def _share_process(self) -> None:
         assert self.worker.turns is not None
@@ -494,21 +508,6 @@ def _in_event_loop() -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def _slot(path: str) -> mmap.mmap:
-    """Sixteen bytes that outlive this process for as long as the daemon needs them: the task on top of the stack.
-
-    Where the disk is full they do not outlive it, and the daemon suspects the first of the tasks that the worker had.
-    """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        os.posix_fallocate(descriptor, 0, mmap.PAGESIZE)  # An error now, rather than a SIGBUS when it is first written to.
-        return mmap.mmap(descriptor, mmap.PAGESIZE)
-    except OSError:
-        return mmap.mmap(-1, mmap.PAGESIZE)
-    finally:
-        os.close(descriptor)
 
 
 def run(session_directory: str, token: bytes, job: bytes) -> None:

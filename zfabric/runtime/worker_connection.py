@@ -185,7 +185,7 @@ class WorkerConnection(FabricClient):
 
     def _keep_house(self) -> None:
         with self.lock:
-            self.worker.say_trace()
+            self.worker.say_counts()
             self.worker.say_delays(self.callee)
         super()._keep_house()
 
@@ -240,6 +240,8 @@ class WorkerConnection(FabricClient):
             for call_id in set(self.worker.interrupts) - before:
                 self._interrupt(call_id)
             self.flush()
+            if self.worker.gate is not None:
+                self.post.ring()  # Calls may begin that were held back.
 
     def _interrupt(self, stopped: bytes) -> None:
         """Stop what runs under this id, if it is to be stopped. The caller holds the lock."""
@@ -287,7 +289,7 @@ class WorkerConnection(FabricClient):
         elif type(message) is m.CallerGone:
             self.control_post.forget(message.incarnation)
             self._callers_gone.append(message.incarnation)
-        elif type(message) in (m.Durable, m.Recorded) and (self._quiet or self.host.done):
+        elif type(message) in (m.Durable, m.Recorded) and (self._quiet or self.host.done or self.worker.gate is not None):
             self.post.ring()
 
     def _interrupted(self, number: int, frame: Any) -> None:

@@ -35,7 +35,7 @@ def _row(scheduler: LocalScheduler, record: ActorRecord) -> dict[str, Any]:
         "job": record.id[:4].hex(),
         "restarts": record.restarts,
         "max_restarts": record.task.option("max_restarts", 0),
-        **scheduler.logs.describe(record.id),
+        **scheduler.logs.describe(record),
         "detached": record.detached,
         "handles": _pids(scheduler, _holders(record)),
         "callers": _pids(scheduler, record.watchers),
@@ -101,9 +101,24 @@ def explain(scheduler: LocalScheduler, record: ActorRecord, maker: Callable[[byt
     if row["logged_calls"] is not None:
         taken = f"; last checkpoint after call {row['checkpoint']}" if row["checkpoint"] is not None else "; no checkpoint yet"
         facts.append(("logged", f"{row['logged_calls']} calls{taken}"))
+    elif row["checkpoint_every"] is not None:
+        facts += _checkpoints(row)
     if row["results_awaited"]:
         facts.append(("results awaited", f"{row['results_awaited']} that its callers have handed on before they came"))
     return Explanation(record.id, row["state"], _reason(scheduler, record, row, maker, queued), tuple(facts))
+
+
+def _checkpoints(row: dict[str, Any]) -> list[tuple[str, str]]:
+    """What is to be said of an actor whose calls are not logged."""
+    taken = f"the last after {row['checkpoint']}" if row["checkpoint"] is not None else "none yet"
+    text = f"every {row['checkpoint_every']} calls, {taken}; {row['since_checkpoint'] or 0} ended since, which a restart would lose"
+    if row["checkpoint_waits_for"]:
+        text += f"; one is due, and waits for {row['checkpoint_waits_for']} that run"
+    found = [("checkpoints", text)]
+    if row["restarts"]:
+        known = "" if row["lost_known"] else ", as far as the node's daemon knows, which was restarted, too"
+        found.append(("lost", f"what {row['lost_calls']} calls did that had ended after a checkpoint when the process died{known}"))
+    return found
 
 
 def _listed(pids: list[int]) -> str:

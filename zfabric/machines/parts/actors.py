@@ -174,6 +174,7 @@ class Actors:
         if status == OK:
             task.facts().made()
             self._at_home(record, worker)
+            self.scheduler.logs.made_again(record)
             if record.id not in self.scheduler.detached.unkept:
                 self._lives(record)
             return
@@ -538,13 +539,14 @@ class Actors:
         record.state = ALIVE
         self._at_home(record, worker)
         record.lives_on = record.shared
-        record.restarts = tries_of(attempt)
+        self.scheduler.logs.lives_on(record.id)
         self.scheduler.dispatcher.host(worker, task)
         return True
 
     def enter_again(self, task: TaskRecord) -> ActorRecord:
         """An actor that the daemon before this one knew, too."""
         record = self._enter(task, task.function.queue.job)
+        record.restarts = tries_of(task.attempt)
         if record.name:
             self.named[record.namespace, record.name] = record
         return record

@@ -115,13 +115,8 @@ class CallLog:
     def _append(self, item: Invocation, status: int, outputs: Row, contained: tuple[Row, ...], whole: bool) -> None:
         self.number += 1
         call_id, _, arguments, dependencies = item.row
-        refs = contained or ((),) * len(outputs)
-        plain = tuple(value if type(value) is bytes and not inside else None for value, inside in zip(outputs, refs, strict=True))
-        if None in plain:
-            self.unrecorded.add(call_id)
-            self._made += [call_value(call_id, index) for index, value in enumerate(plain) if value is None]
-        if item.caller not in self._departed:
-            self.kept.setdefault(item.caller, {})[call_id] = Kept(self.number, status, plain)
+        plain = self._keep(item, status, outputs, contained)
+        self._made += [call_value(call_id, index) for index, value in enumerate(plain) if value is None]
         what = (item.method, arguments, dependencies, item.values, item.options)
         call = LoggedCall(self.number, call_id, item.caller, *what, status, plain, whole)
         if whole or not self.every:
@@ -132,6 +127,17 @@ class CallLog:
             fetched = (identifier for identifier, value in zip(dependencies, item.values, strict=True) if value is None)
             named = (*fetched, *option(item.options, "contains", ()))
             self._refs += [identifier for identifier in named if identifier[:TASK_BYTES] != self.actor_id]  # It would hold itself.
+
+    def _keep(self, item: Invocation, status: int, outputs: Row, contained: tuple[Row, ...]) -> tuple[bytes | None, ...]:
+        """Keep an outcome, in which what is in the arena, or has refs inside, is None."""
+        call_id = item.row[0]
+        refs = contained or ((),) * len(outputs)
+        plain = tuple(value if type(value) is bytes and not inside else None for value, inside in zip(outputs, refs, strict=True))
+        if None in plain:
+            self.unrecorded.add(call_id)
+        if item.caller not in self._departed:
+            self.kept.setdefault(item.caller, {})[call_id] = Kept(self.number, status, plain)
+        return plain
 
     @property
     def due(self) -> bool:
@@ -224,6 +230,10 @@ class CallLog:
         """The outcome of a call that comes again."""
         calls = self.kept.get(caller)
         return calls.get(call_id) if calls else None
+
+    def may_tell(self, kept: Kept) -> bool:
+        """Whether an outcome that is asked for again is durable; else it will be told, in its turn."""
+        return kept.number <= self.durable
 
     def taken(self, caller: bytes, call_ids: tuple[bytes, ...], others: bool) -> None:
         """A caller has the outcomes of these calls; with ``others``, of all but these."""

@@ -44,6 +44,7 @@ class Target:
         "attempt",
         "failure",
         "incarnation",
+        "keeps",
         "leaving",
         "mixed",
         "outbox",
@@ -59,6 +60,8 @@ class Target:
         self.actor_id = actor_id
         self.retries = 0
         """How often a call that may have run is made again by itself; -1 without end, ``LOGGED`` if the actor recognises it."""
+        self.keeps = False
+        """Whether the actor keeps outcomes until it is told that they are here, beyond its process: it is logged, or has checkpoints."""
         self.state = CREATING
         self.incarnation = b""
         self.attempt = 0
@@ -77,7 +80,7 @@ class Target:
         self.tried: dict[bytes, int] = {}
         """Calls that were made again, and how often."""
         self.untaken: list[bytes] = []
-        """Calls whose outcomes came since a logged actor was told so."""
+        """Calls whose outcomes came since an actor that keeps them was told so."""
 
     @property
     def handle(self) -> bytes:
@@ -125,7 +128,7 @@ class Calls:
         self._full: dict[Target, None] = {}
         """Actors with something in their outbox."""
         self._receipts: dict[Target, bool] = {}
-        """Logged actors that are to be told which outcomes are here; True: all but those of calls without one."""
+        """Actors that keep outcomes, and are to be told which are here; True: all but those of calls without one."""
 
     # -- calling --
 
@@ -142,8 +145,11 @@ class Calls:
         target = self.targets.get(actor_id)
         return len(target.sent) + len(target.queue) if target is not None else 0
 
-    def call(self, actor_id: bytes, row: Row, returns: int, retries: int) -> None:
-        """Queue a call; this process holds its values. ``row`` as in ``Call``, the values of its dependencies aside."""
+    def call(self, actor_id: bytes, row: Row, returns: int, retries: int, keeps: bool = False) -> None:
+        """Queue a call; this process holds its values. ``row`` as in ``Call``, the values of its dependencies aside.
+
+        ``retries`` and ``keeps`` as in ``Target``: they are the same for all calls of an actor.
+        """
         client, call_id = self.client, row[0]
         if call_id in self.pending:  # Its task ran here before, and again, since a daemon died that knew what came of it.
             for index in range(returns):
@@ -151,6 +157,7 @@ class Calls:
             return
         target = self.targets.get(actor_id) or self.meet(actor_id)
         target.retries = retries
+        target.keeps = keeps or retries == LOGGED
         if returns == 1:
             client.entries[call_id + CALL_RETURN] = row
         else:
@@ -303,9 +310,7 @@ class Calls:
         while self._full:
             target, _ = self._full.popitem()
             rows, target.outbox = target.outbox, []
-            if (
-                target.retries == LOGGED
-            ):  # What has its outcome after all, of an earlier life, is not known there any more once that is said.
+            if target.keeps:  # What has its outcome after all, of an earlier life, is not known there any more once that is said.
                 rows = [row for row in rows if row[0] in target.sent]
             for start in range(0, len(rows), CALLS_IN_MESSAGE):
                 batch = tuple(rows[start : start + CALLS_IN_MESSAGE])
@@ -337,7 +342,7 @@ class Calls:
                 continue
             client.unfinished -= 1
             target.sent.pop(call_id, None)
-            if target.retries == LOGGED:
+            if target.keeps:
                 target.untaken.append(call_id)
                 if len(target.untaken) >= TAKEN_EVERY:
                     self._receipts.setdefault(target, False)
@@ -417,7 +422,7 @@ class Calls:
             target.state, target.failure, target.incarnation, target.attempt = state, failure, incarnation, attempt
             if moved:
                 self._interrupted(target, executing)
-            if incarnation and incarnation != before and target.retries == LOGGED:
+            if incarnation and incarnation != before and target.keeps:
                 self._receipts[target] = True
             self._advance(target)
 
@@ -435,6 +440,9 @@ class Calls:
                 self.returned(((row[0], FAILED, (pack_failure("TaskCancelledError", text),)),))
             elif not_begun or (target.state != DEAD and self._may_retry(target, row)):
                 again.append(row)
+            elif target.keeps and target.state != DEAD:
+                again.append(_question(row))
+                target.tried.setdefault(row[0], 0)
             else:
                 self._fail(target, row, UNKNOWN)
         target.sent = {}
@@ -550,3 +558,9 @@ class Calls:
     def is_private(self, identifier: bytes) -> bool:
         """Whether the scheduler does not know of this object, and need not."""
         return is_call(identifier) and identifier not in self.shared
+
+
+def _question(row: Row) -> Row:
+    """A call that may have run, and is not to run again: its outcome is asked for, which a checkpoint of its actor may have."""
+    dependencies, options = (row[3], row[5] or ()) if len(row) > 3 else ((), ())
+    return row if ("ask", True) in options else (*row[:3], dependencies, (), (*options, ("ask", True)))

@@ -9,6 +9,9 @@ the rows are dropped. A checkpoint drops the rows before it, once its last part 
 But rows that made large values which live are kept, with the checkpoint before them: should such a value be lost, a replay makes it
 again (``remakes``).
 
+**Calls that are not logged** (``quiescence``) have no rows, only checkpoints. What had ended since the last one when the process
+died is lost then; how many calls that were is read from what the process left, and the job's driver is told once the actor lives again.
+
 **Where the control store cannot write** (a full disk), what is to be written waits here, in its order, and so do the outcomes in the
 actor's process. If that ends meanwhile, what waited has never happened.
 """
@@ -23,6 +26,7 @@ from zfabric.machines.parts import report
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address
 from zfabric.protocol.messages import DEAD, FAILED, Row
+from zfabric.protocol.names import brief
 from zfabric.protocol.options import LOG_NUMBERS_MAX
 
 if TYPE_CHECKING:
@@ -113,7 +117,24 @@ class _Writing:
 class KeptLog:
     """What is known of the log of one actor."""
 
-    __slots__ = ("actor_id", "blocks", "checkpoint", "failed", "last", "past", "replayed", "retry_at", "stray", "to_replay", "writing")
+    __slots__ = (
+        "actor_id",
+        "adopted",
+        "blocks",
+        "checkpoint",
+        "ended",
+        "exact",
+        "failed",
+        "last",
+        "lost",
+        "past",
+        "replayed",
+        "retry_at",
+        "stray",
+        "to_replay",
+        "waits_for",
+        "writing",
+    )
 
     def __init__(self, actor_id: bytes) -> None:
         self.actor_id = actor_id
@@ -130,6 +151,16 @@ class KeptLog:
         """Those of them that the control store could not write."""
         self.retry_at: float | None = None
         self.replayed = self.to_replay = 0
+        self.ended = 0
+        """Calls that have ended, of an actor whose calls are not logged, as far as is known."""
+        self.exact = False
+        """Whether its dead process has left that number, and not merely said it."""
+        self.waits_for = 0
+        """Calls that run while a checkpoint is due, of such an actor."""
+        self.lost = 0
+        """Calls that had ended after the checkpoints from which it was made again, as far as this scheduler has seen that."""
+        self.adopted = False
+        """Whether there was a scheduler before this one, which may have seen more."""
 
 
 class KeptLogs:
@@ -189,6 +220,13 @@ class KeptLogs:
             else:
                 self.tables.order(worker, m.CallerGone(caller))
 
+    def on_counted(self, now: float, source: Address, message: m.Counted) -> None:
+        """How many calls have ended that are not logged. Not what a process says that is yet to be the actor: the last one had more."""
+        record = self._record(source, message.actor_id)
+        if record is not None and record.worker is not None:
+            log = self.logs.setdefault(message.actor_id, KeptLog(message.actor_id))
+            log.ended, log.waits_for = message.ended, message.waits_for
+
     def _of(self, source: Address, message: m.Logged | m.Checkpoint) -> KeptLog | None:
         """The log that a message is for, if its sender may write it."""
         record = self._record(source, message.actor_id)
@@ -245,7 +283,7 @@ class KeptLogs:
 
     def _truncate(self, log: KeptLog, checkpoint: Block) -> None:
         """A checkpoint is whole: what came before it goes, but for what makes values again that live."""
-        spare = [block for block in log.stray if block.last < checkpoint.last]
+        spare = [block for block in log.stray if block.last <= checkpoint.last]
         log.stray = [block for block in log.stray if block.last > checkpoint.last]
         if log.checkpoint is None or log.checkpoint.last < checkpoint.last:
             past = Past(log.checkpoint, [])
@@ -260,15 +298,17 @@ class KeptLogs:
             else:
                 spare += past.all()
         log.past = kept
-        self._delete(log.actor_id, spare)
+        self._delete(log, spare)
 
     def _lives(self, identifier: bytes) -> bool:
         """Whether a value may have to be made again; perhaps that is under way (PENDING)."""
         record = self.tables.find(identifier)
         return record is not None and record.status != FAILED
 
-    def _delete(self, actor_id: bytes, blocks: list[Block]) -> None:
-        deletes = tuple(key for block in blocks for key in block.keys(actor_id))
+    def _delete(self, log: KeptLog, blocks: list[Block]) -> None:
+        """Drop these, but for what is written in the same place: a checkpoint after the same call as one that was never whole."""
+        stay = {key for block in self._all(log) if block.parts for key in block.keys(log.actor_id)}
+        deletes = tuple(key for block in blocks for key in block.keys(log.actor_id) if key not in stay)
         for block in blocks:
             self.references.unpin(block.refs)
         if deletes:
@@ -291,6 +331,45 @@ class KeptLogs:
             log.retry_at = None
             for writing in failed:
                 self._forget(log, writing)
+
+    def left(self, rows: Iterable[Row], early: bool = False) -> None:
+        """What dead processes have left: how many calls of which actors had ended. ``early``: which actors there are is not known yet."""
+        for actor_id, ended in rows:
+            log = self.logs.setdefault(actor_id, KeptLog(actor_id)) if early else self.logs.get(actor_id)
+            if log is not None:
+                log.ended, log.exact = ended, True
+
+    def lives_on(self, actor_id: bytes) -> None:
+        """An actor has lived through a daemon's restart: what a life before this one has left was heard by the daemon before this one."""
+        log = self.logs.get(actor_id)
+        if log is not None:
+            log.ended, log.exact = 0, False
+
+    def made_again(self, record: ActorRecord) -> None:
+        """An actor goes on from its last checkpoint: say what that has lost."""
+        log = self.logs.get(record.id)
+        if log is None or not record.restarts or not is_unlogged(record):
+            return
+        since = log.checkpoint.last if log.checkpoint is not None else 0
+        lost, exact = max(0, log.ended - since), log.exact
+        log.lost += lost
+        log.ended, log.exact, log.waits_for = since, False, 0
+        if lost or not exact:
+            self._tell_lost(record, f"after {since} calls" if log.checkpoint is not None else "of its beginning", lost, exact)
+
+    def _tell_lost(self, record: ActorRecord, when: str, lost: int, exact: bool) -> None:
+        if exact:
+            many = f"{lost} call{'s' if lost != 1 else ''}"
+        else:
+            many = f"at least {lost} calls, and perhaps more," if lost else "an unknown number of calls, if any,"
+        text = (
+            f"actor {record.class_name} {brief(record.id)} goes on from its checkpoint {when}: what {many} did to it that ended after "
+            "that is lost (their results are not)"
+        )
+        self.tables.say("warning", text)
+        driver = record.task.function.queue.job.driver
+        if driver is not None:
+            self.tables.tell(driver, m.Notice("warning", text))
 
     def acknowledge(self) -> None:
         """Tell actors what is committed: once a turn."""
@@ -315,17 +394,28 @@ class KeptLogs:
         source, token = about
         self.tables.send(source, m.Answer(token, (message.rows, message.more), ""))
 
-    def describe(self, actor_id: bytes) -> dict[str, int | str | None]:
-        """For people: how many calls were logged, when the last checkpoint was, how far a replay is. Of an actor without a log, nothing."""
-        log = self.logs.get(actor_id)
-        if log is None:
-            return {"logged_calls": None, "checkpoint": None, "replaying": ""}
-        replaying = f"{log.replayed} of {log.to_replay}" if log.replayed < log.to_replay else ""
-        return {
-            "logged_calls": log.last,
-            "checkpoint": log.checkpoint.last if log.checkpoint is not None else None,
-            "replaying": replaying,
+    def describe(self, record: ActorRecord) -> dict[str, int | str | None]:
+        """For people: how many calls were logged, when the last checkpoint was, what came since, how far a replay is, what was lost."""
+        every, unlogged = record.task.option("checkpoint_every"), is_unlogged(record)
+        log = self.logs.get(record.id)
+        checkpoint = log.checkpoint.last if log is not None and log.checkpoint is not None else None
+        found: dict[str, int | str | None] = {
+            "checkpoint_every": every,
+            "logged_calls": None,
+            "checkpoint": checkpoint,
+            "since_checkpoint": None,
+            "checkpoint_waits_for": 0,
+            "lost_calls": None,
+            "lost_known": True,
+            "replaying": "",
         }
+        if log is None:
+            return found
+        found["since_checkpoint"] = max(0, (log.ended if unlogged else log.last) - (checkpoint or 0))
+        if unlogged:
+            return {**found, "checkpoint_waits_for": log.waits_for, "lost_calls": log.lost, "lost_known": not log.adopted}
+        replaying = f"{log.replayed} of {log.to_replay}" if log.replayed < log.to_replay else ""
+        return {**found, "logged_calls": log.last, "replaying": replaying}
 
     # -- the end --
 
@@ -365,6 +455,7 @@ class KeptLogs:
         for key, value in rows:
             actor_id, last = key[:TASK_BYTES], int.from_bytes(key[TASK_BYTES : TASK_BYTES + 8], "big")
             log = self.logs.setdefault(actor_id, KeptLog(actor_id))
+            log.adopted = True
             log.last = max(log.last, last)
             if table == LOG:
                 refs, made, _ = report.unpacked(value)
@@ -372,8 +463,10 @@ class KeptLogs:
                 continue
             count, refs, _ = report.unpacked(value)
             index = int.from_bytes(key[TASK_BYTES + 8 :], "big")
-            if index == 0:
-                log.stray.append(Block(last, count, ()))
+            part = Block(last, count, ())
+            replaced = part not in log.stray and (log.checkpoint is None or log.checkpoint[:2] != (last, count))
+            if index == 0 or replaced:  # Of one that was never whole, the first part may have been replaced by that of another one.
+                log.stray.append(part)
             if index == count - 1 and log.stray and log.stray[-1][:2] == (last, count):  # The last part has all the others before it.
                 log.stray.pop()
                 if log.checkpoint is not None:
@@ -428,3 +521,8 @@ class KeptLogs:
 def worker_of(record: ActorRecord) -> WorkerRecord | None:
     """The worker in which an actor lives, or is being made."""
     return record.worker or record.task.worker
+
+
+def is_unlogged(record: ActorRecord) -> bool:
+    """Whether an actor has checkpoints, and its calls are not logged."""
+    return bool(record.task.option("unlogged", False))

@@ -92,12 +92,15 @@ class Mailbox:
         log = self.logs.get(actor_id) if self.logs else None
         for row in message.rows:
             call_id, method, arguments, *more = row
-            if log is not None and log.kept and self._answer_again(log, caller, call_id):
+            if log is not None and log.kept and self._answer_again(log, caller, row):
                 continue
             if more:
                 dependencies, values, options = more
                 if dependencies:
                     self.took.append((call_id, dependencies))
+                if options is not None and option(options, "ask", False) and (log is None or method not in log.readonly):
+                    self._returned.setdefault(caller, []).append((call_id, FAILED, (_not_kept(actor_id, method),)))
+                    continue
             else:
                 dependencies, values, options = (), (), None
             item = Invocation((call_id, b"", arguments, dependencies), attempt, values, (), actor_id, method, caller, options)
@@ -126,8 +129,11 @@ class Mailbox:
         if plain and option(item.options, "stream") is None:  # The end of a stream goes behind its values.
             self._returned.setdefault(item.caller, []).append((item.row[0], status, outputs))
         else:
-            row = self._reported[item.row[0]] = (item.row[0], item.caller, status, outputs, contained)
-            self._unsaid.append(row)
+            self._report(item.row[0], item.caller, status, outputs, contained)
+
+    def _report(self, call_id: bytes, caller: bytes, status: int, outputs: Row, contained: tuple[Row, ...]) -> None:
+        row = self._reported[call_id] = (call_id, caller, status, outputs, contained)
+        self._unsaid.append(row)
 
     def recorded(self, call_ids: Iterable[bytes]) -> None:
         """The scheduler has taken in outcomes. It has told the callers; should it have died before that left, they hear it from here."""
@@ -162,12 +168,17 @@ class Mailbox:
 
     # -- logs --
 
-    def _answer_again(self, log: CallLog, caller: bytes, call_id: bytes) -> bool:
+    def _answer_again(self, log: CallLog, caller: bytes, row: Row) -> bool:
         """A call comes again, whose outcome an incarnation before this one had: it is not run."""
+        call_id = row[0]
         kept = log.answer(caller, call_id)
         if kept is None:
             return False
-        if call_id not in self._reported and kept.number <= log.durable:  # Else it will be told, in its turn.
+        if call_id in self._reported or not log.may_tell(kept):
+            return True
+        if len(row) > 3 and option(row[5], "stream") is not None:
+            self._report(call_id, caller, kept.status, kept.outputs, ())
+        else:
             self._returned.setdefault(caller, []).append((call_id, kept.status, kept.outputs))
         return True
 
@@ -186,8 +197,7 @@ class Mailbox:
 
     def made_again(self, log: CallLog, call: LoggedCall, outputs: Row, contained: tuple[Row, ...]) -> None:
         """A replay has made values of a call anew that its caller may not have. If somebody has them, these are dropped."""
-        row = self._reported[call.call_id] = (call.call_id, call.caller, call.status, outputs, contained)
-        self._unsaid.append(row)
+        self._report(call.call_id, call.caller, call.status, outputs, contained)
         log.unrecorded.add(call.call_id)
 
     def stop_later(self, call_id: bytes, reason: str) -> None:
@@ -248,3 +258,12 @@ class Mailbox:
         for caller, outcomes in returned.items():
             if caller not in self.gone:
                 yield Send(CLIENT + caller, m.Returned(tuple(outcomes)))
+
+
+def _not_kept(actor_id: bytes, method: str) -> bytes:
+    """What becomes of a call that its caller only asks for: no checkpoint has its outcome."""
+    text = (
+        f"{method} of actor {short(actor_id)} has no result (it may have run, in part or in whole): the actor's process ended, and it goes "
+        "on from a checkpoint that does not contain this call"
+    )
+    return pack_failure("ActorUnavailableError", text, (("actor", short(actor_id)), ("outcome", "unknown")))

@@ -222,6 +222,7 @@ class Membership:
 
     def on_process_died(self, now: float, source: Address, message: m.ProcessDied) -> None:
         """A process is proved dead."""
+        self.scheduler.logs.left(message.ended, self.recovering)
         known = self.tables.by_pid.pop(message.pid, None)
         if isinstance(known, WorkerRecord):
             starting = known.state == STARTING
@@ -375,6 +376,7 @@ class Membership:
         if not self.recovering:
             return
         self._table_known = True
+        self.scheduler.logs.left(message.ended, True)
         self._deadline = now + self.scheduler.config.recovery_seconds
         for token, pid in message.workers:
             worker = WorkerRecord(token, None, NO_ENVIRONMENT, now)

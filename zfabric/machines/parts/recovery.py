@@ -49,6 +49,7 @@ HELD = frozenset(
         m.Logged,
         m.Checkpoint,
         m.Replaying,
+        m.Counted,
         m.Find,
         m.Expect,
         m.Reported,
@@ -75,7 +76,7 @@ HELD = frozenset(
 HELD_QUESTIONS = ("actor", "actor log", "nothing")
 """Likewise, of questions: what has a name is not known before, nor has anything that was said been taken in."""
 _AFTERWARDS = (
-    m.TakenBack, m.Unblocked, m.Find, m.Logged, m.Checkpoint, m.Replaying, m.Reported,
+    m.TakenBack, m.Unblocked, m.Find, m.Logged, m.Checkpoint, m.Replaying, m.Counted, m.Reported,
     m.Fetch, m.Release, m.Cancel, m.Kill, m.Leaving, m.Ended, m.Query, m.Goodbye,
 )  # fmt: skip
 """What is taken in last, in its order."""

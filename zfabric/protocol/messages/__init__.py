@@ -29,6 +29,7 @@ from zfabric.protocol.messages.actors import DEAD as DEAD
 from zfabric.protocol.messages.actors import Call as Call
 from zfabric.protocol.messages.actors import CallerGone as CallerGone
 from zfabric.protocol.messages.actors import Checkpoint as Checkpoint
+from zfabric.protocol.messages.actors import Counted as Counted
 from zfabric.protocol.messages.actors import Delays as Delays
 from zfabric.protocol.messages.actors import Durable as Durable
 from zfabric.protocol.messages.actors import Ended as Ended

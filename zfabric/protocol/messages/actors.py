@@ -222,6 +222,19 @@ class Replaying(NamedTuple):
     callers: Ids
 
 
+class Counted(NamedTuple):
+    """actor -> local scheduler. So many calls have ended of an actor whose calls are not logged, over all its incarnations.
+
+    Those count of which nothing is left in an incarnation that begins with a checkpoint from before them, until then. ``waits_for`` are
+    the calls that run while a checkpoint is due, 0 if none is. For people, and said once a second if it has changed: what is
+    exact is in the process's slot when it has died (``ProcessDied``).
+    """
+
+    actor_id: bytes
+    ended: int
+    waits_for: int
+
+
 class Taken(NamedTuple):
     """client -> actor. I have the outcomes of these calls of mine; with ``others``, of all but these.
 

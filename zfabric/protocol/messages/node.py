@@ -18,7 +18,8 @@ class WorkerSpawned(NamedTuple):
 class ProcessDied(NamedTuple):
     """shell -> local scheduler. Proved dead. ``signal`` 0 for an exit; ``peak`` memory in bytes; ``stderr`` its last lines.
 
-    ``executing`` is the task that was on top of the worker's stack, read from its slot after its death (empty: none).
+    ``executing`` is the task that was on top of the worker's stack, read from its slot after its death (empty: none); so are
+    ``ended``, rows ``(actor_id, count)``: the calls that had ended of an actor whose calls are not logged (``Counted``).
     """
 
     pid: int
@@ -27,12 +28,17 @@ class ProcessDied(NamedTuple):
     peak: int
     stderr: str
     executing: bytes = b""
+    ended: Rows = ()
 
 
 class ProcessTable(NamedTuple):
-    """shell -> local scheduler, once after a daemon's restart. Workers ``(token, pid)`` the supervisor still has."""
+    """shell -> local scheduler, once after a daemon's restart. Workers ``(token, pid)`` the supervisor still has.
+
+    ``ended`` as in ``ProcessDied``, of all that are dead; the daemon before this one may have heard of some of them.
+    """
 
     workers: Rows
+    ended: Rows = ()
 
 
 class MemoryPressure(NamedTuple):

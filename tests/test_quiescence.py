@@ -1,0 +1,441 @@
+"""Checkpoints of actors that run several calls at once: the gate and the outcomes kept, what callers ask for, what is said to be lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from test_call_logs import ACTOR, ANN, DAEMON, Actor, Store, home, lasts, part
+from test_local_scheduler import CLIENT, DRIVER, OWN
+
+from zfabric.machines.parts import actor_report
+from zfabric.machines.parts.kept_logs import CHECKPOINT, newest
+from zfabric.machines.parts.quiescence import CLOSED, OPEN, PAUSE, QUIET, TAKING, Gate, Unlogged
+from zfabric.protocol import effects as e
+from zfabric.protocol import messages as m
+from zfabric.protocol.failures import unpack_failure
+from zfabric.protocol.ids import WORKER
+from zfabric.protocol.messages import FAILED, OK
+
+PATIENCE = 2.0
+
+# -- the actor's side ------------------------------------------------------------------------------------------------------------
+
+
+class Beside(Actor):
+    """An actor that runs as many calls at once as the test begins."""
+
+    def __init__(self, every: int = 3, attempt: int = 0) -> None:
+        super().__init__(every, attempt)
+        self.worker.beside = True
+        self.log: Unlogged = Unlogged(ACTOR, attempt, every)
+        self.log.readonly = frozenset({"look"})
+        self.worker.mailbox.logs[ACTOR] = self.log
+        self.gate = self.worker.gate = Gate(self.log, PATIENCE)
+
+    def begin(self, count: int = 1000) -> list[int]:
+        """Begin as many calls as may begin, up to so many."""
+        found: list[int] = []
+        while len(found) < count and (item := self.worker.begin_beside(self.worker.mailbox.queue)) is not None:
+            found.append(int.from_bytes(item.row[0], "big"))
+        self.worker.check_invariants()
+        return found
+
+    def end(self, *calls: int, now: float = 0.0, outputs: tuple[Any, ...] = (b"value",), contained: tuple[Any, ...] = ()) -> None:
+        for call in calls:
+            item: Any = self.worker.running_calls[call.to_bytes(16, "big")]
+            assert not self.worker.finish_call(item, OK, outputs, contained, now - 0.001, 0.001), "nothing is held back"
+            self.worker.check_invariants()
+
+    def take(self, state: bytes = b"state") -> m.Checkpoint:
+        """Take the checkpoint; what is said of it."""
+        assert self.gate.take()
+        assert not self.gate.take(), "once"
+        self.log.checkpoint(state, ())
+        self.gate.taken()
+        (said,) = self.said(m.Checkpoint)
+        return said  # type: ignore[no-any-return]
+
+    def tick(self, now: float) -> None:
+        due = self.worker.next_deadline()
+        assert due is not None
+        assert due <= now
+        self.worker.tick(now)
+
+    def heard(self, message: m.Message, now: float = 0.0) -> None:
+        self.worker.step(now, b"L" + DAEMON, message)
+
+
+def restored(checkpoint: m.Checkpoint) -> tuple[Beside, bytes | None]:
+    actor = Beside(attempt=1)
+    state, rows = actor.log.restore(checkpoint.data, checkpoint.last, ())
+    assert rows == []
+    return actor, state
+
+
+def failure_in(actor: Beside) -> list[tuple[int, str, str]]:
+    """Calls that have failed: number, kind, and what is said of whether they ran."""
+    found = []
+    for message in actor.said(m.Returned):
+        for call_id, status, outputs in message.rows:
+            assert status == FAILED
+            kind, _, facts = unpack_failure(outputs[0])
+            found.append((int.from_bytes(call_id, "big"), kind, dict(facts)["outcome"]))
+    return found
+
+
+def test_outcomes_leave_at_once_and_the_gate_closes_when_a_checkpoint_is_due() -> None:
+    actor = Beside(every=3)
+    actor.call(1, 2, 3, 4, 5, 6)
+    assert actor.begin(4) == [1, 2, 3, 4]
+    actor.end(2, 1)
+    assert actor.returned() == [2, 1]
+    assert actor.gate.state == OPEN
+    actor.end(4)
+    assert (actor.gate.state, actor.begin()) == (CLOSED, []), "5 and 6 wait for 3"
+    actor.end(3)
+    assert actor.gate.state == QUIET
+    assert actor.begin() == []
+    said = actor.take()
+    assert said.last == 4
+    assert actor.begin() == [5, 6]
+
+
+def test_a_moment_that_is_quiet_by_itself_is_taken_and_nothing_begins_until_it_is() -> None:
+    actor = Beside(every=1)
+    actor.call(1, 2)
+    actor.begin(1)
+    actor.end(1)
+    assert actor.gate.state == QUIET
+    assert actor.gate.take()
+    assert (actor.gate.state, actor.begin()) == (TAKING, [])
+    actor.log.no_checkpoint()
+    actor.gate.taken()
+    assert actor.begin() == [2], "also if none could be taken"
+    assert not actor.log.due
+
+
+def test_one_checkpoint_at_a_time_is_written() -> None:
+    """What is taken while the store cannot write would pile up."""
+    actor = Beside(every=1)
+    actor.call(1, 2)
+    actor.begin(1)
+    actor.end(1)
+    first = actor.take()
+    actor.begin()
+    actor.end(2)
+    assert actor.gate.state == OPEN
+    actor.heard(m.Durable(ACTOR, first.number))
+    assert actor.gate.state == QUIET
+
+
+def test_the_gate_does_not_stay_closed_for_ever_and_not_again_before_what_has_outlasted_it_has_ended() -> None:
+    actor = Beside(every=1)
+    actor.call(1, 2, 3, 4, 5, 6)
+    actor.begin(2)
+    actor.end(2, now=10.0)
+    assert actor.gate.state == CLOSED
+    actor.tick(10.0 + PATIENCE)
+    assert (actor.gate.state, actor.gate.wants_shell) == (OPEN, True)
+    actor.gate.in_vain = False  # People were told.
+    later = 10.0 + PATIENCE + PAUSE * PATIENCE
+    assert actor.begin(3) == [3, 4, 5]
+    actor.end(3, now=later + 1)
+    assert actor.gate.state == OPEN, "the first call has outlasted it, and runs"
+    actor.end(1, now=later + 2)
+    assert actor.gate.state == CLOSED
+    actor.tick(later + 2 + PATIENCE)
+    assert not actor.gate.wants_shell, "it is said once"
+    actor.end(4, now=later + 3 + PATIENCE)
+    assert actor.gate.state == OPEN
+    actor.end(5, now=later + 3 + PATIENCE)
+    assert actor.gate.state == QUIET, "nothing runs: that is taken at any time"
+
+
+def test_the_gate_is_open_for_twenty_times_as_long_as_it_was_closed_in_vain() -> None:
+    actor = Beside(every=1)
+    actor.call(*range(1, 9))
+    actor.begin(3)
+    actor.end(1, now=10.0)
+    opened = 10.0 + PATIENCE
+    actor.tick(opened)
+    actor.begin(2)
+    actor.end(2, 3, now=opened + 0.1)
+    assert actor.gate.state == OPEN, "what has outlasted it has ended, but it is too soon"
+    actor.begin(2)
+    actor.end(4, now=opened + PAUSE * PATIENCE + 0.1)
+    assert actor.gate.state == CLOSED
+
+
+def test_without_patience_nothing_is_held_back() -> None:
+    actor = Beside(every=1)
+    actor.gate.patience = 0.0
+    actor.call(1, 2, 3)
+    actor.begin(2)
+    actor.end(1)
+    assert (actor.gate.state, actor.begin()) == (OPEN, [3])
+    actor.end(2, 3)
+    assert actor.gate.state == QUIET
+
+
+def test_readonly_calls_are_neither_counted_nor_waited_for_nor_kept() -> None:
+    actor = Beside(every=2)
+    actor.call(1, 2, 3, method="look")
+    actor.begin(2)
+    actor.end(1)
+    assert (actor.log.number, actor.log.kept) == (0, {})
+    actor.call(4, 5)
+    actor.begin(3)
+    actor.end(4, 5)
+    assert actor.gate.state == QUIET, "although two of them run"
+    assert actor.gate.waits_for == 0
+
+
+def test_a_checkpoint_waits_until_large_values_are_taken_in() -> None:
+    actor = Beside(every=1)
+    actor.call(1, 2)
+    actor.begin(1)
+    actor.end(1, outputs=((4096, 100_000),))
+    assert (actor.gate.state, actor.begin()) == (CLOSED, [])
+    actor.heard(m.Recorded(((1).to_bytes(16, "big"),)))
+    assert actor.gate.state == QUIET
+
+
+def test_what_the_checkpoint_contains_is_answered_and_not_run_again() -> None:
+    actor = Beside(every=3)
+    actor.call(1, 2, 3)
+    actor.begin()
+    actor.end(3, 1, 2)
+    actor.worker.step(0.0, CLIENT + ANN, m.Taken(ACTOR, ((1).to_bytes(16, "big"),), False))
+    said = actor.take(b"after three")
+    actor.call(4)
+    actor.begin()
+    actor.end(4)
+    again, state = restored(said)
+    assert state == b"after three"
+    again.call(2, 3, 4)
+    assert again.returned() == [2, 3]
+    assert again.waiting() == [4], "its caller makes it again"
+
+
+def test_a_stream_that_the_checkpoint_contains_has_its_end_told_by_way_of_the_scheduler() -> None:
+    actor = Beside(every=1)
+    stream = {"options": (("stream", 0),)}
+    actor.call(1, **stream)
+    actor.begin()
+    actor.end(1, outputs=(b"three",))
+    again, _ = restored(actor.take())
+    again.call(1, **stream)
+    assert (again.waiting(), again.returned()) == ([], [])
+    ((row,),) = (message.rows for message in again.said(m.Reported))
+    assert row == ((1).to_bytes(16, "big"), ANN, OK, (b"three",), ())
+
+
+def test_a_call_that_is_only_asked_for_is_answered_or_unknown_and_runs_only_if_it_changes_nothing() -> None:
+    actor = Beside(every=1)
+    actor.call(1)
+    actor.begin()
+    actor.end(1)
+    again, _ = restored(actor.take())
+    ask = {"options": (("ask", True),)}
+    again.call(1, **ask)
+    assert again.returned() == [1]
+    again.call(2, **ask)
+    assert failure_in(again) == [(2, "ActorUnavailableError", "unknown")]
+    assert again.waiting() == []
+    again.call(3, method="look", **ask)
+    assert again.waiting() == [3]
+
+
+def test_what_is_counted_is_said_when_it_has_changed_and_to_a_restarted_daemon() -> None:
+    actor = Beside(every=2)
+    actor.call(1, 2, 3)
+    actor.begin()
+    actor.end(1, 2)
+    actor.worker.say_counts()
+    assert actor.said(m.Counted) == [m.Counted(ACTOR, 2, 1)]
+    actor.worker.say_counts()
+    assert actor.said(m.Counted) == []
+    actor.end(3)
+    said = actor.take()
+    again = [message for message in actor.worker.running() if type(message) in (m.Counted, m.Checkpoint)]
+    assert again == [said, m.Counted(ACTOR, 2, 1)]
+
+
+def test_an_actor_that_ends_for_good_does_not_wait_for_its_checkpoint() -> None:
+    actor = Beside(every=1)
+    actor.call(1)
+    actor.begin()
+    actor.end(1)
+    actor.take()
+    assert actor.returned() == [1]
+    assert actor.worker.mailbox.settled
+
+
+# -- the scheduler's side --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store() -> Store:
+    return made_store()
+
+
+def made_store() -> Store:
+    """A node on which an actor is being made that has checkpoints, and whose calls are not logged."""
+    made = Store()
+    made.scheduler.membership.prestart(made.now)
+    made.driver()
+    options = (("actor", b""), ("max_restarts", -1), ("max_retries", -1), ("checkpoint_every", 3), ("unlogged", True))
+    made.say(CLIENT + DRIVER, m.Export(((b"a" * 16, "Counter", b"payload", options),)))
+    made.workers()
+    made.submit((ACTOR, b"a" * 16, b"", ()))
+    return made
+
+
+def dies(store: Store, worker: bytes, ended: int | None = None) -> None:
+    """A worker is dead, and what its slot says is how many calls had ended; None: it has no slot."""
+    left = ((ACTOR, ended),) if ended is not None else ()
+    store.say(b"X" + OWN, m.ProcessDied(store.pids.pop(worker), 0, 9, 0, "", b"", left))
+    store.workers()
+
+
+def warnings(store: Store) -> list[str]:
+    said = [message.text for to, message in store.take(m.Notice) if to == CLIENT + DRIVER]
+    logged = [effect.text for effect in store.effects if isinstance(effect, e.Say)]
+    store.effects = [effect for effect in store.effects if not isinstance(effect, e.Say)]
+    assert said == logged, "the daemon's log has it, too"
+    return said
+
+
+def described(store: Store) -> dict[str, Any]:
+    (row,) = actor_report.listing(store.scheduler, store.now, 10)
+    return row
+
+
+def test_what_had_ended_after_the_last_checkpoint_is_said_to_be_lost_once_the_actor_lives_again(store: Store) -> None:
+    worker = home(store)
+    store.say(WORKER + worker, part(1, 0))
+    store.say(WORKER + worker, part(2, 4))
+    store.say(WORKER + worker, m.Counted(ACTOR, 6, 2))
+    row = described(store)
+    assert (row["checkpoint_every"], row["checkpoint"], row["since_checkpoint"], row["checkpoint_waits_for"], row["lost_calls"]) == (
+        3,
+        4,
+        2,
+        2,
+        0,
+    )
+    assert row["logged_calls"] is None
+    dies(store, worker, ended=7)
+    assert warnings(store) == []
+    worker = home(store, attempt=1)
+    (text,) = warnings(store)
+    assert "after 4 calls" in text
+    assert "what 3 calls did" in text
+    assert (described(store)["lost_calls"], described(store)["since_checkpoint"]) == (3, 0)
+    dies(store, worker, ended=4)
+    home(store, attempt=2)
+    assert warnings(store) == [], "nothing was lost"
+    assert described(store)["lost_calls"] == 3
+
+
+def test_a_checkpoint_that_is_committed_after_the_death_counts(store: Store) -> None:
+    worker = home(store)
+    store.slow = True
+    store.say(WORKER + worker, part(1, 0))
+    store.say(WORKER + worker, part(2, 5))
+    dies(store, worker, ended=6)
+    store.commit()
+    home(store, attempt=1)
+    assert "after 5 calls: what 1 call did" in warnings(store)[0]
+
+
+@pytest.mark.parametrize(("counted", "text"), [(0, "an unknown number of calls, if any,"), (9, "at least 5 calls, and perhaps more,")])
+def test_where_the_dead_process_has_left_no_word_it_is_said_that_more_may_be_lost(store: Store, counted: int, text: str) -> None:
+    worker = home(store)
+    store.say(WORKER + worker, part(1, 4))
+    if counted:
+        store.say(WORKER + worker, m.Counted(ACTOR, counted, 0))
+    dies(store, worker)
+    home(store, attempt=1)
+    assert text in warnings(store)[0]
+
+
+def test_what_a_life_has_left_that_a_daemon_before_this_one_heard_of_is_not_the_next_ones(store: Store) -> None:
+    worker = home(store)
+    store.say(WORKER + worker, part(1, 4))
+    store.scheduler.logs.left(((ACTOR, 9),), True)
+    store.scheduler.logs.lives_on(ACTOR)
+    assert described(store)["since_checkpoint"] == 0
+    dies(store, worker)
+    home(store, attempt=1)
+    assert "an unknown number of calls" in warnings(store)[0]
+
+
+def test_what_is_counted_before_the_actor_lives_again_is_not_what_is_lost(store: Store) -> None:
+    worker = home(store)
+    store.say(WORKER + worker, part(1, 4))
+    dies(store, worker, ended=7)
+    ((to, _),) = store.take(m.Dispatch)
+    store.say(WORKER + to[1:], m.Counted(ACTOR, 4, 0))
+    store.say(WORKER + to[1:], m.Completed(((ACTOR, 1, OK, (b"actor",)),), (), (), b""))
+    assert "what 3 calls did" in warnings(store)[0]
+
+
+def test_only_the_process_of_an_actor_counts_its_calls(store: Store) -> None:
+    worker = home(store)
+    store.say(WORKER + worker, part(1, 4))
+    other = next(each for each in store.workers() if each != worker)
+    store.say(WORKER + other, m.Counted(ACTOR, 100, 0))
+    assert described(store)["since_checkpoint"] == 0
+
+
+def test_people_are_told_what_a_restart_would_lose_and_what_the_checkpoint_waits_for(store: Store) -> None:
+    worker = home(store)
+    store.say(WORKER + worker, part(1, 4))
+    store.say(WORKER + worker, m.Counted(ACTOR, 9, 2))
+    found = store.scheduler.explain(ACTOR)
+    assert found is not None
+    assert dict(found.facts)["checkpoints"] == (
+        "every 3 calls, the last after 4; 5 ended since, which a restart would lose; one is due, and waits for 2 that run"
+    )
+    assert "lost" not in dict(found.facts)
+    dies(store, worker, ended=9)
+    home(store, attempt=1)
+    found = store.scheduler.explain(ACTOR)
+    assert found is not None
+    assert dict(found.facts)["lost"] == "what 5 calls did that had ended after a checkpoint when the process died"
+
+
+def test_a_checkpoint_after_the_same_call_as_one_that_was_never_whole_takes_its_place_and_leaves_nothing(store: Store) -> None:
+    """The next incarnation counts on from where the last whole one was, and comes to the same number, perhaps with fewer parts."""
+    first = home(store)
+    store.say(WORKER + first, part(1, 0))
+    for index in range(3):
+        store.say(WORKER + first, part(2 + index, 5, index, 4))
+    dies(store, first, ended=5)
+    second = home(store, attempt=1)
+    store.say(WORKER + second, part(1, 5, 0, 2)._replace(attempt=1))
+    assert newest(sorted(store.rows[CHECKPOINT].items()))[1] == 0, "neither is whole"
+    store.say(WORKER + second, part(2, 5, 1, 2)._replace(attempt=1))
+    assert lasts(store, CHECKPOINT) == [5, 5]
+    assert newest(sorted(store.rows[CHECKPOINT].items()))[1] == 5
+
+
+def test_a_restarted_scheduler_drops_the_parts_that_another_checkpoint_after_the_same_call_has_left(store: Store) -> None:
+    first = home(store)
+    for index in range(3):
+        store.say(WORKER + first, part(1 + index, 5, index, 4))
+    rows = {**store.rows[CHECKPOINT]}
+    dies(store, first, ended=5)
+    second = home(store, attempt=1)
+    for index in range(2):
+        store.say(WORKER + second, part(1 + index, 5, index, 2)._replace(attempt=1))
+    rows.update(store.rows[CHECKPOINT])  # As it is if the daemon dies between the last part and the deletion of what it replaces.
+    fresh = made_store()
+    fresh.rows[CHECKPOINT] = rows
+    fresh.scheduler.logs.adopt(CHECKPOINT, tuple(sorted(rows.items())))
+    assert fresh.scheduler.logs.logs[ACTOR].checkpoint[:2] == (5, 2)  # type: ignore[index]
+    worker = home(fresh)
+    fresh.say(WORKER + worker, part(1, 8))
+    assert lasts(fresh, CHECKPOINT) == [8]

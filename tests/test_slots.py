@@ -1,0 +1,47 @@
+"""What outlives a worker: its page, which is read when it is dead, and stays where the next daemon may need it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from zfabric.runtime.slots import COUNT, Slots, open_slot
+
+TASK, ACTOR = b"t" * 16, b"a" * 16
+FIRST, SECOND, THIRD = b"\x01first..", b"\x01second.", b"\x01third.."
+
+
+def left(directory: Path, token: bytes, task: bytes = b"", ended: int | None = None) -> None:
+    """A worker that is dead now."""
+    page = open_slot(str(directory), token)
+    page[0 : len(task)] = task
+    if ended is not None:
+        COUNT.pack_into(page, 16, ended, ACTOR)
+    page.close()
+
+
+def test_what_ran_is_read_once(tmp_path: Path) -> None:
+    left(tmp_path, FIRST, TASK)
+    slots = Slots(str(tmp_path))
+    assert slots.read(FIRST) == (TASK, ())
+    assert slots.read(FIRST) == (b"", ())
+    assert os.listdir(tmp_path) == []
+
+
+def test_how_many_calls_had_ended_is_kept_until_the_same_actor_leaves_a_newer_page(tmp_path: Path) -> None:
+    left(tmp_path, FIRST, ended=7)
+    slots = Slots(str(tmp_path))
+    assert slots.read(FIRST) == (b"", ((ACTOR, 7),))
+    assert Slots(str(tmp_path)).read(FIRST) == (b"", ((ACTOR, 7),)), "for the next daemon"
+    left(tmp_path, SECOND, ended=9)
+    assert slots.read(SECOND) == (b"", ((ACTOR, 9),))
+    assert os.listdir(tmp_path) == [f"{SECOND.hex()}.slot"]
+
+
+def test_of_those_that_are_dead_all_are_read(tmp_path: Path) -> None:
+    left(tmp_path, FIRST, TASK)
+    left(tmp_path, SECOND, ended=3)
+    left(tmp_path, THIRD, ended=5)
+    (tmp_path / "0100").touch()
+    assert Slots(str(tmp_path)).read_others({THIRD}) == ((ACTOR, 3),)
+    assert sorted(os.listdir(tmp_path)) == sorted(["0100", f"{SECOND.hex()}.slot", f"{THIRD.hex()}.slot"])

@@ -1,0 +1,70 @@
+"""What outlives a worker process: its slot, a page that it writes and the daemon reads when it is dead.
+
+In it is the task on top of the stack, and, of an actor that has checkpoints and whose calls are not logged, how many have ended: exact
+at any moment, and without a message. A page that counts calls stays until the same actor leaves a newer one: a daemon that reads it
+may die before the actor lives again, and the next one is to know it, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import struct
+from collections.abc import Collection
+
+from zfabric.protocol.ids import TASK_BYTES
+from zfabric.protocol.messages import Row
+
+COUNT = struct.Struct(f"<Q{TASK_BYTES}s")
+"""Behind the task: how many calls have ended, of which actor."""
+_SUFFIX = ".slot"
+
+
+def slot_path(directory: str, token: bytes) -> str:
+    """Where a worker's is."""
+    return f"{directory}/{token.hex()}{_SUFFIX}"
+
+
+def open_slot(directory: str, token: bytes) -> mmap.mmap:
+    """A worker's own. Where the disk is full it is lost with it, and the daemon suspects the first of the tasks that the worker had."""
+    descriptor = os.open(slot_path(directory, token), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, mmap.PAGESIZE)  # An error now, rather than a SIGBUS when it is first written to.
+        return mmap.mmap(descriptor, mmap.PAGESIZE)
+    except OSError:
+        return mmap.mmap(-1, mmap.PAGESIZE)
+    finally:
+        os.close(descriptor)
+
+
+class Slots:
+    """Those of the dead."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self._kept: dict[bytes, str] = {}
+        """Pages that count calls, by actor."""
+
+    def read(self, token: bytes) -> tuple[bytes, tuple[Row, ...]]:
+        """The task that was on top (empty: none), and rows as in ``ProcessDied.ended``."""
+        path = slot_path(self.directory, token)
+        try:
+            with open(path, "rb") as file:
+                left = file.read(TASK_BYTES + COUNT.size).ljust(TASK_BYTES + COUNT.size, b"\0")
+        except OSError:
+            return b"", ()
+        executing = left[:TASK_BYTES]
+        ended, actor_id = COUNT.unpack_from(left, TASK_BYTES)
+        counts = any(actor_id)
+        spare = self._kept.pop(actor_id, "") if counts else path
+        if counts:
+            self._kept[actor_id] = path
+        with contextlib.suppress(OSError):
+            os.unlink(spare)
+        return executing if any(executing) else b"", ((actor_id, ended),) if counts else ()
+
+    def read_others(self, living: Collection[bytes]) -> tuple[Row, ...]:
+        """What all have left that are not among the living."""
+        names = (name.removesuffix(_SUFFIX) for name in sorted(os.listdir(self.directory)) if name.endswith(_SUFFIX))
+        return tuple(row for token in map(bytes.fromhex, names) if token not in living for row in self.read(token)[1])
