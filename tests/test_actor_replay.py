@@ -308,6 +308,26 @@ def test_people_see_what_is_logged() -> None:
     assert (row["logged_calls"], row["checkpoint"], row["replaying"]) == (10, 8, "")
 
 
+def test_people_see_how_far_a_replay_is(tmp_path: Path) -> None:
+    @zf.remote(max_restarts=-1, checkpoint_every=0)
+    class Steps:
+        def step(self, gate: str) -> int:
+            eventually(lambda: os.path.exists(gate), "the gate opens")
+            return os.getpid()
+
+    steps, gate = Steps.remote(), tmp_path / "gate"
+    gate.touch()
+    pid = get([steps.step.remote(str(gate)) for _ in range(7)])[0]
+    gate.unlink()
+    kill(pid)
+    eventually(lambda: "0 of 7 logged calls have run again" in str(zf.explain(steps)), "its replay waits at the first call")
+    row = next(row for row in query("actors") if row["actor_id"] == steps._actor_id.hex())
+    assert (row["state"], row["replaying"]) == ("creating", "0 of 7")
+    gate.touch()
+    assert get(steps.step.remote(str(gate))) != pid
+    assert "run again" not in str(zf.explain(steps))
+
+
 def test_a_log_is_cut_by_checkpoints_and_gone_with_its_actor() -> None:
     ledger = Ledger.options(checkpoint_every=4).remote()
     get([ledger.write.remote(number) for number in range(100)])
@@ -339,9 +359,6 @@ def test_options_that_do_not_go_together_say_so() -> None:
     class Plain:
         def one(self) -> None: ...
 
-    class Async:
-        async def one(self) -> None: ...
-
     class Stream:
         @zf.method(num_returns="streaming")
         def values(self) -> Any:
@@ -352,9 +369,6 @@ def test_options_that_do_not_go_together_say_so() -> None:
 
     for kind, options, text in (
         (Plain, {}, "nothing to restart: set max_restarts"),
-        (Plain, {"max_restarts": 1, "max_concurrency": 2}, "several calls at once"),
-        (Plain, {"max_restarts": 1, "concurrency_groups": {"io": 1}}, "several calls at once"),
-        (Async, {"max_restarts": 1}, "one is 'async def'"),
         (Stream, {"max_restarts": 1}, "values makes a stream.*readonly=True"),
         (Half, {"max_restarts": 1}, "one of __zf_save__ and __zf_load__"),
     ):
