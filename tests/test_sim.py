@@ -32,7 +32,7 @@ FIRST = {
     "callers-forgotten": 250,
     "expected-not-said-again": 133,
     "reported-once": 177,
-    "stops-do-not-overtake": 819,
+    "stops-do-not-overtake": 400,
     "kill-ends-neighbours": 108,
     "logged-results-before-commit": 30,
     "logged-duplicates-run-again": 30,
@@ -41,6 +41,9 @@ FIRST = {
     "log-cut-without-checkpoint": 177,
     "rows-of-the-dead-written": 8,
     "stale-incarnation-commits": 8,
+    "checkpoint-while-calls-run": 6,
+    "lost-calls-not-counted": 223,
+    "asked-for-runs-again": 50,
 }
 """Where to begin looking for those that take long. Only a hint: the rest of the seeds follows."""
 

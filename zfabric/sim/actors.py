@@ -59,6 +59,9 @@ class ActorAuthor(Author):
         self._lightweight: set[int] = set()
         self._sheltered: set[int] = set()
         """Lightweight actors that such ones make. They kill no process: their makers may live there, and would make them anew for ever."""
+        self.several = random.Random(f"actors of {seed} that run several calls at once")
+        self.more_calls = self.several.choice((6, 12, 24))
+        """Calls of those among them that have checkpoints, beyond the calls of others: so that there are some, at the same time."""
 
     def _statement(self, scope: Scope) -> None:
         choice = self.random.random()
@@ -70,6 +73,7 @@ class ActorAuthor(Author):
             for _ in range(self.random.randrange(1, self.fanout + 1)):
                 if self.calls_left > 0:
                     self._invoke(scope, slot)
+            self._invoke_more(scope, slot)
         elif choice < 0.59 and scope.handles:
             slot = self.random.choice(list(scope.handles))
             del scope.handles[slot]
@@ -100,8 +104,11 @@ class ActorAuthor(Author):
         restarts, retries = rng.choice(((0, 0), (1, 0), (1, 1), (-1, -1), (-1, -1), (-1, 0)))
         kind = LIGHT if self.sharing and self.light.random() < 0.7 else ACTOR
         logged = kind == ACTOR and self.logging.random() < 0.6
+        beside, saved = self._beside() if kind == ACTOR and not logged else ((), False)
         if logged:
             restarts, retries = -1, LOGGED
+        elif saved and not restarts:
+            restarts, retries = self.several.choice(((1, 0), (-1, 0), (-1, 2), (-1, -1)))
         dies = self.crashing or (self.deaths and kind == LIGHT)  # with a neighbour
         errors = GONE if mortal or (dies and not self._outlives(restarts, retries)) else NOTHING
         if scope.doomed:
@@ -110,10 +117,31 @@ class ActorAuthor(Author):
         label = rng.randrange(MODULUS)
         spec, outcomes = self._birth(ordinal, kind, label, inner, scope)
         born = outcomes[0].number is not None
-        handle = scope.slot(Handle(ordinal, errors if born else errors | GONE | outcomes[0].errors, retries, mortal, born))
+        handle = scope.slot(Handle(ordinal, errors if born else errors | GONE | outcomes[0].errors, retries, mortal, born, logged or saved))
         every = (("checkpoint_every", self.logging.choice((0, 1, 2, 5))),) if logged else ()
-        options = (("max_restarts", restarts), *every, *((("contains", boxed),) if boxed else ()))
+        options = (("max_restarts", restarts), *every, *beside, *((("contains", boxed),) if boxed else ()))
         scope.statements.append(("make", handle, kind, spec, options, boxed))
+        self._invoke_more(scope, handle)
+
+    def _invoke_more(self, scope: Scope, slot: int) -> None:
+        """Of an actor that has checkpoints and no log, many calls at once, which nothing else in the program depends on."""
+        handle = scope.handles[slot]
+        if handle.keeps and handle.retries != LOGGED:
+            rest, self.random = self.random, self.several
+            for _ in range(min(self.more_calls, self.several.choice((2, 4, 8)))):
+                self.more_calls -= 1
+                self._invoke(scope, slot)
+            self.random = rest
+
+    def _beside(self) -> tuple[tuple[tuple[str, Any], ...], bool]:
+        """Options of one that runs several calls at once, if it does, and whether it has checkpoints."""
+        choice = self.several.random()
+        if choice > 0.9:
+            return (), False
+        size = (("max_concurrency", self.several.choice((1, 2, 5))),)
+        if choice > 0.7:
+            return size, False
+        return (*size, ("checkpoint_every", self.several.choice((1, 2, 4))), ("unlogged", True)), True
 
     def _birth(self, ordinal: int, kind: int, label: int, inner: tuple[Any, ...], scope: Scope) -> tuple[Any, tuple[Outcome, ...]]:
         """What ``__init__`` runs."""
@@ -174,8 +202,9 @@ class ActorAuthor(Author):
             options.append(("timeout", 0.02 + 0.1 * rng.random()))
         if kind != PLAIN:
             options.append(("num_returns", len(slots)))
-        method = READONLY if handle.retries == LOGGED and self.logging.random() < 0.2 else "method"
-        scope.statements.append(("invoke", slots, slot, spec, tuple(options), dependencies, boxed, handle.retries, method))
+        chooses = self.logging if handle.retries == LOGGED else self.several
+        method = READONLY if handle.keeps and chooses.random() < 0.2 else "method"
+        scope.statements.append(("invoke", slots, slot, spec, tuple(options), dependencies, boxed, handle.retries, method, handle.keeps))
         if stop:
             if rng.random() < 0.5:
                 scope.statements.append(("sleep", self._time()))

@@ -117,10 +117,11 @@ def _do_invoke(
     boxed: tuple[int, ...],
     retries: int,
     method: str = "method",
+    keeps: bool = False,
 ) -> None:
     arguments, pairs = _packed(state, spec, options, boxed)
     needed = tuple(state.slots[slot] for slot in dependencies)
-    call_id = state.process.invoke(state.slots[handle][:TASK_BYTES], arguments, needed, pairs, len(slots), retries, method)
+    call_id = state.process.invoke(state.slots[handle][:TASK_BYTES], arguments, needed, pairs, len(slots), retries, method, keeps)
     for index, slot in enumerate(slots):
         state.take(slot, call_value(call_id, index))
 

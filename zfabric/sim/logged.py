@@ -1,4 +1,4 @@
-"""Logged actors in simulated workers: the state of one is the list of its calls, so that what a replay restores can be compared.
+"""Actors that go on where they were, in simulated workers: the state of one is the list of its calls, which can be compared.
 
 A replay here does not run the bodies of calls again (what they do to others is new in a real one, too), but puts their names into the
 list; large values that are to be reported again are those of the first run.
@@ -14,6 +14,7 @@ import msgpack
 from zfabric.machines.parts.call_log import CallLog, LoggedCall, calls_in
 from zfabric.machines.parts.kept_logs import CHECKPOINT, LOG, blocks_after, newest
 from zfabric.machines.parts.mailbox import Invocation
+from zfabric.machines.parts.quiescence import Gate, Unlogged
 from zfabric.machines.worker import Item
 from zfabric.protocol.ids import TASK_BYTES, call_value
 from zfabric.protocol.messages import Row
@@ -39,13 +40,16 @@ class LoggedActors:
 
     def made(self, item: Item, room: Any) -> Running:
         """An actor is made: anew, or as its log says. ``room`` asks for a place for a large value."""
-        every = option(item.row[4] if len(item.row) > 4 else None, "checkpoint_every")
+        options = item.row[4] if len(item.row) > 4 else None
+        every, unlogged = option(options, "checkpoint_every"), option(options, "unlogged", False)
         if every is None:
             return
         process, actor_id = self.process, item.row[0]
         parts = yield from self._rows(actor_id, CHECKPOINT)
         blocks = yield from self._rows(actor_id, LOG)
-        log = CallLog(actor_id, item.attempt, every)
+        log = Unlogged(actor_id, item.attempt, every) if unlogged else CallLog(actor_id, item.attempt, every)
+        if isinstance(log, Unlogged):
+            process.worker.gate = Gate(log, process.config.quiesce_seconds)
         log.readonly = frozenset({READONLY})
         process.worker.mailbox.logs[actor_id] = log
         checkpoint, last = newest(parts)
@@ -56,7 +60,7 @@ class LoggedActors:
                 state.append(call.call_id)
                 if log.wants(call):
                     yield from self._make_again(log, call, room)
-        process.world.calls.restored(process, actor_id, item.attempt, state)
+        process.world.calls.restored(process, actor_id, item.attempt, state, unlogged)
         if saved is None and not calls and every:
             log.checkpoint(msgpack.packb(state), ())
         log.say_progress(len(calls), len(calls))

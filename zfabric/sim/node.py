@@ -47,6 +47,8 @@ class Supervisor:
         self.world = world
         self.workers: dict[int, Process] = {}
         self.watched: set[int] = set()
+        self._slots: dict[int, tuple[m.Row, ...]] = {}
+        """What is in the slots of dead workers, until a daemon reads it."""
         self.start_failures = world.faults.start_failures
         self._next_pid = 1000
         self._random = random.Random(seed)
@@ -87,6 +89,7 @@ class Supervisor:
     def died(self, process: Process) -> None:
         """A process is gone."""
         if self.workers.pop(process.pid, None) is not None:
+            self._slots[process.pid] = process.left
             self.tell(m.ProcessDied(process.pid, 0, 9, 1000, "", process.executing))
         elif process.pid in self.watched:
             self.watched.discard(process.pid)
@@ -95,7 +98,13 @@ class Supervisor:
     def tell(self, message: m.Message) -> None:
         """Tell the daemon of now, soon; what is for one that dies meanwhile is lost."""
         daemon = self.world.daemon
-        self.world.after(0.0001, lambda: daemon.event(LOCAL_SCHEDULER, message) if daemon is not None and daemon.alive else None)
+
+        def arrive() -> None:
+            if daemon is not None and daemon.alive:
+                left = message._replace(ended=self._slots.pop(message.pid, ())) if isinstance(message, m.ProcessDied) else message
+                daemon.event(LOCAL_SCHEDULER, left)
+
+        self.world.after(0.0001, arrive)
 
     def daemon_died(self) -> None:
         """Start the next one."""
@@ -104,7 +113,9 @@ class Supervisor:
 
     def _restart(self) -> None:
         daemon = self.world.start_daemon(restarted=True)
-        daemon.event(LOCAL_SCHEDULER, m.ProcessTable(tuple((worker.incarnation, pid) for pid, worker in self.workers.items())))
+        left = tuple(row for rows in self._slots.values() for row in rows)
+        self._slots.clear()
+        daemon.event(LOCAL_SCHEDULER, m.ProcessTable(tuple((worker.incarnation, pid) for pid, worker in self.workers.items()), left))
 
 
 class Daemon:

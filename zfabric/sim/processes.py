@@ -110,6 +110,11 @@ class Process:
         item = self.frames[-1].item if self.frames else None
         return item.row[0] if item is not None else b""
 
+    @property
+    def left(self) -> tuple[Row, ...]:
+        """What else is in its slot: rows as in ``ProcessDied.ended``."""
+        return ()
+
     # -- the daemon --
 
     def join(self, daemon: bytes) -> None:
@@ -352,7 +357,7 @@ class Process:
     def _request(self, frame: Frame, request: tuple[Any, ...]) -> None:
         kind = request[0]
         if kind == "sleep":
-            frame.busy_until = self.world.now + request[1]
+            self.sleep(frame, request[1])
         elif kind == "get":
             self._get(frame, request[1], request[2])
         elif kind == "wait":
@@ -363,6 +368,10 @@ class Process:
             self._ask(frame, request[1], request[2])
         elif kind == "die":
             self.die("its program says so")
+
+    def sleep(self, frame: Frame, seconds: float) -> None:
+        """A body computes."""
+        frame.busy_until = self.world.now + seconds
 
     def ended(self, frame: Frame, status: int, result: Any) -> None:
         """A body has ended."""
@@ -395,6 +404,7 @@ class Process:
         returns: int,
         retries: int,
         method: str = "method",
+        keeps: bool = False,
     ) -> bytes:
         """Call an actor."""
         call_id = self.top.namer.child()
@@ -402,7 +412,7 @@ class Process:
         row: Row = (call_id, method, arguments)
         if dependencies or options is not None:
             row = (*row, dependencies, (), options)
-        self.machine.calls.call(actor_id, row, returns, retries)
+        self.machine.calls.call(actor_id, row, returns, retries, keeps)
         return call_id
 
     def kill_actor(self, actor_id: bytes, no_restart: bool) -> None:

@@ -132,6 +132,8 @@ class Handle(NamedTuple):
     """Whether the program may end it."""
     born: bool
     """Whether its ``__init__`` returns."""
+    keeps: bool = False
+    """Whether it has checkpoints, with or without a log."""
 
     def or_else(self, errors: frozenset[str]) -> Handle:
         """The same, with more errors permitted of its calls."""

@@ -26,6 +26,7 @@ from zfabric.machines.parts.link import Link
 from zfabric.machines.parts.mailbox import Mailbox
 from zfabric.machines.parts.membership import Membership
 from zfabric.machines.parts.outcomes import Outcomes
+from zfabric.machines.parts.quiescence import Gate
 from zfabric.machines.parts.recovery import Recovery
 from zfabric.machines.parts.references import References
 from zfabric.machines.parts.state import Tables
@@ -327,7 +328,7 @@ def _cut_without_checkpoint(right: Any) -> Any:
         log = self.logs.get(message.actor_id)
         if log is not None:
             spare, log.blocks = list(log.blocks), type(log.blocks)()
-            self._delete(log.actor_id, spare)
+            self._delete(log, spare)
 
     return on_checkpoint
 
@@ -381,6 +382,16 @@ def _handed_whoever_asks(right: Any) -> Any:
     return lambda self, source, message: right(self, source, message._replace(daemon=self.scheduler[1:]))
 
 
+def _asked_for_runs_again(right: Any) -> Any:
+    """A call that its caller only asks for is run, whether or not it may run again."""
+
+    def accept(self: Mailbox, now: float, source: bytes, message: m.Call) -> None:
+        rows = tuple(row if len(row) == 3 else (*row[:5], tuple(each for each in row[5] or () if each[0] != "ask")) for row in message.rows)
+        right(self, now, source, message._replace(rows=rows))
+
+    return accept
+
+
 VARIANTS: dict[str, tuple[Patch, ...]] = {
     "pins-not-said-again": ((Client, "rejoin", _pins_not_said_again),),
     "release-before-hold": ((Client, "take_said", _release_first),),
@@ -425,6 +436,9 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "log-cut-without-checkpoint": ((KeptLogs, "on_checkpoint", _cut_without_checkpoint),),
     "checkpoints-forget-outcomes": ((CallLog, "checkpoint", _state_forgets_outcomes),),
     "taken-too-early": ((CallLog, "_forget", _too_much_taken),),
+    "checkpoint-while-calls-run": ((Gate, "began", _nothing),),
+    "lost-calls-not-counted": ((KeptLogs, "left", _nothing),),
+    "asked-for-runs-again": ((Mailbox, "accept", _asked_for_runs_again),),
     "log-not-dropped": ((KeptLogs, "drop", _nothing),),
     "rows-of-the-dead-written": ((KeptLogs, "process_gone", _nothing),),
     "stale-incarnation-commits": ((KeptLogs, "on_logged", _written_later), (KeptLogs, "process_gone", _nothing)),

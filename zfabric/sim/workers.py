@@ -17,7 +17,9 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, JOB_BYTES, WORKER, call_value, object_id
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
+from zfabric.protocol.options import option
 from zfabric.sim.arena import Content
+from zfabric.sim.beside import Beside
 from zfabric.sim.interpreter import task_body
 from zfabric.sim.logged import LoggedActors
 from zfabric.sim.network import Post
@@ -45,6 +47,7 @@ class WorkerProcess(Process):
         self.worker = Worker(WORKER + token, self.config)
         self.control_post = Post(world.network, self.control, self.config)
         self.logged = LoggedActors(self)
+        self.beside = Beside(self)
         self.leaving = False
         """Whether the actor has ended itself."""
         self._kept: dict[bytes, list[bytes]] = {}
@@ -163,6 +166,8 @@ class WorkerProcess(Process):
 
     def send_late(self) -> None:
         """The flusher thread sends what a computing task submitted; completions wait for their own time."""
+        if self.worker.gate is not None and self.world.now >= self._rest_at:
+            self.worker.say_counts()
         if self.worker.unreported and self.frames and self.world.now - self._first_unreported <= self.config.completion_delay:
             return
         self.flush()
@@ -174,30 +179,38 @@ class WorkerProcess(Process):
 
     def next_item(self) -> Frame | None:
         """The next of the queue."""
-        mailbox = self.worker.mailbox
         if self.worker.turns is not None:
             item = self.worker.stand_in() if self.worker.stack else self.worker.begin()
-            return self._begin(item) if item is not None else None
+            return self.begin(item) if item is not None else None
+        if self.worker.beside:
+            return None
         if not self.logged.may_begin():
             self.flush()
             return None
         item = self.worker.begin() if not self.leaving else None
         if item is None:
             self.flush()
-            done = mailbox.retiring and not mailbox.queue and not self.machine.calls.pending
-            if (self.leaving or done) and mailbox.settled:
-                self.die("its actor has ended")
+            self.ends()
             return None
-        return self._begin(item)
+        return self.begin(item)
+
+    def ends(self) -> bool:
+        """End, if the actor of this process has."""
+        mailbox = self.worker.mailbox
+        done = mailbox.retiring and not mailbox.queue and not self.machine.calls.pending
+        if (self.leaving or done) and mailbox.settled:
+            self.die("its actor has ended")
+        return not self.alive
 
     def inline_item(self) -> Frame | None:
         """What the scheduler has put on top."""
         if not self.worker.inline:
             return None
         item = self.worker.begin()
-        return self._begin(item) if type(item) is Item else None
+        return self.begin(item) if type(item) is Item else None
 
-    def _begin(self, item: Item | Invocation) -> Frame:
+    def begin(self, item: Item | Invocation) -> Frame:
+        """The body of what was claimed."""
         row = item.row
         if isinstance(item, Invocation):
             self.world.calls.begun(self, item)
@@ -214,6 +227,19 @@ class WorkerProcess(Process):
         namer = Namer(row[0][:JOB_BYTES], row[0], attempt=item.attempt)
         return Frame(item, task_body(self, item, values), namer, self.world.now)
 
+    def sleep(self, frame: Frame, seconds: float) -> None:
+        """A body computes, or sleeps beside others."""
+        if self.worker.beside:
+            self.beside.sleep(frame, seconds)
+        else:
+            super().sleep(frame, seconds)
+
+    @property
+    def left(self) -> tuple[Row, ...]:
+        """What the slot says besides: how many calls have ended that are not logged."""
+        gate = self.worker.gate
+        return ((gate.log.actor_id, gate.log.number),) if gate is not None and self.worker.beside else ()
+
     def interrupted(self, frame: Frame) -> bool:
         """Whether the attempt is to be stopped."""
         return frame.item is not None and bool(self.worker.interrupted(frame.item))
@@ -223,13 +249,13 @@ class WorkerProcess(Process):
         if self.worker.turns is not None:
             assert frame.item is not None
             self.worker.give_up_turn(frame.item, wanted)
-        else:
+        elif not self.worker.beside:
             self.worker.block(wanted, inline)
         self.flush()
 
     def unblock(self) -> None:
         """It goes on."""
-        if self.worker.turns is None:
+        if self.worker.turns is None and not self.worker.beside:
             self.worker.unblock()
         self.flush()
 
@@ -239,12 +265,16 @@ class WorkerProcess(Process):
     def executing(self) -> bytes:
         """What the slot says after its death: what runs, or ran last."""
         turns = self.worker.turns
+        if self.worker.beside:
+            return b""
         return turns.running if turns is not None and turns.running else super().executing
 
     def advance(self) -> None:
         """Run what has its turn until it computes, waits, or there is none."""
-        if self.worker.turns is None:
+        if self.worker.turns is None and not self.worker.beside:
             super().advance()
+        if self.worker.beside:
+            self.beside.advance()
         while self.alive and self.worker.turns is not None:
             frame = self._whose_turn(self.worker.turns.running)
             if frame is not None and frame.busy_until is not None:
@@ -252,7 +282,7 @@ class WorkerProcess(Process):
             wait = frame.wait if frame is not None else None
             if frame is not None and wait is None:
                 self.resume(frame, None)
-            elif frame is not None and wait is not None and self._is_over(frame):
+            elif frame is not None and wait is not None and self.is_over(frame):
                 interrupted = self.interrupted(frame)
                 if interrupted and wait.token:
                     self.machine.room.forsake(wait.token)
@@ -264,7 +294,8 @@ class WorkerProcess(Process):
                     return
                 self.take_in()
 
-    def _is_over(self, frame: Frame) -> bool:
+    def is_over(self, frame: Frame) -> bool:
+        """Whether a body waits no longer."""
         wait = frame.wait
         return wait is not None and (
             self.interrupted(frame) or wait.done() or (wait.deadline is not None and self.world.now >= wait.deadline)
@@ -275,13 +306,13 @@ class WorkerProcess(Process):
         if self.worker.turns is not None and len(self.frames) > 1 and self.frames[-1].busy_until is not None:
             self.take_in()
             for frame in self.frames[:-1]:
-                if frame.item is not None and self._is_over(frame) and self.worker.take_turn(frame.item):
+                if frame.item is not None and self.is_over(frame) and self.worker.take_turn(frame.item):
                     self.world.fail(f"{self.name}: two calls run at the same time")
 
     def _whose_turn(self, running: bytes) -> Frame | None:
         """What runs, goes on, or begins: the last of the frames from now on."""
         for frame in self.frames:
-            if frame.item is not None and (frame.item.row[0] == running or (self._is_over(frame) and self.worker.take_turn(frame.item))):
+            if frame.item is not None and (frame.item.row[0] == running or (self.is_over(frame) and self.worker.take_turn(frame.item))):
                 self.frames.remove(frame)
                 self.frames.append(frame)
                 return frame
@@ -291,6 +322,8 @@ class WorkerProcess(Process):
         return begun
 
     def _user_deadline(self) -> float | None:
+        if self.worker.beside:
+            return self.beside.deadline()
         if self.worker.turns is None:
             return super()._user_deadline()
         waits = [frame.wait.deadline for frame in self.frames if frame.wait is not None and frame.wait.deadline is not None]
@@ -339,6 +372,8 @@ class WorkerProcess(Process):
         else:
             if status == OK and item.row[1] in CLASSES and not is_remake(item.row):
                 self.worker.mailbox.actors[item.row[0]] = (item.row, item.attempt)
+                self.beside.size = option(item.row[4] if len(item.row) > 4 else None, "max_concurrency", 0)
+                self.worker.beside = self.beside.size > 0
             self._finished(outputs)
             extra = (contained, ()) if contained else None
             self.worker.finish(item, status, outputs, extra, frame.started, self.world.now - frame.started)

@@ -75,7 +75,9 @@ class World:
         self.shape = random.Random(f"{seed}/shape")
         self.faults = faults if faults is not None else choose_faults(random.Random(f"{seed}/faults"), seed, actors)
         self.cpus = cpus or self.shape.choice((1, 2, 2, 3))
-        self.config = Config.of({**_settings(self.shape), **_introductions(random.Random(f"{seed}/introductions")), **(settings or {})})
+        quiesce = random.Random(f"{seed}/quiesce").choice((0.0, 0.01, 0.1))
+        apart = {"quiesce_seconds": quiesce, **_introductions(random.Random(f"{seed}/introductions"))}
+        self.config = Config.of({**_settings(self.shape), **apart, **(settings or {})})
         self.observer = observer
         self.notes: list[str] = []
         self.states: Counter[str] = Counter()
@@ -351,6 +353,7 @@ class World:
         for _ in range(200):
             if self.is_calm():
                 self.invariants.calm()
+                self.calls.calm()
                 self.states["calm checked"] += 1
                 return
             yield ("sleep", 0.3)
