@@ -246,11 +246,13 @@ class Worker:
     def abandon(self, call_id: bytes) -> bool:
         """A call that was to be stopped has not: its caller is told, and what it returns after all counts for nothing.
 
-        False if it is to be waited for: its actor has a log or checkpoints, which say what has ended, or shares a process, and takes turns.
+        False if it is to be waited for: its actor has a log, or checkpoints, which say what has ended, or takes turns with others.
         """
         item = self._running(call_id)
         asked = self.interrupts.get(call_id)
-        if type(item) is not Invocation or asked is None or self.turns is not None or self.gate is not None or item.actor_id in self.mailbox.logs:
+        if type(item) is not Invocation or asked is None or item.actor_id in self.mailbox.logs:
+            return False
+        if self.turns is not None or self.gate is not None:
             return False
         if call_id not in self.abandoned:
             kind = "TaskTimeoutError" if asked[1] == "timeout" else "TaskCancelledError"
