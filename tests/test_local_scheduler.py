@@ -407,6 +407,89 @@ def test_a_worker_that_ends_while_its_cpu_is_lent_gives_back_the_rest_and_the_cp
         assert (dispatch.rows[0][0], dispatch.details[0][3]) == (task_id(2), (0,))
 
 
+GPU = (("CPU", RESOURCE_UNIT), ("GPU", RESOURCE_UNIT))
+
+
+def with_gpus(cpus: int = 2, gpus: int = 2, **config: Any) -> Node:
+    node = Node(cpus, (("GPU", gpus * RESOURCE_UNIT),), **config)
+    node.scheduler.membership.prestart(node.now)
+    node.turn()
+    node.driver()
+    node.workers()
+    return node
+
+
+def gpus_given(node: Node) -> dict[int, tuple[bytes, tuple[int, ...]]]:
+    """(worker, GPUs) of what was given out, by the number of the task."""
+    return {
+        int.from_bytes(message.rows[index][0][-4:], "big"): (to[1:], gpus)
+        for to, message in node.take(m.Dispatch)
+        for index, _, _, gpus in message.details
+    }
+
+
+def test_a_process_that_had_gpus_ends_and_they_are_free_when_it_is_dead() -> None:
+    node = with_gpus()
+    node.submit(row(0, demand=GPU))
+    ((worker, gpus),) = gpus_given(node).values()
+    node.complete(worker, 0)
+    assert [effect.pid for effect in node.effects if isinstance(effect, e.KillProcess)] == [node.pids[worker]]
+    assert dict(node.scheduler.pool.available())["GPU"] == RESOURCE_UNIT, "its libraries may still have memory there"
+    node.submit(row(1, demand=GPU), row(2, demand=(("CPU", 5), ("GPU", RESOURCE_UNIT))))
+    ((other, others),) = gpus_given(node).values()
+    assert other != worker
+    assert set(others).isdisjoint(gpus)
+    died(node, worker, None)
+    node.workers()
+    assert gpus_given(node) == {2: (next(token for token in node.pids if token != other), gpus)}
+
+
+def test_what_uses_gpus_begins_in_a_process_that_has_run_nothing() -> None:
+    node = with_gpus(workers_max=2)
+    used = set()
+    node.submit(row(0), row(1))
+    for worker, number, _ in node.dispatched():
+        used.add(worker)
+        node.complete(worker, number)
+    node.submit(row(2), row(3))
+    for worker, number, _ in node.dispatched():
+        used.add(worker)
+        node.complete(worker, number)
+    assert used == set(node.pids)
+    node.submit(row(4, demand=GPU))
+    assert gpus_given(node) == {}
+    (ended,) = {effect.pid for effect in node.effects if isinstance(effect, e.KillProcess)}
+    died(node, next(token for token, pid in node.pids.items() if pid == ended), None)
+    node.workers()
+    ((worker, _),) = gpus_given(node).values()
+    assert worker not in used
+
+
+def test_a_process_that_has_gpus_goes_on_with_the_next_task_that_asks_for_them() -> None:
+    node = with_gpus(cpus=1, gpus=1)
+    node.submit(*(row(number, demand=GPU) for number in range(3)))
+    seen = {}
+    while given := gpus_given(node):
+        assert not any(isinstance(effect, e.KillProcess) for effect in node.effects)
+        seen.update(given)
+        for number, (worker, _) in given.items():
+            node.complete(worker, number)
+    assert len(seen) == 3
+    assert len(set(seen.values())) == 1
+    assert any(isinstance(effect, e.KillProcess) for effect in node.effects)
+
+
+def test_a_process_that_has_gpus_does_not_go_on_while_others_wait_for_what_it_holds() -> None:
+    node = with_gpus(cpus=1, gpus=1)
+    node.submit(row(0, demand=GPU), row(1), row(2, demand=GPU))
+    ((worker, _),) = gpus_given(node).values()
+    node.complete(worker, 0)
+    died(node, worker, None)
+    node.workers()
+    (first, *_) = (number for _, number, _ in node.dispatched())
+    assert first == 1
+
+
 def test_a_task_of_which_nobody_knows_how_long_it_takes_goes_out_alone(node: Node) -> None:
     # In front of others, behind others in one batch, and behind what is in flight: nothing waits behind it, or before it.
     unknown = b"g" * 16

@@ -14,7 +14,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-from bad_days import PATIENCE, eventually, failure, query, worker_rows
+from bad_days import PATIENCE, eventually, failure, kill_daemon, query, worker_rows
 
 import zfabric as zf
 
@@ -595,6 +595,62 @@ def test_gpus_are_assigned_and_shown_in_cuda_visible_devices(cluster: Callable[.
     assert len(set(visible)) == 2
     assert set(visible) <= {"0", "1", "2", "3"}
     assert zf.get([none.remote() for _ in range(8)], timeout=PATIENCE) == [""] * 8
+
+
+@zf.remote(num_gpus=1)
+def on_a_gpu(marks: str, number: int) -> Any:
+    """Say which GPU this is, and go on until it is to end."""
+    Path(marks, f"began {number}").touch()
+    while not Path(marks, f"end {number}").exists():
+        time.sleep(0.01)
+    return os.getpid(), os.environ["CUDA_VISIBLE_DEVICES"], zf.get_gpu_ids()
+
+
+def test_of_the_machines_gpus_only_those_are_given_out_that_the_cluster_was_started_with(
+    cluster: Callable[..., Any], monkeypatch: Any, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,GPU-8932f937")
+    with pytest.raises(zf.ConfigError, match="CUDA_VISIBLE_DEVICES names 2"):
+        zf.init(num_gpus=3)
+    cluster()
+    assert zf.cluster_resources()["GPU"] == 2
+
+    @zf.remote
+    def plain() -> Any:
+        return os.environ.get("CUDA_VISIBLE_DEVICES"), zf.get_gpu_ids()
+
+    assert zf.get([plain.remote() for _ in range(8)], timeout=PATIENCE) == [("", [])] * 8
+
+    @zf.remote(num_gpus=1)
+    class Trainer:
+        def where(self) -> Any:
+            return os.getpid(), os.environ["CUDA_VISIBLE_DEVICES"], zf.get_gpu_ids()
+
+    trainer, ref = Trainer.remote(), on_a_gpu.remote(str(tmp_path), 0)
+    (tmp_path / "end 0").touch()
+    seen = zf.get([ref, trainer.where.remote()], timeout=PATIENCE)
+    assert sorted(row[1:] for row in seen) == [("6", [6]), ("GPU-8932f937", ["GPU-8932f937"])]
+    (tmp_path / "end 1").touch()
+    again = zf.get(on_a_gpu.remote(str(tmp_path), 1), timeout=PATIENCE)
+    assert again[1:] == seen[0][1:]
+    assert again[0] not in (seen[0][0], seen[1][0]), "what CUDA was shown first, it would be shown for ever"
+
+
+def test_a_gpu_that_is_in_use_is_nobody_elses_when_the_daemon_has_died(cluster: Callable[..., Any], tmp_path: Path) -> None:
+    cluster(num_cpus=4, num_gpus=2)
+    refs = []
+    for number in range(2):
+        refs.append(on_a_gpu.remote(str(tmp_path), number))
+        eventually((tmp_path / f"began {number}").exists, "it runs")
+    (tmp_path / "end 0").touch()
+    _, free, _ = zf.get(refs[0], timeout=PATIENCE)
+    kill_daemon()
+    refs.append(on_a_gpu.remote(str(tmp_path), 2))
+    eventually((tmp_path / "began 2").exists, "it runs beside the other")
+    for number in (1, 2):
+        (tmp_path / f"end {number}").touch()
+    assert {zf.get(ref, timeout=PATIENCE)[1] for ref in refs} == {"0", "1"}
+    assert zf.get(refs[2])[1] == free
 
 
 def test_fractions_of_resources_add_up(cluster: Callable[..., Any]) -> None:

@@ -140,7 +140,7 @@ def test_the_next_daemon_hears_what_runs_what_waits_and_what_ended_unheard(worke
     begin(worker)
     worker.connect(b"\x02daemon1")
     running, unheard, blocked = worker.running()
-    assert running == m.Running(((row(1), 0, True), (row(6), 0, True)))
+    assert running == m.Running(((row(1), 0, True), (row(6), 0, True)), ())
     assert [each[0] for each in unheard.rows] == [row(9)[0]]
     assert (blocked.task_id, blocked.returned) == (row(1)[0], ())
     assert worker.unheard == []

@@ -222,12 +222,20 @@ def cpu_count() -> int:
     return max(1, math.ceil(count))
 
 
+def visible_gpus() -> tuple[str, ...] | None:
+    """The names of the GPUs in ``CUDA_VISIBLE_DEVICES``; None if it is not set, and all may be used."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return None
+    names = [name.strip() for name in visible.split(",")]
+    return tuple(names[: next((position for position, name in enumerate(names) if name in ("", "-1", "NoDevFiles")), len(names))])
+
+
 def gpu_count() -> int:
     """NVIDIA GPUs this process may use: those ``CUDA_VISIBLE_DEVICES`` names, or all the machine has."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = visible_gpus()
     if visible is not None:
-        names = [name.strip() for name in visible.split(",")]
-        return next((position for position, name in enumerate(names) if name in ("", "-1", "NoDevFiles")), len(names))
+        return len(visible)
     return sum(name.startswith("nvidia") and name[6:].isdigit() for name in os.listdir("/dev"))
 
 

@@ -189,8 +189,10 @@ def get_runtime_context() -> RuntimeContext:
     return RuntimeContext(connected(), interface.current_task())
 
 
-def get_gpu_ids() -> list[int]:
+def get_gpu_ids() -> list[int | str]:
     """The GPUs given to this task (also in ``CUDA_VISIBLE_DEVICES``); none in a driver.
+
+    Those of a cluster that was started with ``CUDA_VISIBLE_DEVICES`` have the numbers (or names) that they have there.
 
     >>> import zfabric as zf
     >>> zf.get_gpu_ids()

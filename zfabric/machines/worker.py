@@ -81,6 +81,8 @@ class Worker:
         """Attempts to be stopped: task -> (attempt, reason)."""
         self.abandoned: set[bytes] = set()
         """Calls that were to be stopped, have not, and are over for their callers."""
+        self.gpus: tuple[int, ...] = ()
+        """The node's GPUs that this process was given. It has them until it ends (see ``Dispatcher``)."""
         self.stopping = False
         self.given_up: list[tuple[bytes, tuple[int, int]]] = []
         """Objects whose location came with a task that is not run here after all: the shell unpins them."""
@@ -379,6 +381,7 @@ class Worker:
             queue.extend([Item(row, message.attempt, (), ()) for row in message.rows])
             return
         details = {index: (attempt, values, gpus) for index, attempt, values, gpus in message.details}
+        self.gpus = next((gpus for _, _, gpus in details.values() if gpus), self.gpus)
         plain: tuple[int, Row, Row] = (message.attempt, (), ())
         for index, row in enumerate(message.rows):
             queue.append(Item(row, *details.get(index, plain)))
@@ -497,7 +500,7 @@ class Worker:
         waiting = [blocked._replace(returned=()) for blocked in self._waiting]  # What was returned then is not among the rows.
         hosted = (m.Hosting(tuple(self.mailbox.actors.values())),) if self.mailbox.actors or self.turns is not None else ()
         ended = self._ended_meanwhile(unheard) if self.turns is not None else ()
-        return (*hosted, m.Running(rows), *self.yields.again(unheard), *waiting, *self.mailbox.unrecorded(), *ended)
+        return (*hosted, m.Running(rows, self.gpus), *self.yields.again(unheard), *waiting, *self.mailbox.unrecorded(), *ended)
 
     def _ended_meanwhile(self, unheard: Iterable[m.Message]) -> tuple[m.Message, ...]:
         """Of actors that share this process: those that were made, as is said again, and live here no longer."""

@@ -245,6 +245,8 @@ def _put(name: str, fields: tuple[Any, ...]) -> None:
 def _running(name: str, fields: tuple[Any, ...]) -> None:
     columns = _columns(name, fields[0], {3}, (_TUPLE, _INT, {bool}))
     _task_rows(name, columns[0])
+    if not set(map(type, fields[1])) <= _INT:
+        raise MalformedFrame(f"{name}: GPUs are numbers")
 
 
 def _exports(name: str, fields: tuple[Any, ...]) -> None:

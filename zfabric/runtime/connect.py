@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from zfabric.config import Config
-from zfabric.exceptions import ConnectionLostError
+from zfabric.exceptions import ConfigError, ConnectionLostError
 from zfabric.protocol.ids import INCARNATION_BYTES
 from zfabric.protocol.names import is_text
 from zfabric.runtime.client import FabricClient
@@ -90,11 +90,14 @@ def start(
 
 def node_resources(num_cpus: float | None, num_gpus: float | None, resources: dict[str, float] | None) -> dict[str, float]:
     """What a node offers: what was said, else what the machine has."""
-    from zfabric.adapters.processes import cpu_count, gpu_count
+    from zfabric.adapters.processes import cpu_count, gpu_count, visible_gpus
 
     total = {"CPU": float(cpu_count() if num_cpus is None else num_cpus)}
     gpus = gpu_count() if num_gpus is None else num_gpus
     if gpus:
+        visible = visible_gpus()
+        if visible and len(visible) < gpus:
+            raise ConfigError(f"num_gpus is {gpus:g}, and CUDA_VISIBLE_DEVICES names {len(visible)} ({', '.join(visible)})")
         total["GPU"] = float(gpus)
     total.update({name: float(amount) for name, amount in (resources or {}).items()})
     return total

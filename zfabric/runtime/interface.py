@@ -149,7 +149,7 @@ class TaskContext(NamedTuple):
     task_id: bytes
     attempt: int
     function_name: str
-    gpu_ids: tuple[int, ...]
+    gpu_ids: tuple[int | str, ...]
     actor_id: bytes = b""
     demand: Demand = ()
     """What it holds: that of its actor, in a call."""

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from zfabric.adapters import serialization
+from zfabric.adapters.processes import visible_gpus
 from zfabric.exceptions import FabricError, SerializationError
 from zfabric.machines.parts.mailbox import Invocation
 from zfabric.machines.parts.naming import Namer
@@ -34,6 +35,8 @@ Ending = tuple[int, Row, tuple[Row, Row] | None]
 """How user code ended: (status, outputs, refs inside them)."""
 Prepared = tuple[Callable[..., Any], Callable[[BaseException], bool], tuple[Any, ...], dict[str, Any]]
 """What is to be called: (function, whether an error is to be retried, args, kwargs)."""
+NODE_GPUS = visible_gpus()
+"""The names of the node's GPUs, where it was started with some of the machine's: this module is loaded before any worker is forked."""
 
 
 class UserCode(WorkerConnection):
@@ -51,7 +54,8 @@ class UserCode(WorkerConnection):
         self._thread_names = threading.local()
         self._call_names: dict[bytes, Namer] = {}
         """Who names what calls submit that run beside each other."""
-        self._gpus: tuple[int, ...] | None = None
+        self._gpus: tuple[int, ...] = ()
+        """Those in the environment: a process that is given some has them until it ends (see ``Dispatcher``)."""
         self._unfinished_writes: dict[bytes, list[int]] = {}
         """Where objects were written that no message tells of yet, by task or call: others may run beside it."""
 
@@ -96,14 +100,12 @@ class UserCode(WorkerConnection):
         function = self._terms(item)[0]
         if type(item) is Invocation:
             made_by = self.worker.mailbox.actors[item.actor_id][0] if item.actor_id in self.worker.mailbox.actors else None
-            gpus, demand = self._gpus or (), () if made_by is None else self._option_of(made_by, "demand", ())
+            gpus, demand = _gpu_ids(self._gpus), () if made_by is None else self._option_of(made_by, "demand", ())
             return interface.TaskContext(item.row[0], tries_of(item.attempt), function, gpus, item.actor_id, demand)
         makes_actor = item.row[1] in self._classes
         actor_id, default = (item.row[0], ()) if makes_actor else (b"", ONE_CPU)
-        demand, name = self._option_of(item.row, "demand", default), self._option_of(item.row, "name", "")
-        return interface.TaskContext(
-            item.row[0], tries_of(item.attempt), function, item.gpus, actor_id, demand, "" if makes_actor else name
-        )
+        gpus, demand, name = _gpu_ids(item.gpus), self._option_of(item.row, "demand", default), self._option_of(item.row, "name", "")
+        return interface.TaskContext(item.row[0], tries_of(item.attempt), function, gpus, actor_id, demand, "" if makes_actor else name)
 
     def _option_of(self, row: Row, name: str, default: Any) -> Any:
         """An option of a task, whether its call says it or its function."""
@@ -176,7 +178,7 @@ class UserCode(WorkerConnection):
     def _assign_gpus(self, gpus: tuple[int, ...]) -> None:
         if gpus != self._gpus:
             self._gpus = gpus
-            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(_gpu_name, gpus))
 
     # -- while it runs --
 
@@ -342,6 +344,16 @@ def _again(
             args, kwargs = arguments()
 
     return in_loop if inspect.iscoroutinefunction(function) else at_once
+
+
+def _gpu_name(place: int) -> str:
+    """What CUDA calls one of the node's GPUs."""
+    return NODE_GPUS[place] if NODE_GPUS is not None and place < len(NODE_GPUS) else str(place)
+
+
+def _gpu_ids(places: tuple[int, ...]) -> tuple[int | str, ...]:
+    """The same for people: CUDA's numbers as numbers."""
+    return tuple(int(name) if name.isdigit() else name for name in map(_gpu_name, places))
 
 
 def _never(error: BaseException) -> bool:

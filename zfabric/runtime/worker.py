@@ -230,7 +230,7 @@ class WorkerRuntime(UserCode):
             return ERROR, (self._error(error, item),), None
         if row[1] in self._classes:
             function = replay.logged(function, item, self)  # type: ignore[arg-type]
-        if (item.gpus or self._gpus) and type(item) is Item:  # What an actor was given is its own, in all its calls.
+        if item.gpus:
             self._assign_gpus(item.gpus)
         try:
             if self.worker.interrupts and self.worker.interrupted(item):

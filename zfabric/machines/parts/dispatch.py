@@ -65,7 +65,12 @@ class Dispatcher:
         for worker in self.tables.workers.values():
             if worker.frames:
                 blocked.append(worker)
-            elif worker.state == LEASED and not worker.inflight and not self.introductions.keep(worker, queues, now):
+            elif worker.state == LEASED and not worker.inflight:
+                if worker.gpus and worker.queue is not None and worker.queue.tasks and not self._starved:
+                    continue  # It goes on with the next of them, unless others wait for what it holds.
+                if not self.introductions.keep(worker, queues, now):
+                    self.end_lease(worker, now)
+            elif worker.state == IDLE and worker.gpus:  # What ran there has ended unheard by the daemon before this one.
                 self.end_lease(worker, now)
         for worker in blocked:
             self._serve_blocked(worker, now)
@@ -212,7 +217,7 @@ class Dispatcher:
 
     def _lease(self, worker: WorkerRecord, queue: ShapeQueue) -> None:
         self.pool.acquire(queue.demand)
-        worker.gpus = self.pool.acquire_gpus(queue.gpus) if queue.gpus else ()
+        worker.gpus = self.pool.acquire_gpus(queue.gpus, worker.gpus) if queue.gpus else ()
         worker.demand = queue.demand
         worker.queue = queue
         worker.job = queue.job
@@ -226,7 +231,15 @@ class Dispatcher:
         self._lease(worker, queue)
 
     def end_lease(self, worker: WorkerRecord, now: float) -> None:
-        """A worker has nothing left to run."""
+        """A worker has nothing left to run. One that had GPUs ends, and they are free when it is proved dead.
+
+        CUDA shows a process for its life what it was shown first, and libraries keep the memory of GPUs for tasks to come: whoever
+        is given them begins in a process that has run nothing before, and that runs nothing else after.
+        """
+        if worker.gpus:
+            if not self.workers.is_awaited(worker):
+                self.workers.end(worker, "the GPUs that it had are for others now")
+            return
         self.release(worker)
         worker.state = IDLE
         worker.idle_since = now
@@ -311,6 +324,7 @@ class Dispatcher:
             inflight[row[0]] = task
             function = task.function
             if function.id not in known:
+                worker.used = True
                 known.add(function.id)
                 unknown[function.id] = (function.id, function.name, function.payload, function.options)
             if function.mean is not None:

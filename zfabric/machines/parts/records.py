@@ -480,6 +480,7 @@ class WorkerRecord:
         "taking_back",
         "token",
         "turn",
+        "used",
         "work",
     )
 
@@ -493,6 +494,9 @@ class WorkerRecord:
         self.queue: ShapeQueue | None = None
         self.demand: Demand = ()
         self.gpus: tuple[int, ...] = ()
+        """Those that it was given. It has them until it ends."""
+        self.used = False
+        """Whether it was given any task."""
         self.inflight: dict[bytes, TaskRecord] = {}
         """Tasks given to it and not finished, in the order in which it will run them."""
         self.work = 0.0

@@ -124,6 +124,7 @@ class Recovery:
         kept.adopt_functions()
         self._rows = kept.adopt_rows()
         self._each(m.Export, lambda source, message: step(now, source, message))
+        self._each(m.Running, self._note_use)
         self._each(m.Hosting, lambda source, message: step(now, source, message))
         self._each(m.Running, self._enter_running)
         self._each(m.Submit, self._enter_submitted)
@@ -203,6 +204,14 @@ class Recovery:
         if function.stream is not None:
             self.scheduler.streams.begin(task)
         return task
+
+    def _note_use(self, source: Address, message: m.Running) -> None:
+        """What a worker has of the node is its own before anything is given out."""
+        process = self.tables.processes.get(source[1:])
+        worker = self.tables.workers.get(process.name) if process is not None else None
+        if worker is not None:
+            worker.gpus = message.gpus
+            worker.used = worker.job is not None
 
     def _enter_running(self, source: Address, message: m.Running) -> None:
         """Tasks a worker has, begun or not, are its own to run."""

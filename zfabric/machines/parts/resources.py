@@ -121,12 +121,12 @@ class Pool:
             if free[name] > total.get(name, 0):
                 raise InvariantViolation(f"more {name} released than acquired")
 
-    def acquire_gpus(self, amount: int) -> tuple[int, ...]:
+    def acquire_gpus(self, amount: int, known: tuple[int, ...] = ()) -> tuple[int, ...]:
         """Ids for ``amount`` (1/10,000) of GPUs: whole ones alone, fractions share the fullest GPU with room for them.
 
-        Empty for amount 0, and where the GPUs do not have it.
+        Empty for amount 0, and where the GPUs do not have it. ``known`` are those that whoever asks has in use already.
         """
-        ids = self._pick(amount)
+        ids = known or self._pick(amount)
         share = min(amount, RESOURCE_UNIT)
         for index in ids:
             self._gpu_free[index] -= share

@@ -27,10 +27,15 @@ class WorkerPool:
         self.cpus = max(1, -(-pool.total.get("CPU", RESOURCE_UNIT) // RESOURCE_UNIT))
 
     def idle_for(self, queue: ShapeQueue) -> WorkerRecord | None:
-        """A worker without a task that may have those of ``queue``: one of the same job and environment, or one that had none yet."""
+        """A worker without a task that may have those of ``queue``: one of the same job and environment, or one that had none yet.
+
+        What uses GPUs begins in one that has run nothing yet.
+        """
         fresh = None
         for worker in self.tables.workers.values():
             if worker.state != IDLE or worker.inflight or (worker.introduced is not None and queue.for_life):
+                continue
+            if worker.gpus or (queue.gpus and worker.used):
                 continue
             if worker.job is queue.job and worker.environment == queue.environment:
                 return worker
@@ -80,11 +85,19 @@ class WorkerPool:
         return max(1, min(counts)) if counts else self.cpus
 
     def _end_one_idle(self, queue: ShapeQueue) -> bool:
-        others = [worker for worker in self._idle() if worker.job is not queue.job or worker.environment != queue.environment]
+        others = [
+            worker
+            for worker in self._idle()
+            if worker.job is not queue.job or worker.environment != queue.environment or (queue.gpus and worker.used)
+        ]
         for worker in self._unneeded(others):
             self.end(worker, "another job or environment needs its place")
             return True
         return False
+
+    def is_awaited(self, worker: WorkerRecord) -> bool:
+        """Whether others wait for something that only this worker will have."""
+        return not self._unneeded([worker])
 
     def _idle(self) -> list[WorkerRecord]:
         return [worker for worker in self.tables.workers.values() if worker.state == IDLE and not worker.inflight]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from zfabric.protocol.messages.rows import Ids, Rows
+from zfabric.protocol.messages.rows import Ids, Row, Rows
 
 # How an attempt ended, in ``Completed`` and ``Results``.
 OK = 0
@@ -133,9 +133,13 @@ class Allow(NamedTuple):
 
 
 class Running(NamedTuple):
-    """worker -> local scheduler, between ``Register`` and ``Ready``. Rows ``(task row, attempt, begun)`` that I hold."""
+    """worker -> local scheduler, between ``Register`` and ``Ready``. Rows ``(task row, attempt, begun)`` that I hold.
+
+    ``gpus`` are the GPUs that I was given: nobody else is to have them while I live.
+    """
 
     rows: Rows
+    gpus: Row = ()
 
 
 class TakeBack(NamedTuple):
