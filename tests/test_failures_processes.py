@@ -347,6 +347,40 @@ zf.shutdown()
     run_script(script)
 
 
+def test_an_actor_that_takes_all_memory_is_blamed_and_no_task() -> None:
+    script = """
+import numpy as np, pathlib, tempfile, time, zfabric as zf
+from bad_days import *
+zf.init(num_cpus=2, log_to_driver=False, object_store_memory=2**27, config={"memory_limit": 400 * 2**20, "memory_check_every": 0.02})
+
+@zf.remote
+class Hog:
+    def take(self):
+        held = []
+        while True:
+            held.append(np.ones(2**20))
+            time.sleep(0.01)
+
+@zf.remote(max_retries=0)
+def neighbour(marks):
+    while not pathlib.Path(marks, "done").exists():
+        time.sleep(0.01)
+    return "unharmed"
+
+hog = Hog.remote()
+error = failure(hog.take.remote())
+assert type(error) is zf.ActorDiedError, repr(error)
+assert "out of memory" in str(error) and "MiB" in str(error) and "Hog" in str(error), error
+with tempfile.TemporaryDirectory() as marks:
+    other, hog = neighbour.remote(marks), Hog.remote()
+    assert type(failure(hog.take.remote())) is zf.ActorDiedError
+    pathlib.Path(marks, "done").touch()
+    assert zf.get(other, timeout=PATIENCE) == "unharmed"
+zf.shutdown()
+"""
+    run_script(script)
+
+
 # --- the driver dies -----------------------------------------------------------------------------------------------------------------
 
 

@@ -487,6 +487,38 @@ zf.get([late.remote(n) for n in range(5)])
     assert all(any(f"last words {number}" in line for line in lines) for number in range(5))
 
 
+def test_what_is_printed_is_shown_although_nothing_runs_any_more(cluster: Callable[..., Any], capfd: Any) -> None:
+    cluster(log_to_driver=True)
+    said = ""
+
+    def shown(text: str) -> bool:
+        nonlocal said
+        said += capfd.readouterr().out
+        return text in said
+
+    @zf.remote
+    def short() -> None:
+        print("words of a short task")
+
+    @zf.remote
+    class Speaker:
+        def speak(self) -> None:
+            print("words of a method")
+            threading.Timer(0.3, print, ["words of a thread"]).start()
+
+    zf.get(short.remote(), timeout=PATIENCE)
+    eventually(lambda: shown("words of a short task"), "the task's words")
+    speaker = Speaker.remote()
+    zf.get(speaker.speak.remote(), timeout=PATIENCE)
+    eventually(lambda: shown("words of a method"), "the method's words")
+    eventually(lambda: shown("words of a thread"), "the thread's words")
+
+
+def test_a_line_without_an_end_is_shown_at_the_end(tmp_path: Path) -> None:
+    program = "import zfabric as zf\nzf.init(num_cpus=1)\nzf.get(zf.remote(lambda: print('and so on', end='')).remote())\n"
+    assert run_program(tmp_path, program).rstrip().endswith("and so on")
+
+
 def test_log_to_driver_can_be_switched_off(tmp_path: Path) -> None:
     said = run_program(
         tmp_path,

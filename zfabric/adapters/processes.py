@@ -62,7 +62,7 @@ def thread_count() -> int:
 
 def redirect(output: str, errors: str) -> None:
     """Make ``/dev/null`` the standard input and append standard output and error to these files, line by line."""
-    _flush()
+    flush_output()
     for path, flags, number in (
         (os.devnull, os.O_RDONLY, 0),
         (output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 1),
@@ -103,15 +103,15 @@ def run_and_exit(body: Callable[[], object]) -> NoReturn:
         sys.excepthook(*sys.exc_info())
     finally:
         try:
-            _flush()
+            flush_output()
         finally:
             os._exit(code & 0xFF)
 
 
-def _flush() -> None:
-    """Write out what was printed. On a full disk it stays unwritten: nobody is to fail for that."""
+def flush_output() -> None:
+    """Write out what was printed. On a full disk it stays unwritten: nobody is to fail for that, nor for what programs put there."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(Exception):
             stream.flush()
 
 

@@ -28,6 +28,9 @@ from zfabric.machines.parts.outcomes import Outcomes
 from zfabric.machines.parts.questions import Questions
 from zfabric.machines.parts.records import (
     DONE,
+    ENDING,
+    HOSTING,
+    IDLE,
     LEASED,
     PENDING,
     WAITING,
@@ -469,8 +472,10 @@ class LocalScheduler:
             return
         for pid, resident in sorted(message.usage, key=lambda row: -row[1]):
             worker = self.tables.by_pid.get(pid)
-            if isinstance(worker, WorkerRecord) and worker.state == LEASED:
+            if isinstance(worker, WorkerRecord) and worker.state in (LEASED, HOSTING, IDLE):
                 worker.kill_reason = "memory"
+                if worker.state == IDLE:
+                    worker.state = ENDING
                 reason = f"it had the most memory, {resident / 2**20:.0f} MiB, when the node ran short"
                 self.tables.effects.append(KillProcess(pid, reason))
                 self.tables.counts["memory_kills"] += 1
@@ -495,8 +500,8 @@ class LocalScheduler:
 
     @property
     def busy(self) -> bool:
-        """Whether some worker has something to run."""
-        return any(worker.state == LEASED for worker in self.tables.workers.values())
+        """Whether some worker has something to run, or may have: whom its actors serve is not known here."""
+        return any(worker.state in (LEASED, HOSTING) for worker in self.tables.workers.values())
 
     def statistics(self) -> Mapping[str, float]:
         """Counters and sizes."""

@@ -27,7 +27,7 @@ from zfabric.machines.global_scheduler import GlobalScheduler
 from zfabric.machines.local_scheduler import LocalScheduler
 from zfabric.machines.object_store import ObjectStore
 from zfabric.machines.parts.placement import LeastWait
-from zfabric.machines.parts.records import WorkerRecord
+from zfabric.machines.parts.records import JobRecord, WorkerRecord
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.access import FROM_PROCESSES
@@ -49,7 +49,11 @@ FRAMES_PER_TURN = 32
 RECEIVE_SECONDS = 0.01
 """Time spent on taking frames in before the machines decide."""
 LOGS_EVERY = 0.1
-"""How often the output of busy workers is looked at, in seconds."""
+"""How often the output of workers is looked at, in seconds, while any is busy or has just said something."""
+LOGS_SELDOM = 0.5
+"""How often it is looked at while none is: the last words of a task come after its end, and threads may outlive it."""
+MEMORY_SECONDS = 0.004
+"""Pause between two looks at the memory of workers, at least, for each of them: looking takes a two-hundredth of that."""
 SWEEP_EVERY = 5.0
 """How often peers that are no longer registered are looked for; who is found twice is let go of. What they were told last (a driver its
 farewell) has had that long to arrive, which is longer than they wait for it."""
@@ -217,7 +221,8 @@ class Daemon:
                     self.post.refused += 1
                     continue
                 if type(message) is m.Goodbye:
-                    self._tell_logs(now)
+                    leaving = self.scheduler.tables.processes.get(sender)
+                    self._tell_logs(now, leaving.job if leaving is not None else None)
                 try:
                     self._step(now, to, role + sender, message)
                 except Refusal:
@@ -311,7 +316,7 @@ class Daemon:
     def _next_deadline(self, now: float) -> float:
         if self._events or self._local or self._stirred:
             return now
-        soonest = min(self._sweep_at, self._collect_at)
+        soonest = min(self._sweep_at, self._collect_at, self._logs_at)
         for due in self._due.values():
             if due is not None and due < soonest:
                 soonest = due
@@ -319,7 +324,7 @@ class Daemon:
         if due is not None and due < soonest:
             soonest = due
         if self._busy:
-            soonest = min(soonest, self._logs_at, self._memory_at)
+            soonest = min(soonest, self._memory_at)
         return min(soonest, now + 0.002) if self.post.congested else soonest
 
     # -- the supervisor --
@@ -380,12 +385,14 @@ class Daemon:
     # -- what the loop itself looks after --
 
     def _watch_over(self, now: float, active: bool) -> None:
-        self._busy = self.scheduler.busy
-        if self._busy and now >= self._logs_at:
-            self._tell_logs(now)
-            self._logs_at = now + LOGS_EVERY
+        was_busy, self._busy = self._busy, self.scheduler.busy
+        if self._busy and not was_busy:
+            self._logs_at = min(self._logs_at, now + LOGS_EVERY)
+        if now >= self._logs_at:
+            said = self._tell_logs(now)
+            self._logs_at = now + (LOGS_EVERY if said or self._busy else LOGS_SELDOM)
         if self._busy and now >= self._memory_at:
-            self._memory_at = now + self.config.memory_check_every
+            self._memory_at = now + max(self.config.memory_check_every, MEMORY_SECONDS * len(self.scheduler.tables.workers))
             self._check_memory(now)
         if now >= self._sweep_at:
             self._sweep_at = now + SWEEP_EVERY
@@ -401,11 +408,16 @@ class Daemon:
         for incarnation in before & self._strangers:
             self._forget(incarnation)
 
-    def _tell_logs(self, now: float) -> None:
-        pids = {worker.token: worker.pid for worker in self.scheduler.tables.workers.values() if worker.pid}
-        rows = self._logs.poll(pids)
+    def _tell_logs(self, now: float, last_of: JobRecord | None = None) -> bool:
+        """Show what workers have written since; of a job that ends, the lines that have no end, too. Whether there was anything."""
+        workers = [worker for worker in self.scheduler.tables.workers.values() if worker.pid]
+        rows = self._logs.poll({worker.token: worker.pid for worker in workers})
+        for worker in workers:
+            if last_of is not None and worker.job is last_of:
+                rows += self._logs.flush(worker.token, worker.pid)
         if rows and self.config.log_to_driver:
             self._step(now, LOCAL_SCHEDULER, self._shell, m.LogLines(tuple(rows)))
+        return bool(rows)
 
     def _check_memory(self, now: float) -> None:
         usage = []

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from zfabric.adapters.processes import flush_output
 from zfabric.exceptions import DeadlockError, FabricError
 from zfabric.machines.parts.mailbox import Invocation
 from zfabric.machines.parts.naming import Namer
@@ -123,6 +124,7 @@ class WorkerRuntime(UserCode):
             gate = worker.gate is not None and worker.gate.wants_shell
             return bool(calls or gate or worker.queue or worker.inline or self._may_retire())
 
+        flush_output()  # Lines that are not at their end: they may be the last ones.
         self.wait_until(wanted, host.leaves_at if host.leaving and host.leaves_at > clock() else None)
 
     def mark(self, item: Item | Invocation) -> None:

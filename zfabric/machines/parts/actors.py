@@ -380,8 +380,11 @@ class Actors:
         if record.state == CREATING and record.task.state != DONE:
             return  # Its task has failed, or runs again: as any task whose worker died.
         how = f"signal {died.signal}" if died.signal else f"exit code {died.exit_code}"
-        cause = f"the node ran out of memory: {worker.kill_reason}" if worker.kill_reason == "memory" else f"its process ended with {how}"
-        self._lost(record, cause, died.stderr, (("pid", worker.pid), ("signal", died.signal), ("exit_code", died.exit_code)))
+        cause = f"its process ended with {how}"
+        if worker.kill_reason == "memory":
+            cause = f"the node ran out of memory and its process had the most, {died.peak / 2**20:.0f} MiB"
+        facts = (("pid", worker.pid), ("signal", died.signal), ("exit_code", died.exit_code), ("peak", died.peak))
+        self._lost(record, cause, died.stderr, facts)
 
     def _lost(self, record: ActorRecord, cause: str, stderr: str, facts: Facts) -> None:
         """An actor has no process any more: it is made again if it may be, or it is dead."""
