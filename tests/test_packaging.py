@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import importlib.metadata
 import os
 import re
@@ -9,6 +10,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,16 @@ def test_metadata_says_what_is_needed() -> None:
     needed = {re.match(r"[\w-]+", line)[0] for line in importlib.metadata.requires("zfabric") or () if "extra ==" not in line}
     assert needed == {"pyzmq", "msgpack", "numpy", "lmdb", "cloudpickle", "click", "psutil", "rich"}
     assert {"examples", "test", "dev"} <= set(metadata.get_all("Provides-Extra"))
+
+
+def test_all_that_can_be_said_in_setup_cfg_is_said_there() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert set(project) == {"build-system", "tool"}
+    assert set(project["tool"]) == {"ruff"}  # The only one of our tools that does not read setup.cfg.
+    configuration = configparser.ConfigParser()
+    configuration.read(ROOT / "setup.cfg")
+    assert {"metadata", "options", "tool:pytest", "mypy", "importlinter"} <= set(configuration)
+    assert configuration["mypy"]["strict"] == "True"
 
 
 def test_a_build_holds_every_file_of_the_package(tmp_path: Path) -> None:
