@@ -12,8 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bad_days import PATIENCE
+from bad_days import session as here
 
 import zfabric as zf
+from zfabric.protocol import messages as m
+from zfabric.runtime.connect import attach
 from zfabric.runtime.session import sweep
 
 MiB = 2**20
@@ -85,3 +89,22 @@ def test_a_program_may_have_one_cluster_after_the_other(cluster: Callable[..., A
         cluster(num_cpus=1)
         assert zf.get(outer.remote(1)) == 4
         zf.shutdown()
+
+
+def test_a_program_of_another_version_is_refused_in_words(cluster: Callable[..., Any], monkeypatch: Any) -> None:
+    cluster(num_cpus=1)
+    session = here()
+    theirs = m.PROTOCOL_VERSION
+    monkeypatch.setattr(m, "PROTOCOL_VERSION", theirs + 1)
+    with pytest.raises(zf.VersionMismatchError, match=rf"speaks protocol {theirs}, you speak {theirs + 1}; use the same release"):
+        attach(session, kind="tool")
+    monkeypatch.undo()
+    assert zf.get(zf.remote(abs).remote(-5), timeout=PATIENCE) == 5
+    path = Path(session.directory, "session.json")
+    before = path.read_text()
+    path.write_text(json.dumps({**json.loads(before), "protocol": 99}))
+    try:
+        with pytest.raises(zf.VersionMismatchError, match="99"):
+            attach(session, kind="tool")
+    finally:
+        path.write_text(before)
