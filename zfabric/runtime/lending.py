@@ -17,7 +17,7 @@ class Lending:
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
-        self._waits: dict[bytes, list[Wanted]] = {}
+        self.waits: dict[bytes, list[Wanted]] = {}
         """What is waited for, by whose threads and coroutines wait: by task."""
         self._said: set[bytes] = set()
         """Tasks of which the scheduler was told so."""
@@ -27,13 +27,13 @@ class Lending:
         if not self.worker.stack or self.worker.turns is not None:
             return b""
         task_id: bytes = self.worker.stack[-1].row[0]
-        self._waits.setdefault(task_id, []).append(wanted)
+        self.waits.setdefault(task_id, []).append(wanted)
         self.resume(task_id)
         return task_id
 
     def end(self, task_id: bytes, wanted: Wanted) -> None:
         """It goes on."""
-        waits = self._waits.get(task_id)
+        waits = self.waits.get(task_id)
         if waits is None or wanted not in waits:
             return  # The task has ended meanwhile.
         waits.remove(wanted)
@@ -42,7 +42,7 @@ class Lending:
 
     def resume(self, task_id: bytes) -> None:
         """The main thread does not wait (any more): others may."""
-        waits = self._waits.get(task_id)
+        waits = self.waits.get(task_id)
         if waits and task_id not in self._said and not self.worker.waits(task_id):
             self._said.add(task_id)
             self.worker.block(waits[0], False)
@@ -56,4 +56,4 @@ class Lending:
     def close(self, task_id: bytes) -> None:
         """The task ends, or nobody waits any more."""
         self.suspend(task_id)
-        self._waits.pop(task_id, None)
+        self.waits.pop(task_id, None)

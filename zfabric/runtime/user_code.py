@@ -123,7 +123,7 @@ class UserCode(WorkerConnection):
         if type(item) is Invocation and item.options is not None and (kinds := option(item.options, "retry_on")):
             function = _again(function, kinds, option(item.options, "max_retries", 0), partial(self._arguments, item))
         if row[2] or item.values:
-            return function, retryable, *self._arguments(item)
+            return function, retryable, *serialization.load_arguments(row[2], self._values(item))
         return function, retryable, (), {}
 
     def _arguments(self, item: Item | Invocation) -> tuple[tuple[Any, ...], dict[str, Any]]:

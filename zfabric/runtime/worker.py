@@ -150,7 +150,8 @@ class WorkerRuntime(UserCode):
         self._slot[0:TASK_BYTES] = self._contexts[-1].row[0] if self._contexts else bytes(TASK_BYTES)
         worker = self.worker
         with self.lock:
-            self.lending.close(row[0])
+            if self.lending.waits:
+                self.lending.close(row[0])
             if type(item) is Invocation:
                 self._end_call(item, status, outputs, extra, started, ended - started)
             else:
