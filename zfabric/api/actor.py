@@ -95,8 +95,9 @@ def method(*args: Any, **options: Any) -> Any:
     ``readonly=True`` says that it changes nothing: where calls are logged (``checkpoint_every``), its calls are not, and no checkpoint
     waits for them.
     ``num_returns``, also "streaming" (with ``max_buffered``; what methods that yield do by themselves) or "dynamic"; ``timeout`` in
-    seconds from the call's arrival at the actor; ``concurrency_group``, one of those of the class. The calls of
-    ``handle.method.options(...)`` have others.
+    seconds from the call's arrival at the actor; ``concurrency_group``, one of those of the class; ``retry_exceptions``, True or a list of
+    classes, after which it is called again, with its arguments as they were given, at most ``max_task_retries`` times (as those of the
+    class unless it says so; they also count after the loss of its process). The calls of ``handle.method.options(...)`` have others.
 
     Calls of one group begin in order, and so many run at the same time as the class says; those of different groups do not wait for
     each other. Without a group it is ``max_concurrency`` that counts.
