@@ -21,7 +21,7 @@ from command_line import PATIENCE, ZFABRIC, Place, a_place, eventually, gone
 from zfabric.cli.doctor import satisfies
 from zfabric.cli.main import SECTIONS, main, program
 from zfabric.cli.options import parse_size
-from zfabric.protocol.ids import child_prefix, job_id, object_id
+from zfabric.protocol.ids import call_value, child_prefix, job_id, object_id
 from zfabric.protocol.names import brief, matcher
 from zfabric.runtime.session import Session
 
@@ -157,17 +157,18 @@ def test_values_that_options_take() -> None:
 
 def test_short_ids_name_what_they_are_short_for() -> None:
     task = child_prefix(job_id(3), b"p") + (57).to_bytes(4, "big")
-    names = [task, object_id(task), object_id(task, 2), object_id(task, 2**31 + 4), task[:-1] + b"\x3a", job_id(4) + task[4:]]
+    values = [object_id(task), object_id(task, 2), object_id(task, 2**31 + 4), call_value(task, 0)]
+    names = [task, *values, task[:-1] + b"\x3a", job_id(4) + task[4:]]
     short = [brief(name) for name in names]
     assert short[0] == f"3-{task[4:6].hex()}-57"
-    assert [text.removeprefix(short[0]) for text in short[1:4]] == ["-0", "-2", "-p4"]
+    assert [text.removeprefix(short[0]) for text in short[1:5]] == ["-0", "-2", "-p4", "-c0"]
     for identifier, text in zip(names, short, strict=True):
         matches = matcher(text)
         assert matches is not None
         assert [name for name in names if matches(name)] == [identifier]
     odd = matcher(task.hex()[:31])
     assert odd is not None
-    assert [odd(name) for name in names] == [True, True, True, True, True, False]
+    assert [odd(name) for name in names] == [True, True, True, True, True, True, False]
     assert matcher("xyz") is None
     assert matcher("") is None
     none = matcher(f"3-{task[4:6].hex()}-99999999999")

@@ -2,7 +2,7 @@
 
 Siblings' ids differ in their last bytes only, so the beginning of one names all of them. What tables show instead is
 ``job-parent-counter``, as in ``1-3fa2-57`` (job and counter in decimal, the first digits of the parent's hash), and for objects
-``-0`` and up for what a task returned, ``-p0`` and up for what was ``put``.
+``-0`` and up for what a task returned, ``-c0`` for what a call of an actor did, ``-p0`` for what was ``put``.
 """
 
 from __future__ import annotations
@@ -10,12 +10,22 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from zfabric.protocol.ids import FIRST_PUT_INDEX, JOB_BYTES, OBJECT_BYTES, PREFIX_BYTES, TASK_BYTES, index_of, unpack_counter
+from zfabric.protocol.ids import (
+    FIRST_CALL_INDEX,
+    FIRST_PUT_INDEX,
+    JOB_BYTES,
+    OBJECT_BYTES,
+    PREFIX_BYTES,
+    TASK_BYTES,
+    index_of,
+    unpack_counter,
+)
 
 PARENT_DIGITS = 4
 """Digits of a parent's hash that tables show; enough to tell apart the parents of one job that are on one screen."""
 
-_BRIEF = re.compile(r"(\d+)-([0-9a-f]{1,16})-(\d+)(?:-(p?)(\d+))?")
+_BRIEF = re.compile(r"(\d+)-([0-9a-f]{1,16})-(\d+)(?:-([cp]?)(\d+))?")
+_FIRST = {"": 0, "c": FIRST_CALL_INDEX, "p": FIRST_PUT_INDEX}
 
 
 def is_text(value: str) -> bool:
@@ -41,7 +51,8 @@ def brief(identifier: bytes) -> str:
     if len(identifier) == TASK_BYTES:
         return text
     index = index_of(identifier)
-    return f"{text}-p{index - FIRST_PUT_INDEX}" if index >= FIRST_PUT_INDEX else f"{text}-{index}"
+    kind = "p" if index >= FIRST_PUT_INDEX else "c" if index >= FIRST_CALL_INDEX else ""
+    return f"{text}-{kind}{index - _FIRST[kind]}"
 
 
 def matcher(text: str) -> Callable[[bytes], bool] | None:
@@ -49,10 +60,10 @@ def matcher(text: str) -> Callable[[bytes], bool] | None:
     text = text.strip().lower()
     found = _BRIEF.fullmatch(text)
     if found is not None:
-        job, parent, counter, put, index = found.groups()
+        job, parent, counter, kind, index = found.groups()
         suffix = _number(counter)
         if index is not None:
-            suffix += _number(index, FIRST_PUT_INDEX if put else 0)
+            suffix += _number(index, _FIRST[kind])
         prefix = _number(job)
         return lambda identifier: (
             identifier.startswith(prefix)
