@@ -163,6 +163,24 @@ def test_all_end_with_their_process() -> None:
     assert {state for state, *_ in dead.values()} == {DEAD}
 
 
+def test_many_detached_ones_that_die_with_their_process_are_looked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    node, _ = made(cpus=1)
+    node.submit(*(row(number, detached=True) for number in range(50)))
+    ((worker, *_), *_) = given = node.dispatched()
+    for _, number, attempt in given:
+        node.complete(worker, number, attempt)
+    node.say(CLIENT + DRIVER, m.Goodbye())
+    looked: list[Any] = []
+    detached = node.scheduler.detached
+    lives_on = detached._lives_on
+    monkeypatch.setattr(detached, "_lives_on", lambda job: (looked.append(job), lives_on(job))[1])
+    (job,) = node.scheduler.tables.jobs.values()
+    assert not job.ended
+    node.say(b"X" + OWN, m.ProcessDied(node.pids[worker], 0, 9, 0, "", b""))
+    assert job.ended
+    assert len(looked) <= 2
+
+
 def test_one_that_was_killed_while_it_was_made_does_not_stay() -> None:
     node, _ = made()
     node.submit(row(0))

@@ -34,8 +34,8 @@ class Detached:
         self.unkept: set[bytes] = set()
         """Detached actors whose rows are not durable yet."""
         self._to_keep: list[bytes] = []
-        self._over: list[JobRecord] = []
-        """Jobs without a driver whose last detached actor has died in this turn."""
+        self._over: dict[JobRecord, None] = {}
+        """Jobs without a driver of which a detached actor has died in this turn."""
 
     def made(self, actor_id: bytes) -> None:
         """One is to be made."""
@@ -53,9 +53,10 @@ class Detached:
             actors, self._to_keep = tuple(self._to_keep), []
             puts, deletes = self.scheduler.blocks.flush(rows_max=1 << 30)
             self.scheduler.questions.ask("detached", actors, m.Write, tuple(puts), tuple(deletes))
-        over, self._over = self._over, []
+        over, self._over = self._over, {}
         for job in over:
-            self.scheduler.membership.end_job(job, now)
+            if not job.ended and not self._lives_on(job):
+                self.scheduler.membership.end_job(job, now)
 
     def driver_gone(self, job: JobRecord, driver: ProcessRecord, now: float) -> bool:
         """Let go of what the job had beside its detached actors. False if it has none: then it ends."""
@@ -71,7 +72,8 @@ class Detached:
         return True
 
     def _lives_on(self, job: JobRecord) -> bool:
-        return any(record.detached and record.state != DEAD and not record.killed for record in self.scheduler.actors.of(job))
+        records = self.scheduler.actors.records.values()
+        return any(record.detached and record.state != DEAD and not record.killed and _in(record.id, job) for record in records)
 
     def _stop_tasks(self, job: JobRecord, driver: bytes, now: float) -> None:
         unheld = [
@@ -85,8 +87,8 @@ class Detached:
 
     def died(self, job: JobRecord) -> None:
         """A detached actor has died: its job may be over."""
-        if job.driver is None and not job.ended and not self._lives_on(job):
-            self._over.append(job)
+        if job.driver is None:
+            self._over[job] = None
 
     def restore(self, rows: Mapping[bytes, tuple[Row, object]]) -> None:
         """Detached actors that only the control store still knows, after a restart."""
