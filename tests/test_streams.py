@@ -228,6 +228,21 @@ def test_a_worker_goes_as_far_as_it_may() -> None:
     assert yields.may_go_on(b"task", 9)
 
 
+def test_who_waits_for_room_may_leave_at_any_moment() -> None:
+    yields = Yields()
+    yields.begin(b"task", 2)
+
+    class Leaves(dict[bytes, Any]):
+        """Whoever is looked for leaves as soon as that has been answered: an event loop holds no lock."""
+
+        def __contains__(self, key: object) -> bool:
+            return super().pop(key, None) is not None
+
+    yields.waiting = Leaves({b"task": lambda: None})
+    yields.allow(b"task", 5)
+    assert yields.may_go_on(b"task", 4)
+
+
 def test_what_a_worker_says_to_the_next_daemon() -> None:
     yields = Yields()
     yields.begin(b"task", 3)

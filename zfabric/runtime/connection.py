@@ -341,7 +341,10 @@ class Connection:
         if self.closed:
             raise NotInitializedError("the connection to the cluster is closed; call zf.init() for a new one")
         if os.getpid() != self._pid:
-            raise NotInitializedError("this process was forked from one that uses zfabric; start its own with zf.init(), or use tasks")
+            raise NotInitializedError(
+                "this process was forked from one that uses zfabric, and cannot share its connection; start it with multiprocessing's "
+                "'spawn' method (or subprocess), or use tasks"
+            )
         if self._unsynchronised:
             self._unsynchronised = False
             self.machine.rejoin(self.register(), self.running(), self.unread())

@@ -30,8 +30,9 @@ class Yields:
         before = self._allowed.get(task_id, 0)
         if before != CLOSE:
             self._allowed[task_id] = upto if upto == CLOSE else max(before, upto)
-        if task_id in self.waiting:
-            self.waiting.pop(task_id)()
+        tell = self.waiting.pop(task_id, None)  # Who waits may leave meanwhile, without a lock.
+        if tell is not None:
+            tell()
 
     def may_go_on(self, task_id: bytes, index: int) -> bool:
         """Whether a stream need not wait with this value: it may have it, or is to end."""
