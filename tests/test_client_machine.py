@@ -72,6 +72,19 @@ def test_everything_is_said_in_the_order_in_which_it_was_done(client: Client) ->
     assert second != third
 
 
+def test_the_row_of_large_values_is_kept_for_as_long_as_any_of_them_is_held(client: Client) -> None:
+    task = submit(client, returns=200, num_returns=200)
+    hear(client, m.Results(((task, m.OK, (None,) * 200),)))
+    client.dropped.extend(object_id(task, index) for index in range(150))
+    assert [row[0] for row in again(client)[m.Submit]] == [task]
+    client.add_reference(object_id(task, 3))  # It was inside another value.
+    client.dropped.extend(object_id(task, index) for index in range(150, 200))
+    assert [row[0] for row in again(client)[m.Submit]] == [task]
+    client.dropped.append(object_id(task, 3))
+    assert m.Submit not in again(client)
+    assert client.keeping.values == {}
+
+
 def test_refs_are_counted_here_and_told_as_a_set(client: Client) -> None:
     borrowed = object_id(b"t" * 16)
     client.add_reference(borrowed)

@@ -208,6 +208,8 @@ class Client:
             entry = self.entries[identifier] = Entry(0, ABSENT, None, None)
             if is_call(identifier):
                 self.calls.shared.add(identifier)  # Another process's, which made it known.
+            if self.keeping.values and identifier[:TASK_BYTES] in self.keeping.values:
+                self.keeping.values[identifier[:TASK_BYTES]].add(identifier)
         if entry.refs == 0:
             self._say(m.Hold, identifier)
         entry.refs += 1
@@ -377,6 +379,7 @@ class Client:
         self.unfinished -= 1
         keeping = self.keeping
         known_before = task_id in keeping.lineage
+        held: set[bytes] = set()
         for index in range(count):
             identifier = object_id(task_id, index)
             entry = self.entry(identifier)
@@ -388,7 +391,10 @@ class Client:
             entry.data = outputs[index if status == OK else 0] if outputs else None
             if entry.data is None:
                 keeping.lineage[task_id] = row
+            held.add(identifier)
             self._notify(identifier, entry)
+        if task_id in keeping.lineage:
+            keeping.values[task_id] = held
         if (row[3] or len(row) > 4) and (known_before or task_id not in keeping.lineage):
             keeping.ended(row)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from zfabric.machines.parts.entries import Entry
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import TASK_BYTES, is_call, object_id
+from zfabric.protocol.ids import TASK_BYTES, is_call
 from zfabric.protocol.messages import Row
 from zfabric.protocol.options import option
 
@@ -30,6 +30,8 @@ class Keeping:
         self.client = client
         self.lineage: dict[bytes, Row] = {}
         """Rows of values that live in the arena, and of actors: what a restarted scheduler would make them from again."""
+        self.values: dict[bytes, set[bytes]] = {}
+        """Of those, tasks with several values: which of them this process has refs to."""
         self.needed: Counter[bytes] = Counter()
         """Objects that rows without an outcome name, and in how many such rows."""
         self.retired: dict[bytes, Entry] = {}
@@ -128,12 +130,18 @@ class Keeping:
 
     def _drop_lineage(self, identifier: bytes) -> None:
         task_id = identifier[:TASK_BYTES]
-        if task_id in self.lineage and not any(object_id(task_id, index) in self.client.entries for index in range(64)):
+        if task_id not in self.lineage:
+            return
+        values = self.values.get(task_id)
+        if values is not None:
+            values.discard(identifier)
+        if not values and identifier not in self.client.entries:
             self.forget_row(task_id)
 
     def forget_row(self, task_id: bytes) -> None:
         """Nothing of a task is to be made again."""
         row = self.lineage.pop(task_id, None)
+        self.values.pop(task_id, None)
         if row is not None and (row[3] or len(row) > 4):
             self.ended(row)
 
