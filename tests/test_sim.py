@@ -32,7 +32,7 @@ FIRST = {
     "callers-forgotten": 250,
     "expected-not-said-again": 133,
     "reported-once": 177,
-    "stops-do-not-overtake": 400,
+    "stops-do-not-overtake": 1045,
     "kill-ends-neighbours": 108,
     "logged-results-before-commit": 30,
     "logged-duplicates-run-again": 30,
