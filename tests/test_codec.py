@@ -101,6 +101,7 @@ ROWS: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("Functions", "functions"): many(function_rows),
     ("Pinned", "rows"): many(st.tuples(object_ids, numbers, numbers)),
     ("GrantsHeld", "rows"): many(st.tuples(numbers, numbers, numbers)),
+    ("ReturnGrant", "gaps"): many(st.tuples(numbers, numbers)),
     ("Write", "puts"): many(st.tuples(texts, small_bytes, small_bytes)),
     ("Write", "deletes"): many(st.tuples(texts, small_bytes)),
     ("Blocked", "wanted"): many(object_ids),
@@ -459,6 +460,7 @@ CASES: list[tuple[str, int, tuple[Any, ...], Any, list[Any]]] = [
         (TASK, TASK, (OBJECT,), (TASK,)),
         [(TASK,), (TASK, OBJECT, (), ()), (TASK, TASK, (TASK,), ()), (TASK, TASK, (), (OBJECT,))],
     ),
+    ("ReturnGrant", 2, (0, 0, ()), (64, 128), [(64,), (64, 128, 0), (64, "128"), (b"64", 128)]),
     ("TakenBack", 0, ((), b""), TASK, [OBJECT, "t" * TASK_BYTES, 7]),
 ]
 

@@ -162,7 +162,7 @@ def test_a_grant_is_returned_only_when_nothing_is_being_written_in_it() -> None:
     assert grants.give_back(4096) is None
     assert grants.idle() == []
     grants.finished(first)
-    assert grants.give_back(4096) == (4096, 192)
+    assert grants.give_back(4096) == (4096, 192, ())
     assert grants.give_back(4096) is None
     assert len(grants) == 0
 
@@ -176,7 +176,7 @@ def test_an_exact_grant_serves_one_object() -> None:
     grants.finished(offset)
     assert grants.rows() == ()
     offset = grants.add_exact(8192, footprint(1000))
-    assert grants.abandon(offset) == (8192, 0)
+    assert grants.abandon(offset) == (8192, 0, ())
     assert len(grants) == 0
 
 
@@ -189,8 +189,8 @@ def test_of_several_grants_only_the_roomiest_is_kept() -> None:
         assert offset >> 20 == number
         if number != 1:
             grants.finished(offset)
-    assert [start >> 20 for start, _ in grants.spent(1 << 20)] == [2, 0]
-    assert [start >> 20 for start, _ in grants.idle()] == [3]
+    assert [start >> 20 for start, *_ in grants.spent(1 << 20)] == [2, 0]
+    assert [start >> 20 for start, *_ in grants.idle()] == [3]
 
 
 def test_a_full_grant_goes_back_with_its_last_object_and_an_abandoned_object_leaves_room_for_another() -> None:
@@ -202,7 +202,7 @@ def test_a_full_grant_goes_back_with_its_last_object_and_an_abandoned_object_lea
     assert grants.finished(192) is None, "the first left a gap"
     assert grants.allocate(64) == 64
     assert grants.spent(1 << 20) == []
-    assert grants.finished(64) == (0, 256)
+    assert grants.finished(64) == (0, 256, ())
     assert len(grants) == 0
 
 

@@ -535,7 +535,7 @@ def test_a_seal_that_comes_after_the_grants_return_still_counts() -> None:
     assert offset is not None
     world.write(offset, object_id(1), 1000)
     writer.grants.finished(offset)
-    ((start, used),) = writer.grants.idle()
+    ((start, used, _),) = writer.grants.idle()
     world.say(CLIENT + writer.incarnation, m.ReturnGrant(start, used))
     world.turn()
     assert world.store.statistics()["granted"] == used
@@ -543,6 +543,29 @@ def test_a_seal_that_comes_after_the_grants_return_still_counts() -> None:
     world.turn()
     statistics = world.store.statistics()
     assert (statistics["granted"], statistics["grants"], statistics["used"]) == (0, 0, used)
+
+
+def test_what_was_given_up_between_others_is_free_again() -> None:
+    """It will never be sealed: the grant would stay open for it, with all that lies in it."""
+    world = World(16)
+    writer = world.process(0)
+    world.reserve(writer, 3 * 100_000, exact=False)
+    world.settle()
+    first, given_up, last = (writer.grants.allocate(100_000) for _ in range(3))
+    writer.grants.abandon(given_up)
+    for number, offset in enumerate((first, last)):
+        world.seal(writer, object_id(number), offset, 100_000)
+    (row,) = writer.grants.idle()
+    assert row[2] == ((given_up - HEADER_BYTES, footprint(100_000)),)
+    world.say(CLIENT + writer.incarnation, m.ReturnGrant(*row))
+    world.settle()
+    statistics = world.store.statistics()
+    assert (statistics["grants"], statistics["granted"], statistics["used"]) == (0, 0, 2 * footprint(100_000))
+    for number in range(2):
+        world.free(number)
+    world.settle()
+    assert world.store.statistics()["used"] == 0
+    world.check()
 
 
 def test_a_second_copy_of_an_object_is_dropped() -> None:

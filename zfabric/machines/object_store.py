@@ -134,6 +134,10 @@ class ObjectStore:
             if free_from < start + size:
                 grant.open.remove(free_from, start + size - free_from)
                 self._tables.release(free_from, start + size - free_from, grant.holder)
+        for start, size in message.gaps:
+            if size > 0 and grant.open.around(start, size) is not None:
+                grant.open.remove(start, size)
+                self._tables.release(start, size, grant.holder)
         grant.returned = True
         grant.end = min(grant.end, used_to)
         if not grant.open.total:

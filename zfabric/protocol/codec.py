@@ -274,6 +274,10 @@ def _grants(name: str, fields: tuple[Any, ...]) -> None:
     _columns(name, fields[0], {3}, (_INT, _INT, _INT))
 
 
+def _returned_grant(name: str, fields: tuple[Any, ...]) -> None:
+    _columns(name, fields[2], {2}, (_INT, _INT))
+
+
 def _writes(name: str, fields: tuple[Any, ...]) -> None:
     _columns(name, fields[1], {3}, (_STR, _BYTES, _BYTES))
     _columns(name, fields[2], {2}, (_STR, _BYTES))
@@ -428,6 +432,7 @@ _ROW_CHECKS = {
     "TakenBack": _task_ids,
     "Pinned": _places,
     "GrantsHeld": _grants,
+    "ReturnGrant": _returned_grant,
     "Write": _writes,
     "Blocked": _blocked,
 }

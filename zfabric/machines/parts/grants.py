@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from zfabric.machines.parts.extents import HEADER_BYTES, footprint
 
+Rest = tuple[int, int, tuple[tuple[int, int], ...]]
+"""What is said of a grant that is returned, as in ``ReturnGrant``: (offset, used, gaps)."""
 LEAST_ROOM = 64 * 2**10
 """Room that a grant is still kept for: smaller values are rarely written to the arena."""
 
@@ -97,10 +99,10 @@ class Grants:
                 return grant
         raise KeyError(f"nothing is being written at {start + HEADER_BYTES}")
 
-    def finished(self, offset: int) -> tuple[int, int] | None:
+    def finished(self, offset: int) -> Rest | None:
         """The object with its payload at ``offset`` is sealed and on its way to the store, which closes an exact grant by itself.
 
-        (offset, used) to return to the store if that fills its grant.
+        What to return to the store if that fills its grant.
         """
         start = offset - HEADER_BYTES
         grant = self._holding(start)
@@ -112,19 +114,19 @@ class Grants:
             return self._drop(grant)
         return None
 
-    def abandon(self, offset: int) -> tuple[int, int] | None:
-        """The object at ``offset`` will not be written. (offset, used) to return to the store if that ends its grant."""
+    def abandon(self, offset: int) -> Rest | None:
+        """The object at ``offset`` will not be written. What to return to the store if that ends its grant."""
         start = offset - HEADER_BYTES
         grant = self._holding(start)
         grant.abandon(start)
         return self._drop(grant) if grant.exact else None
 
-    def _drop(self, grant: Grant) -> tuple[int, int]:
+    def _drop(self, grant: Grant) -> Rest:
         del self._grants[grant.offset]
-        return grant.offset, grant.used
+        return grant.offset, grant.used, tuple(sorted(grant.gaps))
 
-    def spent(self, size: int) -> list[tuple[int, int]]:
-        """Grants without room for an object of ``size`` bytes, to return: (offset, used) each. They are no longer held.
+    def spent(self, size: int) -> list[Rest]:
+        """Grants without room for an object of ``size`` bytes, to return. They are no longer held.
 
         If none has such room, the roomiest one stays, which smaller objects may still fit in.
         """
@@ -136,8 +138,8 @@ class Grants:
             del full[0]
         return [self._drop(grant) for grant in full if not grant.writing]
 
-    def idle(self, keep: int = 0) -> list[tuple[int, int]]:
-        """Grants that nothing is being written in, to return: (offset, used) each. They are no longer held.
+    def idle(self, keep: int = 0) -> list[Rest]:
+        """Grants that nothing is being written in, to return. They are no longer held.
 
         Those with the least left are kept, as long as that is ``keep`` bytes together at most.
         """
@@ -149,8 +151,8 @@ class Grants:
                     returned.append(self._drop(grant))
         return returned
 
-    def give_back(self, offset: int) -> tuple[int, int] | None:
-        """Answer to ``RecallGrant``: (offset, used) to return, or None if it is in use or not ours."""
+    def give_back(self, offset: int) -> Rest | None:
+        """Answer to ``RecallGrant``: what to return, or None if it is in use or not ours."""
         grant = self._grants.get(offset)
         return self._drop(grant) if grant is not None and not grant.writing else None
 

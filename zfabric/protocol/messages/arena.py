@@ -36,10 +36,14 @@ class NoSpace(NamedTuple):
 
 
 class ReturnGrant(NamedTuple):
-    """client -> object store. I write no more into the grant at ``offset``; past ``used`` bytes it holds nothing."""
+    """client -> object store. I write no more into the grant at ``offset``; past ``used`` bytes it holds nothing.
+
+    Nor do ``gaps``, rows ``(offset, size)`` before that: what was to be written there was given up, behind it others were.
+    """
 
     offset: int
     used: int
+    gaps: Rows = ()
 
 
 class RecallGrant(NamedTuple):
