@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bad_days import PATIENCE, eventually, failure, kill_daemon
+from bad_days import PATIENCE, eventually, failure, gone, kill_daemon
 from conftest import running_cluster
 
 import zfabric as zf
+from zfabric.runtime import interface
 
 MANY = 2000
 
@@ -448,3 +449,19 @@ def test_calls_that_come_while_a_call_waits_again_and_again_are_kept() -> None:
     calls = [call.remote(first) for _ in range(4)]
     assert value_of(waiting) == 50
     assert sorted(value_of(calls)) == [1, 2, 3, 4]
+
+
+def test_links_to_a_process_end_with_it_though_its_actors_had_ended_before() -> None:
+    """The last test of this file: it has a cluster of its own."""
+    with running_cluster(num_cpus=1, config={"worker_idle_seconds": 0.1}):
+        client: Any = interface.current()
+        homes = set()
+        for _ in range(3):
+            actor = Counter.remote()
+            home = value_of(actor.pid.remote())
+            homes.add(home)
+            assert len(client.post.peers) == 2, "the daemon and that process"
+            del actor
+            eventually(lambda home=home: gone(home), "its process has ended")
+            eventually(lambda: client.query("nothing") is None and len(client.post.peers) == 1, "the link to it has ended")
+        assert len(homes) == 3

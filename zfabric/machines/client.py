@@ -472,6 +472,10 @@ class Client:
         """Where actors are."""
         self.calls.whereabouts(message.rows)
 
+    def on_caller_gone(self, message: m.CallerGone) -> None:
+        """A process has ended that this one may have called."""
+        self.calls.gone.append(message.incarnation)
+
     def on_kept(self, message: m.Kept) -> None:
         """Durable values are committed, or could not be."""
         for identifier in message.object_ids:
@@ -601,6 +605,7 @@ HANDLERS: dict[type[Any], Any] = {
     m.Kept: Client.on_kept,
     m.Returned: Client.on_returned,
     m.Whereabouts: Client.on_whereabouts,
+    m.CallerGone: Client.on_caller_gone,
     m.Welcome: Client.on_welcome,
     m.Refused: Client.on_refused,
     m.Farewell: Client.on_farewell,

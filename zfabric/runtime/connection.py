@@ -171,7 +171,9 @@ class Connection:
 
     def _sends(self) -> list[tuple[bytes, Send]]:
         while self.machine.calls.gone:
-            self.post.forget(self.machine.calls.gone.pop())
+            ended = self.machine.calls.gone.pop()
+            self.post.forget(ended)
+            self._peers.discard(ended)
         daemon = self.daemon
         effects = self.machine.take_effects(0.0)
         return [(CLIENT, effect) for effect in effects if type(effect) is Send and (effect.to[1:] == daemon or effect.to[:1] in PEERS)]

@@ -371,6 +371,9 @@ class Actors:
             record = self.records.get(actor_id)
             if record is not None and record.state != DEAD:
                 self._lost_with(record, worker, died)
+        for process in self.tables.processes.values() if worker.shared else ():
+            if process.job is worker.job:  # Their links to it have outlasted the actors that they called there.
+                self.tables.tell(process, m.CallerGone(worker.token))
 
     def _lost_with(self, record: ActorRecord, worker: WorkerRecord, died: m.ProcessDied) -> None:
         record.executing = died.executing if died.executing != record.id else b""

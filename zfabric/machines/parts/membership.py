@@ -229,7 +229,7 @@ class Membership:
             self.scheduler.dispatcher.release(known)
             self.scheduler.introductions.worker_lost(known, message)
             void = self.scheduler.outcomes.worker_lost(known, message)
-            if known.actors:
+            if known.actors or known.shared:
                 self.scheduler.actors.worker_lost(known, message)
             if known.process is not None and void:
                 self.scheduler.stopping.stop_void(void, known.process.incarnation, now)

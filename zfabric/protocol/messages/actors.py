@@ -248,6 +248,9 @@ class Taken(NamedTuple):
 
 
 class CallerGone(NamedTuple):
-    """local scheduler -> worker control. A process that may have called you has ended."""
+    """local scheduler -> worker control. A process that may have called you has ended.
+
+    local scheduler -> client. A process that actors shared has ended, which you may have called while one lived there.
+    """
 
     incarnation: bytes
