@@ -431,7 +431,6 @@ class Idle:
 def test_what_no_message_carries_is_refused_at_the_call_and_the_program_goes_on(call: Any) -> None:
     with pytest.raises((TypeError, ValueError)) as caught:
         call()
-    assert "True or False" in str(caught.value) or "not" in str(caught.value)
     assert not isinstance(caught.value, UnicodeError)
     assert zf.get(identity.remote(1), timeout=PATIENCE) == 1
 
