@@ -478,15 +478,45 @@ class Narcissus:
         ready, _ = zf.wait([mine.other.remote()], timeout=None)
         return len(ready)
 
+    def in_time(self, mine: Any) -> int:
+        return int(zf.get(mine.other.remote(), timeout=PATIENCE))
 
-def test_an_actor_that_waits_for_itself_is_told_so() -> None:
-    narcissus = Narcissus.remote()
-    for method in (narcissus.me, narcissus.indirectly):
+    def all_of_two(self, mine: Any) -> int:
+        ready, _ = zf.wait([mine.other.remote(), identity.remote(1)], num_returns=2)
+        return len(ready)
+
+    def any_of_two(self, mine: Any) -> Any:
+        own, other = mine.other.remote(), identity.remote("of a task")
+        ready, late = zf.wait([own, other], num_returns=1)
+        return late == [own], zf.get(ready)
+
+    def for_a_while(self, mine: Any) -> list[int]:
+        own = mine.other.remote()
+        return [len(zf.wait([own], timeout=seconds)[0]) for seconds in (0, 0.01)]
+
+    def look(self, mine: Any) -> str:
+        with pytest.raises(zf.GetTimeoutError):
+            zf.get(mine.other.remote(), timeout=0)
+        return "not there"
+
+
+@pytest.mark.parametrize("options", [{}, {"lightweight": True}])
+def test_an_actor_that_waits_for_itself_is_told_so(options: dict[str, Any]) -> None:
+    narcissus = Narcissus.options(**options).remote()
+    for method in (narcissus.me, narcissus.indirectly, narcissus.in_time, narcissus.all_of_two):
         error = failure(method.remote(narcissus))
         assert isinstance(error, zf.DeadlockError)
         name = f"Narcissus.{method._method.name}"
         assert f"{name} -> Narcissus -> {name}" in str(error)
     assert value_of(narcissus.other.remote()) == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"lightweight": True}])
+def test_an_actor_may_look_at_its_own_calls_and_wait_for_others_beside_them(options: dict[str, Any]) -> None:
+    narcissus = Narcissus.options(**options).remote()
+    assert value_of(narcissus.any_of_two.remote(narcissus)) == (True, ["of a task"])
+    assert value_of(narcissus.for_a_while.remote(narcissus)) == [0, 0]
+    assert value_of(narcissus.look.remote(narcissus)) == "not there"
 
 
 @zf.remote

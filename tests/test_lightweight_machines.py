@@ -532,8 +532,22 @@ def test_a_cycle_is_seen(worker: Worker) -> None:
     begin(worker)
     assert worker.turns is not None
     calls = {ref(7): B, ref(8): A}
-    assert worker.turns.cycle(B, (ref(8),), calls.get) == [A, B]
-    assert worker.turns.cycle(B, (ref(9),), calls.get) == []
+    assert worker.turns.cycle(B, A, calls.get) == [A, B]
+    assert worker.turns.cycle(A, A, calls.get) == [A]
+    calls[ref(7)] = b"another"
+    assert worker.turns.cycle(B, A, calls.get) == []
+
+
+def test_what_goes_on_by_itself_closes_no_cycle(worker: Worker) -> None:
+    call(worker, A, 0)
+    call(worker, B, 1)
+    first = begin(worker)
+    worker.give_up_turn(first, (ref(7),), may_end=True)
+    assert worker.turns is not None
+    assert worker.turns.cycle(B, A, {ref(7): B}.get) == []
+    assert worker.take_turn(first)
+    worker.give_up_turn(first, (ref(7),))
+    assert worker.turns.cycle(B, A, {ref(7): B}.get) == [A, B]
 
 
 def delays(worker: Worker) -> list[tuple[bytes, set[bytes]]]:

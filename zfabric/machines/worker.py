@@ -195,10 +195,10 @@ class Worker:
         turns.begin(actor_of(item), item.row[0])
         return item
 
-    def give_up_turn(self, item: Item | Invocation, wanted: tuple[bytes, ...]) -> None:
-        """What runs waits."""
+    def give_up_turn(self, item: Item | Invocation, wanted: tuple[bytes, ...], may_end: bool = False) -> None:
+        """What runs waits. ``may_end`` says that it may go on although some of what it wants does not come."""
         assert self.turns is not None
-        self.turns.wait(actor_of(item), wanted)
+        self.turns.wait(actor_of(item), wanted, may_end)
 
     def take_turn(self, item: Item | Invocation) -> bool:
         """It waits no longer. False if it is not its turn yet: then it asks again."""

@@ -269,7 +269,8 @@ class FabricClient(Connection):
             if not ready():
                 machine.want(object_ids[position:])
         while True:
-            if position < count and not self.wait_for(object_ids, ready, deadline, plain=timeout is None):
+            needed = 0 if timeout == 0 else count
+            if position < count and not self.wait_for(object_ids, ready, deadline, plain=timeout is None, needed=needed):
                 with self.lock:
                     missing = sum(1 for each in object_ids if not machine.known(each))
                 if not missing:
@@ -289,8 +290,11 @@ class FabricClient(Connection):
                     f"time, of {self.values.size / 2**20:.1f} MiB; get fewer at a time, or give init() a larger object_store_memory"
                 )
 
-    def wait_for(self, object_ids: Sequence[bytes], done: Callable[[], bool], deadline: float | None, plain: bool) -> bool:
-        """Wait for objects. (A worker says meanwhile that it is blocked, and may run tasks.)"""
+    def wait_for(self, object_ids: Sequence[bytes], done: Callable[[], bool], deadline: float | None, plain: bool, needed: int) -> bool:
+        """Wait for objects. (A worker says meanwhile that it is blocked, and may run tasks.)
+
+        ``needed`` is how many of them must come; 0 if whoever asks has an answer without.
+        """
         return self.wait_until(done, deadline)
 
     def _outcomes(self, object_ids: Sequence[bytes]) -> list[Any] | None:
@@ -344,7 +348,8 @@ class FabricClient(Connection):
                 return ready
             machine.want(pending)
             self.flush()
-        self.wait_for(object_ids, scan, None if timeout is None else clock() + timeout, plain=False)
+        deadline, needed = (None, num_returns) if timeout is None else (clock() + timeout, 0)
+        self.wait_for(object_ids, scan, deadline, plain=False, needed=needed)
         return ready
 
     def add_done_callback(self, object_id: bytes, callback: Callable[[bytes], None]) -> None:

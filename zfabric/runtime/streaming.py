@@ -93,7 +93,7 @@ def produce(worker: WorkerRuntime, item: Item | Invocation, produced: Any, ahead
     try:
         while True:
             if not stream.may_go_on():
-                worker.wait_for((), stream.may_go_on, None, False)
+                worker.wait_for((), stream.may_go_on, None, False, 0)
             if stream.closed:
                 break
             value = worker.as_user(next, source, _END)

@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -341,15 +342,15 @@ class WorkerRuntime(UserCode):
 
     # -- waiting inside a task --
 
-    def wait_for(self, object_ids: Sequence[bytes], done: Callable[[], bool], deadline: float | None, plain: bool) -> bool:
+    def wait_for(self, object_ids: Sequence[bytes], done: Callable[[], bool], deadline: float | None, plain: bool, needed: int) -> bool:
         """Say that the task on top waits, run what is put on top of it, and say when it goes on."""
         if self.worker.turns is not None:
-            return self._wait_turn(object_ids, done, deadline)
+            return self._wait_turn(object_ids, done, deadline, needed)
         if threading.get_ident() != self._main or not self._contexts:
             return self._wait_beside(tuple(object_ids), done, deadline)
         item = self._contexts[-1]
         if type(item) is Invocation:
-            self._refuse_deadlock(item, object_ids)
+            self._refuse_deadlock(item, object_ids, needed)
             plain = False  # Nothing but its own calls runs in an actor's process.
         inline = plain and ("asyncio" not in sys.modules or not _in_event_loop())
         with self.lock:
@@ -420,7 +421,7 @@ class WorkerRuntime(UserCode):
 
         super().add_done_callback(object_id, told)
 
-    def _wait_turn(self, object_ids: Sequence[bytes], done: Callable[[], bool], deadline: float | None) -> bool:
+    def _wait_turn(self, object_ids: Sequence[bytes], done: Callable[[], bool], deadline: float | None, needed: int) -> bool:
         """A call of an actor that shares this process waits: others have their turn meanwhile. They run in other threads."""
         worker, main = self.worker, threading.get_ident() == self._main
         item = current_call.get() if not main else self._contexts[-1] if self._contexts else None
@@ -429,8 +430,8 @@ class WorkerRuntime(UserCode):
         with self.lock:
             if done():
                 return True
-            self._refuse_cycle(item, object_ids)
-            worker.give_up_turn(item, tuple(object_ids))
+            self._refuse_cycle(item, object_ids, needed)
+            worker.give_up_turn(item, tuple(object_ids), deadline is not None or needed < len(object_ids))
             if self.host.crew is None:
                 self._share_process()
             crew = self.host.crew
@@ -479,28 +480,31 @@ class WorkerRuntime(UserCode):
         if bell is not None:
             bell.release()
 
-    def _refuse_cycle(self, item: Item | Invocation, object_ids: Sequence[bytes]) -> None:
+    def _refuse_cycle(self, item: Item | Invocation, object_ids: Sequence[bytes], needed: int) -> None:
         """DeadlockError if actors of this process would wait for each other, and the last of them for the first."""
         assert self.worker.turns is not None
-        cycle = self.worker.turns.cycle(actor_of(item), object_ids, self.callee)
-        if cycle:
+        turns, me = self.worker.turns, actor_of(item)
+        counts = Counter(map(self.callee, object_ids if needed else ()))
+        cycles = [(cycle, count) for each, count in counts.items() if each is not None and (cycle := turns.cycle(me, each, self.callee))]
+        if sum(count for _, count in cycles) > len(object_ids) - needed:
             name = self._terms(item)[0]
-            path = " -> ".join([name, *(type(self.host.instances.get(each)).__qualname__ for each in cycle), name])
+            path = " -> ".join([name, *(type(self.host.instances.get(each)).__qualname__ for each in cycles[0][0]), name])
             raise DeadlockError(
                 f"{name} waits for a call that can only run once {name} has returned: {path}; "
                 "call the method directly (self.method()), or return the ref"
             )
 
-    def _refuse_deadlock(self, item: Invocation, object_ids: Sequence[bytes]) -> None:
+    def _refuse_deadlock(self, item: Invocation, object_ids: Sequence[bytes], needed: int) -> None:
         """DeadlockError if an actor waits for a call that it would have to run itself, after the one that waits."""
-        for identifier in object_ids:
-            target = self.machine.calls.pending.get(identifier[:TASK_BYTES])
-            if target is not None and target.actor_id == item.actor_id:
-                name = self._terms(item)[0]
-                raise DeadlockError(
-                    f"{name} waits for a call of its own actor, which can only run once {name} has returned: "
-                    f"{name} -> {self.host.class_of(item)} -> {name}; call the method directly (self.method()), or return the ref"
-                )
+        pending = self.machine.calls.pending
+        targets = (pending.get(identifier[:TASK_BYTES]) for identifier in object_ids) if needed else ()
+        own = sum(1 for target in targets if target is not None and target.actor_id == item.actor_id)
+        if own > len(object_ids) - needed:
+            name = self._terms(item)[0]
+            raise DeadlockError(
+                f"{name} waits for a call of its own actor, which can only run once {name} has returned: "
+                f"{name} -> {self.host.class_of(item)} -> {name}; call the method directly (self.method()), or return the ref"
+            )
 
 
 def _in_event_loop() -> bool:

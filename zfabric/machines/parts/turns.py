@@ -49,6 +49,8 @@ class Turns:
         """What has begun and not ended, by actor: never two of one actor."""
         self.wanted: dict[bytes, tuple[bytes, ...]] = {}
         """What those of them wait for that wait, by actor."""
+        self.may_end: set[bytes] = set()
+        """Those of these actors that go on although some of it does not come."""
         self.returning: dict[bytes, None] = {}
         """Actors whose call waits no longer, and wants its turn, in order."""
         self.polite: set[bytes] = set()
@@ -76,9 +78,11 @@ class Turns:
         """It is this one's turn."""
         self.running = self.busy[actor_id] = identifier
 
-    def wait(self, actor_id: bytes, wanted: tuple[bytes, ...]) -> None:
+    def wait(self, actor_id: bytes, wanted: tuple[bytes, ...], may_end: bool) -> None:
         """What runs waits."""
         self.wanted[actor_id] = wanted
+        if may_end:
+            self.may_end.add(actor_id)
         self.queues.want(each[:TASK_BYTES] for each in wanted)
         self.queues.set_aside(actor_id)
         self._pass_on()
@@ -96,6 +100,7 @@ class Turns:
             return False
         self.returning.pop(actor_id, None)
         self.queues.want_no_more(each[:TASK_BYTES] for each in self.wanted.pop(actor_id))
+        self.may_end.discard(actor_id)
         self.running = self.busy[actor_id]
         return True
 
@@ -108,18 +113,18 @@ class Turns:
         if ending is not None and (ending.how != RETIRE or not self.queues.has(actor_id)):
             self._end_actor(actor_id, b"")
 
-    def cycle(self, actor_id: bytes, wanted: Iterable[bytes], callee: Callable[[bytes], bytes | None]) -> list[bytes]:
-        """The actors of this process, from the one that ``actor_id`` waits for, that wait for each other and in the end for itself.
+    def cycle(self, actor_id: bytes, first: bytes, callee: Callable[[bytes], bytes | None]) -> list[bytes]:
+        """The actors of this process, from the ``first``, which ``actor_id`` waits for, that wait for each other and in the end for itself.
 
         Empty if there is no such cycle. ``callee`` is the actor that an object is the pending result of a call of.
         """
-        agenda = [(each, [each]) for each in {callee(identifier) for identifier in wanted} if each is not None]
+        agenda = [(first, [first])]
         seen: set[bytes] = set()
         while agenda:
             each, path = agenda.pop()
             if each == actor_id:
                 return path
-            if each not in seen and each in self.wanted:
+            if each not in seen and each in self.wanted and each not in self.may_end:
                 seen.add(each)
                 following = {callee(identifier) for identifier in self.wanted[each]}
                 agenda += [(other, [*path, other]) for other in following if other is not None]
