@@ -333,6 +333,27 @@ def test_options_that_cannot_be_meant_are_refused_where_they_are_written(options
         add.options(**options)
 
 
+def test_options_that_this_kind_of_function_or_method_cannot_honour_are_refused(client):
+    class Told:
+        def tell(self):
+            return 1
+
+    told = zf.remote(Told)
+    for write in (
+        lambda: zf.remote(max_buffered=2)(lambda: 1),
+        lambda: add.options(max_buffered=2),
+        lambda: told.remote().tell.options(max_buffered=2),
+        lambda: zf.remote(type("Bad", (), {"tell": zf.method(max_buffered=2)(lambda self: 1)})),
+    ):
+        with pytest.raises(zf.OptionError, match="makes no stream"):
+            write()
+    assert told.remote().tell.options(num_returns="streaming", max_buffered=2)
+    with pytest.raises(zf.OptionError, match="at least 1, or -1 for no limit"):
+        told.options(max_pending_calls=0)
+    with pytest.raises(zf.OptionError, match="'max_retries' is an option of functions or classes, not of methods"):
+        told.remote().tell.options(max_retries=2)
+
+
 def test_options_of_actors_are_none_of_functions():
     with pytest.raises(zf.OptionError, match="option of actors"):
         zf.remote(max_restarts=1)(lambda: None)

@@ -449,6 +449,22 @@ def test_max_concurrency_is_for_async_functions() -> None:
         zf.remote(lambda: None).options(max_concurrency=2)
 
 
+@pytest.mark.parametrize("where", ["decorator", "options"])
+def test_a_worker_runs_no_more_of_them_than_max_concurrency(where: str) -> None:
+    running = 0
+
+    async def most(path: str) -> tuple[int, int]:
+        nonlocal running
+        running += 1
+        seen = running
+        await asyncio.sleep(0.02)
+        running -= 1
+        return os.getpid(), seen
+
+    limited = zf.remote(max_concurrency=3)(most) if where == "decorator" else zf.remote(most).options(max_concurrency=3)
+    assert max(seen for _, seen in value([limited.remote("") for _ in range(40)])) == 3
+
+
 # --- time and number ------------------------------------------------------------------------------------------------------------------
 
 

@@ -160,6 +160,12 @@ def _runtime_env(value: Any) -> None:
     environment_of(value)
 
 
+def _pending(value: Any) -> None:
+    if value == 0 and not isinstance(value, bool):
+        raise OptionError("max_pending_calls is at least 1, or -1 for no limit, not 0")
+    _whole("max_pending_calls", -1, 2**31)(value)
+
+
 def _groups(value: Any) -> None:
     if not isinstance(value, Mapping) or not all(isinstance(name, str) and name for name in value):
         raise OptionError(f'concurrency_groups is a dict of how many calls may run, by group, such as {{"io": 2}}, not {value!r}')
@@ -224,7 +230,7 @@ _ACTOR_CHECKS: dict[str, Callable[[Any], None]] = {
     "get_if_exists": _flag("get_if_exists"),
     "lifetime": _lifetime,
     "concurrency_groups": _groups,
-    "max_pending_calls": _whole("max_pending_calls", -1, 2**31),
+    "max_pending_calls": _pending,
     "checkpoint_every": _whole("checkpoint_every", 0, 2**31),
     "lightweight": _flag("lightweight"),
     "allow_out_of_order_execution": _anything,
@@ -271,7 +277,7 @@ def checked_actor(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def checked_method(options: Mapping[str, Any]) -> dict[str, Any]:
     """The same for options of methods."""
-    _verify(options, _METHOD_CHECKS, "a method")
+    _verify(options, _METHOD_CHECKS, "a method", {*_CHECKS, *_ACTOR_CHECKS}, "functions or classes, not of methods")
     _buffered(options)
     return dict(options)
 
@@ -291,6 +297,8 @@ def pairs_of_method(options: Mapping[str, Any], base: Pairs = (), retries: int =
         elif returns != 1:
             found["num_returns"] = returns
     buffered = options.get("max_buffered") or max(0, options.get("_generator_backpressure_num_objects") or 0)
+    if options.get("max_buffered") and "stream" not in found:
+        raise OptionError('max_buffered is for methods that yield, or num_returns="streaming": this one makes no stream')
     if "stream" in found and buffered:
         found["stream"] = buffered
     if options.get("max_task_retries") is not None:

@@ -183,10 +183,11 @@ class RemoteFunction:
         [1, 2]
         """
         merged = {**self._options, **checked(options)}
-        _check_concurrency(self._function, merged)
         base = self._export.options
-        if (merged.get("retry_exceptions") or False) != (base.get("retry_exceptions") or False) or mode_of(merged) != mode_of(base):
+        retries = (merged.get("retry_exceptions") or False) != (base.get("retry_exceptions") or False)
+        if retries or mode_of(merged) != mode_of(base) or merged.get("max_concurrency") != base.get("max_concurrency"):
             return _made(self._function, merged)
+        _check_kind(self._function, merged)
         return type(self)(self._function, merged, self._export)
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
@@ -284,6 +285,7 @@ def _made(function: Callable[..., Any], options: Mapping[str, Any]) -> RemoteFun
     """The kind of remote function that these options ask for. What yields streams, unless they say otherwise."""
     if options.get("num_returns") is None and _flags(function) & (_GENERATOR | _ASYNC_GENERATOR):
         options = {**options, "num_returns": "streaming"}
+    _check_kind(function, options)
     if not mode_of(options):
         return RemoteFunction(function, options)
     if _flags(function) & _COROUTINE:
@@ -291,6 +293,15 @@ def _made(function: Callable[..., Any], options: Mapping[str, Any]) -> RemoteFun
     from zfabric.api.generators import DynamicFunction, StreamingFunction
 
     return (StreamingFunction if mode_of(options) == "streaming" else DynamicFunction)(function, options)
+
+
+def _check_kind(function: Any, options: Mapping[str, Any]) -> None:
+    """OptionError for options that this kind of function cannot honour."""
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    if options.get("max_buffered") is not None and mode_of(options) != "streaming":
+        raise OptionError(f'max_buffered is for num_returns="streaming": {name} makes no stream')
+    if (options.get("max_concurrency") or 1) > 1 and not _flags(function) & (_COROUTINE | _ASYNC_GENERATOR):
+        raise OptionError(f"max_concurrency is for 'async def': {name} is a plain function, of which a worker runs one")
 
 
 def _flags(function: Any) -> int:
@@ -403,11 +414,4 @@ def _make(function: Any, options: dict[str, Any]) -> Any:
             "max_concurrency": ASYNC_CONCURRENCY,
             **{name: value for name, value in options.items() if value is not None},
         }
-    _check_concurrency(function, options)
     return _made(function, options)
-
-
-def _check_concurrency(function: Any, options: Mapping[str, Any]) -> None:
-    if (options.get("max_concurrency") or 1) > 1 and not _flags(function) & (_COROUTINE | _ASYNC_GENERATOR):
-        name = getattr(function, "__qualname__", function)
-        raise OptionError(f"max_concurrency is for 'async def': {name} is a plain function, of which a worker runs one")
