@@ -595,6 +595,57 @@ def test_actors_of_a_program_end_with_it(tmp_path: Path) -> None:
     eventually(lambda: gone(int(ended.stdout)), "the actor ended with its program")
 
 
+POLITE = """
+import sys, time
+import zfabric as zf
+zf.init(num_cpus=2, log_to_driver=False)
+
+class Polite:
+    def __init__(self, path):
+        self.path = path
+    def say(self, what):
+        with open(self.path, "a") as file:
+            file.write(what + "\\n")
+    def work(self, seconds):
+        self.say("works")
+        time.sleep(seconds)
+        self.say("has worked")
+
+class Leaving(Polite):
+    def __exit__(self, *how):
+        self.say("exit")
+
+class Deleted(Polite):
+    def __del__(self):
+        self.say("del")
+
+path, how, seconds, light = sys.argv[1], sys.argv[2], float(sys.argv[3]), sys.argv[4] == "light"
+actors = [zf.remote(lightweight=light)(kind).remote(path) for kind in (Leaving, Deleted)]
+for each in actors:
+    each.work.remote(seconds)
+zf.wait([each.say.remote("is there") for each in actors], num_returns=2, timeout=None if seconds < 1 else 0.5)
+if how == "shutdown":
+    zf.shutdown()
+"""
+
+
+@pytest.mark.parametrize("how", ["shutdown", "ends"])
+@pytest.mark.parametrize("light", ["light", "ordinary"])
+def test_the_end_of_a_program_is_a_clean_one_for_its_actors(tmp_path: Path, how: str, light: str) -> None:
+    program, log = tmp_path / "program.py", tmp_path / "log"
+    program.write_text(POLITE)
+    subprocess.run([sys.executable, program, log, how, "0.01", light], timeout=PATIENCE, check=True)
+    said = log.read_text().split("\n")
+    assert (said.count("exit"), said.count("del"), said.count("has worked"), said.count("is there")) == (1, 1, 2, 2)
+
+
+def test_the_end_of_a_program_does_not_wait_for_what_takes_longer(tmp_path: Path) -> None:
+    program, log = tmp_path / "program.py", tmp_path / "log"
+    program.write_text(POLITE)
+    subprocess.run([sys.executable, program, log, "ends", "1e6", "ordinary"], timeout=PATIENCE, check=True)
+    assert set(log.read_text().split("\n")) == {"works", ""}
+
+
 # --- the end ------------------------------------------------------------------------------------------------------------------
 
 

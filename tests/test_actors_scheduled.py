@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_local_scheduler import DRIVER, JOB, Node, died, row, task_id
+from test_local_scheduler import DRIVER, JOB, OWN, Node, died, row, task_id
 
+from zfabric.machines.parts.partings import PARTING_SECONDS
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
@@ -65,6 +66,54 @@ def test_deaths_while_an_actor_is_made_count_until_it_lives(node: Node) -> None:
         node.say(CLIENT + DRIVER, m.Find((ACTOR,)))
         assert whereabouts(node)[-1] == (m.ALIVE, "")
         died(node, worker, None)
+
+
+def polite(node: Node, detached: bool = False) -> bytes:
+    """An actor that has something to say at its end; where it lives."""
+    options = (("actor", b"blueprint"), ("max_retries", 0), ("farewell", True), *((("detached", True),) if detached else ()))
+    node.say(CLIENT + DRIVER, m.Export(((b"p" * 16, "Polite", b"payload", options),)))
+    node.submit((ACTOR, b"p" * 16, b"", ()))
+    worker, *_ = node.workers()
+    node.say(WORKER + worker, MADE._replace(durations=()))
+    node.take(m.Retire)
+    return worker
+
+
+def test_a_job_ends_once_its_polite_actors_have(node: Node) -> None:
+    worker = polite(node)
+    node.say(CLIENT + DRIVER, m.Goodbye())
+    assert [(message.actor_id, message.at_once) for _, message in node.take(m.Retire)] == [(ACTOR, False)]
+    assert node.take(m.Farewell) == []
+    died(node, worker, None)
+    assert len(node.take(m.Farewell)) == 1
+    assert node.scheduler.partings.next_deadline() is None
+
+
+def test_a_job_does_not_wait_for_ever_for_its_polite_actors(node: Node) -> None:
+    polite(node)
+    node.say(CLIENT + DRIVER, m.Goodbye())
+    due = node.scheduler.next_deadline()
+    assert due is not None
+    assert due <= node.now + PARTING_SECONDS
+    node.now += PARTING_SECONDS
+    node.scheduler.tick(node.now)
+    node.turn()
+    assert len(node.take(m.Farewell)) == 1
+
+
+def test_who_dies_takes_no_leave(node: Node) -> None:
+    polite(node)
+    node.say(CLIENT + DRIVER, m.Goodbye())
+    node.scheduler.step(node.now, b"X" + OWN, m.ProcessDied(50, 0, 9, 0, ""))
+    node.turn()
+    assert node.scheduler.partings.next_deadline() is None
+
+
+def test_detached_actors_stay_whatever_they_have_to_say(node: Node) -> None:
+    polite(node, detached=True)
+    node.say(CLIENT + DRIVER, m.Goodbye())
+    assert node.take(m.Retire) == []
+    assert len(node.take(m.Farewell)) == 1
 
 
 def test_workers_that_wait_for_calls_are_no_reason_not_to_start_another(node: Node) -> None:

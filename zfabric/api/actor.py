@@ -240,7 +240,8 @@ class ActorClass:
         if groups:
             self._check_groups()
         readonly = tuple(each.name for each in (*methods, *_BUILT_IN.values()) if each.readonly)
-        self._export = Export(kind, {**self._options, "readonly": readonly, "unlogged": unlogged}, msgpack.packb(blueprint))
+        said = {"readonly": readonly, "unlogged": unlogged, "farewell": hasattr(kind, "__exit__") or hasattr(kind, "__del__")}
+        self._export = Export(kind, {**self._options, **said}, msgpack.packb(blueprint))
         functools.update_wrapper(self, kind, updated=())
 
     def __getstate__(self) -> dict[str, Any]:
@@ -398,7 +399,8 @@ class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
 class ActorHandle:
     """A handle to an actor: its methods are attributes, each with ``.remote(...)``.
 
-    The actor lives until its last handle has gone, wherever handles are, and the calls that were made have run.
+    The actor lives until its last handle has gone, wherever handles are, and the calls that were made have run; and no longer than its
+    program, unless it is detached. At such an end ``__exit__`` runs, if its class has that, and ``__del__``; not if it is killed.
     ``dir(handle)`` lists the methods; ``help(handle.method)`` shows what one takes.
 
     >>> import zfabric as zf

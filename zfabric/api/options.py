@@ -359,8 +359,9 @@ def pairs_of_actor(options: Mapping[str, Any], blueprint: bytes, default_env: Ma
         found.append(("concurrency_groups", tuple(options["concurrency_groups"].items())))
     if options.get("lifetime") == "detached":
         found.append(("detached", True))
-    if options.get("lightweight"):
-        found.append(("lightweight", True))
+    for name in ("lightweight", "farewell"):
+        if options.get(name):
+            found.append((name, True))
     restarts = options.get("max_restarts")
     found.append(("max_retries", 0 if restarts is None else restarts))
     if options.get("checkpoint_every") is not None:

@@ -25,6 +25,7 @@ from zfabric.machines.parts.introductions import Introductions
 from zfabric.machines.parts.kept_logs import KeptLogs
 from zfabric.machines.parts.membership import Membership
 from zfabric.machines.parts.outcomes import Outcomes
+from zfabric.machines.parts.partings import Partings
 from zfabric.machines.parts.questions import Questions
 from zfabric.machines.parts.records import (
     DONE,
@@ -105,6 +106,7 @@ class LocalScheduler:
         self.streams = Streams(self)
         self.introductions = Introductions(self)
         self.dispatcher.introductions = self.outcomes.introductions = self.introductions
+        self.partings = Partings(self)
         self.membership = Membership(self, daemons > 0)
         self._flush_at: float | None = None
         self._overdue_at: float | None = None
@@ -155,6 +157,7 @@ class LocalScheduler:
             self.actors.next_deadline(),
             self.logs.next_deadline(),
             self.introductions.next_deadline(),
+            self.partings.next_deadline(),
         ]
         return min((each for each in candidates if each is not None), default=None)
 
@@ -176,6 +179,7 @@ class LocalScheduler:
             for start in range(0, len(rows), 1024):
                 tables.tell(process, m.Results(tuple(rows[start : start + 1024])))
         tables.touched.clear()
+        self.partings.end_of_turn(now)
         self.detached.end_of_turn(now)
         self.values.read_durable()
         self.logs.acknowledge()

@@ -20,6 +20,7 @@
 ``unlogged``            classes only, with the one above: calls run at the same time, are not logged, and checkpoints wait for quiet moments
 ``readonly``            classes only, with ``checkpoint_every``: names of methods that change nothing: logs and checkpoints do without
 ``ask``                 True: the call may have run, and runs again only if it changes nothing; its outcome is wanted (call rows only)
+``farewell``            classes only: True if their instances have something to do at a clean end (``__exit__``, ``__del__``)
 ``contains``            refs inside the arguments (call rows only): pinned until the task is done
 ======================  =========================================================================================================
 """
@@ -81,6 +82,7 @@ OPTION_TYPES: dict[str, tuple[type, ...]] = {
     "concurrency_group": (str,),
     "lightweight": (bool,),
     "readonly": (tuple,),
+    "farewell": (bool,),
     "remake": (tuple,),
 }
 """The types that values of known options may have; frames with others are refused."""

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 RETIRE_SECONDS = 30.0
 """How long an actor without handles may take to finish its calls."""
+LAST_HANDLE = "its last handle has gone"
 STATE_NAMES = {CREATING: "creating", ALIVE: "alive", DEAD: "dead"}
 
 
@@ -206,7 +207,7 @@ class Actors:
             return
         self._tell(record, record.watchers)
         if record.gone:
-            self._retire(record)
+            self.retire(record, LAST_HANDLE)
 
     def unwanted(self, worker: WorkerRecord, actor_id: bytes, attempt: int) -> None:
         """A process that actors share has made one, in an attempt that does not count: nobody would ever call it."""
@@ -293,10 +294,11 @@ class Actors:
         if record.state == DEAD:
             del self.records[task.id]
         elif record.state == ALIVE:
-            self._retire(record)
+            self.retire(record, LAST_HANDLE)
 
-    def _retire(self, record: ActorRecord) -> None:
-        record.killed = "its last handle has gone"
+    def retire(self, record: ActorRecord, reason: str) -> None:
+        """End an actor cleanly, after the calls that were made."""
+        record.killed = reason
         if record.worker is not None:
             self.tables.order(record.worker, m.Retire(record.id, record.task.attempt, False))
         self._retiring[record] = None

@@ -245,7 +245,7 @@ class Membership:
                 if self.recovering:
                     self._abandoned.append(known.job)
                 else:
-                    self._driver_gone(known.job, now)
+                    self.driver_gone(known.job, now)
         for tool in [each for each in self.tables.processes.values() if each.kind == "tool" and each.pid == message.pid]:
             self.let_go_of(tool)
         for incarnation, pid in list(self._expected.items()):
@@ -297,11 +297,12 @@ class Membership:
         if process is None or self.scheduler.introductions.wait(source, message):
             return
         if process.kind == "driver" and process.job is not None:
-            self._driver_gone(process.job, now)
+            if not self.scheduler.partings.begin(process.job, now):
+                self.driver_gone(process.job, now)
         else:
             self.let_go_of(process)
 
-    def _driver_gone(self, job: JobRecord, now: float) -> None:
+    def driver_gone(self, job: JobRecord, now: float) -> None:
         """A job ends with its driver, unless it has detached actors."""
         if job.driver is None or not self.scheduler.detached.driver_gone(job, job.driver, now):
             self.end_job(job, now)
@@ -437,7 +438,7 @@ class Membership:
         self.recovery.go_on(now)
         self._keep_due = True
         for job in self._abandoned:
-            self._driver_gone(job, now)
+            self.driver_gone(job, now)
         self.scheduler.workers.prestart(now)
         self.tables.say("info", f"recovered: {len(self.tables.processes)} processes, {tasks} tasks")
 
