@@ -10,7 +10,7 @@ Making an actor takes its turn like a call, and so does what it has to do at a c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 from zfabric.machines.parts.mailbox import Invocation, Mailbox
