@@ -430,7 +430,7 @@ class FabricClient(Connection):
                 self.machine.say(m.Goodbye())
                 self.flush()
             if self.kind == "driver" and self.alive():
-                self.wait_until(lambda: self.machine.farewell is not None, clock() + 3.0)
+                self.wait_until(lambda: self.machine.farewell is not None, clock() + 4.5)
         except (FabricError, zmq.ZMQError, OSError):
             pass  # The node is gone; there is nothing left to say goodbye to.
         finally:

@@ -377,11 +377,6 @@ def _too_much_taken(right: Any) -> Any:
     return lambda self, caller, call_ids, others: self.kept.pop(caller, None)
 
 
-def _handed_whoever_asks(right: Any) -> Any:
-    """A worker runs what was handed to it on behalf of a daemon that it has left."""
-    return lambda self, source, message: right(self, source, message._replace(daemon=self.scheduler[1:]))
-
-
 def _asked_for_runs_again(right: Any) -> Any:
     """A call that its caller only asks for is run, whether or not it may run again."""
 
@@ -414,9 +409,7 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "told-without-pin": ((StoreTables, "tell", _told_is_no_pin),),
     "lineage-never-dropped": ((References, "_forget", _lineage_never_dropped),),
     "ended-early-unheard": ((Introductions, "ended_early", _nothing),),
-    "returned-early-unheard": ((Introductions, "returned_early", _nothing),),
     "told-not-said-again": ((Introductions, "_say_again", _nothing),),
-    "handed-for-a-dead-daemon": ((Worker, "on_hand", _handed_whoever_asks),),
     "reported-once": ((Mailbox, "unrecorded", _reported_once),),
     "expected-not-said-again": ((Recovery, "_take_expect", _nothing),),
     "callers-forgotten": ((Actors, "process_gone", _nothing),),

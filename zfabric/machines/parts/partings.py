@@ -1,7 +1,7 @@
 """The end of a program whose actors have something to say at theirs: ``__exit__``, ``__del__``.
 
 When a driver leaves, such actors end as they would if the last handle of each had gone, after the calls that were made; then the job
-does, and with it whatever has not ended within a second. A driver that dies takes no leave, and neither do its actors.
+does, and with it whatever has not ended within three seconds. A driver that dies takes no leave, and neither do its actors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from zfabric.protocol.messages import ALIVE
 if TYPE_CHECKING:
     from zfabric.machines.local_scheduler import LocalScheduler
 
-PARTING_SECONDS = 1.0
+PARTING_SECONDS = 3.0
 """How long the end of a program waits for that of its actors."""
 
 
