@@ -67,7 +67,8 @@ class Orange:
         return ray.get_runtime_context().current_actor
 
     def has_child(self) -> bool:
-        return Orange.options(name="child").remote() is not None
+        self.child = Orange.options(name="child").remote()  # Kept: without a handle it would end.
+        return self.child is not None
 
     def pid(self) -> int:
         return os.getpid()
