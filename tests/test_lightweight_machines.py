@@ -411,7 +411,7 @@ def test_what_one_has_to_do_at_its_end_has_its_turn_before_what_waits_and_no_out
     call(worker, B, 2)
     worker.step(0.0, b"L" + DAEMON, m.Retire(A, 0, False))
     end(worker, begin(worker))
-    assert said(worker)[-1] == m.Ended(A, 0, b"", "")
+    assert [type(message) for message in said(worker)] == [m.Returned], "it ends once that is done"
     farewell = begin(worker)
     assert (farewell.method, farewell.actor_id) == (FAREWELL, A)
     assert worker.turns.gone == []
@@ -422,8 +422,33 @@ def test_what_one_has_to_do_at_its_end_has_its_turn_before_what_waits_and_no_out
     assert worker.take_turn(farewell)
     end(worker, farewell)
     assert worker.turns.gone == [A]
-    assert [type(message) for message in said(worker)] == [m.Returned], "of the other one"
+    returned, ended = said(worker)
+    assert type(returned) is m.Returned, "of the other one"
+    assert ended == m.Ended(A, 0, b"", "")
     assert number_of(begin(worker)) == 2
+
+
+def test_an_end_is_told_once_the_instance_has_gone(worker: Worker) -> None:
+    assert worker.turns is not None
+    worker.turns.instances = True
+    worker.step(0.0, b"L" + DAEMON, m.Retire(A, 0, False))
+    assert worker.turns.gone == [A]
+    assert not worker.has_unsent
+    assert said(worker) == []
+    worker.turns.gone.clear()
+    assert worker.has_unsent
+    assert said(worker) == [m.Ended(A, 0, b"", "")]
+
+
+def test_what_takes_too_long_at_its_end_is_stopped(worker: Worker) -> None:
+    assert worker.turns is not None
+    worker.turns.polite.add(A)
+    worker.step(0.0, b"L" + DAEMON, m.Retire(A, 0, False))
+    farewell = begin(worker)
+    worker.step(0.0, b"L" + DAEMON, m.Retire(A, 0, True))
+    assert worker.interrupted(farewell) == "killed"
+    end(worker, farewell)
+    assert said(worker) == [m.Ended(A, 0, b"", "")]
 
 
 def test_a_killed_one_has_nothing_to_do_at_its_end(worker: Worker) -> None:

@@ -290,7 +290,7 @@ class Worker:
     @property
     def has_unsent(self) -> bool:
         """Whether anything waits to be sent."""
-        ended = self.turns is not None and self.turns.unsaid
+        ended = self.turns is not None and self.turns.sayable
         return bool(self._rows or self._effects or self.yields.unsaid or self.mailbox.unsent or ended)
 
     def block(self, wanted: tuple[bytes, ...], inline: bool) -> None:
@@ -539,8 +539,9 @@ class Worker:
         self.unreturned = 0
         if self.mailbox.unsent:
             effects.extend(self.mailbox.take_sends(self.scheduler))
-        elif self.turns is not None and self.turns.unsaid:
-            effects.extend(Send(self.scheduler, ended) for ended in self.turns.unsaid)  # once all has left that those actors had to say
+        elif self.turns is not None and self.turns.sayable:
+            # Once all has left that those actors had to say.
+            effects.extend(Send(self.scheduler, ended) for ended in self.turns.unsaid)
             self.turns.unsaid.clear()
         return effects
 

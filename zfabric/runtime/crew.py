@@ -172,7 +172,7 @@ class StandIns(Threads):
     def _run(self, item: Item | Invocation, group: Group) -> Item | Invocation | None:
         self.runtime.mark(item)
         following = super()._run(item, group)
-        self.runtime.host.let_go()
+        self.runtime.let_go()
         return following
 
 

@@ -67,7 +67,7 @@ class WorkerRuntime(UserCode):
         try:
             while True:
                 if self.host.gone:
-                    self.host.let_go()
+                    self.let_go()
                 item = self._next()
                 if item is not None:
                     if item.row[1] in asyncs:
@@ -85,6 +85,13 @@ class WorkerRuntime(UserCode):
                     self._idle()
         except KeyboardInterrupt:
             raise SystemExit(0) from None
+
+    def let_go(self) -> None:
+        """Let go of actors that have ended, of those that share this process; then the daemon is told so."""
+        self.host.let_go()
+        if self.worker.turns is not None and self.worker.turns.sayable:
+            with self.lock:
+                self.flush()
 
     def _may_retire(self) -> bool:
         """Whether there is nothing more to do as an actor. One that has ended itself does not wait for threads that do not come back."""
@@ -301,6 +308,7 @@ class WorkerRuntime(UserCode):
             self.post.hang_bell()
             self.host.crew = StandIns(self)
             self.host.gone = self.worker.turns.gone
+            self.worker.turns.instances = True
             self.worker.turns.on_free = self._ring_for_turn
 
     def streamed(self, item: Item | Invocation, value: Any) -> Any:
@@ -451,7 +459,7 @@ class WorkerRuntime(UserCode):
                     raise TaskInterrupt("the call is to be stopped")
                 if ready or not answered:
                     return ready
-                self.host.let_go()
+                self.let_go()
                 crew.hand_out()
         finally:
             self._wait_for_turn(item)

@@ -64,8 +64,17 @@ class Turns:
         self.told = m.Delays(b"", ())
         """What people were told last."""
         self._ending: dict[bytes, Ending] = {}
+        self._leaving: dict[bytes, m.Ended] = {}
+        """What is said of actors once they have done what they have to do at their end."""
         self.unsaid: list[m.Ended] = []
         """News of actors that have ended, to be said behind all that they had to say."""
+        self.instances = False
+        """Whether there are instances: then it is said once the shell has let go of them."""
+
+    @property
+    def sayable(self) -> bool:
+        """Whether there are such news to be said."""
+        return bool(self.unsaid) and not (self.instances and self.gone)
 
     # -- turns --
 
@@ -192,15 +201,18 @@ class Turns:
         self.queues.bring_back(actor_id)
         if found is None:
             return
-        self.unsaid.append(m.Ended(actor_id, found[1], executing, ending.reason))
+        ended = m.Ended(actor_id, found[1], executing, ending.reason)
         if ending.how != KILL and actor_id in self.polite:
+            self._leaving[actor_id] = ended
             name = b"\xff" * JOB_BYTES + actor_id[JOB_BYTES:]  # It runs under a name that no call has.
             self.queues.put_first(Invocation((name, b"", b"", ()), found[1], (), (), actor_id, FAREWELL, b"", None))
         else:
             self.gone.append(actor_id)
+            self.unsaid.append(ended)
         self.polite.discard(actor_id)
 
     def left(self, actor_id: bytes) -> None:
-        """What an actor had to do at its end is done."""
+        """What an actor had to do at its end is done: now it has ended."""
         self.end(actor_id)
         self.gone.append(actor_id)
+        self.unsaid.append(self._leaving.pop(actor_id))
