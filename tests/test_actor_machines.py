@@ -9,7 +9,7 @@ import pytest
 from zfabric.config import Config
 from zfabric.machines.client import Client
 from zfabric.machines.parts.calls import TAKEN_EVERY
-from zfabric.machines.worker import Worker
+from zfabric.machines.worker import LEFT, Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure, unpack_failure
 from zfabric.protocol.ids import CALL_RETURN, CLIENT, FIRST_RETURN, WORKER, call_value, job_id
@@ -392,6 +392,8 @@ def test_a_call_that_does_not_stop_is_over_for_its_caller(worker: Worker) -> Non
     assert unpack_failure(returned.rows[0][2][0])[0] == "TaskTimeoutError"
     assert worker.abandon(first)
     assert said(worker, m.Returned) == [], "once"
+    worker.interrupts[first] = (3, LEFT)
+    assert not worker.abandon(first), "the end of the actor is told of by others"
     worker.finish_call(item, OK, (b"after all",), (), 0.0, 0.001)  # type: ignore[arg-type]
     assert worker.abandoned == set()
     run(worker)

@@ -256,6 +256,8 @@ class Worker:
             return False
         if self.turns is not None or self.gate is not None:
             return False
+        if asked[1] == LEFT:
+            return False  # Its caller hears of the end of the actor, soon.
         if call_id not in self.abandoned:
             kind = "TaskTimeoutError" if asked[1] == "timeout" else "TaskCancelledError"
             text = f"{item.method} was to be stopped ({asked[1]}) and does not: it runs code that does not come back to Python, and goes on"
