@@ -196,6 +196,7 @@ def located(handler: Any) -> str:
     passed_on = inspect.getclosurevars(handler).nonlocals
     if "name" in passed_on:
         from zfabric.machines.parts.actors import Actors
+        from zfabric.machines.parts.deadlocks import Deadlocks
         from zfabric.machines.parts.infeasible import Infeasible
         from zfabric.machines.parts.introductions import Introductions
         from zfabric.machines.parts.kept_logs import KeptLogs
@@ -207,6 +208,7 @@ def located(handler: Any) -> str:
 
         parts: dict[str, Any] = {
             "actors": Actors,
+            "deadlocks": Deadlocks,
             "infeasible": Infeasible,
             "introductions": Introductions,
             "logs": KeptLogs,

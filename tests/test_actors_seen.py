@@ -43,6 +43,12 @@ class Seen:
     def wait(self, refs: list[Any]) -> None:
         zf.get(refs)
 
+    def ask(self, other: Any) -> Any:
+        return zf.get(other.pid.remote())
+
+    def ask_or(self, other: Any, mine: Any, gate: list[Any]) -> None:
+        zf.wait([other.ask.remote(mine), *gate], num_returns=1)
+
     def die(self) -> None:
         os._exit(3)
 
@@ -167,17 +173,22 @@ def test_what_a_call_waits_for(tmp_path: Path) -> None:
 
 
 def test_two_actors_that_wait_for_each_other_are_seen_to(tmp_path: Path) -> None:
-    """Where the circle cannot be refused, each end names the other."""
-    left, right = Seen.remote(), Seen.remote()
+    """Where the circle need not be one, since something else may come first, it is not refused, and each end shows it."""
+    left, right = Seen.options(name="left").remote(), Seen.options(name="right").remote()
     zf.get([left.pid.remote(), right.pid.remote()], timeout=PATIENCE)
     gate = when.remote(str(tmp_path / "go"))
-    last = right.wait.remote([gate])
-    first = left.wait.remote([last])
+    first = left.ask_or.remote(right, left, [gate])
     eventually(lambda: zf.explain(left).state == "blocked" and zf.explain(right).state == "blocked", "both wait")
-    assert "call of Seen" in zf.explain(left).reason
-    assert "(when, " in zf.explain(right).reason
+    for end, circle in ((left, "Seen.ask_or (left) -> Seen.ask (right)"), (right, "Seen.ask (right) -> Seen.ask_or (left)")):
+        reason = zf.explain(end).reason
+        assert f"its call {circle.split(' (')[0]} (1-" in reason
+        assert "is blocked in get, waiting for" in reason
+        assert "call of Seen" in reason
+        assert reason.endswith(f"it waits for itself: {circle} -> {circle.split(' -> ')[0]}")
+    assert "it waits for itself" in printed("explain", "left")
     (tmp_path / "go").touch()
-    zf.get([first, last], timeout=PATIENCE)
+    zf.get(first, timeout=PATIENCE)
+    assert zf.get(right.pid.remote(), timeout=PATIENCE)
 
 
 def test_a_dead_one_says_why() -> None:

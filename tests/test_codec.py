@@ -106,6 +106,10 @@ ROWS: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("Write", "deletes"): many(st.tuples(texts, small_bytes)),
     ("Blocked", "wanted"): many(object_ids),
     ("Blocked", "returned"): many(task_ids),
+    ("Awaits", "task_id"): task_ids,
+    ("Awaits", "callees"): many(st.tuples(object_ids, task_ids)),
+    ("Deadlock", "task_id"): task_ids,
+    ("Deadlock", "object_id"): object_ids,
     ("Cancel", "object_ids"): many(object_ids),
     ("Kept", "object_ids"): many(object_ids),
     ("TakeBack", "task_ids"): many(task_ids),
@@ -383,6 +387,7 @@ CASES: list[tuple[str, int, tuple[Any, ...], Any, list[Any]]] = [
     ("Write", 2, (0, (), ()), ("job", b"k"), [("job",), ("job", b"k", b"v"), (b"job", b"k"), ("job", 7)]),
     ("Blocked", 1, (TASK, (), (), True), OBJECT, [TASK, "o", None, b""]),
     ("Blocked", 2, (TASK, (), (), True), TASK, [OBJECT, "t", None, b""]),
+    ("Awaits", 2, (TASK, "", (), True), (OBJECT, TASK), [(TASK, TASK), (OBJECT, OBJECT), (OBJECT,), (OBJECT, None)]),
     ("Cancel", 0, ((), False, False), OBJECT, [TASK, "o" * OBJECT_BYTES, 7]),
     ("Kept", 0, ((), ""), OBJECT, [TASK, "o" * OBJECT_BYTES, 7]),
     *((name, 0, ((),), OBJECT, [TASK, "o" * OBJECT_BYTES, 7, ()]) for name in OBJECT_LISTS),
@@ -471,7 +476,7 @@ def frame_of(name: str, field: int, fields: tuple[Any, ...], rows: list[Any]) ->
 
 
 def test_every_row_check_has_cases() -> None:
-    without = {"Kill", "Leaving", "Stopped", "Durable", "Counted", "Retire", "Ended", "Told"}
+    without = {"Kill", "Leaving", "Stopped", "Durable", "Counted", "Retire", "Ended", "Told", "Deadlock"}
     assert {name for name, *_ in CASES} | without == set(codec._ROW_CHECKS), "those have no rows"
 
 

@@ -520,6 +520,63 @@ def test_an_actor_may_look_at_its_own_calls_and_wait_for_others_beside_them(opti
 
 
 @zf.remote
+class Asker:
+    """Asks others, and waits for what they say."""
+
+    def end(self) -> str:
+        return "the end"
+
+    def ask(self, *others: Any) -> str:
+        first, *rest = others
+        return str(zf.get(first.ask.remote(*rest) if rest else first.end.remote()))
+
+    def by_a_task(self, mine: Any) -> str:
+        return str(zf.get(asks.remote(mine)))
+
+    def by_an_argument(self, mine: Any) -> str:
+        return str(zf.get(identity.remote(mine.end.remote())))
+
+    def after_it_was_told(self, other: Any, mine: Any) -> list[str]:
+        """What is refused can be caught, and something else done."""
+        try:
+            zf.get(other.ask.remote(mine))
+        except zf.DeadlockError:
+            pass
+        return [zf.get(other.end.remote()), zf.get(asks.remote(other))]
+
+
+@zf.remote
+def asks(other: Any) -> str:
+    return str(zf.get(other.end.remote()))
+
+
+def test_a_circle_of_actors_is_refused_and_shown() -> None:
+    """In the one that closes it, and with that in all of them."""
+    a, b, c = (Asker.options(name=name).remote() for name in "abc")
+    assert value_of(a.ask.remote(b, c)) == "the end", "waiting in a row is no circle"
+    for call, circle in (
+        (lambda: a.ask.remote(b, a), "Asker.ask (b) -> Asker.ask (a) -> Asker.ask (b)"),
+        (lambda: b.ask.remote(c, a, b), "Asker.ask (a) -> Asker.ask (b) -> Asker.ask (c) -> Asker.ask (a)"),
+        (lambda: a.by_a_task.remote(a), "asks -> Asker.by_a_task (a) -> asks"),
+        (lambda: a.by_an_argument.remote(a), "Asker.by_an_argument (a) -> identity -> Asker.by_an_argument (a)"),
+    ):
+        error = failure(call())
+        assert isinstance(error, zf.DeadlockError)
+        assert circle in str(error)
+    assert value_of(a.after_it_was_told.remote(b, a)) == ["the end", "the end"]
+    assert value_of([each.end.remote() for each in (a, b, c)]) == ["the end"] * 3
+
+
+def test_a_circle_that_the_next_daemon_finds_is_refused() -> None:
+    """One waits when the daemon dies, the other closes the circle for the next one."""
+    a, b = Asker.remote(), Subject.remote()
+    value_of([a.end.remote(), b.pid.remote()])
+    kill_daemon()
+    error = failure(a.ask.remote(Asker.remote(), a))
+    assert isinstance(error, zf.DeadlockError)
+
+
+@zf.remote
 class Patient:
     """Blocks for ever, in Python and in the fabric."""
 

@@ -89,6 +89,36 @@ def test_a_task_that_waits_gives_back_the_rest_and_runs_what_is_put_on_top(worke
     assert [type(message) for message in said(worker)] == [m.Unblocked, m.Completed]
 
 
+def test_what_waits_for_calls_says_whose_also_to_the_next_daemon(worker: Worker) -> None:
+    give(worker, 1)
+    begin(worker)
+    wanted = (object_id(b"w" * 16),)
+    worker.block(wanted, True, callees=((wanted[0], b"a" * 16),), certain=True)
+    awaits = m.Awaits(row(1)[0], "", ((wanted[0], b"a" * 16),), True)
+    assert said(worker) == [m.Blocked(row(1)[0], wanted, (), True), awaits]
+    assert [message for message in worker.running() if type(message) in (m.Blocked, m.Awaits)] == [
+        m.Blocked(row(1)[0], wanted, (), True),
+        awaits,
+    ]
+    worker.unblock()
+    worker.block((), True)
+    assert not any(type(message) is m.Awaits for message in worker.running())
+
+
+def test_a_deadlock_is_of_what_is_waited_for_now(worker: Worker) -> None:
+    give(worker, 1)
+    begin(worker)
+    wanted, other = object_id(b"w" * 16), object_id(b"o" * 16)
+    for told, known in (((row(1)[0], other), False), ((row(2)[0], wanted), False), ((row(1)[0], wanted), True)):
+        worker.block((wanted,), True)
+        worker.step(0.0, b"L" + DAEMON, m.Deadlock(*told, "f -> f"))
+        assert worker.deadlocks == ({row(1)[0]: "f -> f"} if known else {})
+        worker.unblock()
+        assert worker.deadlocks == {}
+    worker.step(0.0, b"L" + DAEMON, m.Deadlock(row(1)[0], wanted, "f -> f"))
+    assert worker.deadlocks == {}, "it waits no longer"
+
+
 def test_the_end_of_what_ran_on_top_is_told_before_the_next_wait(worker: Worker) -> None:
     give(worker, 1)
     begin(worker)

@@ -101,7 +101,7 @@ class ActorLimitExceededError(ActorError):
 
 
 class DeadlockError(ActorError):
-    """An actor waits for a call that only it could run."""
+    """An actor waits for a call that can only run once it has stopped waiting; the text shows who waits for whom."""
 
 
 class PendingCallsLimitExceededError(ActorError):

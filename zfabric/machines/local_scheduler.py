@@ -18,6 +18,7 @@ from zfabric.config import Config
 from zfabric.machines.parts import agreement, report
 from zfabric.machines.parts.actors import Actors
 from zfabric.machines.parts.blocks import BlockWriter
+from zfabric.machines.parts.deadlocks import Deadlocks
 from zfabric.machines.parts.detached import Detached
 from zfabric.machines.parts.dispatch import Dispatcher
 from zfabric.machines.parts.infeasible import Infeasible
@@ -106,6 +107,7 @@ class LocalScheduler:
         self.streams = Streams(self)
         self.introductions = Introductions(self)
         self.dispatcher.introductions = self.outcomes.introductions = self.introductions
+        self.deadlocks = Deadlocks(self)
         self.partings = Partings(self)
         self.membership = Membership(self, daemons > 0)
         self._flush_at: float | None = None
@@ -434,7 +436,7 @@ class LocalScheduler:
         """A worker's task waits."""
         worker = self._worker_of(source)
         if worker is not None:
-            self.dispatcher.blocked(worker, message)
+            self.deadlocks.look(worker, self.dispatcher.blocked(worker, message))
 
     def on_unblocked(self, now: float, source: Address, message: m.Unblocked) -> None:
         """It waits no longer."""
@@ -556,6 +558,7 @@ HANDLERS: dict[type[Any], Any] = {
     m.Yielded: _part("streams", "on_yielded"),
     m.Blocked: LocalScheduler.on_blocked,
     m.Unblocked: LocalScheduler.on_unblocked,
+    m.Awaits: _part("deadlocks", "on_awaits"),
     m.TakenBack: LocalScheduler.on_taken_back,
     m.Cancel: _part("stopping", "on_cancel"),
     m.Find: _part("actors", "on_find"),

@@ -102,6 +102,10 @@ class Worker:
         self._traced: list[bytes] = []
         self._effects: list[Effect] = []
         self._waiting: list[m.Blocked] = []
+        self._awaits: dict[bytes, m.Awaits] = {}
+        """What was said besides of those that wait."""
+        self.deadlocks: dict[bytes, str] = {}
+        """Those of them that wait for themselves, by way of others: who waits for whom."""
 
     # -- running --
 
@@ -295,8 +299,11 @@ class Worker:
         ended = self.turns is not None and self.turns.sayable
         return bool(self._rows or self._effects or self.yields.unsaid or self.mailbox.unsent or ended)
 
-    def block(self, wanted: tuple[bytes, ...], inline: bool) -> None:
-        """The task on top waits: what was not begun goes back with the news."""
+    def block(self, wanted: tuple[bytes, ...], inline: bool, name: str = "", callees: m.Rows = (), certain: bool = False) -> None:
+        """The task on top waits: what was not begun goes back with the news.
+
+        If it is a call, with a ``name``, or waits for calls, ``callees`` and ``certain`` are as in ``Awaits``.
+        """
         returned = tuple(item.row[0] for item in self.queue)
         self._give_up(self.queue)
         self.queue.clear()
@@ -304,6 +311,9 @@ class Worker:
         self._report()
         self._waiting.append(blocked)
         self._effects.append(Send(self.scheduler, blocked))
+        if name or callees:
+            awaits = self._awaits[blocked.task_id] = m.Awaits(blocked.task_id, name, callees, certain)
+            self._effects.append(Send(self.scheduler, awaits))
 
     def _give_up(self, items: Iterable[Item]) -> None:
         for item in items:
@@ -318,6 +328,8 @@ class Worker:
     def unblock(self) -> None:
         """It waits no longer."""
         blocked = self._waiting.pop()
+        self._awaits.pop(blocked.task_id, None)
+        self.deadlocks.pop(blocked.task_id, None)
         self._effects.append(Send(self.scheduler, m.Unblocked(blocked.task_id)))
 
     def _report(self) -> None:
@@ -483,6 +495,11 @@ class Worker:
         if message.task_id in self.yields.open:
             self.yields.allow(message.task_id, message.upto)
 
+    def on_deadlock(self, message: m.Deadlock) -> None:
+        """What waits does so for ever; unless it has stopped waiting for that meanwhile."""
+        if any(each.task_id == message.task_id and message.object_id in each.wanted for each in self._waiting):
+            self.deadlocks[message.task_id] = message.circle
+
     def on_stop(self, message: m.Stop) -> None:
         """Exit."""
         self.stopping = True
@@ -499,7 +516,9 @@ class Worker:
         if self.turns is not None:
             self.turns.unsaid.clear()
             self.turns.told = m.Delays(b"", ())
-        waiting = [blocked._replace(returned=()) for blocked in self._waiting]  # What was returned then is not among the rows.
+        # What was returned when they began to wait is not among the rows.
+        waiting: list[m.Message] = [blocked._replace(returned=()) for blocked in self._waiting]
+        waiting += self._awaits.values()
         hosted = (m.Hosting(tuple(self.mailbox.actors.values())),) if self.mailbox.actors or self.turns is not None else ()
         ended = self._ended_meanwhile(unheard) if self.turns is not None else ()
         return (*hosted, m.Running(rows, self.gpus), *self.yields.again(unheard), *waiting, *self.mailbox.unrecorded(), *ended)
@@ -587,6 +606,7 @@ HANDLERS: dict[type[Any], Any] = {
     m.TakeBack: Worker.on_take_back,
     m.Interrupt: Worker.on_interrupt,
     m.Stop: Worker.on_stop,
+    m.Deadlock: Worker.on_deadlock,
     m.Allow: Worker.on_allow,
     m.Call: Worker.on_call,
     m.Stopped: Worker.on_stopped,

@@ -33,6 +33,7 @@ FROM_PROCESSES: dict[bytes, frozenset[type[Any]]] = {
             m.Yielded,
             m.Blocked,
             m.Unblocked,
+            m.Awaits,
             m.TakenBack,
             m.Find,
             m.Expect,

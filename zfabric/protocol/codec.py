@@ -288,6 +288,18 @@ def _blocked(name: str, fields: tuple[Any, ...]) -> None:
     _ids(name, fields[2], TASK_BYTES)
 
 
+def _awaits(name: str, fields: tuple[Any, ...]) -> None:
+    _ids(name, fields[:1], TASK_BYTES)
+    columns = _columns(name, fields[2], {2}, (_BYTES, _BYTES))
+    _ids(name, columns[0], OBJECT_BYTES)
+    _ids(name, columns[1], TASK_BYTES)
+
+
+def _deadlock(name: str, fields: tuple[Any, ...]) -> None:
+    _ids(name, fields[:1], TASK_BYTES)
+    _ids(name, fields[1:2], OBJECT_BYTES)
+
+
 _MAYBE_TUPLE: set[type] = {tuple, type(None)}
 """Of a row that may be short: what it does not have is None in its column."""
 
@@ -435,4 +447,6 @@ _ROW_CHECKS = {
     "ReturnGrant": _returned_grant,
     "Write": _writes,
     "Blocked": _blocked,
+    "Awaits": _awaits,
+    "Deadlock": _deadlock,
 }

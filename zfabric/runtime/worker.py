@@ -361,14 +361,21 @@ class WorkerRuntime(UserCode):
             self._refuse_deadlock(item, object_ids, needed)
             plain = False  # Nothing but its own calls runs in an actor's process.
         inline = plain and ("asyncio" not in sys.modules or not _in_event_loop())
+        worker = self.worker
+        certain = deadline is None and 0 < needed == len(object_ids)
         with self.lock:
             if done():
                 return True
             self.lending.suspend(item.row[0])
-            self.worker.block(tuple(object_ids), inline)
+            name = self._terms(item)[0] if type(item) is Invocation else ""
+            worker.block(tuple(object_ids), inline, name, self.machine.calls.callees(object_ids), certain)
+
+        def news() -> bool:
+            return bool(worker.inline or worker.deadlocks) or worker.interrupted(item) != "" or done()
+
         try:
             while True:
-                answered = self.wait_until(lambda: bool(self.worker.inline) or self.worker.interrupted(item) != "" or done(), deadline)
+                answered = self.wait_until(news, deadline)
                 with self.lock:
                     ready = done()
                     next_item = self.worker.begin() if self.worker.inline else None
@@ -378,6 +385,8 @@ class WorkerRuntime(UserCode):
                     raise TaskInterrupt("the task is to be stopped")
                 elif ready or not answered:
                     return ready
+                elif item.row[0] in worker.deadlocks:
+                    raise self._deadlock(item, worker.deadlocks[item.row[0]], "wait elsewhere, or return the ref")
         finally:
             with self.lock:
                 self.worker.unblock()
@@ -497,10 +506,11 @@ class WorkerRuntime(UserCode):
         if sum(count for _, count in cycles) > len(object_ids) - needed:
             name = self._terms(item)[0]
             path = " -> ".join([name, *(type(self.host.instances.get(each)).__qualname__ for each in cycles[0][0]), name])
-            raise DeadlockError(
-                f"{name} waits for a call that can only run once {name} has returned: {path}; "
-                "call the method directly (self.method()), or return the ref"
-            )
+            raise self._deadlock(item, path, "call the method directly (self.method()), or return the ref")
+
+    def _deadlock(self, item: Item | Invocation, circle: str, advice: str) -> DeadlockError:
+        name = self._terms(item)[0]
+        return DeadlockError(f"{name} waits for a call that can only run once {name} has returned: {circle}; {advice}")
 
     def _refuse_deadlock(self, item: Invocation, object_ids: Sequence[bytes], needed: int) -> None:
         """DeadlockError if an actor waits for a call that it would have to run itself, after the one that waits."""

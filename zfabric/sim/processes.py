@@ -324,7 +324,7 @@ class Process:
         if wait is not None and wait.blocking:
             self.unblock()
 
-    def block(self, frame: Frame, wanted: tuple[bytes, ...], inline: bool) -> None:
+    def block(self, frame: Frame, wanted: tuple[bytes, ...], inline: bool, certain: bool) -> None:
         """A worker says that its top task waits."""
 
     def unblock(self) -> None:
@@ -488,7 +488,7 @@ class Process:
 
         deadline = None if timeout is None else self.world.now + timeout
         if not done():
-            self.block(frame, identifiers, timeout is None and type(frame.item) is not Invocation)
+            self.block(frame, identifiers, timeout is None and type(frame.item) is not Invocation, timeout is None)
             frame.wait = Wait(done, finish, deadline, True)
         else:
             frame.wait = Wait(done, finish, None, False)
@@ -503,7 +503,7 @@ class Process:
         deadline = None if timeout is None else self.world.now + timeout
         blocking = len(ready()) < count
         if blocking:
-            self.block(frame, identifiers, False)
+            self.block(frame, identifiers, False, timeout is None and count == len(identifiers))
         frame.wait = Wait(lambda: len(ready()) >= count, lambda _: ready(), deadline, blocking)
 
     def _ask(self, frame: Frame, what: str, arguments: Row) -> None:

@@ -106,6 +106,8 @@ class WorkerProcess(Process):
         if to in (WORKER, ACTOR):
             if sender == self.daemon or type(message) in (m.Call, m.Taken, m.Hand):
                 self.world.heard(to + self.incarnation, source, message)
+                if type(message) is m.Deadlock:
+                    self.world.fail(f"{self.name}: told that {message.circle} wait for each other, and no program makes such a circle")
                 self.worker.step(self.world.now, source, message)
         else:
             super().deliver(sender, to, source, message)
@@ -244,13 +246,15 @@ class WorkerProcess(Process):
         """Whether the attempt is to be stopped."""
         return frame.item is not None and bool(self.worker.interrupted(frame.item))
 
-    def block(self, frame: Frame, wanted: tuple[bytes, ...], inline: bool) -> None:
+    def block(self, frame: Frame, wanted: tuple[bytes, ...], inline: bool, certain: bool) -> None:
         """The task on top waits."""
+        item = frame.item
+        assert item is not None
         if self.worker.turns is not None:
-            assert frame.item is not None
-            self.worker.give_up_turn(frame.item, wanted)
+            self.worker.give_up_turn(item, wanted, not certain)
         elif not self.worker.beside:
-            self.worker.block(wanted, inline)
+            name = item.method if isinstance(item, Invocation) else ""
+            self.worker.block(wanted, inline, name, self.machine.calls.callees(wanted), certain)
         self.flush()
 
     def unblock(self) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from zfabric.machines.parts.actors import STATE_NAMES, ActorRecord
+from zfabric.machines.parts.records import Frame
 from zfabric.machines.parts.resources import describe
 from zfabric.protocol.failures import unpack_failure
-from zfabric.protocol.ids import TASK_BYTES
 from zfabric.protocol.machine import Explanation
 from zfabric.protocol.messages import ALIVE, DEAD
 from zfabric.protocol.names import brief
@@ -24,7 +24,7 @@ def listing(scheduler: LocalScheduler, now: float, limit: int) -> list[dict[str,
 
 
 def _row(scheduler: LocalScheduler, record: ActorRecord) -> dict[str, Any]:
-    worker, wait = record.worker, _wait_of(record)
+    worker, wait = record.worker, record.wait()
     return {
         "actor_id": record.id.hex(),
         "class": record.class_name,
@@ -40,7 +40,7 @@ def _row(scheduler: LocalScheduler, record: ActorRecord) -> dict[str, Any]:
         "handles": _pids(scheduler, _holders(record)),
         "callers": _pids(scheduler, record.watchers),
         "results_awaited": sum(1 for _, actor_id in scheduler.tables.expected.values() if actor_id == record.id),
-        "waits_for": [identifier.hex() for identifier in wait.objects] if wait is not None else [],
+        "waits_for": [identifier.hex() for identifier in wait.wanted] if wait is not None else [],
         "reason": unpack_failure(record.failure)[1] if record.failure else "",
     }
 
@@ -49,7 +49,7 @@ def state_of(record: ActorRecord) -> str:
     """A word for how an actor is."""
     if record.state == ALIVE and record.gone:
         return "ending"
-    if record.state == ALIVE and _wait_of(record) is not None:
+    if record.state == ALIVE and record.wait() is not None:
         return "blocked"
     return STATE_NAMES[record.state]
 
@@ -84,8 +84,8 @@ def title(record: ActorRecord) -> str:
     return f"{record.class_name}, {record.name}" if record.name else record.class_name
 
 
-def explain(scheduler: LocalScheduler, record: ActorRecord, maker: Callable[[bytes], str], queued: Callable[[], str]) -> Explanation:
-    """Why an actor is as it is. ``maker`` says what makes an object, ``queued`` why its creation waits."""
+def explain(scheduler: LocalScheduler, record: ActorRecord, wanted_by: Callable[[Frame], str], queued: Callable[[], str]) -> Explanation:
+    """Why an actor is as it is. ``wanted_by`` says what a call waits for, ``queued`` why its creation waits."""
     row = _row(scheduler, record)
     facts: list[tuple[str, str]] = [("actor", record.id.hex()), ("class", record.class_name)]
     if record.name:
@@ -105,7 +105,7 @@ def explain(scheduler: LocalScheduler, record: ActorRecord, maker: Callable[[byt
         facts += _checkpoints(row)
     if row["results_awaited"]:
         facts.append(("results awaited", f"{row['results_awaited']} that its callers have handed on before they came"))
-    return Explanation(record.id, row["state"], _reason(scheduler, record, row, maker, queued), tuple(facts))
+    return Explanation(record.id, row["state"], _reason(scheduler, record, row, wanted_by, queued), tuple(facts))
 
 
 def _checkpoints(row: dict[str, Any]) -> list[tuple[str, str]]:
@@ -126,19 +126,20 @@ def _listed(pids: list[int]) -> str:
 
 
 def _reason(
-    scheduler: LocalScheduler, record: ActorRecord, row: dict[str, Any], maker: Callable[[bytes], str], queued: Callable[[], str]
+    scheduler: LocalScheduler, record: ActorRecord, row: dict[str, Any], wanted_by: Callable[[Frame], str], queued: Callable[[], str]
 ) -> str:
     if record.state == DEAD:
         return str(row["reason"])
-    wait = _wait_of(record)
+    wait = record.wait()
     if row["state"] == "blocked" and wait is not None:
-        return f"its call {brief(wait.call_id)} {_blocked(scheduler, wait, maker)}"
+        call = f"{wait.name} ({brief(wait.task_id)})" if wait.name else brief(wait.task_id)
+        return f"its call {call} {wanted_by(wait)}"
     if row["state"] == "ending":
         return f"ends once the calls that were made have run: {record.killed}"
     if record.state == ALIVE:
         return f"lives in process {row['pid']}, and " + _turn(scheduler, record)
     if wait is not None:
-        return f"is being made: its __init__ {_blocked(scheduler, wait, maker)}"
+        return f"is being made: its __init__ {wanted_by(wait)}"
     if row["replaying"]:
         return f"is made again (restart {record.restarts}): {row['replaying']} logged calls have run again"
     again = f"is made again (restart {record.restarts}): " if record.restarts else "is being made: "
@@ -149,30 +150,6 @@ def blocked_on(names: list[str]) -> str:
     """How it is said that something waits for objects, or, without any, to be allowed more values of its stream."""
     listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     return f"is blocked in get, waiting for {listed}" if names else "waits for its stream to be read: it is as far ahead as it may be"
-
-
-class _Wait(NamedTuple):
-    """A call of an actor, or its ``__init__``, that waits; ``actors`` are those whose calls make the objects, where that is known."""
-
-    call_id: bytes
-    objects: tuple[bytes, ...]
-    actors: tuple[bytes, ...] = ()
-
-
-def _wait_of(record: ActorRecord) -> _Wait | None:
-    worker = record.worker or record.task.worker
-    if worker is None:
-        return None
-    if not worker.shared:
-        return _Wait(worker.frames[-1].task_id, worker.frames[-1].wanted) if worker.frames and record.worker is not None else None
-    row = worker.delays.get(record.id)
-    return _Wait(*row[1:]) if row is not None and row is not worker.turn else None
-
-
-def _blocked(scheduler: LocalScheduler, wait: _Wait, maker: Callable[[bytes], str]) -> str:
-    actors = (*wait.actors, *[b""] * len(wait.objects))
-    names = [f"{brief(each)} ({_called(scheduler, actor) or maker(each)})" for each, actor in zip(wait.objects, actors, strict=False)]
-    return blocked_on(names)
 
 
 def _turn(scheduler: LocalScheduler, record: ActorRecord) -> str:
@@ -188,12 +165,7 @@ def _turn(scheduler: LocalScheduler, record: ActorRecord) -> str:
     return f"waits for its turn, if it is called: {name} {brief(actor_id)}, which lives there too, runs its call {brief(call_id)}"
 
 
-def _called(scheduler: LocalScheduler, actor_id: bytes) -> str:
+def call_of(scheduler: LocalScheduler, actor_id: bytes) -> str:
+    """How a call of this actor is called; empty if there is no such actor."""
     record = scheduler.actors.records.get(actor_id)
     return f"call of {record.class_name} {brief(actor_id)}, {state_of(record)}" if record is not None else ""
-
-
-def call_of(scheduler: LocalScheduler, object_id: bytes) -> str:
-    """What makes a result of a call, if others than its caller wait for it; empty if that is not known."""
-    _, actor_id = scheduler.tables.expected.get(object_id, (b"", b""))
-    return _called(scheduler, actor_id[:TASK_BYTES])

@@ -19,6 +19,7 @@ from zfabric.machines.parts.records import (
     DONE,
     HOSTING,
     PENDING,
+    Frame,
     JobRecord,
     ObjectRecord,
     TaskRecord,
@@ -96,6 +97,22 @@ class ActorRecord:
     def shared(self) -> bool:
         """Whether it shares its process."""
         return self.task.function.shared
+
+    def wait(self) -> Frame | None:
+        """Its call, or its ``__init__``, that waits, if it is known that one does."""
+        worker = self.worker or self.task.worker
+        if worker is None:
+            return None
+        if not worker.shared:
+            return worker.frames[-1] if worker.frames and self.worker is not None else None
+        row = worker.delays.get(self.id)
+        if row is None or row is worker.turn:
+            return None
+        _, call_id, wanted, callees = row
+        found = Frame(call_id, wanted, False)
+        found.actor = self.id
+        found.callees = {identifier: actor_id for identifier, actor_id in zip(wanted, callees, strict=False) if any(actor_id)}
+        return found
 
     @property
     def class_name(self) -> str:

@@ -469,6 +469,14 @@ class Calls:
         may = "it may have run, in part or in whole" if outcome == UNKNOWN else "it did not run"
         self.returned(((row[0], FAILED, (pack_failure(kind, f"{what} has no result ({may}): {text}", facts),)),))
 
+    def callees(self, object_ids: Iterable[bytes]) -> m.Rows:
+        """Which actors are to give those of these objects that are results of calls, which this process has made."""
+        pending = self.pending
+        if not pending:
+            return ()
+        found = ((identifier, pending.get(identifier[:TASK_BYTES])) for identifier in object_ids)
+        return tuple((identifier, target.actor_id) for identifier, target in found if target is not None)
+
     def explain(self, identifier: bytes) -> tuple[str, bytes, str] | None:
         """Where a call of this process stands: state, actor, reason. None if it has its outcome, or is another's."""
         call_id = identifier[:TASK_BYTES]

@@ -405,7 +405,7 @@ class Dispatcher:
 
     # -- workers that wait --
 
-    def blocked(self, worker: WorkerRecord, message: m.Blocked) -> None:
+    def blocked(self, worker: WorkerRecord, message: m.Blocked) -> Frame:
         """The task on top of a worker's stack waits; it has given back what it had not begun."""
         returned = [worker.inflight[task_id] for task_id in message.returned if task_id in worker.inflight]
         for task_id in message.returned if len(returned) < len(message.returned) else ():
@@ -417,6 +417,7 @@ class Dispatcher:
         frame = Frame(message.task_id, message.wanted, message.inline and not buried)
         worker.frames.append(frame)
         self._frames[frame.task_id] = frame
+        return frame
 
     def unblocked(self, worker: WorkerRecord, message: m.Unblocked) -> None:
         """It waits no longer. It goes on at once, even if its CPU is lent: others finish what they have begun."""
@@ -426,6 +427,10 @@ class Dispatcher:
         if not worker.frames and worker.lent:
             self.pool.acquire(_cpu_of(worker.demand))
             worker.lent = False
+
+    def frame_of(self, task_id: bytes) -> Frame | None:
+        """How a task waits, if it does."""
+        return self._frames.get(task_id)
 
     def _serve_blocked(self, worker: WorkerRecord, now: float) -> None:
         frame = worker.frames[-1]

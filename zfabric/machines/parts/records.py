@@ -441,12 +441,20 @@ WORKER_STATES = ("starting", "idle", "busy", "ending", "actor")
 class Frame:
     """A task on a worker's stack that waits in ``get`` while others may run on top of it."""
 
-    __slots__ = ("barred", "inline", "searched", "task_id", "wanted")
+    __slots__ = ("actor", "barred", "callees", "certain", "inline", "name", "searched", "task_id", "wanted")
 
     def __init__(self, task_id: bytes, wanted: tuple[bytes, ...], inline: bool) -> None:
         self.task_id = task_id
         self.wanted = wanted
         self.inline = inline
+        self.certain = inline
+        """Whether it goes on only once all is there that it wants."""
+        self.name = ""
+        """What waits, if it is a call."""
+        self.actor = b""
+        """The actor that is called, if it is one."""
+        self.callees: dict[bytes, bytes] = {}
+        """Of those of them that calls are to give, the actors that are called."""
         self.barred = False
         """Whether something it waits for is ready and may not run on top of it, and so needs another worker."""
         self.searched = -1

@@ -62,6 +62,7 @@ HELD = frozenset(
         m.Submit,
         m.Hold,
         m.Blocked,
+        m.Awaits,
         m.Completed,
         m.Yielded,
         m.TakenBack,
@@ -151,6 +152,7 @@ class Recovery:
                 worker, task.attempt = unheard[task.id]
             self._go_on(task, worker, now)
         self._each(m.Blocked, lambda source, message: step(now, source, message))
+        self._each(m.Awaits, lambda source, message: step(now, source, message))
         self._each(m.Yielded, lambda source, message: step(now, source, message))
         self._each(m.Completed, lambda source, message: step(now, source, message))
         self.scheduler.detached.restore(self._rows)

@@ -24,6 +24,7 @@ from zfabric.machines.parts.records import (
     WAITING,
     WORKER_STATES,
     AnyObject,
+    Frame,
     Stored,
     TaskRecord,
     WorkerRecord,
@@ -404,7 +405,7 @@ def explain(scheduler: LocalScheduler, subject: bytes) -> Explanation | None:
     if actor is not None:
         task = actor.task
         return actor_report.explain(
-            scheduler, actor, lambda identifier: _maker(scheduler, identifier), lambda: _explain_task(scheduler, task, subject).reason
+            scheduler, actor, lambda frame: _wanted_by(scheduler, frame), lambda: _explain_task(scheduler, task, subject).reason
         )
     record: AnyObject | None = None
     if len(subject) == OBJECT_BYTES:
@@ -415,7 +416,7 @@ def explain(scheduler: LocalScheduler, subject: bytes) -> Explanation | None:
         return None
     if record.task is None:
         row = _object_row(record)
-        call = actor_report.call_of(scheduler, subject)
+        call = actor_report.call_of(scheduler, scheduler.deadlocks.callee(None, subject))
         if call:
             return Explanation(subject, row["state"], f"the result of a {call}", _facts(row))
         return Explanation(subject, row["state"], f"a value that was put, {row['size']} bytes, {row['where']}", _facts(row))
@@ -445,8 +446,7 @@ def _explain_task(scheduler: LocalScheduler, task: TaskRecord, subject: bytes) -
         facts.append(("worker", str(task.worker.pid)))
         frame = next((frame for frame in task.worker.frames if frame.task_id == task.id), None)
         if frame is not None:
-            wanted = [f"{brief(identifier)} ({_maker(scheduler, identifier)})" for identifier in frame.wanted]
-            return Explanation(subject, state, actor_report.blocked_on(wanted), tuple(facts))
+            return Explanation(subject, state, _wanted_by(scheduler, frame), tuple(facts))
         if state == "running":
             return Explanation(subject, state, f"runs on worker {task.worker.pid}", tuple(facts))
         return Explanation(subject, state, f"is next on worker {task.worker.pid}, behind what it runs now", tuple(facts))
@@ -482,7 +482,7 @@ def _holders(scheduler: LocalScheduler) -> str:
                 parts.append(f"worker {worker.pid} runs {top.name}")
             elif worker.frames:
                 wanted = worker.frames[-1].wanted
-                first = _maker(scheduler, wanted[0]) if wanted else "nothing"
+                first = _maker(scheduler, wanted[0], worker.frames[-1]) if wanted else "nothing"
                 parts.append(f"worker {worker.pid} waits for {first}")
     more = f"; and {len(parts) - 8} more" if len(parts) > 8 else ""
     return "held by: " + ("; ".join(parts[:8]) + more if parts else "nobody")
@@ -498,12 +498,22 @@ def _is_pending(record: AnyObject | None) -> bool:
     return record is not None and record.status == PENDING
 
 
-def _maker(scheduler: LocalScheduler, object_id: bytes) -> str:
+def _wanted_by(scheduler: LocalScheduler, frame: Frame) -> str:
+    """What a task or a call that waits waits for; if that is in the end itself, how."""
+    names = [f"{brief(identifier)} ({_maker(scheduler, identifier, frame)})" for identifier in frame.wanted]
+    circle = scheduler.deadlocks.circle(frame, False)
+    return actor_report.blocked_on(names) + (f"; it waits for itself: {circle}" if circle else "")
+
+
+def _maker(scheduler: LocalScheduler, object_id: bytes, frame: Frame | None = None) -> str:
+    call = actor_report.call_of(scheduler, scheduler.deadlocks.callee(frame, object_id))
+    if call:
+        return call
     record = scheduler.tables.find(object_id)
     if record is None:
         return "not known any more"
     if record.task is None:
-        return actor_report.call_of(scheduler, object_id) or "put"
+        return "put"
     return f"{record.task.name}, {_state_of(scheduler, record.task)}"
 
 

@@ -113,9 +113,11 @@ from zfabric.protocol.messages.tasks import INTERRUPTED as INTERRUPTED
 from zfabric.protocol.messages.tasks import OK as OK
 from zfabric.protocol.messages.tasks import RETRY as RETRY
 from zfabric.protocol.messages.tasks import Allow as Allow
+from zfabric.protocol.messages.tasks import Awaits as Awaits
 from zfabric.protocol.messages.tasks import Blocked as Blocked
 from zfabric.protocol.messages.tasks import Cancel as Cancel
 from zfabric.protocol.messages.tasks import Completed as Completed
+from zfabric.protocol.messages.tasks import Deadlock as Deadlock
 from zfabric.protocol.messages.tasks import Dispatch as Dispatch
 from zfabric.protocol.messages.tasks import Export as Export
 from zfabric.protocol.messages.tasks import Functions as Functions

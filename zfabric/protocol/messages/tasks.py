@@ -167,6 +167,30 @@ class Blocked(NamedTuple):
     inline: bool
 
 
+class Awaits(NamedTuple):
+    """worker -> local scheduler, behind ``Blocked``. What waits is a call, called ``name``, or waits for calls: more about it.
+
+    ``callees`` are rows ``(object, actor that is called)`` of those that calls are to give. ``certain`` says that it goes on only once
+    all are there that it wants: there is no limit of time, and some of them are not enough.
+    """
+
+    task_id: bytes
+    name: str
+    callees: Rows
+    certain: bool
+
+
+class Deadlock(NamedTuple):
+    """local scheduler -> worker. ``task_id``, which waits for ``object_id`` among others, does so for ever.
+
+    ``circle`` shows who waits for whom, from it on, and in the end for it.
+    """
+
+    task_id: bytes
+    object_id: bytes
+    circle: str
+
+
 class Unblocked(NamedTuple):
     """worker -> local scheduler. ``task_id`` no longer waits."""
 

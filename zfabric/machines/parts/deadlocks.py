@@ -1,0 +1,130 @@
+"""Who waits for whom, where actors are among them: a circle of those will never end by itself.
+
+Tasks alone wait in no circle: what a task waits for was there, as a row, before it. A call is different: it waits until its actor has
+ended what it runs, and that may wait for the call. A circle is *refused* in the one who closed it, if it is one for certain: each waits,
+without a limit of time and for all that it wants, for the end of the next, which it has itself submitted; and the last, instead of
+that, for a call of its own that waits behind the first. (That call was made while the first ran, and so cannot have run. A call of anybody
+else may have, and its result may be on its way.) Other circles are shown by ``explain``.
+
+An actor that runs several calls at once says nothing of what these wait for. A process that lightweight actors share sees to its own
+circles (``turns``), and says only what has waited for a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from zfabric.machines.parts.naming import salt_of
+from zfabric.machines.parts.records import ASSIGNED, WAITING, Frame, WorkerRecord, prefixes_of
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import JOB_BYTES, PREFIX_BYTES, TASK_BYTES, WORKER, Address, child_prefix
+from zfabric.protocol.messages import ALIVE
+from zfabric.protocol.names import brief
+
+if TYPE_CHECKING:
+    from zfabric.machines.local_scheduler import LocalScheduler
+
+LOOKED_AT_MAX = 1000
+"""Objects that are followed to find a circle."""
+
+Edge = tuple[Frame, tuple[str, ...], bool, bool]
+"""What waits while an object is waited for; what is between the two; whether it is the end of the former that makes the object, or only
+what comes before that; whether the one who wants the object can have submitted all of it."""
+
+
+class Deadlocks:
+    """Works on its scheduler's tables and parts."""
+
+    def __init__(self, scheduler: LocalScheduler) -> None:
+        self.scheduler = scheduler
+        self.tables = scheduler.tables
+
+    def on_awaits(self, now: float, source: Address, message: m.Awaits) -> None:
+        """More of a frame that waits: it is a call, or waits for some."""
+        process = self.tables.processes.get(source[1:])
+        worker = self.tables.workers.get(process.name) if process is not None else None
+        frame = next((each for each in worker.frames if each.task_id == message.task_id), None) if worker is not None else None
+        if worker is None or frame is None:
+            self.tables.counts["refused"] += 1
+            return
+        frame.name = message.name
+        frame.certain = message.certain
+        frame.callees = dict(message.callees)
+        self.look(worker, frame)
+
+    def look(self, worker: WorkerRecord, frame: Frame) -> None:
+        """Something waits: is it the last of a circle?"""
+        if frame.task_id not in worker.inflight and not worker.shared:
+            frame.actor = next(iter(worker.actors), b"")
+        actors_wait = any(each.frames and each.actors for each in self.tables.workers.values())
+        circle = self.circle(frame, True) if actors_wait else ""
+        if circle and worker.process is not None:
+            self.tables.counts["deadlocks"] += 1
+            self.tables.send(WORKER + worker.process.incarnation, m.Deadlock(frame.task_id, frame.wanted[0], circle))
+
+    def circle(self, frame: Frame, certain: bool) -> str:
+        """Who waits for whom, from this one on, and in the end for this one; empty if it is in no circle (that is ``certain``)."""
+        start = self._name_of(frame)
+        agenda: list[tuple[Frame, tuple[str, ...], int]] = [(frame, (start,), 0)]
+        waiting: set[tuple[bytes, int]] = set()
+        objects: set[bytes] = set()
+        while agenda:
+            last, path, queued = agenda.pop()
+            if certain and not last.certain:
+                continue
+            own = self._own(last) if certain else set()
+            for identifier in last.wanted:
+                for following, between, at_its_end, together in self._behind(last, identifier, objects):
+                    places = queued + (not at_its_end) if certain else 0
+                    if certain and not (places <= 1 and together and identifier[:PREFIX_BYTES] in own):
+                        continue
+                    if following.task_id == frame.task_id:
+                        return " -> ".join((*path, *between, start))
+                    if (following.task_id, places) not in waiting:
+                        waiting.add((following.task_id, places))
+                        agenda.append((following, (*path, *between, self._name_of(following)), places))
+        return ""
+
+    def _behind(self, frame: Frame, identifier: bytes, seen: set[bytes]) -> Iterator[Edge]:
+        """What waits while an object is waited for. ``seen`` are those that were followed before, of which there may be so many."""
+        agenda: list[tuple[bytes, tuple[str, ...], bool]] = [(identifier, (), True)]
+        while agenda and len(seen) < LOOKED_AT_MAX:
+            each, between, together = agenda.pop()
+            seen.add(each)
+            actor_id = self.callee(frame if each is identifier else None, each)
+            found = None if actor_id else self.tables.find(each)
+            task = found.task if found is not None else None
+            if actor_id:
+                record = self.scheduler.actors.records.get(actor_id)
+                waits = record.wait() if record is not None and record.state == ALIVE else None
+                if waits is not None:
+                    yield waits, between, waits.task_id == each[:TASK_BYTES], together
+            elif task is not None and task.state == ASSIGNED:
+                waits = self.scheduler.dispatcher.frame_of(task.id)
+                if waits is not None:
+                    yield waits, between, True, together
+            elif task is not None and task.state == WAITING:
+                for needed in task.row[3]:
+                    if needed not in seen:
+                        agenda.append((needed, (*between, task.name), together and needed[:PREFIX_BYTES] == task.id[:PREFIX_BYTES]))
+
+    def callee(self, frame: Frame | None, identifier: bytes) -> bytes:
+        """The actor whose call is to give an object; empty if it is none, or if that is not known."""
+        found = frame.callees.get(identifier, b"") if frame is not None else b""
+        return found or self.tables.expected.get(identifier, (b"", b""))[1]
+
+    def _own(self, frame: Frame) -> set[bytes]:
+        """What the ids begin with of all that what waits has submitted."""
+        task = self.tables.tasks.get(frame.task_id)
+        if task is not None:
+            return prefixes_of(task, 0)
+        actor = self.scheduler.actors.records.get(frame.actor)
+        return set() if actor is None else {child_prefix(frame.task_id[:JOB_BYTES], frame.task_id, 0, salt_of(actor.task.attempt))}
+
+    def _name_of(self, frame: Frame) -> str:
+        """What waits, for people."""
+        task, actor = self.tables.tasks.get(frame.task_id), self.scheduler.actors.records.get(frame.actor)
+        if task is not None or actor is None:
+            return task.name if task is not None else frame.name
+        return f"{frame.name or actor.class_name} ({actor.name or brief(actor.id)})"
