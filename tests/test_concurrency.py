@@ -334,6 +334,7 @@ def test_who_leaves_does_not_wait_for_threads_that_do_not_come_back(tmp_path: Pa
     hanging = hall.hang.remote()
     pid = value(hall.pid.remote())
     assert isinstance(failure(hall.leave.remote()), zf.ActorDiedError)
+    assert isinstance(failure(hall.pid.remote()), zf.ActorDiedError), "nothing more begins meanwhile"
     assert isinstance(failure(hanging), zf.ActorDiedError)
     eventually(lambda: gone(pid), "the process has ended")
 
