@@ -9,6 +9,7 @@ import pytest
 from zfabric.config import Config
 from zfabric.machines.local_scheduler import HANDLERS, LocalScheduler
 from zfabric.machines.parts import report
+from zfabric.machines.parts.records import DONE
 from zfabric.protocol import codec
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
@@ -320,6 +321,27 @@ def test_cancel_is_final_at_once_for_what_was_not_given_out_and_a_request_for_wh
     node.scheduler.tick(node.now)
     node.turn()
     assert node.take(m.Interrupt) == []
+
+
+def test_children_are_looked_for_once_a_turn_and_only_of_what_has_begun(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever cancels all that it has submitted does so one by one, and each look goes through all tasks."""
+    looked: list[set[bytes]] = []
+    tables = node.scheduler.tables
+    children_of = tables.children_of
+    monkeypatch.setattr(tables, "children_of", lambda prefixes: (looked.append(prefixes), children_of(prefixes))[1])
+    node.submit(*(row(number) for number in range(50)))
+    ((worker, running, _),) = node.dispatched()
+    node.say(CLIENT + worker, m.Submit(((child_prefix(JOB, task_id(running)) + pack_counter(0), FUNCTION, b"", ()),)))
+    for number in range(1, 50):
+        node.say(CLIENT + DRIVER, m.Cancel((ref(number),), False, True))
+    assert looked == []
+    for _ in range(5):
+        node.scheduler.step(node.now, CLIENT + DRIVER, m.Cancel((ref(running),), False, True))
+    node.turn()
+    assert len(looked) == 2, "its child, and the child's"
+    assert len(tables.tasks) == 51
+    assert sum(task.state == DONE for task in tables.tasks.values()) == 50
+    assert [order.task_id for _, order in node.take(m.Interrupt)][:1] == [task_id(running)]
 
 
 def test_children_that_were_on_their_way_when_their_parent_was_cancelled_are_cancelled(node: Node) -> None:

@@ -166,6 +166,7 @@ class LocalScheduler:
     def take_effects(self, now: float) -> list[Effect]:
         """Dispatch, push results, let go of what is spare, write rows that are due."""
         tables = self.tables
+        self.stopping.end_of_turn(now)
         if not self.membership.recovering:
             self._more_to_collect = self.references.collect()
             if tables.counts["inline_bytes"] > self.config.inline_memory:

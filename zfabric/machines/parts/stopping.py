@@ -24,6 +24,8 @@ class Stopping:
         self.tables = tables
         self.outcomes = outcomes
         self._deadlines = Deadlines(self._has_no_end)
+        self._parents: dict[str, tuple[list[TaskRecord], list[bytes]]] = {}
+        """Tasks and calls that were cancelled in this turn with all that they have submitted, by how."""
         self._asked: dict[bytes, float] = {}
         """Dispatched tasks that are to stop, and when that is said again."""
 
@@ -53,12 +55,24 @@ class Stopping:
         return min(candidates, default=None)
 
     def on_cancel(self, now: float, source: Address, message: m.Cancel) -> None:
-        """Stop tasks; with ``recursive``, what they submitted as well."""
+        """Stop tasks; with ``recursive``, what they submitted as well: that is looked for once for all that are cancelled in a turn."""
+        reason = "force" if message.force else "cancelled"
         tasks = [record.task for record in map(self.tables.find, message.object_ids) if record is not None and record.task is not None]
         if message.recursive:
-            tasks = self.with_children(tasks, [each[:TASK_BYTES] for each in message.object_ids if is_call(each)])
+            parents, calls = self._parents.setdefault(reason, ([], []))
+            parents += [task for task in tasks if task.attempt or task.state not in (WAITING, READY)]  # Others have not begun.
+            calls += [each[:TASK_BYTES] for each in message.object_ids if is_call(each)]
         for task in tasks:
-            self.stop(task, "force" if message.force else "cancelled", now)
+            self.stop(task, reason, now)
+
+    def end_of_turn(self, now: float) -> None:
+        """Stop what was submitted by what was cancelled."""
+        cancelled, self._parents = self._parents, {}
+        for reason, (parents, calls) in cancelled.items():
+            known = {task.id for task in parents}
+            for task in self.with_children(parents, calls) if parents or calls else ():
+                if task.id not in known:
+                    self.stop(task, reason, now)
 
     def with_children(self, tasks: list[TaskRecord], calls: list[bytes] | None = None) -> list[TaskRecord]:
         """Tasks, and what they and these calls have submitted, which is stopped too if it comes later."""
