@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -9,6 +10,7 @@ import threading
 import time
 from collections import Counter as Tally
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -300,6 +302,33 @@ def test_one_call_of_a_process_runs_at_a_time(tmp_path: Path) -> None:
     assert value_of([running, behind]) == [path, 1]
 
 
+@zf.remote(lightweight=True)
+class Roundabout:
+    """Waits for others otherwise than in its own thread."""
+
+    def threads(self, *others: Any) -> list[int]:
+        with ThreadPoolExecutor() as pool:
+            return list(pool.map(lambda other: zf.get(other.add.remote()), others))
+
+    def loop(self, *others: Any) -> list[int]:
+        async def ask_all() -> list[int]:
+            return await asyncio.gather(*[other.add.remote() for other in others])
+
+        return asyncio.run(ask_all())
+
+    def threads_of_a_loop(self, *others: Any) -> list[int]:
+        async def ask_all() -> list[int]:
+            return await asyncio.gather(*[asyncio.to_thread(zf.get, other.add.remote()) for other in others])
+
+        return asyncio.run(ask_all())
+
+    def futures(self, *others: Any) -> list[int]:
+        return [future.result() for future in [other.add.remote().future() for other in others]]
+
+    def through(self, other: Any, how: str, *others: Any) -> list[int]:
+        return zf.get(getattr(other, how).remote(*others))  # type: ignore[no-any-return]
+
+
 def test_calls_of_an_actor_that_waits_keep_their_order() -> None:
     first, second = in_one_process(2)
     assert value_of([first.ask.remote(second), *[first.add.remote() for _ in range(20)]]) == [1, *range(1, 21)]
@@ -465,3 +494,15 @@ def test_links_to_a_process_end_with_it_though_its_actors_had_ended_before() -> 
             eventually(lambda home=home: gone(home), "its process has ended")
             eventually(lambda: client.query("nothing") is None and len(client.post.peers) == 1, "the link to it has ended")
         assert len(homes) == 3
+
+
+@pytest.mark.parametrize("how", ["threads", "loop", "threads_of_a_loop", "futures"])
+def test_an_actor_may_wait_in_threads_and_event_loops_for_others_of_its_process(how: str) -> None:
+    with running_cluster(num_cpus=1):
+        others = [Counter.remote() for _ in range(3)]
+        first, second = Roundabout.remote(), Roundabout.remote()
+        assert value_of(getattr(first, how).remote(*others)) == [1] * 3
+        assert value_of(first.through.remote(second, how, *others)) == [2] * 3, "also one that runs while another waits"
+        both = value_of([getattr(each, how).remote(*others) for each in (first, second)])
+        assert sorted(both[0] + both[1]) == [3] * 3 + [4] * 3
+        assert value_of([other.add.remote() for other in others]) == [5] * 3

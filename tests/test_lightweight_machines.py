@@ -550,6 +550,46 @@ def test_calls_for_another_life_are_not_run(worker: Worker) -> None:
     assert A in worker.mailbox.actors
 
 
+def test_a_call_whose_threads_wait_lends_its_turn_and_goes_on(worker: Worker) -> None:
+    for number, actor_id in enumerate((A, B, B, A)):
+        call(worker, actor_id, number)
+    assert worker.turns is not None
+    lends = begin(worker)
+    worker.turns.lend(A, (result_of(50),))
+    other = begin(worker)
+    assert number_of(other) == 1, "and no other of the actor that lends"
+    worker.turns.lend(A, (result_of(51),))
+    worker.turns.lend_no_more(A, (result_of(50),))
+    worker.turns.lend_no_more(A, (result_of(51),))
+    assert begin(worker) is None
+    end(worker, lends)  # It has not waited for its turn, and takes it from nobody.
+    assert begin(worker) is None
+    end(worker, other)
+    assert number_of(begin(worker)) == 2
+
+
+def test_a_call_that_has_lent_its_turn_and_waits_then_has_it_again(worker: Worker) -> None:
+    for number, actor_id in enumerate((A, B, B)):
+        call(worker, actor_id, number)
+    assert worker.turns is not None
+    lends = begin(worker)
+    worker.turns.lend(A, (result_of(50),))
+    worker.give_up_turn(lends, (result_of(2),))
+    other = begin(worker)
+    assert not worker.take_turn(lends)
+    end(worker, other)
+    assert worker.take_turn(lends)
+    assert worker.turns.running == b"", "its thread still waits, so it lends it again"
+    second = begin(worker)
+    end(worker, second)
+    worker.turns.lend_no_more(A, (result_of(50),))
+    worker.give_up_turn(lends, ())
+    assert worker.take_turn(lends)
+    assert worker.turns.running == lends.row[0]
+    end(worker, lends)
+    assert worker.turns.lent == {}
+
+
 def test_a_cycle_is_seen(worker: Worker) -> None:
     call(worker, A, 0)
     call(worker, B, 1)

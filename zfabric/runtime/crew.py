@@ -117,8 +117,10 @@ class Threads:
     def hand_out(self) -> None:
         """See ``Crew``."""
         for each in claimed(self.runtime, self.groups):
-            if self._started < sum(group.running for group in self.groups):
-                self._started += 1
+            with self.runtime.lock:
+                one_more = self._started < sum(group.running for group in self.groups)
+                self._started += one_more
+            if one_more:
                 threading.Thread(target=self._work, name=f"zfabric-call-{self._started}", daemon=True).start()
             self._given.put(each)
 
@@ -156,6 +158,11 @@ class Threads:
     def alone(self, action: Callable[[], None]) -> None:
         """See ``Crew``."""
         action()
+
+    def runs_here(self, item: Item | Invocation) -> bool:
+        """Whether it is this thread that runs a call, and not one that it has started."""
+        fence = self._fences.get(item.row[0])
+        return fence is not None and fence.thread == threading.get_ident()
 
     def interrupt(self, item: Item | Invocation) -> bool:
         """See ``Crew``. The exception is raised when the thread runs Python code next."""

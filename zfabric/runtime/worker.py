@@ -423,43 +423,44 @@ class WorkerRuntime(UserCode):
     @closed_to_interrupts
     def add_done_callback(self, object_id: bytes, callback: Callable[[bytes], None]) -> None:
         """See ``ClientInterface``. A task that runs an event loop, or waits for a future, lends its CPU until then."""
-        if current_call.get() is not None:
+        shared = self.worker.turns is not None
+        if current_call.get() is not None and not shared:
             super().add_done_callback(object_id, callback)
             return
         with self.lock:
-            lender = b"" if self.machine.at_hand(object_id) else self.lending.begin((object_id,))
+            if self.machine.at_hand(object_id):
+                lender = b""
+            else:
+                lender = self._lend_turn((object_id,)) if shared else self.lending.begin((object_id,))
         if not lender:
             super().add_done_callback(object_id, callback)
             return
 
         def told(identifier: bytes) -> None:
-            self._go_on(lender, (object_id,))
+            (self._lend_turn_no_more if shared else self._go_on)(lender, (object_id,))
             callback(identifier)
 
         super().add_done_callback(object_id, told)
+        if shared:
+            self._hand_out()
 
     def _wait_turn(self, object_ids: Sequence[bytes], done: Callable[[], bool], deadline: float | None, needed: int) -> bool:
         """A call of an actor that shares this process waits: others have their turn meanwhile. They run in other threads."""
         worker, main = self.worker, threading.get_ident() == self._main
-        item = current_call.get() if not main else self._contexts[-1] if self._contexts else None
+        item = self._run_here()
         if item is None:
-            return self.wait_until(done, deadline)
+            return self._wait_aside(tuple(object_ids), done, deadline)
         with self.lock:
             if done():
                 return True
             self._refuse_cycle(item, object_ids, needed)
             worker.give_up_turn(item, tuple(object_ids), deadline is not None or needed < len(object_ids))
-            if self.host.crew is None:
-                self._share_process()
-            crew = self.host.crew
-            if not main and worker.turn_free:
-                self.post.ring()  # Whoever receives sees to it that the main thread has the next one run.
-        assert crew is not None
 
         def news() -> bool:
-            return (main and (crew.wanted() or bool(self.host.gone))) or worker.interrupted(item) != "" or done()
+            return (main and (worker.turn_free or bool(self.host.gone))) or worker.interrupted(item) != "" or done()
 
         try:
+            self._hand_out()
             while True:
                 answered = self.wait_until(news, deadline)
                 with self.lock:
@@ -469,9 +470,63 @@ class WorkerRuntime(UserCode):
                 if ready or not answered:
                     return ready
                 self.let_go()
-                crew.hand_out()
+                self._hand_out()
         finally:
             self._wait_for_turn(item)
+
+    def _run_here(self) -> Item | Invocation | None:
+        """What this thread runs, in a process that actors share; None of a thread that such a call has started, or of the program's own."""
+        if threading.get_ident() == self._main:
+            return self._contexts[-1] if self._contexts else None
+        item, crew = current_call.get(), self.host.crew
+        return item if item is not None and isinstance(crew, StandIns) and crew.runs_here(item) else None
+
+    def _hand_out(self) -> None:
+        """Have what comes next begin, if nothing runs: in another thread, or in the main thread if that is idle."""
+        with self.lock:
+            if not self.worker.turn_free:
+                return
+            if self.host.crew is None:
+                self._share_process()
+            crew = self.host.crew if self.worker.stack else None
+        if crew is not None:
+            crew.hand_out()
+        else:
+            self.post.ring()
+
+    def _pump(self, timeout: float) -> bool:
+        found = super()._pump(timeout)
+        if self.worker.turns is not None and self.worker.stack:
+            self._hand_out()  # The main thread may wait for something else than what comes here.
+        return found
+
+    def _wait_aside(self, wanted: tuple[bytes, ...], done: Callable[[], bool], deadline: float | None) -> bool:
+        """A thread waits that a call has started, in a process that actors share: it may be all that the call waits for."""
+        with self.lock:
+            if done():
+                return True
+            lender = self._lend_turn(wanted)
+        try:
+            self._hand_out()
+            return self.wait_until(done, deadline)
+        finally:
+            self._lend_turn_no_more(lender, wanted)
+
+    def _lend_turn(self, wanted: tuple[bytes, ...]) -> bytes:
+        """The actor whose call lends its turn; empty if none runs. The caller holds the lock."""
+        turns = self.worker.turns
+        assert turns is not None
+        item = self._run_here() or current_call.get()
+        call_id = item.row[0] if item is not None else turns.running
+        lender = next((actor_id for actor_id, begun in turns.busy.items() if begun == call_id), b"")
+        if lender:
+            turns.lend(lender, wanted)
+        return lender
+
+    def _lend_turn_no_more(self, lender: bytes, wanted: tuple[bytes, ...]) -> None:
+        with self.lock:
+            if self.worker.turns is not None:
+                self.worker.turns.lend_no_more(lender, wanted)
 
     def _wait_for_turn(self, item: Item | Invocation) -> None:
         """Until what runs meanwhile has ended, or waits. Nothing else ends this wait: what goes on without its turn would run beside it."""

@@ -5,6 +5,9 @@ after the other. A call that waits no longer takes the turn as soon as it is fre
 never held up by what runs meanwhile for longer than that runs, and calls between actors of one process end as they would
 between processes. The calls of an actor whose call waits are set aside, so that what is at the head of the queue may always run.
 
+A call of which threads or coroutines wait that it has started may do nothing but wait for those: it lends its turn meanwhile, and goes on
+beside what runs then, since nobody can tell. It has its turn again once it has waited itself.
+
 Making an actor takes its turn like a call, and so does what it has to do at a clean end (``__exit__``): that may wait for others, too.
 """
 
@@ -51,6 +54,8 @@ class Turns:
         """What those of them wait for that wait, by actor."""
         self.may_end: set[bytes] = set()
         """Those of these actors that go on although some of it does not come."""
+        self.lent: dict[bytes, list[tuple[bytes, ...]]] = {}
+        """What threads and coroutines of calls wait for, by actor: these calls have lent their turn, unless they wait themselves."""
         self.returning: dict[bytes, None] = {}
         """Actors whose call waits no longer, and wants its turn, in order."""
         self.polite: set[bytes] = set()
@@ -89,12 +94,32 @@ class Turns:
 
     def wait(self, actor_id: bytes, wanted: tuple[bytes, ...], may_end: bool) -> None:
         """What runs waits."""
+        self._waits_no_more(actor_id)  # It may have lent its turn.
         self.wanted[actor_id] = wanted
         if may_end:
             self.may_end.add(actor_id)
         self.queues.want(each[:TASK_BYTES] for each in wanted)
         self.queues.set_aside(actor_id)
-        self._pass_on()
+        if self.running == self.busy[actor_id]:
+            self._pass_on()
+
+    def _waits_no_more(self, actor_id: bytes) -> None:
+        self.queues.want_no_more(each[:TASK_BYTES] for each in self.wanted.pop(actor_id, ()))
+        self.may_end.discard(actor_id)
+
+    def lend(self, actor_id: bytes, wanted: tuple[bytes, ...]) -> None:
+        """A thread or coroutine of what an actor runs waits."""
+        self.lent.setdefault(actor_id, []).append(wanted)
+        if self.running == self.busy[actor_id]:
+            self.wait(actor_id, wanted, True)
+
+    def lend_no_more(self, actor_id: bytes, wanted: tuple[bytes, ...]) -> None:
+        """It goes on, and so may what has started it."""
+        waits = self.lent.get(actor_id, [])
+        if wanted in waits:
+            waits.remove(wanted)
+            if not waits:
+                del self.lent[actor_id]
 
     def _pass_on(self) -> None:
         """What ran has ended, or waits: the turn is another's."""
@@ -108,16 +133,24 @@ class Turns:
             self.returning[actor_id] = None
             return False
         self.returning.pop(actor_id, None)
-        self.queues.want_no_more(each[:TASK_BYTES] for each in self.wanted.pop(actor_id))
-        self.may_end.discard(actor_id)
+        self._waits_no_more(actor_id)
         self.running = self.busy[actor_id]
+        if actor_id in self.lent:
+            self.wait(actor_id, self.lent[actor_id][0], True)
         return True
+
+    def _over(self, actor_id: bytes) -> None:
+        """What an actor ran, or its making, has ended."""
+        had_its_turn = self.running == self.busy.pop(actor_id)
+        self.lent.pop(actor_id, None)
+        self._waits_no_more(actor_id)
+        self.queues.bring_back(actor_id)
+        if had_its_turn:
+            self._pass_on()
 
     def end(self, actor_id: bytes) -> None:
         """What ran has ended."""
-        del self.busy[actor_id]
-        self.queues.bring_back(actor_id)
-        self._pass_on()
+        self._over(actor_id)
         ending = self._ending.get(actor_id)
         if ending is not None and (ending.how != RETIRE or not self.queues.has(actor_id)):
             self._end_actor(actor_id, b"")
@@ -184,14 +217,12 @@ class Turns:
 
     def ended_with(self, actor_id: bytes, executing: bytes) -> None:
         """What a killed actor ran has ended, without an outcome."""
-        del self.busy[actor_id]
-        self._pass_on()
+        self._over(actor_id)
         self._end_actor(actor_id, executing)
 
     def not_made(self, actor_id: bytes) -> None:
         """There is no such actor after all."""
-        del self.busy[actor_id]
-        self._pass_on()
+        self._over(actor_id)
         self._ending.pop(actor_id, None)
 
     def _end_actor(self, actor_id: bytes, executing: bytes) -> None:
