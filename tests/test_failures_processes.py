@@ -494,6 +494,45 @@ asyncio.run(main(zf.shutdown, zf.NotInitializedError))
     run_script(script)
 
 
+def test_what_tasks_print_is_no_error_of_a_program_whose_output_nobody_reads() -> None:
+    """Closed, a pipe whose reader has gone, or one that cannot show it: the program goes on, its threads too."""
+    script = """
+import io, os, sys, threading, zfabric as zf
+from bad_days import *
+zf.init(num_cpus=1)
+
+@zf.remote
+def shout(): print("caf\\u00e9", flush=True)
+
+def all_shown():
+    zf.get(shout.remote(), timeout=PATIENCE)
+    eventually(lambda: shown() and zf.get(shout.remote(), timeout=PATIENCE) is None, "its lines have come")
+
+client = zf.runtime.interface.current()
+seen = []
+show = client._show_notices
+client._show_notices = lambda: (seen.append(len(client.machine.notices)), show())
+def shown():
+    found, seen[:] = list(seen), []
+    return found
+
+raw = io.BytesIO()
+sys.stdout = io.TextIOWrapper(raw, encoding="ascii", write_through=True)
+all_shown()
+assert b"caf\\\\xe9" in raw.getvalue(), raw.getvalue()
+reader, writer = os.pipe()
+os.close(reader)
+sys.stdout = os.fdopen(writer, "w", buffering=1)
+all_shown()
+sys.stdout = io.StringIO()
+sys.stdout.close()
+all_shown()
+assert "zfabric-flusher" in [thread.name for thread in threading.enumerate()]
+sys.stdout = sys.__stdout__
+"""
+    run_script(script)
+
+
 def test_all_of_this_left_the_session_as_it_was() -> None:
     eventually(lambda: all(row["state"] == "idle" for row in worker_rows()), "all tasks have ended")
     assert Path(session().directory).exists()

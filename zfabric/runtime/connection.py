@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TextIO
 
 import zmq
 
@@ -278,9 +278,9 @@ class Connection:
                 for pid, stream, text in notice.rows:
                     target = sys.stderr if stream == "err" else sys.stdout
                     for line in text.splitlines():
-                        print(f"(pid={pid}) {line}", file=target)
+                        _show(f"(pid={pid}) {line}", target)
             elif type(notice) is m.Notice:
-                print(f"zfabric {notice.level}: {notice.text}", file=sys.stderr)
+                _show(f"zfabric {notice.level}: {notice.text}", sys.stderr)
 
     # -- waiting --
 
@@ -463,6 +463,16 @@ class Connection:
 def _readable(path: str) -> str:
     """A path as people see it: one that is no text, because its name is not UTF-8, has question marks there."""
     return path.encode(errors="replace").decode()
+
+
+def _show(line: str, file: TextIO) -> None:
+    """Print what tasks have printed, or the daemon has to say. That nobody can read it is no reason for ``get`` to fail."""
+    try:
+        print(line, file=file)
+    except UnicodeEncodeError:
+        print(line.encode("ascii", "backslashreplace").decode(), file=file)
+    except (OSError, ValueError):
+        pass  # It is closed, or who read it has gone.
 
 
 def _error(kind: str, text: str) -> FabricError:
