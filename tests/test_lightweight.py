@@ -506,3 +506,29 @@ def test_an_actor_may_wait_in_threads_and_event_loops_for_others_of_its_process(
         both = value_of([getattr(each, how).remote(*others) for each in (first, second)])
         assert sorted(both[0] + both[1]) == [3] * 3 + [4] * 3
         assert value_of([other.add.remote() for other in others]) == [5] * 3
+
+
+@pytest.mark.parametrize("lightweight", [False, True])
+def test_what_exit_raises_is_told_of(capfd: Any, lightweight: bool) -> None:
+    """It is nobody's result: who does not see it here sees it nowhere."""
+
+    class Clumsy:
+        def ping(self) -> str:
+            return "pong"
+
+        def __exit__(self, *how: object) -> None:
+            raise LookupError("where was it?")
+
+    shown = ""
+
+    def told() -> bool:
+        nonlocal shown
+        shown += capfd.readouterr().err
+        return "LookupError: where was it?" in shown
+
+    with running_cluster(num_cpus=1, log_to_driver=True):
+        clumsy: Any = zf.remote(lightweight=lightweight)(Clumsy).remote()
+        assert value_of(clumsy.ping.remote()) == "pong"
+        del clumsy
+        eventually(told, "its error is shown")
+    assert "Clumsy.__exit__ raised" in shown

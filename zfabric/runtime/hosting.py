@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -88,9 +88,7 @@ class Host:
     def end(self) -> None:
         """A clean end."""
         while self.instances:
-            _, instance = self.instances.popitem()
-            with contextlib.suppress(Exception):  # its end is nobody's result
-                _leave(instance)
+            _leave(self.instances.popitem()[1])
 
     def let_go(self) -> None:
         """Let go of actors that have ended, of those that share this process; ``__del__`` runs as the last reference goes."""
@@ -106,5 +104,10 @@ def leaves(instance: Any) -> bool:
 
 
 def _leave(instance: Any) -> None:
-    if leaves(instance):
-        type(instance).__exit__(instance, None, None, None)
+    try:
+        if leaves(instance):
+            type(instance).__exit__(instance, None, None, None)
+    except (Exception, SystemExit):  # its end is nobody's result, so this is where it is told of
+        import traceback
+
+        print(f"zfabric warning: {type(instance).__qualname__}.__exit__ raised:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
