@@ -10,6 +10,7 @@ from store_world import SCHEDULER, World, object_id, process_id
 
 from zfabric.machines.object_store import ObjectStore
 from zfabric.machines.parts.extents import HEADER_BYTES, PIECE, footprint
+from zfabric.machines.parts.room import Room
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CLIENT
@@ -566,6 +567,23 @@ def test_what_was_given_up_between_others_is_free_again() -> None:
     world.settle()
     assert world.store.statistics()["used"] == 0
     world.check()
+
+
+def test_room_in_pieces_is_not_looked_for_after_each_object_that_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    size, count = 100_000, 400
+    world = World(count * footprint(size) // PIECE + 2)
+    for number in range(count):
+        world.put_now(world.process(0), number, size, rebuildable=number % 2 == 0)
+    for number in range(1, count, 2):
+        world.locate(number, world.process(1))
+    world.settle()
+    looked: list[int] = []
+    place = Room._place
+    monkeypatch.setattr(Room, "_place", lambda self, now, waiter: (looked.append(waiter.need), place(self, now, waiter))[1])
+    world.reserve(world.process(2), count // 4 * footprint(size), patience=100.0)
+    world.settle()
+    assert world.store.statistics()["evictions"] == count // 2, "and it is still not in one piece"
+    assert len(looked) < count // 4
 
 
 def test_a_second_copy_of_an_object_is_dropped() -> None:

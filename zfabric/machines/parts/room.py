@@ -41,6 +41,8 @@ MAKE_READY_BYTES = 32 * MiB
 """Most bytes made ready in one effect, so that others come in between."""
 SPILL_AHEAD_BYTES = 64 * MiB
 """Bytes spilled in one round even if the head of the queue needs less: the next one will need them."""
+DROP_SHARE = 16
+"""At least one part in this many of what is wanted is let go of in one round, where copies make that cheap: free room may be in pieces."""
 PRESSURE_PAUSE = 0.25
 """Seconds between two rounds of making room for the same head of the queue, if nothing else happens."""
 RECALL_PAUSE = 1.0
@@ -298,7 +300,7 @@ class Room:
         usable = tables.space.total if now >= self.memory_again else tables.space.ready.total
         if tables.spilling and usable + tables.spilling >= waiter.need:
             return False
-        if self._evict(now, waiter.need - usable):
+        if self._evict(now, waiter.need - usable, waiter.need // DROP_SHARE):
             return True
         if not tables.spilling:
             self._recall_pins(now, waiter.need)
@@ -314,23 +316,33 @@ class Room:
                 grant.recalled = now
                 self.tables.effects.append(e.Send(CLIENT + grant.holder, m.RecallGrant(grant.offset)))
 
-    def _evict(self, now: float, missing: int) -> bool:
-        """Let the least recently used object go, or begin to copy some to disk. True if one went at once."""
+    def _evict(self, now: float, missing: int, least: int) -> bool:
+        """Let objects go that were used least recently, or begin to copy some to disk. True if any went at once."""
         tables = self.tables
         wanted = max(missing, min(SPILL_AHEAD_BYTES, tables.capacity // IDLE_GRANT_SHARE)) - tables.spilling
+        enough = max(missing, least)
         victims: list[Entry] = []
+        dropped: list[Entry] = []
         for entry in tables.idle.values():
             if tables.grant_of((entry.offset or 0) - HEADER_BYTES) is not None:
                 continue  # Its room is free only once the grant has been given back, which has been asked for.
+            if enough <= 0 and dropped:
+                break
             if entry.on_disk or entry.rebuildable:
-                self._drop(entry)
-                return True
+                enough -= entry.room
+                dropped.append(entry)
+            if dropped:
+                continue  # Nothing is copied where this will do.
             if wanted <= 0:
                 break
             if now < self.disk_again:
                 continue
             wanted -= entry.room
             victims.append(entry)
+        for entry in dropped:
+            self._drop(entry)
+        if dropped:
+            return True
         if victims and tables.unlink:
             tables.effects.append(e.Unlink(tuple(tables.unlink)))
             tables.unlink = []
