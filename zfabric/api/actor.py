@@ -507,6 +507,9 @@ def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
 def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
     """End an actor's process at once, without waiting for its calls; with ``no_restart=False`` it is restarted by its policy.
 
+    A lightweight actor ends by itself, with the call that it runs; its process goes on. The calls raise ActorDiedError, or, if it is
+    restarted, ActorUnavailableError. TypeError for what is no handle.
+
     >>> import zfabric as zf
     >>> @zf.remote
     ... class Idle:

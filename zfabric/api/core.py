@@ -129,7 +129,8 @@ def put(value: Any, *, durable: bool = False) -> ObjectRef:
     With ``durable`` the value is in the control store when this returns, and stays there for as long as the job needs it, whatever
     happens to other copies; one that was only put cannot be made again when its memory is lost, since no task made it.
 
-    Raises SerializationError if it cannot be pickled, ObjectTooLargeError, ObjectStoreFullError; TypeError for a ref.
+    Raises SerializationError if it cannot be pickled, ObjectTooLargeError, ObjectStoreFullError; OutOfDiskError where a durable value
+    cannot be written; TypeError for a ref.
 
     >>> import zfabric as zf
     >>> ref = zf.put([1, 2, 3])
@@ -154,6 +155,8 @@ def wait(
 
     The order of ``refs`` is kept in both lists, and the first has at most ``num_returns``. An empty list gives two. A generator
     (``ObjectRefGenerator``) among them is ready when its ``next`` would not wait.
+
+    TypeError for what is no list of refs; ValueError where one is listed twice, or ``num_returns`` is not from 1 to their number.
 
     >>> import zfabric as zf
     >>> ready, rest = zf.wait([zf.put(1), zf.put(2)], num_returns=2)
