@@ -344,6 +344,19 @@ def test_children_are_looked_for_once_a_turn_and_only_of_what_has_begun(node: No
     assert [order.task_id for _, order in node.take(m.Interrupt)][:1] == [task_id(running)]
 
 
+def test_a_program_that_cancels_for_ever_is_not_remembered_for_ever(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zfabric.machines.parts.stopping.CONDEMNED_MAX", 20)
+    for number in range(100):
+        node.submit(row(number))
+        ((worker, _, _),) = node.dispatched()
+        node.say(CLIENT + DRIVER, m.Cancel((ref(number),), False, True))
+        child = (child_prefix(JOB, task_id(number)) + pack_counter(0), FUNCTION, b"", ())
+        node.say(CLIENT + worker, m.Submit((child,)))
+        node.complete(worker, number, 0, m.INTERRUPTED)
+        assert node.dispatched() == [], "what comes late of the latest is stopped"
+    assert len(node.scheduler.tables.condemned) <= 20
+
+
 def test_children_that_were_on_their_way_when_their_parent_was_cancelled_are_cancelled(node: Node) -> None:
     (worker,) = node.workers()
     node.submit(row(0))

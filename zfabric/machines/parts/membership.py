@@ -322,7 +322,7 @@ class Membership:
                 self.scheduler.dispatcher.release(worker)
                 worker.frames.clear()
                 self.scheduler.workers.end(worker, "its job has ended")
-        tables.condemned = {prefix for prefix in tables.condemned if prefix[:JOB_BYTES] != job.id}
+        tables.condemned = {prefix: None for prefix in tables.condemned if prefix[:JOB_BYTES] != job.id}
         for queue in job.queues.values():
             tables.queues.pop(queue.token, None)
             queue.tasks.clear()

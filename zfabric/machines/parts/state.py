@@ -51,7 +51,7 @@ class Tables:
         """Values of tasks whose rows did not survive a daemon, and whether the value did not, either: then its record says so."""
         self.expected: dict[bytes, tuple[bytes, bytes]] = {}
         """Results of calls that others wait for: which process called, and which actor. It offers them, also failures."""
-        self.condemned: set[bytes] = set()
+        self.condemned: dict[bytes, None] = {}
         """What the ids of children begin with whose parents were cancelled with all their children."""
         self.counts: Counter[str] = Counter()
         self.effects: list[Effect] = []

@@ -16,6 +16,9 @@ from zfabric.protocol.effects import KillProcess
 from zfabric.protocol.ids import JOB_BYTES, PREFIX_BYTES, TASK_BYTES, Address, child_prefix, is_call
 from zfabric.protocol.options import option
 
+CONDEMNED_MAX = 100_000
+"""Beginnings of ids that are kept of children which may still come: more than cancelled tasks have before they stop."""
+
 
 class Stopping:
     """Requests to stop, over the shared tables."""
@@ -83,7 +86,7 @@ class Stopping:
         while level or prefixes:
             prefixes |= {prefix for task in level for prefix in prefixes_of(task)}
             parents |= {task.id for task in level}
-            self.tables.condemned |= prefixes
+            self._condemn(prefixes)
             level = [task for task in self.tables.children_of(prefixes) if task.id not in found]
             level += [
                 task
@@ -93,6 +96,12 @@ class Stopping:
             found.update((task.id, task) for task in level)
             prefixes, parents = set(), set()
         return list(found.values())
+
+    def _condemn(self, prefixes: set[bytes]) -> None:
+        condemned = self.tables.condemned
+        condemned.update(dict.fromkeys(prefixes))
+        while len(condemned) > CONDEMNED_MAX:
+            del condemned[next(iter(condemned))]
 
     def _prefixes_of_calls(self, calls: list[bytes]) -> set[bytes]:
         """What the ids of the children of calls begin with, whichever actor runs them."""
