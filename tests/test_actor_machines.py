@@ -41,6 +41,39 @@ def call(client: Client, number: int, retries: int = 0, needs: tuple[bytes, ...]
     return call_id
 
 
+def meet(client: Client) -> None:
+    """Know where the actor lives, before anything is called."""
+    client.calls.meet(ACTOR)
+    lives(client, HOME)
+    client.take_effects(0.0)
+
+
+def test_the_only_call_on_its_way_leaves_first(client: Client) -> None:
+    meet(client)
+    assert client.take_first() is None, "there is none"
+    client.put(b"v" * 20, b"value", (), False)
+    call(client, 1)
+    first = client.take_first()
+    assert first is not None
+    assert (first.to, [row[0] for row in first.message.rows]) == (b"A" + HOME, [(1).to_bytes(16, "big")])
+    assert [type(effect.message) for effect in client.take_effects(0.0)] == [m.Put], "the call is not sent again"
+
+
+def test_calls_that_something_is_to_be_said_ahead_of_wait_for_that(client: Client) -> None:
+    meet(client)
+    call(client, 1)
+    call(client, 2)
+    assert client.take_first() is None, "they leave together"
+    assert sent(client) == [1, 2]
+    call(client, 3, keeps=True)
+    assert client.take_first() is None, "the actor is told first which outcomes are here"
+    assert sent(client) == [3]
+    client.calls.cancel((1).to_bytes(16, "big") + CALL_RETURN, "cancelled")
+    call(client, 4)
+    assert client.take_first() is None
+    assert sent(client) == [4]
+
+
 def lives(client: Client, home: bytes, state: int = ALIVE, executing: bytes = b"", failure: bytes = b"") -> None:
     client.step(0.0, b"L" + DAEMON, m.Whereabouts(((ACTOR, state, home, 0, False, executing, failure),)))
 
@@ -305,6 +338,56 @@ def run(worker: Worker, outputs: tuple[Any, ...] = (b"value",), contained: tuple
     worker.finish_call(item, OK, outputs, contained, 0.0, 0.001)  # type: ignore[arg-type]
     identifier: bytes = item.row[0]
     return identifier
+
+
+def answered(worker: Worker, status: int = OK, outputs: tuple[Any, ...] = (b"value",)) -> Any:
+    """What may leave at once when the next call ends."""
+    item = worker.begin()
+    assert item is not None
+    answer = worker.answer(item, status, outputs)
+    worker.finish_call(item, status, outputs, (), 0.0, 0.001, answered=answer is not None)  # type: ignore[arg-type]
+    return answer
+
+
+def test_the_outcome_of_a_lone_call_leaves_ahead_of_all_else_and_only_once(worker: Worker) -> None:
+    give(worker, 1)
+    answer = answered(worker)
+    assert (answer.to, answer.message) == (CLIENT + ME, m.Returned((((1).to_bytes(16, "big"), OK, (b"value",)),)))
+    assert said(worker, m.Returned) == []
+    assert worker.unreported == 0
+
+
+def test_outcomes_that_others_wait_behind_leave_together(worker: Worker) -> None:
+    give(worker, 1, 2)
+    assert answered(worker) is None, "the next call is here already"
+    assert answered(worker) is None, "the one before it has not left"
+    assert [len(message.rows) for message in said(worker, m.Returned)] == [2]
+
+
+@pytest.mark.parametrize(("status", "outputs"), [(FAILED, (b"why",)), (OK, ((4096, 100_000),)), (OK, (b"one", b"two")), (OK, ())])
+def test_what_is_no_plain_value_takes_its_usual_way(worker: Worker, status: int, outputs: tuple[Any, ...]) -> None:
+    give(worker, 1)
+    assert answered(worker, status, outputs) is None
+    assert len(said(worker, m.Returned)) + len(said(worker, m.Reported)) <= 1
+    assert worker.mailbox.unsent is False
+
+
+def test_nothing_is_sent_to_a_caller_that_has_gone(worker: Worker) -> None:
+    give(worker, 1)
+    worker.step(0.0, b"L" + DAEMON, m.CallerGone(ME))
+    assert answered(worker) is None
+
+
+def test_a_call_that_was_given_up_is_not_answered_a_second_time(worker: Worker) -> None:
+    give(worker, 1)
+    item = worker.begin()
+    assert item is not None
+    worker.step(0.0, CLIENT + ME, m.Stopped(item.row[0], "cancelled"))
+    assert worker.answer(item, OK, (b"value",)) is None, "it is to be stopped"
+    assert worker.abandon(item.row[0])
+    worker.interrupts.clear()
+    assert [message.rows[0][1] for message in said(worker, m.Returned)] == [FAILED]
+    assert worker.answer(item, OK, (b"value",)) is None
 
 
 def test_a_call_carries_the_attempt_of_its_actor(worker: Worker) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
 import pydoc
 import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -293,6 +295,18 @@ def test_the_actor_ends_with_its_last_handle_but_runs_the_calls_made_before(tmp_
     Path(go).touch()
     assert value_of(calls) == [go] * 3
     eventually(lambda: gone(pid), "the actor ended with its last handle")
+
+
+def test_a_handle_whose_methods_were_used_goes_with_its_last_reference() -> None:
+    counter = Counter.remote()
+    assert counter.add is counter.add, "it is made once"
+    gone_at_once = weakref.ref(counter)
+    gc.disable()
+    try:
+        del counter
+        assert gone_at_once() is None
+    finally:
+        gc.enable()
 
 
 def test_a_handle_in_a_task_keeps_the_actor() -> None:

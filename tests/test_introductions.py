@@ -21,7 +21,7 @@ from test_worker_machine import worker as worker  # a fixture
 
 import zfabric as zf
 from zfabric.machines.client import Client
-from zfabric.machines.worker import Worker
+from zfabric.machines.worker import Item, Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CLIENT, CONTROL, WORKER, object_id
 from zfabric.protocol.machine import Refusal
@@ -288,6 +288,39 @@ def test_a_worker_tells_the_driver_plain_values_and_the_scheduler_everything(wor
     assert [status for _, _, status, _ in completed.rows] == [m.OK, m.ERROR]
 
 
+def test_a_lone_value_is_told_at_once_and_counted_once(worker: Worker) -> None:
+    driver = b"\x01driver0"
+    worker.step(0.0, b"L" + DAEMON, m.Introduce(driver))
+    said(worker)
+    worker.step(0.0, CLIENT + driver, m.Hand(DAEMON, (worker_row(1),), 0))
+    item = worker.begin()
+    assert isinstance(item, Item)
+    answer = worker.answer(item, m.OK, (b"value",))
+    assert answer is not None
+    assert (answer.to, answer.message) == (CLIENT + driver, m.Results(((worker_row(1)[0], m.OK, (b"value",)),)))
+    worker.finish(item, m.OK, (b"value",), None, 0.0, 0.001, answered=True)
+    completed, counted = said(worker)
+    assert [row[0] for row in completed.rows] == [worker_row(1)[0]]
+    assert counted == m.Told(driver, 1)
+
+
+def test_a_task_of_the_scheduler_is_answered_by_the_scheduler(worker: Worker) -> None:
+    worker.step(0.0, b"L" + DAEMON, m.Dispatch((worker_row(1),), (), False))
+    item = worker.begin()
+    assert isinstance(item, Item)
+    assert worker.answer(item, m.OK, (b"value",)) is None
+
+
+def test_a_task_that_is_handed_over_leaves_ahead_of_what_the_scheduler_hears(client: Client) -> None:
+    place = b"\x05worker5"
+    hear(client, m.Introduced(place, (FUNCTION,), 0))
+    task = submit(client)
+    first = client.take_first()
+    assert first is not None
+    assert (first.to, [row[0] for row in first.message.rows]) == (WORKER + place, [task])
+    assert client_said(client) == [m.Handed(place, first.message.rows)]
+
+
 def test_a_worker_lets_fall_what_it_was_handed_on_behalf_of_a_daemon_that_is_gone(worker: Worker) -> None:
     worker.step(0.0, CLIENT + b"\x01driver0", m.Hand(b"\x03daemon1", (worker_row(1),), 0))
     assert begin(worker) is None
@@ -307,7 +340,7 @@ def until_introduced(task: Any, *arguments: Any) -> None:
 
     def one_more() -> bool:
         zf.get(task.remote(*arguments), timeout=PATIENCE)
-        return bool(interface.current().machine.hands)  # type: ignore[union-attr]
+        return bool(interface.current().machine.handing.hands)  # type: ignore[union-attr]
 
     eventually(one_more, "the driver hands tasks to a worker")
 
@@ -323,7 +356,7 @@ def pid(wish: str = "") -> int:
 def test_tasks_that_are_waited_for_one_by_one_are_handed_over(shared: Any) -> None:
     until_introduced(pid)
     client: Any = interface.current()
-    ((worker,),) = (set(client.machine.hands.values()),)
+    ((worker,),) = (set(client.machine.handing.hands.values()),)
     zf.get(pid.remote())
     before = client.post.peers[worker].link.next_out
     assert len({zf.get(pid.remote()) for _ in range(20)}) == 1
@@ -335,7 +368,7 @@ def test_tasks_that_are_waited_for_one_by_one_are_handed_over(shared: Any) -> No
 def test_the_socket_of_a_worker_that_is_no_more_is_closed(shared: Any) -> None:
     until_introduced(pid)
     client: Any = interface.current()
-    (worker,) = client.machine.introduced
+    (worker,) = client.machine.handing.introduced
     os.kill(zf.get(pid.remote(), timeout=PATIENCE), signal.SIGKILL)
     eventually(lambda: worker not in client.post.peers, "the socket is closed")
     until_introduced(pid)

@@ -29,7 +29,7 @@ FIRST = {
     "pins-not-said-again": 29,
     "take-back-presumed": 22,
     "told-without-pin": 10,
-    "told-not-said-again": 659,
+    "told-not-said-again": 1027,
     "callers-forgotten": 250,
     "expected-not-said-again": 133,
     "reported-once": 177,

@@ -325,12 +325,16 @@ class ActorClass:
 
 
 class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
-    __slots__ = ("_handle", "_method", "_options")
+    __slots__ = ("_blueprint", "_id", "_method", "_options", "_ref", "_returns", "_terms")
 
-    def __init__(self, handle: ActorHandle, known: Method, options: Pairs) -> None:
-        self._handle = handle
+    def __init__(self, ref: ObjectRef, blueprint: Blueprint, terms: Terms, known: Method, options: Pairs) -> None:
+        self._ref = ref  # And not its handle, which has it in turn: that would live until the garbage collector comes.
+        self._id = ref.binary()[:TASK_BYTES]
+        self._blueprint = blueprint
+        self._terms = terms
         self._method = known
         self._options = options
+        self._returns: int = option(options, "num_returns", 1)
 
     @property
     def __doc__(self) -> str:  # type: ignore[override]
@@ -344,7 +348,7 @@ class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
         return found
 
     def __repr__(self) -> str:
-        return f"ActorMethod({self._handle._blueprint.class_name}.{self._method.name}{self._method.signature})"
+        return f"ActorMethod({self._blueprint.class_name}.{self._method.name}{self._method.signature})"
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Not possible: methods of actors are called with ``.remote(...)``."""
@@ -352,11 +356,11 @@ class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
 
     def options(self, **options: Any) -> ActorMethod:
         """The same method with other options, as ``zf.method`` takes them, for the calls made through what this returns."""
-        blueprint = self._handle._blueprint
+        blueprint = self._blueprint
         group_in(checked_method(options).get("concurrency_group"), blueprint.groups, blueprint.class_name)
         pairs = pairs_of_method(options, self._options, blueprint.retries)
         check_streams(self._method.name, blueprint.retries == LOGGED, self._method.readonly, pairs)
-        return ActorMethod(self._handle, self._method, pairs)
+        return ActorMethod(self._ref, blueprint, self._terms, self._method, pairs)
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Call it; the ref comes at once (a list of refs for ``num_returns`` above 1, None for 0, a generator of refs for "streaming").
@@ -364,24 +368,23 @@ class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
         Calls of one caller (the program, a task, a method of another actor) run in the order in which they were made. Raises TypeError
         if the arguments do not fit.
         """
-        known, handle = self._method, self._handle
+        known, ref, returns = self._method, self._ref, self._returns
         client = interface._current
-        if client is None or client is not handle._client:
-            client = handle._connect()
+        if client is None or client is not ref._client:
+            client = owner_of(ref, "the actor ended")
         if kwargs or not known.least <= len(args) <= known.most:
             self._check(args, kwargs)
         extra = self._options or None
-        returns = 1 if extra is None else option(extra, "num_returns", 1)
         if not args and not kwargs:
-            call_id = client.call(handle._id, known.name, b"", (), extra, returns, handle._terms)
+            call_id = client.call(self._id, known.name, b"", (), extra, returns, self._terms)
         else:
             arguments, dependencies, options, _held = dump_call(client, args, kwargs, extra)
-            call_id = client.call(handle._id, known.name, arguments, dependencies, options, returns, handle._terms)
+            call_id = client.call(self._id, known.name, arguments, dependencies, options, returns, self._terms)
         if returns != 1:
             return [ObjectRef(call_value(call_id, index), client) for index in range(returns)] or None
-        ref = ObjectRef(call_id + CALL_RETURN, client)
+        result = ObjectRef(call_id + CALL_RETURN, client)
         ahead = None if extra is None else option(extra, "stream")
-        return ref if ahead is None else ObjectRefGenerator(ref, ahead or client.config.stream_buffered)
+        return result if ahead is None else ObjectRefGenerator(result, ahead or client.config.stream_buffered)
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """TypeError if the arguments do not fit (this is the exact test; the caller's is only a quick one)."""
@@ -390,7 +393,7 @@ class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
             return
         if not kwargs and known.least <= len(args) <= known.most:
             return
-        text = f"{self._handle._blueprint.class_name}.{known.name}.remote()"
+        text = f"{self._blueprint.class_name}.{known.name}.remote()"
         problem = misfit(known.signature, args, kwargs)
         if problem:
             raise TypeError(f"{text}: {problem}; it takes {known.signature}")
@@ -420,14 +423,12 @@ class ActorHandle:
         self._id = ref.binary()[:TASK_BYTES]
         self._blueprint = blueprint
         self._terms = Terms(blueprint.retries, blueprint.pending, blueprint.keeps)
-        self._client: ClientInterface | None = None
         self._methods = {known.name: known for known in blueprint.methods}
         self.__doc__ = blueprint.doc or type(self).__doc__
 
     def _connect(self) -> ClientInterface:
         """The client that calls go to. In another cluster than its own, an actor's id may be that of another actor."""
-        self._client = owner_of(self._ref, "the actor ended")
-        return self._client
+        return owner_of(self._ref, "the actor ended")
 
     @property
     def _actor_id(self) -> bytes:
@@ -440,7 +441,8 @@ class ActorHandle:
         if found is None:
             class_name = self._blueprint.class_name if "_blueprint" in self.__dict__ else "the actor"
             raise AttributeError(f"{class_name} has no method {name!r}{near(name, known)}", name=name, obj=self)
-        return ActorMethod(self, found, found.options)
+        bound = self.__dict__[name] = ActorMethod(self._ref, self._blueprint, self._terms, found, found.options)
+        return bound  # From now on this is an attribute like others, and not asked for here.
 
     def __class_getitem__(cls, item: Any) -> GenericAlias:
         return GenericAlias(cls, item)

@@ -17,6 +17,7 @@ from zfabric.config import Config
 from zfabric.machines.parts import rejoin
 from zfabric.machines.parts.calls import Calls
 from zfabric.machines.parts.entries import ABSENT, PENDING, Entry
+from zfabric.machines.parts.handing import Handing
 from zfabric.machines.parts.keeping import BATCH_ROWS_MAX, Keeping
 from zfabric.machines.parts.pins import Pins, Place
 from zfabric.machines.parts.reservations import Reservations
@@ -64,13 +65,7 @@ class Client:
         """Objects asked for, and not answered yet."""
         self.watchers: dict[bytes, list[Callable[[bytes], None]]] = {}
         """Whom to tell once an object is at hand."""
-        self.hands: dict[bytes, bytes] = {}
-        """Functions whose tasks may be handed to a worker, and that worker."""
-        self._first_attempt = 0
-        self.introduced: set[bytes] = set()
-        """Workers that this process has handed tasks to: they tell it what values those have."""
-        self.told: dict[bytes, int] = {}
-        """How many values each of those has told it."""
+        self.handing = Handing(self)
         self.functions: dict[bytes, Row] = {}
         self._classes: set[bytes] = set()
         """Functions whose tasks make actors."""
@@ -113,7 +108,7 @@ class Client:
     @property
     def has_unsent(self) -> bool:
         """Whether anything waits to be sent."""
-        return bool(self._outbox or self._controls or self.calls.unsent)
+        return bool(self._outbox or self._controls or self.calls.unsent or self.handing.unsent)
 
     def token(self) -> int:
         """A number for a question."""
@@ -153,17 +148,12 @@ class Client:
             if row[1] in self._classes:
                 self.keeping.lineage[row[0]] = row
                 self.keeping.need(row)
-        if self.hands and self.unfinished == 1 and fresh and len(row) == 4 and not row[3] and returns == 1 and row[1] in self.hands:
-            self._hand(self.hands[row[1]], row)
+        if self.unfinished == 1 and row[1] in self.handing.hands and fresh and len(row) == 4 and not row[3] and returns == 1:
+            self.handing.hand(row)
         elif self._tail_kind is m.Submit and len(self._tail) < BATCH_ROWS_MAX:
             self._tail.append(row)
         else:
             self._say(m.Submit, row)
-
-    def _hand(self, worker: bytes, row: Row) -> None:
-        """Nothing else is under way: the worker that ran the last such task gets this one at once, and the scheduler hears of it."""
-        self._controls.append(Send(WORKER + worker, m.Hand(self.scheduler[1:], (row,), self._first_attempt)))
-        self.say(m.Handed(worker, (row,)))
 
     def _submit_again(self, identifier: bytes, row: Row | None) -> bool:
         """A value that may be known here, since its parent ran here before or a ref came from elsewhere. True if its row is news."""
@@ -289,7 +279,7 @@ class Client:
         if type(message) is m.Goodbye:
             self.leaving = True
         if type(message) in (m.Goodbye, m.Query):
-            self._say_what_was_told()
+            self.handing.say_what_was_told()
         self._flush_tail()
         self._outbox.append((None, [message]))
 
@@ -306,25 +296,14 @@ class Client:
             self.counts["refused"] += 1
             return
         handler(self, message)
-        if source[:1] == WORKER and type(message) is m.Results:
-            self.told[source[1:]] = self.told.get(source[1:], 0) + len(message.rows)
+        if type(message) is m.Results and source[:1] == WORKER:
+            self.handing.heard(source[1:], len(message.rows))
         if self.calls._blocked:
             self.calls.progress()
 
     def on_introduced(self, message: m.Introduced) -> None:
-        """A worker takes tasks of these functions from this process itself; or none any more."""
-        self.hands = {function: worker for function, worker in self.hands.items() if worker != message.worker}
-        self.hands.update(dict.fromkeys(message.functions, message.worker))
-        self._first_attempt = message.attempt
-        if message.functions:
-            self.introduced.add(message.worker)
-        else:
-            self.say(m.Handed(message.worker, ()))
-
-    def _say_what_was_told(self) -> None:
-        """The scheduler is to answer, or to end, in the knowledge of what this process knows."""
-        for worker, number in self.told.items():
-            self.say(m.Told(worker, number))
+        """A worker takes tasks from this process itself, or does so no longer."""
+        self.handing.on_introduced(message)
 
     def on_results(self, message: m.Results) -> None:
         """Outcomes of tasks this process submitted."""
@@ -523,7 +502,7 @@ class Client:
         self._outbox = []
         self._flush_tail()
         self.welcomed = False
-        self.hands = {}
+        self.handing.start_over()
         self.say(register)
         for kind, item in rejoin.holdings(self):
             self._say(kind, item)
@@ -554,6 +533,10 @@ class Client:
             self.keeping.settle()
         return self.take_said()
 
+    def take_first(self) -> Send | None:
+        """The task or call that is alone on its way: the program is about to wait for it, so it may leave ahead of all else."""
+        return self.handing.take() or self.calls.take_lone()
+
     def take_said(self) -> list[Effect]:
         """What was said so far, and nothing of what finalizers asked for.
 
@@ -561,6 +544,9 @@ class Client:
         the task's own ref to it is let go of.
         """
         effects, self._controls = self._controls, []
+        handed = self.handing.take()
+        if handed is not None:
+            effects.append(handed)
         outbox, self._outbox = self._outbox, []
         self._flush_tail()
         for kind, items in outbox:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from zfabric.config import Config
 from zfabric.machines.parts.actor_queues import CallQueue
 from zfabric.machines.parts.call_trace import CallTrace
+from zfabric.machines.parts.drivers import Drivers
 from zfabric.machines.parts.mailbox import Invocation, Mailbox
 from zfabric.machines.parts.quiescence import QUIET, TAKING, Gate
 from zfabric.machines.parts.turns import FAREWELL, Turns
@@ -91,10 +92,7 @@ class Worker:
         self.counts: Counter[str] = Counter()
         self.unreturned = 0
         """Outcomes of calls that are not sent yet."""
-        self.drivers: Counter[bytes] = Counter()
-        """Who may hand tasks to this worker, and how many values it has told each."""
-        self._told: dict[bytes, list[Row]] = {}
-        """Values that those are told who handed over the tasks."""
+        self.drivers = Drivers()
         self._rows: list[Row] = []
         self._extras: list[Row] = []
         self._durations: dict[bytes, list[float]] = {}
@@ -132,8 +130,35 @@ class Worker:
         self.stack.pop()
         self.running_calls[item.row[0]] = item
 
-    def finish(self, item: Item, status: int, outputs: Row, extra: tuple[Row, Row] | None, started: float, seconds: float) -> None:
-        """An attempt has ended; its outcome is fixed here."""
+    def answer(self, item: Item | Invocation, status: int, outputs: Row) -> Send | None:
+        """What came of a call, or of a task that was handed over, for the shell to send before all else that its end brings about.
+
+        None if it goes with that: where it concerns others too, or more is to be said, or done. No refs are inside.
+        """
+        mailbox = self.mailbox
+        if status != OK or len(outputs) != 1 or type(outputs[0]) is not bytes or self.interrupts:
+            return None
+        if self._rows or self._effects or self.turns is not None or self.yields.unsaid or mailbox.logs or mailbox.unsent:
+            return None
+        if not isinstance(item, Invocation):
+            return self.drivers.tell_now(item.driver, item.row[0], outputs) if item.driver and not self.queue else None
+        if item.options is not None or mailbox.queue or self.gate is not None:
+            return None
+        if item.row[0] in self.abandoned or item.caller in mailbox.gone:
+            return None
+        return Send(CLIENT + item.caller, m.Returned(((item.row[0], status, outputs),)))
+
+    def finish(
+        self,
+        item: Item,
+        status: int,
+        outputs: Row,
+        extra: tuple[Row, Row] | None,
+        started: float,
+        seconds: float,
+        answered: bool = False,
+    ) -> None:
+        """An attempt has ended; its outcome is fixed here. ``answered``: its driver has been told (see ``answer``)."""
         row = item.row
         if self.interrupts or status == INTERRUPTED:
             _, reason = self.interrupts.pop(row[0], (0, "cancelled"))
@@ -146,8 +171,8 @@ class Worker:
         if extra is not None:
             self._extras.append((len(self._rows), *extra))
         self._rows.append((row[0], item.attempt, status, outputs))
-        if item.driver and status == OK and extra is None and len(outputs) == 1 and type(outputs[0]) is bytes:
-            self._told.setdefault(item.driver, []).append((row[0], OK, outputs))
+        if item.driver and not answered and status == OK and extra is None and len(outputs) == 1 and type(outputs[0]) is bytes:
+            self.drivers.tell(item.driver, row[0], outputs)
         totals = self._durations.get(row[1])
         if totals is None:
             self._durations[row[1]] = [1, seconds]
@@ -218,8 +243,12 @@ class Worker:
         started: float,
         seconds: float,
         whole: bool = True,
+        answered: bool = False,
     ) -> bool:
-        """A call has ended; its outcome is fixed here. Whether it is held back (see ``Mailbox.ended``)."""
+        """A call has ended; its outcome is fixed here. Whether it is held back (see ``Mailbox.ended``).
+
+        ``answered``: its caller has it already (see ``answer``).
+        """
         turns = self.turns
         if turns is not None and item.method == FAREWELL:
             if self.running_calls.pop(item.row[0], None) is None:
@@ -241,8 +270,10 @@ class Worker:
         if item.row[0] in self.abandoned:
             self.abandoned.remove(item.row[0])
             return False
-        self.unreturned += 1
-        held = self.mailbox.ended(item, status, outputs, contained, whole)
+        held = False
+        if not answered:
+            self.unreturned += 1
+            held = self.mailbox.ended(item, status, outputs, contained, whole)
         if self.gate is not None:
             self.gate.ended(started + seconds, item)
         if turns is not None:
@@ -348,11 +379,12 @@ class Worker:
 
     def step(self, now: float, source: Address, message: m.Message) -> None:
         """Take in what the local scheduler says."""
+        if type(message) is m.Call:
+            self.on_call(now, source, message)
+            return
         handler = HANDLERS.get(type(message))
         if handler is None:
             self.counts["refused"] += 1
-        elif type(message) is m.Call:
-            self.on_call(now, source, message)
         elif type(message) is m.Hand:
             self.on_hand(source, message)
         elif type(message) is m.Taken:
@@ -380,8 +412,7 @@ class Worker:
 
     def on_introduce(self, message: m.Introduce) -> None:
         """A driver may hand over tasks."""
-        self.drivers[message.client] += 0
-        self._effects.append(Send(self.scheduler, m.Told(message.client, self.drivers[message.client])))
+        self._effects.append(Send(self.scheduler, self.drivers.introduce(message.client)))
 
     def on_hand(self, source: Address, message: m.Hand) -> None:
         """Tasks from a driver that knows this worker from the same daemon."""
@@ -551,12 +582,8 @@ class Worker:
         """Completions, and what was said in between, in order."""
         self._report()
         effects, self._effects = self._effects, []
-        if self._told:
-            effects[:0] = [Send(CLIENT + driver, m.Results(tuple(rows))) for driver, rows in self._told.items()]
-            for driver, rows in self._told.items():
-                self.drivers[driver] += len(rows)
-                effects.append(Send(self.scheduler, m.Told(driver, self.drivers[driver])))
-            self._told = {}
+        if self.drivers.unsent:
+            effects = [*self.drivers.take_results(), *effects, *self.drivers.take_counts(self.scheduler)]
         self.unreturned = 0
         if self.mailbox.unsent:
             effects.extend(self.mailbox.take_sends(self.scheduler))

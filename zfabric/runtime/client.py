@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -94,7 +93,9 @@ class FabricClient(Connection):
                 machine.submit((task_id, function_id, arguments, dependencies), num_returns)
             else:
                 machine.submit((task_id, function_id, arguments, dependencies, options), num_returns)
-            if machine.unsent >= self._batch_rows or machine.unfinished == 1:
+            if machine.unfinished == 1:
+                self._flush_first()
+            elif machine.unsent >= self._batch_rows:
                 self.flush()
             elif not self._armed:
                 self._arm_flusher()
@@ -141,8 +142,8 @@ class FabricClient(Connection):
             if dependencies or options is not None:
                 row = (*row, dependencies, (), options)
             machine.calls.call(actor_id, row, num_returns, terms.retries, terms.keeps)
-            if machine.calls.queued >= self._batch_rows or machine.unfinished == 1:
-                self.flush()
+            if machine.unfinished == 1 or machine.calls.queued >= self._batch_rows:
+                self._flush_first()
                 if machine.calls.delayed and not self._armed:
                     self._arm_flusher()
             elif not self._armed:
@@ -238,6 +239,11 @@ class FabricClient(Connection):
         count = len(object_ids)
         if count == 1 and not self.closed:
             known = machine.entries.get(object_ids[0])
+            if type(known) is tuple:  # What this process has just asked for, most often, and waits for at once.
+                deadline = None if timeout is None else clock() + timeout
+                self._await_one(object_ids, deadline, int(timeout != 0))
+                timeout = None if deadline is None else max(0.0, deadline - clock())
+                known = machine.entries.get(object_ids[0])
             if type(known) is bytes:
                 return [(OK, known, None)]  # type: ignore[list-item]
         deadline = None if timeout is None else clock() + timeout
@@ -289,6 +295,17 @@ class FabricClient(Connection):
                     f"{len(seen)} of the {count} values have {together / 2**20:.1f} MiB, which are never in the object store at the same "
                     f"time, of {self.values.size / 2**20:.1f} MiB; get fewer at a time, or give init() a larger object_store_memory"
                 )
+
+    def _await_one(self, object_ids: Sequence[bytes], deadline: float | None, needed: int) -> None:
+        """Wait for the outcome of the one task that makes this, wherever its value is then, or until the time is up."""
+        entries, (identifier,) = self.machine.entries, object_ids
+
+        def done() -> bool:
+            return type(entries.get(identifier)) is not tuple
+
+        with self.lock:
+            self._settle()
+        self.wait_for(object_ids, done, deadline, plain=deadline is None, needed=needed)
 
     def wait_for(self, object_ids: Sequence[bytes], done: Callable[[], bool], deadline: float | None, plain: bool, needed: int) -> bool:
         """Wait for objects. (A worker says meanwhile that it is blocked, and may run tasks.)
@@ -422,7 +439,7 @@ class FabricClient(Connection):
 
     def close(self) -> None:
         """Say goodbye, wait for the last log lines, and let go of everything. Idempotent."""
-        if self.closed or os.getpid() != self._pid:
+        if self.closed or self.forked:
             self.closed = True
             return
         try:

@@ -41,6 +41,18 @@ CHECK_EVERY = 1.0
 """How often a thread that waits looks whether the node is still there, in seconds."""
 
 
+_forks = 0
+"""How often this process, and those before it, were forked: asking for its pid is a call of the system, in every turn of ``wait_until``."""
+
+
+def _after_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 class Follower:
     """A thread that waits while another one leads: what for, and the bell that wakes it."""
 
@@ -71,7 +83,8 @@ class Connection:
         self.failure: Callable[[], str] = session.failure
         self._died = ""
         """What is said of the node's end, once that has been seen."""
-        self._pid = os.getpid()
+        self._forks = _forks
+        """What ``_forks`` was in the process that this connection is of."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
         self.post = Post(self._context, session.sockets, incarnation, self.config)
         self.daemon = b""
@@ -169,6 +182,16 @@ class Connection:
             self._sent_at = clock()
             self.post.send(sends, self._sent_at)
 
+    def _flush_first(self) -> None:
+        """The same, where the program is about to wait for one task or call: that leaves at once, the rest behind it."""
+        first = self.machine.take_first()
+        if first is not None:
+            to, message, _ = first
+            self._sent_at = clock()
+            self.post.send_envelopes(to[1:], [(to[:1], CLIENT, message)], self._sent_at)
+        if first is None or self.machine.has_unsent:
+            self.flush()
+
     def _sends(self) -> list[tuple[bytes, Send]]:
         while self.machine.calls.gone:
             ended = self.machine.calls.gone.pop()
@@ -192,7 +215,12 @@ class Connection:
         """Wait for frames and deliver them. The caller leads (holds the pump lock)."""
         if not self._inbox and not (self._wait_readable(timeout) if timeout > 0 else self.post.readable):
             return False
-        self._inbox.extend(self.post.receive())
+        first = self.post.take()
+        if first is not None:
+            self._inbox.append(first)
+            # What a peer has said is what a thread waits for, most often: whether more has come is asked when it was not.
+            if (timeout <= 0 or first[0] not in self._peers) and self.post.readable:
+                self._inbox.extend(self.post.receive())
         if not self._inbox:
             return False
         if len(self._inbox) > 1 and self._peers:
@@ -243,7 +271,7 @@ class Connection:
 
     def _deliver_from_peer(self, now: float, to: bytes, source: bytes, message: Any) -> None:
         """What another process of the node says: outcomes of calls, and nothing else."""
-        if type(message) is m.Returned or (type(message) is m.Results and source[1:] in self.machine.introduced):
+        if type(message) is m.Returned or (type(message) is m.Results and source[1:] in self.machine.handing.introduced):
             self.machine.step(now, source, message)
         else:
             self.post.refused += 1
@@ -338,11 +366,16 @@ class Connection:
             with self._following:
                 self._followers.pop(follower, None)
 
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a child of the one whose connection this is."""
+        return _forks != self._forks
+
     def check_usable(self) -> None:
         """Raise what keeps this process from using the cluster. The caller holds the lock."""
         if self.closed:
             raise NotInitializedError("the connection to the cluster is closed; call zf.init() for a new one")
-        if os.getpid() != self._pid:
+        if self.forked:
             raise NotInitializedError(
                 "this process was forked from one that uses zfabric, and cannot share its connection; start it with multiprocessing's "
                 "'spawn' method (or subprocess), or use tasks"
@@ -439,9 +472,9 @@ class Connection:
 
     def _forget_the_dead(self) -> None:
         """Close sockets to workers that this process has handed tasks to and that are no more. Their daemon has removed theirs."""
-        for worker in [each for each in self.machine.introduced if not os.path.exists(os.path.join(self.session.sockets, each.hex()))]:
-            self.machine.introduced.discard(worker)
-            self.machine.told.pop(worker, None)
+        introduced = self.machine.handing.introduced
+        for worker in [each for each in introduced if not os.path.exists(os.path.join(self.session.sockets, each.hex()))]:
+            self.machine.handing.forget(worker)
             self._peers.discard(worker)
             self.post.forget(worker)
 

@@ -119,9 +119,13 @@ class UserCode(WorkerConnection):
     ) -> tuple[Callable[..., Any], Callable[[BaseException], bool], tuple[Any, ...], dict[str, Any]]:
         """What is to be called, and with what: (function, whether an error is to be retried, args, kwargs). Raises what user code does."""
         row = item.row
-        function, retryable = (self.host.method(item), _never) if type(item) is Invocation else self._load(row[1])
-        if type(item) is Invocation and item.options is not None and (kinds := option(item.options, "retry_on")):
-            function = _again(function, kinds, option(item.options, "max_retries", 0), partial(self._arguments, item))
+        retryable: Callable[[BaseException], bool] = _never
+        if type(item) is Invocation:
+            function = self.host.method(item)
+            if item.options is not None and (kinds := option(item.options, "retry_on")):
+                function = _again(function, kinds, option(item.options, "max_retries", 0), partial(self._arguments, item))
+        else:
+            function, retryable = self._load(row[1])
         if row[2] or item.values:
             return function, retryable, *serialization.load_arguments(row[2], self._values(item))
         return function, retryable, (), {}
@@ -234,7 +238,10 @@ class UserCode(WorkerConnection):
     def _pack(self, item: Item | Invocation, value: Any) -> Ending:
         """Serialize what the function returned."""
         row = item.row
-        name, count = self._options[row[1]] if len(row) == 4 and type(item) is not Invocation else self._terms(item)
+        if type(item) is Invocation:
+            name, count = ("", 1) if item.options is None else self._terms(item)
+        else:
+            name, count = self._options[row[1]] if len(row) == 4 else self._terms(item)
         if count == 1:
             fast = serialization.serialize_fast(value)
             if fast is not None and len(fast) <= self.config.inline_bytes:
@@ -253,7 +260,7 @@ class UserCode(WorkerConnection):
         outputs: list[Any] = []
         contained: list[tuple[bytes, ...]] = []
         for index, each in enumerate(values):
-            packed = serialization.serialize(each, f"what {name} returned")
+            packed = serialization.serialize(each, f"what {name or self.name_of(item)} returned")
             contained.append(packed.contained)
             outputs.append(self.store(name_value(row[0], index), packed))
         extra = (tuple(contained), ()) if any(contained) else None

@@ -24,7 +24,7 @@ from zfabric.machines.parts.naming import Namer
 from zfabric.machines.parts.quiescence import Gate
 from zfabric.machines.worker import LEFT, Item, actor_of
 from zfabric.protocol.failures import pack_failure
-from zfabric.protocol.ids import CONTROL, JOB_BYTES, TASK_BYTES
+from zfabric.protocol.ids import CLIENT, CONTROL, JOB_BYTES, TASK_BYTES, WORKER
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, Row
 from zfabric.protocol.options import option
 from zfabric.runtime import interface, replay
@@ -42,6 +42,8 @@ RECURSION_PER_TASK = 40
 """Python frames that one task on the stack may take before its own: ``get``, the pump, and running the next one."""
 LAST_WORD_SECONDS = 2.0
 """How long an actor that ends itself waits until the daemon has heard so (which may just be restarted)."""
+_NOTHING = bytes(TASK_BYTES)
+"""What a worker's slot says while it runs nothing."""
 REPORT_ROWS = 64
 """Completions that are reported without waiting for more."""
 
@@ -155,15 +157,16 @@ class WorkerRuntime(UserCode):
             self._contexts.pop()
             self._namers.pop()
         ended = clock()
-        self._slot[0:TASK_BYTES] = self._contexts[-1].row[0] if self._contexts else bytes(TASK_BYTES)
         worker = self.worker
         with self.lock:
+            answered = extra is None and self._answer(item, status, outputs, ended)
+            self._slot[0:TASK_BYTES] = self._contexts[-1].row[0] if self._contexts else _NOTHING
             if self.lending.waits:
                 self.lending.close(row[0])
             if type(item) is Invocation:
-                self._end_call(item, status, outputs, extra, started, ended - started)
+                self._end_call(item, status, outputs, extra, started, ended - started, answered)
             else:
-                worker.finish(item, status, outputs, extra, started, ended - started)  # type: ignore[arg-type]
+                worker.finish(item, status, outputs, extra, started, ended - started, answered)  # type: ignore[arg-type]
             self._returned = None
             self.finish_writes(row[0])
             unreported = worker.unreported
@@ -176,6 +179,14 @@ class WorkerRuntime(UserCode):
                 self.look()  # so that the queue does not run dry
         if worker.mailbox.logs and type(item) is Invocation:
             replay.checkpoint_if_due(self, item)
+
+    def _answer(self, item: Item | Invocation, status: int, outputs: Row, now: float) -> bool:
+        """Send what came of it to the one that waits, ahead of all else, if that may be. The caller holds the lock."""
+        answer = self.worker.answer(item, status, outputs) if not self.machine.has_unsent else None
+        if answer is None:
+            return False
+        self.post.send_envelopes(answer.to[1:], [(CLIENT, WORKER, answer.message)], now)
+        return True
 
     def end_beside(
         self, item: Item | Invocation, group: Group | None, outcome: Ending, started: float, flush: bool = True
@@ -216,7 +227,16 @@ class WorkerRuntime(UserCode):
             group.running -= 1
         return following
 
-    def _end_call(self, item: Invocation, status: int, outputs: Row, extra: tuple[Row, Row] | None, started: float, seconds: float) -> None:
+    def _end_call(
+        self,
+        item: Invocation,
+        status: int,
+        outputs: Row,
+        extra: tuple[Row, Row] | None,
+        started: float,
+        seconds: float,
+        answered: bool = False,
+    ) -> None:
         reason = self.worker.interrupts.pop(item.row[0], (0, "cancelled"))[1]
         whole = status != INTERRUPTED
         if not whole and reason == LEFT:
@@ -228,7 +248,7 @@ class WorkerRuntime(UserCode):
         contained = extra[0] if extra is not None else ()
         if self.worker.turns is not None and self.worker.turns.is_killed(item.actor_id):
             self.abandon_writes(item.row[0])  # It has no outcome.
-        if self.worker.finish_call(item, status, outputs, contained, started, seconds, whole):
+        if self.worker.finish_call(item, status, outputs, contained, started, seconds, whole, answered):
             self._unfinished_writes.pop(item.row[0], None)  # They are finished when the outcome leaves.
 
     def _run_user_code(self, item: Item | Invocation) -> Ending:

@@ -124,13 +124,14 @@ class WorkerConnection(FabricClient):
         return found
 
     def _deliver_from_peer(self, now: float, to: bytes, source: bytes, message: Any) -> None:
-        if type(message) is m.Taken or (type(message) is m.Hand and source[1:] in self.worker.drivers):
+        timed = self.worker.mailbox.timed
+        if type(message) is m.Call:
+            before = self.worker.next_deadline() if timed else None
             self.worker.step(now, source, message)
-        elif type(message) is m.Call:
-            before = self.worker.next_deadline()
-            self.worker.step(now, source, message)
-            if self.worker.next_deadline() != before:
+            if timed and self.worker.next_deadline() != before:
                 self.control_post.ring()
+        elif type(message) is m.Taken or (type(message) is m.Hand and source[1:] in self.worker.drivers):
+            self.worker.step(now, source, message)
         else:
             super()._deliver_from_peer(now, to, source, message)
 

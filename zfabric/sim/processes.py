@@ -195,7 +195,11 @@ class Process:
         if type(message) is m.Rejoin:
             if sender != self.daemon:
                 self.join(sender)
-        elif sender == self.daemon or type(message) is m.Returned or (type(message) is m.Results and sender in self.machine.introduced):
+        elif (
+            sender == self.daemon
+            or type(message) is m.Returned
+            or (type(message) is m.Results and sender in self.machine.handing.introduced)
+        ):
             if type(message) is m.Returned:
                 self.world.calls.released(message.rows)
             self.machine.step(self.world.now, source, message)

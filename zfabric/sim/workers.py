@@ -370,8 +370,9 @@ class WorkerProcess(Process):
             reason = self.worker.interrupts.pop(item.row[0], (0, "cancelled"))[1]
             ending = (*self._of_call(item, status, outputs, reason), contained)
             whole = status != INTERRUPTED
+            answered = not contained and self._answer(item, *ending[:2])
             self.logged.ended(item, whole)
-            if not self.worker.finish_call(item, *ending, frame.started, self.world.now - frame.started, whole):
+            if not self.worker.finish_call(item, *ending, frame.started, self.world.now - frame.started, whole, answered):
                 self._finished(outputs)
         else:
             if status == OK and item.row[1] in CLASSES and not is_remake(item.row):
@@ -380,7 +381,8 @@ class WorkerProcess(Process):
                 self.worker.beside = self.beside.size > 0
             self._finished(outputs)
             extra = (contained, ()) if contained else None
-            self.worker.finish(item, status, outputs, extra, frame.started, self.world.now - frame.started)
+            answered = extra is None and self._answer(item, status, outputs)
+            self.worker.finish(item, status, outputs, extra, frame.started, self.world.now - frame.started, answered)
         self._let_go()
         for identifier in refs:
             self.machine.dropped.append(identifier)
@@ -389,6 +391,12 @@ class WorkerProcess(Process):
         if self.worker.unreported >= REPORT_ROWS or self.world.now - self._first_unreported > self.config.completion_delay:
             self.flush()
             self.take_in()
+
+    def _answer(self, item: Item | Invocation, status: int, outputs: Row) -> bool:
+        """Tell the one that waits, ahead of all else, if that may be."""
+        answer = self.worker.answer(item, status, outputs) if not self.machine.has_unsent else None
+        self.transmit([answer], WORKER)
+        return answer is not None
 
     def _write(self, item: Item | Invocation, values: Any) -> tuple[Any, ...]:
         """What was returned, in the arena where it has a place there."""

@@ -298,6 +298,18 @@ class Calls:
             self._orders.append(Send(CONTROL + control, m.Stopped(call_id, reason)))
         return True
 
+    def take_lone(self) -> Send | None:
+        """The only call that waits to be sent, if nothing is to be said ahead of it."""
+        if self.queued != 1 or len(self._full) != 1 or self._receipts or self._orders:
+            return None
+        target = next(iter(self._full))
+        if target.keeps or len(target.outbox) != 1:
+            return None
+        self._full.clear()
+        self.queued = 0
+        rows, target.outbox = target.outbox, []
+        return Send(ACTOR + target.incarnation, m.Call(target.actor_id, target.attempt, tuple(rows)))
+
     def take_sends(self) -> Iterator[Send]:
         """Calls that wait to be sent, behind what says which outcomes are here."""
         self.queued = 0

@@ -91,24 +91,24 @@ class Mailbox:
         attempt = known[1]
         log = self.logs.get(actor_id) if self.logs else None
         for row in message.rows:
-            call_id, method, arguments, *more = row
             if log is not None and log.kept and self._answer_again(log, caller, row):
                 continue
-            if more:
-                dependencies, values, options = more
+            if len(row) == 3:
+                call_id, method, arguments = row
+                dependencies, values, options = (), (), None
+            else:
+                call_id, method, arguments, dependencies, values, options = row
                 if dependencies:
                     self.took.append((call_id, dependencies))
                 if options is not None and option(options, "ask", False) and (log is None or method not in log.readonly):
                     self._returned.setdefault(caller, []).append((call_id, FAILED, (_not_kept(actor_id, method),)))
                     continue
-            else:
-                dependencies, values, options = (), (), None
             item = Invocation((call_id, b"", arguments, dependencies), attempt, values, (), actor_id, method, caller, options)
             (self.groups.get(option(options, "concurrency_group"), self.queue) if self.groups else self.queue).append(item)
             if self.stopped and call_id in self.stopped:
                 self.stop(call_id, self.stopped.pop(call_id))
                 continue
-            timeout = option(options, "timeout")
+            timeout = option(options, "timeout") if options is not None else None
             if timeout is not None:
                 self.timed[call_id] = now + timeout
                 self.deadlines.add(now + timeout, call_id)
