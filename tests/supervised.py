@@ -50,5 +50,5 @@ def broken_daemon(directory: str, descriptor: int, daemons: int) -> None:
     raise RuntimeError("this daemon was born broken")
 
 
-def worker(directory: str, token: bytes, job: bytes) -> None:
-    exec(job.decode(), {"session": Session(directory), "token": token})
+def worker(session: Session, token: bytes, job: bytes) -> None:
+    exec(job.decode(), {"session": session, "token": token})

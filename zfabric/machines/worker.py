@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from typing import Any, NamedTuple
 
 from zfabric.config import Config
@@ -95,9 +96,8 @@ class Worker:
         self.drivers = Drivers()
         self._rows: list[Row] = []
         self._extras: list[Row] = []
-        self._durations: dict[bytes, list[float]] = {}
-        self._trace = array("d")
-        self._traced: list[bytes] = []
+        self._ran: list[tuple[Row, float, float]] = []
+        """Their task rows, when they began, and how long they took."""
         self._effects: list[Effect] = []
         self._waiting: list[m.Blocked] = []
         self._awaits: dict[bytes, m.Awaits] = {}
@@ -173,15 +173,7 @@ class Worker:
         self._rows.append((row[0], item.attempt, status, outputs))
         if item.driver and not answered and status == OK and extra is None and len(outputs) == 1 and type(outputs[0]) is bytes:
             self.drivers.tell(item.driver, row[0], outputs)
-        totals = self._durations.get(row[1])
-        if totals is None:
-            self._durations[row[1]] = [1, seconds]
-        else:
-            totals[0] += 1
-            totals[1] += seconds
-        self._traced.append(row[0] + row[1])
-        self._trace.append(started)
-        self._trace.append(seconds)
+        self._ran.append((row, started, seconds))
         if self.turns is not None and row[0] in self.mailbox.actors:
             self.turns.end(row[0])
         elif self.turns is not None:
@@ -368,11 +360,14 @@ class Worker:
             self._effects.append(Send(self.scheduler, self.yields.take()))
         if not self._rows:
             return
-        durations = tuple((identifier, int(count), seconds) for identifier, (count, seconds) in self._durations.items())
-        trace = b"".join(self._traced) + self._trace.tobytes()
+        ran, self._ran = self._ran, []
+        times: dict[bytes, list[float]] = {}
+        for row, _, seconds in ran:
+            times.setdefault(row[1], []).append(seconds)
+        durations = tuple((function_id, len(each), sum(each)) for function_id, each in times.items())
+        trace = b"".join([row[0] + row[1] for row, _, _ in ran]) + array("d", chain.from_iterable([each[1:] for each in ran])).tobytes()
         completed = m.Completed(tuple(self._rows), tuple(self._extras), durations, trace)
-        self._rows, self._extras, self._durations, self._traced = [], [], {}, []
-        self._trace = array("d")
+        self._rows, self._extras = [], []
         self._effects.append(Send(self.scheduler, completed))
 
     # -- the contract --

@@ -90,6 +90,8 @@ class Session:
         self.directory = directory
         self.logs = f"{directory}/logs"
         self.sockets = f"{directory}/sockets"
+        self._description: dict[str, Any] | None = None
+        self._config: Config | None = None
 
     def __repr__(self) -> str:
         return f"Session({self.directory!r})"
@@ -124,6 +126,11 @@ class Session:
         Keys: protocol, directory, kind, supervisor (pid), started (its start ticks), launcher (pid), created (seconds since
         the epoch), config (name → value), resources (name → amount), namespace, arena (path), arena_size, store, spill.
         """
+        if self._description is None:
+            self._description = self._read()
+        return self._description
+
+    def _read(self) -> dict[str, Any]:
         try:
             with open(f"{self.directory}/session.json", "rb") as file:
                 description: dict[str, Any] = json.load(file)
@@ -135,7 +142,9 @@ class Session:
 
     def config(self) -> Config:
         """The session's configuration."""
-        return Config.of(self.describe()["config"])
+        if self._config is None:
+            self._config = Config.of(self.describe()["config"])
+        return self._config
 
     # -- the daemon's socket --
 

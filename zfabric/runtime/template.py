@@ -55,11 +55,13 @@ def run(specification: Specification, channel: Channel, supervisor: int) -> None
             del os.environ[name]
         else:
             os.environ[name] = value
+    session = Session(specification.directory)
+    session.config()  # So that no worker has to read it.
     gc.collect()
     gc.freeze()
     channel.send("ready")
     while (request := channel.receive()) is not None:
-        _fork_worker(specification, channel, supervisor, request)
+        _fork_worker(specification, session, channel, supervisor, request)
 
 
 def _preload(modules: tuple[str, ...]) -> str:
@@ -91,7 +93,7 @@ def _as_raised(error: BaseException) -> str:
     return "".join(traceback.format_exception(type(error), error, trace))
 
 
-def _fork_worker(specification: Specification, channel: Channel, supervisor: int, request: tuple[Any, ...]) -> None:
+def _fork_worker(specification: Specification, session: Session, channel: Channel, supervisor: int, request: tuple[Any, ...]) -> None:
     token: bytes = request[0]
     try:
         middle = os.fork()
@@ -107,7 +109,7 @@ def _fork_worker(specification: Specification, channel: Channel, supervisor: int
         middle = os.getpid()
         worker = os.fork()
         if worker == 0:
-            processes.run_and_exit(lambda: _become_worker(specification, channel, supervisor, middle, *request))
+            processes.run_and_exit(lambda: _become_worker(specification, session, channel, supervisor, middle, *request))
         try:
             channel.send("spawned", token, worker)
         except OSError:  # the supervisor has given this template up, and with it all workers that were not reported
@@ -122,6 +124,7 @@ def _fork_worker(specification: Specification, channel: Channel, supervisor: int
 
 def _become_worker(
     specification: Specification,
+    session: Session,
     channel: Channel,
     supervisor: int,
     middle: int,
@@ -138,8 +141,7 @@ def _become_worker(
         time.sleep(0.0001)  # nothing tells a process of its new parent; the old one is about to end
     processes.die_with_parent(supervisor)
     processes.set_name("zf-worker")
-    logs = Session(specification.directory).logs
-    processes.redirect(log_path(logs, token, "out"), log_path(logs, token, "err"))
+    processes.redirect(log_path(session.logs, token, "out"), log_path(session.logs, token, "err"))
     processes.limit_worker()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # no terminal reaches this session; libraries may send it on purpose
     faulthandler.enable()
@@ -154,7 +156,7 @@ def _become_worker(
     import atexit
 
     try:
-        entry_point(specification.worker)(specification.directory, token, job)
+        entry_point(specification.worker)(session, token, job)
     finally:
         atexit._run_exitfuncs()
 

@@ -44,7 +44,7 @@ LAST_WORD_SECONDS = 2.0
 """How long an actor that ends itself waits until the daemon has heard so (which may just be restarted)."""
 _NOTHING = bytes(TASK_BYTES)
 """What a worker's slot says while it runs nothing."""
-REPORT_ROWS = 64
+REPORT_ROWS = 256
 """Completions that are reported without waiting for more."""
 
 
@@ -120,7 +120,7 @@ class WorkerRuntime(UserCode):
     def _next(self) -> Item | Invocation | None:
         with self.lock:
             item = self.worker.begin() if not self.host.leaving else None
-            if item is None or self.worker.unreported >= REPORT_ROWS:
+            if item is None:
                 self.flush()
             return item
 
@@ -159,7 +159,8 @@ class WorkerRuntime(UserCode):
         ended = clock()
         worker = self.worker
         with self.lock:
-            answered = extra is None and self._answer(item, status, outputs, ended)
+            waited_for = isinstance(item, Invocation) or item.driver != b""
+            answered = waited_for and extra is None and self._answer(item, status, outputs, ended)
             self._slot[0:TASK_BYTES] = self._contexts[-1].row[0] if self._contexts else _NOTHING
             if self.lending.waits:
                 self.lending.close(row[0])
@@ -168,7 +169,8 @@ class WorkerRuntime(UserCode):
             else:
                 worker.finish(item, status, outputs, extra, started, ended - started, answered)  # type: ignore[arg-type]
             self._returned = None
-            self.finish_writes(row[0])
+            if self._unfinished_writes:
+                self.finish_writes(row[0])
             unreported = worker.unreported
             if unreported == 1:
                 self._first_unreported = ended
@@ -610,9 +612,8 @@ def _in_event_loop() -> bool:
     return True
 
 
-def run(session_directory: str, token: bytes, job: bytes) -> None:
+def run(session: Session, token: bytes, job: bytes) -> None:
     """The worker child's body: until its job, its daemon's node, or the scheduler's patience ends."""
-    session = Session(session_directory)
     found = session.daemon()
     deadline = clock() + 15.0
     while found is None and clock() < deadline:
