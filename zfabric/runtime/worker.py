@@ -159,7 +159,7 @@ class WorkerRuntime(UserCode):
         ended = clock()
         worker = self.worker
         with self.lock:
-            waited_for = isinstance(item, Invocation) or item.driver != b""
+            waited_for = not worker.mailbox.queue if isinstance(item, Invocation) else item.driver != b""
             answered = waited_for and extra is None and self._answer(item, status, outputs, ended)
             self._slot[0:TASK_BYTES] = self._contexts[-1].row[0] if self._contexts else _NOTHING
             if self.lending.waits:

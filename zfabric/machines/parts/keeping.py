@@ -77,6 +77,9 @@ class Keeping:
                 continue
             if type(entry) is bytes and not rare:
                 del entries[identifier]
+            elif type(entry) is bytes and is_call(identifier) and not self._concerns_others(identifier):
+                del entries[identifier]
+                continue
             else:
                 full = client.entry(identifier)
                 if full is None:
@@ -96,6 +99,12 @@ class Keeping:
                 client._say(m.Release, identifier)
         while unviewed:
             client.pins.unview(unviewed.popleft())
+
+    def _concerns_others(self, identifier: bytes) -> bool:
+        """Whether a small result of a call is known beyond this process, or to more than its refs here."""
+        client = self.client
+        known = identifier in client.calls.shared or identifier in client.cancelled
+        return known or identifier in self.needed or identifier in self.containing
 
     def _let_go(self, identifier: bytes, entry: Entry) -> None:
         """The last ref is gone: what else was kept of the object goes too."""

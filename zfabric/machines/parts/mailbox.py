@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 STOPPED_MAX = 1000
 """Calls to be stopped that have not come: more than anyone cancels in the time that a message takes."""
 
+_BYTES = {bytes}
 GONE_MAX = 1000
 """Callers that are gone which are remembered: what they called is run within a while, or not at all."""
 
@@ -125,8 +126,10 @@ class Mailbox:
         return False
 
     def _leave(self, item: Invocation, status: int, outputs: Row, contained: tuple[Row, ...]) -> None:
-        plain = not contained and not option(item.options, "contains") and all(type(value) is bytes for value in outputs)
-        if plain and option(item.options, "stream") is None:  # The end of a stream goes behind its values.
+        plain = not contained and ((len(outputs) == 1 and type(outputs[0]) is bytes) or set(map(type, outputs)) <= _BYTES)
+        if plain and item.options is not None:  # The end of a stream goes behind its values.
+            plain = not option(item.options, "contains") and option(item.options, "stream") is None
+        if plain:
             self._returned.setdefault(item.caller, []).append((item.row[0], status, outputs))
         else:
             self._report(item.row[0], item.caller, status, outputs, contained)
