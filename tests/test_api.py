@@ -312,6 +312,7 @@ def test_retry_exceptions(client):
         ({"retry_exceptions": ["ValueError"]}, "exception classes"),
         ({"timeout": 0}, "timeout"),
         ({"timeout": "1"}, "timeout"),
+        ({"timeout": 10**400}, "timeout is at most"),
         ({"name": ""}, "name"),
         ({"runtime_env": "x"}, "dict"),
         ({"runtime_env": {"env_var": {"A": "b"}}}, "did you mean 'env_vars'"),
@@ -352,6 +353,13 @@ def test_options_that_this_kind_of_function_or_method_cannot_honour_are_refused(
         told.options(max_pending_calls=0)
     with pytest.raises(zf.OptionError, match="'max_retries' is an option of functions or classes, not of methods"):
         told.remote().tell.options(max_retries=2)
+
+
+def test_names_that_are_no_text_are_refused_where_they_are_written():
+    with pytest.raises(zf.OptionError, match="no UTF-8"):
+        zf.remote(concurrency_groups={"\udc80": 1})
+    with pytest.raises(zf.OptionError, match="no UTF-8"):
+        zf.remote(type("Told", (), {"\udc80": lambda self: 1}))
 
 
 def test_options_of_actors_are_none_of_functions():

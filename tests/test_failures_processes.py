@@ -313,27 +313,36 @@ def test_the_template_killed_is_replaced_and_workers_can_be_started_again() -> N
 # --- memory -----------------------------------------------------------------------------------------------------------------------
 
 
-def test_of_two_workers_the_one_that_takes_all_memory_is_blamed() -> None:
-    script = """
-import numpy as np, time, zfabric as zf
+MEMORY = """
+import numpy as np, pathlib, tempfile, time, zfabric as zf
 from bad_days import *
 zf.init(num_cpus=2, log_to_driver=False, object_store_memory=2**27, config={"memory_limit": 400 * 2**20, "memory_check_every": 0.02})
 
-@zf.remote(max_retries=0)
-def hog():
+def take_all():
     held = []
     while True:
         held.append(np.ones(2**20))
         time.sleep(0.01)
 
 @zf.remote(max_retries=0)
+def hog():
+    take_all()
+
+@zf.remote
+class Hog:
+    def take(self):
+        take_all()
+
+@zf.remote(max_retries=0)
 def neighbour(marks):
-    import pathlib
     while not pathlib.Path(marks, "done").exists():
         time.sleep(0.01)
     return "unharmed"
+"""
 
-import tempfile, pathlib
+
+def test_of_two_workers_the_one_that_takes_all_memory_is_blamed() -> None:
+    script = """
 with tempfile.TemporaryDirectory() as marks:
     other = neighbour.remote(marks)
     error = failure(hog.remote())
@@ -344,29 +353,11 @@ with tempfile.TemporaryDirectory() as marks:
     assert zf.get(other, timeout=PATIENCE) == "unharmed"
 zf.shutdown()
 """
-    run_script(script)
+    run_script(MEMORY + script)
 
 
 def test_an_actor_that_takes_all_memory_is_blamed_and_no_task() -> None:
     script = """
-import numpy as np, pathlib, tempfile, time, zfabric as zf
-from bad_days import *
-zf.init(num_cpus=2, log_to_driver=False, object_store_memory=2**27, config={"memory_limit": 400 * 2**20, "memory_check_every": 0.02})
-
-@zf.remote
-class Hog:
-    def take(self):
-        held = []
-        while True:
-            held.append(np.ones(2**20))
-            time.sleep(0.01)
-
-@zf.remote(max_retries=0)
-def neighbour(marks):
-    while not pathlib.Path(marks, "done").exists():
-        time.sleep(0.01)
-    return "unharmed"
-
 hog = Hog.remote()
 error = failure(hog.take.remote())
 assert type(error) is zf.ActorDiedError, repr(error)
@@ -378,7 +369,7 @@ with tempfile.TemporaryDirectory() as marks:
     assert zf.get(other, timeout=PATIENCE) == "unharmed"
 zf.shutdown()
 """
-    run_script(script)
+    run_script(MEMORY + script)
 
 
 # --- the driver dies -----------------------------------------------------------------------------------------------------------------

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
+from typing import Any
 
+import pytest
+import zmq
+from bad_days import PATIENCE
+
+from zfabric.adapters.sockets import Post
+from zfabric.config import Config
 from zfabric.machines.parts.link import GAP, Link
 from zfabric.protocol import messages as m
 from zfabric.protocol.codec import Envelope
+from zfabric.runtime.connect import new_incarnation
 
 REPEAT = 5.0
 
@@ -56,3 +65,23 @@ def test_a_frame_that_was_lost_is_asked_for_and_repeated_without_waiting() -> No
     assert sender.receive(0, receiver.received, [], 0.4) == []
     assert sender.unacknowledged() == []
     assert sender.next_deadline() is None
+
+
+@pytest.mark.parametrize(("token", "text"), [(2**64, "text"), (1, "\udc80"), (1, object())])
+def test_what_no_frame_can_carry_is_refused_and_the_link_goes_on(tmp_path: Path, token: int, text: Any) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
+    mine, theirs = (Post(context, str(tmp_path), new_incarnation(), Config()) for _ in range(2))
+    heard: list[Envelope] = []
+    try:
+        with pytest.raises((TypeError, ValueError, OverflowError)):
+            theirs.send_envelopes(mine.incarnation, [*said(1), (b"C", b"L", m.Query(token, text, ())), *said(2)], 0.0)
+        theirs.send_envelopes(mine.incarnation, said(3), 0.0)
+        while len(heard) < 3:
+            assert mine.poll(PATIENCE)
+            heard += [each for frame in mine.receive() for each in mine.accept(*frame, 0.0)]
+        theirs.tick(2 * Config().link_repeat)  # What is repeated can be said again, too.
+        assert heard == [*said(1), *said(2), *said(3)]
+    finally:
+        mine.close()
+        theirs.close()
+        context.term()

@@ -102,18 +102,30 @@ class Post:
             self.send_envelopes(incarnation, envelopes, now)
 
     def send_envelopes(self, incarnation: bytes, envelopes: list[Envelope], now: float) -> None:
-        """Send these to one peer, in order, as few frames as is sensible."""
+        """Send these to one peer, in order, as few frames as is sensible.
+
+        TypeError, ValueError or OverflowError for what a frame cannot carry: the link has not seen it, and the rest has left.
+        """
         peer = self.peer(incarnation)
         link = peer.link
-        sequence = link.send(envelopes, now)
-        frame = encode(sequence, link.received, envelopes)
+        try:
+            frame = encode(link.next_out, link.received, envelopes)
+        except (TypeError, ValueError, OverflowError):
+            self._send_rest(incarnation, envelopes, now)
+            raise
         if len(frame) > SPLIT_BYTES and len(envelopes) > 1:
-            link.unsend()
             middle = len(envelopes) // 2
             self.send_envelopes(incarnation, envelopes[:middle], now)
             self.send_envelopes(incarnation, envelopes[middle:], now)
             return
+        link.send(envelopes, now)
         self._push(incarnation, peer, frame)
+
+    def _send_rest(self, incarnation: bytes, envelopes: list[Envelope], now: float) -> None:
+        """Send, of messages that no frame can carry together, those that one can: what others said is not lost with it."""
+        for envelope in envelopes if len(envelopes) > 1 else ():
+            with contextlib.suppress(TypeError, ValueError, OverflowError):
+                self.send_envelopes(incarnation, [envelope], now)
 
     def _push(self, incarnation: bytes, peer: Peer, frame: bytes) -> None:
         self.frames_out += 1

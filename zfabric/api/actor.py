@@ -33,7 +33,7 @@ from zfabric.api.options import (
 from zfabric.api.refs import ObjectRef
 from zfabric.api.remote_function import Export, dump_call
 from zfabric.api.signatures import misfit, positional, shape_of, shown
-from zfabric.exceptions import ActorNameTakenError, ActorNotFoundError
+from zfabric.exceptions import ActorNameTakenError, ActorNotFoundError, OptionError
 from zfabric.protocol.ids import CALL_RETURN, FIRST_RETURN, TASK_BYTES, call_value
 from zfabric.protocol.names import is_text
 from zfabric.protocol.options import LOGGED, option
@@ -241,7 +241,11 @@ class ActorClass:
             self._check_groups()
         readonly = tuple(each.name for each in (*methods, *_BUILT_IN.values()) if each.readonly)
         said = {"readonly": readonly, "unlogged": unlogged, "farewell": hasattr(kind, "__exit__") or hasattr(kind, "__del__")}
-        self._export = Export(kind, {**self._options, **said}, msgpack.packb(blueprint))
+        try:
+            packed = msgpack.packb(blueprint)
+        except UnicodeEncodeError as error:
+            raise OptionError(f"{kind.__qualname__}: {error.object!r}, in a name or a docstring, is no text (it has no UTF-8)") from None
+        self._export = Export(kind, {**self._options, **said}, packed)
         functools.update_wrapper(self, kind, updated=())
 
     def __getstate__(self) -> dict[str, Any]:

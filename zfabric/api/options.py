@@ -61,9 +61,10 @@ TIMEOUT_MAX = 10**9
 
 
 def _timeout(value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real) or not float(value) > 0:
+    seconds: Any = value  # An int may be more than any float.
+    if isinstance(value, bool) or not isinstance(value, Real) or not seconds > 0:
         raise OptionError(f"timeout is a number of seconds above 0, not {value!r}")
-    if TIMEOUT_MAX < float(value) < math.inf:
+    if TIMEOUT_MAX < seconds < math.inf:
         raise OptionError(f"timeout is at most {TIMEOUT_MAX} seconds, not {value!r}; leave it out for no limit")
 
 
@@ -170,6 +171,7 @@ def _groups(value: Any) -> None:
     if not isinstance(value, Mapping) or not all(isinstance(name, str) and name for name in value):
         raise OptionError(f'concurrency_groups is a dict of how many calls may run, by group, such as {{"io": 2}}, not {value!r}')
     for name, size in value.items():
+        _check_text("concurrency_groups: a name", name)
         _whole(f"concurrency_groups[{name!r}]", 1, 100_000)(size)
 
 

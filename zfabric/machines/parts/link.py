@@ -68,11 +68,6 @@ class Link:
         self._acknowledge_at = None
         return sequence
 
-    def unsend(self) -> None:
-        """Take back the frame that was numbered last and has not left."""
-        self._sent.pop()
-        self.next_out -= 1
-
     def receive(self, sequence: int, acknowledged: int, envelopes: list[Envelope], now: float) -> list[list[Envelope]]:
         """Take in a frame; what may be delivered now, in order. Sequence 0 or ``GAP`` is an acknowledgement and nothing else."""
         self._forget(acknowledged, now)
