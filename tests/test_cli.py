@@ -292,6 +292,16 @@ def test_ctrl_c_ends_the_job_and_leaves_nothing(times: int, place: Place) -> Non
     eventually(lambda: place.left() == [], "the end of the session's files")
 
 
+@pytest.mark.parametrize("module", ["msgpack", "click"])
+def test_ctrl_c_while_the_command_is_being_loaded_shows_no_traceback(module: str, place: Place) -> None:
+    """It comes when one of the first modules that it needs is imported, or the last before it reads what was typed."""
+    modules = Path(place.directory, "modules")
+    modules.mkdir()
+    (modules / f"{module}.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nraise ImportError('late')\n")
+    path = os.pathsep.join([str(modules), *filter(None, [os.environ.get("PYTHONPATH")])])
+    assert place.run("submit", "none.py", code=-signal.SIGINT, PYTHONPATH=path).stderr == ""
+
+
 def test_ctrl_c_ends_the_job_on_a_cluster_that_goes_on(place: Place) -> None:
     place.run("start", "--num-cpus", 2, "--object-store-memory", "64MiB", "--namespace", "shared")
     source = BUSY.replace("sys.argv[1]", repr(f"{place.directory}/pids")).replace("num_cpus=2", "")

@@ -8,6 +8,7 @@
 [0, 2, 4, 6, 8, 10, 12, 14, 16, 18]
 """
 
+from zfabric import _beginning as _beginning
 from zfabric import actor
 from zfabric._version import __version__
 from zfabric.api.actor import ActorClass, ActorHandle, exit_actor, get_actor, kill, method

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import click
 
+from zfabric import _beginning
 from zfabric._version import __version__
 from zfabric.exceptions import ConfigError, FabricError
 
@@ -107,12 +108,13 @@ def program() -> None:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """The entry point. Every error is one clear line: exit code 2 for what was typed wrongly, 1 for all else."""
     try:
+        _beginning.over()
         result: Any = program.main(arguments, prog_name="zfabric", standalone_mode=False)
         if callable(result):  # a user's program, run outside of click
             result()
         code = result if isinstance(result, int) else 0
         sys.stdout.flush()
-    except click.exceptions.Abort:
+    except (click.exceptions.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         code = INTERRUPTED
     except click.ClickException as error:
