@@ -90,6 +90,12 @@ def test_the_listing() -> None:
     (found,) = (each for each in json.loads(printed("actors", "--json")) if each["actor_id"] == row["actor_id"])
     assert found["memory_bytes"] > 0
     assert "1 alive" in printed("status")
+    assert "namespace" not in shown
+    elsewhere = Seen.options(name="to be seen", namespace="of others").remote()
+    zf.get(elsewhere.pid.remote(), timeout=PATIENCE)
+    head, *lines = printed("actors").splitlines()
+    assert "namespace" in head
+    assert [line for line in lines if "of others" in line]
 
 
 def test_explain_takes_a_handle_a_name_or_an_id() -> None:

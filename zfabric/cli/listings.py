@@ -113,7 +113,7 @@ def actors(address: str | None, limit: int, as_json: bool) -> None:
     alive       it runs what it is called for     dead      for good; `explain` says why
     blocked     its call waits in get()
 
-    Where actors have checkpoints: "every" so many calls, how many have ended "since" the last one, and, of those whose calls are not
+    Where some are of a namespace, it is shown. Where actors have checkpoints: "every" so many calls, how many have ended "since" the last one, and, of those whose calls are not
     logged, how many were "lost" in restarts.
     """
     with connected(chosen_session(address)) as client:
@@ -125,11 +125,13 @@ def actors(address: str | None, limit: int, as_json: bool) -> None:
         click.echo("There are no actors.")
     else:
         saved = any(row["checkpoint_every"] is not None for row in shown)
+        spaces = any(row["namespace"] for row in shown)
         cells = [
             (
                 brief(bytes.fromhex(row["actor_id"])),
                 row["class"],
                 row["name"] or "-",
+                *((row["namespace"] or "-",) if spaces else ()),
                 row["state"],
                 row["pid"] or "-",
                 row["restarts"],
@@ -140,9 +142,11 @@ def actors(address: str | None, limit: int, as_json: bool) -> None:
             )
             for row in shown
         ]
-        more = _CHECKPOINTS if saved else ()
+        where, more = ("namespace",) if spaces else (), _CHECKPOINTS if saved else ()
         print_table(
-            ("actor", "class", "name", "state", ">pid", ">restarts", ">handles", ">callers", *more, ">memory"), cells, flexible="class"
+            ("actor", "class", "name", *where, "state", ">pid", ">restarts", ">handles", ">callers", *more, ">memory"),
+            cells,
+            flexible="class",
         )
     _say_more(len(rows) > limit, limit)
 
