@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bad_days import PATIENCE, eventually, failure, gone
+from bad_days import PATIENCE, eventually, failure, gone, query
 from conftest import running_cluster
 
 import zfabric as zf
+from zfabric.runtime import interface
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -495,6 +496,25 @@ def test_a_name_belongs_to_one_living_actor() -> None:
     assert "killed (zf.kill)" in str(death_of(found.read))
     again = Counter.options(name="the one").remote(4)
     assert value_of(again.read.remote()) == 4
+
+
+def test_actors_with_names_are_of_one_class_that_is_exported_once() -> None:
+    client = interface.current()
+    base = Counter.options(name="of the base", max_restarts=2)
+    first = base.remote(1)
+    known = set(client.machine.functions)  # type: ignore[union-attr]
+    others = [base.options(name=f"of many {index}", namespace="many").remote(index) for index in range(3)]
+    assert value_of([each.read.remote() for each in (first, *others)]) == [1, 0, 1, 2]
+    assert set(client.machine.functions) == known  # type: ignore[union-attr]
+    nameless = base.options(name=None).remote(5)
+    assert value_of(nameless.read.remote()) == 5
+    rows = {row["actor_id"]: row for row in query("actors")}
+    told = [(rows[each._actor_id.hex()]["name"], rows[each._actor_id.hex()]["namespace"]) for each in (first, others[2], nameless)]
+    assert told == [("of the base", ""), ("of many 2", "many"), ("", "")]
+    assert {rows[each._actor_id.hex()]["max_restarts"] for each in (first, *others, nameless)} == {2}
+    assert base.options(get_if_exists=True).remote() == first
+    with pytest.raises(zf.OptionError, match="needs a name"):
+        Counter.options(get_if_exists=True).remote()
 
 
 def test_namespaces_are_apart() -> None:

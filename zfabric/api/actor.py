@@ -19,6 +19,7 @@ from zfabric.api.errors import a, check_flag, near
 from zfabric.api.generators import ObjectRefGenerator
 from zfabric.api.lifecycle import connected
 from zfabric.api.options import (
+    NAMING,
     Pairs,
     check_checkpoints,
     check_lightweight,
@@ -26,7 +27,9 @@ from zfabric.api.options import (
     check_streams,
     checked_actor,
     checked_method,
+    difference,
     group_in,
+    naming,
     pairs_of_method,
     runs_several,
 )
@@ -284,7 +287,14 @@ class ActorClass:
 
     def options(self, **options: Any) -> ActorClass:
         """The same class with other options for the actors made through what this returns."""
-        return ActorClass(self._kind, {**self._options, **checked_actor(options)})
+        wanted = checked_actor(options)
+        merged = {**self._options, **wanted}
+        export = self._export
+        if not NAMING.issuperset(wanted) or not dict(naming(export.options)).keys() <= dict(naming(merged)).keys():
+            return ActorClass(self._kind, merged)
+        named = ActorClass.__new__(ActorClass)  # The class is the same to the cluster, and so it is looked at and exported once.
+        vars(named).update(vars(self), _options=merged, _export=export)
+        return named
 
     def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
         """Make an actor; its handle comes at once, while ``__init__`` runs in the actor's process.
@@ -305,7 +315,8 @@ class ActorClass:
         if taken is not None:
             return taken
         self._export.bind(client)
-        arguments, dependencies, options, _held = dump_call(client, args, kwargs)
+        called = difference(naming(self._export.options), naming(self._options)) or None
+        arguments, dependencies, options, _held = dump_call(client, args, kwargs, called)
         actor_id = client.submit(self._export.function_id, arguments, dependencies, options, 1)
         made = ActorHandle(ObjectRef(actor_id + FIRST_RETURN, client), self._blueprint)
         return self._taken(client, made) or made  # Others may have asked for that name at the same time: the first has it.
@@ -320,6 +331,8 @@ class ActorClass:
     def _taken(self, client: ClientInterface, made: ActorHandle | None) -> ActorHandle | None:
         """Another living actor that has the name this one is to have. ActorNameTakenError unless such a one is welcome."""
         name = self._options.get("name")
+        if name is None and self._options.get("get_if_exists"):
+            raise OptionError("get_if_exists=True needs a name to look for: .options(name=...)")
         found = None if name is None else _find(client, name, self._options.get("namespace"))
         if found is None or found == made:
             return None

@@ -272,8 +272,6 @@ def _verify(
 def checked_actor(options: Mapping[str, Any]) -> dict[str, Any]:
     """The same for options of remote classes."""
     _verify(options, _ACTOR_CHECKS, "a remote class", _CHECKS, "functions and methods, not of classes")
-    if options.get("get_if_exists") and not options.get("name"):
-        raise OptionError("get_if_exists=True needs a name to look for")
     return dict(options)
 
 
@@ -352,15 +350,12 @@ def check_lightweight(options: Mapping[str, Any], kind: type) -> None:
 
 def pairs_of_actor(options: Mapping[str, Any], blueprint: bytes, default_env: Mapping[str, Any] | None = None) -> Pairs:
     """Checked options of a class as they travel, with what its handles are made of."""
-    plain = {name: value for name, value in options.items() if name in _CHECKS}
-    found: list[tuple[str, Any]] = [("actor", blueprint), ("inline", False), *pairs_of(plain, default_env)]
-    for name in ("namespace", "max_restarts"):
-        if options.get(name) is not None:
-            found.append((name, options[name]))
+    plain = {name: value for name, value in options.items() if name in _CHECKS and name not in NAMING}
+    found: list[tuple[str, Any]] = [("actor", blueprint), ("inline", False), *pairs_of(plain, default_env), *naming(options)]
+    if options.get("max_restarts") is not None:
+        found.append(("max_restarts", options["max_restarts"]))
     if options.get("concurrency_groups"):
         found.append(("concurrency_groups", tuple(options["concurrency_groups"].items())))
-    if options.get("lifetime") == "detached":
-        found.append(("detached", True))
     for name in ("lightweight", "farewell"):
         if options.get(name):
             found.append((name, True))
@@ -371,6 +366,16 @@ def pairs_of_actor(options: Mapping[str, Any], blueprint: bytes, default_env: Ma
         if options["unlogged"]:
             found.append(("unlogged", True))
     return tuple(found)
+
+
+NAMING = frozenset({"name", "namespace", "lifetime", "get_if_exists"})
+"""Options that say who an actor is, and nothing of what its class is to the cluster."""
+
+
+def naming(options: Mapping[str, Any]) -> Pairs:
+    """Those as they travel."""
+    pairs = [(name, options[name]) for name in ("name", "namespace") if options.get(name) is not None]
+    return (*pairs, ("detached", True)) if options.get("lifetime") == "detached" else tuple(pairs)
 
 
 def _asyncs(kind: type) -> list[str]:

@@ -113,8 +113,8 @@ def actors(address: str | None, limit: int, as_json: bool) -> None:
     alive       it runs what it is called for     dead      for good; `explain` says why
     blocked     its call waits in get()
 
-    Where some are of a namespace, it is shown. Where actors have checkpoints: "every" so many calls, how many have ended "since" the last one, and, of those whose calls are not
-    logged, how many were "lost" in restarts.
+    Where some are of a namespace, it is shown. Where actors have checkpoints: "every" so many calls, how many have ended "since" the
+    last one, and, of those whose calls are not logged, how many were "lost" in restarts.
     """
     with connected(chosen_session(address)) as client:
         rows = client.query("actors", limit + 1)
