@@ -130,13 +130,26 @@ def test_options_travel_only_where_they_differ(client):
     remote = zf.remote(num_cpus=2, num_gpus=0.5, max_retries=5, name="base", timeout=9)(lambda: 1)
     remote.remote()
     remote.options(max_retries=5, name="other").remote()
-    remote.options(timeout=None, resources={"disk": 1}).remote()
+    remote.options(max_retries=4, resources={"disk": 1}).remote()
     exported = dict(client.exports[client.rows[0][1]][2])
     assert exported == {"demand": (("CPU", 20_000), ("GPU", 5_000)), "max_retries": 5, "name": "base", "timeout": 9}
     assert client.rows[0][4] is None
     assert client.rows[1][4] == (("name", "other"),)
-    assert dict(client.rows[2][4]) == {"demand": (("CPU", 20_000), ("GPU", 5_000), ("disk", 10_000)), "timeout": None}
+    assert dict(client.rows[2][4]) == {"demand": (("CPU", 20_000), ("GPU", 5_000), ("disk", 10_000)), "max_retries": 4}
     assert len(client.exports) == 1
+
+
+def test_options_that_are_taken_back_are_those_of_another_function(client):
+    remote = zf.remote(num_gpus=0.5, timeout=9, name="base", runtime_env={"env_vars": {"A": "1"}}, retry_exceptions=True)(lambda: 1)
+    remote.options(num_gpus=None, timeout=None, runtime_env={}).options(name=None, retry_exceptions=None).remote()
+    assert client.rows[0][4] is None
+    assert client.exports[client.rows[0][1]][2] == ()
+
+    @zf.remote(num_cpus=2)
+    async def waits():
+        return 1
+
+    assert waits.options(num_cpus=None)._options["num_cpus"] == 0
 
 
 def test_num_returns(client):

@@ -466,10 +466,8 @@ def pairs_of(options: Mapping[str, Any], default_env: Mapping[str, Any] | None =
 
 
 def difference(base: Pairs, wanted: Pairs) -> Pairs:
-    """The pairs of ``wanted`` that ``base`` has not, and (name, None) for those it must no longer have."""
-    kept = dict(wanted)
-    gone = tuple((name, None) for name, _ in base if name not in kept)
-    return tuple(pair for pair in wanted if pair not in base) + gone
+    """The pairs of ``wanted`` that ``base`` has not. (One that is to have fewer is exported anew: a call can take nothing back.)"""
+    return tuple(pair for pair in wanted if pair not in base)
 
 
 # --- environments -----------------------------------------------------------------------------------------------------------------

@@ -173,7 +173,7 @@ class RemoteFunction:
         return f"RemoteFunction({self._export.name})"
 
     def options(self, **options: Any) -> RemoteFunction:
-        """The same function with other options for the calls made through what this returns.
+        """The same function with other options for the calls made through what this returns; None takes one back.
 
         >>> import zfabric as zf
         >>> @zf.remote
@@ -185,8 +185,9 @@ class RemoteFunction:
         merged = {**self._options, **checked(options)}
         base = self._export.options
         retries = (merged.get("retry_exceptions") or False) != (base.get("retry_exceptions") or False)
-        if retries or mode_of(merged) != mode_of(base) or merged.get("max_concurrency") != base.get("max_concurrency"):
-            return _made(self._function, merged)
+        unset = any((value is None or value == {}) and base.get(name) is not None for name, value in merged.items())
+        if unset or retries or mode_of(merged) != mode_of(base) or merged.get("max_concurrency") != base.get("max_concurrency"):
+            return _made(self._function, _with_defaults(self._function, merged))
         _check_kind(self._function, merged)
         return type(self)(self._function, merged, self._export)
 
@@ -279,6 +280,15 @@ class RemoteFunction:
         except TypeError as error:
             method = "; a method cannot be remote: write a function that takes the object" if "'self'" in str(error) else ""
             raise TypeError(f"{self._export.name}.remote(): {error}{method}") from None
+
+
+def _with_defaults(function: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """The options, with what functions of this kind have where those do not say otherwise."""
+    if not _flags(function) & (_COROUTINE | _ASYNC_GENERATOR):
+        return options
+    # It waits most of the time, so it asks for no CPU, and many run in one worker.
+    said = {name: value for name, value in options.items() if value is not None}
+    return {"num_cpus": 0, "max_concurrency": ASYNC_CONCURRENCY, **said}
 
 
 def _made(function: Callable[..., Any], options: Mapping[str, Any]) -> RemoteFunction:
@@ -407,11 +417,4 @@ def _make(function: Any, options: dict[str, Any]) -> Any:
         raise TypeError(f"{function!r} is remote already; use .options(...) to change its options")
     if not callable(function):
         raise TypeError(f"@zf.remote goes before a function, not {a(function)}")
-    if _flags(function) & (_COROUTINE | _ASYNC_GENERATOR):
-        # It waits most of the time, so it asks for no CPU, and many run in one worker, unless its options say otherwise.
-        options = {
-            "num_cpus": 0,
-            "max_concurrency": ASYNC_CONCURRENCY,
-            **{name: value for name, value in options.items() if value is not None},
-        }
-    return _made(function, options)
+    return _made(function, _with_defaults(function, options))
