@@ -7,10 +7,11 @@ import functools
 import operator
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bad_days import eventually, query
+from bad_days import PATIENCE, eventually, query
 
 import zfabric as zf
 
@@ -175,3 +176,17 @@ def test_options_are_those_of_tasks() -> None:
         assert executor.submit(lambda: os.environ["COLOUR"]).result(60) == "blue"
     with pytest.raises(zf.OptionError):
         zf.Executor(num_cups=1)
+
+
+def _numbers() -> Iterator[int]:
+    yield 1
+
+
+def test_what_has_not_one_value_is_refused() -> None:
+    with pytest.raises(zf.OptionError, match="a future has one value"):
+        zf.Executor(num_returns=2)
+    with zf.Executor(max_workers=1) as executor:
+        for wrong, text in ((_numbers, "_numbers yields"), (zf.remote(_square), "remote already")):
+            with pytest.raises(TypeError, match=text):
+                executor.submit(wrong, 1)
+        assert executor.submit(_square, 3).result(PATIENCE) == 9, "and they take no room"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bad_days import PATIENCE
+from bad_days import PATIENCE, eventually
 from conftest import running_cluster
 
 import zfabric as zf
@@ -87,6 +87,61 @@ def test_imap_reads_as_results_are_taken(pool: Pool) -> None:
     results = pool.imap(square, itertools.count(), chunksize=2)
     assert [next(results) for _ in range(5)] == [0, 1, 4, 9, 16]
     assert list(pool.imap(square, range(3))) == [0, 1, 4]
+
+
+def test_imap_goes_on_after_close_and_not_after_terminate(pool: Pool, tmp_path: Path) -> None:
+    results, others = pool.imap(abs, range(50)), pool.imap_unordered(abs, range(50), chunksize=3)
+    pool.close()
+    assert list(results) == list(range(50))
+    pool.join()
+    assert sorted(others) == list(range(50))
+    with pytest.raises(ValueError, match="closed"):
+        pool.imap(square, [1])
+    ended = Pool(1)
+    results = ended.imap(when, [str(tmp_path / "never")] * 5)
+    ended.terminate()
+    for kind in (zf.ActorDiedError, zf.TaskCancelledError, ValueError):
+        with pytest.raises(kind):
+            next(results)
+
+
+def test_imap_begins_at_once_and_gives_what_came_before_its_iterable_failed(pool: Pool, tmp_path: Path) -> None:
+    def numbers() -> Iterator[int]:
+        yield from range(3)
+        raise LookupError("no more numbers")
+
+    begun = pool.imap(Path.touch, [tmp_path / "begun"])
+    eventually((tmp_path / "begun").exists, "nobody has asked for a result yet")
+    assert list(begun) == [None]
+    results = pool.imap(square, numbers())
+    assert [next(results) for _ in range(3)] == [0, 1, 4]
+    with pytest.raises(LookupError, match="no more numbers"):
+        next(results)
+    assert list(results) == []
+
+
+def test_processes_that_have_ended_are_replaced_also_in_a_pool_that_was_closed() -> None:
+    with Pool(1, maxtasksperchild=1) as pool:
+        results = pool.imap(lambda _: os.getpid(), range(6))
+        pool.close()
+        assert len(set(results)) == 6
+
+
+def test_callbacks_are_called_one_after_the_other_and_may_use_the_pool(pool: Pool) -> None:
+    told: list[Any] = []
+
+    def tell(value: int) -> None:
+        told.append(pool.apply(square, (value,)) if value < 10 else value)
+
+    with pytest.raises(ZeroDivisionError):
+        pool.apply_async(lambda: 1 / 0, error_callback=lambda error: told.append(isinstance(error, ZeroDivisionError))).get(PATIENCE)
+    pool.apply_async(square, (3,), callback=tell).get(PATIENCE)
+    assert told == [True, 81]
+    for number in range(10, 20):
+        pool.apply_async(square, (number if number != 13 else 2,), callback=told.append)
+    pool.close()
+    pool.join()
+    assert len(told) == 12, "join has waited for all of them"
 
 
 def test_imap_unordered_gives_what_is_there_first(pool: Pool, tmp_path: Path) -> None:

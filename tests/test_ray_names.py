@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import signal
 import threading
 import time
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from bad_days import PATIENCE, eventually, failure, kill_daemon
 from conftest import running_cluster
@@ -350,6 +352,25 @@ def test_a_serializer_of_ones_own() -> None:
     with pytest.raises(ray.SerializationError):
         ray.put(Guarded(1))
     ray.util.deregister_serializer(Guarded)
+
+
+def test_serializers_of_classes_that_are_not_the_programs_own() -> None:
+    ray.util.register_serializer(np.ndarray, serializer=lambda array: array.tolist(), deserializer=lambda items: ["was an array", *items])
+    try:
+        assert value(ray.put(np.zeros(1))) == ["was an array", 0.0]
+        assert value(ray.put([np.zeros((2, 2)).T])) == [["was an array", [0.0, 0.0], [0.0, 0.0]]]
+    finally:
+        ray.util.deregister_serializer(np.ndarray)
+    assert value(ray.put(np.ones(3))).sum() == 3
+    ray.util.register_serializer(complex, serializer=str, deserializer=complex)
+    ray.util.deregister_serializer(complex)
+    ray.util.deregister_serializer(complex)
+    assert pickle.loads(pickle.dumps(1j)) == 1j, "Python's own is back"
+    for wrong in (dict, list, str):
+        with pytest.raises(ValueError, match="by pickle itself"):
+            ray.util.register_serializer(wrong, serializer=str, deserializer=str)
+    with pytest.raises(TypeError, match="are functions"):
+        ray.util.register_serializer(Guarded, serializer=None, deserializer=str)  # type: ignore[arg-type]
 
 
 def test_what_keeps_something_from_being_pickled(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ value always work. Refs inside a value report themselves to the ``serialize`` ca
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import hashlib
 import pickle
@@ -60,6 +61,8 @@ SCAN_MAX = 512
 BUFFER_MIN = 16 * 1024
 """``bytes`` at least this long are written from where they are, not copied through the pickle."""
 
+_REGISTERED = copyreg.dispatch_table
+"""Classes that a program has registered a serializer for: what that does may need cloudpickle."""
 _TAG = 0x01
 _PICKLE = 0x80
 _HEAD = struct.Struct("<B3xIQ")
@@ -132,9 +135,9 @@ def _scan(value: Any) -> int:
 
 
 def _is_plain_array(value: Any, kind: type) -> bool:
-    """Whether this is a numpy array or scalar without Python objects in it. Does not import numpy."""
+    """Whether this is a numpy array or scalar without Python objects in it, and numpy pickles it. Does not import numpy."""
     numpy = sys.modules.get("numpy")
-    if numpy is None or kind.__module__ != "numpy":
+    if numpy is None or kind.__module__ != "numpy" or kind in _REGISTERED:
         return False
     return (kind is numpy.ndarray or issubclass(kind, numpy.generic)) and not value.dtype.hasobject
 

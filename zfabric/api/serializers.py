@@ -6,6 +6,13 @@ import copyreg
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+_OWN = frozenset({type(None), bool, int, float, str, bytes, bytearray, tuple, list, dict, set, frozenset, type, type(lambda: 0)})
+"""Classes that ``pickle`` has a way of its own for, and asks nobody else."""
+
+
+_before: dict[type, Any] = {}
+"""Classes with a registered serializer, and how Python's own libraries had them pickled."""
+
 
 class FailureTuple(NamedTuple):
     """Something that cannot be pickled."""
@@ -35,16 +42,25 @@ def register_serializer(cls: type, *, serializer: Callable[[Any], Any], deserial
     """
     if not isinstance(cls, type):
         raise TypeError(f"register_serializer() takes a class, not {cls!r}")
+    if not callable(serializer) or not callable(deserializer):
+        raise TypeError("serializer and deserializer are functions: the first of an instance, the second of what the first returns")
+    if cls in _OWN:
+        raise ValueError(f"instances of {cls.__name__} are always pickled by pickle itself: register a class of your own that has one")
 
     def reduce(instance: Any) -> tuple[Any, ...]:
         return deserializer, (serializer(instance),)
 
+    _before.setdefault(cls, copyreg.dispatch_table.get(cls))
     copyreg.pickle(cls, reduce)
 
 
 def deregister_serializer(cls: type) -> None:
     """Have instances of ``cls`` pickled as others are again. Nothing happens if none was registered."""
-    copyreg.dispatch_table.pop(cls, None)
+    if cls in _before:
+        before = _before.pop(cls)
+        copyreg.dispatch_table.pop(cls, None)
+        if before is not None:
+            copyreg.dispatch_table[cls] = before
 
 
 def inspect_serializability(

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor as _Executor
 from concurrent.futures import Future
+from inspect import CO_ASYNC_GENERATOR, CO_GENERATOR
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -55,6 +56,8 @@ class Executor(_Executor):
     def __init__(self, max_workers: int | None = None, **options: Any) -> None:
         if max_workers is not None and (isinstance(max_workers, bool) or not isinstance(max_workers, int) or max_workers < 1):
             raise ValueError(f"max_workers is an int, at least 1, or None for no limit, not {max_workers!r}")
+        if options.get("num_returns", 1) not in (1, None):
+            raise zf.OptionError(f"a future has one value: num_returns={options['num_returns']!r} is for f.remote()")
         self._call = zf.remote(**options)(_call) if options else zf.remote(_call)
         self._options = options
         self._functions: dict[Any, Any] = {}
@@ -100,7 +103,11 @@ class Executor(_Executor):
     def _remote(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A plain function is exported once; anything else that can be called travels with its call."""
         if type(fn) is not types.FunctionType:
+            if isinstance(fn, zf.RemoteFunction):
+                raise TypeError(f"{fn!r} is remote already: call its .remote(...), whose ref has a .future(), or submit its ._function")
             return self._call.remote(fn, args, kwargs)
+        if fn.__code__.co_flags & (CO_GENERATOR | CO_ASYNC_GENERATOR):
+            raise TypeError(f"{fn.__qualname__} yields, and a future has one value: submit a function that returns a list of them")
         remote = self._functions.get(fn)
         if remote is None:
             if len(self._functions) >= FUNCTIONS_MAX:

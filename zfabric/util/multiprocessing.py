@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 from itertools import islice
 from multiprocessing import TimeoutError
+from queue import SimpleQueue
 from typing import Any
 
 import zfabric as zf
@@ -20,16 +23,21 @@ CHUNKS_EACH = 4
 AHEAD_EACH = 2
 """Pieces of an ``imap`` that are under way for each process: the rest is not taken from its iterable before they are asked for."""
 
+TERMINATED = "the pool was terminated"
+
 Calls = list[tuple[tuple[Any, ...], Mapping[str, Any]]]
 
 
 class AsyncResult:
     """The result of a call of a pool, or of many, that is not here yet. Made by ``Pool.apply_async`` and others."""
 
-    def __init__(self, pieces: list[Future[list[Any]]], single: bool, callback: Any, error_callback: Any) -> None:
+    def __init__(
+        self, pieces: list[Future[list[Any]]], single: bool, callback: Any, error_callback: Any, teller: Callable[..., None]
+    ) -> None:
         self._pieces = pieces
         self._single = single
         self._callbacks = callback, error_callback
+        self._teller = teller
         self._lock = threading.Lock()
         self._left = len(pieces)
         self._ended = False
@@ -40,7 +48,7 @@ class AsyncResult:
             self._end([], None)
 
     def _take(self, piece: Future[list[Any]]) -> None:
-        error = piece.exception() if not piece.cancelled() else zf.TaskCancelledError("the pool was terminated")
+        error = piece.exception() if not piece.cancelled() else zf.TaskCancelledError(TERMINATED)
         with self._lock:
             self._left -= 1
             if self._ended or (error is None and self._left):
@@ -51,16 +59,24 @@ class AsyncResult:
 
     def _end(self, value: Any, error: BaseException | None) -> None:
         callback, error_callback = self._callbacks
+        if error is None and callback is not None:
+            self._teller(partial(self._tell, callback, value, value, None))
+        elif error is not None and error_callback is not None:
+            self._teller(partial(self._tell, error_callback, error, value, error))
+        else:
+            self._settle(value, error)
+
+    def _tell(self, callback: Callable[[Any], Any], told: Any, value: Any, error: BaseException | None) -> None:
         try:
-            if error is None and callback is not None:
-                callback(value)
-            elif error is not None and error_callback is not None:
-                error_callback(error)
+            callback(told)
         finally:
-            if error is None:
-                self._whole.set_result(value)
-            else:
-                self._whole.set_exception(error)
+            self._settle(value, error)
+
+    def _settle(self, value: Any, error: BaseException | None) -> None:
+        if error is None:
+            self._whole.set_result(value)
+        else:
+            self._whole.set_exception(error)
 
     def get(self, timeout: float | None = None) -> Any:
         """The result; raises what the function raised, and TimeoutError (of ``multiprocessing``) after ``timeout`` seconds."""
@@ -93,6 +109,16 @@ class IMapIterator:
         self._ordered = ordered
         self._running: list[Future[list[Any]]] = []
         self._here: deque[Any] = deque()
+        self._broken: Exception | None = None
+        """What the iterable has raised."""
+        self._start()
+
+    def _start(self) -> None:
+        """Have as many pieces under way as may be."""
+        try:
+            self._running += islice(self._pieces, self._ahead - len(self._running))
+        except Exception as error:  # the iterable's own; those before it have results
+            self._broken = error
 
     def __iter__(self) -> IMapIterator:
         return self
@@ -103,14 +129,17 @@ class IMapIterator:
     def next(self, timeout: float | None = None) -> Any:
         """The next result; raises what the function raised of a piece."""
         while not self._here:
-            self._running += islice(self._pieces, self._ahead - len(self._running))
+            self._start()
             if not self._running:
-                raise StopIteration
+                broken, self._broken = self._broken, None
+                raise StopIteration if broken is None else broken
             done = wait(self._running[:1] if self._ordered else self._running, timeout, FIRST_COMPLETED).done
             if not done:
                 raise TimeoutError(f"there was no result within {timeout} s")
             piece = next(each for each in self._running if each in done)
             self._running.remove(piece)
+            if piece.cancelled():
+                raise zf.TaskCancelledError(TERMINATED)
             self._here.extend(piece.result())
         return self._here.popleft()
 
@@ -155,7 +184,12 @@ class Pool:
         self._busy: dict[Future[list[Any]], Any] = {}
         self._waiting: deque[tuple[Future[list[Any]], Callable[..., Any], Calls]] = deque()
         self._lock = threading.Condition()
-        self._closed = False
+        self._closed = self._terminated = False
+        self._told: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        """Callbacks to be called."""
+        self._untold = 0
+        """How many have not returned."""
+        self._teller: threading.Thread | None = None
 
     # -- one call --
 
@@ -171,8 +205,9 @@ class Pool:
         callback: Callable[[Any], Any] | None = None,
         error_callback: Callable[[BaseException], Any] | None = None,
     ) -> AsyncResult:
-        """The same, without waiting. ``callback`` is called with the result, in a thread of its own."""
-        return AsyncResult([self._start(func, [(tuple(args or ()), kwargs or {})])], True, callback, error_callback)
+        """The same, without waiting. ``callback`` is called with the result; the pool has a thread for that, in which it may wait."""
+        self._check()
+        return AsyncResult([self._start(func, [(tuple(args or ()), kwargs or {})])], True, callback, error_callback, self._tell)
 
     # -- many --
 
@@ -221,7 +256,7 @@ class Pool:
         size = _chunk(chunksize or -(-len(items) // (CHUNKS_EACH * self._size)) or 1)
         calls: Calls = [(item, {}) for item in items]
         pieces = [self._start(func, calls[start : start + size]) for start in range(0, len(calls), size)]
-        return AsyncResult(pieces, False, callback, error_callback)
+        return AsyncResult(pieces, False, callback, error_callback, self._tell)
 
     def _lazily(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int, ordered: bool) -> IMapIterator:
         self._check()
@@ -236,9 +271,10 @@ class Pool:
             raise ValueError("this pool was closed; make another")
 
     def _start(self, func: Callable[..., Any], calls: Calls) -> Future[list[Any]]:
-        self._check()
         piece: Future[list[Any]] = Future()
         with self._lock:
+            if self._terminated:
+                raise ValueError("this pool was terminated; make another")
             self._waiting.append((piece, func, calls))
         self._feed()
         return piece
@@ -254,6 +290,8 @@ class Pool:
                 piece, func, calls = self._waiting.popleft()
                 self._busy[piece] = actor
             try:
+                if actor is None:
+                    actor = self._renewed(piece)
                 ref = actor.run.remote(func, calls)
             except Exception as error:  # what cannot be pickled; the actor is as free as before
                 self._end(piece, (actor, count))
@@ -261,23 +299,47 @@ class Pool:
                 continue
             ref.future().add_done_callback(partial(self._ended, piece, actor, count + len(calls)))
 
+    def _renewed(self, piece: Future[list[Any]]) -> Any:
+        """An actor in place of one that has ended, for this piece."""
+        actor = self._make()
+        with self._lock:
+            if self._terminated:
+                raise zf.TaskCancelledError(TERMINATED)
+            self._busy[piece] = actor
+        return actor
+
     def _ended(self, piece: Future[list[Any]], actor: Any, count: int, done: Future[list[Any]]) -> None:
         error = done.exception()
         if isinstance(error, zf.ActorDiedError) or (self._most is not None and count >= self._most):
-            actor, count = (None if self._closed and not self._waiting else self._make()), 0
+            actor, count = None, 0
+        if piece.set_running_or_notify_cancel():
+            if error is not None:
+                piece.set_exception(error)
+            else:
+                piece.set_result(done.result())
         self._end(piece, (actor, count))
         self._feed()
-        if not piece.set_running_or_notify_cancel():
-            return
-        if error is not None:
-            piece.set_exception(error)
-        else:
-            piece.set_result(done.result())
 
     def _end(self, piece: Future[list[Any]], free: tuple[Any, int]) -> None:
         with self._lock:
             self._busy.pop(piece, None)
             self._idle.append(free)
+
+    def _tell(self, call: Callable[[], None]) -> None:
+        """Call a callback behind those before it."""
+        with self._lock:
+            self._untold += 1
+            if self._teller is None:
+                self._teller = threading.Thread(target=_call_back, args=(self._told,), name="zfabric-pool", daemon=True)
+                self._teller.start()
+                weakref.finalize(self, self._told.put, None).atexit = False
+        self._told.put(call)
+        self._told.put(self._have_told)
+
+    def _have_told(self) -> None:
+        with self._lock:
+            self._untold -= 1
+            self._lock.notify_all()
 
     # -- the end --
 
@@ -287,22 +349,24 @@ class Pool:
 
     def terminate(self) -> None:
         """End the pool, whatever runs; what has no result gets none."""
-        self._closed = True
         with self._lock:
+            self._closed = self._terminated = True
             waiting, self._waiting = list(self._waiting), deque()
-            actors = [actor for actor, _ in self._idle if actor is not None] + list(self._busy.values())
-            self._make = partial(_gone)
+            actors = [actor for actor in (*(free for free, _ in self._idle), *self._busy.values()) if actor is not None]
         for piece, *_ in waiting:
             piece.cancel()
+            piece.set_running_or_notify_cancel()  # Those who wait for it are told only now.
         for actor in actors:
             zf.kill(actor)
 
     def join(self) -> None:
-        """Wait until what was called has run. ValueError unless the pool was closed or terminated."""
+        """Wait until what was called has run, and its callbacks, too. ValueError unless the pool was closed or terminated."""
         if not self._closed:
             raise ValueError("close() or terminate() comes before join()")
+        if threading.current_thread() is self._teller:
+            raise RuntimeError("join() waits for callbacks, and this is one")
         with self._lock:
-            self._lock.wait_for(lambda: not self._waiting and not self._busy)
+            self._lock.wait_for(lambda: not self._waiting and not self._busy and not self._untold)
 
     def __enter__(self) -> Pool:
         self._check()
@@ -321,8 +385,14 @@ def _chunk(size: int) -> int:
     return size
 
 
-def _gone() -> None:
-    """What a terminated pool makes in place of an actor."""
+def _call_back(calls: SimpleQueue[Callable[[], None] | None]) -> None:
+    """The thread in which a pool calls callbacks, one after the other. It does not know the pool, which may be let go of."""
+    while (call := calls.get()) is not None:
+        try:
+            call()
+        except BaseException:  # the callback's own; those behind it are called all the same
+            sys.excepthook(*sys.exc_info())
+        del call
 
 
 class _Process:
