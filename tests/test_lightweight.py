@@ -55,6 +55,15 @@ class Counter:
     def ask(self, other: Any) -> int:
         return zf.get(other.add.remote())
 
+    def slow(self, begun: str, go_on: str) -> str:
+        Path(begun).touch()
+        while not os.path.exists(go_on):
+            time.sleep(0.001)
+        return "slow"
+
+    def ask_slow(self, other: Any, begun: str, go_on: str) -> Any:
+        return zf.get(other.slow.remote(begun, go_on))
+
     def ask_through(self, other: Any, last: Any) -> Any:
         return zf.get(other.ask.remote(last))
 
@@ -341,6 +350,19 @@ def test_actors_that_wait_for_each_other_are_refused() -> None:
     with pytest.raises(zf.DeadlockError, match=r"Counter.ask -> Counter -> Counter.ask"):
         value_of(first.ask.remote(first))
     assert value_of(first.ask.remote(second)) == 1
+
+
+def test_a_result_on_its_way_is_no_reason_to_refuse(tmp_path: Path) -> None:
+    """The call that one waits for has ended as the next call of that actor begins, which asks the one that waits."""
+    for number in range(5):
+        first, second = in_one_process(2)
+        begun, go_on = tmp_path / f"{number} has begun", tmp_path / f"{number} goes on"
+        waits = first.ask_slow.remote(second, str(begun), str(go_on))
+        eventually(begun.exists, "what is asked for runs")
+        asks = second.ask.remote(first)
+        zf.wait([asks], timeout=0.05)  # It comes while what is waited for runs, most often, and is behind that.
+        go_on.touch()
+        assert value_of([waits, asks]) == ["slow", 1]
 
 
 def test_an_actor_may_make_and_ask_others_in_its_init() -> None:

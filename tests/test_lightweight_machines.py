@@ -590,29 +590,85 @@ def test_a_call_that_has_lent_its_turn_and_waits_then_has_it_again(worker: Worke
     assert worker.turns.lent == {}
 
 
+def refused(worker: Worker, actor_id: bytes, *callees: bytes, needed: int = 0, **calls: bytes) -> list[bytes]:
+    """The cycle that would be, if an actor waited for ``needed`` (all) of calls of these; ``calls`` are those of others, by number."""
+    mine = {result_of(80 + number): each for number, each in enumerate(callees)}
+    others = {result_of(int(name[1:])): each for name, each in calls.items()}
+    assert worker.turns is not None
+    return worker.turns.refused(actor_id, tuple(mine), needed or len(mine), {**mine, **others}.get)
+
+
 def test_a_cycle_is_seen(worker: Worker) -> None:
     call(worker, A, 0)
     call(worker, B, 1)
-    worker.give_up_turn(begin(worker), (ref(7),))
+    worker.give_up_turn(begin(worker), (result_of(7),))
     begin(worker)
-    assert worker.turns is not None
-    calls = {ref(7): B, ref(8): A}
-    assert worker.turns.cycle(B, A, calls.get) == [A, B]
-    assert worker.turns.cycle(A, A, calls.get) == [A]
-    calls[ref(7)] = b"another"
-    assert worker.turns.cycle(B, A, calls.get) == []
+    assert refused(worker, B, A, _7=B) == [A, B]
+    assert refused(worker, A, A) == [A]
+    assert refused(worker, B, A, _7=b"another") == []
+
+
+def test_who_does_not_need_all_is_refused_once_too_many_never_come(worker: Worker) -> None:
+    call(worker, A, 0)
+    call(worker, B, 1)
+    worker.give_up_turn(begin(worker), (result_of(7),))
+    begin(worker)
+    assert refused(worker, B, A, b"another", needed=1, _7=B) == []
+    assert refused(worker, B, A, A, needed=1, _7=B) == [A, B]
+    assert refused(worker, B, A, b"another", needed=2, _7=B) == [A, B]
 
 
 def test_what_goes_on_by_itself_closes_no_cycle(worker: Worker) -> None:
     call(worker, A, 0)
     call(worker, B, 1)
     first = begin(worker)
-    worker.give_up_turn(first, (ref(7),), may_end=True)
-    assert worker.turns is not None
-    assert worker.turns.cycle(B, A, {ref(7): B}.get) == []
+    worker.give_up_turn(first, (result_of(7),), may_end=True)
+    assert refused(worker, B, A, _7=B) == []
     assert worker.take_turn(first)
-    worker.give_up_turn(first, (ref(7),))
-    assert worker.turns.cycle(B, A, {ref(7): B}.get) == [A, B]
+    worker.give_up_turn(first, (result_of(7),))
+    assert refused(worker, B, A, _7=B) == [A, B]
+    worker.step(0.0, CLIENT + DRIVER, m.Stopped(first.row[0], "cancelled"))
+    assert refused(worker, B, A, _7=B) == [], "it is stopped"
+
+
+def test_what_has_a_limit_of_time_closes_no_cycle(worker: Worker) -> None:
+    row = (bytes(16), "method", b"arguments", (), (), (("timeout", 5.0),))
+    worker.step(0.0, CLIENT + DRIVER, m.Call(A, 0, (row,)))
+    call(worker, B, 1)
+    worker.give_up_turn(begin(worker), (result_of(7),))
+    assert refused(worker, B, A, _7=B) == []
+
+
+def test_a_result_on_its_way_closes_no_cycle(worker: Worker) -> None:
+    """The call that is waited for has ended; who waits has not heard of it, and another call of that actor runs already."""
+    own = worker.address[1:]
+    call(worker, B, 1)
+    waits = begin(worker)
+    worker.give_up_turn(waits, (result_of(2),))
+    worker.step(0.0, CLIENT + own, m.Call(A, 0, (((2).to_bytes(16, "big"), "method", b""),)))
+    call(worker, A, 3)
+    ended = begin(worker)
+    assert refused(worker, A, B, _2=A) == [B, A], "it runs"
+    end(worker, ended)
+    assert number_of(begin(worker)) == 3
+    assert refused(worker, A, B, _2=A) == []
+    assert worker.turns is not None
+    worker.say_delays({result_of(2): A, (2).to_bytes(16, "big"): A}.get)
+    assert refused(worker, A, B, _2=A) == [], "it is still on its way"
+    worker.say_delays(lambda identifier: None)
+    assert worker.turns._answered == set()
+
+
+def test_a_call_that_was_stopped_before_it_ran_closes_no_cycle(worker: Worker) -> None:
+    own = worker.address[1:]
+    call(worker, B, 1)
+    worker.give_up_turn(begin(worker), (result_of(2),))
+    call(worker, A, 3)
+    assert number_of(begin(worker)) == 3
+    worker.step(0.0, CLIENT + own, m.Call(A, 0, (((2).to_bytes(16, "big"), "method", b""),)))
+    assert refused(worker, A, B, _2=A) == [B, A]
+    worker.step(0.0, CLIENT + own, m.Stopped((2).to_bytes(16, "big"), "cancelled"))
+    assert refused(worker, A, B, _2=A) == []
 
 
 def delays(worker: Worker) -> list[tuple[bytes, set[bytes]]]:

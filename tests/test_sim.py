@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
@@ -161,6 +162,16 @@ def test_a_broken_variant_is_caught(name: str) -> None:
     with applied(name):
         order = (*range(first, first + 5), *range(VARIANT_SEEDS))
         assert any(command.run_seed(seed, name in WITH_ACTORS).failure for seed in order), f"no seed notices {name}"
+
+
+def test_what_is_broken_takes_what_the_right_one_takes() -> None:
+    """Else each call of it would fail, and the variant be caught for that alone."""
+    for name, patches in VARIANTS.items():
+        for owner, method, breaks in patches:
+            right = getattr(owner, method)
+            broken = inspect.signature(breaks(right)).parameters.values()
+            several = any(each.kind is each.VAR_POSITIONAL for each in broken)
+            assert several or len(broken) == len(inspect.signature(right).parameters), f"{name}: {method}"
 
 
 def test_there_are_variants_enough_and_they_leave_no_trace() -> None:

@@ -269,6 +269,7 @@ class Worker:
         if self.gate is not None:
             self.gate.ended(started + seconds, item)
         if turns is not None:
+            turns.has_ended(item.row[0], item.caller)
             turns.end(item.actor_id)
         return held
 
@@ -306,7 +307,7 @@ class Worker:
             self._effects.append(Send(self.scheduler, traced))
 
     def say_delays(self, callee: Callable[[bytes], bytes | None]) -> None:
-        """Tell what lasts in a process that actors share. Asked once a second; ``callee`` as for ``Turns.cycle``."""
+        """Tell what lasts in a process that actors share. Asked once a second; ``callee`` as for ``Turns.delays``."""
         news = self.turns.delays(callee) if self.turns is not None else None
         if news is not None:
             self._effects.append(Send(self.scheduler, news))
@@ -335,6 +336,7 @@ class Worker:
         self._waiting.append(blocked)
         self._effects.append(Send(self.scheduler, blocked))
         if name or callees:
+            certain = certain and blocked.task_id not in self.mailbox.timed
             awaits = self._awaits[blocked.task_id] = m.Awaits(blocked.task_id, name, callees, certain)
             self._effects.append(Send(self.scheduler, awaits))
 
@@ -394,7 +396,7 @@ class Worker:
         for row in message.functions:
             self.functions[row[0]] = row
             if option(row[3], "lightweight", False) and self.turns is None:
-                self.turns = Turns(self.mailbox)
+                self.turns = Turns(self.mailbox, self.address[1:], self.interrupts)
             if option(row[3], "max_concurrency") is not None and option(row[3], "actor") is None:
                 self.async_functions.add(row[0])
 
@@ -466,6 +468,8 @@ class Worker:
 
     def _stop(self, call_id: bytes, reason: str) -> bool:
         if self.mailbox.stop(call_id, reason):
+            if self.turns is not None:
+                self.turns.has_ended(call_id, self.address[1:])
             return True
         item = self._running(call_id)
         if item is not None:

@@ -13,8 +13,8 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from zfabric.adapters.processes import flush_output
@@ -390,7 +390,9 @@ class WorkerRuntime(UserCode):
                 return True
             self.lending.suspend(item.row[0])
             name = self._terms(item)[0] if type(item) is Invocation else ""
-            worker.block(tuple(object_ids), inline, name, self.machine.calls.callees(object_ids), certain)
+            calls = self.machine.calls
+            certain = certain and not calls.may_end(object_ids)
+            worker.block(tuple(object_ids), inline, name, calls.callees(object_ids), certain)
 
         def news() -> bool:
             return bool(worker.inline or worker.deadlocks) or worker.interrupted(item) != "" or done()
@@ -577,12 +579,11 @@ class WorkerRuntime(UserCode):
     def _refuse_cycle(self, item: Item | Invocation, object_ids: Sequence[bytes], needed: int) -> None:
         """DeadlockError if actors of this process would wait for each other, and the last of them for the first."""
         assert self.worker.turns is not None
-        turns, me = self.worker.turns, actor_of(item)
-        counts = Counter(map(self.callee, object_ids if needed else ()))
-        cycles = [(cycle, count) for each, count in counts.items() if each is not None and (cycle := turns.cycle(me, each, self.callee))]
-        if sum(count for _, count in cycles) > len(object_ids) - needed:
+        lasting = partial(self.machine.calls.lasting, lives=self.worker.mailbox.actors)
+        cycle = self.worker.turns.refused(actor_of(item), object_ids, needed, lasting)
+        if cycle:
             name = self._terms(item)[0]
-            path = " -> ".join([name, *(type(self.host.instances.get(each)).__qualname__ for each in cycles[0][0]), name])
+            path = " -> ".join([name, *(type(self.host.instances.get(each)).__qualname__ for each in cycle), name])
             raise self._deadlock(item, path, "call the method directly (self.method()), or return the ref")
 
     def _deadlock(self, item: Item | Invocation, circle: str, advice: str) -> DeadlockError:
@@ -591,9 +592,8 @@ class WorkerRuntime(UserCode):
 
     def _refuse_deadlock(self, item: Invocation, object_ids: Sequence[bytes], needed: int) -> None:
         """DeadlockError if an actor waits for a call that it would have to run itself, after the one that waits."""
-        pending = self.machine.calls.pending
-        targets = (pending.get(identifier[:TASK_BYTES]) for identifier in object_ids) if needed else ()
-        own = sum(1 for target in targets if target is not None and target.actor_id == item.actor_id)
+        calls, lives = self.machine.calls, self.worker.mailbox.actors
+        own = sum(1 for each in object_ids if calls.lasting(each, lives) == item.actor_id) if needed else 0
         if own > len(object_ids) - needed:
             name = self._terms(item)[0]
             raise DeadlockError(

@@ -238,6 +238,7 @@ class CallInvariants:
                 "call that was heard of": calls._heard,
                 "killed actor": calls.killed,
                 "stopped call": calls._stopped,
+                "call with a timeout": calls._limited,
                 "receipt": calls._receipts,
             }
             found += [f"a {name} of {process.name}" for name, table in tables.items() for _ in table]

@@ -150,10 +150,10 @@ def _gives_back_what_runs(right: Any) -> Any:
 def _keeps_queue_while_waiting(right: Any) -> Any:
     """A worker that waits keeps the tasks that it has not begun."""
 
-    def block(self: Worker, wanted: tuple[bytes, ...], inline: bool) -> None:
+    def block(self: Worker, *fields: Any) -> None:
         queue = tuple(self.queue)
         self.queue.clear()
-        right(self, wanted, inline)
+        right(self, *fields)
         self.queue.extend(queue)
 
     return block

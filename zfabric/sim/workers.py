@@ -6,16 +6,17 @@ What comes to the control address is taken in at once, also while a task compute
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from zfabric.machines.parts.mailbox import Invocation
 from zfabric.machines.parts.naming import Namer
 from zfabric.machines.parts.remakes import is_remake
 from zfabric.machines.parts.turns import LEAVE
-from zfabric.machines.worker import Item, Worker
+from zfabric.machines.worker import Item, Worker, actor_of
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
-from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, JOB_BYTES, WORKER, call_value, object_id
+from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, JOB_BYTES, WORKER, call_value, object_id, short
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
 from zfabric.protocol.options import option
 from zfabric.sim.arena import Content
@@ -250,11 +251,17 @@ class WorkerProcess(Process):
         """The task on top waits."""
         item = frame.item
         assert item is not None
-        if self.worker.turns is not None:
+        turns = self.worker.turns
+        if turns is not None:
+            lasting = partial(self.machine.calls.lasting, lives=self.worker.mailbox.actors)
+            cycle = turns.refused(actor_of(item), wanted, len(wanted) if certain else 0, lasting)
+            if cycle:
+                self.world.fail(f"{self.name}: {[short(each) for each in cycle]} wait for each other, and no program makes such a circle")
             self.worker.give_up_turn(item, wanted, not certain)
         elif not self.worker.beside:
             name = item.method if isinstance(item, Invocation) else ""
-            self.worker.block(wanted, inline, name, self.machine.calls.callees(wanted), certain)
+            calls = self.machine.calls
+            self.worker.block(wanted, inline, name, calls.callees(wanted), certain and not calls.may_end(wanted))
         self.flush()
 
     def unblock(self) -> None:

@@ -13,7 +13,7 @@ has come.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from zfabric.machines.parts.entries import PENDING, Entry
@@ -119,6 +119,8 @@ class Calls:
         """Calls for which it has."""
         self._stopped: dict[bytes, str] = {}
         """Calls on their way that are to be stopped: they are not made again."""
+        self._limited: set[bytes] = set()
+        """Calls without an outcome that have a timeout: they end although they are not run."""
         self._orders: list[Send] = []
         """Requests to stop calls that wait to be sent."""
         self.killed: dict[bytes, bool] = {}
@@ -172,6 +174,8 @@ class Calls:
             for identifier in self._held[call_id]:
                 client.add_reference(identifier)
             self.share(contained)
+            if option(row[5], "timeout") is not None:
+                self._limited.add(call_id)
             ahead = option(row[5], "stream")
             if ahead is not None:
                 self._streams[call_id] = ahead
@@ -372,6 +376,8 @@ class Calls:
                 target.tried.pop(call_id, None)
             if self._stopped:
                 self._stopped.pop(call_id, None)
+            if self._limited:
+                self._limited.discard(call_id)
             if self._heard:
                 self._heard.discard(call_id)
             if target.queue and target.queue[0][0] == call_id:
@@ -488,6 +494,23 @@ class Calls:
             return ()
         found = ((identifier, pending.get(identifier[:TASK_BYTES])) for identifier in object_ids)
         return tuple((identifier, target.actor_id) for identifier, target in found if target is not None)
+
+    def may_end(self, object_ids: Iterable[bytes]) -> bool:
+        """Whether calls that are to make some of these may end although they are never run: after a time, or since they are cancelled."""
+        limited, stopped = self._limited, self._stopped
+        return bool(limited or stopped) and any(each[:TASK_BYTES] in limited or each[:TASK_BYTES] in stopped for each in object_ids)
+
+    def lasting(self, identifier: bytes, lives: Mapping[bytes, Row]) -> bytes | None:
+        """The actor whose call is to make an object, if that call has an outcome only once it is run: None if it may end otherwise.
+
+        ``lives`` are the actors of this process, and their attempts: what was called of an earlier life is not run in this one.
+        """
+        call_id = identifier[:TASK_BYTES]
+        target = self.pending.get(call_id)
+        if target is None or target.actor_id in self.killed or self.may_end((identifier,)):
+            return None
+        known = lives.get(target.actor_id)
+        return None if known is not None and target.incarnation and known[1] != target.attempt else target.actor_id
 
     def explain(self, identifier: bytes) -> tuple[str, bytes, str] | None:
         """Where a call of this process stands: state, actor, reason. None if it has its outcome, or is another's."""
