@@ -12,7 +12,7 @@ from zfabric.machines.parts.calls import TAKEN_EVERY
 from zfabric.machines.worker import LEFT, Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure, unpack_failure
-from zfabric.protocol.ids import CALL_RETURN, CLIENT, FIRST_RETURN, WORKER, call_value, job_id
+from zfabric.protocol.ids import CALL_RETURN, CLIENT, FIRST_RETURN, WORKER, call_value, job_id, object_id
 from zfabric.protocol.messages import ALIVE, CREATING, DEAD, FAILED, OK
 from zfabric.protocol.options import LOGGED
 
@@ -494,3 +494,26 @@ def test_outcomes_for_a_caller_that_has_gone_are_forgotten(worker: Worker) -> No
     run(worker)
     assert said(worker, m.Returned) == [], "what was on its way is run, and nobody is told"
     assert not worker.has_unsent
+
+
+def test_a_call_lasts_until_it_is_run_unless_something_else_may_end_it(client: Client) -> None:
+    client.calls.meet(ACTOR)
+    lives(client, HOME)
+    plain, limited, stream = call(client, 1), call(client, 2, timeout=5.0), call(client, 3, stream=0)
+    here = {ACTOR: ((), 0)}
+    calls = client.calls
+    assert calls.lasting(plain + CALL_RETURN, here) == ACTOR
+    assert calls.lasting(plain + CALL_RETURN, {}) == ACTOR
+    assert calls.lasting(plain + CALL_RETURN, {ACTOR: ((), 1)}) is None, "it was called in an earlier life"
+    assert calls.lasting(limited + CALL_RETURN, here) is None
+    assert calls.lasting(stream + CALL_RETURN, here) == ACTOR
+    assert calls.lasting(object_id(stream, 1), here) is None, "it may be there before the end"
+    assert not calls.may_end((plain + CALL_RETURN, stream + CALL_RETURN))
+    assert calls.may_end((plain + CALL_RETURN, limited + CALL_RETURN))
+    client.step(0.0, CLIENT + HOME, m.Returned(((limited, OK, (b"value",)),)))
+    assert not calls.may_end((limited + CALL_RETURN,))
+    assert calls.cancel(plain + CALL_RETURN, "cancelled")
+    assert calls.may_end((plain + CALL_RETURN,))
+    assert calls.lasting(plain + CALL_RETURN, here) is None
+    client.kill(ACTOR, False)
+    assert calls.lasting(stream + CALL_RETURN, here) is None

@@ -8,7 +8,7 @@ import pytest
 from test_local_scheduler import DRIVER, JOB, Node, died, task_id
 
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import CLIENT, FIRST_RETURN, WORKER, call_value, child_prefix, pack_counter
+from zfabric.protocol.ids import CLIENT, FIRST_RETURN, WORKER, call_value, child_prefix, object_id, pack_counter
 
 KIND, FUNCTION = b"k" * 16, b"f" * 16
 A, B = task_id(0), task_id(1)
@@ -102,6 +102,29 @@ def test_who_goes_on_by_itself_is_not_refused(world: World, certain: tuple[bool,
     assert "it waits for itself" in world.reason(A)
 
 
+def test_who_has_heard_nothing_yet_of_what_has_come_waits_for_nobody(world: World) -> None:
+    """B yields a value, and waits for a call of A, which waits for that value still."""
+    call = child(FIRST)
+    item = object_id(call, 1)
+    for message in (m.Expect(((call_value(call, 0), B, 0),)), m.Hold((item, object_id(call, 2))), m.Fetch((item,))):
+        world.say(CLIENT + world.homes[A], message)
+    world.call_waits(A, FIRST, item, B)
+    world.say(WORKER + world.homes[B], m.Yielded(((call, 0, 0, b"value", ()),)))
+    world.call_waits(B, call, call_value(child(call), 0), A)
+    assert world.told() == []
+    world.say(WORKER + world.homes[A], m.Unblocked(FIRST))
+    world.call_waits(A, FIRST, object_id(call, 2), B)
+    assert [who for _, who, _ in world.told()] == [FIRST], "that is not to be"
+
+
+def test_who_is_being_killed_goes_on_by_its_end(world: World) -> None:
+    call = child(FIRST)
+    world.call_waits(A, FIRST, call_value(call, 0), B)
+    world.say(CLIENT + DRIVER, m.Kill(A, False))
+    world.call_waits(B, call, call_value(child(call), 0), A)
+    assert world.told() == []
+
+
 def test_waiting_in_a_row_is_no_circle(world: World) -> None:
     call = child(FIRST)
     world.call_waits(A, FIRST, call_value(call, 0), B)
@@ -126,6 +149,18 @@ def test_a_circle_through_a_task(world: World) -> None:
     assert world.told() == [(worker, task, "f -> K.ask (a) -> f")]
 
 
+@pytest.mark.parametrize("stops", [True, False])
+def test_a_task_that_ends_by_itself_is_in_no_circle(world: World, stops: bool) -> None:
+    task = child(FIRST)
+    worker = run_task(world, A, (task, FUNCTION, b"", ()) if stops else (task, FUNCTION, b"", (), (("timeout", 5.0),)))
+    if stops:
+        world.say(CLIENT + world.homes[A], m.Cancel((task + FIRST_RETURN,), False, False))
+    world.call_waits(A, FIRST, task + FIRST_RETURN)
+    world.waits(worker, task, call_value(child(task), 0), A)
+    assert world.told() == []
+    assert "waits for itself" in world.reason(A)
+
+
 def test_a_circle_that_a_task_closes_that_waits_for_tasks_alone(world: World) -> None:
     """It says nothing of calls, and the last to wait need not be the one that waits for the call."""
     outer = child(FIRST)
@@ -148,6 +183,14 @@ def test_a_circle_through_an_argument(world: World) -> None:
     world.say(CLIENT + world.homes[A], m.Submit(((task, FUNCTION, b"", (call_value(own, 0),)),)))
     world.call_waits(A, FIRST, task + FIRST_RETURN)
     assert world.told() == [(world.homes[A], FIRST, "K.ask (a) -> f -> K.ask (a)")]
+
+
+def test_a_task_that_is_not_to_wait_for_ever_is_in_no_circle(world: World) -> None:
+    own, task = child(FIRST), child(FIRST, 1)
+    world.say(CLIENT + world.homes[A], m.Expect(((call_value(own, 0), A),)))
+    world.say(CLIENT + world.homes[A], m.Submit(((task, FUNCTION, b"", (call_value(own, 0),), (("timeout", 5.0),)),)))
+    world.call_waits(A, FIRST, task + FIRST_RETURN)
+    assert world.told() == []
 
 
 def test_a_long_way_is_not_followed_to_its_end(world: World) -> None:

@@ -9,7 +9,7 @@ import pytest
 from zfabric.config import Config
 from zfabric.machines.worker import Worker
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import WORKER, object_id
+from zfabric.protocol.ids import CLIENT, WORKER, object_id
 
 FUNCTION = b"f" * 16
 DAEMON = b"\x02daemon0"
@@ -103,6 +103,15 @@ def test_what_waits_for_calls_says_whose_also_to_the_next_daemon(worker: Worker)
     worker.unblock()
     worker.block((), True)
     assert not any(type(message) is m.Awaits for message in worker.running())
+
+
+def test_a_call_with_a_timeout_does_not_wait_for_ever(worker: Worker) -> None:
+    call_id, actor_id, wanted = b"c" * 16, b"a" * 16, (object_id(b"w" * 16),)
+    worker.mailbox.actors[actor_id] = ((actor_id, b"f" * 16, b"", ()), 0)
+    worker.step(0.0, CLIENT + b"\x01client0", m.Call(actor_id, 0, ((call_id, "method", b"", (), (), (("timeout", 5.0),)),)))
+    worker.begin()
+    worker.block(wanted, False, "K.method", (), certain=True)
+    assert [message.certain for message in said(worker) if type(message) is m.Awaits] == [False]
 
 
 def test_a_deadlock_is_of_what_is_waited_for_now(worker: Worker) -> None:

@@ -501,7 +501,7 @@ class Calls:
         return bool(limited or stopped) and any(each[:TASK_BYTES] in limited or each[:TASK_BYTES] in stopped for each in object_ids)
 
     def lasting(self, identifier: bytes, lives: Mapping[bytes, Row]) -> bytes | None:
-        """The actor whose call is to make an object, if that call has an outcome only once it is run: None if it may end otherwise.
+        """The actor whose call is to make an object, if that is there once the call has been run, and not before: None otherwise.
 
         ``lives`` are the actors of this process, and their attempts: what was called of an earlier life is not run in this one.
         """
@@ -509,6 +509,8 @@ class Calls:
         target = self.pending.get(call_id)
         if target is None or target.actor_id in self.killed or self.may_end((identifier,)):
             return None
+        if call_id in self._streams and identifier != call_id + CALL_RETURN:
+            return None  # It may have been made, and be on its way, while the call goes on.
         known = lives.get(target.actor_id)
         return None if known is not None and target.incarnation and known[1] != target.attempt else target.actor_id
 

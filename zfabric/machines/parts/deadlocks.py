@@ -4,7 +4,8 @@ Tasks alone wait in no circle: what a task waits for was there, as a row, before
 ended what it runs, and that may wait for the call. A circle is *refused* in the one who closed it, if it is one for certain: each waits,
 without a limit of time and for all that it wants, for the end of the next, which it has itself submitted; and the last, instead of
 that, for a call of its own that waits behind the first. (That call was made while the first ran, and so cannot have run. A call of anybody
-else may have, and its result may be on its way.) Other circles are shown by ``explain``.
+else may have, and its result may be on its way.) What has come is waited for by nobody, such as a value of a stream that goes on; and
+what has a timeout, or is being stopped, ends by itself. Other circles are shown by ``explain``.
 
 An actor that runs several calls at once says nothing of what these wait for. A process that lightweight actors share sees to its own
 circles (``turns``), and says only what has waited for a while.
@@ -16,7 +17,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from zfabric.machines.parts.naming import salt_of
-from zfabric.machines.parts.records import ASSIGNED, WAITING, Frame, WorkerRecord, prefixes_of
+from zfabric.machines.parts.records import ASSIGNED, PENDING, WAITING, Frame, TaskRecord, WorkerRecord, prefixes_of
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import JOB_BYTES, PREFIX_BYTES, TASK_BYTES, WORKER, Address, child_prefix
 from zfabric.protocol.messages import ALIVE
@@ -71,7 +72,7 @@ class Deadlocks:
         objects: set[bytes] = set()
         while agenda:
             last, path, queued = agenda.pop()
-            if certain and not last.certain:
+            if certain and not self._lasts(last):
                 continue
             own = self._own(last) if certain else set()
             for identifier in last.wanted:
@@ -92,9 +93,11 @@ class Deadlocks:
         while agenda and len(seen) < LOOKED_AT_MAX:
             each, between, together = agenda.pop()
             seen.add(each)
+            found = self.tables.find(each)
+            if found is not None and found.status != PENDING:
+                continue
             actor_id = self.callee(frame if each is identifier else None, each)
-            found = None if actor_id else self.tables.find(each)
-            task = found.task if found is not None else None
+            task = found.task if found is not None and not actor_id else None
             if actor_id:
                 record = self.scheduler.actors.records.get(actor_id)
                 waits = record.wait() if record is not None and record.state == ALIVE else None
@@ -105,9 +108,16 @@ class Deadlocks:
                 if waits is not None:
                     yield waits, between, True, together
             elif task is not None and task.state == WAITING:
+                together = together and not _ends_by_itself(task)
                 for needed in task.row[3]:
                     if needed not in seen:
                         agenda.append((needed, (*between, task.name), together and needed[:PREFIX_BYTES] == task.id[:PREFIX_BYTES]))
+
+    def _lasts(self, frame: Frame) -> bool:
+        """Whether what waits goes on only once all is there that it wants, as far as is known."""
+        task, actor = self.tables.tasks.get(frame.task_id), self.scheduler.actors.records.get(frame.actor)
+        worker = task.worker if task is not None else actor.worker if actor is not None else None
+        return frame.certain and worker is not None and not worker.kill_reason and not (task is not None and _ends_by_itself(task))
 
     def callee(self, frame: Frame | None, identifier: bytes) -> bytes:
         """The actor whose call is to give an object; empty if it is none, or if that is not known."""
@@ -128,3 +138,9 @@ class Deadlocks:
         if task is not None or actor is None:
             return task.name if task is not None else frame.name
         return f"{frame.name or actor.class_name} ({actor.name or brief(actor.id)})"
+
+
+def _ends_by_itself(task: TaskRecord) -> bool:
+    """Whether a task has a timeout, or is to be stopped."""
+    rare = task.rare
+    return rare is not None and (rare.deadline is not None or bool(rare.stopped))

@@ -171,7 +171,7 @@ class Awaits(NamedTuple):
     """worker -> local scheduler, behind ``Blocked``. What waits is a call, called ``name``, or waits for calls: more about it.
 
     ``callees`` are rows ``(object, actor that is called)`` of those that calls are to give. ``certain`` says that it goes on only once
-    all are there that it wants: there is no limit of time, and some of them are not enough.
+    all are there that it wants: there is no limit of time, for it or for the calls that it waits for, and some of them are not enough.
     """
 
     task_id: bytes
