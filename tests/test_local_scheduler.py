@@ -633,6 +633,15 @@ def test_the_end_of_a_job_leaves_nothing_and_refuses_the_rest(node: Node) -> Non
     assert node.take(m.Write)[-1][1].puts[-1][0] == "job"
 
 
+def test_what_a_process_of_an_ended_job_still_says_that_it_has_is_not_kept(node: Node) -> None:
+    """The result of a call, say, which others were promised: nobody would ever let go of it."""
+    (worker,) = node.workers()
+    node.submit(row(0))
+    node.say(CLIENT + DRIVER, m.Goodbye())
+    node.say(CLIENT + worker, m.Offer(((ref(900, 2**30), m.OK, b"value", ()),)))
+    assert node.scheduler.tables.objects == {}
+
+
 def test_a_control_store_that_cannot_write_refuses_jobs_and_durable_values_and_nothing_else() -> None:
     node = Node()
     node.full = "the disk is full"

@@ -13,7 +13,7 @@ from zfabric.machines.parts.records import DONE, PENDING, ObjectRecord, ProcessR
 from zfabric.machines.parts.references import add_holder, holders_of
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
-from zfabric.protocol.ids import TASK_BYTES, Address, is_call, short
+from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address, is_call, short
 from zfabric.protocol.messages import FAILED, OK
 
 if TYPE_CHECKING:
@@ -62,11 +62,16 @@ class Values:
                     status, value = FAILED, pack_failure("ObjectLostError", text)
                 self.scheduler.streams.call_ended(identifier[:TASK_BYTES], status, value)
                 self.outcomes.settle_value(found, status, value)  # The result of a call that others were told to expect.
-            elif found is None and type(value) is bytes:
+            elif found is None and type(value) is bytes and self._job_lives(identifier):
                 record = ObjectRecord(identifier, None, None)
                 self.tables.objects[identifier] = record
                 self.outcomes.set_value(record, value, contained, source[1:], False)
                 record.status = status
+
+    def _job_lives(self, identifier: bytes) -> bool:
+        """Whether anybody would let go of a value: a job's values go with it, and its processes say for a while what they have."""
+        job = self.tables.jobs.get(identifier[:JOB_BYTES])
+        return job is not None and not job.ended
 
     def on_hold(self, now: float, source: Address, message: m.Hold) -> None:
         """A process has refs. One that is not registered has none: what it said arrived after its death."""
