@@ -16,7 +16,7 @@ from zfabric.sim import __main__ as command
 from zfabric.sim.network import Faults
 from zfabric.sim.programs import FOREVER, WIDE, Program, mix
 from zfabric.sim.scenarios import STEADY, call, get, invoke, make, task
-from zfabric.sim.variants import VARIANTS, WITH_ACTORS, applied
+from zfabric.sim.variants import VARIANTS, WITH_ACTORS, WITH_CIRCLES, applied
 from zfabric.sim.world import World
 
 SEEDS = range(250)
@@ -145,6 +145,20 @@ def test_what_a_seed_has_found_of_actors_stays_mended(seed: int) -> None:
     assert command.run_seed(seed, actors=True).failure == ""
 
 
+@pytest.mark.parametrize("chunk", range(3))
+def test_whoever_waits_for_whom_only_who_waits_for_itself_is_refused_to(chunk: int) -> None:
+    failures = {seed: outcome.failure for seed in SEEDS[chunk::3] if (outcome := command.run_seed(seed, circles=True)).failure}
+    assert failures == {}
+
+
+def test_circles_are_made_and_refused_in_processes_and_among_them() -> None:
+    states: Counter[str] = Counter()
+    for seed in range(60):
+        states.update(command.run_seed(seed, circles=True).states)
+    assert [name for name in command.EXPECTED_OF_CIRCLES if not states[name]] == []
+    assert states["circle refused"] > states["Deadlock"], "some are seen by the process that lightweight actors share"
+
+
 def test_a_seed_is_one_world() -> None:
     """Whatever the order in which this interpreter keeps sets: what a machine does depends on what it was told alone."""
     command_line = [sys.executable, "-m", "zfabric.sim", "--actors", "--trace", "37"]
@@ -161,7 +175,8 @@ def test_a_broken_variant_is_caught(name: str) -> None:
     first = FIRST.get(name, 0)
     with applied(name):
         order = (*range(first, first + 5), *range(VARIANT_SEEDS))
-        assert any(command.run_seed(seed, name in WITH_ACTORS).failure for seed in order), f"no seed notices {name}"
+        kinds = {"actors": name in WITH_ACTORS, "circles": name in WITH_CIRCLES}
+        assert any(command.run_seed(seed, **kinds).failure for seed in order), f"no seed notices {name}"
 
 
 def test_what_is_broken_takes_what_the_right_one_takes() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 from zfabric.protocol.ids import OBJECT_BYTES, TASK_BYTES, short
-from zfabric.sim.variants import VARIANTS, WITH_ACTORS, applied
+from zfabric.sim.variants import VARIANTS, WITH_ACTORS, WITH_CIRCLES, applied
 from zfabric.sim.world import Outcome, World
 
 EXPECTED_STATES = (
@@ -86,19 +86,23 @@ EXPECTED_OF_ACTORS = (
 """Likewise, of programs with actors."""
 
 
-def run_seed(seed: int, actors: bool = False) -> Outcome:
+EXPECTED_OF_CIRCLES = ("Awaits", "Deadlock", "circle refused", "worker died", "daemon restarted")
+"""Likewise, of programs whose actors wait for each other."""
+
+
+def run_seed(seed: int, actors: bool = False, circles: bool = False) -> Outcome:
     """One world; an exception of a machine is a failure like any other."""
     try:
-        return World(seed, actors=actors).run()
+        return World(seed, actors=actors, circles=circles).run()
     except Exception as error:  # whatever a machine raises is what is looked for
         where = traceback.extract_tb(error.__traceback__)[-1]
         text = f"{type(error).__name__}: {error} ({where.filename.rsplit('/', 1)[-1]}:{where.lineno})"
         return Outcome(seed, text, 0, Counter())
 
 
-def run_seeds(seeds: Iterable[int], jobs: int, actors: bool = False) -> Iterator[Outcome]:
+def run_seeds(seeds: Iterable[int], jobs: int, actors: bool = False, circles: bool = False) -> Iterator[Outcome]:
     """Many worlds, in ``jobs`` processes."""
-    run = partial(run_seed, actors=actors)
+    run = partial(run_seed, actors=actors, circles=circles)
     if jobs <= 1:
         yield from map(run, seeds)
         return
@@ -119,14 +123,14 @@ def readable(value: object) -> str:
     return repr(value)
 
 
-def trace(seed: int, actors: bool) -> int:
+def trace(seed: int, actors: bool, circles: bool) -> int:
     """Show everything that happens in one world."""
 
     def show(now: float, source: str, to: str, message: object) -> None:
         line = f"{source} -> {to} {readable(message)}" if source or to else f"*** {message[0]}"  # type: ignore[index]
         print(f"{now - 100.0:10.4f} {line}"[:400])
 
-    world = World(seed, observer=show, actors=actors)
+    world = World(seed, observer=show, actors=actors, circles=circles)
     print(world.faults)
     outcome = world.run()
     print(outcome.failure or "all is well")
@@ -140,28 +144,31 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--start", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=1, help="processes to use")
     parser.add_argument("--actors", action="store_true", help="programs with actors")
+    parser.add_argument("--circles", action="store_true", help="programs whose actors wait for each other, some of them in circles")
     parser.add_argument("--variant", choices=sorted(VARIANTS), help="break the machines in this way; seeds that fail are then a success")
     parser.add_argument("--trace", type=int, metavar="SEED", help="show everything that happens in one world")
     options = parser.parse_args(arguments)
     options.actors |= options.variant in WITH_ACTORS
+    options.circles |= options.variant in WITH_CIRCLES
     with applied(options.variant):
         if options.trace is not None:
-            return trace(options.trace, options.actors)
-        return survey(range(options.start, options.start + options.seeds), options.jobs, options.variant, options.actors)
+            return trace(options.trace, options.actors, options.circles)
+        seeds = range(options.start, options.start + options.seeds)
+        return survey(seeds, options.jobs, options.variant, options.actors, options.circles)
 
 
-def survey(seeds: range, jobs: int, variant: str | None, actors: bool = False) -> int:
+def survey(seeds: range, jobs: int, variant: str | None, actors: bool = False, circles: bool = False) -> int:
     """Run them all and sum up."""
     began = time.perf_counter()
     failed = done = 0
     states: Counter[str] = Counter()
-    for outcome in run_seeds(seeds, jobs, actors):
+    for outcome in run_seeds(seeds, jobs, actors, circles):
         done += 1
         states.update({name: 1 for name, count in outcome.states.items() if count > 0})
         if outcome.failure:
             failed += 1
             print(f"seed {outcome.seed} fails: {outcome.failure[:500]}")
-            more = (" --actors" if actors else "") + (f" --variant {variant}" if variant else "")
+            more = (" --actors" if actors else "") + (" --circles" if circles else "") + (f" --variant {variant}" if variant else "")
             print(f"    python -m zfabric.sim --trace {outcome.seed}{more}")
             if variant:
                 break
@@ -172,7 +179,7 @@ def survey(seeds: range, jobs: int, variant: str | None, actors: bool = False) -
     if variant:
         print("caught" if failed else "NOT caught")
         return not failed
-    expected = EXPECTED_STATES + (EXPECTED_OF_ACTORS if actors else ())
+    expected = EXPECTED_OF_CIRCLES if circles else EXPECTED_STATES + (EXPECTED_OF_ACTORS if actors else ())
     missing = [name for name in expected if not states[name]] if len(seeds) >= 200 else []
     print(f"{len(states)} states reached" + (f"; never: {', '.join(missing)}" if missing else ""))
     return bool(failed or missing)

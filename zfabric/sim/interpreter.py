@@ -20,6 +20,7 @@ from zfabric.sim.programs import (
     Interrupted,
     Left,
     Program,
+    Refused,
     Spec,
     StoreFull,
     Value,
@@ -183,6 +184,20 @@ def _do_peek(state: _State, allowed: tuple[tuple[int, int | None, tuple[str, ...
             state.process.world.fail(f"{state.process.name}: {state.slots[slot].hex()} is {kind or value}, not {number} or one of {errors}")
 
 
+def _do_ask(state: _State, slot: int, number: int, errors: tuple[str, ...], gives_up: bool) -> Running:
+    """Get one value, or be refused: then go on without it, or end."""
+    try:
+        found = yield ("get", (state.slots[slot],), None)
+    except Refused:
+        if gives_up:
+            raise
+        return
+    kind, value = state.look(state.slots[slot], *found[0])
+    right = kind in errors if value is None else value.number == number
+    if not right and not state.process.condemned():
+        state.process.world.fail(f"{state.process.name}: {state.slots[slot].hex()} is {kind or value}, not {number} or one of {errors}")
+
+
 def _do_open(state: _State, box: int, index: int, slot: int) -> None:
     value = state.values.get(box)
     if value is None:
@@ -234,6 +249,7 @@ _ACTIONS: dict[str, Any] = {
     "put": _do_put,
     "get": _do_get,
     "peek": _do_peek,
+    "ask": _do_ask,
     "open": _do_open,
     "timed": _do_timed,
     "wait": _do_wait,

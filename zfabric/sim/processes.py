@@ -24,7 +24,7 @@ from zfabric.sim.arena import Content
 from zfabric.sim.interpreter import driver_body
 from zfabric.sim.network import Post
 from zfabric.sim.node import Crashed
-from zfabric.sim.programs import FUNCTIONS, Boom, Doomed, Interrupted, Left, StoreFull, Value, unpack_value
+from zfabric.sim.programs import FUNCTIONS, Boom, Doomed, Interrupted, Left, Refused, StoreFull, Value, unpack_value
 
 if TYPE_CHECKING:
     from zfabric.sim.world import World
@@ -37,10 +37,12 @@ HOUSE_EVERY = 1.0
 class Wait:
     """What a body waits for. ``blocking`` waits are told to the scheduler by workers."""
 
-    __slots__ = ("blocking", "deadline", "done", "finish", "token")
+    __slots__ = ("blocking", "deadline", "done", "finish", "token", "wanted")
 
     def __init__(self, done: Callable[[], bool], finish: Callable[[bool], Any], deadline: float | None, blocking: bool) -> None:
         self.token = 0
+        self.wanted: tuple[bytes, ...] = ()
+        """Objects of which it wants all."""
         self.done = done
         self.finish = finish
         self.deadline = deadline
@@ -303,6 +305,9 @@ class Process:
             elif wait.done() or (wait.deadline is not None and self.world.now >= wait.deadline):
                 self._end_wait(frame)
                 self.resume(frame, wait.finish(wait.done()))
+            elif self.refused(frame):
+                self._end_wait(frame)
+                self.resume(frame, Refused())
             else:
                 self.flush()
                 if not self.inbox:
@@ -311,6 +316,10 @@ class Process:
 
     def interrupted(self, frame: Frame) -> bool:
         """Whether the attempt is to be stopped."""
+        return False
+
+    def refused(self, frame: Frame) -> bool:
+        """Whether what waits is to do so no longer, since it would for ever."""
         return False
 
     def condemned(self) -> bool:
@@ -328,8 +337,9 @@ class Process:
         if wait is not None and wait.blocking:
             self.unblock()
 
-    def block(self, frame: Frame, wanted: tuple[bytes, ...], inline: bool, certain: bool) -> None:
-        """A worker says that its top task waits."""
+    def block(self, frame: Frame, wanted: tuple[bytes, ...], inline: bool, certain: bool) -> bool:
+        """A worker says that its top task waits. False if it is not to."""
+        return True
 
     def unblock(self) -> None:
         """It goes on."""
@@ -352,6 +362,9 @@ class Process:
             return
         except Doomed:
             self.ended(frame, ERROR, "doomed")
+            return
+        except Refused:
+            self.ended(frame, ERROR, "refused")
             return
         except StoreFull:
             self.ended(frame, ERROR, "ObjectStoreFullError")
@@ -492,8 +505,11 @@ class Process:
 
         deadline = None if timeout is None else self.world.now + timeout
         if not done():
-            self.block(frame, identifiers, timeout is None and type(frame.item) is not Invocation, timeout is None)
-            frame.wait = Wait(done, finish, deadline, True)
+            if self.block(frame, identifiers, timeout is None and type(frame.item) is not Invocation, timeout is None):
+                frame.wait = Wait(done, finish, deadline, True)
+                frame.wait.wanted = identifiers
+            else:
+                frame.wait = Wait(lambda: True, lambda _: Refused(), None, False)
         else:
             frame.wait = Wait(done, finish, None, False)
 
@@ -505,10 +521,12 @@ class Process:
             return [each for each in identifiers if machine.known(each)]
 
         deadline = None if timeout is None else self.world.now + timeout
-        blocking = len(ready()) < count
-        if blocking:
-            self.block(frame, identifiers, False, timeout is None and count == len(identifiers))
+        blocking, every = len(ready()) < count, count == len(identifiers)
+        if blocking and not self.block(frame, identifiers, False, timeout is None and every):
+            frame.wait = Wait(lambda: True, lambda _: Refused(), None, False)
+            return
         frame.wait = Wait(lambda: len(ready()) >= count, lambda _: ready(), deadline, blocking)
+        frame.wait.wanted = identifiers if every else ()
 
     def _ask(self, frame: Frame, what: str, arguments: Row) -> None:
         machine = self.machine

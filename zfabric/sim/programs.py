@@ -99,6 +99,10 @@ class Left(BaseException):
     """The actor ends itself."""
 
 
+class Refused(Exception):
+    """It is not to wait, for it would do so for ever."""
+
+
 class StoreFull(Exception):
     """There was no room for a value."""
 

@@ -19,6 +19,7 @@ from zfabric.machines.parts.actor_queues import ActorQueues
 from zfabric.machines.parts.actors import Actors
 from zfabric.machines.parts.call_log import CallLog
 from zfabric.machines.parts.calls import Calls
+from zfabric.machines.parts.deadlocks import Deadlocks
 from zfabric.machines.parts.dispatch import Dispatcher
 from zfabric.machines.parts.introductions import Introductions
 from zfabric.machines.parts.kept_logs import KeptLogs
@@ -31,6 +32,7 @@ from zfabric.machines.parts.recovery import Recovery
 from zfabric.machines.parts.references import References
 from zfabric.machines.parts.state import Tables
 from zfabric.machines.parts.stored import StoreTables
+from zfabric.machines.parts.turns import Turns
 from zfabric.machines.worker import Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
@@ -387,6 +389,28 @@ def _asked_for_runs_again(right: Any) -> Any:
     return accept
 
 
+class _Everything(set[bytes]):
+    """Whatever is looked for is in it."""
+
+    def __contains__(self, each: object) -> bool:
+        return True
+
+
+def _all_are_own(right: Any) -> Any:
+    """Who waits is believed to have submitted all that it waits for, and so later than it began."""
+    return lambda self, frame: _Everything()
+
+
+def _limits_ignored(right: Any) -> Any:
+    """What goes on by itself is believed to wait for ever."""
+    return lambda self, frame: True
+
+
+def _no_circle(right: Any) -> Any:
+    """Nobody in a process that actors share is refused to wait."""
+    return lambda self, actor_id, wanted, needed, callee: []
+
+
 VARIANTS: dict[str, tuple[Patch, ...]] = {
     "pins-not-said-again": ((Client, "rejoin", _pins_not_said_again),),
     "release-before-hold": ((Client, "take_said", _release_first),),
@@ -435,9 +459,16 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "log-not-dropped": ((KeptLogs, "drop", _nothing),),
     "rows-of-the-dead-written": ((KeptLogs, "process_gone", _nothing),),
     "stale-incarnation-commits": ((KeptLogs, "on_logged", _written_later), (KeptLogs, "process_gone", _nothing)),
+    "answered-calls-close-circles": ((Turns, "has_ended", _nothing),),
+    "circles-among-neighbours-unseen": ((Turns, "refused", _no_circle),),
+    "circles-unseen": ((Deadlocks, "look", _nothing),),
+    "others-calls-close-circles": ((Deadlocks, "_own", _all_are_own),),
+    "limits-ignored": ((Deadlocks, "_lasts", _limits_ignored),),
 }
 """name -> what to replace"""
-WITH_ACTORS = frozenset(list(VARIANTS)[list(VARIANTS).index("reported-once") :])
+WITH_CIRCLES = frozenset(list(VARIANTS)[list(VARIANTS).index("answered-calls-close-circles") :])
+"""Those that break what only actors do that wait for each other."""
+WITH_ACTORS = frozenset(list(VARIANTS)[list(VARIANTS).index("reported-once") :]) - WITH_CIRCLES
 """Those that break what only programs with actors do."""
 
 
@@ -467,4 +498,4 @@ def _handler_tables() -> list[dict[Any, Any]]:
     return [client.HANDLERS, local_scheduler.HANDLERS, worker.HANDLERS, ObjectStore._handlers, ControlStore.HANDLERS]
 
 
-__all__ = ["VARIANTS", "WITH_ACTORS", "applied"]
+__all__ = ["VARIANTS", "WITH_ACTORS", "WITH_CIRCLES", "applied"]

@@ -107,7 +107,7 @@ class WorkerProcess(Process):
         if to in (WORKER, ACTOR):
             if sender == self.daemon or type(message) in (m.Call, m.Taken, m.Hand):
                 self.world.heard(to + self.incarnation, source, message)
-                if type(message) is m.Deadlock:
+                if type(message) is m.Deadlock and not self.world.circling:
                     self.world.fail(f"{self.name}: told that {message.circle} wait for each other, and no program makes such a circle")
                 self.worker.step(self.world.now, source, message)
         else:
@@ -247,22 +247,33 @@ class WorkerProcess(Process):
         """Whether the attempt is to be stopped."""
         return frame.item is not None and bool(self.worker.interrupted(frame.item))
 
-    def block(self, frame: Frame, wanted: tuple[bytes, ...], inline: bool, certain: bool) -> None:
-        """The task on top waits."""
+    def block(self, frame: Frame, wanted: tuple[bytes, ...], inline: bool, certain: bool) -> bool:
+        """The task on top waits. False if that would be for ever, as this process knows by itself."""
         item = frame.item
         assert item is not None
         turns = self.worker.turns
         if turns is not None:
             lasting = partial(self.machine.calls.lasting, lives=self.worker.mailbox.actors)
             cycle = turns.refused(actor_of(item), wanted, len(wanted) if certain else 0, lasting)
-            if cycle:
+            if cycle and not self.world.circling:
                 self.world.fail(f"{self.name}: {[short(each) for each in cycle]} wait for each other, and no program makes such a circle")
+            if cycle:
+                self.world.truth.refused(self, frame, wanted, True)
+                return False
             self.worker.give_up_turn(item, wanted, not certain)
         elif not self.worker.beside:
             name = item.method if isinstance(item, Invocation) else ""
             calls = self.machine.calls
             self.worker.block(wanted, inline, name, calls.callees(wanted), certain and not calls.may_end(wanted))
         self.flush()
+        return True
+
+    def refused(self, frame: Frame) -> bool:
+        """Whether what waits does so for ever, as the scheduler has said."""
+        if frame.item is None or frame.wait is None or frame.item.row[0] not in self.worker.deadlocks:
+            return False
+        self.world.truth.refused(self, frame, frame.wait.wanted, False)
+        return True
 
     def unblock(self) -> None:
         """It goes on."""
@@ -360,6 +371,7 @@ class WorkerProcess(Process):
         super().ended(frame, status, result)
         item = frame.item
         assert item is not None
+        self.world.truth.ended.add(item.row[0])
         refs: list[bytes] = []
         contained: tuple[tuple[bytes, ...], ...] = ()
         if status == OK:

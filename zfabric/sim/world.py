@@ -24,6 +24,7 @@ from zfabric.protocol.machine import InvariantViolation
 from zfabric.sim.actors import ActorAuthor
 from zfabric.sim.arena import Arena
 from zfabric.sim.call_invariants import CallInvariants
+from zfabric.sim.circles import CircleAuthor, Truth
 from zfabric.sim.hoards import Hoarder, hoards
 from zfabric.sim.invariants import Invariants
 from zfabric.sim.network import Faults, Network
@@ -55,7 +56,8 @@ class Outcome(NamedTuple):
 class World:
     """One world. ``observer`` is called with (time, from, to, message) of everything that is delivered.
 
-    With ``actors``, the programs of seeds make and call actors; those of the same seed without are others.
+    With ``actors``, the programs of seeds make and call actors, with ``circles`` such as wait for each other; those of the same seed
+    without are others.
     """
 
     def __init__(
@@ -69,12 +71,14 @@ class World:
         cpus: int = 0,
         settings: dict[str, Any] | None = None,
         actors: bool = False,
+        circles: bool = False,
     ) -> None:
         self.seed = seed
         self.now = 100.0
         self.shape = random.Random(f"{seed}/shape")
         self.faults = faults if faults is not None else choose_faults(random.Random(f"{seed}/faults"), seed, actors)
-        self.cpus = cpus or self.shape.choice((1, 2, 2, 3))
+        self.circling = circles
+        self.cpus = cpus or (random.Random(f"{seed}/cpus").choice((1, 1, 2)) if circles else self.shape.choice((1, 2, 2, 3)))
         quiesce = random.Random(f"{seed}/quiesce").choice((0.0, 0.01, 0.1))
         apart = {"quiesce_seconds": quiesce, **_introductions(random.Random(f"{seed}/introductions"))}
         self.config = Config.of({**_settings(self.shape), **apart, **(settings or {})})
@@ -91,12 +95,13 @@ class World:
         self._workers = 0
         self._restarts = 0
         self.hoarding = actors and program is None and hoards(seed)
-        author = Hoarder if self.hoarding else ActorAuthor if actors else Author
+        author = CircleAuthor if circles else Hoarder if self.hoarding else ActorAuthor if actors else Author
         self.program = program if program is not None else author(f"{seed}/program", self.faults, self.cpus, True).write()
         self.network = Network(self, self.faults, str(seed))
         self.arena = Arena(self, pieces or self.shape.choice((12, 16, 24)))
         self.invariants = Invariants(self)
         self.calls = CallInvariants(self)
+        self.truth = Truth(self)
         self.supervisor = Supervisor(self, f"{seed}/supervisor")
         self._journal = MemoryJournal("power" if self.faults.slow_commits else "process", self.faults.slow_commits)
         self.daemon: Daemon | None = None
@@ -179,6 +184,7 @@ class World:
     def process_died(self, process: Process) -> None:
         """A process is gone."""
         self.states[f"{process.kind} died"] += 1
+        self.truth.died_at = self.now
         self.workers.pop(process.incarnation, None)
         self.after(0.0002, lambda: self.supervisor.died(process))
 

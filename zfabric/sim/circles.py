@@ -1,0 +1,217 @@
+"""Programs whose actors wait for each other, some of them in circles; and who truly waits for whom, in a world that sees everybody.
+
+*Chains* of calls and tasks go from actor to actor. Each asks for the next one and waits for it. How one ends decides what is to come of it:
+
+- it ends, and all have what they wait for;
+- ``close``: the last waits for a call of its own of an actor in whose call the chain began, or came by: a circle, which is refused in one
+  of those who are in it, or this program has no end;
+- ``timed``: it waits so for a while only; or ``asked``: for a call of such an actor that somebody else made, before the chain: that
+  has run. Nobody may be refused.
+
+Between processes, chains go to actors with larger numbers, and back only at their ends: two that go against each other may wait for each
+other without anybody knowing for certain. Among lightweight actors in one process that is known, so there they go anywhere. The statement
+beyond those of ``programs`` and ``actors``: ``ask`` (get, or be refused).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from zfabric.machines.parts.mailbox import Invocation
+from zfabric.machines.parts.records import WAITING
+from zfabric.protocol.ids import TASK_BYTES, short
+from zfabric.sim.actors import GONE
+from zfabric.sim.network import Faults
+from zfabric.sim.programs import ACTOR, CRASHED, LIGHT, LOST, MODULUS, NOTHING, PLAIN, Author, Program, Spec, mix
+
+if TYPE_CHECKING:
+    from zfabric.sim.processes import Frame, Process
+    from zfabric.sim.world import World
+
+LINGER = 3.0
+"""Seconds after a death in which not everybody has heard of it: those who are dead may be believed to wait."""
+REFUSED = "refused"
+"""How a body ends that does not go on without what it was refused to wait for."""
+Waiting = tuple["Process", "Frame"]
+
+
+class CircleAuthor(Author):
+    """Writes one program. Every body knows all actors, by the slots 0, 1, …, and in the slot after those what was asked of one before."""
+
+    def __init__(self, seed: str, faults: Faults, cpus: int, large: bool) -> None:
+        super().__init__(seed, faults, cpus, large)
+        rng = self.random
+        lightweight = rng.choice((0.0, 0.5, 1.0)) if cpus == 1 else rng.choice((0.0, 0.0, 0.5))
+        open_chains, circles = rng.randrange(0, 5), rng.randrange(0, 4)
+        sizes = [rng.randrange(1, 5) for _ in range(1 + circles)]
+        self.kinds = tuple(LIGHT if rng.random() < lightweight else ACTOR for _ in range(sum(sizes)))
+        self.together = cpus == 1 and set(self.kinds) == {LIGHT}
+        """Whether all live in one process."""
+        if not self.together and set(self.kinds) != {ACTOR}:
+            circles = 0  # Nobody would know of them.
+        self.chains = [(range(sizes[0]), False)] * open_chains
+        """The actors of each chain, and whether it ends in a circle. Between processes, those of a circle are in no other chain: what is
+        refused need not be the last to wait, and the others would wait on, while another chain comes between them."""
+        for circle in range(circles):
+            first = sum(sizes[: circle + 1])
+            self.chains.append((range(len(self.kinds)) if self.together else range(first, first + sizes[circle + 1]), True))
+        rng.shuffle(self.chains)
+        self.restarts, self.retries = rng.choice(((0, 0), (-1, 0), (-1, -1)))
+        if circles and self.crashing:
+            self.restarts = self.retries = 0  # What is left of a chain, and what is made of it again, may wait for each other.
+        self.errors = (GONE | LOST | CRASHED | {"doomed"}) if self.crashing else NOTHING
+
+    def write(self) -> Program:
+        """Actors, and chains that begin with calls of the driver's."""
+        rng, actors = self.random, len(self.kinds)
+        statements: list[Any] = []
+        for actor, kind in enumerate(self.kinds):
+            options = (("max_restarts", self.restarts),)
+            statements.append(("make", actor, kind, (rng.randrange(MODULUS), False, (), ((0, ()),)), options, ()))
+        ends: list[tuple[Any, ...]] = []
+        for number, (members, closes) in enumerate(self.chains):
+            before, slot = actors + 2 * number, actors + 2 * number + 1
+            chain = _Chain(self, self._path(members), closes or self.together, closes)
+            earlier = chain.invoke(before, chain.path[chain.asked], chain.earlier, self._sleeps(), ())
+            spec, label = chain.body(0)
+            statements += [earlier, chain.call(slot, chain.path[0], spec, (*range(actors), before)), *self._sleeps()]
+            ends += [("peek", ((each, mix(name, 0), chain.errors),)) for each, name in ((before, chain.earlier), (slot, label))]
+        rng.shuffle(ends)
+        return Program((*statements, *ends), 0)
+
+    def _path(self, members: range) -> list[int]:
+        rng = self.random
+        if self.together:
+            return [rng.choice(members) for _ in range(rng.randrange(1, 5))]
+        return sorted(rng.sample(members, rng.randrange(1, len(members) + 1)))
+
+    def _sleeps(self) -> list[Any]:
+        return [("sleep", self._time())] if self.random.random() < 0.5 else []
+
+
+class _Chain:
+    """One chain: the actors that it goes to, and the one of those that somebody asked before."""
+
+    def __init__(self, author: CircleAuthor, path: list[int], refused: bool, closes: bool) -> None:
+        self.author = author
+        self.random = author.random
+        self.path = path
+        self.closes = closes
+        self.errors = tuple(sorted(author.errors | {REFUSED} if refused else author.errors))
+        self.asked = self.random.randrange(len(path))
+        self.earlier = self.random.randrange(MODULUS)
+        self.known = tuple(range(len(author.kinds) + 1))
+        """What each body of it knows."""
+
+    def call(self, slot: int, actor: int, spec: Spec, known: tuple[int, ...]) -> tuple[Any, ...]:
+        """A call."""
+        return ("invoke", (slot,), actor, spec, (("contains", known),) if known else (), (), known, self.author.retries)
+
+    def invoke(self, slot: int, actor: int, label: int, statements: list[Any], known: tuple[int, ...]) -> tuple[Any, ...]:
+        """A call that runs these statements."""
+        return self.call(slot, actor, _spec(label, statements), known)
+
+    def _ask(self, slot: int, number: int) -> tuple[Any, ...]:
+        return ("ask", slot, number, self.errors, self.random.random() < 0.5)
+
+    def body(self, position: int) -> tuple[Spec, int]:
+        """What the call at a place of the chain runs, and its number."""
+        rng, author = self.random, self.author
+        slot, label = len(self.known), rng.randrange(MODULUS)
+        statements = author._sleeps()
+        if position + 1 == len(self.path):
+            return _spec(label, [*statements, *self._end(), *author._sleeps()]), label
+        spec, following = self.body(position + 1)
+        call = self.call(slot, self.path[position + 1], spec, self.known)
+        if rng.random() < 0.25 and not author.together:  # By way of a task, of which a process that actors share knows nothing.
+            between = rng.randrange(MODULUS)
+            inside = [*author._sleeps(), call, self._ask(slot, mix(following, 0))]
+            call = ("call", (slot,), PLAIN, _spec(between, inside), (("contains", self.known),), (), self.known)
+            following = between
+        statements += [call, *author._sleeps(), self._ask(slot, mix(following, 0))]
+        return _spec(label, [*statements, *author._sleeps()]), label
+
+    def _end(self) -> list[Any]:
+        rng, author = self.random, self.author
+        slot = len(self.known)
+        how = rng.choice(("close", "close", "argument")) if self.closes else rng.choice(("nothing", "timed", "asked"))
+        if how == "nothing":
+            return []
+        if how == "asked":
+            return [self._ask(slot - 1, mix(self.earlier, 0))]
+        label = rng.randrange(MODULUS)
+        call = self.invoke(slot, rng.choice(self.path), label, author._sleeps(), ())
+        if how == "timed":
+            return [call, ("timed", slot, 0.05 + author._time())]
+        if how == "close" or author.together:
+            return [call, *author._sleeps(), self._ask(slot, mix(label, 0))]
+        needs = rng.randrange(MODULUS)
+        task = ("call", (slot + 1,), PLAIN, _spec(needs, []), (), (slot,), ())
+        return [call, task, self._ask(slot + 1, mix(mix(needs, mix(label, 0)), 0))]
+
+
+def _spec(label: int, statements: list[Any]) -> Spec:
+    return (label, False, tuple(statements), ((0, ()),))
+
+
+class Truth:
+    """Who waits for whom in a world."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.ended: set[bytes] = set()
+        """Calls that have."""
+        self.died_at = -LINGER
+
+    def refused(self, process: Process, frame: Frame, wanted: tuple[bytes, ...], at_once: bool) -> None:
+        """Somebody is refused to wait for these. ``at_once``: by its own process, which knows of the deaths of its actors."""
+        world = self.world
+        world.states["circle refused"] += 1
+        if not at_once and world.now - self.died_at < LINGER:
+            return
+        if not self.waits_for_itself(process, frame, wanted):
+            names = ", ".join(map(short, wanted))
+            world.fail(f"{process.name}: {short(frame.item.row[0])} is refused to wait for {names}, which is no circle")  # type: ignore[union-attr]
+
+    def waits_for_itself(self, process: Process, frame: Frame, wanted: tuple[bytes, ...]) -> bool:
+        """Whether what waits for these waits for itself, by way of others, and none of them goes on before."""
+        agenda: list[tuple[Process, tuple[bytes, ...]]] = [(process, wanted)]
+        seen: set[int] = set()
+        while agenda:
+            who, objects = agenda.pop()
+            for identifier in objects:
+                if who.machine.at_hand(identifier):
+                    continue
+                for home, following in self._makers(identifier):
+                    if following is frame:
+                        return True
+                    wait = following.wait
+                    if wait is None or not wait.blocking or wait.deadline is not None or id(following) in seen:
+                        continue
+                    seen.add(id(following))
+                    agenda.append((home, wait.wanted))
+        return False
+
+    def _makers(self, identifier: bytes) -> Iterator[Waiting]:
+        """What has to go on before an object can be there."""
+        maker = identifier[:TASK_BYTES]
+        everyone = self.world.processes()
+        caller = next((each for each in everyone if maker in each.machine.calls.pending), None)
+        if maker in self.ended:
+            return
+        if caller is not None:
+            actor_id = caller.machine.calls.pending[maker].actor_id
+            for process in everyone:
+                for frame in process.frames:
+                    item = frame.item
+                    if item is not None and (item.actor_id if type(item) is Invocation else item.row[0]) == actor_id:
+                        yield process, frame
+            return
+        for process in everyone:
+            yield from ((process, frame) for frame in process.frames if frame.item is not None and frame.item.row[0] == maker)
+        daemon = self.world.daemon
+        task = daemon.scheduler.tables.tasks.get(maker) if daemon is not None else None
+        if task is not None and task.state == WAITING:
+            for needed in task.row[3]:
+                yield from self._makers(needed)
