@@ -366,6 +366,23 @@ def test_what_an_earlier_life_has_left_is_not_counted_again(tmp_path: Path) -> N
     assert restarted(book, 2)["lost_calls"] == 2
 
 
+def test_an_actor_that_is_no_more_has_left_nothing(tmp_path: Path) -> None:
+    """What its process has left is of use only for its next life."""
+    book = Looped.options(max_task_retries=-1).remote(str(tmp_path / "note"))
+    name = book._actor_id
+
+    def pages() -> int:
+        return sum(name in path.read_bytes()[:100] for path in Path(session().sockets).glob("*.slot"))
+
+    get(book.write.remote(1))
+    assert pages() == 1
+    kill(book)
+    get(book.look.remote())
+    eventually(lambda: pages() == 2, "that of the dead stays")
+    zf.kill(book)
+    eventually(lambda: pages() == 0, "they go")
+
+
 @BOTH
 def test_a_call_that_does_not_end_holds_others_back_once_and_not_for_ever(kind: Any, tmp_path: Path) -> None:
     """A signal that is waited for, and sent: what is held back is what would end what runs."""

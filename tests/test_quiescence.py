@@ -382,6 +382,19 @@ def test_what_is_counted_before_the_actor_lives_again_is_not_what_is_lost(store:
     assert "what 3 calls did" in warnings(store)[0]
 
 
+@pytest.mark.parametrize(("ended", "text"), [(7, "what 3 calls did"), (None, "an unknown number of calls")])
+def test_what_is_left_by_a_process_of_which_nobody_heard_that_it_was_the_actor_is_not_what_is_lost(
+    store: Store, ended: int | None, text: str
+) -> None:
+    worker = home(store)
+    store.say(WORKER + worker, part(1, 4))
+    dies(store, worker, ended)
+    ((to, _),) = store.take(m.Dispatch)
+    dies(store, to[1:], ended=4)
+    home(store, attempt=2)
+    assert text in warnings(store)[0]
+
+
 def test_only_the_process_of_an_actor_counts_its_calls(store: Store) -> None:
     worker = home(store)
     store.say(WORKER + worker, part(1, 4))

@@ -11,12 +11,12 @@ TASK, ACTOR = b"t" * 16, b"a" * 16
 FIRST, SECOND, THIRD = b"\x01first..", b"\x01second.", b"\x01third.."
 
 
-def left(directory: Path, token: bytes, task: bytes = b"", ended: int | None = None) -> None:
+def left(directory: Path, token: bytes, task: bytes = b"", ended: int | None = None, attempt: int = 0) -> None:
     """A worker that is dead now."""
     page = open_slot(str(directory), token)
     page[0 : len(task)] = task
     if ended is not None:
-        COUNT.pack_into(page, 16, ended, ACTOR)
+        COUNT.pack_into(page, 16, ended, attempt, ACTOR)
     page.close()
 
 
@@ -36,6 +36,35 @@ def test_how_many_calls_had_ended_is_kept_until_the_same_actor_leaves_a_newer_pa
     left(tmp_path, SECOND, ended=9)
     assert slots.read(SECOND) == (b"", ((ACTOR, 9),))
     assert os.listdir(tmp_path) == [f"{SECOND.hex()}.slot"]
+
+
+def test_a_page_that_is_read_twice_stays(tmp_path: Path) -> None:
+    left(tmp_path, FIRST, ended=7)
+    slots = Slots(str(tmp_path))
+    assert slots.read(FIRST) == slots.read(FIRST) == (b"", ((ACTOR, 7),))
+    assert os.listdir(tmp_path) == [f"{FIRST.hex()}.slot"]
+
+
+def test_of_several_pages_of_an_actor_the_one_of_its_last_attempt_counts(tmp_path: Path) -> None:
+    """Two daemons have named their workers, in no order."""
+    left(tmp_path, FIRST, ended=9, attempt=2)
+    left(tmp_path, SECOND, TASK, ended=12, attempt=1)
+    assert Slots(str(tmp_path)).read_others(()) == ((ACTOR, 9),)
+    assert os.listdir(tmp_path) == [f"{FIRST.hex()}.slot"]
+    left(tmp_path, SECOND, ended=12, attempt=1)
+    left(tmp_path, THIRD, ended=11, attempt=3)
+    assert Slots(str(tmp_path)).read_others(()) == ((ACTOR, 11),)
+    assert os.listdir(tmp_path) == [f"{THIRD.hex()}.slot"]
+
+
+def test_the_page_of_an_actor_that_is_no_more_goes(tmp_path: Path) -> None:
+    left(tmp_path, FIRST, ended=7)
+    slots = Slots(str(tmp_path))
+    slots.read(FIRST)
+    slots.keep_only({ACTOR})
+    assert len(os.listdir(tmp_path)) == 1
+    slots.keep_only(set())
+    assert os.listdir(tmp_path) == []
 
 
 def test_of_those_that_are_dead_all_are_read(tmp_path: Path) -> None:

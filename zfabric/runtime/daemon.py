@@ -342,6 +342,8 @@ class Daemon:
             self._step(now, LOCAL_SCHEDULER, self._shell, event)
             for incarnation in dead:
                 self._forget(incarnation)
+            if dead and not self.scheduler.membership.recovering:
+                self._slots.keep_only(self.scheduler.logs.logs)
 
     def _died(self, died: m.ProcessDied, now: float) -> m.ProcessDied:
         """Read what a dead worker left: the task that was on top, how many calls had ended, and its last output."""

@@ -1,8 +1,8 @@
 """What outlives a worker process: its slot, a page that it writes and the daemon reads when it is dead.
 
 In it is the task on top of the stack, and, of an actor that has checkpoints and whose calls are not logged, how many have ended: exact
-at any moment, and without a message. A page that counts calls stays until the same actor leaves a newer one: a daemon that reads it
-may die before the actor lives again, and the next one is to know it, too.
+at any moment, and without a message. A page that counts calls stays until the same actor leaves a newer one, or is no more: a daemon that
+reads it may die before the actor lives again, and the next one is to know it, too. Which of several is the newest, its attempt says.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import contextlib
 import mmap
 import os
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Container
 
 from zfabric.protocol.ids import TASK_BYTES
 from zfabric.protocol.messages import Row
 
-COUNT = struct.Struct(f"<Q{TASK_BYTES}s")
-"""Behind the task: how many calls have ended, of which actor."""
+COUNT = struct.Struct(f"<QQ{TASK_BYTES}s")
+"""Behind the task: how many calls have ended, in which attempt of which actor."""
 _SUFFIX = ".slot"
 
 
@@ -43,8 +43,8 @@ class Slots:
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
-        self._kept: dict[bytes, str] = {}
-        """Pages that count calls, by actor."""
+        self._kept: dict[bytes, tuple[int, str]] = {}
+        """Pages that count calls, and of which attempts they are, by actor."""
 
     def read(self, token: bytes) -> tuple[bytes, tuple[Row, ...]]:
         """The task that was on top (empty: none), and rows as in ``ProcessDied.ended``."""
@@ -55,16 +55,28 @@ class Slots:
         except OSError:
             return b"", ()
         executing = left[:TASK_BYTES]
-        ended, actor_id = COUNT.unpack_from(left, TASK_BYTES)
-        counts = any(actor_id)
-        spare = self._kept.pop(actor_id, "") if counts else path
-        if counts:
-            self._kept[actor_id] = path
-        with contextlib.suppress(OSError):
-            os.unlink(spare)
-        return executing if any(executing) else b"", ((actor_id, ended),) if counts else ()
+        ended, attempt, actor_id = COUNT.unpack_from(left, TASK_BYTES)
+        before = self._kept.get(actor_id, (-1, ""))
+        newest = any(actor_id) and attempt >= before[0]
+        if newest:
+            self._kept[actor_id] = attempt, path
+        spare = before[1] if newest else path
+        if spare != path or not newest:
+            _remove(spare)
+        return executing if any(executing) else b"", ((actor_id, ended),) if newest else ()
 
     def read_others(self, living: Collection[bytes]) -> tuple[Row, ...]:
         """What all have left that are not among the living."""
         names = (name.removesuffix(_SUFFIX) for name in sorted(os.listdir(self.directory)) if name.endswith(_SUFFIX))
-        return tuple(row for token in map(bytes.fromhex, names) if token not in living for row in self.read(token)[1])
+        rows = [row for token in map(bytes.fromhex, names) if token not in living for row in self.read(token)[1]]
+        return tuple({row[0]: row for row in rows}.values())  # The last that was read of an actor is the newest.
+
+    def keep_only(self, actors: Container[bytes]) -> None:
+        """What others have left is of no use to anybody."""
+        for actor_id in [each for each in self._kept if each not in actors]:
+            _remove(self._kept.pop(actor_id)[1])
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)

@@ -217,7 +217,7 @@ class WorkerRuntime(UserCode):
 
     def _count(self, gate: Gate) -> None:
         """A call has ended of an actor that has checkpoints and no log: should this process die now, that is how many have."""
-        COUNT.pack_into(self._slot, TASK_BYTES, gate.log.number, gate.log.actor_id)
+        COUNT.pack_into(self._slot, TASK_BYTES, gate.log.number, gate.log.attempt, gate.log.actor_id)
         if gate.wants_shell:
             self.post.ring()
         elif gate.opens_at is not None:

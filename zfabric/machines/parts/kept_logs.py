@@ -184,7 +184,8 @@ class KeptLogs:
         if log is None:
             return
         block = Block(message.last, 0, message.refs, message.made)
-        if not any(known.last == block.last for known in log.blocks):
+        before = next((known.last for known in reversed(log.blocks) if known.last <= block.last), 0)
+        if before != block.last:  # Else it is said again.
             self.references.pin(block.refs)
             log.blocks.append(block)
         log.last = max(log.last, message.last)
@@ -333,8 +334,14 @@ class KeptLogs:
                 self._forget(log, writing)
 
     def left(self, rows: Iterable[Row], early: bool = False) -> None:
-        """What dead processes have left: how many calls of which actors had ended. ``early``: which actors there are is not known yet."""
+        """What dead processes have left: how many calls of which actors had ended. ``early``: which actors there are is not known yet.
+
+        A process that had become an actor before anybody heard so has run nothing: what the one before it has left still counts.
+        """
         for actor_id, ended in rows:
+            record = self.scheduler.actors.records.get(actor_id)
+            if not early and (record is None or record.worker is None):
+                continue
             log = self.logs.setdefault(actor_id, KeptLog(actor_id)) if early else self.logs.get(actor_id)
             if log is not None:
                 log.ended, log.exact = ended, True
