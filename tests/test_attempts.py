@@ -135,3 +135,19 @@ def test_numbers_are_told_apart_by_daemons_and_read_as_tries() -> None:
     third = next_attempt(next_attempt(first_attempt(0), first_attempt(0)), first_attempt(5))
     assert tries_of(third) == 2
     assert first_attempt(5) < third < first_attempt(6)
+
+
+# --- values without rows ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_value_without_its_row_is_forgotten_with_its_last_ref(node: Restarted) -> None:
+    rows = [row(7), row(8)]
+    offered = (CLIENT, m.Offer(tuple((each[0] + bytes(4), m.OK, b"value", ()) for each in rows)))
+    node.rejoin((), offered, (CLIENT, m.Hold(tuple(each[0] + bytes(4) for each in rows))))
+    tables = node.scheduler.tables
+    assert set(tables.orphans) == {task_id(7), task_id(8)}
+    node.say(CLIENT + OLD, m.Release((rows[0][0] + bytes(4),)))
+    assert set(tables.orphans) == {task_id(8)}
+    node.submit(rows[1])
+    assert node.results() == {8: (m.OK, (b"value",))}
+    assert not tables.orphans

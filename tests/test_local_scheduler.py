@@ -737,3 +737,43 @@ def test_a_parent_that_runs_again_elsewhere_does_not_leave_its_first_process_wai
 
 def test_every_handler_takes_a_message_of_the_protocol() -> None:
     assert set(HANDLERS) <= set(m.MESSAGES.values())
+
+
+# --- what is remembered of what has gone --------------------------------------------------------------------------------------------
+
+
+def chain(node: Node, number: int) -> None:
+    """A task, and another that takes its value; the first value is let go of, and its row stays for the second."""
+    for each in (row(number), row(number + 1, ref(number))):
+        node.submit(each)
+        for worker, task, attempt in node.dispatched():
+            node.complete(worker, task, attempt)
+    node.say(CLIENT + DRIVER, m.Release((ref(number),)))
+
+
+def test_rows_that_were_kept_for_others_leave_nothing_behind(node: Node) -> None:
+    for number in range(0, 20, 2):
+        chain(node, number)
+        assert node.scheduler.references.lineage_bytes > 0
+        node.say(CLIENT + DRIVER, m.Release((ref(number + 1),)))
+    assert node.scheduler.tables.tasks == {}
+    assert node.scheduler.references.lineage_bytes == 0
+    assert not node.scheduler.references._lineage
+
+
+@pytest.mark.parametrize("dropped", ["before", "with it"])
+def test_the_end_of_a_job_leaves_nothing_that_counts_against_a_limit(node: Node, dropped: str) -> None:
+    chain(node, 0)
+    chain(node, 2)
+    node.say(CLIENT + DRIVER, m.Put(((object_id(task_id(9), 2**31), b"a value", (), False),)))
+    streams = b"s" * 16
+    node.say(CLIENT + DRIVER, m.Export(((streams, "s", b"payload", (("stream", 2),)),)))
+    node.submit((task_id(5), streams, b"arguments", ()))
+    if dropped == "with it":
+        node.scheduler.step(node.now, CLIENT + DRIVER, m.Release((ref(3), ref(1))))
+    node.say(CLIENT + DRIVER, m.Goodbye())
+    node.turn()
+    assert node.scheduler.references.lineage_bytes == 0
+    assert not node.scheduler.references._lineage
+    assert node.scheduler.tables.counts["inline_bytes"] == 0
+    assert not node.scheduler.tables.streams

@@ -335,11 +335,13 @@ class Membership:
         deletes = [("function", job.id + identifier) for identifier in job.functions]
         deletes += self.scheduler.logs.job_ended(job.id)
         for identifier, record in [(each, record) for each, record in tables.objects.items() if each[:JOB_BYTES] == job.id]:
-            if type(record.value) is Stored:
-                tables.freed.append(identifier)
+            self.scheduler.references.clear(record)
             del tables.objects[identifier]
             if record.task is None:
                 deletes.append(("object", identifier))
+        for table in (tables.streams, tables.orphans):
+            for identifier in [each for each in table if each[:JOB_BYTES] == job.id]:
+                del table[identifier]
         puts, more = blocks.flush(rows_max=1 << 30)
         # What happened is durable with the end of it, so that a timeline can be read as soon as the driver has gone.
         status = ("job", job.id, self._job_row(job, "ended"))
@@ -349,9 +351,9 @@ class Membership:
         self.scheduler.questions.ask("job ended", (job, last_rows), m.Write, (*puts, *self.scheduler.take_events(), status), last_rows[1])
 
     def _drop_task(self, task: TaskRecord) -> None:
+        self.scheduler.references.revive(task)
+        self.scheduler.references.clear(task)
         task.state = DONE
-        if type(task.value) is Stored:
-            self.tables.freed.append(task.object_id)
         self.tables.tasks.pop(task.id, None)
 
     def end_all(self, now: float) -> None:

@@ -312,7 +312,7 @@ class Recovery:
             text = f"object {short(object_id)} is lost: nothing that would tell of it survived its node's daemon"
             record.value = pack_failure("ObjectLostError", text)
             self.tables.counts["inline_bytes"] += len(record.value)
-            self.tables.orphans[object_id] = True
+            self.tables.orphans.setdefault(object_id[:TASK_BYTES], {})[object_id] = True
 
     def _unheard(self) -> dict[bytes, tuple[WorkerRecord, int]]:
         """Attempts that ended and of which the daemon before this one may not have heard: by task, the worker and the attempt."""
@@ -408,7 +408,7 @@ class Recovery:
         """A value whose row, if it ever had one, is not known."""
         record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
         if not is_put(object_id) and object_id[:TASK_BYTES] not in self.tables.streams:
-            self.tables.orphans[object_id] = False
+            self.tables.orphans.setdefault(object_id[:TASK_BYTES], {})[object_id] = False
         return record
 
     def _restore(self, object_id: bytes) -> None:

@@ -8,7 +8,7 @@ so that no loop turn grows with the length of a chain.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 
 from zfabric.machines.parts.blocks import BlockWriter
@@ -34,8 +34,8 @@ class References:
         self.tables = tables
         self.blocks = blocks
         self.lineage_bytes = 0
-        self._lineage: deque[TaskRecord] = deque()
-        """Finished tasks whose values are gone and whose rows are kept, oldest first (some may have gone since)."""
+        self._lineage: OrderedDict[bytes, TaskRecord] = OrderedDict()
+        """Finished tasks whose values are gone and whose rows are kept, oldest first."""
         self.evicted = 0
         self.actor_unreferenced: Callable[[TaskRecord], None]
         """Whom to tell once the last handle to an actor has gone."""
@@ -170,10 +170,8 @@ class References:
                 elif not record.fetchers:
                     self._free(record)
         while self.lineage_bytes > self.tables.config.lineage_bytes and self._lineage:
-            oldest = self._lineage.popleft()
-            if oldest.rare is not None and oldest.rare.kept:
-                self.evicted += 1
-                self._forget(oldest)
+            self.evicted += 1
+            self._forget(next(iter(self._lineage.values())))
         return bool(spare)
 
     def absorb(self) -> bool:
@@ -202,12 +200,16 @@ class References:
         self._absorb_above = counts["inline_bytes"] * 5 // 4
         return False
 
-    def _free(self, record: AnyObject) -> None:
+    def clear(self, record: AnyObject) -> None:
+        """Let go of a value, whoever may need it."""
         if type(record.value) is Stored:
             self.tables.freed.append(record.object_id)
         elif record.value is not None:
             self.tables.counts["inline_bytes"] -= len(record.value)  # type: ignore[arg-type]
         record.value = None
+
+    def _free(self, record: AnyObject) -> None:
+        self.clear(record)
         if record.contained:
             contained, record.contained = record.contained, ()
             self.unpin(contained)
@@ -218,8 +220,17 @@ class References:
             self.stream_unreferenced(record)
         if task is None:
             self.tables.objects.pop(record.object_id, None)
-        elif task.state == DONE:
+            if self.tables.orphans:
+                self._forget_orphan(record.object_id)
+        elif task.state == DONE and self.tables.tasks.get(task.id) is task:  # Its job may have ended meanwhile.
             self._maybe_forget(task)
+
+    def _forget_orphan(self, object_id: bytes) -> None:
+        values = self.tables.orphans.get(object_id[:TASK_BYTES])
+        if values is not None:
+            values.pop(object_id, None)
+            if not values:
+                del self.tables.orphans[object_id[:TASK_BYTES]]
 
     def _maybe_forget(self, task: TaskRecord) -> None:
         named = False
@@ -233,14 +244,12 @@ class References:
             weight = ROW_BYTES + len(task.row[2])
             task.facts().kept = weight
             self.lineage_bytes += weight
-            self._lineage.append(task)
+            self._lineage[task.id] = task
 
     def _forget(self, task: TaskRecord) -> None:
+        self.revive(task)
         if self.tables.tasks.pop(task.id, None) is None:
             return
-        if task.rare is not None and task.rare.kept:
-            self.lineage_bytes -= task.rare.kept
-            task.rare.kept = 0
         if task.outputs is not None:
             for value in task.outputs:
                 self.tables.objects.pop(value.object_id, None)
@@ -256,10 +265,11 @@ class References:
                     self.tables.spare.append(record)
 
     def revive(self, task: TaskRecord) -> None:
-        """A finished task is to run again: it is lineage no longer."""
+        """A finished task is lineage no longer: it is to run again, or goes."""
         if task.rare is not None and task.rare.kept:
             self.lineage_bytes -= task.rare.kept
             task.rare.kept = 0
+            del self._lineage[task.id]
 
 
 def is_plain(task: TaskRecord) -> bool:

@@ -47,8 +47,8 @@ class Tables:
         """Processes with results to be pushed at the end of this turn."""
         self.became_ready = 0
         """Counts every time a task becomes ready, so that a search that found none need not be repeated in vain."""
-        self.orphans: dict[bytes, bool] = {}
-        """Values of tasks whose rows did not survive a daemon, and whether the value did not, either: then its record says so."""
+        self.orphans: dict[bytes, dict[bytes, bool]] = {}
+        """By task: values whose row did not survive a daemon, and whether the value did not, either: then its record says so."""
         self.expected: dict[bytes, tuple[bytes, bytes]] = {}
         """Results of calls that others wait for: which process called, and which actor. It offers them, also failures."""
         self.condemned: dict[bytes, None] = {}

@@ -174,10 +174,8 @@ class Values:
 
     def take_orphans(self, rows: m.Rows) -> list[tuple[ObjectRecord, bool]]:
         """Take out the records of values whose rows had been lost with a daemon, and come again."""
-        tables = self.tables
-        task_ids = {row[0] for row in rows}
-        found = [object_id for object_id in tables.orphans if object_id[:TASK_BYTES] in task_ids]
-        return [(record, tables.orphans.pop(each)) for each in found if (record := tables.objects.pop(each, None)) is not None]
+        found = [pair for row in rows for pair in self.tables.orphans.pop(row[0], {}).items()]
+        return [(record, lost) for each, lost in found if (record := self.tables.objects.pop(each, None)) is not None]
 
     def reunite(self, orphan: ObjectRecord, lost: bool, process: ProcessRecord) -> None:
         """A value and its row are together again: a value that exists is not made again, one that does not now is."""
