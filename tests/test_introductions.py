@@ -14,7 +14,7 @@ from conftest import running_cluster
 from test_client_machine import client as client  # a fixture
 from test_client_machine import hear, submit
 from test_client_machine import said as client_said
-from test_local_scheduler import DRIVER, FUNCTION, OWN, Node, ref, row, task_id
+from test_local_scheduler import DRIVER, FUNCTION, JOB, OWN, Node, ref, row, task_id
 from test_worker_machine import DAEMON, begin, finish, said
 from test_worker_machine import row as worker_row
 from test_worker_machine import worker as worker  # a fixture
@@ -23,6 +23,7 @@ import zfabric as zf
 from zfabric.machines.client import Client
 from zfabric.machines.worker import Item, Worker
 from zfabric.protocol import messages as m
+from zfabric.protocol.effects import KillProcess
 from zfabric.protocol.ids import CLIENT, CONTROL, WORKER, object_id
 from zfabric.protocol.machine import Refusal
 from zfabric.runtime import interface
@@ -187,9 +188,33 @@ def test_values_that_a_dead_worker_may_not_have_told_are_said_again() -> None:
     node.complete(node.worker, 6)
     assert node.results() == {}
     node.dies()
-    assert node.results() == {4: (m.OK, (b"value",))}
+    assert node.results() == {4: (m.OK, (b"value",)), 5: (m.OK, ())}, "of what it has dropped, that it has ended"
     node.hand(6)
     assert node.results() == {6: (m.OK, (b"value",))}
+
+
+def test_who_drops_a_task_before_its_end_hears_of_that_although_its_worker_dies() -> None:
+    node = Introduced()
+    node.hand(4)
+    node.say(CLIENT + DRIVER, m.Release((ref(4),)))
+    node.complete(node.worker, 4)
+    assert task_id(4) not in node.scheduler.tables.tasks
+    node.dies()
+    assert node.results() == {4: (m.OK, ())}, "else it would wait for that, and say the row again to the next daemon"
+
+
+def test_a_driver_that_registers_again_may_not_have_heard_what_the_worker_told_it() -> None:
+    node = Introduced(introduced_for=1000.0)
+    node.hand(4)
+    node.hand(5)
+    node.complete(node.worker, 4)
+    node.say(CLIENT + DRIVER, m.Register(m.PROTOCOL_VERSION, "driver", 50, 1, JOB, b"program", b"", "", ""))
+    node.say(CLIENT + DRIVER, m.Submit((row(4), row(5))))
+    node.say(CLIENT + DRIVER, m.Ready())
+    node.complete(node.worker, 5)
+    assert node.results() == {4: (m.OK, (b"value",)), 5: (m.OK, (b"value",))}
+    assert node.take(m.Introduced) == [(CLIENT + DRIVER, m.Introduced(node.worker, (), 0))]
+    assert dict(node.scheduler.pool.available())["CPU"] > 0
 
 
 def test_a_driver_is_answered_in_the_knowledge_of_what_it_knows() -> None:
@@ -225,6 +250,43 @@ def test_only_plain_tasks_of_introduced_drivers_are_accepted() -> None:
     node.say(CLIENT + DRIVER, m.Handed(b"\x01another", (row(4),)))
     assert node.scheduler.tables.counts["refused"] == before + 1
     assert task_id(4) not in node.scheduler.tables.tasks
+
+
+def test_nobody_hands_over_what_asks_for_more_than_a_cpu() -> None:
+    node = Node(cpus=1, others=(("license", 1),))
+    node.scheduler.membership.prestart(node.now)
+    node.turn()
+    node.driver()
+    (worker,) = node.workers()
+    licensed = b"l" * 16
+    node.say(CLIENT + DRIVER, m.Export(((licensed, "l", b"payload", (("demand", (("CPU", 10_000), ("license", 1))),)),)))
+    for number in range(10):
+        node.submit((task_id(number), licensed, b"arguments", ()))
+        ended = ((task_id(number), 0, m.OK, (b"value",)),)
+        node.say(WORKER + worker, m.Completed(ended, (), ((licensed, 1, 0.0001),), b""))
+    assert node.take(m.Introduced) == [], "what is handed over late has no lease, and somebody else may have the license"
+
+
+def test_a_worker_is_not_ended_for_others_while_its_driver_may_yet_hand_it_something() -> None:
+    node = Introduced(workers_max=1)
+    elsewhere = ((("PLACE", "elsewhere"),), "", ())
+    node.submit(row(5, env=elsewhere))
+    assert node.take(m.Introduced) == [(CLIENT + DRIVER, m.Introduced(node.worker, (), 0))]
+    node.hand(4)
+    node.complete(node.worker, 4)
+    assert [each for each in node.effects if isinstance(each, KillProcess)] == []
+    node.hand()
+    assert [each.pid for each in node.effects if isinstance(each, KillProcess)] == [node.pids[node.worker]]
+
+
+def test_what_nobody_speaks_of_any_more_takes_no_room() -> None:
+    node = Introduced()
+    node.complete(node.worker, 4, 0, m.OK, (4096, 1000))
+    assert node.take(m.Free) == []
+    node.say(CLIENT + DRIVER, m.Goodbye())
+    ((_, sealed),) = node.take(m.Sealed)
+    assert sealed.rows[0][1:4] == (4096, 1000, node.worker)
+    assert sealed.rows[0][0] in [each for _, free in node.take(m.Free) for each in free.object_ids]
 
 
 def test_with_its_driver_an_introduction_is_gone() -> None:

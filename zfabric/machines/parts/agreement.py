@@ -24,6 +24,13 @@ def check(scheduler: LocalScheduler) -> None:
     for name, amount in scheduler.pool.total.items():
         if dict(scheduler.pool.available()).get(name, 0) + held.get(name, 0) != amount:
             raise InvariantViolation(f"{name}: what is free and what is leased do not add up")
+    tables = scheduler.tables
+    values = [task.value for task in tables.tasks.values() if task.outputs is None]
+    values += [record.value for record in tables.objects.values()]
+    if sum(len(value) for value in values if type(value) is bytes) != tables.counts["inline_bytes"]:
+        raise InvariantViolation("the values that are here have other bytes than are counted")
+    if sum(task.rare.kept for task in tables.tasks.values() if task.rare is not None) != scheduler.references.lineage_bytes:
+        raise InvariantViolation("the rows that are kept as lineage have other bytes than are counted")
     for task in scheduler.tables.tasks.values():
         if (task.state == ASSIGNED) != (task.worker is not None):
             raise InvariantViolation(f"{short(task.id)} is {task.state} with worker {task.worker}")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from zfabric.machines.parts.records import ASSIGNED, LEASED, Introduction, ProcessRecord, ShapeQueue, TaskRecord, WorkerRecord
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import WORKER, Address
+from zfabric.protocol.ids import WORKER, Address, object_id
 from zfabric.protocol.messages import OK
 
 if TYPE_CHECKING:
@@ -65,8 +65,10 @@ class Introductions:
     def _consider(self, driver: ProcessRecord, task: TaskRecord, worker: WorkerRecord, now: float) -> None:
         function, queue = task.function, worker.queue
         short = function.mean is not None and function.mean <= self.tables.config.prefetch_seconds
-        if not short or not function.plain or queue is None or queue.gpus or queue.concurrency != 1 or task.rare is not None:
+        if not short or not function.plain or queue is None or queue.concurrency != 1 or task.rare is not None:
             return
+        if not queue.light:
+            return  # What is handed over late runs without a lease: a CPU too many may be in use, and nothing else.
         if worker.state != LEASED or worker.frames or worker.process is None or len(worker.inflight) != 1:
             return
         made = worker.introduced
@@ -191,6 +193,11 @@ class Introductions:
         if made.driver.incarnation in self.tables.processes:
             self.tables.tell(made.driver, m.Introduced(worker.token, (), self.tables.first_attempt))
 
+    def registered_again(self, driver: ProcessRecord) -> None:
+        """What a driver has heard from workers may be lost to it (Ctrl-C), and it hands over nothing until it is introduced anew."""
+        for made in driver.introductions.values():
+            self.end(made.worker)
+
     def worker_lost(self, worker: WorkerRecord, died: m.ProcessDied) -> None:
         """A worker is dead; tasks may yet come that its driver had handed to it."""
         made = worker.introduced
@@ -209,17 +216,24 @@ class Introductions:
             self._forget(made)
 
     def _say_again(self, made: Introduction) -> None:
-        """Tell a driver outcomes that it should have heard from the worker, unless it has dropped them since."""
+        """Tell a driver outcomes that it should have heard from the worker; of what it has dropped since, that it has ended."""
         told, made.told = made.told, []
-        for task in told:
-            if task.holders is not None and self.tables.tasks.get(task.id) is task and made.driver.incarnation in self.tables.processes:
+        for task in told if made.driver.incarnation in self.tables.processes else ():
+            if task.holders is not None and self.tables.tasks.get(task.id) is task:
                 self.scheduler.outcomes.report_to(made.driver, task)
+            else:
+                made.driver.results.append((task.id, OK, ()))
+                self.tables.touched[made.driver] = None
 
     def _drop_early(self, made: Introduction, task_ids: list[bytes]) -> None:
         for task_id in task_ids:
             ended = made.early.pop(task_id)
-            if ended is not None:
-                self.scheduler.references.unpin(_contained(ended[1]))
+            if ended is None:
+                continue
+            row, extra = ended
+            self.scheduler.references.unpin(_contained(extra))
+            for index, value in enumerate(row[3] if made.died is None else ()):
+                self.scheduler.outcomes.drop_copy(made.worker, object_id(task_id, index), value)
 
     def _forget(self, made: Introduction) -> None:
         made.known = 0  # What waits goes on.

@@ -100,7 +100,9 @@ class WorkerPool:
         return not self._unneeded([worker])
 
     def _idle(self) -> list[WorkerRecord]:
-        return [worker for worker in self.tables.workers.values() if worker.state == IDLE and not worker.inflight]
+        """Those that have nothing to run, and that no driver may still hand anything to."""
+        workers = self.tables.workers.values()
+        return [worker for worker in workers if worker.state == IDLE and not worker.inflight and worker.introduced is None]
 
     def _unneeded(self, workers: list[WorkerRecord]) -> list[WorkerRecord]:
         """Those that may be ended: others wait for nothing that only one of them will have, such as results of calls that it made."""
