@@ -84,4 +84,38 @@ def test_what_no_frame_can_carry_is_refused_and_the_link_goes_on(tmp_path: Path,
     finally:
         mine.close()
         theirs.close()
+
+
+def test_what_nobody_reads_is_repeated_less_and_less_and_all_of_it_once_somebody_does() -> None:
+    sender, receiver = Link(4096, REPEAT), Link(4096, REPEAT)
+    frames = [(sender.send(said(number), 0.0), said(number)) for number in range(10)]
+    repeated = []
+    while len(repeated) < 8:
+        due = sender.next_deadline()
+        assert due is not None
+        repeated.append(len(sender.due(due)))
+    assert repeated[0] == 10
+    assert repeated[-4:] == [1, 1, 1, 1]
+    now = due + 1.0
+    receiver.receive(frames[0][0], 0, frames[0][1], now)  # It reads again, and all but the first was lost.
+    receiver.receive(frames[0][0], 0, frames[0][1], now)
+    for _, _ in receiver.due(now):
+        sender.receive(0, receiver.received, [], now)
+    assert sender.due(now + REPEAT) == frames[1:]
+
+
+def test_what_waits_for_room_in_a_socket_is_not_repeated_behind_itself(tmp_path: Path) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
+    nobody = b"nobody00"
+    post = Post(context, str(tmp_path), b"somebody", Config.of({"high_water_mark": 2, "link_repeat": REPEAT}))
+    try:
+        while not post.congested:
+            post.send_envelopes(nobody, said(1), 0.0)
+        backlog = post.peers[nobody].backlog
+        before = len(backlog)
+        for hour in range(1, 10):
+            post.tick(hour * 3600.0)
+        assert len(backlog) == before
+    finally:
+        post.close()
         context.term()

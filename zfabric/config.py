@@ -124,7 +124,7 @@ class Config:
     frame_bytes_max: int = 256 * MiB
     """Largest frame a socket accepts."""
     link_window: int = 4096
-    """Frames a link keeps unacknowledged before it holds further ones back."""
+    """Frames that a link keeps of those that have come too early, until the ones before them have."""
     link_repeat: float = 5.0
     """Pause before an unacknowledged frame is sent again (local sockets do not lose frames while both ends live)."""
 

@@ -173,7 +173,8 @@ class Post:
             if deadline is None or deadline > now:
                 continue
             for sequence, envelopes in peer.link.due(now):
-                self._push(incarnation, peer, encode(sequence, peer.link.received, envelopes))
+                if not (peer.backlog and envelopes):  # Nothing is lost of what has not left yet.
+                    self._push(incarnation, peer, encode(sequence, peer.link.received, envelopes))
         deadlines = (peer.link.next_deadline() for peer in self.peers.values())
         self._due_at = min((deadline for deadline in deadlines if deadline is not None), default=math.inf)
 

@@ -9,11 +9,15 @@ registration path rebuilds what was on it. All machines rely on this and never l
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 
 from zfabric.protocol.codec import Envelope
 
 REPEAT_FACTOR_MAX = 8
 """The pause between repeats doubles up to this multiple of its first value."""
+REPEATED_FRAMES = 16
+"""Frames that are repeated at a time. Where the pause has become as long as it gets, it is only the oldest, until something is heard: a
+process that is stopped, in a debugger say, reads none of them, and the system keeps them all."""
 ACKNOWLEDGE_AFTER_FRAMES = 64
 """A receiver that has nothing to say acknowledges after this many frames, so that the sender's memory stays small."""
 ACKNOWLEDGE_AFTER = 0.5
@@ -50,11 +54,6 @@ class Link:
         self._acknowledge_at: float | None = None
         self._repeat_at: float | None = None
         self._pause = repeat
-
-    @property
-    def full(self) -> bool:
-        """Whether the window is used up: further messages wait for an acknowledgement."""
-        return len(self._sent) >= self.window
 
     def send(self, envelopes: list[Envelope], now: float) -> int:
         """Number a frame of ``envelopes`` and keep it until it is acknowledged."""
@@ -114,8 +113,9 @@ class Link:
         """Frames to send again now: the oldest unacknowledged ones, or (0 or ``GAP``, []) where only an acknowledgement is owed."""
         frames: list[tuple[int, list[Envelope]]] = []
         if self._repeat_at is not None and now >= self._repeat_at and self._sent:
-            frames.extend(list(self._sent)[:16])
-            self._pause = min(self._pause * 2, self.repeat * REPEAT_FACTOR_MAX)
+            most = self.repeat * REPEAT_FACTOR_MAX
+            frames.extend(islice(self._sent, REPEATED_FRAMES if self._pause < most else 1))
+            self._pause = min(self._pause * 2, most)
             self._repeat_at = now + self._pause
         if self._acknowledge_at is not None and now >= self._acknowledge_at:
             if not frames or self._early:
