@@ -109,6 +109,16 @@ def test_who_dies_takes_no_leave(node: Node) -> None:
     assert node.scheduler.partings.next_deadline() is None
 
 
+def test_workers_of_a_job_that_goes_on_hear_that_its_driver_is_gone(node: Node) -> None:
+    actor = polite(node, detached=True)
+    others = [worker for worker in node.workers() if worker != actor]
+    node.submit(row(7))
+    node.say(WORKER + others[0], m.Completed(((task_id(7), 0, m.OK, (b"value",)),), (), (), b""))
+    node.take(m.CallerGone)
+    node.say(CLIENT + DRIVER, m.Goodbye())
+    assert {to[2:] for to, message in node.take(m.CallerGone) if message.incarnation == DRIVER} >= {others[0][1:]}
+
+
 def test_detached_actors_stay_whatever_they_have_to_say(node: Node) -> None:
     polite(node, detached=True)
     node.say(CLIENT + DRIVER, m.Goodbye())

@@ -15,7 +15,7 @@ from test_client_machine import client as client  # a fixture
 from test_client_machine import hear, submit
 from test_client_machine import said as client_said
 from test_local_scheduler import DRIVER, FUNCTION, JOB, OWN, Node, ref, row, task_id
-from test_worker_machine import DAEMON, begin, finish, said
+from test_worker_machine import DAEMON, begin, finish, give, said
 from test_worker_machine import row as worker_row
 from test_worker_machine import worker as worker  # a fixture
 
@@ -386,6 +386,24 @@ def test_a_task_that_is_handed_over_leaves_ahead_of_what_the_scheduler_hears(cli
 def test_a_worker_lets_fall_what_it_was_handed_on_behalf_of_a_daemon_that_is_gone(worker: Worker) -> None:
     worker.step(0.0, CLIENT + b"\x01driver0", m.Hand(b"\x03daemon1", (worker_row(1),), 0))
     assert begin(worker) is None
+
+
+def test_a_worker_has_nothing_more_to_do_with_a_driver_that_has_ended(worker: Worker) -> None:
+    driver = b"\x01driver0"
+    worker.step(0.0, b"L" + DAEMON, m.Introduce(driver))
+    worker.step(0.0, CLIENT + driver, m.Hand(DAEMON, (worker_row(1), worker_row(2), worker_row(3)), 0))
+    begin(worker)
+    finish(worker)
+    begin(worker)
+    worker.step(0.0, b"L" + DAEMON, m.CallerGone(driver))
+    finish(worker)
+    given_back = [message.task_ids for message in said(worker) if type(message) is m.TakenBack]
+    assert given_back == [(worker_row(3)[0],)]
+    give(worker, 4)
+    assert begin(worker) == 4
+    finish(worker)
+    assert [type(message) for message in said(worker)] == [m.Completed], "what it would say to the driver would be repeated for ever"
+    assert driver not in worker.drivers
 
 
 # --- real processes -----------------------------------------------------------------------------------------------------------------

@@ -141,7 +141,8 @@ class Worker:
         if self._rows or self._effects or self.turns is not None or self.yields.unsaid or mailbox.logs or mailbox.unsent:
             return None
         if not isinstance(item, Invocation):
-            return self.drivers.tell_now(item.driver, item.row[0], outputs) if item.driver and not self.queue else None
+            hears = item.driver in self.drivers and not self.queue
+            return self.drivers.tell_now(item.driver, item.row[0], outputs) if hears else None
         if item.options is not None or mailbox.queue or self.gate is not None:
             return None
         if item.row[0] in self.abandoned or item.caller in mailbox.gone:
@@ -171,7 +172,8 @@ class Worker:
         if extra is not None:
             self._extras.append((len(self._rows), *extra))
         self._rows.append((row[0], item.attempt, status, outputs))
-        if item.driver and not answered and status == OK and extra is None and len(outputs) == 1 and type(outputs[0]) is bytes:
+        hears = item.driver in self.drivers and not answered
+        if hears and status == OK and extra is None and len(outputs) == 1 and type(outputs[0]) is bytes:
             self.drivers.tell(item.driver, row[0], outputs)
         self._ran.append((row, started, seconds))
         if self.turns is not None and row[0] in self.mailbox.actors:
@@ -477,8 +479,12 @@ class Worker:
         return item is not None
 
     def on_caller_gone(self, message: m.CallerGone) -> None:
-        """A process that may have called has ended."""
+        """A process that may have called, or handed over tasks, has ended."""
         self.mailbox.caller_gone(message.incarnation)
+        if self.drivers.forget(message.incarnation):
+            handed = tuple(item.row[0] for item in self.queue if item.driver == message.incarnation)
+            if handed:
+                self.on_take_back(m.TakeBack(handed))
 
     def on_recorded(self, message: m.Recorded) -> None:
         """Outcomes of calls are taken in."""

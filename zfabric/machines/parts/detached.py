@@ -67,6 +67,9 @@ class Detached:
         if known:
             self.tables.tell(driver, m.Farewell(""))
             self.scheduler.membership.let_go_of(driver)
+        for worker in self.tables.workers.values():
+            if worker.job is job:  # It may have handed tasks to them, and they would say for ever what came of the last.
+                self.tables.order(worker, m.CallerGone(driver.incarnation))
         self._stop_tasks(job, driver.incarnation, now)
         self.scheduler.actors.end_unheld(job, "its driver has ended")
         return True

@@ -41,6 +41,11 @@ class Drivers:
         self.told[driver] += 1
         return Send(CLIENT + driver, m.Results(((task_id, OK, outputs),)))
 
+    def forget(self, driver: bytes) -> bool:
+        """A driver has ended: what it would be told would be repeated for ever. Whether it was known."""
+        self._rows.pop(driver, None)
+        return self.told.pop(driver, None) is not None
+
     @property
     def unsent(self) -> bool:
         """Whether anything is to be said."""
