@@ -24,6 +24,7 @@ from zfabric.adapters.sockets import Post
 from zfabric.config import Config
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CLIENT
+from zfabric.runtime import interface
 from zfabric.runtime.connect import new_incarnation
 
 
@@ -592,6 +593,47 @@ def test_ctrl_c_in_get_raises_and_loses_nothing(tmp_path: Path) -> None:
     timer.join()
     (tmp_path / "go").touch()
     assert zf.get(ref, timeout=PATIENCE) == 5
+
+
+def test_ctrl_c_while_rows_leave_loses_none_of_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    client: Any = interface.current()
+    waiting = sleeper.remote(str(tmp_path), "waits")
+
+    def pressed(*_: Any) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with client.lock:
+        unsent = identity.remote(5)  # Another one is under way, so this waits for more.
+        monkeypatch.setattr(client.post, "send", pressed)
+        with pytest.raises(KeyboardInterrupt):
+            client.flush()
+    assert zf.get(unsent, timeout=PATIENCE) == 5
+    zf.cancel(waiting)
+
+
+def test_who_comes_to_wait_while_the_one_who_receives_leaves_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    client: Any = interface.current()
+    receives, woken = [True], []
+
+    class Leaving:
+        """A lock of one who leaves in the moment in which somebody looks whether it is there."""
+
+        def locked(self) -> bool:
+            if not receives:
+                return False
+            receives.pop()
+            client._hand_over()
+            return True
+
+        def acquire(self, *_: Any, **__: Any) -> bool:
+            return False
+
+    monkeypatch.setattr(client, "_pump_lock", Leaving())
+    monkeypatch.setattr(client, "_wake", woken.append)
+    client._follow(lambda: False, 0.0)
+    monkeypatch.undo()
+    assert len(woken) == 1, "else it would sleep on, and nobody would receive"
 
 
 def test_what_ctrl_c_left_of_a_frame_is_let_go_of(tmp_path: Path) -> None:

@@ -454,6 +454,20 @@ def test_the_socket_of_a_worker_that_is_no_more_is_closed(shared: Any) -> None:
     until_introduced(pid)
 
 
+def test_the_socket_of_a_worker_that_is_to_get_the_next_task_stays(shared: Any, tmp_path: Path) -> None:
+    """Its daemon knows of its death a moment sooner than the driver: what is handed over then would open the socket again, for ever."""
+    until_introduced(pid)
+    client: Any = interface.current()
+    ((worker,),) = (set(client.machine.handing.hands.values()),)
+    zf.get(pid.remote(), timeout=PATIENCE)
+    path = Path(client.session.sockets) / worker.hex()
+    path.rename(tmp_path / "socket")
+    client._forget_the_dead()
+    (tmp_path / "socket").rename(path)
+    assert worker in client.post.peers
+    assert zf.get(pid.remote(), timeout=PATIENCE)
+
+
 def test_errors_and_boxes_come_as_always(shared: Any) -> None:
     @zf.remote
     def body(number: int) -> Any:

@@ -3,8 +3,8 @@
 The thread that waits pumps the sockets itself; when several wait, one leads, and wakes each of the others when what that one waits for
 has come, or to take its place when it leaves. The only thread of its own is the flusher, asleep until a row has waited unsent for two
 milliseconds. It is awake once a second, to answer what the fabric asks while the program is busy elsewhere, and more often for as long as
-others wait for what this process does with news that have yet to come. An exception out of the middle of a delivery (Ctrl-C) marks the
-connection unsynchronised: the client then says again all that it holds, as after a restart of the daemon.
+others wait for what this process does with news that have yet to come. An exception out of the middle of a delivery or of sending (Ctrl-C)
+marks the connection unsynchronised: the client then says again all that it holds, as after a restart of the daemon.
 """
 
 from __future__ import annotations
@@ -177,18 +177,26 @@ class Connection:
 
     def flush(self) -> None:
         """Send what waits, as one frame. The caller holds the lock."""
-        sends = self._sends()
-        if sends:
-            self._sent_at = clock()
-            self.post.send(sends, self._sent_at)
+        try:
+            sends = self._sends()
+            if sends:
+                self._sent_at = clock()
+                self.post.send(sends, self._sent_at)
+        except KeyboardInterrupt:  # What was taken to be sent has perhaps not left.
+            self._unsynchronised = True
+            raise
 
     def _flush_first(self) -> None:
         """The same, where the program is about to wait for one task or call: that leaves at once, the rest behind it."""
-        first = self.machine.take_first()
-        if first is not None:
-            to, message, _ = first
-            self._sent_at = clock()
-            self.post.send_envelopes(to[1:], [(to[:1], CLIENT, message)], self._sent_at)
+        try:
+            first = self.machine.take_first()
+            if first is not None:
+                to, message, _ = first
+                self._sent_at = clock()
+                self.post.send_envelopes(to[1:], [(to[:1], CLIENT, message)], self._sent_at)
+        except KeyboardInterrupt:
+            self._unsynchronised = True
+            raise
         if first is None or self.machine.has_unsent:
             self.flush()
 
@@ -354,10 +362,10 @@ class Connection:
         """Sleep until whoever leads has news of this, or leaves."""
         follower = Follower(done)
         with self._following:
-            if not self._pump_lock.locked():
-                return
             self._followers[follower] = None
         try:
+            if not self._pump_lock.locked():  # Nobody leads (any more): who left before this one was there has woken nobody.
+                return
             with self.lock:
                 if done():  # It may have come before the one that leads knew of this thread.
                     return
@@ -471,10 +479,14 @@ class Connection:
                 self.post.tick(clock())
 
     def _forget_the_dead(self) -> None:
-        """Close sockets to workers that this process has handed tasks to and that are no more. Their daemon has removed theirs."""
-        introduced = self.machine.handing.introduced
-        for worker in [each for each in introduced if not os.path.exists(os.path.join(self.session.sockets, each.hex()))]:
-            self.machine.handing.forget(worker)
+        """Close sockets to workers that this process has handed tasks to and that are no more. Their daemon has removed theirs.
+
+        Not before that has said that no more are to be handed to them: with the next one, the socket would be there again.
+        """
+        sockets, handing = self.session.sockets, self.machine.handing
+        idle = handing.introduced.difference(handing.hands.values())
+        for worker in [each for each in idle if not os.path.exists(os.path.join(sockets, each.hex()))]:
+            handing.forget(worker)
             self._peers.discard(worker)
             self.post.forget(worker)
 
