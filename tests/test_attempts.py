@@ -10,8 +10,10 @@ from test_local_scheduler import CLIENT, DRIVER, FUNCTION, JOB, OWN, Node, died,
 from zfabric.machines.parts import report
 from zfabric.machines.parts.naming import salt_of
 from zfabric.protocol import messages as m
+from zfabric.protocol.effects import KillProcess
 from zfabric.protocol.failures import unpack_failure
-from zfabric.protocol.ids import WORKER, child_prefix, first_attempt, next_attempt, pack_counter, tries_of
+from zfabric.protocol.ids import WORKER, child_prefix, first_attempt, job_id, next_attempt, pack_counter, root_task, tries_of
+from zfabric.protocol.options import RESOURCE_UNIT
 
 OLD = b"\x00" * 7 + b"\x63"
 """A worker of the daemon before."""
@@ -25,8 +27,8 @@ ACTOR_CLASS = b"a" * 16
 class Restarted(Node):
     """The third daemon of its node, to which one driver and one worker register again."""
 
-    def __init__(self) -> None:
-        super().__init__(cpus=1, daemons=2)
+    def __init__(self, others: tuple[tuple[str, int], ...] = ()) -> None:
+        super().__init__(cpus=1, others=others, daemons=2)
         self.pids[OLD] = 99
 
     def answer(self, message: Any) -> None:
@@ -135,6 +137,25 @@ def test_numbers_are_told_apart_by_daemons_and_read_as_tries() -> None:
     third = next_attempt(next_attempt(first_attempt(0), first_attempt(0)), first_attempt(5))
     assert tries_of(third) == 2
     assert first_attempt(5) < third < first_attempt(6)
+
+
+# --- what workers have of the node --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("why", ["its task has ended", "its job has ended"])
+def test_a_worker_has_its_gpus_until_it_is_dead_though_nobody_knows_what_for(why: str) -> None:
+    node = Restarted((("GPU", RESOURCE_UNIT),))
+    other = (child_prefix(job_id(9), root_task(job_id(9))) + pack_counter(0), FUNCTION, b"", ())
+    node.rejoin((), (WORKER, m.Running(((other, THIRD, True),) if why == "its job has ended" else (), (0,))))
+    node.turn()
+    assert [each.pid for each in node.effects if isinstance(each, KillProcess)][:1] == [99]
+    assert dict(node.scheduler.pool.available())["GPU"] == 0
+    node.submit(row(0, demand=(("CPU", RESOURCE_UNIT), ("GPU", RESOURCE_UNIT))))
+    node.workers()
+    assert node.dispatched() == []
+    died(node, OLD, None)
+    node.workers()
+    assert [number for _, number, _ in node.dispatched()] == [0]
 
 
 # --- values without rows ------------------------------------------------------------------------------------------------------------

@@ -433,6 +433,9 @@ def test_a_worker_that_ends_while_its_cpu_is_lent_gives_back_the_rest_and_the_cp
             node.complete(other, 1)
     else:
         node.say(CLIENT + DRIVER, m.Goodbye())
+        assert dict(pool.available())["GPU"] == 0, "it may have their memory until it is dead"
+        for token in list(node.pids):
+            died(node, token, None)
     assert dict(pool.available()) == dict(demand)
     if end == "dies":
         # The GPU itself, too, is another's now.

@@ -15,6 +15,7 @@ from zfabric.machines.parts.introductions import Introductions
 from zfabric.machines.parts.outcomes import Outcomes
 from zfabric.machines.parts.records import (
     ASSIGNED,
+    ENDING,
     HOSTING,
     IDLE,
     LEASED,
@@ -35,7 +36,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess
 from zfabric.protocol.ids import WORKER, is_call, short
 from zfabric.protocol.messages import OK
-from zfabric.protocol.options import Demand
+from zfabric.protocol.options import RESOURCE_UNIT, Demand
 
 INLINE_SEARCH_MAX = 256
 """Tasks looked at to find one that a blocked worker can run."""
@@ -70,8 +71,10 @@ class Dispatcher:
                     continue  # It goes on with the next of them, unless others wait for what it holds.
                 if not self.introductions.keep(worker, queues, now):
                     self.end_lease(worker, now)
-            elif worker.state == IDLE and worker.gpus:  # What ran there has ended unheard by the daemon before this one.
-                self.end_lease(worker, now)
+            elif worker.gpus and worker.state in (IDLE, ENDING):  # What ran there has ended unheard by the daemon before this one.
+                self._hold_gpus(worker)
+                if worker.state == IDLE:
+                    self.end_lease(worker, now)
         for worker in blocked:
             self._serve_blocked(worker, now)
         if not queues:
@@ -244,14 +247,27 @@ class Dispatcher:
         worker.state = IDLE
         worker.idle_since = now
 
+    def _hold_gpus(self, worker: WorkerRecord) -> None:
+        """A process has its GPUs until it ends, though nothing says any more what for."""
+        if not worker.demand:
+            worker.demand = (("GPU", RESOURCE_UNIT * len(worker.gpus)),)
+            self.pool.acquire(worker.demand)
+            self.pool.acquire_gpus(RESOURCE_UNIT * len(worker.gpus), worker.gpus)
+
+    def abandon(self, worker: WorkerRecord) -> None:
+        """A worker is to end with its job. What it holds is for others when it is proved dead: until then it may use it."""
+        self.introductions.end(worker)
+        for frame in worker.frames:
+            self._frames.pop(frame.task_id, None)
+        worker.frames.clear()
+
     def release(self, worker: WorkerRecord) -> None:
         """Give back what a worker holds."""
         self.introductions.end(worker)
         for frame in worker.frames:
             self._frames.pop(frame.task_id, None)
-        gpus = 0
+        gpus = dict(worker.demand).get("GPU", 0)
         if worker.queue is not None:
-            gpus = worker.queue.gpus
             worker.queue.leased.pop(worker.token, None)
             worker.queue = None
         if worker.demand:

@@ -320,8 +320,7 @@ class Membership:
                     task.worker = None
                     task.state = DONE
                 worker.inflight.clear()
-                self.scheduler.dispatcher.release(worker)
-                worker.frames.clear()
+                self.scheduler.dispatcher.abandon(worker)
                 self.scheduler.workers.end(worker, "its job has ended")
         tables.condemned = {prefix: None for prefix in tables.condemned if prefix[:JOB_BYTES] != job.id}
         for queue in job.queues.values():
