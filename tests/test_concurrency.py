@@ -450,6 +450,42 @@ def test_max_concurrency_is_for_async_functions() -> None:
         zf.remote(lambda: None).options(max_concurrency=2)
 
 
+def test_one_at_a_time_is_what_a_plain_function_does_anyway() -> None:
+    def in_main() -> bool:
+        return threading.current_thread() is threading.main_thread()
+
+    assert value([zf.remote(max_concurrency=1)(in_main).remote(), zf.remote(in_main).options(max_concurrency=1).remote()]) == [True, True]
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.02])
+def test_async_tasks_one_at_a_time_run_one_after_the_other(pause: float) -> None:
+    running = 0
+
+    @zf.remote(max_concurrency=1)
+    async def alone() -> int:
+        nonlocal running
+        running += 1
+        seen = running
+        await asyncio.sleep(pause)
+        running -= 1
+        return seen
+
+    value(alone.remote())  # It is known to be short now, if it is.
+    assert value([alone.remote() for _ in range(100)]) == [1] * 100
+
+
+def test_tasks_and_async_tasks_wait_for_each_other_by_turns() -> None:
+    @zf.remote
+    def plain(depth: int) -> int:
+        return zf.get(loop.remote(depth - 1)) + 1 if depth else 0
+
+    @zf.remote
+    async def loop(depth: int) -> int:
+        return await plain.remote(depth - 1) + 1 if depth else 0
+
+    assert value([plain.remote(11), plain.remote(10)]) == [11, 10]
+
+
 @pytest.mark.parametrize("where", ["decorator", "options"])
 def test_a_worker_runs_no_more_of_them_than_max_concurrency(where: str) -> None:
     running = 0

@@ -742,6 +742,21 @@ def test_every_handler_takes_a_message_of_the_protocol() -> None:
     assert set(HANDLERS) <= set(m.MESSAGES.values())
 
 
+def test_an_async_task_does_not_run_on_top_of_one_that_waits_and_what_waits_for_it_is_replaced(node: Node) -> None:
+    """It would be in the wrong thread; and while it runs, what it waits for may need another worker still."""
+    loop = b"l" * 16
+    node.say(CLIENT + DRIVER, m.Export(((loop, "l", b"payload", (("demand", ()), ("max_concurrency", 1000))),)))
+    for depth in range(1, 10):
+        node.submit(row(depth))
+        node.workers()
+        ((waits, _, _),) = node.dispatched()
+        node.submit((task_id(100 + depth), loop, b"arguments", ()))
+        node.say(WORKER + waits, m.Blocked(task_id(depth), (ref(100 + depth),), (), True))
+        node.workers()
+        ((runs, number, _),) = node.dispatched()
+        assert (runs != waits, number) == (True, 100 + depth)
+
+
 # --- what is remembered of what has gone --------------------------------------------------------------------------------------------
 
 

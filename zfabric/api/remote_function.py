@@ -296,6 +296,8 @@ def _made(function: Callable[..., Any], options: Mapping[str, Any]) -> RemoteFun
     if options.get("num_returns") is None and _flags(function) & (_GENERATOR | _ASYNC_GENERATOR):
         options = {**options, "num_returns": "streaming"}
     _check_kind(function, options)
+    if not _flags(function) & (_COROUTINE | _ASYNC_GENERATOR):
+        options = {name: value for name, value in options.items() if name != "max_concurrency"}  # One is what it is, and no event loop.
     if not mode_of(options):
         return RemoteFunction(function, options)
     if _flags(function) & _COROUTINE:

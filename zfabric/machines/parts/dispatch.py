@@ -99,7 +99,7 @@ class Dispatcher:
         if queue.shared:
             self._serve_hosts(queue, now)
             return
-        if queue.concurrency > 1:
+        if queue.concurrency:
             self._serve_async(queue, now)
             return
         if top_up:
@@ -492,6 +492,8 @@ class Dispatcher:
                 waiting = self._frames.get(task.id)
                 if waiting is not None:
                     agenda.extend(waiting.wanted)
+                elif task.function.concurrency:
+                    frame.barred = True  # It waits in an event loop, if it does, and for what nobody else knows.
             elif task.state == READY and not self._may_run_inline(task, worker):
                 frame.barred = True
             elif task.state == READY:

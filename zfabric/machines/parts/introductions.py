@@ -65,7 +65,7 @@ class Introductions:
     def _consider(self, driver: ProcessRecord, task: TaskRecord, worker: WorkerRecord, now: float) -> None:
         function, queue = task.function, worker.queue
         short = function.mean is not None and function.mean <= self.tables.config.prefetch_seconds
-        if not short or not function.plain or queue is None or queue.concurrency != 1 or task.rare is not None:
+        if not short or not function.plain or queue is None or queue.concurrency or task.rare is not None:
             return
         if not queue.light:
             return  # What is handed over late runs without a lease: a CPU too many may be in use, and nothing else.

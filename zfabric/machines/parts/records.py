@@ -284,15 +284,16 @@ class FunctionRecord:
         self.demand: Demand = option(options, "demand", ONE_CPU if self.actor is None else ())
         self.environment: Environment = option(options, "env", NO_ENVIRONMENT)
         self.num_returns: int = option(options, "num_returns", 1)
-        self.inline: bool = option(options, "inline", True)
         self.stream: int | None = option(options, "stream")
         """If its calls make streams, how many values those may be ahead (0: as configured)."""
         self.mean: float | None = None
         """Exponential average of its running time in seconds; None before the first has finished."""
         self.shared: bool = self.actor is not None and option(options, "lightweight", False)
         """Whether the actors that its calls make share processes with others."""
-        self.concurrency: int = option(options, "max_concurrency", 1) if self.actor is None else 1
-        """How many of its tasks one worker runs at the same time (``async def``)."""
+        self.concurrency: int = option(options, "max_concurrency", 0) if self.actor is None else 0
+        """How many of its tasks one worker runs beside each other, in an event loop (``async def``); 0: one, on its stack."""
+        self.inline: bool = option(options, "inline", True) and not self.concurrency
+        """Whether its tasks may run on top of one that waits."""
         self.plain = self.num_returns == 1 and option(options, "timeout") is None and self.actor is None and self.stream is None
         self.queue: ShapeQueue
 
@@ -311,7 +312,7 @@ class FunctionRecord:
 TASKS, ACTORS, SHARING = range(3)
 """What tasks make: values, actors with a process each, actors that share processes."""
 Shape = tuple[Demand, Environment, int, int]
-"""What tasks of one queue have in common: demand, environment, what they make, how many run in one worker at a time."""
+"""What tasks of one queue have in common: demand, environment, what they make, how many run beside each other."""
 
 
 class ShapeQueue:
@@ -340,7 +341,7 @@ class ShapeQueue:
         demand, environment, makes, concurrency = shape
         self.job = job
         self.concurrency = concurrency
-        """How many of its tasks one worker runs at the same time."""
+        """How many of its tasks one worker runs beside each other, in an event loop; 0: one, on its stack."""
         self.actors = makes == ACTORS
         """Whether its tasks make actors with a process each: a worker for life."""
         self.shared = makes == SHARING
@@ -532,7 +533,7 @@ class WorkerRecord:
     @property
     def behind(self) -> bool:
         """Whether something waits behind the task on top."""
-        return len(self.inflight) > 1 + len(self.frames) and (self.queue is None or self.queue.concurrency == 1)
+        return len(self.inflight) > 1 + len(self.frames) and (self.queue is None or not self.queue.concurrency)
 
     @property
     def blocked(self) -> bool:
