@@ -21,7 +21,8 @@ from test_worker_machine import worker as worker  # a fixture
 
 import zfabric as zf
 from zfabric.machines.client import Client
-from zfabric.machines.worker import Item, Worker
+from zfabric.machines.parts.given import Item
+from zfabric.machines.worker import Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess
 from zfabric.protocol.ids import CLIENT, CONTROL, WORKER, object_id

@@ -71,7 +71,7 @@ def test_places_of_a_task_given_back_are_given_up(worker: Worker) -> None:
     worker.step(0.0, b"L" + DAEMON, m.Dispatch((row(1, needed),), ((0, 0, ((4096, 100),), ()),), False))
     assert worker.unread() == ((needed, 4096, 100),)
     worker.step(0.0, b"L" + DAEMON, m.TakeBack((row(1)[0],)))
-    assert worker.given_up == [(needed, (4096, 100))]
+    assert worker.given.given_up == [(needed, (4096, 100))]
     assert worker.unread() == ()
 
 
@@ -121,11 +121,11 @@ def test_a_deadlock_is_of_what_is_waited_for_now(worker: Worker) -> None:
     for told, known in (((row(1)[0], other), False), ((row(2)[0], wanted), False), ((row(1)[0], wanted), True)):
         worker.block((wanted,), True)
         worker.step(0.0, b"L" + DAEMON, m.Deadlock(*told, "f -> f"))
-        assert worker.deadlocks == ({row(1)[0]: "f -> f"} if known else {})
+        assert worker.waits.deadlocks == ({row(1)[0]: "f -> f"} if known else {})
         worker.unblock()
-        assert worker.deadlocks == {}
+        assert worker.waits.deadlocks == {}
     worker.step(0.0, b"L" + DAEMON, m.Deadlock(row(1)[0], wanted, "f -> f"))
-    assert worker.deadlocks == {}, "it waits no longer"
+    assert worker.waits.deadlocks == {}, "it waits no longer"
 
 
 def test_the_end_of_what_ran_on_top_is_told_before_the_next_wait(worker: Worker) -> None:

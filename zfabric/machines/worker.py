@@ -8,18 +8,20 @@ stack; those that the scheduler puts on top of it (``inline``) are begun before 
 from __future__ import annotations
 
 from array import array
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 from zfabric.config import Config
 from zfabric.machines.parts.actor_queues import CallQueue
 from zfabric.machines.parts.call_trace import CallTrace
 from zfabric.machines.parts.drivers import Drivers
+from zfabric.machines.parts.given import Given, Item, actor_of
 from zfabric.machines.parts.mailbox import Invocation, Mailbox
 from zfabric.machines.parts.quiescence import QUIET, TAKING, Gate
 from zfabric.machines.parts.turns import FAREWELL, Turns
+from zfabric.machines.parts.waits import Waits
 from zfabric.machines.parts.yields import Yields
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Send
@@ -35,26 +37,6 @@ REPORTS = (m.Completed, m.Yielded)
 """What a daemon that replaces another must hear, if that one may not have."""
 
 
-class Item(NamedTuple):
-    """One attempt this worker was given: the task row, attempt number, values of its dependencies, ids of its GPUs, who handed it over."""
-
-    row: Row
-    attempt: int
-    values: tuple[Any, ...]
-    gpus: tuple[int, ...]
-    driver: bytes = b""
-
-
-def actor_of(item: Item | Invocation) -> bytes:
-    """The actor that is called, or made."""
-    return item.actor_id if type(item) is Invocation else item.row[0]
-
-
-def places_of(item: Item) -> list[tuple[bytes, Any]]:
-    """The values that came with a task. Each is told, and pinned, once, however often the row names it."""
-    return list(dict(zip(item.row[3], item.values, strict=False)).items())
-
-
 class Worker:
     """The protocol side of one worker process."""
 
@@ -62,8 +44,8 @@ class Worker:
         self.address = address
         self.config = config
         self.scheduler: Address = b""
-        self.queue: deque[Item] = deque()
-        self.inline: deque[Item] = deque()
+        self.given = Given()
+        self.queue, self.inline = self.given.queue, self.given.inline
         self.mailbox = Mailbox()
         self.call_trace = CallTrace()
         self.yields = Yields()
@@ -83,11 +65,7 @@ class Worker:
         """Attempts to be stopped: task -> (attempt, reason)."""
         self.abandoned: set[bytes] = set()
         """Calls that were to be stopped, have not, and are over for their callers."""
-        self.gpus: tuple[int, ...] = ()
-        """The node's GPUs that this process was given. It has them until it ends (see ``Dispatcher``)."""
         self.stopping = False
-        self.given_up: list[tuple[bytes, tuple[int, int]]] = []
-        """Objects whose location came with a task that is not run here after all: the shell unpins them."""
         self.unheard: list[m.Message] = []
         """Completions that the daemon before this one may not have heard."""
         self.counts: Counter[str] = Counter()
@@ -99,11 +77,7 @@ class Worker:
         self._ran: list[tuple[Row, float, float]] = []
         """Their task rows, when they began, and how long they took."""
         self._effects: list[Effect] = []
-        self._waiting: list[m.Blocked] = []
-        self._awaits: dict[bytes, m.Awaits] = {}
-        """What was said besides of those that wait."""
-        self.deadlocks: dict[bytes, str] = {}
-        """Those of them that wait for themselves, by way of others: who waits for whom."""
+        self.waits = Waits()
 
     # -- running --
 
@@ -114,11 +88,11 @@ class Worker:
             item = self._next_turn(self.turns)
             if item is None:
                 return None
-        elif self.mailbox.queue and not self._waiting and not self.beside:
+        elif self.mailbox.queue and not self.waits and not self.beside:
             item = self.mailbox.queue.popleft()
         elif self.inline:
             item = self.inline.popleft()
-        elif self.queue and not self._waiting:
+        elif self.queue and not self.waits:
             item = self.queue.popleft()
         else:
             return None
@@ -330,34 +304,14 @@ class Worker:
 
         If it is a call, with a ``name``, or waits for calls, ``callees`` and ``certain`` are as in ``Awaits``.
         """
-        returned = tuple(item.row[0] for item in self.queue)
-        self._give_up(self.queue)
-        self.queue.clear()
-        blocked = m.Blocked(self.stack[-1].row[0], wanted, returned, inline)
+        blocked = m.Blocked(self.stack[-1].row[0], wanted, self.given.give_back_queue(), inline)
+        certain = certain and blocked.task_id not in self.mailbox.timed
         self._report()
-        self._waiting.append(blocked)
-        self._effects.append(Send(self.scheduler, blocked))
-        if name or callees:
-            certain = certain and blocked.task_id not in self.mailbox.timed
-            awaits = self._awaits[blocked.task_id] = m.Awaits(blocked.task_id, name, callees, certain)
-            self._effects.append(Send(self.scheduler, awaits))
-
-    def _give_up(self, items: Iterable[Item]) -> None:
-        for item in items:
-            for identifier, value in places_of(item):
-                if type(value) is tuple:
-                    self.given_up.append((identifier, value))
-
-    def waits(self, task_id: bytes) -> bool:
-        """Whether a task was said to wait."""
-        return any(blocked.task_id == task_id for blocked in self._waiting)
+        self._effects.extend(Send(self.scheduler, message) for message in self.waits.begin(blocked, name, callees, certain))
 
     def unblock(self) -> None:
         """It waits no longer."""
-        blocked = self._waiting.pop()
-        self._awaits.pop(blocked.task_id, None)
-        self.deadlocks.pop(blocked.task_id, None)
-        self._effects.append(Send(self.scheduler, m.Unblocked(blocked.task_id)))
+        self._effects.append(Send(self.scheduler, self.waits.end()))
 
     def _report(self) -> None:
         if self.yields.unsaid:
@@ -404,9 +358,8 @@ class Worker:
 
     def on_dispatch(self, message: m.Dispatch) -> None:
         """Tasks to run. What crosses the news that this worker waits, and is not for on top of that, goes back at once."""
-        queue = self.inline if message.inline else self.queue
-        self._take_in(queue, message)
-        if self._waiting and self.queue:
+        self.given.take_in(message)
+        if self.waits and self.queue:
             self.on_take_back(m.TakeBack(tuple(item.row[0] for item in self.queue)))
 
     def on_introduce(self, message: m.Introduce) -> None:
@@ -417,31 +370,12 @@ class Worker:
         """Tasks from a driver that knows this worker from the same daemon."""
         if message.daemon == self.scheduler[1:]:
             self.queue.extend([Item(row, message.attempt, (), (), source[1:]) for row in message.rows])
-            if self._waiting:
+            if self.waits:
                 self.on_take_back(m.TakeBack(tuple(item.row[0] for item in self.queue)))
-
-    def _take_in(self, queue: deque[Item], message: m.Dispatch) -> None:
-        if not message.details:
-            queue.extend([Item(row, message.attempt, (), ()) for row in message.rows])
-            return
-        details = {index: (attempt, values, gpus) for index, attempt, values, gpus in message.details}
-        self.gpus = next((gpus for _, _, gpus in details.values() if gpus), self.gpus)
-        plain: tuple[int, Row, Row] = (message.attempt, (), ())
-        for index, row in enumerate(message.rows):
-            queue.append(Item(row, *details.get(index, plain)))
 
     def on_take_back(self, message: m.TakeBack) -> None:
         """Give back what was not begun."""
-        wanted = set(message.task_ids)
-        taken = []
-        for queue in (self.queue, self.inline):
-            given = [item for item in queue if item.row[0] in wanted]
-            if given:
-                self._give_up(given)
-                taken += [item.row[0] for item in given]
-                left = [item for item in queue if item.row[0] not in wanted]
-                queue.clear()
-                queue.extend(left)
+        taken = self.given.give_back(set(message.task_ids))
         running = self.stack[-1].row[0] if self.stack else b""
         self._report()
         self._effects.append(Send(self.scheduler, m.TakenBack(tuple(taken), running)))
@@ -506,10 +440,7 @@ class Worker:
         item = self._running(message.actor_id)
         if item is not None and item.attempt != message.attempt:
             return
-        waiting = [item for item in self.queue if item.row[0] == message.actor_id and item.attempt == message.attempt]
-        if waiting:
-            self._give_up(waiting)
-            self.queue.remove(waiting[0])
+        self.given.drop(message.actor_id, message.attempt)
         running = self.turns.retire(message.actor_id, message.attempt, message.at_once)
         if running:
             self.interrupts[running] = (message.attempt, "killed")
@@ -533,8 +464,7 @@ class Worker:
 
     def on_deadlock(self, message: m.Deadlock) -> None:
         """What waits does so for ever; unless it has stopped waiting for that meanwhile."""
-        if any(each.task_id == message.task_id and message.object_id in each.wanted for each in self._waiting):
-            self.deadlocks[message.task_id] = message.circle
+        self.waits.on_deadlock(message)
 
     def on_stop(self, message: m.Stop) -> None:
         """Exit."""
@@ -552,12 +482,16 @@ class Worker:
         if self.turns is not None:
             self.turns.unsaid.clear()
             self.turns.told = m.Delays(b"", ())
-        # What was returned when they began to wait is not among the rows.
-        waiting: list[m.Message] = [blocked._replace(returned=()) for blocked in self._waiting]
-        waiting += self._awaits.values()
         hosted = (m.Hosting(tuple(self.mailbox.actors.values())),) if self.mailbox.actors or self.turns is not None else ()
         ended = self._ended_meanwhile(unheard) if self.turns is not None else ()
-        return (*hosted, m.Running(rows, self.gpus), *self.yields.again(unheard), *waiting, *self.mailbox.unrecorded(), *ended)
+        return (
+            *hosted,
+            m.Running(rows, self.given.gpus),
+            *self.yields.again(unheard),
+            *self.waits.again(),
+            *self.mailbox.unrecorded(),
+            *ended,
+        )
 
     def _ended_meanwhile(self, unheard: Iterable[m.Message]) -> tuple[m.Message, ...]:
         """Of actors that share this process: those that were made, as is said again, and live here no longer."""
@@ -566,9 +500,8 @@ class Worker:
         return tuple(m.Ended(row[0], row[1], b"", "it ended as its node's daemon did") for row in gone)
 
     def unread(self) -> tuple[Row, ...]:
-        """Places that came with tasks not begun: pins that the client has not counted. Rows as in ``Pinned``."""
-        pairs = [pair for item in (*self.inline, *self.queue) for pair in places_of(item)]
-        return tuple((identifier, *place) for identifier, place in pairs if type(place) is tuple)
+        """Places that came with tasks not begun. Rows as in ``Pinned``."""
+        return self.given.unread()
 
     def tick(self, now: float) -> None:
         """Calls whose time is up are stopped; others are not held back for ever."""
@@ -616,7 +549,7 @@ class Worker:
 
     def check_invariants(self) -> None:
         """As many frames wait as the stack has, at most."""
-        if len(self._waiting) > len(self.stack):
+        if len(self.waits) > len(self.stack):
             raise InvariantViolation("more frames wait than there are")
         gate = self.gate
         if gate is not None and gate.state in (QUIET, TAKING) and any(gate.counts(item) for item in self.running_calls.values()):

@@ -18,14 +18,15 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 from zfabric.machines.parts.actor_queues import CallQueue
+from zfabric.machines.parts.given import Item
 from zfabric.machines.parts.mailbox import Invocation
-from zfabric.machines.worker import Item, Worker
+from zfabric.machines.worker import Worker
 from zfabric.runtime.interrupts import Fence, TaskInterrupt
 
 if TYPE_CHECKING:
     import asyncio
 
-    from zfabric.runtime.worker import WorkerRuntime
+    from zfabric.runtime.running import RunningWorker
 
 current_call: ContextVar[Item | Invocation | None] = ContextVar("current_call", default=None)
 """The call, or the async task, that this thread or coroutine runs."""
@@ -72,7 +73,7 @@ class SharedTurn(Group):
         return worker.stand_in()
 
 
-def claimed(runtime: WorkerRuntime, groups: Iterable[Group]) -> list[tuple[Item | Invocation, Group]]:
+def claimed(runtime: RunningWorker, groups: Iterable[Group]) -> list[tuple[Item | Invocation, Group]]:
     """As many of the calls that wait as may run, which count as running from now on."""
     found: list[tuple[Item | Invocation, Group]] = []
     with runtime.lock:
@@ -102,7 +103,7 @@ class Crew(Protocol):
 class Threads:
     """As many threads as calls may run at the same time, each started when it is first needed."""
 
-    def __init__(self, runtime: WorkerRuntime, groups: Sequence[Group]) -> None:
+    def __init__(self, runtime: RunningWorker, groups: Sequence[Group]) -> None:
         self.runtime = runtime
         self.groups = groups
         self._started = 0
@@ -173,7 +174,7 @@ class Threads:
 class StandIns(Threads):
     """Runs calls of actors that share a process while one that the main thread runs waits, one at a time."""
 
-    def __init__(self, runtime: WorkerRuntime) -> None:
+    def __init__(self, runtime: RunningWorker) -> None:
         super().__init__(runtime, (SharedTurn(runtime.worker),))
 
     def _run(self, item: Item | Invocation, group: Group) -> Item | Invocation | None:
@@ -186,7 +187,7 @@ class StandIns(Threads):
 class Loop:
     """One event loop in a thread of its own."""
 
-    def __init__(self, runtime: WorkerRuntime, groups: Sequence[Group]) -> None:
+    def __init__(self, runtime: RunningWorker, groups: Sequence[Group]) -> None:
         import asyncio
 
         self.runtime = runtime
@@ -262,7 +263,7 @@ class Loop:
             task.cancel()
 
 
-def crew_for(runtime: WorkerRuntime, instance: Any, size: int | None, sizes: Iterable[tuple[str, int]]) -> Crew | None:
+def crew_for(runtime: RunningWorker, instance: Any, size: int | None, sizes: Iterable[tuple[str, int]]) -> Crew | None:
     """Who runs the calls of ``instance``: None if it is the main thread, one after the other.
 
     ``size`` is that of the default group, ``sizes`` are those of others, by name.
@@ -276,7 +277,7 @@ def crew_for(runtime: WorkerRuntime, instance: Any, size: int | None, sizes: Ite
     return Threads(runtime, _groups(runtime, size or 1, sizes)) if (size or 1) > 1 or sizes else None
 
 
-def _groups(runtime: WorkerRuntime, size: int, sizes: Iterable[tuple[str, int]]) -> list[Group]:
+def _groups(runtime: RunningWorker, size: int, sizes: Iterable[tuple[str, int]]) -> list[Group]:
     mailbox = runtime.worker.mailbox
     mailbox.groups = {name: deque() for name, _ in sizes}
     return [Group(mailbox.queue, size), *(Group(mailbox.groups[name], each) for name, each in sizes)]

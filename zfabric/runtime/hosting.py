@@ -10,9 +10,9 @@ from typing import Any
 
 from zfabric.exceptions import FabricError
 from zfabric.machines.parts.calls import Calls
+from zfabric.machines.parts.given import Item
 from zfabric.machines.parts.mailbox import Invocation, Mailbox
 from zfabric.machines.parts.turns import FAREWELL
-from zfabric.machines.worker import Item
 from zfabric.protocol.options import option
 from zfabric.runtime import interface
 from zfabric.runtime.crew import Crew

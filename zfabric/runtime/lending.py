@@ -43,7 +43,7 @@ class Lending:
     def resume(self, task_id: bytes) -> None:
         """The main thread does not wait (any more): others may."""
         waits = self.waits.get(task_id)
-        if waits and task_id not in self._said and not self.worker.waits(task_id):
+        if waits and task_id not in self._said and task_id not in self.worker.waits:
             self._said.add(task_id)
             self.worker.block(waits[0], False)
 

@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING, Any
 from zfabric.adapters import serialization
 from zfabric.exceptions import FabricError, ObjectTooLargeError, SerializationError
 from zfabric.machines.parts.call_log import CallLog, LoggedCall, calls_in
+from zfabric.machines.parts.given import Item
 from zfabric.machines.parts.kept_logs import CHECKPOINT, LOG, blocks_after, newest
 from zfabric.machines.parts.mailbox import Invocation
 from zfabric.machines.parts.naming import Namer
 from zfabric.machines.parts.quiescence import Gate, Unlogged
 from zfabric.machines.parts.remakes import is_remake
-from zfabric.machines.worker import Item
 from zfabric.protocol.ids import TASK_BYTES
 from zfabric.protocol.messages import OK, Row
 from zfabric.protocol.options import option
 from zfabric.runtime.connection import clock
 
 if TYPE_CHECKING:
-    from zfabric.runtime.worker import WorkerRuntime
+    from zfabric.runtime.running import RunningWorker
 
 READ_PATIENCE = 600.0
 """How long a page of the log may take to come, in seconds: the daemon may be restarted meanwhile."""
@@ -38,7 +38,7 @@ PROGRESS_EVERY = 0.25
 """How often the scheduler hears how far a replay is, in seconds."""
 
 
-def logged(kind: Callable[..., Any], item: Item, worker: WorkerRuntime) -> Callable[..., Any]:
+def logged(kind: Callable[..., Any], item: Item, worker: RunningWorker) -> Callable[..., Any]:
     """What makes an instance of the class ``kind`` for this attempt: ``kind`` itself, or what its log says.
 
     Or nothing of the kind, if calls are to be run again for the sake of a lost value.
@@ -52,7 +52,7 @@ def logged(kind: Callable[..., Any], item: Item, worker: WorkerRuntime) -> Calla
 class _Maker:
     """Makes the instance of a logged actor."""
 
-    def __init__(self, worker: WorkerRuntime, item: Item, kind: type, every: int) -> None:
+    def __init__(self, worker: RunningWorker, item: Item, kind: type, every: int) -> None:
         self.worker = worker
         self.item = item
         self.kind = kind
@@ -131,7 +131,7 @@ class _Maker:
 class _Remaker(_Maker):
     """Runs calls again, up to the one that made a value which was lost, beside the actor."""
 
-    def __init__(self, worker: WorkerRuntime, item: Item, kind: type) -> None:
+    def __init__(self, worker: RunningWorker, item: Item, kind: type) -> None:
         super().__init__(worker, item, kind, 0)
         self.actor_id, lost = option(item.row[4], "remake")
         self.log = CallLog(self.actor_id, item.attempt, 0)
@@ -161,7 +161,7 @@ class _Remaker(_Maker):
         return call.call_id == self._call_id
 
 
-def checkpoint(worker: WorkerRuntime, log: CallLog, instance: Any, kind: type) -> None:
+def checkpoint(worker: RunningWorker, log: CallLog, instance: Any, kind: type) -> None:
     """Take a checkpoint. Raises SerializationError, which names the path to what cannot be pickled, or ObjectTooLargeError."""
     name = kind.__qualname__
     save = getattr(instance, "__zf_save__", None)
@@ -174,7 +174,7 @@ def checkpoint(worker: WorkerRuntime, log: CallLog, instance: Any, kind: type) -
         log.checkpoint(packed.to_bytes(), packed.contained)
 
 
-def checkpoint_if_due(worker: WorkerRuntime, item: Invocation) -> None:
+def checkpoint_if_due(worker: RunningWorker, item: Invocation) -> None:
     """A call of an actor has ended: take a checkpoint if it is time for one. If none can be taken, say so: its log goes on."""
     log = worker.worker.mailbox.logs.get(item.actor_id)
     instance = worker.host.instances.get(item.actor_id)
@@ -184,7 +184,7 @@ def checkpoint_if_due(worker: WorkerRuntime, item: Invocation) -> None:
     _try_checkpoint(worker, log, instance, "a restart will run more calls again")
 
 
-def look_after(worker: WorkerRuntime) -> None:
+def look_after(worker: RunningWorker) -> None:
     """Of an actor whose calls run beside each other: take the checkpoint, if one is due and none runs; say so, if one waits."""
     gate, crew = worker.worker.gate, worker.host.crew
     if gate is None or crew is None:
@@ -205,7 +205,7 @@ def look_after(worker: WorkerRuntime) -> None:
         )
 
 
-def _checkpoint_beside(worker: WorkerRuntime, gate: Gate) -> None:
+def _checkpoint_beside(worker: RunningWorker, gate: Gate) -> None:
     instance = worker.host.instances.get(gate.log.actor_id)
     if instance is not None:
         _try_checkpoint(worker, gate.log, instance, "a restart will lose more calls")
@@ -215,7 +215,7 @@ def _checkpoint_beside(worker: WorkerRuntime, gate: Gate) -> None:
         worker.post.ring()  # Calls may begin again.
 
 
-def _try_checkpoint(worker: WorkerRuntime, log: CallLog, instance: Any, otherwise: str) -> None:
+def _try_checkpoint(worker: RunningWorker, log: CallLog, instance: Any, otherwise: str) -> None:
     try:
         checkpoint(worker, log, instance, type(instance))
     except (Exception, SystemExit) as error:  # whatever the user's __zf_save__ and __reduce__ raise; it is no call that could end the actor

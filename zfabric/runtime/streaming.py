@@ -11,13 +11,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from zfabric.adapters import serialization
+from zfabric.machines.parts.given import Item
 from zfabric.machines.parts.mailbox import Invocation
-from zfabric.machines.worker import Item
 from zfabric.protocol.ids import object_id
 from zfabric.protocol.options import STREAM_VALUES_MAX
 
 if TYPE_CHECKING:
-    from zfabric.runtime.worker import WorkerRuntime
+    from zfabric.runtime.running import RunningWorker
 
 _END = object()
 
@@ -25,7 +25,7 @@ _END = object()
 class Production:
     """A stream that is being made: how far it is, and how far it may go."""
 
-    def __init__(self, worker: WorkerRuntime, item: Item | Invocation, ahead: int) -> None:
+    def __init__(self, worker: RunningWorker, item: Item | Invocation, ahead: int) -> None:
         self.worker = worker
         self.item = item
         self.yields = worker.worker.yields
@@ -86,7 +86,7 @@ class Production:
         return iter(produced)
 
 
-def produce(worker: WorkerRuntime, item: Item | Invocation, produced: Any, ahead: int) -> int:
+def produce(worker: RunningWorker, item: Item | Invocation, produced: Any, ahead: int) -> int:
     """Yield all values; how many there are. Raises what the user's code raises."""
     stream = Production(worker, item, ahead)
     source = stream.values(produced)
@@ -108,7 +108,7 @@ def produce(worker: WorkerRuntime, item: Item | Invocation, produced: Any, ahead
     return stream.end()
 
 
-async def produce_in_loop(worker: WorkerRuntime, item: Item | Invocation, produced: Any, ahead: int) -> int:
+async def produce_in_loop(worker: RunningWorker, item: Item | Invocation, produced: Any, ahead: int) -> int:
     """The same in an event loop, of an async generator or a plain one; others run while it waits."""
     stream = Production(worker, item, ahead)
     source = aiter(produced) if hasattr(produced, "__aiter__") else _in_turns(stream.values(produced))

@@ -15,10 +15,10 @@ from typing import Any
 from zfabric.adapters import serialization
 from zfabric.adapters.processes import visible_gpus
 from zfabric.exceptions import FabricError, SerializationError
+from zfabric.machines.parts.given import Item, actor_of
 from zfabric.machines.parts.mailbox import Invocation
 from zfabric.machines.parts.naming import Namer
 from zfabric.machines.parts.turns import KILL, LEAVE
-from zfabric.machines.worker import Item, actor_of
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, call_value, object_id, tries_of

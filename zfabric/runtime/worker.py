@@ -1,8 +1,8 @@
-"""The worker process: runs user code in its main thread, and reports what came of it.
+"""The worker process: what it runs next, in its main thread, and how what runs waits.
 
 The main thread takes tasks from its queue under the lock, runs them, reports in batches, and waits for more. A task that waits in ``get``
-says so and pumps; what the scheduler puts on top of it runs right there. What it says and hears, and how it is interrupted, is in
-``worker_connection``; what becomes of the user's functions, arguments and values in ``user_code``.
+says so and pumps; what the scheduler puts on top of it runs right there. How one is run is in ``running``, what a worker says and hears,
+and how it is interrupted, in ``worker_connection``.
 """
 
 from __future__ import annotations
@@ -13,53 +13,28 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from zfabric.adapters.processes import flush_output
 from zfabric.exceptions import DeadlockError, FabricError
+from zfabric.machines.parts.given import Item, actor_of
 from zfabric.machines.parts.mailbox import Invocation
-from zfabric.machines.parts.naming import Namer
-from zfabric.machines.parts.quiescence import Gate
-from zfabric.machines.worker import LEFT, Item, actor_of
-from zfabric.protocol.failures import pack_failure
-from zfabric.protocol.ids import CLIENT, CONTROL, JOB_BYTES, TASK_BYTES, WORKER
-from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, Row
-from zfabric.protocol.options import option
 from zfabric.runtime import interface, replay
 from zfabric.runtime.connection import clock
-from zfabric.runtime.crew import Group, Loop, StandIns, crew_for, current_call
-from zfabric.runtime.hosting import leaves
+from zfabric.runtime.crew import Loop, StandIns, current_call
 from zfabric.runtime.interrupts import INTERRUPT, TaskInterrupt, closed_to_interrupts
-from zfabric.runtime.lending import Lending
+from zfabric.runtime.running import RunningWorker
 from zfabric.runtime.session import Session
-from zfabric.runtime.slots import COUNT, open_slot
-from zfabric.runtime.streaming import produce, produce_in_loop
-from zfabric.runtime.user_code import Ending, UserCode
 
 RECURSION_PER_TASK = 40
 """Python frames that one task on the stack may take before its own: ``get``, the pump, and running the next one."""
 LAST_WORD_SECONDS = 2.0
 """How long an actor that ends itself waits until the daemon has heard so (which may just be restarted)."""
-_NOTHING = bytes(TASK_BYTES)
-"""What a worker's slot says while it runs nothing."""
-REPORT_ROWS = 256
-"""Completions that are reported without waiting for more."""
 
 
-class WorkerRuntime(UserCode):
+class WorkerRuntime(RunningWorker):
     """A worker: a client that also runs tasks."""
-
-    def __init__(self, session: Session, token: bytes, job: bytes) -> None:
-        super().__init__(session, token, job)
-        self._handler = self._interrupted
-        self._first_unreported = 0.0
-        self._returned: Any = None
-        self._turn_bells: dict[bytes, threading.Semaphore] = {}
-        """What wakes calls that wait for their turn, by actor."""
-        self.lending = Lending(self.worker)
-        self._slot = open_slot(session.sockets, token)
 
     # -- running tasks --
 
@@ -87,13 +62,6 @@ class WorkerRuntime(UserCode):
                     self._idle()
         except KeyboardInterrupt:
             raise SystemExit(0) from None
-
-    def let_go(self) -> None:
-        """Let go of actors that have ended, of those that share this process; then the daemon is told so."""
-        self.host.let_go()
-        if self.worker.turns is not None and self.worker.turns.sayable:
-            with self.lock:
-                self.flush()
 
     def _may_retire(self) -> bool:
         """Whether there is nothing more to do as an actor. One that has ended itself does not wait for threads that do not come back."""
@@ -137,239 +105,6 @@ class WorkerRuntime(UserCode):
         flush_output()  # Lines that are not at their end: they may be the last ones.
         self.wait_until(wanted, host.leaves_at if host.leaving and host.leaves_at > clock() else None)
 
-    def mark(self, item: Item | Invocation) -> None:
-        """It is this that runs now, should the process die."""
-        self._slot[0:TASK_BYTES] = item.row[0]
-
-    def _execute(self, item: Item | Invocation) -> None:
-        row = item.row
-        self.mark(item)
-        if not self.machine.job:
-            self.machine.job = row[0][:JOB_BYTES]
-        if _signal.getsignal(INTERRUPT) is not self._handler:
-            _signal.signal(INTERRUPT, self._handler)  # A library of the program's has replaced it.
-        self._contexts.append(item)
-        self._namers.append(None)
-        started = clock()
-        try:
-            status, outputs, extra = self._run_user_code(item)
-        finally:
-            self._contexts.pop()
-            self._namers.pop()
-        ended = clock()
-        worker = self.worker
-        with self.lock:
-            waited_for = not worker.mailbox.queue if isinstance(item, Invocation) else item.driver != b""
-            answered = waited_for and extra is None and self._answer(item, status, outputs, ended)
-            self._slot[0:TASK_BYTES] = self._contexts[-1].row[0] if self._contexts else _NOTHING
-            if self.lending.waits:
-                self.lending.close(row[0])
-            if type(item) is Invocation:
-                self._end_call(item, status, outputs, extra, started, ended - started, answered)
-            else:
-                worker.finish(item, status, outputs, extra, started, ended - started, answered)  # type: ignore[arg-type]
-            self._returned = None
-            if self._unfinished_writes:
-                self.finish_writes(row[0])
-            unreported = worker.unreported
-            if unreported == 1:
-                self._first_unreported = ended
-            if not self._armed and (worker.queue or worker.inline or worker.mailbox.queue):
-                self._arm_flusher()
-            if unreported >= REPORT_ROWS or ended - self._first_unreported > self.config.completion_delay:
-                self.flush()
-                self.look()  # so that the queue does not run dry
-        if worker.mailbox.logs and type(item) is Invocation:
-            replay.checkpoint_if_due(self, item)
-
-    def _answer(self, item: Item | Invocation, status: int, outputs: Row, now: float) -> bool:
-        """Send what came of it to the one that waits, ahead of all else, if that may be. The caller holds the lock."""
-        answer = self.worker.answer(item, status, outputs) if not self.machine.has_unsent else None
-        if answer is None:
-            return False
-        self.post.send_envelopes(answer.to[1:], [(CLIENT, WORKER, answer.message)], now)
-        return True
-
-    def end_beside(
-        self, item: Item | Invocation, group: Group | None, outcome: Ending, started: float, flush: bool = True
-    ) -> Item | Invocation | None:
-        """What ran beside others has ended; the next call of its group, if there is one, takes its place."""
-        status, outputs, extra = outcome
-        with self.lock:
-            self._call_names.pop(item.row[0], None)
-            if type(item) is Invocation:
-                self._end_call(item, status, outputs, extra, started, clock() - started)
-            else:
-                self.worker.finish(item, status, outputs, extra, started, clock() - started)  # type: ignore[arg-type]
-            self.finish_writes(item.row[0])
-            if self.worker.gate is not None:
-                self._count(self.worker.gate)
-            following = None if group is None else self._next_beside(group)
-            if not flush:
-                pass
-            elif following is None or self.worker.unreported >= REPORT_ROWS:
-                self.flush()
-            elif not self._armed:
-                self._arm_flusher()
-            if (self.host.done and not self.worker.running_calls) or (following is None and self.worker.turns is not None):
-                self.post.ring()
-        return following
-
-    def _count(self, gate: Gate) -> None:
-        """A call has ended of an actor that has checkpoints and no log: should this process die now, that is how many have."""
-        COUNT.pack_into(self._slot, TASK_BYTES, gate.log.number, gate.log.attempt, gate.log.actor_id)
-        if gate.wants_shell:
-            self.post.ring()
-        elif gate.opens_at is not None:
-            self.control_post.ring()
-
-    def _next_beside(self, group: Group) -> Item | Invocation | None:
-        following = None if self.host.leaving else group.claim(self.worker)
-        if following is None:
-            group.running -= 1
-        return following
-
-    def _end_call(
-        self,
-        item: Invocation,
-        status: int,
-        outputs: Row,
-        extra: tuple[Row, Row] | None,
-        started: float,
-        seconds: float,
-        answered: bool = False,
-    ) -> None:
-        reason = self.worker.interrupts.pop(item.row[0], (0, "cancelled"))[1]
-        whole = status != INTERRUPTED
-        if not whole and reason == LEFT:
-            text = f"{item.method} was stopped while it ran: the actor ended itself"
-            status, outputs = FAILED, (pack_failure("ActorDiedError", text, (("outcome", "unknown"),)),)
-        elif not whole:
-            kind = "TaskTimeoutError" if reason == "timeout" else "TaskCancelledError"
-            status, outputs = FAILED, (pack_failure(kind, f"{item.method} was stopped while it ran ({reason})"),)
-        contained = extra[0] if extra is not None else ()
-        if self.worker.turns is not None and self.worker.turns.is_killed(item.actor_id):
-            self.abandon_writes(item.row[0])  # It has no outcome.
-        if self.worker.finish_call(item, status, outputs, contained, started, seconds, whole, answered):
-            self._unfinished_writes.pop(item.row[0], None)  # They are finished when the outcome leaves.
-
-    def _run_user_code(self, item: Item | Invocation) -> Ending:
-        row = item.row
-        try:
-            function, retryable, args, kwargs = self.prepare(item)
-        except TaskInterrupt:
-            return INTERRUPTED, (), None
-        except Exception as error:  # the user's modules are imported and values unpickled here: what they raise is the task's error
-            return ERROR, (self._error(error, item),), None
-        if row[1] in self._classes:
-            function = replay.logged(function, item, self)  # type: ignore[arg-type]
-        if item.gpus:
-            self._assign_gpus(item.gpus)
-        try:
-            if self.worker.interrupts and self.worker.interrupted(item):
-                return INTERRUPTED, (), None
-            self._fence.depth = 0
-            try:
-                value = function(*args, **kwargs)
-            finally:
-                self._fence.depth = 1
-            if self._streams or type(item) is Invocation:
-                value = self.streamed(item, value)
-        except BaseException as error:  # whatever the user's code raises, SystemExit and our own interrupt among it
-            self._fence.depth = 1  # An interrupt may have come before the line above was reached.
-            return self.failed(item, error, retryable)
-        del args, kwargs
-        if row[1] in self._classes:
-            self.become_actor(item, value)  # type: ignore[arg-type]
-            value = None
-        self._returned = value  # The refs in it live until its end is told: they would be let go of first otherwise.
-        return self.packed(item, value)
-
-    @contextlib.contextmanager
-    def running_as(self, item: Invocation, namer: Namer | None) -> Iterator[None]:
-        """What the main thread does meanwhile belongs to a replayed call; ``namer`` names what it submits, if not the call itself."""
-        self._contexts.append(item)
-        self._namers.append(namer)
-        try:
-            yield
-        finally:
-            self._contexts.pop()
-            self._namers.pop()
-
-    def wait_quietly(self, done: Callable[[], bool]) -> None:
-        """Wait for what the control thread hears, between two calls."""
-        self._quiet = True
-        try:
-            self.wait_until(done, None)
-        finally:
-            self._quiet = False
-
-    def become_actor(self, item: Item, instance: Any) -> None:
-        """An actor was made."""
-        if self.worker.turns is not None:
-            if self.host.crew is None:
-                self._share_process()
-            with self.lock:
-                before = self.host.begin(item, instance, self.host.crew)
-                if leaves(instance):
-                    self.worker.turns.polite.add(item.row[0])
-            del before
-            return
-        options = self.worker.functions[item.row[1]][3]
-        crew = crew_for(self, instance, option(options, "max_concurrency"), option(options, "concurrency_groups", ()))
-        with self.lock:
-            self.post.hang_bell()
-            self.worker.beside = crew is not None
-            self.host.begin(item, instance, crew)
-            if self.worker.gate is not None:
-                self._count(self.worker.gate)
-
-    def _share_process(self) -> None:
-        assert self.worker.turns is not None
-        with self.lock:
-            self.post.hang_bell()
-            self.host.crew = StandIns(self)
-            self.host.gone = self.worker.turns.gone
-            self.worker.turns.instances = True
-            self.worker.turns.on_free = self._ring_for_turn
-
-    def streamed(self, item: Item | Invocation, value: Any) -> Any:
-        """What a task or a call returned; of one that makes a stream, how many values it has yielded."""
-        ahead = self._ahead(item)
-        return value if ahead is None else produce(self, item, value, ahead)
-
-    async def streamed_in_loop(self, item: Item | Invocation, value: Any) -> Any:
-        """The same of what ran in an event loop: a coroutine, or an async generator, may be what was called."""
-        import inspect
-
-        if inspect.isawaitable(value):
-            value = await value
-        ahead = self._ahead(item)
-        if ahead is not None:
-            return await produce_in_loop(self, item, value, ahead)
-        return [each async for each in value] if inspect.isasyncgen(value) and self._terms(item)[1] > 1 else value
-
-    def _ahead(self, item: Item | Invocation) -> int | None:
-        """How many values a task or a call may be ahead that makes a stream (0: as configured); None if it makes none."""
-        if type(item) is Invocation:
-            return None if item.options is None else option(item.options, "stream")
-        ahead = self._streams.get(item.row[1])
-        return option(item.row[4], "stream", ahead) if ahead is not None and len(item.row) > 4 else ahead
-
-    def yielded(self, row: Row) -> None:
-        """Say the next value of a stream, as soon as that is worth a message, and hear how far the stream may go."""
-        with self.lock:
-            self.machine.calls.share(row[4])
-            self.worker.yields.say(row)
-            self.finish_writes(row[0])
-            due = clock() - self._sent_at > self.config.completion_delay or self.worker.unreported >= REPORT_ROWS
-            if due:
-                self.flush()
-            elif not self._armed:
-                self._arm_flusher()
-        if due:
-            self.look()
-
     # -- waiting inside a task --
 
     def wait_for(self, object_ids: Sequence[bytes], done: Callable[[], bool], deadline: float | None, plain: bool, needed: int) -> bool:
@@ -395,7 +130,7 @@ class WorkerRuntime(UserCode):
             worker.block(tuple(object_ids), inline, name, calls.callees(object_ids), certain)
 
         def news() -> bool:
-            return bool(worker.inline or worker.deadlocks) or worker.interrupted(item) != "" or done()
+            return bool(worker.inline or worker.waits.deadlocks) or worker.interrupted(item) != "" or done()
 
         try:
             while True:
@@ -409,8 +144,8 @@ class WorkerRuntime(UserCode):
                     raise TaskInterrupt("the task is to be stopped")
                 elif ready or not answered:
                     return ready
-                elif item.row[0] in worker.deadlocks:
-                    raise self._deadlock(item, worker.deadlocks[item.row[0]], "wait elsewhere, or return the ref")
+                elif item.row[0] in worker.waits.deadlocks:
+                    raise self._deadlock(item, worker.waits.deadlocks[item.row[0]], "wait elsewhere, or return the ref")
         finally:
             with self.lock:
                 self.worker.unblock()
@@ -570,12 +305,6 @@ class WorkerRuntime(UserCode):
         if interrupt is not None:
             raise interrupt
 
-    def _ring_for_turn(self, actor_id: bytes) -> None:
-        """It is the turn of a call that has waited. The caller holds the lock."""
-        bell = self._turn_bells.get(actor_id)
-        if bell is not None:
-            bell.release()
-
     def _refuse_cycle(self, item: Item | Invocation, object_ids: Sequence[bytes], needed: int) -> None:
         """DeadlockError if actors of this process would wait for each other, and the last of them for the first."""
         assert self.worker.turns is not None
@@ -630,6 +359,3 @@ def run(session: Session, token: bytes, job: bytes) -> None:
     runtime.connect(found[0])
     with contextlib.suppress(SystemExit):
         runtime.run()
-
-
-__all__ = ["CONTROL", "TaskInterrupt", "WorkerRuntime", "run"]

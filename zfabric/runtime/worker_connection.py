@@ -17,8 +17,9 @@ from typing import Any
 import zmq
 
 from zfabric.adapters.sockets import Post
+from zfabric.machines.parts.given import Item
 from zfabric.machines.parts.mailbox import Invocation
-from zfabric.machines.worker import REPORTS, Item, Worker
+from zfabric.machines.worker import REPORTS, Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
 from zfabric.protocol.ids import CLIENT, TASK_BYTES, WORKER
@@ -145,10 +146,10 @@ class WorkerConnection(FabricClient):
     def _sends(self) -> list[tuple[bytes, Send]]:
         """What was said while tasks ran, then their ends, then what they let go of: a ref inside a result is never let go of first."""
         daemon = self.daemon
-        for identifier, place in self.worker.given_up:
+        for identifier, place in self.worker.given.given_up:
             self.machine.pins.told(identifier, place)
             self.machine.pins.let_go(identifier)
-        self.worker.given_up.clear()
+        self.worker.given.given_up.clear()
         said, ends = self.machine.take_said(), self.worker.take_effects(0.0)
         while self.worker.mailbox.written:
             self.machine.room.finished(self.worker.mailbox.written.pop())

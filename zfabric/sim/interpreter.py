@@ -30,8 +30,8 @@ from zfabric.sim.programs import (
 )
 
 if TYPE_CHECKING:
+    from zfabric.machines.parts.given import Item
     from zfabric.machines.parts.mailbox import Invocation
-    from zfabric.machines.worker import Item
     from zfabric.sim.processes import Driver, Process
     from zfabric.sim.workers import WorkerProcess
 

@@ -19,8 +19,8 @@ from zfabric.protocol.messages import FAILED, OK
 from zfabric.sim.programs import LOST, unpack_value
 
 if TYPE_CHECKING:
+    from zfabric.machines.parts.given import Item
     from zfabric.machines.parts.records import AnyObject, TaskRecord
-    from zfabric.machines.worker import Item
     from zfabric.sim.node import Daemon
     from zfabric.sim.workers import WorkerProcess
     from zfabric.sim.world import World

@@ -12,9 +12,9 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from zfabric.machines.client import Client
+from zfabric.machines.parts.given import Item
 from zfabric.machines.parts.mailbox import Invocation
 from zfabric.machines.parts.naming import Namer
-from zfabric.machines.worker import Item
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
 from zfabric.protocol.failures import unpack_failure

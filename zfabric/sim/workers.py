@@ -9,11 +9,12 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from zfabric.machines.parts.given import Item, actor_of
 from zfabric.machines.parts.mailbox import Invocation
 from zfabric.machines.parts.naming import Namer
 from zfabric.machines.parts.remakes import is_remake
 from zfabric.machines.parts.turns import LEAVE
-from zfabric.machines.worker import Item, Worker, actor_of
+from zfabric.machines.worker import Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, JOB_BYTES, WORKER, call_value, object_id, short
@@ -91,11 +92,11 @@ class WorkerProcess(Process):
         while self.worker.mailbox.written:
             self.machine.room.finished(self.worker.mailbox.written.pop())
         self.transmit(self.machine.take_effects(self.world.now), CLIENT)
-        if self.worker.given_up:
-            for identifier, place in self.worker.given_up:
+        if self.worker.given.given_up:
+            for identifier, place in self.worker.given.given_up:
                 self.machine.pins.told(identifier, place)
                 self.machine.pins.let_go(identifier)
-            self.worker.given_up.clear()
+            self.worker.given.given_up.clear()
             self.transmit(self.machine.take_effects(self.world.now), CLIENT)
 
     def admits(self, sender: bytes) -> bool:
@@ -270,7 +271,7 @@ class WorkerProcess(Process):
 
     def refused(self, frame: Frame) -> bool:
         """Whether what waits does so for ever, as the scheduler has said."""
-        if frame.item is None or frame.wait is None or frame.item.row[0] not in self.worker.deadlocks:
+        if frame.item is None or frame.wait is None or frame.item.row[0] not in self.worker.waits.deadlocks:
             return False
         self.world.truth.refused(self, frame, frame.wait.wanted, False)
         return True

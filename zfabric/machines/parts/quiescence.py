@@ -26,7 +26,7 @@ from zfabric.machines.parts.mailbox import Invocation
 from zfabric.protocol import messages as m
 
 if TYPE_CHECKING:
-    from zfabric.machines.worker import Item
+    from zfabric.machines.parts.given import Item
     from zfabric.protocol.messages import Row
 
 OPEN, CLOSED, QUIET, TAKING = "open", "closed", "quiet", "taking"
