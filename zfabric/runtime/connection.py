@@ -219,10 +219,16 @@ class Connection:
 
     # -- receiving --
 
-    def _pump(self, timeout: float) -> bool:
+    def _pump(self, timeout: float) -> None:
         """Wait for frames and deliver them. The caller leads (holds the pump lock)."""
-        if not self._inbox and not (self._wait_readable(timeout) if timeout > 0 else self.post.readable):
-            return False
+        if self._inbox or (self._wait_readable(timeout) if timeout > 0 else self.post.readable):
+            self._take_in(timeout)
+        self._pumped()
+
+    def _pumped(self) -> None:
+        """What else there is to do, each time."""
+
+    def _take_in(self, timeout: float) -> None:
         first = self.post.take()
         if first is not None:
             self._inbox.append(first)
@@ -230,7 +236,7 @@ class Connection:
             if (timeout <= 0 or first[0] not in self._peers) and self.post.readable:
                 self._inbox.extend(self.post.receive())
         if not self._inbox:
-            return False
+            return
         if len(self._inbox) > 1 and self._peers:
             # What an actor has said comes before the news of its end, if both are here: the daemon is told that last.
             self._inbox = deque(sorted(self._inbox, key=lambda frame: frame[0] not in self._peers))
@@ -252,7 +258,6 @@ class Connection:
                 raise
         if self.machine.notices:
             self._show_notices()
-        return True
 
     def look(self) -> None:
         """Take in what came meanwhile, without waiting."""
@@ -383,7 +388,7 @@ class Connection:
         """Raise what keeps this process from using the cluster. The caller holds the lock."""
         if self.closed:
             raise NotInitializedError("the connection to the cluster is closed; call zf.init() for a new one")
-        if self.forked:
+        if _forks != self._forks:
             raise NotInitializedError(
                 "this process was forked from one that uses zfabric, and cannot share its connection; start it with multiprocessing's "
                 "'spawn' method (or subprocess), or use tasks"

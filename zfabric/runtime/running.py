@@ -253,6 +253,25 @@ class RunningWorker(UserCode):
             self.worker.turns.instances = True
             self.worker.turns.on_free = self._ring_for_turn
 
+    def _pumped(self) -> None:
+        if self._callers_gone:
+            self._forget_callers()
+        if self.worker.turns is not None and self.worker.stack:
+            self.hand_out()  # The main thread may wait for something else than what has come.
+
+    def hand_out(self) -> None:
+        """Have what comes next begin, if nothing runs: in another thread, or in the main thread if that is idle."""
+        with self.lock:
+            if not self.worker.turn_free:
+                return
+            if self.host.crew is None:
+                self._share_process()
+            crew = self.host.crew if self.worker.stack else None
+        if crew is not None:
+            crew.hand_out()
+        else:
+            self.post.ring()
+
     def streamed(self, item: Item | Invocation, value: Any) -> Any:
         """What a task or a call returned; of one that makes a stream, how many values it has yielded."""
         ahead = self._ahead(item)

@@ -96,6 +96,8 @@ class WorkerRuntime(RunningWorker):
         worker, host = self.worker, self.host
 
         def wanted() -> bool:
+            if worker.mailbox.queue and host.crew is None and worker.turns is None and not host.leaving:
+                return True  # As most often in an actor's process.
             if worker.turns is not None:
                 return worker.turn_free or bool(host.gone)
             calls = not host.leaving and (host.crew.wanted() if host.crew is not None else worker.mailbox.queue)
@@ -201,7 +203,7 @@ class WorkerRuntime(RunningWorker):
 
         super().add_done_callback(object_id, told)
         if shared:
-            self._hand_out()
+            self.hand_out()
 
     def _wait_turn(self, object_ids: Sequence[bytes], done: Callable[[], bool], deadline: float | None, needed: int) -> bool:
         """A call of an actor that shares this process waits: others have their turn meanwhile. They run in other threads."""
@@ -219,7 +221,7 @@ class WorkerRuntime(RunningWorker):
             return (main and (worker.turn_free or bool(self.host.gone))) or worker.interrupted(item) != "" or done()
 
         try:
-            self._hand_out()
+            self.hand_out()
             while True:
                 answered = self.wait_until(news, deadline)
                 with self.lock:
@@ -229,7 +231,7 @@ class WorkerRuntime(RunningWorker):
                 if ready or not answered:
                     return ready
                 self.let_go()
-                self._hand_out()
+                self.hand_out()
         finally:
             self._wait_for_turn(item)
 
@@ -240,25 +242,6 @@ class WorkerRuntime(RunningWorker):
         item, crew = current_call.get(), self.host.crew
         return item if item is not None and isinstance(crew, StandIns) and crew.runs_here(item) else None
 
-    def _hand_out(self) -> None:
-        """Have what comes next begin, if nothing runs: in another thread, or in the main thread if that is idle."""
-        with self.lock:
-            if not self.worker.turn_free:
-                return
-            if self.host.crew is None:
-                self._share_process()
-            crew = self.host.crew if self.worker.stack else None
-        if crew is not None:
-            crew.hand_out()
-        else:
-            self.post.ring()
-
-    def _pump(self, timeout: float) -> bool:
-        found = super()._pump(timeout)
-        if self.worker.turns is not None and self.worker.stack:
-            self._hand_out()  # The main thread may wait for something else than what comes here.
-        return found
-
     def _wait_aside(self, wanted: tuple[bytes, ...], done: Callable[[], bool], deadline: float | None) -> bool:
         """A thread waits that a call has started, in a process that actors share: it may be all that the call waits for."""
         with self.lock:
@@ -266,7 +249,7 @@ class WorkerRuntime(RunningWorker):
                 return True
             lender = self._lend_turn(wanted)
         try:
-            self._hand_out()
+            self.hand_out()
             return self.wait_until(done, deadline)
         finally:
             self._lend_turn_no_more(lender, wanted)

@@ -115,14 +115,12 @@ class WorkerConnection(FabricClient):
                 self._peers.add(sender)
         return sender in self._peers
 
-    def _pump(self, timeout: float) -> bool:
-        found = super()._pump(timeout)
+    def _forget_callers(self) -> None:
         while self._callers_gone and not self.post.readable:
             with self.lock:
                 caller = self._callers_gone.pop()
                 self._peers.discard(caller)
                 self.post.forget(caller)
-        return found
 
     def _deliver_from_peer(self, now: float, to: bytes, source: bytes, message: Any) -> None:
         timed = self.worker.mailbox.timed
@@ -178,10 +176,10 @@ class WorkerConnection(FabricClient):
 
     def _wait_readable(self, timeout: float) -> bool:
         if threading.get_ident() != self._main:
-            return super()._wait_readable(timeout)
+            return self.post.poll(timeout)
         self._waiting = True
         try:
-            return super()._wait_readable(timeout)
+            return self.post.poll(timeout)
         finally:
             self._waiting = False
 
