@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 import zfabric as zf
@@ -21,6 +22,10 @@ GONE_SECONDS = 15  # how long the last processes may take to go; the fabric prom
 
 # Every process this run starts inherits this, however often it forks or changes its name, and no process of another run has it.
 MARK = uuid.uuid4().hex
+
+# An example may take its time: how fast something is, is no business of a test.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 # A shell without job control starts what it puts in the background with Ctrl-C ignored, for all its descendants; tests press it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

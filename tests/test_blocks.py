@@ -255,4 +255,4 @@ class Writing(RuleBasedStateMachine):
 
 
 TestWriting = Writing.TestCase
-TestWriting.settings = settings(max_examples=50, stateful_step_count=25, deadline=None)
+TestWriting.settings = settings(max_examples=50, stateful_step_count=25)

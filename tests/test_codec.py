@@ -170,7 +170,7 @@ envelopes = st.lists(st.tuples(roles, roles, any_message), max_size=3)
 
 @pytest.mark.parametrize("name", sorted(m.MESSAGES))
 def test_every_message_arrives_as_it_was_said(name: str) -> None:
-    @settings(max_examples=12, deadline=None, derandomize=True)
+    @settings(max_examples=12, derandomize=True)
     @given(message(m.MESSAGES[name]), numbers, numbers, roles, roles)
     def round_trip(said: Any, sequence: int, acknowledged: int, to: bytes, source: bytes) -> None:
         frame = encode(sequence, acknowledged, [(to, source, said)])
@@ -187,7 +187,7 @@ def test_every_row_check_is_tried_here() -> None:
     assert {name for name, _ in ROWS} == set(codec._ROW_CHECKS)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(envelopes)
 def test_messages_of_one_frame_keep_their_order(said: list[Any]) -> None:
     assert decode(encode(1, 2, said)) == (1, 2, said)
@@ -205,7 +205,7 @@ def heard_or_malformed(frame: bytes) -> bool:
     return True
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_are_malformed_and_nothing_else(frame: bytes) -> None:
     heard_or_malformed(frame)
@@ -218,13 +218,13 @@ anything = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(anything)
 def test_arbitrary_data_is_malformed_and_nothing_else(data: Any) -> None:
     heard_or_malformed(msgpack.packb(data))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from(sorted(m.MESSAGES)), st.lists(anything, max_size=6), st.booleans())
 def test_arbitrary_fields_under_a_known_name_are_malformed_and_nothing_else(name: str, fields: list[Any], fitting: bool) -> None:
     if fitting:
@@ -233,7 +233,7 @@ def test_arbitrary_fields_under_a_known_name_are_malformed_and_nothing_else(name
     heard_or_malformed(msgpack.packb([1, 0, [[b"L", b"C", name, fields]]]))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(envelopes.filter(bool), st.data())
 def test_a_truncated_frame_is_malformed(said: list[Any], data: st.DataObject) -> None:
     frame = encode(1, 0, said)
@@ -242,7 +242,7 @@ def test_a_truncated_frame_is_malformed(said: list[Any], data: st.DataObject) ->
     assert not heard_or_malformed(frame + b"\x00")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(envelopes.filter(bool), st.data())
 def test_a_mutated_frame_is_a_frame_or_malformed_and_nothing_else(said: list[Any], data: st.DataObject) -> None:
     frame = bytearray(encode(1, 0, said))
@@ -520,7 +520,7 @@ def test_rows_of_both_widths_in_one_batch_are_checked_in_all_their_fields(other:
     assert heard_or_malformed(frame_of("Submit", 0, ((),), [row, other])) == alone
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.sampled_from([GOOD_TASK, (*GOOD_TASK, None), *BAD_TASKS]), min_size=2, max_size=4))
 def test_one_row_and_many_rows_are_judged_alike(rows: list[Any]) -> None:
     each = [heard_or_malformed(frame_of("Submit", 0, ((),), [row])) for row in rows]

@@ -205,7 +205,7 @@ class Engines(RuleBasedStateMachine):
 
 
 TestEngines = Engines.TestCase
-TestEngines.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
+TestEngines.settings = settings(max_examples=15, stateful_step_count=20)
 
 
 # --- in memory ---------------------------------------------------------------------------------------------------------------

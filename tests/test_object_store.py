@@ -800,7 +800,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert world.store.next_deadline() is None
 
 
-AnyOrder.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+AnyOrder.TestCase.settings = settings(max_examples=150, stateful_step_count=60)
 test_any_order = AnyOrder.TestCase
 
 

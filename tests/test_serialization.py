@@ -42,7 +42,7 @@ plain = st.recursive(
 # --- values -------------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(plain)
 def test_plain_data_is_its_own_pickle(value):
     data = s.serialize(value).to_bytes()
@@ -259,7 +259,7 @@ def test_no_arguments_are_no_bytes():
     assert s.load_arguments(b"") == ((), {})
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(plain, max_size=4).map(tuple), st.dictionaries(st.text(), plain, max_size=3))
 def test_arguments_round_trip(args, kwargs):
     data, dependencies, contained = s.dump_arguments(args, kwargs, Ref)

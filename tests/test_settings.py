@@ -18,7 +18,7 @@ from bad_days import session as here
 import zfabric as zf
 from zfabric.protocol import messages as m
 from zfabric.runtime.connect import attach
-from zfabric.runtime.session import sweep
+from zfabric.runtime.session import Session, sweep
 
 MiB = 2**20
 
@@ -105,6 +105,6 @@ def test_a_program_of_another_version_is_refused_in_words(cluster: Callable[...,
     path.write_text(json.dumps({**json.loads(before), "protocol": 99}))
     try:
         with pytest.raises(zf.VersionMismatchError, match="99"):
-            attach(session, kind="tool")
+            attach(Session(session.directory), kind="tool")
     finally:
         path.write_text(before)
