@@ -757,6 +757,18 @@ def test_an_async_task_does_not_run_on_top_of_one_that_waits_and_what_waits_for_
         assert (runs != waits, number) == (True, 100 + depth)
 
 
+def test_who_waits_for_a_task_that_waits_in_threads_is_replaced(node: Node) -> None:
+    """What that waits for besides may need another worker: it is said of one of its threads what it waits for, and of no other."""
+    node.submit(row(0))
+    ((threads, _, _),) = node.dispatched()
+    node.say(WORKER + threads, m.Blocked(task_id(0), (ref(100),), (), False))
+    for number in range(1, 10):
+        node.submit(row(number))
+        node.workers()
+        ((waits, _, _),) = node.dispatched()
+        node.say(WORKER + waits, m.Blocked(task_id(number), (ref(0),), (), True))
+
+
 # --- what is remembered of what has gone --------------------------------------------------------------------------------------------
 
 

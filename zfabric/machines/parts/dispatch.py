@@ -492,8 +492,8 @@ class Dispatcher:
                 waiting = self._frames.get(task.id)
                 if waiting is not None:
                     agenda.extend(waiting.wanted)
-                elif task.function.concurrency:
-                    frame.barred = True  # It waits in an event loop, if it does, and for what nobody else knows.
+                if task.function.concurrency or (waiting is not None and not waiting.inline):
+                    frame.barred = True  # In an event loop, or in threads, it may wait for more than is known here.
             elif task.state == READY and not self._may_run_inline(task, worker):
                 frame.barred = True
             elif task.state == READY:
