@@ -769,6 +769,33 @@ def test_who_waits_for_a_task_that_waits_in_threads_is_replaced(node: Node) -> N
         node.say(WORKER + waits, m.Blocked(task_id(number), (ref(0),), (), True))
 
 
+@pytest.mark.parametrize("most", [0, 32])
+def test_what_is_ready_at_the_end_of_a_long_chain_is_found(most: int) -> None:
+    """Once all workers are blocked, nobody else would run it."""
+    node = Node(workers_blocked_max=most)
+    node.scheduler.membership.prestart(node.now)
+    node.turn()
+    node.driver()
+    node.workers()
+    node.submit(*map(row, range(60)))
+    found: list[int] = []
+    hurried = False
+    for _ in range(100):
+        for worker, number, _ in node.dispatched():
+            if number >= 1000:
+                found.append(number)
+                continue
+            first = 1000 * (number + 1)
+            chain = [row(first), *(row(each, ref(each - 1)) for each in range(first + 1, first + 600))]
+            node.submit(*chain)
+            node.say(WORKER + worker, m.Blocked(task_id(number), (chain[-1][0] + FIRST_RETURN,), (), True))
+        node.workers()
+        hurried |= node.scheduler.next_deadline() == 0.0
+        node.turn()
+    assert found
+    assert hurried or most, "nothing else will happen"
+
+
 # --- what is remembered of what has gone --------------------------------------------------------------------------------------------
 
 

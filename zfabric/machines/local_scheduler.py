@@ -147,7 +147,7 @@ class LocalScheduler:
 
     def next_deadline(self) -> float | None:
         """When ``tick`` or ``take_effects`` is wanted next."""
-        if self._more_to_collect:
+        if self._more_to_collect or self.dispatcher.searching:
             return 0.0
         candidates = [
             self._flush_at,

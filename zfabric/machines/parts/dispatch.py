@@ -39,7 +39,7 @@ from zfabric.protocol.messages import OK
 from zfabric.protocol.options import RESOURCE_UNIT, Demand
 
 INLINE_SEARCH_MAX = 256
-"""Tasks looked at to find one that a blocked worker can run."""
+"""Objects looked at in one turn to find a task that a blocked worker can run."""
 
 
 class Dispatcher:
@@ -56,12 +56,15 @@ class Dispatcher:
         """Frames that wait, by task: an index over all workers'."""
         self._starved = False
         self._turn = 0
+        self._unfinished = False
+        """Whether some search for what a blocked worker may run goes on in the next turn."""
 
     # -- one turn --
 
     def turn(self, now: float) -> None:
         """Give out what can be given out."""
         blocked = []
+        self._unfinished = self.workers.held_up = False
         queues = [queue for queue in self.tables.queues.values() if queue.tasks]
         for worker in self.tables.workers.values():
             if worker.frames:
@@ -88,6 +91,11 @@ class Dispatcher:
             if queue.tasks and not queue.leased:
                 starved = True
         self._starved = starved
+
+    @property
+    def searching(self) -> bool:
+        """Whether the next turn is to come at once: something is ready, nobody may be started for it, and a search is not at its end."""
+        return self._unfinished and self.workers.held_up
 
     def _serve(self, queue: ShapeQueue, now: float, top_up: bool) -> None:
         ready = self._discard_stale(queue)
@@ -453,12 +461,12 @@ class Dispatcher:
         if len(worker.inflight) > len(worker.frames):
             return  # Something runs on top already.
         cpu = _cpu_of(worker.demand)
-        searched = frame.searched == self.tables.became_ready
-        if frame.inline and not searched and len(worker.frames) < self.tables.config.inline_depth:
+        fits = not worker.lent or self.pool.fits(cpu)
+        news = fits if frame.found else frame.searched != self.tables.became_ready
+        if frame.inline and news and len(worker.frames) < self.tables.config.inline_depth:
             batch = self._wanted_ready(frame, worker)
-            if not batch:
-                frame.searched = self.tables.became_ready
-            if batch and (not worker.lent or self.pool.fits(cpu)):
+            frame.found = bool(batch) and not fits
+            if batch and fits:
                 if worker.lent:
                     self.pool.acquire(cpu)
                     worker.lent = False
@@ -469,20 +477,31 @@ class Dispatcher:
             worker.lent = True
 
     def _wanted_ready(self, frame: Frame, worker: WorkerRecord) -> list[TaskRecord]:
-        """Ready tasks that the waiting one needs, directly or through others, as many as may run at once."""
+        """Ready tasks that the waiting one needs, directly or through others, as many as may run at once.
+
+        They are looked for a while in each turn. Until all has been looked at, it counts as one that may need another worker.
+        """
         find = self.tables.find
-        agenda = list(reversed(frame.wanted[:INLINE_SEARCH_MAX]))
-        seen: set[bytes] = set()
+        if frame.since < 0:
+            frame.since, frame.position, frame.seen = self.tables.became_ready, 0, set()
+            frame.barring = len(frame.wanted) > INLINE_SEARCH_MAX
+        agenda, seen = frame.agenda, frame.seen
         batch: list[TaskRecord] = []
         work = 0.0
         config = self.tables.config
-        frame.barred = len(frame.wanted) > INLINE_SEARCH_MAX
-        while agenda and len(seen) < INLINE_SEARCH_MAX and len(batch) < config.prefetch_tasks:
+        looked = 0
+        while looked < INLINE_SEARCH_MAX and len(batch) < config.prefetch_tasks:
+            if not agenda:
+                agenda += reversed(frame.wanted[frame.position : frame.position + INLINE_SEARCH_MAX])
+                frame.position += len(agenda)
+                if not agenda:
+                    break
+            looked += 1
             object_id = agenda.pop()
             record = find(object_id)
             task = record.task if record is not None else None
             if is_call(object_id):
-                frame.barred = True  # An actor runs it, which may yet have to be made: not this worker.
+                frame.barring = True  # An actor runs it, which may yet have to be made: not this worker.
             if task is None or object_id in seen:
                 continue
             seen.add(object_id)
@@ -493,9 +512,9 @@ class Dispatcher:
                 if waiting is not None:
                     agenda.extend(waiting.wanted)
                 if task.function.concurrency or (waiting is not None and not waiting.inline):
-                    frame.barred = True  # In an event loop, or in threads, it may wait for more than is known here.
+                    frame.barring = True  # In an event loop, or in threads, it may wait for more than is known here.
             elif task.state == READY and not self._may_run_inline(task, worker):
-                frame.barred = True
+                frame.barring = True
             elif task.state == READY:
                 mean = task.function.mean
                 if batch and (mean is None or work + mean > config.prefetch_seconds):
@@ -503,6 +522,14 @@ class Dispatcher:
                 if task not in batch:
                     batch.append(task)
                     work += mean or config.prefetch_seconds
+        whole = not agenda and frame.position >= len(frame.wanted)
+        frame.barred = frame.barring or not (batch or whole)
+        if batch or whole:
+            frame.searched = -1 if batch else frame.since
+            frame.since = -1
+            agenda.clear()
+        else:
+            self._unfinished = True
         return batch
 
     def _may_run_inline(self, task: TaskRecord, worker: WorkerRecord) -> bool:

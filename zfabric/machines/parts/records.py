@@ -442,7 +442,23 @@ WORKER_STATES = ("starting", "idle", "busy", "ending", "actor")
 class Frame:
     """A task on a worker's stack that waits in ``get`` while others may run on top of it."""
 
-    __slots__ = ("actor", "barred", "callees", "certain", "inline", "name", "searched", "task_id", "wanted")
+    __slots__ = (
+        "actor",
+        "agenda",
+        "barred",
+        "barring",
+        "callees",
+        "certain",
+        "found",
+        "inline",
+        "name",
+        "position",
+        "searched",
+        "seen",
+        "since",
+        "task_id",
+        "wanted",
+    )
 
     def __init__(self, task_id: bytes, wanted: tuple[bytes, ...], inline: bool) -> None:
         self.task_id = task_id
@@ -460,6 +476,16 @@ class Frame:
         """Whether something it waits for is ready and may not run on top of it, and so needs another worker."""
         self.searched = -1
         """How many tasks had become ready when one for it was last looked for in vain."""
+        self.since = -1
+        """How many had when the search began that is under way: a part of what it waits for is looked at in each turn."""
+        self.position = 0
+        """How far that has come in what it waits for directly."""
+        self.agenda: list[bytes] = []
+        self.seen: set[bytes] = set()
+        self.barring = False
+        """Whether it is barred by something that this search has come across."""
+        self.found = False
+        """Whether the last search found something for which there was no CPU: it may begin again when there is one."""
 
 
 class WorkerRecord:

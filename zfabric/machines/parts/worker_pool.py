@@ -24,6 +24,8 @@ class WorkerPool:
         self.tables = tables
         self.pool = pool
         self._next_token = first_token
+        self.held_up = False
+        """Whether no worker was started in this turn because so many are blocked."""
         self.cpus = max(1, -(-pool.total.get("CPU", RESOURCE_UNIT) // RESOURCE_UNIT))
 
     def idle_for(self, queue: ShapeQueue) -> WorkerRecord | None:
@@ -56,6 +58,7 @@ class WorkerPool:
         active = sum(1 for worker in workers if worker.state not in (ENDING, HOSTING))
         plain, others = self._count_blocked()
         if not (queue.actors or queue.shared) and (plain > self.cpus or others > self.tables.config.workers_blocked_max):
+            self.held_up = True
             return
         if active >= self.tables.config.workers_max + plain + others and not self._end_one_idle(queue):
             return
