@@ -796,6 +796,23 @@ def test_what_is_ready_at_the_end_of_a_long_chain_is_found(most: int) -> None:
     assert hurried or most, "nothing else will happen"
 
 
+def test_a_lost_value_at_the_end_of_a_long_chain_is_made_again(node: Node) -> None:
+    (worker,) = node.workers()
+    last = 1500
+    for number in range(last + 1):
+        node.submit(row(number, ref(number - 1)) if number else row(0))
+        node.complete(worker, number, 0, m.OK, (4096, 100_000) if number == last else b"value")
+        if number:
+            node.say(CLIENT + DRIVER, m.Release((ref(number - 1),)))
+    node.dispatched()
+    node.results()
+    node.say(b"O" + OWN, m.Lost(((ref(last), "its file is gone"),)))
+    for number in range(last + 1):
+        assert node.dispatched() == [(worker, number, 1)]
+        node.complete(worker, number, 1, m.OK, b"value")
+    assert node.results()[last] == (m.OK, (b"value",))
+
+
 # --- what is remembered of what has gone --------------------------------------------------------------------------------------------
 
 

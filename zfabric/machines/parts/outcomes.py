@@ -463,26 +463,39 @@ class Outcomes:
 
     # -- rebuilding what was lost --
 
-    def rebuild(self, record: AnyObject, reason: str, seen: set[bytes] | None = None) -> str:
-        """Run again the task that makes a lost value, and those it needs; empty, or why that is impossible."""
-        task = record.task
-        if task is None and self.remake(record):
-            return ""
-        if task is None and is_call(record.object_id):
-            return f"{reason}, and no log of its actor's calls (checkpoint_every) would make it again"
-        if task is None:
-            return f"{reason}, and it was put, not made by a task: nothing can make it again (put(x, durable=True) would have kept it)"
-        if task.state != DONE:
-            return ""
-        inputs: list[AnyObject] = []
-        for object_id_ in task.row[3]:
-            needed = self.tables.find(object_id_)
-            if needed is None:
-                return f"{reason}, and the row that makes its input {short(object_id_)} was dropped at the lineage cap"
-            why = self.rebuild(needed, reason) if needed.status == OK and needed.value is None else ""
-            if why:
-                return why
-            inputs.append(needed)
+    def rebuild(self, record: AnyObject, reason: str) -> str:
+        """Run again the task that makes a lost value, and those it needs; empty, or why that is impossible.
+
+        What each needs comes first: over a list and not by recursion, since chains are long.
+        """
+        agenda = [record]
+        while agenda:
+            wanted = agenda[-1]
+            task = wanted.task
+            found = wanted is not record and not _is_lost(wanted)
+            if found or (task is None and self.remake(wanted)) or (task is not None and task.state != DONE):
+                agenda.pop()
+                continue
+            if task is None and is_call(wanted.object_id):
+                return f"{reason}, and no log of its actor's calls (checkpoint_every) would make it again"
+            if task is None:
+                return f"{reason}, and it was put, not made by a task: nothing can make it again (put(x, durable=True) would have kept it)"
+            inputs: list[AnyObject] = []
+            for object_id_ in task.row[3]:
+                needed = self.tables.find(object_id_)
+                if needed is None:
+                    return f"{reason}, and the row that makes its input {short(object_id_)} was dropped at the lineage cap"
+                inputs.append(needed)
+            missing = [needed for needed in inputs if _is_lost(needed) and (needed.task is None or needed.task.state == DONE)]
+            if missing:
+                agenda.extend(reversed(missing))
+            else:
+                agenda.pop()
+                self._run_again(task, inputs)
+        return ""
+
+    def _run_again(self, task: TaskRecord, inputs: list[AnyObject]) -> None:
+        """A finished task runs again for its values; what it needs is there, or on its way."""
         self.references.revive(task)
         unresolved = 0
         for needed in inputs:
@@ -507,7 +520,6 @@ class Outcomes:
             task.facts().unresolved = unresolved
         else:
             self.make_ready(task)
-        return ""
 
     def lost(self, identifier: bytes, reason: str) -> None:
         """The store has no copy of a value left, or (``full:``) no room to bring it back from disk."""
@@ -565,6 +577,11 @@ class Outcomes:
             record.value = pack_failure(kind, f"object {short(record.object_id)} is lost: {why}")
             self.tables.counts["inline_bytes"] += len(record.value)
             self.announce(record)
+
+
+def _is_lost(record: AnyObject) -> bool:
+    """Whether a value existed and does not now."""
+    return record.status == OK and record.value is None
 
 
 def _pushed(record: AnyObject) -> bytes | None:
