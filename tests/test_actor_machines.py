@@ -136,6 +136,24 @@ def test_what_the_last_incarnation_returned_after_all_is_not_run_again(client: C
     assert sent(client) == [2]
 
 
+def test_calls_of_different_tasks_do_not_wait_for_each_other_when_they_are_made_again(client: Client) -> None:
+    large, others = b"p" * 16 + b"\x80\0\0\0", 1 << 64
+    client.put(large, (4096, 100_000), (), False)
+    call(client, 1, retries=-1, needs=(large,))
+    lives(client, HOME)
+    (question,) = said(client, m.Query)
+    client.step(0.0, b"L" + DAEMON, m.Answer(question.token, None, ""))
+    call(client, others, retries=-1)
+    assert sent(client) == [1, others]
+    lives(client, b"", CREATING)
+    lives(client, NEXT_HOME)
+    effects = [effect.message for effect in client.take_effects(0.0)]
+    (question,) = [message for message in effects if type(message) is m.Query]
+    assert [row[0] for message in effects if type(message) is m.Call for row in message.rows] == [others.to_bytes(16, "big")]
+    client.step(0.0, b"L" + DAEMON, m.Answer(question.token, None, ""))
+    assert sent(client) == [1]
+
+
 def test_what_waits_behind_a_call_that_was_to_be_made_again_does_not_when_that_one_has_returned(client: Client) -> None:
     large = b"p" * 16 + b"\x80\0\0\0"
     client.put(large, (4096, 100_000), (), False)

@@ -465,6 +465,7 @@ class Calls:
                 self._fail(target, row, UNKNOWN)
         target.sent = {}
         target.queue.extendleft(row if len(row) == 3 else (*row[:4], (), row[5]) for row in reversed(again))
+        target.mixed = len({row[0][:PREFIX_BYTES] for row in target.queue}) > 1
 
     def _may_retry(self, target: Target, row: Row) -> bool:
         call_id, retries = row[0], target.retries
