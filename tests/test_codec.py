@@ -108,6 +108,7 @@ ROWS: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("Blocked", "returned"): many(task_ids),
     ("Awaits", "task_id"): task_ids,
     ("Awaits", "callees"): many(st.tuples(object_ids, task_ids)),
+    ("StillWaits", "task_id"): task_ids,
     ("Deadlock", "task_id"): task_ids,
     ("Deadlock", "object_id"): object_ids,
     ("Cancel", "object_ids"): many(object_ids),
@@ -476,7 +477,7 @@ def frame_of(name: str, field: int, fields: tuple[Any, ...], rows: list[Any]) ->
 
 
 def test_every_row_check_has_cases() -> None:
-    without = {"Kill", "Leaving", "Stopped", "Durable", "Counted", "Retire", "Ended", "Told", "Deadlock"}
+    without = {"Kill", "Leaving", "Stopped", "Durable", "Counted", "Retire", "Ended", "Told", "StillWaits", "Deadlock"}
     assert {name for name, *_ in CASES} | without == set(codec._ROW_CHECKS), "those have no rows"
 
 

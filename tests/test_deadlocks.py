@@ -26,6 +26,7 @@ class World(Node):
 
     def __init__(self) -> None:
         super().__init__(cpus=2)
+        self.awaits: dict[bytes, m.Awaits] = {}
         self.driver()
         self.say(CLIENT + DRIVER, m.Export(((KIND, "K", b"payload", (("actor", b"blueprint"), ("max_retries", 0))),)))
         self.submit((A, KIND, b"", (), (("name", "a"),)), (B, KIND, b"", (), (("name", "b"),)))
@@ -41,13 +42,16 @@ class World(Node):
     def waits(self, worker: bytes, who: bytes, wanted: bytes, callee: bytes = b"", name: str = "", certain: bool = True) -> None:
         self.say(WORKER + worker, m.Blocked(who, (wanted,), (), not name))
         if name or callee:
-            self.say(WORKER + worker, m.Awaits(who, name, ((wanted, callee),) if callee else (), certain))
+            self.awaits[who] = m.Awaits(who, name, ((wanted, callee),) if callee else (), certain)
+            self.say(WORKER + worker, self.awaits[who])
 
     def call_waits(self, actor: bytes, call: bytes, wanted: bytes, callee: bytes = b"", certain: bool = True) -> None:
         self.waits(self.homes[actor], call, wanted, callee, "K.ask", certain)
 
     def told(self) -> list[tuple[bytes, bytes, str]]:
-        """Who was told that it waits for itself: (worker, what waits there, the circle)."""
+        """Who was told that it waits for itself: (worker, what waits there, the circle). Who was asked has said that it still waits."""
+        for to, message in self.take(m.StillWaits):
+            self.say(to, self.awaits.get(message.task_id, m.Awaits(message.task_id, "", (), True)))
         return [(to[1:], message.task_id, message.circle) for to, message in self.take(m.Deadlock)]
 
     def reason(self, actor: bytes) -> str:
@@ -225,6 +229,39 @@ def test_a_circle_through_an_actor_that_shares_its_process_is_shown(world: World
     assert f"it waits for itself: K.ask (a) -> Light (1-{third[4:6].hex()}-2) -> K.ask (a)" in world.reason(A)
     assert "-> K.ask (a) -> Light" in world.reason(third)
     assert world.told() == []
+
+
+def asked(world: World) -> list[tuple[bytes, bytes]]:
+    return [(to, message.task_id) for to, message in world.take(m.StillWaits)]
+
+
+def test_who_is_refused_is_so_once_all_others_have_said_that_they_still_wait(world: World) -> None:
+    call = child(FIRST)
+    circle_of_two(world, child(call))
+    assert asked(world) == [(WORKER + world.homes[A], FIRST)]
+    assert world.take(m.Deadlock) == []
+    world.say(WORKER + world.homes[B], world.awaits[call])  # It was not asked.
+    assert world.take(m.Deadlock) == asked(world) == []
+    world.say(WORKER + world.homes[A], world.awaits[FIRST])
+    assert [message.task_id for _, message in world.take(m.Deadlock)] == [call]
+    world.say(WORKER + world.homes[A], world.awaits[FIRST])
+    assert world.take(m.Deadlock) == asked(world) == []
+
+
+@pytest.mark.parametrize("who", [A, B])
+def test_nobody_is_refused_if_one_of_them_has_gone_on(world: World, who: bytes) -> None:
+    """It was cancelled, say, and the news of that was on its way."""
+    call = child(FIRST)
+    frames = {A: FIRST, B: call}
+    circle_of_two(world, child(call))
+    assert len(asked(world)) == 1
+    world.say(WORKER + world.homes[who], m.Unblocked(frames[who]))
+    world.say(WORKER + world.homes[A], world.awaits[FIRST])
+    assert world.take(m.Deadlock) == []
+    world.call_waits(who, frames[who], task_id(500) + FIRST_RETURN)
+    world.say(WORKER + world.homes[A], world.awaits[FIRST])
+    assert world.take(m.Deadlock) == []
+    assert world.scheduler.deadlocks._suspected == {}
 
 
 def test_the_dead_wait_for_nobody(world: World) -> None:

@@ -462,6 +462,15 @@ class Worker:
         if message.task_id in self.yields.open:
             self.yields.allow(message.task_id, message.upto)
 
+    def on_still_waits(self, message: m.StillWaits) -> None:
+        """Whether a task that was said to wait goes on doing so. If not, the news of that is on its way."""
+        task_id = message.task_id
+        goes_on = task_id in self.interrupts or task_id in self.deadlocks
+        for blocked in self._waiting:
+            if blocked.task_id == task_id and not goes_on:
+                plain = m.Awaits(task_id, "", (), blocked.inline)
+                self._effects.append(Send(self.scheduler, self._awaits.get(task_id, plain)))
+
     def on_deadlock(self, message: m.Deadlock) -> None:
         """What waits does so for ever; unless it has stopped waiting for that meanwhile."""
         self.waits.on_deadlock(message)
@@ -571,6 +580,7 @@ HANDLERS: dict[type[Any], Any] = {
     m.TakeBack: Worker.on_take_back,
     m.Interrupt: Worker.on_interrupt,
     m.Stop: Worker.on_stop,
+    m.StillWaits: Worker.on_still_waits,
     m.Deadlock: Worker.on_deadlock,
     m.Allow: Worker.on_allow,
     m.Call: Worker.on_call,

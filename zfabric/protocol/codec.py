@@ -317,6 +317,10 @@ def _awaits(name: str, fields: tuple[Any, ...]) -> None:
     _ids(name, columns[1], TASK_BYTES)
 
 
+def _still_waits(name: str, fields: tuple[Any, ...]) -> None:
+    _ids(name, fields, TASK_BYTES)
+
+
 def _deadlock(name: str, fields: tuple[Any, ...]) -> None:
     _ids(name, fields[:1], TASK_BYTES)
     _ids(name, fields[1:2], OBJECT_BYTES)
@@ -476,5 +480,6 @@ _ROW_CHECKS = {
     "Write": _writes,
     "Blocked": _blocked,
     "Awaits": _awaits,
+    "StillWaits": _still_waits,
     "Deadlock": _deadlock,
 }

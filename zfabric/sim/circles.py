@@ -5,8 +5,8 @@
 - it ends, and all have what they wait for;
 - ``close``: the last waits for a call of its own of an actor in whose call the chain began, or came by: a circle, which is refused in one
   of those who are in it, or this program has no end;
-- ``timed``: it waits so for a while only; or ``asked``: for a call of such an actor that somebody else made, before the chain: that
-  has run. Nobody may be refused.
+- ``timed``: it waits so for a while only; or ``asked``: for a call of the first actor that somebody else made, before the chain: that has
+  run. Nobody may be refused.
 
 Between processes, chains go to actors with larger numbers, and back only at their ends: two that go against each other may wait for each
 other without anybody knowing for certain. Among lightweight actors in one process that is known, so there they go anywhere. The statement
@@ -15,7 +15,7 @@ beyond those of ``programs`` and ``actors``: ``ask`` (get, or be refused).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from zfabric.machines.parts.mailbox import Invocation
@@ -23,14 +23,13 @@ from zfabric.machines.parts.records import WAITING
 from zfabric.protocol.ids import TASK_BYTES, short
 from zfabric.sim.actors import GONE
 from zfabric.sim.network import Faults
-from zfabric.sim.programs import ACTOR, CRASHED, LIGHT, LOST, MODULUS, NOTHING, PLAIN, Author, Program, Spec, mix
+from zfabric.sim.programs import ACTOR, CRASHED, LIGHT, LOST, MODULUS, NOTHING, PLAIN, STOPPED, Author, Program, Spec, mix
 
 if TYPE_CHECKING:
+    from zfabric.machines.parts.deadlocks import Suspicion
     from zfabric.sim.processes import Frame, Process
     from zfabric.sim.world import World
 
-LINGER = 3.0
-"""Seconds after a death in which not everybody has heard of it: those who are dead may be believed to wait."""
 REFUSED = "refused"
 """How a body ends that does not go on without what it was refused to wait for."""
 Waiting = tuple["Process", "Frame"]
@@ -70,15 +69,20 @@ class CircleAuthor(Author):
             options = (("max_restarts", self.restarts),)
             statements.append(("make", actor, kind, (rng.randrange(MODULUS), False, (), ((0, ()),)), options, ()))
         ends: list[tuple[Any, ...]] = []
+        cancels: list[Any] = []
         for number, (members, closes) in enumerate(self.chains):
             before, slot = actors + 2 * number, actors + 2 * number + 1
             chain = _Chain(self, self._path(members), closes or self.together, closes)
-            earlier = chain.invoke(before, chain.path[chain.asked], chain.earlier, self._sleeps(), ())
+            earlier = chain.invoke(before, chain.path[0], chain.earlier, self._sleeps(), ())
             spec, label = chain.body(0)
             statements += [earlier, chain.call(slot, chain.path[0], spec, (*range(actors), before)), *self._sleeps()]
-            ends += [("peek", ((each, mix(name, 0), chain.errors),)) for each, name in ((before, chain.earlier), (slot, label))]
+            errors = chain.errors
+            if rng.random() < 0.5:
+                cancels += [*self._sleeps(), ("cancel", slot, False, False)]
+                errors = (*errors, *STOPPED)
+            ends += [("peek", ((before, mix(chain.earlier, 0), chain.errors),)), ("peek", ((slot, mix(label, 0), errors),))]
         rng.shuffle(ends)
-        return Program((*statements, *ends), 0)
+        return Program((*statements, *cancels, *ends), 0)
 
     def _path(self, members: range) -> list[int]:
         rng = self.random
@@ -91,7 +95,7 @@ class CircleAuthor(Author):
 
 
 class _Chain:
-    """One chain: the actors that it goes to, and the one of those that somebody asked before."""
+    """One chain, by the actors that it goes to."""
 
     def __init__(self, author: CircleAuthor, path: list[int], refused: bool, closes: bool) -> None:
         self.author = author
@@ -99,8 +103,8 @@ class _Chain:
         self.path = path
         self.closes = closes
         self.errors = tuple(sorted(author.errors | {REFUSED} if refused else author.errors))
-        self.asked = self.random.randrange(len(path))
         self.earlier = self.random.randrange(MODULUS)
+        """The number of what the driver has asked the first of them before."""
         self.known = tuple(range(len(author.kinds) + 1))
         """What each body of it knows."""
 
@@ -162,19 +166,28 @@ class Truth:
         self.world = world
         self.ended: set[bytes] = set()
         """Calls that have."""
-        self.died_at = -LINGER
+        self._seen: dict[tuple[bytes, tuple[bytes, ...]], bool] = {}
+        """Whether it was true that somebody was in a circle of several when the scheduler saw it there: by what closed it, and for what."""
+
+    def seen(self, circles: Iterable[Suspicion]) -> None:
+        """The scheduler sees circles at this moment."""
+        for circle in circles:
+            first = circle.frames[0]
+            for process in self.world.processes():
+                for frame in process.frames:
+                    if frame.item is not None and frame.item.row[0] == first.task_id:
+                        self._seen[first.task_id, first.wanted] = self._waits_for_itself(process, frame, first.wanted)
 
     def refused(self, process: Process, frame: Frame, wanted: tuple[bytes, ...], at_once: bool) -> None:
-        """Somebody is refused to wait for these. ``at_once``: by its own process, which knows of the deaths of its actors."""
-        world = self.world
-        world.states["circle refused"] += 1
-        if not at_once and world.now - self.died_at < LINGER:
-            return
-        if not self.waits_for_itself(process, frame, wanted):
+        """Somebody is refused to wait for these. ``at_once``: by its own process, and not as the scheduler has seen it."""
+        assert frame.item is not None
+        self.world.states["circle refused"] += 1
+        seen = None if at_once else self._seen.get((frame.item.row[0], wanted))
+        if not (self._waits_for_itself(process, frame, wanted) if seen is None else seen):
             names = ", ".join(map(short, wanted))
-            world.fail(f"{process.name}: {short(frame.item.row[0])} is refused to wait for {names}, which is no circle")  # type: ignore[union-attr]
+            self.world.fail(f"{process.name}: {short(frame.item.row[0])} is refused to wait for {names}, which is no circle")
 
-    def waits_for_itself(self, process: Process, frame: Frame, wanted: tuple[bytes, ...]) -> bool:
+    def _waits_for_itself(self, process: Process, frame: Frame, wanted: tuple[bytes, ...]) -> bool:
         """Whether what waits for these waits for itself, by way of others, and none of them goes on before."""
         agenda: list[tuple[Process, tuple[bytes, ...]]] = [(process, wanted)]
         seen: set[int] = set()

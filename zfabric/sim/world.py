@@ -184,7 +184,6 @@ class World:
     def process_died(self, process: Process) -> None:
         """A process is gone."""
         self.states[f"{process.kind} died"] += 1
-        self.truth.died_at = self.now
         self.workers.pop(process.incarnation, None)
         self.after(0.0002, lambda: self.supervisor.died(process))
 

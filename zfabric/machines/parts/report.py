@@ -501,7 +501,7 @@ def _is_pending(record: AnyObject | None) -> bool:
 def _wanted_by(scheduler: LocalScheduler, frame: Frame) -> str:
     """What a task or a call that waits waits for; if that is in the end itself, how."""
     names = [f"{brief(identifier)} ({_maker(scheduler, identifier, frame)})" for identifier in frame.wanted]
-    circle = scheduler.deadlocks.circle(frame, False)
+    circle = scheduler.deadlocks.circle(frame)
     return actor_report.blocked_on(names) + (f"; it waits for itself: {circle}" if circle else "")
 
 

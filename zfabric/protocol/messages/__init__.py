@@ -129,6 +129,7 @@ from zfabric.protocol.messages.tasks import Introduce as Introduce
 from zfabric.protocol.messages.tasks import Introduced as Introduced
 from zfabric.protocol.messages.tasks import Results as Results
 from zfabric.protocol.messages.tasks import Running as Running
+from zfabric.protocol.messages.tasks import StillWaits as StillWaits
 from zfabric.protocol.messages.tasks import Stop as Stop
 from zfabric.protocol.messages.tasks import Submit as Submit
 from zfabric.protocol.messages.tasks import TakeBack as TakeBack

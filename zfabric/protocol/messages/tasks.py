@@ -180,6 +180,12 @@ class Awaits(NamedTuple):
     certain: bool
 
 
+class StillWaits(NamedTuple):
+    """local scheduler -> worker. ``task_id`` seems to be in a circle: if it still waits, and is not to be stopped, say ``Awaits`` again."""
+
+    task_id: bytes
+
+
 class Deadlock(NamedTuple):
     """local scheduler -> worker. ``task_id``, which waits for ``object_id`` among others, does so for ever.
 
