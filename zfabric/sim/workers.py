@@ -17,7 +17,7 @@ from zfabric.machines.parts.turns import LEAVE
 from zfabric.machines.worker import Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
-from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, JOB_BYTES, WORKER, call_value, object_id, short
+from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, JOB_BYTES, TASK_BYTES, WORKER, call_value, object_id, short
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
 from zfabric.protocol.options import option
 from zfabric.sim.arena import Content
@@ -172,9 +172,15 @@ class WorkerProcess(Process):
         """The flusher thread sends what a computing task submitted; completions wait for their own time."""
         if self.worker.gate is not None and self.world.now >= self._rest_at:
             self.worker.say_counts()
+        if self.world.circling and self.world.now >= self._rest_at:
+            self.worker.say_delays(self._callee)
         if self.worker.unreported and self.frames and self.world.now - self._first_unreported <= self.config.completion_delay:
             return
         self.flush()
+
+    def _callee(self, identifier: bytes) -> bytes | None:
+        target = self.machine.calls.pending.get(identifier[:TASK_BYTES])
+        return target.actor_id if target is not None else None
 
     def _unsent_deadline(self) -> float | None:
         return self._first_unreported + self.config.completion_delay + 1e-6 if self.worker.unreported else None
