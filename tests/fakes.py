@@ -126,7 +126,14 @@ class FakeClient:
 
     def wait(self, object_ids: Sequence[bytes], num_returns: int, timeout: float | None, fetch_local: bool) -> set[bytes]:
         self._wait_for(lambda: sum(one in self._values for one in object_ids) >= num_returns, timeout)
-        return {one for one in object_ids if one in self._values}
+        return set([one for one in object_ids if one in self._values][:num_returns])
+
+    def watch(self, object_ids: Iterable[bytes], callback: Callable[[bytes], None]) -> None:
+        for one in object_ids:
+            self.add_done_callback(one, callback)
+
+    def await_watched(self, object_ids: Any, done: Callable[[], bool], timeout: float | None) -> bool:
+        return self._wait_for(done, timeout)
 
     def add_done_callback(self, object_id: bytes, callback: Callable[[bytes], None]) -> None:
         with self._changed:
@@ -167,6 +174,8 @@ class FakeClient:
             self._changed.notify_all()
         for callback in callbacks:
             callback(object_id)
+        with self._changed:
+            self._changed.notify_all()
 
     # -- the worker's part --
 

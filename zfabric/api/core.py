@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from numbers import Real
 from typing import Any, TypeVar
@@ -148,13 +149,17 @@ def put(value: Any, *, durable: bool = False) -> ObjectRef:
 # --- waiting ------------------------------------------------------------------------------------------------------------------------
 
 
+_left_last = 0
+"""A hash of what the last ``wait`` left, which lists nothing twice: most often that is what the next one is for."""
+
+
 def wait(
     refs: Sequence[Waitable], *, num_returns: int = 1, timeout: float | None = None, fetch_local: bool = True
 ) -> tuple[list[Waitable], list[Waitable]]:
     """(ready, not ready): waits until ``num_returns`` of the refs have a value (or failed), or ``timeout`` seconds passed.
 
     The order of ``refs`` is kept in both lists, and the first has at most ``num_returns``. An empty list gives two. A generator
-    (``ObjectRefGenerator``) among them is ready when its ``next`` would not wait.
+    (``ObjectRefGenerator``) among them is ready when its ``next`` would not wait. To take very many one by one, ``as_completed`` is faster.
 
     TypeError for what is no list of refs; ValueError where one is listed twice, or ``num_returns`` is not from 1 to their number.
 
@@ -163,6 +168,7 @@ def wait(
     >>> len(ready), len(rest)
     (2, 0)
     """
+    global _left_last
     if isinstance(refs, ObjectRef):
         raise TypeError("wait() takes a list of ObjectRefs, and was given a single one; write zf.wait([ref])")
     if not isinstance(refs, (list, tuple)):
@@ -173,8 +179,12 @@ def wait(
     check_flag("fetch_local", fetch_local)
     if not refs:
         return [], []
-    ids = [ref._id if type(ref) is ObjectRef else _coming(ref, index) for index, ref in enumerate(refs)]
-    if len(set(ids)) != len(ids):
+    items: Sequence[Any] = refs
+    if set(map(type, items)) == _ONLY_REFS:
+        ids: list[bytes] = [ref._id for ref in items]
+    else:
+        ids = [ref._id if type(ref) is ObjectRef else _coming(ref, index) for index, ref in enumerate(refs)]
+    if hash(tuple(ids)) != _left_last and len(set(ids)) != len(ids):
         twice = next(index for index, object_id in enumerate(ids) if object_id in ids[:index])
         raise ValueError(f"wait() takes each ref once: wait([...])[{twice}] was listed before")
     if isinstance(num_returns, bool) or not isinstance(num_returns, int):
@@ -183,11 +193,13 @@ def wait(
         raise ValueError(f"num_returns is from 1 to the number of refs ({len(ids)}), not {num_returns}")
     first: Any = refs[0]
     done = owner_of(first if type(first) is ObjectRef else first.completed()).wait(ids, num_returns, timeout, fetch_local)
-    ready: list[Waitable] = []
-    rest: list[Waitable] = []
-    for ref, object_id in zip(refs, ids, strict=True):
-        (ready if object_id in done and len(ready) < num_returns else rest).append(ref)
-    return ready, rest
+    if len(done) == 1:  # Programs take one after the other out of many: little is to be done for each of those that are left.
+        rest, place = list(refs), ids.index(next(iter(done)))
+        del ids[place]
+        _left_last = hash(tuple(ids))
+        return [rest.pop(place)], rest
+    ready = [ref for ref, object_id in zip(refs, ids, strict=True) if object_id in done]
+    return ready, [ref for ref, object_id in zip(refs, ids, strict=True) if object_id not in done]
 
 
 def _coming(stream: Any, index: int) -> bytes:
@@ -224,15 +236,28 @@ def as_completed(refs: Iterable[ObjectRef], *, timeout: float | None = None) -> 
 
 def _completions(waiting: dict[bytes, ObjectRef], timeout: float | None) -> Iterator[ObjectRef]:
     deadline = None if timeout is None else time.monotonic() + timeout
-    while waiting:
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        ids = list(waiting)
-        done = owner_of(waiting[ids[0]]).wait(ids, 1, left, True)
-        if not done:
-            raise GetTimeoutError(f"{len(waiting)} of the refs had no value after {timeout:g} s; their tasks go on")
-        for object_id in ids:
-            if object_id in done:
-                yield waiting.pop(object_id)
+    here: deque[ObjectRef] = deque()
+    wanted = [True]
+
+    def arrived(object_id: bytes) -> None:
+        ref = waiting.pop(object_id)  # It was held until now: what watches for a value that nobody wants any more would not be told.
+        if wanted:
+            here.append(ref)
+
+    try:
+        owners = {owner_of(ref) for ref in waiting.values()}  # this process's client, or it has raised
+        for client in owners:
+            client.watch(list(waiting), arrived)
+        while here or waiting:
+            if not here:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                client = owner_of(next(iter(waiting.values())))
+                if not client.await_watched(waiting, lambda: bool(here), left):
+                    raise GetTimeoutError(f"{len(waiting)} of the refs had no value after {timeout:g} s; their tasks go on")
+            yield here.popleft()
+    finally:
+        wanted.clear()
+        here.clear()
 
 
 def cancel(ref: ObjectRef, *, force: bool = False, recursive: bool = True) -> None:

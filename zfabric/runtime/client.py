@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,11 @@ from zfabric.runtime.arena_access import ArenaAccess
 from zfabric.runtime.connection import Connection, clock
 from zfabric.runtime.interface import Outcome, Serialized, Terms
 from zfabric.runtime.session import Session
+
+ONLY_ROWS = {tuple}
+"""The types of a client's entries where nothing has an outcome (``machines.parts.entries``): seen at a glance, without a look at each."""
+FEW = 32
+"""So few are looked at one by one."""
 
 
 class FabricClient(Connection):
@@ -342,22 +347,36 @@ class FabricClient(Connection):
     def wait(self, object_ids: Sequence[bytes], num_returns: int, timeout: float | None, fetch_local: bool) -> set[bytes]:
         """See ``ClientInterface``."""
         machine = self.machine
+        known = machine.at_hand if fetch_local else machine.known
         ready: set[bytes] = set()
         pending = list(object_ids)
+        may_lack = len(pending) - num_returns
 
         def scan() -> bool:
+            """Look no further than there is a reason to: programs wait for many, one at a time, and are asked again at all news."""
             nonlocal pending
-            known = machine.at_hand if fetch_local else machine.known
-            left = []
-            for identifier in pending:
+            if len(ready) >= num_returns:
+                return True
+            if may_lack > FEW and not known(pending[0]) and set(map(type, map(machine.entries.get, pending))) == ONLY_ROWS:
+                return False
+            left: list[bytes] = []
+            lacking = 0
+            for place, identifier in enumerate(pending):
                 if known(identifier):
                     ready.add(identifier)
-                else:
-                    left.append(identifier)
-                    if fetch_local and machine.known(identifier):
-                        machine.want((identifier,))  # It is large, and has come since: only the news of it comes by itself.
+                    if len(ready) == num_returns:
+                        return True
+                    continue
+                left.append(identifier)
+                if fetch_local and machine.known(identifier):
+                    machine.want((identifier,))  # It is large, and has come since: only the news of it comes by itself.
+                    continue
+                lacking += 1
+                if lacking > may_lack:
+                    left += pending[place + 1 :]
+                    break
             pending = left
-            return len(ready) >= num_returns
+            return False
 
         with self.lock:
             self.check_usable()
@@ -366,8 +385,29 @@ class FabricClient(Connection):
             machine.want(pending)
             self.flush()
         deadline, needed = (None, num_returns) if timeout is None else (clock() + timeout, 0)
-        self.wait_for(object_ids, scan, deadline, plain=False, needed=needed)
+        if not self.wait_for(object_ids, scan, deadline, plain=False, needed=needed):
+            may_lack = len(pending)
+            with self.lock:
+                scan()
         return ready
+
+    def watch(self, object_ids: Iterable[bytes], callback: Callable[[bytes], None]) -> None:
+        """See ``ClientInterface``."""
+        machine = self.machine
+        with self.lock:
+            self.check_usable()
+            for identifier in object_ids:
+                if machine.at_hand(identifier):
+                    callback(identifier)
+                else:
+                    machine.watch(identifier, callback)
+
+    def await_watched(self, object_ids: Collection[bytes], done: Callable[[], bool], timeout: float | None) -> bool:
+        """See ``ClientInterface``."""
+        # A worker says what it waits for. Nobody asks a driver, which may wait very often for one of very many.
+        wanted: Any = object_ids if self.kind == "driver" else tuple(object_ids)
+        deadline, needed = (None, 1) if timeout is None else (clock() + timeout, 0)
+        return self.wait_for(wanted, done, deadline, plain=False, needed=needed)
 
     def add_done_callback(self, object_id: bytes, callback: Callable[[bytes], None]) -> None:
         """See ``ClientInterface``."""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from zfabric.config import Config
@@ -111,7 +111,13 @@ class ClientInterface(Protocol):
         """Wait for all of them (each listed once). GetTimeoutError after ``timeout`` seconds."""
 
     def wait(self, object_ids: Sequence[bytes], num_returns: int, timeout: float | None, fetch_local: bool) -> set[bytes]:
-        """Those that have an outcome, as soon as at least ``num_returns`` have or ``timeout`` passed."""
+        """As many as ``num_returns`` that have an outcome (of those that have, the first), or all that have when ``timeout`` has passed."""
+
+    def watch(self, object_ids: Iterable[bytes], callback: Callable[[bytes], None]) -> None:
+        """Call ``callback`` with each once it has an outcome: at once, or while this process waits for anything."""
+
+    def await_watched(self, object_ids: Collection[bytes], done: Callable[[], bool], timeout: float | None) -> bool:
+        """Wait until a ``callback`` of ``watch`` has made ``done`` true; False after ``timeout``. ``object_ids`` are what it waits for."""
 
     def add_done_callback(self, object_id: bytes, callback: Callable[[bytes], None]) -> None:
         """Call ``callback(object_id)`` once it has an outcome, from a thread of the fabric (at once if it has one)."""

@@ -1,0 +1,134 @@
+"""``wait`` and ``as_completed`` for many refs: what they give, and how little they look at. Steps are counted, not timed."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from bad_days import PATIENCE, eventually
+from conftest import running_cluster
+
+import zfabric as zf
+from zfabric.runtime import interface
+
+MANY = 600
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared() -> Iterator[Any]:
+    """One cluster for the file."""
+    with running_cluster(num_cpus=2) as context:
+        yield context
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often this process has looked whether an object is here."""
+    counts: Counter[str] = Counter()
+    machine: Any = interface.current().machine  # type: ignore[union-attr]
+    for name in ("at_hand", "known", "watch"):
+        original = getattr(machine, name)
+
+        def counted(*args: Any, name: str = name, original: Any = original) -> Any:
+            counts[name] += 1
+            return original(*args)
+
+        monkeypatch.setattr(machine, name, counted)
+    return counts
+
+
+@zf.remote
+def late(number: int, path: str = "", seconds: float = 0.0) -> int:
+    time.sleep(seconds)
+    while path and not Path(path).exists():
+        time.sleep(0.001)
+    return number
+
+
+@zf.remote
+def large(number: int) -> Any:
+    return np.full(50_000, number)
+
+
+def test_taking_one_after_the_other_looks_at_each_but_once(looks: Counter[str]) -> None:
+    left = late.map(range(MANY))
+    assert len(zf.wait(left, num_returns=MANY, timeout=PATIENCE)[0]) == MANY
+    looks.clear()
+    taken = []
+    while left:
+        (ready,), left = zf.wait(left)
+        taken.append(ready)
+    assert zf.get(taken) == list(range(MANY))
+    assert looks["at_hand"] <= 2 * MANY, looks
+
+
+def test_waiting_for_all_of_many_looks_at_those_that_have_come(looks: Counter[str]) -> None:
+    """They come a few at a time: what comes is no reason to look at all the others."""
+    refs = [late.remote(number, seconds=0.001) for number in range(MANY)]
+    assert zf.wait(refs, num_returns=MANY, timeout=PATIENCE) == (refs, [])
+    assert looks["at_hand"] <= 6 * MANY, looks
+
+
+def test_as_completed_looks_at_each_but_once(looks: Counter[str]) -> None:
+    refs = [late.remote(number, seconds=0.001) for number in range(MANY)]
+    assert sorted(zf.get(ref) for ref in zf.as_completed(refs, timeout=PATIENCE)) == list(range(MANY))
+    assert looks["at_hand"] + looks["watch"] <= 2 * MANY, looks
+
+
+def test_what_is_ready_when_the_time_has_passed(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    first, *others = [late.remote(0, str(go)), *(late.remote(number) for number in range(1, 50))]
+    zf.wait(others, num_returns=len(others), timeout=PATIENCE)
+    for timeout in (0, 0.01):
+        assert zf.wait([first, *others], num_returns=50, timeout=timeout) == (others, [first])
+    assert zf.wait([first, *others], num_returns=3) == (others[:3], [first, *others[3:]])
+    go.touch()
+    assert zf.wait([first, *others], num_returns=50, timeout=PATIENCE) == ([first, *others], [])
+
+
+def test_a_ref_that_is_listed_twice_is_refused_also_behind_what_wait_has_left() -> None:
+    refs = late.map(range(5))
+    _, left = zf.wait(refs)
+    with pytest.raises(ValueError, match=r"wait\(\[...\]\)\[4\] was listed before"):
+        zf.wait([*left, left[0]])
+    left[1] = left[2]
+    with pytest.raises(ValueError, match=r"wait\(\[...\]\)\[2\] was listed before"):
+        zf.wait(left)
+
+
+def test_large_values_are_fetched_by_those_who_wait() -> None:
+    refs = [large.remote(number) for number in range(40)]
+    assert zf.wait(refs, num_returns=40, timeout=PATIENCE) == (refs, [])
+    again = [large.remote(number) for number in range(40)]
+    assert sorted(int(zf.get(ref)[0]) for ref in zf.as_completed(again, timeout=PATIENCE)) == list(range(40))
+
+
+def test_who_stops_half_way_leaves_nobody_who_watches(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    refs = [late.remote(number, "" if number == 3 else str(go)) for number in range(2)] + [late.remote(3)]
+    assert zf.get(next(zf.as_completed(refs, timeout=PATIENCE))) == 3
+    machine: Any = interface.current().machine  # type: ignore[union-attr]
+    assert machine.watchers
+    del refs
+    go.touch()
+    eventually(lambda: not machine.watchers, "what was watched has come")
+
+
+@zf.remote
+def waits_inside(count: int) -> list[int]:
+    refs = [late.remote(number) for number in range(count)]
+    left, taken = refs, []
+    while left:
+        (ready,), left = zf.wait(left)
+        taken.append(zf.get(ready))
+    return sorted(taken) + [zf.get(ref) for ref in zf.as_completed(refs)]
+
+
+def test_tasks_wait_in_both_ways() -> None:
+    answer = zf.get(waits_inside.remote(20), timeout=PATIENCE)
+    assert (answer[:20], sorted(answer[20:])) == (list(range(20)), list(range(20)))
