@@ -5,6 +5,8 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import operator
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -190,3 +192,26 @@ def test_what_has_not_one_value_is_refused() -> None:
             with pytest.raises(TypeError, match=text):
                 executor.submit(wrong, 1)
         assert executor.submit(_square, 3).result(PATIENCE) == 9, "and they take no room"
+
+
+def test_what_waits_when_the_cluster_is_shut_down_starts_no_other() -> None:
+    script = """
+import time, zfabric as zf
+from zfabric.util.multiprocessing import Pool
+zf.init(num_cpus=2, log_to_driver=False)
+executor, pool = zf.Executor(max_workers=1), Pool(1, maxtasksperchild=1)
+waiting = [executor.submit(time.sleep, 600), executor.submit(time.sleep, 600)]
+asked = pool.map_async(time.sleep, [600, 600], chunksize=1)
+zf.shutdown()
+for future in waiting:
+    assert isinstance(future.exception(60), zf.NotInitializedError), future
+executor.shutdown()
+try:
+    asked.get(60)
+except zf.NotInitializedError:
+    pool.close()
+    pool.join()
+    print("started again" if zf.is_initialized() else "nothing was started")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "nothing was started\n", done.stdout + done.stderr

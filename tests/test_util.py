@@ -150,6 +150,18 @@ def test_actors_come_and_go(pool: ActorPool) -> None:
     assert list(pool.map(double, [1, 2])) == [2, 4]
 
 
+def test_a_function_that_calls_nothing_and_a_pool_of_nobody_are_told_so(pool: ActorPool) -> None:
+    with pytest.raises(TypeError, match="is to return the ref of a call"):
+        list(pool.map(lambda actor, value: value, [1, 2]))
+    assert list(pool.map(double, [1, 2])) == [2, 4], "and the actors are as free as before"
+    nobody = ActorPool([])
+    nobody.submit(double, 1)
+    with pytest.raises(ValueError, match="no actor"):
+        nobody.get_next()
+    with pytest.raises(ValueError, match="no actor"):
+        nobody.get_next_unordered(timeout=1)
+
+
 # --- queues -------------------------------------------------------------------------------------------------------------------
 
 
@@ -179,6 +191,12 @@ def test_a_queue_that_is_empty_or_full() -> None:
     assert [items.get(), items.get()] == [1, 2], "what was not put in time is not there"
     with pytest.raises(ValueError, match="non-negative"):
         items.get(timeout=-1)
+
+
+def test_a_queue_of_no_number_of_items_is_refused() -> None:
+    for wrong in ("10", None, 1.5, True):
+        with pytest.raises(TypeError, match="maxsize is a number of items"):
+            Queue(wrong)  # type: ignore[arg-type]
 
 
 def test_batches_are_all_or_nothing() -> None:

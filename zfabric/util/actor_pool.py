@@ -77,6 +77,8 @@ class ActorPool:
             actor = self._idle.pop()
             try:
                 ref = fn(actor, value)
+                if not isinstance(ref, zf.ObjectRef):
+                    raise TypeError(f"the function is to return the ref of a call, as actor.method.remote(value) does, not {ref!r}")
             except BaseException:  # the caller's own function; the actor is as free as before
                 self._idle.append(actor)
                 self._dropped.add(place)
@@ -85,6 +87,8 @@ class ActorPool:
 
     def _collect(self, deadline: float | None) -> bool:
         """Take in calls that have ended, waiting for the first; False if none had by then."""
+        if not self._running:
+            raise ValueError("this pool has work and no actor: push() one")
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         refs = list(self._running)
         ready, rest = zf.wait(refs, num_returns=1, timeout=left)

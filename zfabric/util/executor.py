@@ -142,6 +142,8 @@ class Executor(_Executor):
             future, call = following
             if future.begun:
                 try:
+                    if not zf.is_initialized():  # Whoever shut it down did not want another one to be started for this.
+                        raise zf.NotInitializedError("the cluster was shut down before this call could begin")
                     self._begin(future, call)
                     return
                 except Exception as error:  # it cannot be pickled, or the cluster is gone: whoever submitted it has only the future

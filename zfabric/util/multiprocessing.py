@@ -301,6 +301,8 @@ class Pool:
 
     def _renewed(self, piece: Future[list[Any]]) -> Any:
         """An actor in place of one that has ended, for this piece."""
+        if not zf.is_initialized():  # Whoever shut it down did not want another one to be started for this.
+            raise zf.NotInitializedError("the cluster was shut down, and the processes of this pool with it")
         actor = self._make()
         with self._lock:
             if self._terminated:

@@ -36,6 +36,8 @@ class Queue:
     """
 
     def __init__(self, maxsize: int = 0, actor_options: dict[str, Any] | None = None) -> None:
+        if isinstance(maxsize, bool) or not isinstance(maxsize, int):
+            raise TypeError(f"maxsize is a number of items, or 0 for no limit, not {maxsize!r}")
         self.maxsize = maxsize
         self.actor = zf.remote(_Items).options(**(actor_options or {})).remote(maxsize)
 
