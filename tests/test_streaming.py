@@ -133,6 +133,9 @@ def test_a_consumer_can_ask_without_waiting(tmp_path: Path) -> None:
     assert not generator.next_ready()
     with pytest.raises(zf.GetTimeoutError):
         generator.next(timeout=0)
+    for bad, kind in ((-1, ValueError), ("1", TypeError)):
+        with pytest.raises(kind, match="timeout"):
+            generator.next(timeout=bad)  # type: ignore[arg-type]
     gate.touch()
     eventually(generator.next_ready, "the value comes")
     assert zf.get(generator.next(timeout=PATIENCE)) == 1

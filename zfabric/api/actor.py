@@ -296,7 +296,7 @@ class ActorClass:
         vars(named).update(vars(self), _options=merged, _export=export)
         return named
 
-    def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
+    def remote(self, /, *args: Any, **kwargs: Any) -> ActorHandle:
         """Make an actor; its handle comes at once, while ``__init__`` runs in the actor's process.
 
         Arguments that are refs arrive as their values. Raises TypeError if the arguments do not fit ``__init__``, and
@@ -379,7 +379,7 @@ class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
         check_streams(self._method.name, blueprint.retries == LOGGED, self._method.readonly, pairs)
         return ActorMethod(self._ref, blueprint, self._terms, self._method, pairs)
 
-    def remote(self, *args: Any, **kwargs: Any) -> Any:
+    def remote(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call it; the ref comes at once (a list of refs for ``num_returns`` above 1, None for 0, a generator of refs for "streaming").
 
         Calls of one caller (the program, a task, a method of another actor) run in the order in which they were made. Raises TypeError

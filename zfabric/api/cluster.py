@@ -116,12 +116,26 @@ def nodes() -> list[dict[str, Any]]:
 
 
 def node_ip_address() -> str:
-    """Where programs on the nodes of this cluster reach a socket of this process: on one machine, the loopback address."""
+    """Where programs on the nodes of this cluster reach a socket of this process: on one machine, the loopback address.
+
+    >>> import zfabric as zf
+    >>> zf.util.get_node_ip_address()
+    '127.0.0.1'
+    """
     return "127.0.0.1"
 
 
 def named_actors(all_namespaces: bool = False) -> list[Any]:
-    """The names of living actors: those in this process's namespace, or all, as dicts with "name" and "namespace"."""
+    """The names of living actors: those in this process's namespace, or all, as dicts with "name" and "namespace".
+
+    >>> import zfabric as zf
+    >>> @zf.remote
+    ... class Listed:
+    ...     pass
+    >>> listed = Listed.options(name="for the list").remote()
+    >>> "for the list" in zf.util.list_named_actors()
+    True
+    """
     client = connected()
     found = client.query("named actors")
     if all_namespaces:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any, TypeVar
 
@@ -42,7 +42,7 @@ def get(refs: Any, *, timeout: float | None = None, copy: bool = False) -> Any:
     [1, [2, 3]]
     """
     if timeout is not None:
-        _check_timeout(timeout)
+        check_timeout(timeout)
     if type(refs) is ObjectRef:
         outcome = owner_of(refs).get((refs._id,), timeout)[0]
         status, data, release = outcome
@@ -87,6 +87,8 @@ def _flatten(refs: Any, path: str, into: list[ObjectRef]) -> None:
             _flatten(item, f"{path}[{index}]", into)
     else:
         where = f"get([...]){path} is {a(refs)}" if path else f"get() was given {a(refs)}"
+        if isinstance(refs, Mapping):
+            raise TypeError(f"{where}; get takes a ref or a list of refs, so write zf.get(list(refs.values()))")
         if hasattr(refs, "__iter__") and not isinstance(refs, (str, bytes)):
             raise TypeError(f"{where}; get takes a ref or a list of refs, so write zf.get(list(...))")
         raise TypeError(f"{where}, not an ObjectRef; f.remote(...) and zf.put(...) give refs, and get takes them or lists of them")
@@ -117,7 +119,8 @@ def _stale(lost: str = "its value went") -> NotInitializedError:
     return NotInitializedError(f"this belongs to a cluster that was shut down, and {lost} with it")
 
 
-def _check_timeout(timeout: Any) -> None:
+def check_timeout(timeout: Any) -> None:
+    """TypeError or ValueError for what is no number of seconds to wait."""
     if isinstance(timeout, bool) or not isinstance(timeout, Real):
         raise TypeError(f"timeout is a number of seconds or None, not {a(timeout)}")
     if not float(timeout) >= 0:
@@ -175,7 +178,7 @@ def wait(
         listed = "; write zf.wait(list(...))" if hasattr(refs, "__iter__") else ""
         raise TypeError(f"wait() takes a list of ObjectRefs, not {a(refs)}{listed}")
     if timeout is not None:
-        _check_timeout(timeout)
+        check_timeout(timeout)
     check_flag("fetch_local", fetch_local)
     if not refs:
         return [], []
@@ -228,7 +231,7 @@ def as_completed(refs: Iterable[ObjectRef], *, timeout: float | None = None) -> 
     if isinstance(refs, ObjectRef):
         raise TypeError("as_completed() takes several ObjectRefs, and was given a single one; write zf.as_completed([ref])")
     if timeout is not None:
-        _check_timeout(timeout)
+        check_timeout(timeout)
     listed = list(refs)
     _check_refs(listed, "as_completed")
     return _completions({ref._id: ref for ref in listed}, timeout)

@@ -12,7 +12,7 @@ from types import GenericAlias
 from typing import Any
 
 from zfabric.adapters.serialization import register_plain, serialize
-from zfabric.api.core import owner_of
+from zfabric.api.core import check_timeout, owner_of
 from zfabric.api.errors import a
 from zfabric.api.lifecycle import connected
 from zfabric.api.refs import ObjectRef
@@ -78,6 +78,8 @@ class ObjectRefGenerator:
         >>> zf.get(letters.next(timeout=60))
         'a'
         """
+        if timeout is not None:
+            check_timeout(timeout)
         if self._finished:
             raise StopIteration
         if not self._is_value(self._coming(), timeout):
@@ -242,7 +244,7 @@ class StreamingFunction(RemoteFunction):
         ahead = options.get("max_buffered") or max(0, options.get("_generator_backpressure_num_objects") or 0)
         return ObjectRefGenerator(ref, ahead or connected().config.stream_buffered)
 
-    def remote(self, *args: Any, **kwargs: Any) -> ObjectRefGenerator:
+    def remote(self, /, *args: Any, **kwargs: Any) -> ObjectRefGenerator:
         """Submit a call; returns the generator of its refs at once."""
         return self._stream(super().remote(*args, **kwargs))
 

@@ -112,6 +112,8 @@ class ObjectRef:
     def future(self) -> Future[Any]:
         """A ``concurrent.futures.Future`` of the value. Cancelling it stops the waiting, not the task.
 
+        Callbacks of futures are called in one thread, one after the other: one that waits for another future holds up all of them.
+
         >>> import zfabric as zf
         >>> zf.put(5).future().result()
         5

@@ -191,7 +191,7 @@ class RemoteFunction:
         _check_kind(self._function, merged)
         return type(self)(self._function, merged, self._export)
 
-    def remote(self, *args: Any, **kwargs: Any) -> Any:
+    def remote(self, /, *args: Any, **kwargs: Any) -> Any:
         """Submit a call; returns its ref at once (a list of refs for ``num_returns`` above 1, None for 0).
 
         Arguments that are refs arrive as their values, and the call waits for them; large arguments are stored like ``put``.

@@ -242,7 +242,7 @@ class Pool:
         return self._start_all(func, [tuple(item) for item in iterable], chunksize, callback, error_callback)
 
     def imap(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int = 1) -> IMapIterator:
-        """Results of ``func`` of every item, in order, each as soon as it is there; the iterable is read as they are taken."""
+        """Results of ``func`` of every item, in order, each as soon as it is there; the iterable is read a few ahead of what is taken."""
         return self._lazily(func, iterable, chunksize, ordered=True)
 
     def imap_unordered(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int = 1) -> IMapIterator:
