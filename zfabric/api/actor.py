@@ -310,7 +310,8 @@ class ActorClass:
             if self._signature is not None:
                 self._signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise TypeError(f"{self._kind.__qualname__}.remote(): {error}") from None
+            takes = shown(self._signature, list(self._signature.parameters.values())) if self._signature is not None else ""
+            raise TypeError(f"{self._kind.__qualname__}.remote(): {error}; it takes {takes}") from None
         taken = self._taken(client, None)
         if taken is not None:
             return taken

@@ -26,6 +26,7 @@ from zfabric.api.errors import a
 from zfabric.api.lifecycle import connected, default_runtime_env
 from zfabric.api.options import ACTOR_OPTIONS, Pairs, check_node, checked, checked_actor, difference, mode_of, pairs_of, pairs_of_actor
 from zfabric.api.refs import ObjectRef
+from zfabric.api.signatures import shown
 from zfabric.exceptions import ObjectStoreError, OptionError, SerializationError
 from zfabric.protocol.ids import FIRST_RETURN, object_id
 from zfabric.protocol.names import is_text
@@ -279,7 +280,8 @@ class RemoteFunction:
             self._signature.bind(*args, **kwargs)
         except TypeError as error:
             method = "; a method cannot be remote: write a function that takes the object" if "'self'" in str(error) else ""
-            raise TypeError(f"{self._export.name}.remote(): {error}{method}") from None
+            takes = shown(self._signature, list(self._signature.parameters.values()))
+            raise TypeError(f"{self._export.name}.remote(): {error}; it takes {takes}{method}") from None
 
 
 def _with_defaults(function: Any, options: dict[str, Any]) -> dict[str, Any]:
