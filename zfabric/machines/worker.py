@@ -464,12 +464,8 @@ class Worker:
 
     def on_still_waits(self, message: m.StillWaits) -> None:
         """Whether a task that was said to wait goes on doing so. If not, the news of that is on its way."""
-        task_id = message.task_id
-        goes_on = task_id in self.interrupts or task_id in self.deadlocks
-        for blocked in self._waiting:
-            if blocked.task_id == task_id and not goes_on:
-                plain = m.Awaits(task_id, "", (), blocked.inline)
-                self._effects.append(Send(self.scheduler, self._awaits.get(task_id, plain)))
+        if message.task_id not in self.interrupts:
+            self._effects.extend(Send(self.scheduler, awaits) for awaits in self.waits.still(message.task_id))
 
     def on_deadlock(self, message: m.Deadlock) -> None:
         """What waits does so for ever; unless it has stopped waiting for that meanwhile."""

@@ -38,6 +38,12 @@ class Waits:
         self.deadlocks.pop(blocked.task_id, None)
         return m.Unblocked(blocked.task_id)
 
+    def still(self, task_id: bytes) -> Iterator[m.Awaits]:
+        """What is said of a task that still waits, and is not to be told that it does so for ever."""
+        for blocked in self._blocked:
+            if blocked.task_id == task_id and task_id not in self.deadlocks:
+                yield self._awaits.get(task_id, m.Awaits(task_id, "", (), blocked.inline))
+
     def on_deadlock(self, message: m.Deadlock) -> None:
         """What waits does so for ever; unless it has stopped waiting for that meanwhile."""
         if any(each.task_id == message.task_id and message.object_id in each.wanted for each in self._blocked):
