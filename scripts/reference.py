@@ -196,6 +196,7 @@ def located(handler: Any) -> str:
     passed_on = inspect.getclosurevars(handler).nonlocals
     if "name" in passed_on:
         from zfabric.machines.parts.actors import Actors
+        from zfabric.machines.parts.call_results import CallResults
         from zfabric.machines.parts.deadlocks import Deadlocks
         from zfabric.machines.parts.infeasible import Infeasible
         from zfabric.machines.parts.introductions import Introductions
@@ -208,6 +209,7 @@ def located(handler: Any) -> str:
 
         parts: dict[str, Any] = {
             "actors": Actors,
+            "call_results": CallResults,
             "deadlocks": Deadlocks,
             "infeasible": Infeasible,
             "introductions": Introductions,

@@ -18,6 +18,7 @@ from zfabric.config import Config
 from zfabric.machines.parts import agreement, report
 from zfabric.machines.parts.actors import Actors
 from zfabric.machines.parts.blocks import BlockWriter
+from zfabric.machines.parts.call_results import CallResults
 from zfabric.machines.parts.deadlocks import Deadlocks
 from zfabric.machines.parts.detached import Detached
 from zfabric.machines.parts.dispatch import Dispatcher
@@ -97,6 +98,7 @@ class LocalScheduler:
         self.questions = Questions(self)
         self.values = Values(self)
         self.actors = Actors(self)
+        self.call_results = CallResults(self)
         self.logs = KeptLogs(self)
         self.detached = Detached(self)
         self.remakes = Remakes(self)
@@ -563,8 +565,8 @@ HANDLERS: dict[type[Any], Any] = {
     m.TakenBack: LocalScheduler.on_taken_back,
     m.Cancel: _part("stopping", "on_cancel"),
     m.Find: _part("actors", "on_find"),
-    m.Expect: _part("actors", "on_expect"),
-    m.Reported: _part("actors", "on_reported"),
+    m.Expect: _part("call_results", "on_expect"),
+    m.Reported: _part("call_results", "on_reported"),
     m.Kill: _part("actors", "on_kill"),
     m.Leaving: _part("actors", "on_leaving"),
     m.Ended: _part("actors", "on_ended"),

@@ -90,4 +90,4 @@ class Questions:
         if kind == "store query":
             report.store_answered(scheduler, now, about, message.payload)
         elif kind == "recorded":
-            scheduler.actors.taken_over(*about)
+            scheduler.call_results.taken_over(*about)
