@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgpack
 
 from zfabric.machines.parts.quiescence import CLOSED
-from zfabric.sim.processes import Frame, Wait
+from zfabric.sim.frames import Frame, Wait
 from zfabric.sim.programs import Interrupted
 
 if TYPE_CHECKING:

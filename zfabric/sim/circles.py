@@ -27,7 +27,8 @@ from zfabric.sim.programs import ACTOR, CRASHED, LIGHT, LOST, MODULUS, NOTHING, 
 
 if TYPE_CHECKING:
     from zfabric.machines.parts.deadlocks import Suspicion
-    from zfabric.sim.processes import Frame, Process
+    from zfabric.sim.frames import Frame
+    from zfabric.sim.processes import Process
     from zfabric.sim.world import World
 
 REFUSED = "refused"

@@ -8,11 +8,9 @@ address. A process may die between any two frames it sends.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from zfabric.machines.client import Client
-from zfabric.machines.parts.given import Item
 from zfabric.machines.parts.mailbox import Invocation
 from zfabric.machines.parts.naming import Namer
 from zfabric.protocol import messages as m
@@ -21,6 +19,7 @@ from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, WORKER, is_call, root_task
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
 from zfabric.sim.arena import Content
+from zfabric.sim.frames import Frame, Wait
 from zfabric.sim.interpreter import driver_body
 from zfabric.sim.network import Post
 from zfabric.sim.node import Crashed
@@ -29,38 +28,8 @@ from zfabric.sim.programs import FUNCTIONS, Boom, Doomed, Interrupted, Left, Ref
 if TYPE_CHECKING:
     from zfabric.sim.world import World
 
-Body = Generator[tuple[Any, ...], Any, Any]
 HOUSE_EVERY = 1.0
 """Seconds after which what came is taken in although user code computes."""
-
-
-class Wait:
-    """What a body waits for. ``blocking`` waits are told to the scheduler by workers."""
-
-    __slots__ = ("blocking", "deadline", "done", "finish", "token", "wanted")
-
-    def __init__(self, done: Callable[[], bool], finish: Callable[[bool], Any], deadline: float | None, blocking: bool) -> None:
-        self.token = 0
-        self.wanted: tuple[bytes, ...] = ()
-        """Objects of which it wants all."""
-        self.done = done
-        self.finish = finish
-        self.deadline = deadline
-        self.blocking = blocking
-
-
-class Frame:
-    """One body on the stack."""
-
-    __slots__ = ("body", "busy_until", "item", "namer", "started", "wait")
-
-    def __init__(self, item: Item | Invocation | None, body: Body, namer: Namer, now: float) -> None:
-        self.item = item
-        self.body = body
-        self.namer = namer
-        self.started = now
-        self.busy_until: float | None = None
-        self.wait: Wait | None = None
 
 
 class Process:

@@ -22,10 +22,11 @@ from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
 from zfabric.protocol.options import option
 from zfabric.sim.arena import Content
 from zfabric.sim.beside import Beside
+from zfabric.sim.frames import Frame
 from zfabric.sim.interpreter import task_body
 from zfabric.sim.logged import LoggedActors
 from zfabric.sim.network import Post
-from zfabric.sim.processes import Frame, Process
+from zfabric.sim.processes import Process
 from zfabric.sim.programs import ACTOR as ACTOR_CLASS
 from zfabric.sim.programs import LIGHT, Interrupted, function_id, pack_value
 
