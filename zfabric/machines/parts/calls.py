@@ -12,15 +12,15 @@ has come.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from zfabric.machines.parts.entries import PENDING, Entry
+from zfabric.machines.parts.targets import Target
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
 from zfabric.protocol.failures import Facts, pack_failure, unpack_failure
-from zfabric.protocol.ids import ACTOR, CALL_RETURN, CONTROL, FIRST_RETURN, PREFIX_BYTES, TASK_BYTES, call_value, is_call, short
+from zfabric.protocol.ids import ACTOR, CALL_RETURN, CONTROL, PREFIX_BYTES, TASK_BYTES, call_value, is_call, short
 from zfabric.protocol.messages import ALIVE, CREATING, DEAD, FAILED, OK, Row
 from zfabric.protocol.names import brief
 from zfabric.protocol.options import LOGGED, option
@@ -34,58 +34,6 @@ TAKEN_EVERY = 64
 """Outcomes of a logged actor after which it is told that they are here: it keeps about as many for each of its callers."""
 UNKNOWN, NOT_RUN = "unknown", "not run"
 """What is known of a call that has no outcome: it may have run, or it has not."""
-
-
-class Target:
-    """One actor, as a caller sees it."""
-
-    __slots__ = (
-        "actor_id",
-        "attempt",
-        "failure",
-        "incarnation",
-        "keeps",
-        "leaving",
-        "mixed",
-        "outbox",
-        "queue",
-        "retries",
-        "sent",
-        "state",
-        "tried",
-        "untaken",
-    )
-
-    def __init__(self, actor_id: bytes) -> None:
-        self.actor_id = actor_id
-        self.retries = 0
-        """How often a call that may have run is made again by itself; -1 without end, ``LOGGED`` if the actor recognises it."""
-        self.keeps = False
-        """Whether the actor keeps outcomes until it is told that they are here, beyond its process: it is logged, or has checkpoints."""
-        self.state = CREATING
-        self.incarnation = b""
-        self.attempt = 0
-        """Which of its lives it is in."""
-        self.failure = b""
-        self.queue: deque[Row] = deque()
-        """Calls that were not sent to the present incarnation, in order."""
-        self.mixed = False
-        """Whether some of them may be of different tasks, whose calls have no order among each other."""
-        self.sent: dict[bytes, Row] = {}
-        """Calls that were, and have no outcome yet, in order."""
-        self.outbox: list[Row] = []
-        """Those of them that leave with the next frame."""
-        self.leaving = False
-        """Whether the program has no handle any more: the last ref goes once the last call has an outcome."""
-        self.tried: dict[bytes, int] = {}
-        """Calls that were made again, and how often."""
-        self.untaken: list[bytes] = []
-        """Calls whose outcomes came since an actor that keeps them was told so."""
-
-    @property
-    def handle(self) -> bytes:
-        """The object that stands for the actor."""
-        return self.actor_id + FIRST_RETURN
 
 
 class Calls:
