@@ -8,7 +8,7 @@ import pytest
 
 from zfabric.config import Config
 from zfabric.machines.local_scheduler import HANDLERS, LocalScheduler
-from zfabric.machines.parts import report
+from zfabric.machines.parts import records, report, state
 from zfabric.machines.parts.records import DONE
 from zfabric.protocol import codec
 from zfabric.protocol import effects as e
@@ -851,3 +851,34 @@ def test_the_end_of_a_job_leaves_nothing_that_counts_against_a_limit(node: Node,
     assert not node.scheduler.references._lineage
     assert node.scheduler.tables.counts["inline_bytes"] == 0
     assert not node.scheduler.tables.streams
+
+
+def test_tasks_that_were_stopped_do_not_gather_behind_one_that_waits_for_ever(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "STOPPED_MOST", 20)
+    demand = (("unicorn", 1),)
+    node.submit(row(0, demand=demand))
+    for first in range(1, 200, 10):
+        node.submit(*(row(number, demand=demand) for number in range(first, first + 10)))
+        node.say(CLIENT + DRIVER, m.Cancel(tuple(map(ref, range(first, first + 10))), False, False))
+        node.say(CLIENT + DRIVER, m.Release(tuple(map(ref, range(first, first + 10)))))
+    (queue,) = [queue for queue in node.scheduler.tables.queues.values() if queue.demand == demand]
+    assert len(queue.tasks) < 50
+    assert [task.id for task in queue.tasks if task.state != DONE] == [task_id(0)]
+
+
+def test_calls_that_each_ask_for_something_else_leave_no_queues_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "QUEUES_MOST", 20)
+    monkeypatch.setattr(state, "QUEUES_MOST", 20)
+    node = Node(others=(("disk", 1000),))
+    node.scheduler.membership.prestart(node.now)
+    node.turn()
+    node.driver()
+    (worker,) = node.workers()
+    node.submit(row(0), row(1, ref(0), demand=(("disk", 1),)))
+    for number in range(2, 100):
+        node.submit(row(number, ref(0), demand=(("disk", number),)))
+        node.say(CLIENT + DRIVER, m.Cancel((ref(number),), False, False))
+    assert len(node.scheduler.tables.queues) < 30
+    node.complete(worker, 0)
+    node.workers()
+    assert [number for _, number, _ in node.dispatched()] == [0, 1], "its queue was let go of meanwhile, and is there again"

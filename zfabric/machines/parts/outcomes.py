@@ -199,7 +199,10 @@ class Outcomes:
         """A task that was not dispatched is cancelled, or its deadline has passed."""
         task.facts().stopped = reason
         kind = STOPPED[reason]
+        ready = task.state == READY
         self.fail(task, kind, _stopped_text(task, kind), (("task", short(task.id)), ("function", task.name)))
+        if ready:
+            self.tables.queue_of(task).stop_one()
 
     def end_with(self, task: TaskRecord, status: int, payload: bytes) -> None:
         """A task ends as something it depends on has ended."""
@@ -353,6 +356,8 @@ class Outcomes:
         task.state = READY
         self.tables.became_ready += 1
         queue = self.tables.queue_of(task)
+        if task.rare is not None and task.rare.demand_queue is queue and queue.token not in self.tables.queues and not queue.job.ended:
+            queue = task.rare.demand_queue = self.tables.queue_for(queue.job, queue.shape)  # Nothing had needed it for a while.
         if front:
             queue.tasks.appendleft(task)
         else:

@@ -33,6 +33,10 @@ ATTEMPTS_LOOKED_AT = 16
 """Attempts of a parent whose children are looked for."""
 DAEMONS_LOOKED_AT = TRIES_LOOKED_AT = 4
 """Likewise, of those that earlier daemons gave out: how many daemons, and how many attempts of each."""
+STOPPED_MOST = 1000
+"""Tasks that may be in a queue although they were stopped."""
+QUEUES_MOST = 1000
+"""Queues of a job before those that nobody needs are looked for; twice as many as were needed when that was done last."""
 PENDING = -1
 """The ``status`` of a value that does not exist yet."""
 
@@ -331,14 +335,16 @@ class ShapeQueue:
         "leased",
         "light",
         "placed",
+        "shape",
         "shared",
+        "stopped",
         "tasks",
         "token",
         "warned",
     )
 
     def __init__(self, shape: Shape, job: JobRecord, token: int) -> None:
-        demand, environment, makes, concurrency = shape
+        demand, environment, makes, concurrency = self.shape = shape
         self.job = job
         self.concurrency = concurrency
         """How many of its tasks one worker runs beside each other, in an event loop; 0: one, on its stack."""
@@ -356,6 +362,9 @@ class ShapeQueue:
         self.light = all(name == "CPU" and amount <= RESOURCE_UNIT for name, amount in demand)
         """Whether its tasks need no more than the CPU that a blocked worker lends: they may run on top of it."""
         self.tasks: deque[TaskRecord] = deque()
+        """Those that are ready, and some that were and are not any more: they are passed over."""
+        self.stopped = 0
+        """How many of them were stopped since they were looked through."""
         self.leased: dict[bytes, WorkerRecord] = {}
         """Workers that hold the queue's resources now, by token."""
         self.feasible: bool | None = None
@@ -367,6 +376,15 @@ class ShapeQueue:
 
     def __len__(self) -> int:
         return len(self.tasks)
+
+    def stop_one(self) -> None:
+        """One of its tasks is ready no more. Where they are most of all, behind one that waits for long, they go."""
+        self.stopped += 1
+        if self.stopped > max(STOPPED_MOST, len(self.tasks) // 2):
+            self.stopped = 0
+            ready = [task for task in self.tasks if task.state == READY]
+            self.tasks.clear()
+            self.tasks.extend(ready)
 
 
 class ProcessRecord:
@@ -570,7 +588,7 @@ class WorkerRecord:
 class JobRecord:
     """All that one driver caused. ``ended`` jobs accept nothing more."""
 
-    __slots__ = ("driver", "ended", "functions", "id", "namespace", "number", "queues", "started", "submitted")
+    __slots__ = ("driver", "ended", "functions", "id", "namespace", "number", "queues", "queues_most", "started", "submitted")
 
     def __init__(self, identifier: bytes, number: int, namespace: str, started: float) -> None:
         self.id = identifier
@@ -580,6 +598,7 @@ class JobRecord:
         self.driver: ProcessRecord | None = None
         self.functions: dict[bytes, FunctionRecord] = {}
         self.queues: dict[Shape, ShapeQueue] = {}
+        self.queues_most = QUEUES_MOST
         self.ended = False
         self.submitted = 0
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from zfabric.config import Config
 from zfabric.machines.parts.records import (
+    QUEUES_MOST,
     AnyObject,
     JobRecord,
     ObjectRecord,
@@ -99,7 +100,18 @@ class Tables:
             self._next_queue += 1
             job.queues[shape] = queue
             self.queues[queue.token] = queue
+            if len(job.queues) > job.queues_most:
+                self._drop_queues(job, queue)
         return queue
+
+    def _drop_queues(self, job: JobRecord, new: ShapeQueue) -> None:
+        """Let go of queues of a job that have nothing, and are no function's: calls may each ask for something else."""
+        needed = {new.token, *(function.queue.token for function in job.functions.values())}
+        for shape, queue in list(job.queues.items()):
+            if not queue.tasks and not queue.leased and queue.token not in needed:
+                del job.queues[shape]
+                del self.queues[queue.token]
+        job.queues_most = max(QUEUES_MOST, 2 * len(job.queues))
 
     def queue_of(self, task: TaskRecord) -> ShapeQueue:
         """The queue a task belongs to: its function's, unless its call said otherwise."""
