@@ -514,6 +514,28 @@ def test_outcomes_for_a_caller_that_has_gone_are_forgotten(worker: Worker) -> No
     assert not worker.has_unsent
 
 
+def test_an_actor_is_refused_to_wait_for_its_own_call_unless_that_has_ended() -> None:
+    """The next call may run before the news of its outcome has come."""
+    worker = Worker(WORKER + HOME, Config.of({}))
+    worker.connect(DAEMON)
+    worker.functions[b"f" * 16] = (b"f" * 16, "Actor", b"", ())
+    worker.mailbox.actors[ACTOR] = ((ACTOR, b"f" * 16, b"", ()), 0)
+    own, other = (number.to_bytes(16, "big") for number in (1, 2))
+    worker.step(0.0, CLIENT + HOME, m.Call(ACTOR, 0, ((own, "method", b""),)))
+    worker.step(0.0, CLIENT + ME, m.Call(ACTOR, 0, ((other, "method", b""),)))
+    first: Any = worker.begin()
+    wanted, here = (own + CALL_RETURN, b"o" * 20), {own + CALL_RETURN: ACTOR}.get
+    assert worker.refused(first, wanted, 2, here) == [ACTOR]
+    assert worker.refused(first, wanted, 1, here) == []
+    assert worker.refused(first, wanted, 0, here) == []
+    worker.finish_call(first, OK, (b"value",), (), 0.0, 0.0)
+    second: Any = worker.begin()
+    assert worker.refused(second, wanted, 2, here) == []
+    assert [message.rows for message in said(worker, m.Returned)] == [((own, OK, (b"value",)),)]
+    worker.mailbox.have_come({own: None})
+    assert worker.refused(second, wanted, 2, here) == [], "it is on its way"
+
+
 def test_a_call_lasts_until_it_is_run_unless_something_else_may_end_it(client: Client) -> None:
     client.calls.meet(ACTOR)
     lives(client, HOME)

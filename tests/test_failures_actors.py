@@ -511,6 +511,37 @@ def test_an_actor_that_waits_for_itself_is_told_so(options: dict[str, Any]) -> N
     assert value_of(narcissus.other.remote()) == 1
 
 
+@zf.remote
+class Patience:
+    """Has a call of its own made, and waits for it in a later one."""
+
+    def begin(self, own: Any, begun: str, go_on: str) -> None:
+        self.result = own.until.remote(begun, go_on)
+
+    def until(self, begun: str, go_on: str) -> str:
+        Path(begun).touch()
+        while not os.path.exists(go_on):
+            time.sleep(0.001)
+        return "done"
+
+    def result_of_it(self) -> Any:
+        return zf.get(self.result)
+
+
+@pytest.mark.parametrize("options", [{}, {"lightweight": True}])
+def test_an_actor_may_wait_for_its_own_call_that_has_ended(options: dict[str, Any], tmp_path: Path) -> None:
+    """The next call begins before the news of its outcome has come."""
+    for number in range(5):
+        begun, go_on = tmp_path / f"{number} has begun", tmp_path / f"{number} goes on"
+        actor = Patience.options(**options).remote()
+        value_of(actor.begin.remote(actor, str(begun), str(go_on)))
+        eventually(begun.exists, "its own call runs")
+        later = actor.result_of_it.remote()
+        zf.wait([later], timeout=0.05)  # It is behind that one now, most often.
+        go_on.touch()
+        assert value_of(later) == "done"
+
+
 @pytest.mark.parametrize("options", [{}, {"lightweight": True}])
 def test_an_actor_may_look_at_its_own_calls_and_wait_for_others_beside_them(options: dict[str, Any]) -> None:
     narcissus = Narcissus.options(**options).remote()

@@ -595,8 +595,8 @@ def refused(worker: Worker, actor_id: bytes, *callees: bytes, needed: int = 0, *
     """The cycle that would be, if an actor waited for ``needed`` (all) of calls of these; ``calls`` are those of others, by number."""
     mine = {result_of(80 + number): each for number, each in enumerate(callees)}
     others = {result_of(int(name[1:])): each for name, each in calls.items()}
-    assert worker.turns is not None
-    return worker.turns.refused(actor_id, tuple(mine), needed or len(mine), {**mine, **others}.get)
+    begun = [each for each in (*worker.stack, *worker.running_calls.values()) if actor_of(each) == actor_id]
+    return worker.refused(begun[0] if begun else begin(worker), tuple(mine), needed or len(mine), {**mine, **others}.get)
 
 
 def test_a_cycle_is_seen(worker: Worker) -> None:
@@ -620,13 +620,17 @@ def test_who_does_not_need_all_is_refused_once_too_many_never_come(worker: Worke
 
 
 def test_what_goes_on_by_itself_closes_no_cycle(worker: Worker) -> None:
-    call(worker, A, 0)
-    call(worker, B, 1)
+    for number, actor_id in enumerate((A, B, B)):
+        call(worker, actor_id, number)
     first = begin(worker)
     worker.give_up_turn(first, (result_of(7),), may_end=True)
+    second = begin(worker)
     assert refused(worker, B, A, _7=B) == []
+    assert not worker.take_turn(first)
+    end(worker, second)
     assert worker.take_turn(first)
     worker.give_up_turn(first, (result_of(7),))
+    begin(worker)
     assert refused(worker, B, A, _7=B) == [A, B]
     worker.step(0.0, CLIENT + DRIVER, m.Stopped(first.row[0], "cancelled"))
     assert refused(worker, B, A, _7=B) == [], "it is stopped"
@@ -653,11 +657,11 @@ def test_a_result_on_its_way_closes_no_cycle(worker: Worker) -> None:
     end(worker, ended)
     assert number_of(begin(worker)) == 3
     assert refused(worker, A, B, _2=A) == []
-    assert worker.turns is not None
-    worker.say_delays({result_of(2): A, (2).to_bytes(16, "big"): A}.get)
+    assert said(worker)
+    worker.mailbox.have_come({(2).to_bytes(16, "big"): None})
     assert refused(worker, A, B, _2=A) == [], "it is still on its way"
-    worker.say_delays(lambda identifier: None)
-    assert worker.turns._answered == set()
+    worker.mailbox.have_come({})
+    assert refused(worker, A, B, _2=A) == [B, A], "nobody would ask for what has come"
 
 
 def test_a_call_that_was_stopped_before_it_ran_closes_no_cycle(worker: Worker) -> None:

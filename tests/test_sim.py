@@ -46,6 +46,7 @@ FIRST = {
     "checkpoint-while-calls-run": 6,
     "lost-calls-not-counted": 223,
     "asked-for-runs-again": 50,
+    "answered-calls-close-circles": 98,
 }
 """Where to begin looking for those that take long. Only a hint: the rest of the seeds follows."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -18,7 +18,7 @@ from zfabric.machines.parts.actor_queues import CallQueue
 from zfabric.machines.parts.call_trace import CallTrace
 from zfabric.machines.parts.drivers import Drivers
 from zfabric.machines.parts.given import Given, Item, actor_of
-from zfabric.machines.parts.mailbox import Invocation, Mailbox
+from zfabric.machines.parts.mailbox import Callee, Invocation, Mailbox
 from zfabric.machines.parts.quiescence import QUIET, TAKING, Gate
 from zfabric.machines.parts.turns import FAREWELL, Turns
 from zfabric.machines.parts.waits import Waits
@@ -46,7 +46,7 @@ class Worker:
         self.scheduler: Address = b""
         self.given = Given()
         self.queue, self.inline = self.given.queue, self.given.inline
-        self.mailbox = Mailbox()
+        self.mailbox = Mailbox(address[1:])
         self.call_trace = CallTrace()
         self.yields = Yields()
         self.turns: Turns | None = None
@@ -119,7 +119,7 @@ class Worker:
             return self.drivers.tell_now(item.driver, item.row[0], outputs) if hears else None
         if item.options is not None or mailbox.queue or self.gate is not None:
             return None
-        if item.row[0] in self.abandoned or item.caller in mailbox.gone:
+        if item.row[0] in self.abandoned or item.caller in mailbox.gone or item.caller == mailbox.own:
             return None
         return Send(CLIENT + item.caller, m.Returned(((item.row[0], status, outputs),)))
 
@@ -202,6 +202,16 @@ class Worker:
         assert self.turns is not None
         return self.turns.go_on(actor_of(item))
 
+    def refused(self, item: Item | Invocation, wanted: Sequence[bytes], needed: int, callee: Callee) -> list[bytes]:
+        """The actors of this process that would wait for each other if what runs waited for so many of these objects. Empty if it may.
+
+        They begin with one that it would wait for. ``callee`` is the actor whose call is to make an object, if nothing ends that call but
+        its being run (``Calls.lasting``).
+        """
+        if self.turns is not None:
+            return self.turns.refused(actor_of(item), wanted, needed, callee)
+        return self.mailbox.refused(item.actor_id, wanted, needed, callee) if type(item) is Invocation else []
+
     def finish_call(
         self,
         item: Invocation,
@@ -245,7 +255,6 @@ class Worker:
         if self.gate is not None:
             self.gate.ended(started + seconds, item)
         if turns is not None:
-            turns.has_ended(item.row[0], item.caller)
             turns.end(item.actor_id)
         return held
 
@@ -282,7 +291,7 @@ class Worker:
         if traced is not None:
             self._effects.append(Send(self.scheduler, traced))
 
-    def say_delays(self, callee: Callable[[bytes], bytes | None]) -> None:
+    def say_delays(self, callee: Callee) -> None:
         """Tell what lasts in a process that actors share. Asked once a second; ``callee`` as for ``Turns.delays``."""
         news = self.turns.delays(callee) if self.turns is not None else None
         if news is not None:
@@ -352,7 +361,7 @@ class Worker:
         for row in message.functions:
             self.functions[row[0]] = row
             if option(row[3], "lightweight", False) and self.turns is None:
-                self.turns = Turns(self.mailbox, self.address[1:], self.interrupts)
+                self.turns = Turns(self.mailbox, self.interrupts)
             if option(row[3], "max_concurrency") is not None and option(row[3], "actor") is None:
                 self.async_functions.add(row[0])
 
@@ -404,8 +413,6 @@ class Worker:
 
     def _stop(self, call_id: bytes, reason: str) -> bool:
         if self.mailbox.stop(call_id, reason):
-            if self.turns is not None:
-                self.turns.has_ended(call_id, self.address[1:])
             return True
         item = self._running(call_id)
         if item is not None:

@@ -117,7 +117,6 @@ class WorkerRuntime(RunningWorker):
             return self._wait_beside(tuple(object_ids), done, deadline)
         item = self._contexts[-1]
         if type(item) is Invocation:
-            self._refuse_deadlock(item, object_ids, needed)
             plain = False  # Nothing but its own calls runs in an actor's process.
         inline = plain and ("asyncio" not in sys.modules or not _in_event_loop())
         worker = self.worker
@@ -125,6 +124,7 @@ class WorkerRuntime(RunningWorker):
         with self.lock:
             if done():
                 return True
+            self._refuse_cycle(item, object_ids, needed)
             self.lending.suspend(item.row[0])
             name = self._terms(item)[0] if type(item) is Invocation else ""
             calls = self.machine.calls
@@ -289,10 +289,9 @@ class WorkerRuntime(RunningWorker):
             raise interrupt
 
     def _refuse_cycle(self, item: Item | Invocation, object_ids: Sequence[bytes], needed: int) -> None:
-        """DeadlockError if actors of this process would wait for each other, and the last of them for the first."""
-        assert self.worker.turns is not None
+        """DeadlockError if actors of this process would wait for each other, or one for itself. The caller holds the lock."""
         lasting = partial(self.machine.calls.lasting, lives=self.worker.mailbox.actors)
-        cycle = self.worker.turns.refused(actor_of(item), object_ids, needed, lasting)
+        cycle = self.worker.refused(item, object_ids, needed, lasting)
         if cycle:
             name = self._terms(item)[0]
             path = " -> ".join([name, *(type(self.host.instances.get(each)).__qualname__ for each in cycle), name])
@@ -301,17 +300,6 @@ class WorkerRuntime(RunningWorker):
     def _deadlock(self, item: Item | Invocation, circle: str, advice: str) -> DeadlockError:
         name = self._terms(item)[0]
         return DeadlockError(f"{name} waits for a call that can only run once {name} has returned: {circle}; {advice}")
-
-    def _refuse_deadlock(self, item: Invocation, object_ids: Sequence[bytes], needed: int) -> None:
-        """DeadlockError if an actor waits for a call that it would have to run itself, after the one that waits."""
-        calls, lives = self.machine.calls, self.worker.mailbox.actors
-        own = sum(1 for each in object_ids if calls.lasting(each, lives) == item.actor_id) if needed else 0
-        if own > len(object_ids) - needed:
-            name = self._terms(item)[0]
-            raise DeadlockError(
-                f"{name} waits for a call of its own actor, which can only run once {name} has returned: "
-                f"{name} -> {self.host.class_of(item)} -> {name}; call the method directly (self.method()), or return the ref"
-            )
 
 
 def _in_event_loop() -> bool:

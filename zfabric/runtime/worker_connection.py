@@ -187,6 +187,7 @@ class WorkerConnection(FabricClient):
         with self.lock:
             self.worker.say_counts()
             self.worker.say_delays(self.callee)
+            self.worker.mailbox.have_come(self.machine.calls.pending)
         super()._keep_house()
 
     def callee(self, identifier: bytes) -> bytes | None:

@@ -459,7 +459,7 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "log-not-dropped": ((KeptLogs, "drop", _nothing),),
     "rows-of-the-dead-written": ((KeptLogs, "process_gone", _nothing),),
     "stale-incarnation-commits": ((KeptLogs, "on_logged", _written_later), (KeptLogs, "process_gone", _nothing)),
-    "answered-calls-close-circles": ((Turns, "has_ended", _nothing),),
+    "answered-calls-close-circles": ((Mailbox, "has_ended", _nothing),),
     "circles-among-neighbours-unseen": ((Turns, "refused", _no_circle),),
     "circles-unseen": ((Deadlocks, "look", _nothing),),
     "others-calls-close-circles": ((Deadlocks, "_own", _all_are_own),),

@@ -9,7 +9,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from zfabric.machines.parts.given import Item, actor_of
+from zfabric.machines.parts.given import Item
 from zfabric.machines.parts.mailbox import Invocation
 from zfabric.machines.parts.naming import Namer
 from zfabric.machines.parts.remakes import is_remake
@@ -175,6 +175,7 @@ class WorkerProcess(Process):
             self.worker.say_counts()
         if self.world.circling and self.world.now >= self._rest_at:
             self.worker.say_delays(self._callee)
+            self.worker.mailbox.have_come(self.machine.calls.pending)
         if self.worker.unreported and self.frames and self.world.now - self._first_unreported <= self.config.completion_delay:
             return
         self.flush()
@@ -259,15 +260,15 @@ class WorkerProcess(Process):
         """The task on top waits. False if that would be for ever, as this process knows by itself."""
         item = frame.item
         assert item is not None
-        turns = self.worker.turns
-        if turns is not None:
+        if not self.worker.beside:
             lasting = partial(self.machine.calls.lasting, lives=self.worker.mailbox.actors)
-            cycle = turns.refused(actor_of(item), wanted, len(wanted) if certain else 0, lasting)
+            cycle = self.worker.refused(item, wanted, len(wanted) if certain else 0, lasting)
             if cycle and not self.world.circling:
                 self.world.fail(f"{self.name}: {[short(each) for each in cycle]} wait for each other, and no program makes such a circle")
             if cycle:
                 self.world.truth.refused(self, frame, wanted, True)
                 return False
+        if self.worker.turns is not None:
             self.worker.give_up_turn(item, wanted, not certain)
         elif not self.worker.beside:
             name = item.method if isinstance(item, Invocation) else ""

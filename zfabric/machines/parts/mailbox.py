@@ -8,7 +8,7 @@ Those of logged actors leave once the log says so (``call_log``).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zfabric.machines.parts.actor_queues import ActorQueues, CallQueue
@@ -16,7 +16,7 @@ from zfabric.machines.parts.deadlines import Deadlines
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
 from zfabric.protocol.failures import pack_failure
-from zfabric.protocol.ids import CLIENT, Address, short
+from zfabric.protocol.ids import CLIENT, TASK_BYTES, Address, short
 from zfabric.protocol.messages import FAILED, OK, Row
 from zfabric.protocol.options import option
 
@@ -27,6 +27,9 @@ STOPPED_MAX = 1000
 """Calls to be stopped that have not come: more than anyone cancels in the time that a message takes."""
 
 _BYTES = {bytes}
+Callee = Callable[[bytes], bytes | None]
+"""The actor whose call is to make an object, if there is one."""
+
 GONE_MAX = 1000
 """Callers that are gone which are remembered: what they called is run within a while, or not at all."""
 
@@ -50,7 +53,9 @@ class Invocation(NamedTuple):
 class Mailbox:
     """Calls that wait, and outcomes on their way, of all actors of this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, own: bytes) -> None:
+        self.own = own
+        """The incarnation of this process, under which its actors call each other, and themselves."""
         self.actors: dict[bytes, Row] = {}
         """The actors of this process, with the rows that made them and the attempts: ``(task row, attempt)``."""
         self.queue: CallQueue = deque()
@@ -73,6 +78,8 @@ class Mailbox:
         self._returned: dict[bytes, list[Row]] = {}
         self._reported: dict[bytes, Row] = {}
         """Outcomes that the scheduler has not taken in yet, as far as is known here: by call."""
+        self._answered: set[bytes] = set()
+        """Calls that this process has made itself whose outcomes have left, and may not have come."""
         self.took: list[Row] = []
         """Calls with values among their arguments, and which: for the timeline."""
         self._unsaid: list[Row] = []
@@ -158,6 +165,32 @@ class Mailbox:
         self._unsaid.clear()
         logged = [message for log in self.logs.values() for message in log.again()]
         return (*logged, m.Reported(tuple(self._reported.values()))) if self._reported else tuple(logged)
+
+    def has_ended(self, call_id: bytes) -> bool:
+        """Whether a call that this process has made itself has an outcome, of which it may not have heard: that has a way to go."""
+        if call_id in self._answered or call_id in self._reported or any(row[0] == call_id for row in self._returned.get(self.own, ())):
+            return True
+        return any(log.holds(call_id) for log in self.logs.values())
+
+    def lasting(self, callee: Callee) -> Callee:
+        """``callee`` of those calls that have not ended: what has makes nobody wait for long, although the news of it has not come."""
+
+        def found(identifier: bytes) -> bytes | None:
+            actor_id = callee(identifier)
+            return None if actor_id is None or self.has_ended(identifier[:TASK_BYTES]) else actor_id
+
+        return found
+
+    def refused(self, actor_id: bytes, wanted: Sequence[bytes], needed: int, callee: Callee) -> list[bytes]:
+        """The actor, if it would wait for itself: it lives alone here. See ``Worker.refused``."""
+        mine = [each for each in wanted if callee(each) == actor_id] if needed else []
+        never = sum(1 for each in mine if not self.has_ended(each[:TASK_BYTES]))
+        return [actor_id] if never > len(wanted) - needed else []
+
+    def have_come(self, pending: Container[bytes]) -> None:
+        """Of these calls alone the outcomes have not come. Said now and then."""
+        if self._answered:
+            self._answered = {call_id for call_id in self._answered if call_id in pending}
 
     @property
     def waiting(self) -> bool:
@@ -258,6 +291,8 @@ class Mailbox:
             rows, self._unsaid = self._unsaid, []
             yield Send(scheduler, m.Reported(tuple(rows)))
         returned, self._returned = self._returned, {}
+        if self.own in returned:
+            self._answered.update(row[0] for row in returned[self.own])
         for caller, outcomes in returned.items():
             if caller not in self.gone:
                 yield Send(CLIENT + caller, m.Returned(tuple(outcomes)))

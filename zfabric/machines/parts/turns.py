@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from typing import NamedTuple
 
-from zfabric.machines.parts.mailbox import Invocation, Mailbox
+from zfabric.machines.parts.mailbox import Callee, Invocation, Mailbox
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES
 from zfabric.protocol.messages import Row
@@ -44,10 +44,8 @@ class Ending(NamedTuple):
 class Turns:
     """Of one process."""
 
-    def __init__(self, mailbox: Mailbox, own: bytes, stopped: Container[bytes]) -> None:
+    def __init__(self, mailbox: Mailbox, stopped: Container[bytes]) -> None:
         self.mailbox = mailbox
-        self.own = own
-        """The incarnation of this process, under which its actors call each other."""
         self.stopped = stopped
         """What has begun and is to be stopped."""
         self.queues = mailbox.share()
@@ -69,8 +67,6 @@ class Turns:
         """Actors that have ended: the shell lets go of their instances."""
         self.on_free: Callable[[bytes], object] = lambda actor_id: None
         """Told when the turn is the first's of those that return."""
-        self._answered: set[bytes] = set()
-        """Calls that actors here have made of each other, and that have ended: the outcomes of some are still on their way."""
         self._seen: dict[bytes, bytes] = {}
         """What had begun when that was asked last."""
         self.told = m.Delays(b"", ())
@@ -162,27 +158,17 @@ class Turns:
         if ending is not None and (ending.how != RETIRE or not self.queues.has(actor_id)):
             self._end_actor(actor_id, b"")
 
-    def has_ended(self, call_id: bytes, caller: bytes) -> None:
-        """A call has an outcome. Its caller has to wait for the turn of the news."""
-        if caller == self.own:
-            self._answered.add(call_id)
+    def refused(self, actor_id: bytes, wanted: Sequence[bytes], needed: int, callee: Callee) -> list[bytes]:
+        """The actors that would wait for each other, if this one waited for so many of these objects: see ``Worker.refused``.
 
-    def refused(self, actor_id: bytes, wanted: Sequence[bytes], needed: int, callee: Callable[[bytes], bytes | None]) -> list[bytes]:
-        """The actors that would wait for each other, if this one waited for so many of these objects. Empty if it may.
-
-        They begin with one that it would wait for. ``callee`` is the actor whose call is to make an object, if nothing ends that call but
-        its being run (``Calls.lasting``). Refused is what is certain: each waits without a limit of time, is not to be stopped, and
-        waits for a call that has not ended. One whose outcome is on its way is over already.
+        Refused is what is certain: each waits without a limit of time, is not to be stopped, and waits for a call that has not ended.
         """
-
-        def lasting(identifier: bytes) -> bytes | None:
-            return None if identifier[:TASK_BYTES] in self._answered else callee(identifier)
-
+        lasting = self.mailbox.lasting(callee)
         counts = Counter(map(lasting, wanted)) if needed else Counter()
         cycles = [(cycle, count) for each, count in counts.items() if each is not None and (cycle := self._cycle(actor_id, each, lasting))]
         return cycles[0][0] if sum(count for _, count in cycles) > len(wanted) - needed else []
 
-    def _cycle(self, actor_id: bytes, first: bytes, callee: Callable[[bytes], bytes | None]) -> list[bytes]:
+    def _cycle(self, actor_id: bytes, first: bytes, callee: Callee) -> list[bytes]:
         agenda = [(first, [first])]
         seen: set[bytes] = set()
         while agenda:
@@ -200,12 +186,11 @@ class Turns:
         begun = self.busy[actor_id]
         return actor_id in self.may_end or begun in self.stopped or begun in self.mailbox.timed
 
-    def delays(self, callee: Callable[[bytes], bytes | None]) -> m.Delays | None:
+    def delays(self, callee: Callee) -> m.Delays | None:
         """What has begun and not ended since the last time that this was asked; None if that is no news.
 
         ``callee`` is the actor that an object is the pending result of a call of.
         """
-        self._answered = {each for each in self._answered if callee(each) is not None}
         rows: list[Row] = []
         for actor_id, call_id in self.busy.items():
             if self._seen.get(actor_id) == call_id and len(rows) < SHOWN:
