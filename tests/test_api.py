@@ -369,6 +369,15 @@ def test_options_that_this_kind_of_function_or_method_cannot_honour_are_refused(
         told.remote().tell.options(max_retries=2)
 
 
+def test_the_environment_of_a_program_is_shown_as_it_was_said(client, monkeypatch):
+    monkeypatch.setattr(lifecycle, "_runtime_env", None)
+    assert zf.get_runtime_context().runtime_env == {}
+    monkeypatch.setattr(lifecycle, "_runtime_env", lifecycle._checked_environment({"env_vars": {"A": "1"}}))
+    said = zf.get_runtime_context()
+    assert said.runtime_env == {"env_vars": {"A": "1"}}
+    assert said.get_runtime_env_string() == '{"env_vars": {"A": "1"}}'
+
+
 def test_names_that_are_no_text_are_refused_where_they_are_written():
     with pytest.raises(zf.OptionError, match="no UTF-8"):
         zf.remote(concurrency_groups={"\udc80": 1})

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from zfabric.api.actor import ActorHandle, handle_of
-from zfabric.api.lifecycle import connected
+from zfabric.api.lifecycle import RUNTIME_ENV_VARIABLE, connected, default_runtime_env
 from zfabric.protocol.options import RESOURCE_UNIT
 from zfabric.runtime import interface
 from zfabric.runtime.interface import ClientInterface, TaskContext
@@ -72,19 +72,17 @@ class RuntimeContext:
         return {"GPU": [str(index) for index in get_gpu_ids()]}
 
     def get_runtime_env_string(self) -> str:
-        """The ``runtime_env`` that ``init`` set, as JSON."""
+        """The same as ``runtime_env``, as JSON."""
         import json
 
-        from zfabric.api.lifecycle import default_runtime_env
-
-        return json.dumps(default_runtime_env() or {})
+        return json.dumps(self.runtime_env)
 
     @property
     def runtime_env(self) -> dict[str, Any]:
-        """The ``runtime_env`` that ``init`` set."""
-        from zfabric.api.lifecycle import default_runtime_env
-
-        return dict(default_runtime_env() or {})
+        """The ``runtime_env`` that ``init`` set: what it said, and nothing else."""
+        found = default_runtime_env() or {}
+        variables = {name: value for name, value in found.get("env_vars", {}).items() if name != RUNTIME_ENV_VARIABLE}
+        return {name: value for name, value in {**found, "env_vars": variables}.items() if value}
 
     @property
     def gcs_address(self) -> str:
