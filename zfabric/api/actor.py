@@ -27,7 +27,6 @@ from zfabric.api.options import (
     check_streams,
     checked_actor,
     checked_method,
-    difference,
     group_in,
     naming,
     pairs_of_method,
@@ -248,7 +247,8 @@ class ActorClass:
             packed = msgpack.packb(blueprint)
         except UnicodeEncodeError as error:
             raise OptionError(f"{kind.__qualname__}: {error.object!r}, in a name or a docstring, is no text (it has no UTF-8)") from None
-        self._export = Export(kind, {**self._options, **said}, packed)
+        shared = {name: value for name, value in options.items() if name not in NAMING}
+        self._export = Export(kind, {**shared, **said}, packed)
         functools.update_wrapper(self, kind, updated=())
 
     def __getstate__(self) -> dict[str, Any]:
@@ -289,10 +289,10 @@ class ActorClass:
         """The same class with other options for the actors made through what this returns."""
         wanted = checked_actor(options)
         merged = {**self._options, **wanted}
-        export = self._export
-        if not NAMING.issuperset(wanted) or not dict(naming(export.options)).keys() <= dict(naming(merged)).keys():
+        if not NAMING.issuperset(wanted):
             return ActorClass(self._kind, merged)
-        named = ActorClass.__new__(ActorClass)  # The class is the same to the cluster, and so it is looked at and exported once.
+        export = self._export
+        named = ActorClass.__new__(ActorClass)  # The class is the same to the cluster, and so it is looked at and pickled once.
         vars(named).update(vars(self), _options=merged, _export=export)
         return named
 
@@ -316,8 +316,7 @@ class ActorClass:
         if taken is not None:
             return taken
         self._export.bind(client)
-        called = difference(naming(self._export.options), naming(self._options)) or None
-        arguments, dependencies, options, _held = dump_call(client, args, kwargs, called)
+        arguments, dependencies, options, _held = dump_call(client, args, kwargs, naming(self._options) or None)
         actor_id = client.submit(self._export.function_id, arguments, dependencies, options, 1)
         made = ActorHandle(ObjectRef(actor_id + FIRST_RETURN, client), self._blueprint)
         return self._taken(client, made) or made  # Others may have asked for that name at the same time: the first has it.

@@ -349,9 +349,9 @@ def check_lightweight(options: Mapping[str, Any], kind: type) -> None:
 
 
 def pairs_of_actor(options: Mapping[str, Any], blueprint: bytes, default_env: Mapping[str, Any] | None = None) -> Pairs:
-    """Checked options of a class as they travel, with what its handles are made of."""
+    """Checked options of a class as they travel, with what its handles are made of, and without ``NAMING``."""
     plain = {name: value for name, value in options.items() if name in _CHECKS and name not in NAMING}
-    found: list[tuple[str, Any]] = [("actor", blueprint), ("inline", False), *pairs_of(plain, default_env), *naming(options)]
+    found: list[tuple[str, Any]] = [("actor", blueprint), ("inline", False), *pairs_of(plain, default_env)]
     if options.get("max_restarts") is not None:
         found.append(("max_restarts", options["max_restarts"]))
     if options.get("concurrency_groups"):
@@ -369,11 +369,11 @@ def pairs_of_actor(options: Mapping[str, Any], blueprint: bytes, default_env: Ma
 
 
 NAMING = frozenset({"name", "namespace", "lifetime", "get_if_exists"})
-"""Options that say who an actor is, and nothing of what its class is to the cluster."""
+"""Options that say who an actor is, and nothing of what its class is to the cluster: calls say them, and the class is exported once."""
 
 
 def naming(options: Mapping[str, Any]) -> Pairs:
-    """Those as they travel."""
+    """Those as they travel with the call that makes an actor."""
     pairs = [(name, options[name]) for name in ("name", "namespace") if options.get(name) is not None]
     return (*pairs, ("detached", True)) if options.get("lifetime") == "detached" else tuple(pairs)
 
