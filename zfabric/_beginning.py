@@ -9,15 +9,20 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 
-LOADING = (
-    os.path.basename(getattr(sys, "argv", [""])[0]) == "zfabric"
-    and threading.current_thread() is threading.main_thread()
-    and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-)
-if LOADING:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+def _quiet() -> bool:
+    """Whether this is the command, and Ctrl-C ends it at once from now on."""
+    if os.path.basename(getattr(sys, "argv", [""])[0]) != "zfabric" or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return False
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    except ValueError:  # This is imported by a thread, and so it is no command.
+        return False
+    return True
+
+
+LOADING = _quiet()
 
 
 def over() -> None:
