@@ -384,6 +384,38 @@ def test_a_task_that_is_handed_over_leaves_ahead_of_what_the_scheduler_hears(cli
     assert client_said(client) == [m.Handed(place, first.message.rows)]
 
 
+def test_what_the_scheduler_hears_of_handed_tasks_may_wait_for_more_of_them(client: Client) -> None:
+    place = b"\x05worker5"
+    hear(client, m.Introduced(place, (FUNCTION,), 0))
+    tasks = []
+    for _ in range(3):
+        tasks.append(submit(client))
+        assert client.urgent, "the worker is to have it at once"
+        assert client.take_first() is not None
+        client.step(0.0, WORKER + place, m.Results(((tasks[-1], m.OK, (b"value",)),)))
+        client.dropped.append(object_id(tasks[-1], 0))
+        client.keeping.settle()
+        assert client.has_unsent
+        assert not client.urgent
+    client.put(b"p" * 20, b"value", (), False)
+    assert client.urgent
+    handed, released, put = client_said(client)
+    assert [row[0] for row in handed.rows] == tasks
+    assert released == m.Release(tuple(object_id(task, 0) for task in tasks)), "behind what makes them known"
+    assert type(put) is m.Put
+
+
+def test_a_daemon_that_begins_anew_is_told_rows_as_others_and_not_as_handed(client: Client) -> None:
+    hear(client, m.Introduced(b"\x05worker5", (FUNCTION,), 0))
+    task = submit(client)
+    client.connect(b"\x03daemon1")
+    client.rejoin(m.Register(m.PROTOCOL_VERSION, "driver", 1, 1, b"jobj", b"name", b"", "", ""))
+    assert client.take_first() is None
+    said = client_said(client)
+    assert [[row[0] for row in message.rows] for message in said if type(message) is m.Submit] == [[task]]
+    assert not any(type(message) is m.Handed for message in said)
+
+
 def test_a_worker_lets_fall_what_it_was_handed_on_behalf_of_a_daemon_that_is_gone(worker: Worker) -> None:
     worker.step(0.0, CLIENT + b"\x01driver0", m.Hand(b"\x03daemon1", (worker_row(1),), 0))
     assert begin(worker) is None

@@ -85,7 +85,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Learn to read digits by asynchronous SGD.")
     parser.add_argument("--workers", type=int, default=2, help="actors that compute gradients (default: %(default)s)")
     parser.add_argument("--updates", type=int, default=2000, help="steps of the weights (default: %(default)s)")
-    parser.add_argument("--rate", type=float, default=0.3, help="how far each step goes (default: %(default)s)")
+    # Gradients come late, by as many steps as there are other workers: longer steps, and the weights jump about when they are good.
+    parser.add_argument("--rate", type=float, default=0.15, help="how far each step goes (default: %(default)s)")
     options = parser.parse_args()
     if options.workers < 1 or options.updates < 1:
         parser.error("it takes at least one worker and one update")

@@ -110,6 +110,13 @@ class Client:
         """Whether anything waits to be sent."""
         return bool(self._outbox or self._controls or self.calls.unsent or self.handing.unsent)
 
+    @property
+    def urgent(self) -> bool:
+        """Whether some of it is to leave at once: all but refs that were let go of, and tasks that a worker has already."""
+        outbox = self._outbox
+        said = bool(outbox) and (len(outbox) > 1 or outbox[0][0] is not m.Release)
+        return said or bool(self._controls) or self.calls.unsent or self.handing.urgent
+
     def token(self) -> int:
         """A number for a question."""
         self._next_token += 1
@@ -547,6 +554,8 @@ class Client:
         handed = self.handing.take()
         if handed is not None:
             effects.append(handed)
+        if self.handing.unsent:
+            effects.extend(Send(self.scheduler, message) for message in self.handing.take_unsaid())
         outbox, self._outbox = self._outbox, []
         self._flush_tail()
         for kind, items in outbox:

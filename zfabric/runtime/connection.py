@@ -192,13 +192,14 @@ class Connection:
             first = self.machine.take_first()
             if first is not None:
                 to, message, _ = first
-                self._sent_at = clock()
-                self.post.send_envelopes(to[1:], [(to[:1], CLIENT, message)], self._sent_at)
+                self.post.send_envelopes(to[1:], [(to[:1], CLIENT, message)], clock())
         except KeyboardInterrupt:
             self._unsynchronised = True
             raise
-        if first is None or self.machine.has_unsent:
+        if first is None or self.machine.urgent:
             self.flush()
+        elif self.machine.has_unsent and not self._armed:
+            self._arm_flusher()
 
     def _sends(self) -> list[tuple[bytes, Send]]:
         while self.machine.calls.gone:
@@ -216,6 +217,9 @@ class Connection:
 
     def _has_unsent(self) -> bool:
         return self.machine.has_unsent
+
+    def _is_urgent(self) -> bool:
+        return self.machine.urgent
 
     # -- receiving --
 
@@ -337,8 +341,10 @@ class Connection:
                     self.check_usable()
                     if done():
                         return True
-                    if self._has_unsent():
+                    if self._is_urgent():
                         self.flush()
+                    elif not self._armed and self._has_unsent():
+                        self._arm_flusher()
                     if self.post.congested:
                         self.post.tick(clock())
                 now = clock()

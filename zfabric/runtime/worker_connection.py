@@ -168,6 +168,9 @@ class WorkerConnection(FabricClient):
     def _has_unsent(self) -> bool:
         return self.machine.has_unsent or self.worker.has_unsent
 
+    def _is_urgent(self) -> bool:
+        return self.machine.urgent or self.worker.has_unsent
+
     def _deliver(self, now: float, to: bytes, source: bytes, message: Any) -> None:
         if to == WORKER:
             self.worker.step(now, source, message)

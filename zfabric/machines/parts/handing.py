@@ -5,6 +5,7 @@ The scheduler introduces the two to each other, and hears of each task from both
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from zfabric.protocol import messages as m
@@ -30,22 +31,35 @@ class Handing:
         self._first_attempt = 0
         self._handed: Send | None = None
         """The task that is to be sent now."""
+        self._unsaid: dict[bytes, list[Row]] = {}
+        """Tasks that the scheduler has not been told of, by worker. It hears of them from those, too, and may hear of several at once."""
 
     def hand(self, row: Row) -> None:
         """Nothing else is under way: the worker that ran the last such task gets this one at once, and the scheduler hears of it."""
-        client, worker = self.client, self.hands[row[1]]
-        self._handed = Send(WORKER + worker, m.Hand(client.scheduler[1:], (row,), self._first_attempt))
-        client.say(m.Handed(worker, (row,)))
+        worker = self.hands[row[1]]
+        self._handed = Send(WORKER + worker, m.Hand(self.client.scheduler[1:], (row,), self._first_attempt))
+        self._unsaid.setdefault(worker, []).append(row)
+
+    @property
+    def urgent(self) -> bool:
+        """Whether a task is to be sent."""
+        return self._handed is not None
 
     @property
     def unsent(self) -> bool:
-        """Whether a task is to be sent."""
-        return self._handed is not None
+        """Whether anything is."""
+        return bool(self._handed or self._unsaid)
 
     def take(self) -> Send | None:
         """The task that is to be sent, if there is one: ahead of what the scheduler hears."""
         handed, self._handed = self._handed, None
         return handed
+
+    def take_unsaid(self) -> Iterator[m.Handed]:
+        """What the scheduler is to hear, ahead of all that names those tasks."""
+        unsaid, self._unsaid = self._unsaid, {}
+        for worker, rows in unsaid.items():
+            yield m.Handed(worker, tuple(rows))
 
     def on_introduced(self, message: m.Introduced) -> None:
         """A worker takes tasks of these functions from this process itself; or none any more."""
@@ -75,3 +89,4 @@ class Handing:
         """A scheduler that begins anew has introduced nobody. What was not sent is among what it is told."""
         self.hands = {}
         self._handed = None
+        self._unsaid = {}
