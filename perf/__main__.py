@@ -79,6 +79,7 @@ def listing(questions: dict[str, Question], as_json: bool = False) -> str:
 
 def ask(questions: list[Question], options: argparse.Namespace) -> dict[str, Any]:
     """Ask them one after the other; the report. Unless it is printed as a whole, each answer is shown as it comes."""
+    machine.compile_package()
     facts = machine.facts()
     if facts["load_average"] > QUIET_LOAD * facts["cores"]:
         print(f"the machine is busy (load {facts['load_average']:.2f}): figures will be off", file=sys.stderr)
