@@ -466,6 +466,27 @@ def pid(wish: str = "") -> int:
     return os.getpid()
 
 
+@zf.remote
+def note(path: str) -> None:
+    with open(path, "a") as file:
+        file.write("ran\n")
+
+
+def test_a_handed_task_runs_once_although_all_is_said_again_before_the_daemon_has_heard_of_it(shared: Any, tmp_path: Path) -> None:
+    until_introduced(note, str(tmp_path / "before"))
+    client: Any = interface.current()
+    path = tmp_path / "ran"
+    with client.lock:
+        ref = note.remote(str(path))
+        assert not client.machine.handing.urgent
+        assert client.machine.handing.unsent
+        client._unsynchronised = True  # As Ctrl-C in the middle of a delivery leaves it.
+    zf.get(ref, timeout=PATIENCE)
+    for _ in range(5):  # Behind whatever was submitted before.
+        zf.get([note.remote(str(tmp_path / "after")) for _ in range(10)], timeout=PATIENCE)
+    assert path.read_text() == "ran\n"
+
+
 def test_tasks_that_are_waited_for_one_by_one_are_handed_over(shared: Any) -> None:
     until_introduced(pid)
     client: Any = interface.current()

@@ -401,6 +401,9 @@ class Connection:
             )
         if self._unsynchronised:
             self._unsynchronised = False
+            # Workers have these already: as rows like others, which the daemon is told next, they would run a second time.
+            handed = [(CLIENT, Send(self.machine.scheduler, message)) for message in self.machine.handing.take_unsaid()]
+            self.post.send(handed, clock())
             self.machine.rejoin(self.register(), self.running(), self.unread())
             self.flush()
         if self.machine.refused is not None and self.machine.welcomed:
