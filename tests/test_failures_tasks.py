@@ -196,14 +196,15 @@ def test_a_function_that_captures_what_cannot_be_pickled_is_an_error_at_the_call
 # --- time and cancellation ----------------------------------------------------------------------------------------------------
 
 
-def test_get_past_its_timeout_raises_and_the_task_goes_on(tmp_path: Path) -> None:
-    @zf.remote
-    def wait_for_file() -> int:
-        while not (tmp_path / "go").exists():
-            time.sleep(0.01)
-        return 5
+@zf.remote
+def five_once_there(path: Path) -> int:
+    while not path.exists():
+        time.sleep(0.01)
+    return 5
 
-    ref = wait_for_file.remote()
+
+def test_get_past_its_timeout_raises_and_the_task_goes_on(tmp_path: Path) -> None:
+    ref = five_once_there.remote(tmp_path / "go")
     with pytest.raises(zf.GetTimeoutError):
         zf.get(ref, timeout=0.05)
     with pytest.raises(TimeoutError):
@@ -579,13 +580,7 @@ def test_user_code_may_fork_and_start_processes() -> None:
 
 
 def test_ctrl_c_in_get_raises_and_loses_nothing(tmp_path: Path) -> None:
-    @zf.remote
-    def wait_for_file() -> int:
-        while not (tmp_path / "go").exists():
-            time.sleep(0.01)
-        return 5
-
-    ref = wait_for_file.remote()
+    ref = five_once_there.remote(tmp_path / "go")
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):

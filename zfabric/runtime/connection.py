@@ -478,13 +478,7 @@ class Connection:
 
     def _keep_house(self) -> None:
         """Once a second while nobody waits: take in what came, let go of what finalizers dropped, repeat what is due."""
-        if self._pump_lock.acquire(blocking=False):
-            try:
-                self._pump(0.0)
-            finally:
-                self._pump_lock.release()
-                self.wake_followers()
-                self._hand_over()
+        self.look()
         with self.lock:
             if not self.closed:
                 self.machine.room.rest()
