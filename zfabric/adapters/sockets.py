@@ -106,7 +106,7 @@ class Post:
 
         TypeError, ValueError or OverflowError for what a frame cannot carry: the link has not seen it, and the rest has left.
         """
-        peer = self.peer(incarnation)
+        peer = self.peers.get(incarnation) or self.peer(incarnation)
         link = peer.link
         try:
             frame = encode(link.next_out, link.received, envelopes)
@@ -241,7 +241,7 @@ class Post:
         self.frames_in += 1
         if now + ACKNOWLEDGE_AFTER < self._due_at:
             self._due_at = now + ACKNOWLEDGE_AFTER
-        ready = self.peer(sender).link.receive(sequence, acknowledged, envelopes, now)
+        ready = (self.peers.get(sender) or self.peer(sender)).link.receive(sequence, acknowledged, envelopes, now)
         if len(ready) == 1:
             return ready[0]
         return [envelope for batch in ready for envelope in batch]

@@ -295,8 +295,6 @@ class Connection:
 
     def wake_followers(self) -> None:
         """Wake those who need not wait any longer. Something has come, or is known now."""
-        if not self._followers:
-            return
         with self.lock:
             machine = self.machine
             all_over = self.closed or self._unsynchronised or machine.farewell or machine.refused or self._died
@@ -310,7 +308,7 @@ class Connection:
 
     def _hand_over(self) -> None:
         """Who received has stopped: another one is to lead, if any waits."""
-        if self._followers and not self._pump_lock.locked():
+        if not self._pump_lock.locked():
             with self._following:
                 successor = next(iter(self._followers), None)
             if successor is not None:
@@ -363,11 +361,13 @@ class Connection:
                         self._pump(pause)
                     finally:
                         self._pump_lock.release()
-                        self.wake_followers()
+                        if self._followers:
+                            self.wake_followers()
                 else:
                     self._follow(done, pause)
         finally:
-            self._hand_over()  # Also by one that never led: it may have been woken to do so.
+            if self._followers:
+                self._hand_over()  # Also by one that never led: it may have been woken to do so.
 
     def _follow(self, done: Callable[[], bool], pause: float) -> None:
         """Sleep until whoever leads has news of this, or leaves."""

@@ -186,7 +186,7 @@ class RunningWorker(UserCode):
                 value = function(*args, **kwargs)
             finally:
                 self._fence.depth = 1
-            if self._streams or type(item) is Invocation:
+            if item.options is not None if isinstance(item, Invocation) else self._streams:
                 value = self.streamed(item, value)
         except BaseException as error:  # whatever the user's code raises, SystemExit and our own interrupt among it
             self._fence.depth = 1  # An interrupt may have come before the line above was reached.
