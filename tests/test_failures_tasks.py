@@ -205,7 +205,7 @@ def five_once_there(path: Path) -> int:
 
 def test_get_past_its_timeout_raises_and_the_task_goes_on(tmp_path: Path) -> None:
     ref = five_once_there.remote(tmp_path / "go")
-    with pytest.raises(zf.GetTimeoutError):
+    with pytest.raises(zf.GetTimeoutError, match=r"1 of 1 object\(s\) had no value within 0\.05 s"):
         zf.get(ref, timeout=0.05)
     with pytest.raises(TimeoutError):
         zf.get(ref, timeout=0)

@@ -242,16 +242,14 @@ class FabricClient(Connection):
         """See ``ClientInterface``."""
         machine = self.machine
         count = len(object_ids)
+        deadline = None if timeout is None else clock() + timeout
         if count == 1 and not self.closed:
             known = machine.entries.get(object_ids[0])
             if type(known) is tuple:  # What this process has just asked for, most often, and waits for at once.
-                deadline = None if timeout is None else clock() + timeout
                 self._await_one(object_ids, deadline, int(timeout != 0))
-                timeout = None if deadline is None else max(0.0, deadline - clock())
                 known = machine.entries.get(object_ids[0])
             if type(known) is bytes:
                 return [(OK, known, None)]  # type: ignore[list-item]
-        deadline = None if timeout is None else clock() + timeout
         position, patience, together = 0, 0.0, 0
         seen: set[bytes] = set()
         """Large values that were at hand, though perhaps not at the same time."""
