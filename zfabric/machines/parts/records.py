@@ -8,22 +8,24 @@ a task, so that daemons can run without the cyclic collector.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zfabric.machines.parts.naming import salt_of
 from zfabric.protocol.ids import (
     FIRST_RETURN,
     JOB_BYTES,
     TASK_BYTES,
-    Address,
     child_prefix,
     daemons_of,
     first_attempt,
     object_id,
     tries_of,
 )
-from zfabric.protocol.messages import OK, ProcessDied, Row
+from zfabric.protocol.messages import OK, Row
 from zfabric.protocol.options import NO_ENVIRONMENT, ONE_CPU, RESOURCE_UNIT, Demand, Environment, option
+
+if TYPE_CHECKING:
+    from zfabric.machines.parts.introductions import Introduction
 
 WAITING, READY, ASSIGNED, DONE = range(4)
 STATE_NAMES = ("waiting", "ready", "assigned", "finished")
@@ -422,35 +424,6 @@ class ProcessRecord:
         """How often in a row it has submitted one task alone."""
         self.introductions: dict[bytes, Introduction] = {}
         """Workers to which it hands tasks itself, or may still do so, by token."""
-
-
-class Introduction:
-    """A driver and the worker to which it hands tasks itself."""
-
-    __slots__ = ("died", "driver", "early", "ended", "functions", "handed", "known", "over", "told", "until", "waiting", "worker")
-
-    def __init__(self, driver: ProcessRecord, worker: WorkerRecord) -> None:
-        self.driver = driver
-        self.worker = worker
-        self.functions: set[bytes] = set()
-        self.until = 0.0
-        """The worker is kept for the driver until then, with nothing to run."""
-        self.over = False
-        """Whether the driver was told to hand over no more. It may not have heard of it yet."""
-        self.handed: set[bytes] = set()
-        """Tasks that the worker got from the driver and that have not ended."""
-        self.told: list[TaskRecord] = []
-        """Those that have ended, of which the worker has told the driver."""
-        self.ended = 0
-        """Values of which the worker has said that it told the driver."""
-        self.known = 0
-        """Values of which the driver has said that the worker told it."""
-        self.waiting: list[tuple[Address, Any]] = []
-        """What the driver says in the knowledge of more values than have been heard of here."""
-        self.early: dict[bytes, tuple[Row, Row | None] | None] = {}
-        """What the worker said of tasks before the driver said that it has handed them over: how they ended; None if it gave them back."""
-        self.died: ProcessDied | None = None
-        """How the worker died, if it did."""
 
 
 STARTING, IDLE, LEASED, ENDING, HOSTING = range(5)
