@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from bad_days import PATIENCE
 
+from zfabric.adapters.datagrams import SUFFIX
 from zfabric.adapters.sockets import Post
 from zfabric.config import Config
 from zfabric.protocol import messages as m
@@ -112,9 +114,14 @@ def test_the_dead_are_forgotten_at_once(here: Here) -> None:
     here.say(m.Register(m.PROTOCOL_VERSION, "driver", os.getpid(), 1, b"", b"program", b"", "", ""), m.Ready())
     for incarnation in (token, bytes((token[0] ^ 0x80,)) + token[1:], here.driver):
         here.daemon.post.peer(incarnation)
+    sockets = Path(here.session.sockets)
+    for path in (here.session.socket_path(token), here.session.socket_path(token) + SUFFIX):
+        Path(path).touch()
     here.supervisor.send("ProcessDied", pid, 0, 9, 0, "")
     here.turn()
     assert here.daemon.post.peers.keys() == {here.driver}
+    assert {path.stem for path in sockets.iterdir()} == {here.daemon.incarnation.hex(), here.driver.hex()}
     here.supervisor.send("ProcessDied", os.getpid(), 0, 0, 0, "")
     here.daemon._supervised(here.now)
     assert here.daemon.post.peers.keys() == set()
+    assert {path.stem for path in sockets.iterdir()} == {here.daemon.incarnation.hex()}, "nobody else deletes what a killed driver bound"

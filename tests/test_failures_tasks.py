@@ -20,6 +20,7 @@ import zmq
 from bad_days import PATIENCE, eventually, failure, query, worker_rows
 
 import zfabric as zf
+from zfabric.adapters.datagrams import FRAME_BYTES
 from zfabric.adapters.sockets import Post
 from zfabric.config import Config
 from zfabric.protocol import messages as m
@@ -636,7 +637,7 @@ def test_what_ctrl_c_left_of_a_frame_is_let_go_of(tmp_path: Path) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
     mine, theirs = (Post(context, str(tmp_path), new_incarnation(), Config()) for _ in range(2))
     try:
-        theirs.send_envelopes(mine.incarnation, [(CLIENT, CLIENT, m.Ready())], 0.0)
+        theirs.send_envelopes(mine.incarnation, [(CLIENT, CLIENT, m.Query(1, "x" * FRAME_BYTES, ()))], 0.0)
         assert mine.poll(PATIENCE)
         assert mine.router.recv() == theirs.incarnation
         assert mine.receive() == []

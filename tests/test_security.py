@@ -18,8 +18,10 @@ import zmq
 from bad_days import PATIENCE, eventually, kill_daemon, processes_named, query, session, session_processes
 
 import zfabric as zf
+from zfabric.adapters.datagrams import FRAME_BYTES, SUFFIX
 from zfabric.protocol import messages as m
 from zfabric.protocol.codec import encode
+from zfabric.protocol.ids import INCARNATION_BYTES
 from zfabric.runtime import interface
 
 PACKAGE = Path(zf.__file__).parent
@@ -55,9 +57,10 @@ for path in sys.argv[3:3 + count]:
         except OSError: pass
     try: os.listdir(path); print(path)
     except OSError: pass
-    end = socket.socket(socket.AF_UNIX)
-    try: end.connect(path); print(path)
-    except OSError: pass
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+        end = socket.socket(socket.AF_UNIX, kind)
+        try: end.connect(path); print(path)
+        except OSError: pass
 for pid in sys.argv[3 + count:]:
     for what in ("fd", "mem", "environ", "map_files"):
         path = f"/proc/{pid}/{what}"
@@ -210,6 +213,10 @@ def throw_at(path: str, frames: list[bytes], context: zmq.Context[Any]) -> None:
     raw.connect(path)
     raw.sendall(b"GET / HTTP/1.1\r\n\r\n" + os.urandom(1000))
     raw.close()
+    short_way = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    for datagram in (*frames, *(os.urandom(INCARNATION_BYTES) + frame for frame in frames), b"", os.urandom(FRAME_BYTES * 2)):
+        short_way.sendto(datagram, path + SUFFIX)  # It waits while the queue is full.
+    short_way.close()
 
 
 def test_garbage_at_the_daemon_is_dropped_and_counted_and_everything_goes_on(stranger: Any, tmp_path: Path) -> None:
@@ -232,7 +239,7 @@ def test_garbage_at_workers_and_drivers_is_dropped(stranger: Any, tmp_path: Path
     before = client.post.refused
     frames = garbage(str(tmp_path / "mark"))
     for path in Path(session().sockets).iterdir():
-        if stat.S_ISSOCK(path.stat().st_mode) and str(path) != known[1]:
+        if stat.S_ISSOCK(path.stat().st_mode) and path.suffix != SUFFIX and str(path) != known[1]:
             throw_at(str(path), frames, stranger)
     assert works()
     eventually(lambda: works() and client.post.refused - before >= len(frames), "what was dropped is counted")

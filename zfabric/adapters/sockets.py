@@ -1,7 +1,8 @@
-"""Local sockets: one ROUTER a process receives on, one DEALER per peer it sends to, a link over each pair.
+"""Local sockets: one ROUTER a process receives on, one DEALER per peer it sends to, datagrams beside them, a link over each pair.
 
 Connections are one-way, so that any thread may send (under the owner's lock) while another waits in ``poll``. Paths are made from
-incarnations only. A frame that a full socket does not take stays in its peer's backlog, and order is kept.
+incarnations only. A small frame is sent as a datagram, if nothing is under way to the same peer that went through ZeroMQ: so it overtakes
+nothing. All others go through ZeroMQ. A frame that a full socket does not take stays in its peer's backlog, and order is kept.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import zmq
 import zmq.backend
 from zmq import zmq_poll
 
+from zfabric.adapters.datagrams import FRAME_BYTES, Datagrams, path_of
 from zfabric.config import Config
 from zfabric.machines.parts.link import ACKNOWLEDGE_AFTER, Link
 from zfabric.protocol.codec import Envelope, MalformedFrame, decode, encode
@@ -27,6 +29,9 @@ FRAME_ROWS = 2048
 """Rows after which a frame is full: its receiver takes it in within one turn of its loop, a few milliseconds."""
 SPLIT_BYTES = 32 * 2**20
 """Frames larger than this are sent as several, where they carry several messages."""
+
+DATAGRAMS_IN_A_ROW = 16
+"""Taken in before one that came through ZeroMQ has its turn."""
 
 EVENTS, POLLIN, DONTWAIT = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.DONTWAIT)
 _option: Any = zmq.backend.Socket.get
@@ -39,13 +44,18 @@ Delivery = tuple[Address, bytes, object]
 
 
 class Peer:
-    """What this process knows of one other: a socket to it, the link, and frames that wait for room."""
+    """What this process knows of one other: both ways to it, the link, and frames that wait for room."""
 
-    __slots__ = ("backlog", "link", "socket")
+    __slots__ = ("backlog", "link", "long_way", "path", "socket")
 
-    def __init__(self, socket: zmq.Socket[bytes], link: Link) -> None:
-        self.socket = socket
+    def __init__(self, path: bytes, link: Link) -> None:
+        self.path = path
+        """Where it receives datagrams."""
+        self.socket: zmq.Socket[bytes] | None = None
+        """Opened for the first frame that takes the long way."""
         self.link = link
+        self.long_way = 0
+        """The newest frame that took it."""
         self.backlog: deque[bytes] = deque()
 
 
@@ -71,20 +81,29 @@ class Post:
         self.router.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self.path = os.path.join(directory, incarnation.hex())
         self.router.bind("ipc://" + self.path)
-        self._pollable: list[tuple[Any, int]] = [(self.router, zmq.POLLIN)]
+        self._datagrams = Datagrams(directory, incarnation)
+        self._has_datagram = False
+        """Whether one is known to have come."""
+        self._in_a_row = 0
+        self.sources: list[tuple[Any, int]] = [(self._datagrams.fd, POLLIN), (self.router, POLLIN)]
+        """What is to be polled."""
         self._bell = -1
 
     def peer(self, incarnation: bytes) -> Peer:
-        """The peer with this incarnation, connected on first use."""
+        """The peer with this incarnation, known from the first use on."""
         peer = self.peers.get(incarnation)
         if peer is None:
-            socket = self.context.socket(zmq.DEALER)
-            socket.setsockopt(zmq.LINGER, 0)
-            socket.setsockopt(zmq.SNDHWM, self.config.high_water_mark)
-            socket.setsockopt(zmq.ROUTING_ID, self.incarnation)
-            socket.connect("ipc://" + os.path.join(self.directory, incarnation.hex()))
-            peer = self.peers[incarnation] = Peer(socket, Link(self.config.link_window, self.config.link_repeat))
+            link = Link(self.config.link_window, self.config.link_repeat)
+            peer = self.peers[incarnation] = Peer(path_of(self.directory, incarnation), link)
         return peer
+
+    def _connect(self, incarnation: bytes) -> zmq.Socket[bytes]:
+        socket = self.context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, self.config.high_water_mark)
+        socket.setsockopt(zmq.ROUTING_ID, self.incarnation)
+        socket.connect("ipc://" + os.path.join(self.directory, incarnation.hex()))
+        return socket
 
     def send(self, sends: Iterable[tuple[bytes, Send]], now: float) -> None:
         """Send messages, each with the role that speaks; those to one peer leave as one frame, or a few where rows are many."""
@@ -132,21 +151,20 @@ class Post:
         due = peer.link.next_deadline()
         if due is not None and due < self._due_at:
             self._due_at = due
-        if peer.backlog:
-            peer.backlog.append(frame)
-            self._drain(incarnation, peer)
+        if peer.link.heard >= peer.long_way and len(frame) <= FRAME_BYTES and self._datagrams.send(peer.path, frame):
             return
-        try:
-            _send(peer.socket, frame, DONTWAIT)
-        except zmq.Again:
-            peer.backlog.append(frame)
-            self._congested.add(incarnation)
+        peer.long_way = peer.link.next_out - 1
+        peer.backlog.append(frame)
+        self._drain(incarnation, peer)
 
     def _drain(self, incarnation: bytes, peer: Peer) -> None:
         backlog = peer.backlog
+        socket = peer.socket
+        if socket is None:
+            socket = peer.socket = self._connect(incarnation)
         while backlog:
             try:
-                _send(peer.socket, backlog[0], DONTWAIT)
+                _send(socket, backlog[0], DONTWAIT)
             except zmq.Again:
                 self._congested.add(incarnation)
                 return
@@ -184,17 +202,26 @@ class Post:
 
     def poll(self, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds for a frame, or for ``ring``."""
-        ready = zmq_poll(self._pollable, max(0, int(timeout * 1000 + 0.999)))
-        if ready and ready[-1][0] == self._bell:
+        ready = zmq_poll(self.sources, max(0, int(timeout * 1000 + 0.999)))
+        if not ready:
+            return False
+        if ready[0][0] == self._datagrams.fd:
+            self._has_datagram = True
+        if ready[-1][0] == self._bell:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._bell)
-        return bool(ready)
+        return True
+
+    def polled(self, ready: dict[Any, int]) -> bool:
+        """Whether a frame has come, where another one has polled ``sources``."""
+        self._has_datagram = self._datagrams.fd in ready
+        return self._has_datagram or self.router in ready
 
     def hang_bell(self) -> None:
         """Let ``ring`` end a ``poll``, from the next one on."""
         if self._bell < 0:
             self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-            self._pollable.append((self._bell, zmq.POLLIN))
+            self.sources.append((self._bell, POLLIN))
 
     def ring(self) -> None:
         """End the ``poll`` that another thread waits in."""
@@ -202,7 +229,18 @@ class Post:
             os.eventfd_write(self._bell, 1)
 
     def take(self) -> tuple[bytes, bytes] | None:
-        """One frame that has come, with its sender's incarnation, undecoded; None if there is none."""
+        """One frame that has come, with its sender's incarnation, undecoded; None if there is none.
+
+        A datagram is one only if ``poll`` or ``readable`` has just said so.
+        """
+        if self._has_datagram and self._in_a_row < DATAGRAMS_IN_A_ROW:
+            self._has_datagram = False
+            self._in_a_row += 1
+            return self._datagrams.take() or self._take_long()
+        self._in_a_row = 0
+        return self._take_long() or (self._datagrams.take() if self._has_datagram else None)
+
+    def _take_long(self) -> tuple[bytes, bytes] | None:
         router = self.router
         while True:
             try:
@@ -220,7 +258,9 @@ class Post:
     @property
     def readable(self) -> bool:
         """Whether a frame has come. Asking costs a third of what the exception for "none" does."""
-        return bool(_option(self.router, EVENTS) & POLLIN)
+        if not self._has_datagram:
+            self._has_datagram = self._datagrams.readable
+        return self._has_datagram or bool(_option(self.router, EVENTS) & POLLIN)
 
     def receive(self, limit: int = 64) -> list[tuple[bytes, bytes]]:
         """Up to ``limit`` frames that have come, as ``take`` gives them."""
@@ -247,20 +287,23 @@ class Post:
         return [envelope for batch in ready for envelope in batch]
 
     def forget(self, incarnation: bytes) -> list[Envelope]:
-        """A peer is gone: close its socket; what it had not acknowledged comes back."""
+        """A peer is gone: close the socket to it; what it had not acknowledged comes back."""
         peer = self.peers.pop(incarnation, None)
         self._congested.discard(incarnation)
         if peer is None:
             return []
-        peer.socket.close(0)
+        if peer.socket is not None:
+            peer.socket.close(0)
         return peer.link.unacknowledged()
 
     def close(self, flush: float = 0.0) -> None:
         """Close every socket, giving frames on their way ``flush`` seconds to leave."""
         for peer in self.peers.values():
-            peer.socket.close(int(flush * 1000))
+            if peer.socket is not None:
+                peer.socket.close(int(flush * 1000))
         self.peers.clear()
         self.router.close(0)
+        self._datagrams.close()
         if self._bell >= 0:
             bell, self._bell = self._bell, -1
             os.close(bell)

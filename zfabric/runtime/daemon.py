@@ -160,8 +160,8 @@ class Daemon:
 
     def run(self) -> None:
         """Until asked to stop."""
-        router, wakeup, supervision = self.post.router, self.wakeup, self.supervision.fileno()
-        polled: list[tuple[Any, int]] = [(each, int(zmq.POLLIN)) for each in (router, wakeup, supervision)]
+        wakeup, supervision = self.wakeup, self.supervision.fileno()
+        polled = self.post.sources + [(each, int(zmq.POLLIN)) for each in (wakeup, supervision)]
         self.turn(clock())
         self.session.publish_daemon(self.incarnation)
         gc.collect()
@@ -185,7 +185,7 @@ class Daemon:
                     self._commit_ended(message.sequence, message.error)
                 else:
                     self._step(now, role, self._shell, message)
-            if router in ready:
+            if self.post.polled(ready):
                 self._receive(now)
             for role, due in self._due.items():
                 if due is not None and due <= now:
@@ -342,6 +342,7 @@ class Daemon:
             self._step(now, LOCAL_SCHEDULER, self._shell, event)
             for incarnation in dead:
                 self._forget(incarnation)
+                self.session.remove_sockets(incarnation)
             if dead and not self.scheduler.membership.recovering:
                 self._slots.keep_only(self.scheduler.logs.logs)
 
@@ -355,9 +356,6 @@ class Daemon:
             self._step(now, LOCAL_SCHEDULER, self._shell, m.LogLines(tuple(rows)))
         self._logs.forget(known.token)
         executing, ended = self._slots.read(known.token)
-        for name in (known.token, bytes((known.token[0] ^ 0x80,)) + known.token[1:]):
-            with contextlib.suppress(OSError):
-                os.unlink(f"{self.session.sockets}/{name.hex()}")
         return died._replace(executing=executing, ended=ended)
 
     def _incarnations_of(self, pid: int) -> tuple[bytes, ...]:
@@ -367,7 +365,7 @@ class Daemon:
         if isinstance(known, WorkerRecord):
             return known.token, bytes((known.token[0] ^ 0x80,)) + known.token[1:]
         found = [process for process in tables.processes.values() if process.pid == pid] + ([known] if known is not None else [])
-        return tuple(incarnation for process in found for incarnation in (process.incarnation, process.control))
+        return tuple(incarnation for process in found for incarnation in (process.incarnation, process.control) if incarnation)
 
     def _forget(self, incarnation: bytes) -> None:
         """Nobody will hear what is said to this process any more."""

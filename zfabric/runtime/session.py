@@ -5,7 +5,7 @@
     lock           flock'ed by the supervisor for its life: a free lock is a dead session
     session.json   what the session is: supervisor, configuration, resources, arena
     daemon         the incarnation of the daemon's socket, replaced atomically by each new daemon
-    sockets/       ipc sockets, each named by the incarnation of the process that bound it
+    sockets/       ipc sockets, each named by the incarnation of the process that bound it, and those for datagrams beside them
     logs/          output of daemon, template, workers and supervisor
     store/         the control store, unless it lies elsewhere
     spill/         objects that the arena has no room for, unless they go elsewhere
@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
+from zfabric.adapters.datagrams import SUFFIX, path_of
 from zfabric.config import Config
 from zfabric.exceptions import FabricError, VersionMismatchError
 from zfabric.protocol.ids import INCARNATION_BYTES
@@ -39,7 +40,7 @@ from zfabric.protocol.messages import PROTOCOL_VERSION
 
 SOCKET_PATH_MAX = 100
 """Longest path of an ipc socket in bytes: the kernel takes 107, and ZeroMQ prefixes some."""
-_FIXED_PART = len("/zfabric-4294967295/s-00000000/sockets/") + 2 * INCARNATION_BYTES
+_FIXED_PART = len("/zfabric-4294967295/s-00000000/sockets/") + 2 * INCARNATION_BYTES + len(SUFFIX)
 
 EMBEDDED, STARTED = "embedded", "started"
 
@@ -168,6 +169,12 @@ class Session:
         except (OSError, ValueError):
             return None
         return incarnation, self.socket_path(incarnation)
+
+    def remove_sockets(self, incarnation: bytes) -> None:
+        """Delete those of a process that has died."""
+        for path in (self.socket_path(incarnation), path_of(self.sockets, incarnation)):
+            with suppress(OSError):
+                os.unlink(path)
 
     def sweep_sockets(self) -> None:
         """Delete the sockets of processes that were killed, which a new daemon finds. Not what is read after their deaths."""

@@ -37,6 +37,7 @@ class Link:
         "_repeat_at",
         "_sent",
         "_unacknowledged",
+        "heard",
         "next_out",
         "received",
         "repeat",
@@ -48,6 +49,8 @@ class Link:
         self.repeat = repeat
         self.next_out = 1
         self.received = 0
+        self.heard = 0
+        """The newest frame of which the other side has said that it came, and all before it."""
         self._sent: deque[tuple[int, list[Envelope]]] = deque()
         self._early: dict[int, list[Envelope]] = {}
         self._unacknowledged = 0
@@ -94,6 +97,7 @@ class Link:
 
     def _forget(self, acknowledged: int, now: float) -> None:
         sent = self._sent
+        self.heard = max(self.heard, acknowledged)
         if not sent or sent[0][0] > acknowledged:
             return
         while sent and sent[0][0] <= acknowledged:

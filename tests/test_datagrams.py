@@ -1,0 +1,182 @@
+"""Small frames travel as datagrams, all others through ZeroMQ, and what is said arrives once and in order by whichever way it came."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+from bad_days import PATIENCE
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from zfabric.adapters.datagrams import FRAME_BYTES, path_of
+from zfabric.adapters.sockets import DATAGRAMS_IN_A_ROW, Post
+from zfabric.config import Config
+from zfabric.protocol import messages as m
+from zfabric.protocol.codec import Envelope
+from zfabric.runtime.connect import new_incarnation
+
+
+class Pair:
+    """One that speaks and one that listens, and what the latter has heard."""
+
+    def __init__(self, directory: Path) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
+        self.directory = str(directory)
+        self.mine, self.theirs = (Post(self.context, self.directory, new_incarnation(), Config()) for _ in range(2))
+        self.heard: list[int] = []
+        self.ways: list[str] = []
+        """Which way each frame took: "short" or "long"."""
+
+    def say(self, number: int, size: int = 0) -> None:
+        self.theirs.send_envelopes(self.mine.incarnation, said(number, size), 0.0)
+        peer = self.theirs.peers[self.mine.incarnation]
+        self.ways.append("long" if peer.long_way == peer.link.next_out - 1 else "short")
+
+    def listen(self, frames: int = 1) -> None:
+        """Take in that many frames."""
+        while frames > 0:
+            assert self.mine.poll(PATIENCE)
+            frame = self.mine.take()
+            if frame is None:
+                continue
+            frames -= 1
+            assert frame[0] == self.theirs.incarnation
+            for _, _, message in self.mine.accept(*frame, 0.0):
+                self.heard.append(message.token)
+
+    def listen_for(self, count: int) -> None:
+        """Take in frames until that many messages have been heard."""
+        while len(self.heard) < count:
+            self.listen()
+
+    def acknowledge(self) -> None:
+        """The other side hears that all has come."""
+        self.mine.tick(3600.0)
+        heard = self.theirs.peers[self.mine.incarnation].link
+        while heard.heard < heard.next_out - 1:
+            assert self.theirs.poll(PATIENCE)
+            for frame in self.theirs.receive():
+                self.theirs.accept(*frame, 0.0)
+
+    def close(self) -> None:
+        self.mine.close()
+        self.theirs.close()
+        self.context.term()
+
+
+def said(number: int, size: int = 0) -> list[Envelope]:
+    return [(b"C", b"L", m.Query(number, "x" * size, ()))]
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    made = Pair(tmp_path)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def test_a_small_frame_takes_the_short_way_and_no_connection_is_made(pair: Pair) -> None:
+    for number in range(5):
+        pair.say(number)
+    pair.listen(5)
+    assert (pair.heard, pair.ways) == ([0, 1, 2, 3, 4], ["short"] * 5)
+    assert pair.theirs.peers[pair.mine.incarnation].socket is None
+
+
+def test_what_follows_a_large_frame_takes_the_long_way_until_that_has_come(pair: Pair) -> None:
+    pair.say(0, FRAME_BYTES)
+    pair.say(1)
+    pair.listen(2)
+    assert (pair.heard, pair.ways) == ([0, 1], ["long", "long"])
+    pair.say(2)
+    pair.listen()
+    assert pair.ways[-1] == "long", "nobody has said yet that the large one has come"
+    pair.acknowledge()
+    pair.say(3)
+    pair.listen()
+    assert (pair.heard, pair.ways[-1]) == ([0, 1, 2, 3], "short")
+
+
+def test_more_than_a_queue_holds_arrives_in_order(pair: Pair) -> None:
+    for number in range(1000):
+        pair.say(number)
+    pair.listen_for(1000)
+    assert pair.heard == list(range(1000))
+    assert {"short", "long"} == set(pair.ways)
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.sampled_from(["small", "small", "large", "listen", "acknowledge"]), max_size=60))
+def test_whatever_the_sizes_and_whoever_is_slow_it_is_heard_once_and_in_order(tmp_path: Path, acts: list[str]) -> None:
+    pair = Pair(tmp_path)
+    try:
+        count = 0
+        for act in acts:
+            if act == "listen":
+                pair.listen_for(count)
+            elif act == "acknowledge" and count:
+                pair.listen_for(count)
+                pair.acknowledge()
+            elif act != "acknowledge":
+                pair.say(count, FRAME_BYTES if act == "large" else 0)
+                count += 1
+        pair.listen_for(count)
+        assert pair.heard == list(range(count))
+        assert not pair.mine.readable
+    finally:
+        pair.close()
+
+
+def test_datagrams_without_end_do_not_keep_what_came_the_long_way_waiting(pair: Pair) -> None:
+    other = Post(pair.context, pair.directory, new_incarnation(), Config())
+    try:
+        pair.say(0, FRAME_BYTES)
+        while not pair.mine.router.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            pass
+        senders = []
+        while pair.theirs.incarnation not in senders:
+            other.send_envelopes(pair.mine.incarnation, said(1), 0.0)
+            assert pair.mine.readable
+            senders.append(pair.mine.take()[0])  # type: ignore[index]
+        assert len(senders) == DATAGRAMS_IN_A_ROW + 1
+    finally:
+        other.close()
+
+
+def test_a_process_that_nobody_finds_by_the_short_way_is_reached_by_the_other(pair: Pair) -> None:
+    os.unlink(path_of(pair.directory, pair.mine.incarnation))
+    pair.say(0)
+    pair.listen()
+    assert (pair.heard, pair.ways) == ([0], ["long"])
+
+
+def test_garbage_in_datagrams_is_refused_and_counted(pair: Pair) -> None:
+    raw = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with raw:
+        for garbage in (b"", b"abc", pair.theirs.incarnation, pair.theirs.incarnation + b"\xc1" * 100, os.urandom(FRAME_BYTES + 1000)):
+            raw.sendto(garbage, path_of(pair.directory, pair.mine.incarnation))
+            assert pair.mine.poll(PATIENCE)
+            for frame in pair.mine.receive():
+                assert pair.mine.accept(*frame, 0.0) == []
+    assert pair.mine.refused == 5
+    pair.say(0)
+    pair.listen()
+    assert pair.heard == [0]
+
+
+def test_a_socket_and_its_name_go_with_the_post(tmp_path: Path) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
+    before = os.listdir("/proc/self/fd")
+    post = Post(context, str(tmp_path), new_incarnation(), Config())
+    assert len(list(tmp_path.iterdir())) == 2
+    post.close()
+    assert list(tmp_path.iterdir()) == []
+    context.term()
+    assert len(os.listdir("/proc/self/fd")) <= len(before)

@@ -1,0 +1,68 @@
+"""The short way between two processes of a machine: datagrams of the system, one for each small frame.
+
+Through ZeroMQ a message wakes its sender's I/O thread, its receiver's, and then whoever waits for it. A datagram is in the receiver's queue
+when ``send`` returns, and wakes nobody else. That queue is short (ten, on most systems): whatever does not fit takes the long way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+
+from zfabric.protocol.ids import INCARNATION_BYTES
+
+FRAME_BYTES = 64 * 2**10
+"""Larger frames take the long way: the system keeps little room for datagrams, and of many bytes their copies are what costs."""
+SUFFIX = ".d"
+"""What the name of this socket adds to that of the ZeroMQ one beside it."""
+
+
+class Datagrams:
+    """The socket on which a process receives them, and from which it sends. Any thread may send; one at a time receives."""
+
+    __slots__ = ("_asked", "_own", "_path", "_socket", "fd")
+
+    def __init__(self, directory: str, incarnation: bytes) -> None:
+        self._own = incarnation
+        self._path = path_of(directory, incarnation)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        with contextlib.suppress(OSError):  # Without a name nobody finds it, and all take the long way to this process.
+            self._socket.bind(self._path)
+        self.fd = self._socket.fileno()
+        self._asked = select.poll()
+        self._asked.register(self.fd, select.POLLIN)
+
+    def send(self, path: bytes, frame: bytes) -> bool:
+        """Put a frame into the queue of the process that receives there; False if it has none, or no room in it."""
+        try:
+            self._socket.sendto(self._own + frame, path)
+        except OSError:
+            return False
+        return True
+
+    @property
+    def readable(self) -> bool:
+        """Whether one has come."""
+        return bool(self._asked.poll(0))
+
+    def take(self) -> tuple[bytes, bytes] | None:
+        """The incarnation of a sender, and its frame; None if none has come."""
+        try:
+            datagram = self._socket.recv(INCARNATION_BYTES + FRAME_BYTES)
+        except BlockingIOError:
+            return None
+        return datagram[:INCARNATION_BYTES], datagram[INCARNATION_BYTES:]
+
+    def close(self) -> None:
+        """Receive no more."""
+        self._socket.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
+
+
+def path_of(directory: str, incarnation: bytes) -> bytes:
+    """Where the process of this incarnation receives datagrams."""
+    return os.fsencode(os.path.join(directory, incarnation.hex() + SUFFIX))
