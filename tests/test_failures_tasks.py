@@ -651,6 +651,26 @@ def test_what_ctrl_c_left_of_a_frame_is_let_go_of(tmp_path: Path) -> None:
         context.term()
 
 
+def test_ctrl_c_while_all_is_said_again_is_no_reason_to_say_it_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    client: Any = interface.current()
+    with client.lock:  # As if Ctrl-C had come before the row left.
+        monkeypatch.setattr(client.post, "send_envelopes", lambda *_: None)
+        ref = identity.remote(7)
+        client.flush()
+        monkeypatch.undo()
+        client._unsynchronised = True
+    rejoin = client.machine.rejoin
+
+    def interrupted(*_: Any) -> None:
+        monkeypatch.setattr(client.machine, "rejoin", rejoin)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(client.machine, "rejoin", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        zf.get(ref, timeout=PATIENCE)
+    assert zf.get(ref, timeout=PATIENCE) == 7
+
+
 def test_fifty_ctrl_c_in_quick_succession_lose_nothing() -> None:
     """Each raised somewhere in the fabric, and none in what this test does besides."""
     ready = [False]

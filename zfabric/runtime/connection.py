@@ -400,12 +400,12 @@ class Connection:
                 "'spawn' method (or subprocess), or use tasks"
             )
         if self._unsynchronised:
-            self._unsynchronised = False
             # Workers have these already: as rows like others, which the daemon is told next, they would run a second time.
-            handed = [(CLIENT, Send(self.machine.scheduler, message)) for message in self.machine.handing.take_unsaid()]
+            handed = [(CLIENT, Send(self.machine.scheduler, message)) for message in self.machine.handing.unsaid()]
             self.post.send(handed, clock())
             self.machine.rejoin(self.register(), self.running(), self.unread())
             self.flush()
+            self._unsynchronised = False  # Not before: Ctrl-C may come in the middle of this, too.
         if self.machine.refused is not None and self.machine.welcomed:
             refused, self.machine.refused = self.machine.refused, None
             raise _error(refused.kind, refused.text)

@@ -55,11 +55,16 @@ class Handing:
         handed, self._handed = self._handed, None
         return handed
 
-    def take_unsaid(self) -> Iterator[m.Handed]:
+    def unsaid(self) -> Iterator[m.Handed]:
         """What the scheduler is to hear, ahead of all that names those tasks."""
-        unsaid, self._unsaid = self._unsaid, {}
-        for worker, rows in unsaid.items():
+        for worker, rows in self._unsaid.items():
             yield m.Handed(worker, tuple(rows))
+
+    def take_unsaid(self) -> list[m.Handed]:
+        """The same, which is said now."""
+        said = list(self.unsaid())
+        self._unsaid = {}
+        return said
 
     def on_introduced(self, message: m.Introduced) -> None:
         """A worker takes tasks of these functions from this process itself; or none any more."""
