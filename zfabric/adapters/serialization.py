@@ -66,7 +66,7 @@ _REGISTERED = copyreg.dispatch_table
 _TAG = 0x01
 _PICKLE = 0x80
 _HEAD = struct.Struct("<B3xIQ")
-_SCALARS = frozenset({int, float, str, bytes, bool, type(None), complex})
+SCALARS = frozenset({int, float, str, bytes, bool, type(None), complex})
 _dumps, _loads = pickle.dumps, pickle.loads
 
 NONE = _dumps(None, 5)
@@ -108,13 +108,13 @@ _CLOUD, _BARE, _BUFFERED = 0, 1, 2
 
 def _scan(value: Any) -> int:
     """How ``value`` is to be pickled. Looks at types only, at most ``SCAN_MAX`` of them."""
-    if type(value) in _SCALARS:
+    if type(value) in SCALARS:
         return _BARE
     answer, seen, stack = _BARE, 0, [value]
     while stack:
         item = stack.pop()
         kind = type(item)
-        if kind in _SCALARS:
+        if kind in SCALARS:
             continue
         if kind is tuple or kind is list or kind is set or kind is frozenset:
             seen += len(item)
@@ -191,7 +191,7 @@ class SerializedValue:
 def serialize(value: Any, where: str = "value") -> SerializedValue:
     """``value`` as a ``SerializedValue``. SerializationError names the path, from ``where``, to what cannot be pickled."""
     kind = type(value)
-    if kind in _SCALARS:
+    if kind in SCALARS:
         if kind is bytes and len(value) >= BUFFER_MIN:
             return _pickle(_LargeBytes(value), _BUFFERED, where)
         return SerializedValue(_dumps(value, 5))
@@ -210,7 +210,7 @@ def serialize_fast(value: Any) -> bytes | None:
     kind = type(value)
     if kind is bool:
         return _TRUE if value else _FALSE
-    if kind in _SCALARS:
+    if kind in SCALARS:
         return None if kind is bytes and len(value) >= BUFFER_MIN else _dumps(value, 5)
     return _dumps(value, 5) if _scan(value) == _BARE else None
 
@@ -420,7 +420,7 @@ def dump_arguments(
         if not args:
             return b"", (), ()
         for value in args:
-            if type(value) not in _SCALARS:
+            if type(value) not in SCALARS:
                 break
         else:
             data = _dumps(args, 5)

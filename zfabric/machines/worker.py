@@ -88,11 +88,11 @@ class Worker:
             item = self._next_turn(self.turns)
             if item is None:
                 return None
-        elif self.mailbox.queue and not self.waits and not self.beside:
+        elif self.mailbox.queue and not self.waits.blocked and not self.beside:
             item = self.mailbox.queue.popleft()
         elif self.inline:
             item = self.inline.popleft()
-        elif self.queue and not self.waits:
+        elif self.queue and not self.waits.blocked:
             item = self.queue.popleft()
         else:
             return None
@@ -132,8 +132,11 @@ class Worker:
         started: float,
         seconds: float,
         answered: bool = False,
-    ) -> None:
-        """An attempt has ended; its outcome is fixed here. ``answered``: its driver has been told (see ``answer``)."""
+    ) -> int:
+        """An attempt has ended; its outcome is fixed here. How many outcomes of attempts are not sent yet.
+
+        ``answered``: its driver has been told (see ``answer``).
+        """
         row = item.row
         if self.interrupts or status == INTERRUPTED:
             _, reason = self.interrupts.pop(row[0], (0, "cancelled"))
@@ -146,7 +149,7 @@ class Worker:
         if extra is not None:
             self._extras.append((len(self._rows), *extra))
         self._rows.append((row[0], item.attempt, status, outputs))
-        hears = item.driver in self.drivers and not answered
+        hears = item.driver and not answered and item.driver in self.drivers
         if hears and status == OK and extra is None and len(outputs) == 1 and type(outputs[0]) is bytes:
             self.drivers.tell(item.driver, row[0], outputs)
         self._ran.append((row, started, seconds))
@@ -154,6 +157,7 @@ class Worker:
             self.turns.end(row[0])
         elif self.turns is not None:
             self.turns.not_made(row[0])
+        return len(self._rows)
 
     @property
     def may_begin(self) -> bool:

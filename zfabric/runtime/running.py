@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from zfabric.adapters.serialization import SCALARS, serialize_fast
 from zfabric.machines.parts.given import Item
 from zfabric.machines.parts.mailbox import Invocation
 from zfabric.machines.parts.naming import Namer
@@ -18,7 +19,7 @@ from zfabric.machines.parts.quiescence import Gate
 from zfabric.machines.worker import LEFT
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import CLIENT, JOB_BYTES, TASK_BYTES, WORKER
-from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, Row
+from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, Row
 from zfabric.protocol.options import option
 from zfabric.runtime import replay
 from zfabric.runtime.connection import clock
@@ -29,7 +30,7 @@ from zfabric.runtime.lending import Lending
 from zfabric.runtime.session import Session
 from zfabric.runtime.slots import COUNT, open_slot
 from zfabric.runtime.streaming import produce, produce_in_loop
-from zfabric.runtime.user_code import Ending, UserCode
+from zfabric.runtime.user_code import Ending, UserCode, never
 
 _NOTHING = bytes(TASK_BYTES)
 """What a worker's slot says while it runs nothing."""
@@ -54,9 +55,10 @@ class RunningWorker(UserCode):
         """It is this that runs now, should the process die."""
         self._slot[0:TASK_BYTES] = item.row[0]
 
-    def _execute(self, item: Item | Invocation) -> None:
+    def _execute(self, item: Item | Invocation, claim: bool = False) -> Item | Invocation | None:
+        """Run it; with ``claim``, what is to be run next is claimed with the news of its end, if that is known."""
         row = item.row
-        self.mark(item)
+        self._slot[0:TASK_BYTES] = row[0]
         if not self.machine.job:
             self.machine.job = row[0][:JOB_BYTES]
         if _signal.getsignal(INTERRUPT) is not self._handler:
@@ -79,12 +81,12 @@ class RunningWorker(UserCode):
                 self.lending.close(row[0])
             if type(item) is Invocation:
                 self._end_call(item, status, outputs, extra, started, ended - started, answered)
+                unreported = worker.unreported
             else:
-                worker.finish(item, status, outputs, extra, started, ended - started, answered)  # type: ignore[arg-type]
+                unreported = worker.finish(item, status, outputs, extra, started, ended - started, answered)  # type: ignore[arg-type]
             self._returned = None
             if self._unfinished_writes:
                 self.finish_writes(row[0])
-            unreported = worker.unreported
             if unreported == 1:
                 self._first_unreported = ended
             if not self._armed and (worker.queue or worker.inline or worker.mailbox.queue):
@@ -92,8 +94,11 @@ class RunningWorker(UserCode):
             if unreported >= REPORT_ROWS or ended - self._first_unreported > self.config.completion_delay:
                 self.flush()
                 self.look()  # so that the queue does not run dry
+            if claim and worker.queue and not self.host.instances:
+                return worker.begin()
         if worker.mailbox.logs and type(item) is Invocation:
             replay.checkpoint_if_due(self, item)
+        return None
 
     def _answer(self, item: Item | Invocation, status: int, outputs: Row, now: float) -> bool:
         """Send what came of it to the one that waits, ahead of all else, if that may be. The caller holds the lock."""
@@ -168,16 +173,26 @@ class RunningWorker(UserCode):
 
     def _run_user_code(self, item: Item | Invocation) -> Ending:
         row = item.row
+        args: tuple[Any, ...] = ()
+        kwargs: dict[str, Any] = {}
+        plain = not (row[2] or item.values or item.gpus)
         try:
-            function, retryable, args, kwargs = self.prepare(item)
+            if plain and (found := self._plain.get(row[1])) is not None and len(row) == 4:
+                function, retryable = found
+            elif plain and type(item) is Invocation and item.options is None:
+                function, retryable = self.host.method(item), never
+            else:
+                plain = False
+                function, retryable, args, kwargs = self.prepare(item)
         except TaskInterrupt:
             return INTERRUPTED, (), None
         except Exception as error:  # the user's modules are imported and values unpickled here: what they raise is the task's error
             return ERROR, (self._error(error, item),), None
-        if row[1] in self._classes:
-            function = replay.logged(function, item, self)  # type: ignore[arg-type]
-        if item.gpus:
-            self._assign_gpus(item.gpus)
+        if not plain:
+            if row[1] in self._classes:
+                function = replay.logged(function, item, self)  # type: ignore[arg-type]
+            if item.gpus:
+                self._assign_gpus(item.gpus)
         try:
             if self.worker.interrupts and self.worker.interrupted(item):
                 return INTERRUPTED, (), None
@@ -186,11 +201,15 @@ class RunningWorker(UserCode):
                 value = function(*args, **kwargs)
             finally:
                 self._fence.depth = 1
-            if item.options is not None if isinstance(item, Invocation) else self._streams:
+            if not plain and (item.options is not None if isinstance(item, Invocation) else self._streams):
                 value = self.streamed(item, value)
         except BaseException as error:  # whatever the user's code raises, SystemExit and our own interrupt among it
             self._fence.depth = 1  # An interrupt may have come before the line above was reached.
             return self.failed(item, error, retryable)
+        if plain and type(value) in SCALARS and row[0] not in self.worker.abandoned:
+            data = serialize_fast(value)
+            if data is not None and len(data) <= self.config.inline_bytes:
+                return OK, (data,), None
         del args, kwargs
         if row[1] in self._classes:
             self.become_actor(item, value)  # type: ignore[arg-type]

@@ -45,6 +45,8 @@ class UserCode(WorkerConnection):
     def __init__(self, session: Session, token: bytes, job: bytes) -> None:
         super().__init__(session, token, job)
         self._functions: dict[bytes, tuple[Callable[..., Any], Callable[[BaseException], bool]]] = {}
+        self._plain: dict[bytes, tuple[Callable[..., Any], Callable[[BaseException], bool]]] = {}
+        """Those of them that return one value, and make neither streams nor actors."""
         self._options: dict[bytes, tuple[str, int]] = {}
         self._streams: dict[bytes, int] = {}
         """Functions whose calls make streams, and how many values those may be ahead (0: as configured)."""
@@ -119,7 +121,7 @@ class UserCode(WorkerConnection):
     ) -> tuple[Callable[..., Any], Callable[[BaseException], bool], tuple[Any, ...], dict[str, Any]]:
         """What is to be called, and with what: (function, whether an error is to be retried, args, kwargs). Raises what user code does."""
         row = item.row
-        retryable: Callable[[BaseException], bool] = _never
+        retryable: Callable[[BaseException], bool] = never
         if type(item) is Invocation:
             function = self.host.method(item)
             if item.options is not None and (kinds := option(item.options, "retry_on")):
@@ -145,6 +147,8 @@ class UserCode(WorkerConnection):
                 self._streams[function_id] = ahead
             if option(row[3], "actor") is not None:
                 self._classes.add(function_id)
+            elif ahead is None and option(row[3], "num_returns", 1) == 1:
+                self._plain[function_id] = found
         return found
 
     def _look_in(self, paths: tuple[str, ...]) -> None:
@@ -363,7 +367,8 @@ def _gpu_ids(places: tuple[int, ...]) -> tuple[int | str, ...]:
     return tuple(int(name) if name.isdigit() else name for name in map(_gpu_name, places))
 
 
-def _never(error: BaseException) -> bool:
+def never(error: BaseException) -> bool:
+    """Whether an error is to be retried where nothing was asked for: it is not."""
     return False
 
 

@@ -47,10 +47,10 @@ class WorkerRuntime(RunningWorker):
                     self.let_go()
                 item = self._next()
                 if item is not None:
-                    if item.row[1] in asyncs:
+                    while item is not None and item.row[1] not in asyncs:
+                        item = self._execute(item, claim=True)
+                    if item is not None:
                         self._start_beside(item)  # type: ignore[arg-type]
-                    else:
-                        self._execute(item)
                 elif self.worker.turns is not None:
                     self._idle()
                 elif self._may_retire():

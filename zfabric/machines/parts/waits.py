@@ -11,21 +11,21 @@ class Waits:
     """The tasks and calls of one worker that wait, those below first."""
 
     def __init__(self) -> None:
-        self._blocked: list[m.Blocked] = []
+        self.blocked: list[m.Blocked] = []
         self._awaits: dict[bytes, m.Awaits] = {}
         """What was said besides of those that wait."""
         self.deadlocks: dict[bytes, str] = {}
         """Those of them that wait for themselves, by way of others: who waits for whom."""
 
     def __len__(self) -> int:
-        return len(self._blocked)
+        return len(self.blocked)
 
     def __contains__(self, task_id: bytes) -> bool:
-        return any(blocked.task_id == task_id for blocked in self._blocked)
+        return any(blocked.task_id == task_id for blocked in self.blocked)
 
     def begin(self, blocked: m.Blocked, name: str, callees: m.Rows, certain: bool) -> Iterator[m.Message]:
         """What is on top waits: what is said of it. ``name``, ``callees`` and ``certain`` as in ``Awaits``, said if there is either."""
-        self._blocked.append(blocked)
+        self.blocked.append(blocked)
         yield blocked
         if name or callees:
             awaits = self._awaits[blocked.task_id] = m.Awaits(blocked.task_id, name, callees, certain)
@@ -33,24 +33,24 @@ class Waits:
 
     def end(self) -> m.Unblocked:
         """What began to wait last does so no longer."""
-        blocked = self._blocked.pop()
+        blocked = self.blocked.pop()
         self._awaits.pop(blocked.task_id, None)
         self.deadlocks.pop(blocked.task_id, None)
         return m.Unblocked(blocked.task_id)
 
     def still(self, task_id: bytes) -> Iterator[m.Awaits]:
         """What is said of a task that still waits, and is not to be told that it does so for ever."""
-        for blocked in self._blocked:
+        for blocked in self.blocked:
             if blocked.task_id == task_id and task_id not in self.deadlocks:
                 yield self._awaits.get(task_id, m.Awaits(task_id, "", (), blocked.inline))
 
     def on_deadlock(self, message: m.Deadlock) -> None:
         """What waits does so for ever; unless it has stopped waiting for that meanwhile."""
-        if any(each.task_id == message.task_id and message.object_id in each.wanted for each in self._blocked):
+        if any(each.task_id == message.task_id and message.object_id in each.wanted for each in self.blocked):
             self.deadlocks[message.task_id] = message.circle
 
     def again(self) -> Iterator[m.Message]:
         """What a scheduler that has heard none of it is to know."""
-        for blocked in self._blocked:
+        for blocked in self.blocked:
             yield blocked._replace(returned=())  # That was returned when it began to wait, and is not among the worker's rows.
         yield from self._awaits.values()
