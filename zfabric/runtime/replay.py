@@ -3,7 +3,7 @@
 What the log says and when results may leave is decided in ``machines.parts.call_log``; here is what of it touches the user's objects. A
 replay runs the calls in the order in which they ran, in the main thread, before anybody is told where the actor lives. Nobody hears of
 what comes of it, but for large values that may have been lost with the last process: these are reported again. What a replayed call
-submits, puts or calls is new, under names of its own.
+submits, puts or calls is new, under names of its own; but for calls of its own actor, which are in the log (``own_calls``).
 
 Of actors that run several calls at once there are checkpoints alone: when they are taken is decided in ``machines.parts.quiescence``.
 """
@@ -11,7 +11,8 @@ Of actors that run several calls at once there are checkpoints alone: when they 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +25,9 @@ from zfabric.machines.parts.mailbox import Invocation
 from zfabric.machines.parts.naming import Namer
 from zfabric.machines.parts.quiescence import Gate, Unlogged
 from zfabric.machines.parts.remakes import is_remake
-from zfabric.protocol.ids import TASK_BYTES
+from zfabric.protocol.ids import TASK_BYTES, call_value
 from zfabric.protocol.messages import OK, Row
-from zfabric.protocol.options import option
+from zfabric.protocol.options import LOGGED, option
 from zfabric.runtime.connection import clock
 
 if TYPE_CHECKING:
@@ -47,6 +48,41 @@ def logged(kind: Callable[..., Any], item: Item, worker: RunningWorker) -> Calla
         return _Remaker(worker, item, kind).remake  # type: ignore[arg-type]
     every = option(worker.worker.functions[item.row[1]][3], "checkpoint_every")
     return kind if every is None else _Maker(worker, item, kind, every).make  # type: ignore[arg-type]
+
+
+class Replay:
+    """What the replayed calls of an actor call of itself: that was called already, and is not called again."""
+
+    def __init__(self, worker: RunningWorker, actor_id: bytes, calls: Sequence[LoggedCall], live: bool) -> None:
+        self.worker = worker
+        self.actor_id = actor_id
+        self.live = live
+        """Whether the actor is made here, and not calls of it run beside it."""
+        self._ended = {call.call_id: call for call in calls}
+        self._number = calls[0].number if calls else 0
+        self._made = deque(calls[0].calls if calls else ())
+        """What the first one's row says may have been called by ``__init__``, too."""
+
+    def begin(self, call: LoggedCall) -> None:
+        """This one is run again."""
+        if call.number != self._number:
+            self._number = call.number
+            self._made = deque(call.calls)
+
+    def called(self, method: str, returns: int) -> bytes | None:
+        """The next call that what runs has made of its actor, with one more ref to its values; None if it had not made that many."""
+        if self._made and self._made[0][1] == method:
+            call_id: bytes = self._made.popleft()[0]
+        elif self.live:
+            return None
+        else:
+            with self.worker.lock:
+                call_id = self.worker.namer().child()
+        ended = self._ended.get(call_id)
+        status, outputs = (ended.status, ended.outputs) if ended is not None else (OK, ())
+        with self.worker.lock:
+            self.worker.machine.calls.recall(call_id, returns, status, outputs)
+        return call_id
 
 
 class _Maker:
@@ -72,12 +108,28 @@ class _Maker:
             if isinstance(log, Unlogged):
                 worker.worker.gate = Gate(log, worker.config.quiesce_seconds)
             state, calls = log.restore(saved, last, blocks_after(last, self._rows(LOG)))
-        instance = self.kind(*args, **kwargs) if state is None else _loaded(state, self.kind)
-        if state is None and not calls and log.every:
-            checkpoint(worker, log, instance, self.kind)
-        elif state is not None or calls:
-            self._replay(instance, calls)
+            waiting = self._call_again()
+        if calls:
+            worker.replays[self.actor_id] = Replay(worker, self.actor_id, calls, True)
+        try:
+            instance = self.kind(*args, **kwargs) if state is None else _loaded(state, self.kind)
+            if state is None and not calls and log.every:
+                checkpoint(worker, log, instance, self.kind)
+            elif state is not None or calls:
+                self._replay(instance, calls)
+        finally:
+            worker.replays.pop(self.actor_id, None)
+            worker.machine.dropped.extend(waiting)  # Who wants their values has refs by now.
         return instance
+
+    def _call_again(self) -> list[bytes]:
+        """The actor's calls of itself that have not run are made again, by this process; their values. The caller holds the lock."""
+        values = []
+        for row in self.log.own.waiting.values():
+            returns = option(row[5], "num_returns", 1) if len(row) > 3 else 1
+            self.worker.machine.calls.call(self.actor_id, row, returns, LOGGED)
+            values += [call_value(row[0], index) for index in range(returns)]
+        return values
 
     def _rows(self, table: str) -> Iterator[Row]:
         after, more = b"", True
@@ -105,6 +157,7 @@ class _Maker:
         worker = self.worker
         row = (call.call_id, b"", call.arguments, call.dependencies)
         item = Invocation(row, self.item.attempt, call.values, (), self.actor_id, call.method, call.caller, call.options)
+        worker.replays[self.actor_id].begin(call)
         with worker.running_as(item, self.namer):
             try:
                 function, _, args, kwargs = worker.prepare(item)
@@ -147,13 +200,15 @@ class _Remaker(_Maker):
             raise FabricError("the row of its call is not in the log any more")
         saved, last = newest(parts, number)
         state, calls = log.restore(saved, last, blocks_after(last, blocks))
-        worker.host.instances[self.actor_id] = self.kind(*args, **kwargs) if state is None else _loaded(state, self.kind)
+        worker.replays[self.actor_id] = Replay(worker, self.actor_id, calls, False)
         try:
+            worker.host.instances[self.actor_id] = self.kind(*args, **kwargs) if state is None else _loaded(state, self.kind)
             for call in calls:
                 if call.again and call.number <= number:
                     self._run_again(call)
         finally:
-            del worker.host.instances[self.actor_id]
+            del worker.replays[self.actor_id]
+            worker.host.instances.pop(self.actor_id, None)
         with worker.lock:
             worker.flush()  # The value is heard of before the end of this.
 
@@ -164,6 +219,8 @@ class _Remaker(_Maker):
 def checkpoint(worker: RunningWorker, log: CallLog, instance: Any, kind: type) -> None:
     """Take a checkpoint. Raises SerializationError, which names the path to what cannot be pickled, or ObjectTooLargeError."""
     name = kind.__qualname__
+    with worker.lock:
+        log.own.forget_all_but(worker.machine.calls.pending)
     save = getattr(instance, "__zf_save__", None)
     packed = serialization.dump_instance(instance if save is None else (save(),), kind, name if save is None else f"{name}.__zf_save__()")
     limit = worker.config.checkpoint_bytes

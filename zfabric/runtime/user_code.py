@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zfabric.adapters import serialization
 from zfabric.adapters.processes import visible_gpus
@@ -28,8 +28,12 @@ from zfabric.runtime import interface
 from zfabric.runtime.connection import clock
 from zfabric.runtime.crew import current_call
 from zfabric.runtime.hosting import LEAVE_SECONDS, ActorExit
+from zfabric.runtime.interrupts import closed_to_interrupts
 from zfabric.runtime.session import Session
 from zfabric.runtime.worker_connection import WorkerConnection
+
+if TYPE_CHECKING:
+    from zfabric.runtime.replay import Replay
 
 Ending = tuple[int, Row, tuple[Row, Row] | None]
 """How user code ended: (status, outputs, refs inside them)."""
@@ -56,10 +60,47 @@ class UserCode(WorkerConnection):
         self._thread_names = threading.local()
         self._call_names: dict[bytes, Namer] = {}
         """Who names what calls submit that run beside each other."""
+        self.replays: dict[bytes, Replay] = {}
+        """Actors whose calls are run again just now."""
         self._gpus: tuple[int, ...] = ()
         """Those in the environment: a process that is given some has them until it ends (see ``Dispatcher``)."""
         self._unfinished_writes: dict[bytes, list[int]] = {}
         """Where objects were written that no message tells of yet, by task or call: others may run beside it."""
+
+    # -- actors that call themselves --
+
+    @closed_to_interrupts
+    def call(
+        self,
+        actor_id: bytes,
+        method: str,
+        arguments: bytes,
+        dependencies: tuple[bytes, ...],
+        options: tuple[Row, ...] | None,
+        num_returns: int,
+        terms: interface.Terms,
+    ) -> bytes:
+        """See ``ClientInterface``. What a logged actor calls of itself is part of its log."""
+        caller = self._called_by(actor_id) if self.worker.mailbox.logs or self.replays else None
+        replay = self.replays.get(actor_id) if caller is not None else None
+        known = replay.called(method, num_returns) if replay is not None else None
+        if known is not None:
+            return known
+        call_id = super().call(actor_id, method, arguments, dependencies, options, num_returns, terms)
+        log = self.worker.mailbox.logs.get(actor_id) if caller is not None else None
+        if log is not None:
+            row: Row = (call_id, method, arguments)
+            if dependencies or options is not None:
+                row = (*row, dependencies, (), options)
+            with self.lock:
+                log.own.make(row, type(caller) is not Invocation or caller.method not in log.readonly)
+        return call_id
+
+    def _called_by(self, actor_id: bytes) -> Item | Invocation | None:
+        """What calls, if that is of this very actor."""
+        main = threading.get_ident() == self._main
+        item = current_call.get() or (self._contexts[-1] if self._contexts and main else None)
+        return item if item is not None and actor_of(item) == actor_id else None
 
     # -- who it is, and what it is called --
 

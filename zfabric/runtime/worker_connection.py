@@ -70,7 +70,6 @@ class WorkerConnection(FabricClient):
     export = closed_to_interrupts(FabricClient.export)
     submit = closed_to_interrupts(FabricClient.submit)
     submit_many = closed_to_interrupts(FabricClient.submit_many)
-    call = closed_to_interrupts(FabricClient.call)
     kill_actor = closed_to_interrupts(FabricClient.kill_actor)
     put = closed_to_interrupts(FabricClient.put)
     add_reference = closed_to_interrupts(FabricClient.add_reference)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from zfabric.machines.parts.mailbox import Invocation
+from zfabric.machines.parts.own_calls import OwnCalls, refs_in
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import TASK_BYTES, call_value
 from zfabric.protocol.messages import Row
@@ -45,6 +46,8 @@ class LoggedCall(NamedTuple):
     outputs: tuple[bytes | None, ...]
     again: bool
     """Whether it is to be run again. Not one that was stopped in its middle: nobody knows where that was."""
+    calls: tuple[Row, ...] = ()
+    """Calls that the actor has made of itself since the row before."""
 
 
 class Kept(NamedTuple):
@@ -82,6 +85,7 @@ class CallLog:
         self.checkpointed = 0
         self._torn: LoggedCall | None = None
         """A call that was stopped in its middle. Only a checkpoint can tell what it has done: it has no row as long as one may come."""
+        self.own = OwnCalls()
         self.kept: dict[bytes, dict[bytes, Kept]] = {}
         """Outcomes that their callers may not have: by caller, in the order in which they ran, by call."""
         self.unrecorded: set[bytes] = set()
@@ -105,6 +109,7 @@ class CallLog:
 
     def ended(self, item: Invocation, status: int, outputs: Row, contained: tuple[Row, ...], whole: bool) -> bool:
         """A call has an outcome. Whether it is held back; ``whole`` says that the call was not stopped in its middle."""
+        self.own.ended(item.row[0])
         if item.method not in self.readonly:
             self._append(item, status, outputs, contained, whole)
         elif self.durable >= self.number:
@@ -118,7 +123,10 @@ class CallLog:
         plain = self._keep(item, status, outputs, contained)
         self._made += [call_value(call_id, index) for index, value in enumerate(plain) if value is None]
         what = (item.method, arguments, dependencies, item.values, item.options)
-        call = LoggedCall(self.number, call_id, item.caller, *what, status, plain, whole)
+        made = self.own.take()
+        call = LoggedCall(self.number, call_id, item.caller, *what, status, plain, whole, made)
+        if made:
+            self._refs += refs_in(made, self.actor_id)
         if whole or not self.every:
             self._rows.append(call)
         else:
@@ -155,7 +163,9 @@ class CallLog:
         """The state after all calls so far; ``refs`` are inside it."""
         self._seal()
         kept = tuple((caller, tuple((call_id, *each) for call_id, each in calls.items())) for caller, calls in self.kept.items())
-        payload = memoryview(msgpack.packb((state, kept), use_bin_type=True))
+        own = self.own.keep()
+        refs = (*refs, *refs_in(own, self.actor_id))
+        payload = memoryview(msgpack.packb((state, kept, own), use_bin_type=True))
         count = max(1, -(-len(payload) // PART_BYTES))
         for index in range(count):
             part = bytes(payload[index * PART_BYTES : (index + 1) * PART_BYTES])
@@ -262,8 +272,9 @@ class CallLog:
     def restore(self, checkpoint: bytes | None, last: int, blocks: Iterable[bytes]) -> tuple[bytes | None, list[LoggedCall]]:
         """Begin where the incarnation before ended: the state it was in after call ``last``, and the calls to be run again."""
         state: bytes | None = None
+        own: tuple[Row, ...] = ()
         if checkpoint is not None:
-            state, kept = _unpacked(checkpoint)
+            state, kept, own = _unpacked(checkpoint)
             self.kept = {caller: {call_id: Kept(*each) for call_id, *each in calls} for caller, calls in kept}
         self.number = self.checkpointed = last if checkpoint is not None else 0
         rows: list[LoggedCall] = []
@@ -278,6 +289,7 @@ class CallLog:
                     self.kept.setdefault(call.caller, {})[call.call_id] = Kept(call.number, call.status, call.outputs)
                     rows.append(call)
         self.durable = self.number
+        self.own.restore(own, ((call.call_id, call.calls) for call in rows))
         return state, rows
 
     def wants(self, call: LoggedCall) -> bool:

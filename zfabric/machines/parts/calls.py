@@ -136,6 +136,18 @@ class Calls:
             target.queue.append(row)
             self._advance(target)
 
+    def recall(self, call_id: bytes, returns: int, status: int, outputs: Row) -> None:
+        """One more ref to each value of a call that has ended, in an earlier life of the actor that lives here, as its log has them."""
+        client = self.client
+        for index in range(returns):
+            identifier = call_value(call_id, index)
+            entry = client.entry(identifier)
+            data: Any = outputs[index if status == OK else 0] if len(outputs) > index or (outputs and status != OK) else None
+            if entry is None and data is not None:
+                client.entries[identifier] = Entry(1, status, data, None)
+            else:
+                client.add_reference(identifier)
+
     def _send(self, target: Target, row: Row) -> None:
         target.sent[row[0]] = row
         if not target.outbox:

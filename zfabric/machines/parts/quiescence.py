@@ -47,6 +47,7 @@ class Unlogged(CallLog):
 
     def ended(self, item: Invocation, status: int, outputs: Row, contained: tuple[Row, ...], whole: bool) -> bool:
         """A call has an outcome, which leaves at once."""
+        self.own.ended(item.row[0])
         if item.method not in self.readonly:
             self.number += 1
             self._keep(item, status, outputs, contained)

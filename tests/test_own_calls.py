@@ -1,0 +1,214 @@
+"""Logged actors that call themselves: a restart loses none of these calls, and makes none of them twice."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from bad_days import PATIENCE, eventually, kill_daemon
+from conftest import running_cluster
+from test_actor_replay import damage_what_is_on_disk
+from test_call_logs import ACTOR, Actor, next_incarnation
+
+import zfabric as zf
+from zfabric.machines.parts.call_log import calls_in
+from zfabric.protocol import messages as m
+from zfabric.runtime import interface
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Any]:
+    with running_cluster(config={"restart_backoff_max": 0.05}) as context:
+        yield context
+
+
+def me() -> Any:
+    return zf.get_runtime_context().current_actor
+
+
+def get(refs: Any) -> Any:
+    return zf.get(refs, timeout=PATIENCE)
+
+
+@zf.remote(max_restarts=-1, checkpoint_every=10)
+class Chain:
+    """Each step calls the next one."""
+
+    def __init__(self, first: int = -1) -> None:
+        self.steps: list[int] = []
+        self.last: Any = None
+        if first >= 0:
+            me().step.remote(first)
+
+    def step(self, left: int) -> int:
+        self.steps.append(left)
+        if left:
+            self.last = me().step.remote(left - 1)
+        return left * 10
+
+    def two_ways(self, left: int, box: Any) -> None:
+        self.steps.append(left)
+        if left:
+            me().two_ways.remote(left - 1, box)
+            me().note.remote(-left)
+
+    def note(self, number: int) -> int:
+        self.steps.append(number)
+        return number * 10
+
+    def ask(self, number: int) -> None:
+        self.last = me().note.remote(number)
+
+    def answer(self) -> Any:
+        return zf.get(self.last, timeout=PATIENCE)
+
+    def note_large(self, number: int) -> Any:
+        self.steps.append(number)
+        me().note.remote(-number)
+        return np.full(200_000, number)
+
+    @zf.method(readonly=True)
+    def read(self) -> tuple[int, list[int]]:
+        return os.getpid(), list(self.steps)
+
+    @zf.method(readonly=True)
+    def look_and_step(self, left: int) -> None:
+        me().step.remote(left)
+
+
+def kill_when(actor: Any, count: int) -> None:
+    """Once it has taken so many steps."""
+    found: list[Any] = []
+
+    def far_enough() -> bool:
+        found[:] = get(actor.read.remote())
+        return len(found[1]) >= count
+
+    eventually(far_enough, f"{count} steps are taken")
+    os.kill(found[0], signal.SIGKILL)
+
+
+@pytest.mark.parametrize("every", [0, 1, 10, 1000])
+def test_a_chain_of_calls_goes_on_where_it_was_whenever_its_actor_is_killed(shared: Any, every: int) -> None:
+    chance = random.Random(every)
+    actor = Chain.options(checkpoint_every=every).remote()
+    actor.step.remote(400)
+    at = 0
+    while at < 350:
+        at += chance.randrange(1, 120)
+        kill_when(actor, min(at, 395))
+        if chance.random() < 0.4:
+            kill_daemon()
+    eventually(lambda: len(get(actor.read.remote())[1]) >= 401, "all steps are taken")
+    assert get(actor.read.remote())[1] == list(range(400, -1, -1))
+
+
+@pytest.mark.parametrize("every", [0, 3])
+def test_several_calls_each_with_a_ref_among_their_arguments(shared: Any, every: int) -> None:
+    actor = Chain.options(checkpoint_every=every).remote()
+    actor.two_ways.remote(40, [zf.put("kept by what waits")])
+    for at in (3, 25, 60):
+        kill_when(actor, at)
+    eventually(lambda: len(get(actor.read.remote())[1]) >= 81, "all steps are taken")
+    steps = get(actor.read.remote())[1]
+    assert [each for each in steps if each >= 0] == list(range(40, -1, -1))
+    assert [each for each in steps if each < 0] == list(range(-40, 0))
+
+
+@pytest.mark.parametrize("every", [0, 1, 5])
+def test_what_init_has_called(shared: Any, every: int) -> None:
+    actor = Chain.options(checkpoint_every=every).remote(30)
+    kill_when(actor, 10)
+    kill_when(actor, 20)
+    eventually(lambda: len(get(actor.read.remote())[1]) >= 31, "all steps are taken")
+    assert get(actor.read.remote())[1] == list(range(30, -1, -1))
+
+
+@pytest.mark.parametrize("every", [0, 1, 2, 1000])
+def test_the_value_of_such_a_call_is_known_after_a_restart(shared: Any, every: int) -> None:
+    actor = Chain.options(checkpoint_every=every).remote()
+    get(actor.ask.remote(7))
+    assert get(actor.answer.remote()) == 70
+    kill_when(actor, 1)
+    assert get(actor.answer.remote()) == 70
+    assert get(actor.read.remote())[1] == [7]
+
+
+def test_a_readonly_method_that_calls_is_not_run_again_and_neither_is_what_it_has_called(shared: Any) -> None:
+    actor = Chain.options(checkpoint_every=0).remote()
+    get(actor.look_and_step.remote(3))
+    eventually(lambda: len(get(actor.read.remote())[1]) == 4, "the steps are taken")
+    get(actor.step.remote(0))
+    kill_when(actor, 5)
+    assert get(actor.step.remote(0)) == 0
+    assert get(actor.read.remote())[1] == [3, 2, 1, 0, 0, 0]
+
+
+def test_calls_that_are_run_again_for_a_lost_value_call_nobody() -> None:
+    with running_cluster(object_store_memory=32 * 2**20, config={"put_patience": PATIENCE}):
+        actor = Chain.options(checkpoint_every=0).remote()
+        refs = [actor.note_large.remote(number) for number in range(1, 41)]
+        eventually(lambda: len(get(actor.read.remote())[1]) == 80, "all that was called has run")
+        for ref in refs:
+            if ref.hex() in damage_what_is_on_disk({each.hex() for each in refs}):
+                get(ref)
+        client: Any = interface.current()
+        assert client.query("nothing") is None
+        assert len(get(actor.read.remote())[1]) == 80
+
+
+# -- the log alone ---------------------------------------------------------------------------------------------------------------------
+
+
+def own(number: int, *more: Any) -> tuple[Any, ...]:
+    return (number.to_bytes(16, "big"), "add", b"", *more)
+
+
+def waiting(actor: Actor) -> list[int]:
+    return [int.from_bytes(call_id, "big") for call_id in actor.log.own.waiting]
+
+
+def test_a_row_has_what_its_call_has_made_and_what_has_not_run_waits_in_the_next_life() -> None:
+    actor = Actor()
+    actor.call(1)
+    actor.log.own.make(own(10), True)
+    actor.log.own.make(own(11), True)
+    actor.run()
+    actor.call(10)
+    actor.log.own.make(own(12), True)
+    actor.run()
+    (block,) = actor.said(m.Logged)
+    assert [tuple(int.from_bytes(row[0], "big") for row in call.calls) for call in calls_in(block.rows)] == [(10, 11), (12,)]
+    assert waiting(next_incarnation([block])[0]) == [11, 12]
+
+
+def test_a_checkpoint_has_what_waits_and_pins_what_that_refers_to() -> None:
+    actor = Actor(every=1)
+    actor.call(1)
+    needed, inside = b"n" * 20, b"i" * 20
+    actor.log.own.make(own(10, (needed, ACTOR + bytes(4)), (), (("contains", (inside,)),)), True)
+    actor.run()
+    actor.log.checkpoint(b"state", ())
+    (block,) = actor.said(m.Logged)
+    (checkpoint,) = actor.said(m.Checkpoint)
+    assert block.refs == (needed, inside)
+    assert checkpoint.refs == (needed, inside)
+    after, state, rows = next_incarnation([], checkpoint.data, 1, every=1)
+    assert (state, rows, waiting(after)) == (b"state", [], [10])
+    actor.call(2)
+    actor.run()
+    (block,) = actor.said(m.Logged)
+    assert calls_in(block.rows)[0].calls == (), "what was made before a checkpoint is no part of what comes after"
+
+
+def test_what_has_an_outcome_though_it_never_ran_is_not_made_again() -> None:
+    actor = Actor()
+    actor.log.own.make(own(10), True)
+    actor.log.own.make(own(11), True)
+    actor.log.own.forget_all_but([own(11)[0]])
+    assert waiting(actor) == [11]
