@@ -286,6 +286,27 @@ class Post:
             return ready[0]
         return [envelope for batch in ready for envelope in batch]
 
+    def accepted(self, sender: bytes, frame: bytes) -> list[Envelope] | None:
+        """What a frame says that was accepted, and not delivered, or not all of it; None of one that was not accepted."""
+        peer = self.peers.get(sender)
+        try:
+            sequence, _, envelopes = decode(frame)
+        except MalformedFrame:
+            return None
+        return list(envelopes) if peer is not None and 0 < sequence <= peer.link.received else None
+
+    def has(self, send: Send) -> bool:
+        """Whether the link has this message, and sees to it that it arrives, though it may not have left."""
+        peer = self.peers.get(send.to[1:])
+        return peer is not None and any(message is send.message for _, _, message in peer.link.unacknowledged())
+
+    def hasten(self, now: float) -> None:
+        """Repeat at once what nobody has acknowledged, after Ctrl-C in the middle of sending."""
+        for peer in self.peers.values():
+            peer.link.hasten(now)
+        self._due_at = now
+        self.tick(now)
+
     def forget(self, incarnation: bytes) -> list[Envelope]:
         """A peer is gone: close the socket to it; what it had not acknowledged comes back."""
         peer = self.peers.pop(incarnation, None)

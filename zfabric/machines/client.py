@@ -89,15 +89,19 @@ class Client:
         self._tail_kind: Any = None
         self._tail: list[Any] = []
         self._controls: list[Effect] = []
+        self.taken: list[Send] = []
+        """What was taken to be sent to other processes: the shell empties this once it has left. All else is said again by ``rejoin``."""
         self._next_token = 1
 
     # -- saying things --
 
     def _say(self, kind: Any, item: Any) -> None:
         if self._tail_kind is not kind or len(self._tail) >= BATCH_ROWS_MAX:
-            self._tail = []
+            self._tail_kind = None  # In this order: Ctrl-C in the middle leaves no batch to be filled that is not in the outbox.
+            tail: list[Any] = []
+            self._outbox.append((kind, tail))
+            self._tail = tail
             self._tail_kind = kind
-            self._outbox.append((kind, self._tail))
         self._tail.append(item)
 
     @property
@@ -304,7 +308,7 @@ class Client:
             return
         handler(self, message)
         if type(message) is m.Results and source[:1] == WORKER:
-            self.handing.heard(source[1:], len(message.rows))
+            self.handing.heard(source[1:], message.rows)
         if self.calls._blocked:
             self.calls.progress()
 
@@ -350,6 +354,13 @@ class Client:
             if watchers and identifier in watchers:
                 self._notify(identifier, entry)
         self.unfinished -= finished
+
+    def put_right(self) -> None:
+        """Ctrl-C has come in the middle of something: count again, and let nothing be sent again that was ``taken``."""
+        self.handing.take()
+        waiting = [each for each, entry in self.entries.items() if type(entry) is tuple or (type(entry) is Entry and entry.row is not None)]
+        tasks = sum(not is_call(identifier) for identifier in waiting) + len(self.several)
+        self.unfinished = tasks + self.calls.put_right(self.taken)
 
     def _stopped(self, message: m.Results) -> None:
         """Whatever came of tasks that were to be cancelled, it is final."""
@@ -561,6 +572,8 @@ class Client:
         for kind, items in outbox:
             if kind is None:
                 effects.append(Send(self.scheduler, items[0]))
+            elif not items:
+                pass
             elif kind is m.Unpin:
                 effects.append(Send(self.store, m.Unpin(tuple(items))))
             else:

@@ -94,10 +94,14 @@ class FabricClient(Connection):
             if self.closed or machine.farewell or machine.refused or self._unsynchronised:
                 self.check_usable()
             task_id = self.namer().child()
-            if options is None:
-                machine.submit((task_id, function_id, arguments, dependencies), num_returns)
-            else:
-                machine.submit((task_id, function_id, arguments, dependencies, options), num_returns)
+            try:
+                if options is None:
+                    machine.submit((task_id, function_id, arguments, dependencies), num_returns)
+                else:
+                    machine.submit((task_id, function_id, arguments, dependencies, options), num_returns)
+            except KeyboardInterrupt:
+                self._unsynchronised = True
+                raise
             if machine.unfinished == 1:
                 self._flush_first()
             elif machine.unsent >= self._batch_rows:
@@ -146,7 +150,11 @@ class FabricClient(Connection):
             row: Row = (call_id, method, arguments)
             if dependencies or options is not None:
                 row = (*row, dependencies, (), options)
-            machine.calls.call(actor_id, row, num_returns, terms.retries, terms.keeps)
+            try:
+                machine.calls.call(actor_id, row, num_returns, terms.retries, terms.keeps)
+            except KeyboardInterrupt:
+                self._unsynchronised = True
+                raise
             if machine.unfinished == 1 or machine.calls.queued >= self._batch_rows:
                 self._flush_first()
                 if machine.calls.delayed and not self._armed:

@@ -93,6 +93,8 @@ class Connection:
         self._following = threading.Lock()
         """Who comes and goes among them. Nothing else is locked under it."""
         self._inbox: deque[tuple[bytes, bytes]] = deque()
+        self._half_heard: tuple[bytes, bytes] | None = None
+        """The frame that was being delivered when Ctrl-C came."""
         self._peers: set[bytes] = set()
         """Actors that this process calls, and processes that call it."""
         self._unsynchronised = False
@@ -182,9 +184,15 @@ class Connection:
             if sends:
                 self._sent_at = clock()
                 self.post.send(sends, self._sent_at)
-        except KeyboardInterrupt:  # What was taken to be sent has perhaps not left.
-            self._unsynchronised = True
+            self.machine.taken.clear()
+        except KeyboardInterrupt:
+            self._interrupted_in_sending()
             raise
+
+    def _interrupted_in_sending(self) -> None:
+        """What was taken to be sent has perhaps not left. The links know, as long as nothing else has come."""
+        self._unsynchronised = True
+        self.machine.taken = [each for each in self.machine.taken if not self.post.has(each)]
 
     def _flush_first(self) -> None:
         """The same, where the program is about to wait for one task or call: that leaves at once, the rest behind it."""
@@ -193,8 +201,9 @@ class Connection:
             if first is not None:
                 to, message, _ = first
                 self.post.send_envelopes(to[1:], [(to[:1], CLIENT, message)], clock())
+                self.machine.taken.clear()
         except KeyboardInterrupt:
-            self._unsynchronised = True
+            self._interrupted_in_sending()
             raise
         if first is None or self.machine.urgent:
             self.flush()
@@ -256,9 +265,12 @@ class Connection:
                         for to, role, message in self.post.accept(sender, frame, now):
                             self._deliver_from_peer(now, to, role + sender, message)
                     self._inbox.popleft()
-            except BaseException:  # Ctrl-C in the middle of a delivery: what is known here may be half of what was said
-                self._inbox.clear()
+            except BaseException as error:  # Ctrl-C in the middle of a delivery: what is known here may be half of what was said
                 self._unsynchronised = True
+                if isinstance(error, KeyboardInterrupt):
+                    self._half_heard = self._inbox[0] if self._inbox else None
+                else:
+                    self._inbox.clear()
                 raise
         if self.machine.notices:
             self._show_notices()
@@ -400,17 +412,38 @@ class Connection:
                 "'spawn' method (or subprocess), or use tasks"
             )
         if self._unsynchronised:
-            # Workers have these already: as rows like others, which the daemon is told next, they would run a second time.
-            handed = [(CLIENT, Send(self.machine.scheduler, message)) for message in self.machine.handing.unsaid()]
-            self.post.send(handed, clock())
-            self.machine.rejoin(self.register(), self.running(), self.unread())
-            self.flush()
-            self._unsynchronised = False  # Not before: Ctrl-C may come in the middle of this, too.
+            self._synchronise()
         if self.machine.refused is not None and self.machine.welcomed:
             refused, self.machine.refused = self.machine.refused, None
             raise _error(refused.kind, refused.text)
         if self.machine.farewell:
             raise ConnectionLostError(f"the job has ended: {self.machine.farewell}")
+
+    def _synchronise(self) -> None:
+        """Put right what Ctrl-C has left half done. It may come again in the middle of this: nothing is taken for done before the end."""
+        now, machine = clock(), self.machine
+        if self._half_heard is not None:
+            self._hear_again(*self._half_heard)
+        machine.taken = [each for each in machine.taken if not self.post.has(each)]
+        machine.put_right()
+        self.post.send([(CLIENT, each) for each in machine.taken], now)
+        machine.taken.clear()
+        # Workers have these already: as rows like others, which the daemon is told next, they would run a second time.
+        self.post.send([(CLIENT, Send(machine.scheduler, message)) for message in machine.handing.unsaid()], now)
+        machine.rejoin(self.register(), self.running(), self.unread())
+        self.flush()
+        self.post.hasten(now)
+        self._unsynchronised = False
+
+    def _hear_again(self, sender: bytes, frame: bytes) -> None:
+        """What a peer has said counts once, however often it is heard; the daemon says again what was half heard, once it is joined."""
+        heard = self.post.accepted(sender, frame)
+        if heard is not None and sender in self._peers:
+            for to, role, message in heard:
+                self._deliver_from_peer(clock(), to, role + sender, message)
+        if heard is not None and self._inbox and self._inbox[0][1] is frame:
+            self._inbox.popleft()
+        self._half_heard = None
 
     def _check_node(self) -> None:
         if not self._died and not self.alive():

@@ -12,6 +12,7 @@ has come.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -149,10 +150,10 @@ class Calls:
                 client.add_reference(identifier)
 
     def _send(self, target: Target, row: Row) -> None:
-        target.sent[row[0]] = row
         if not target.outbox:
             self._full[target] = None
         target.outbox.append(row)
+        target.sent[row[0]] = row
         self.queued += 1
 
     def _advance(self, target: Target) -> None:
@@ -182,8 +183,8 @@ class Calls:
                     return
                 row = complete
             if row:
-                queue.popleft()
                 self._send(target, row)
+                queue.popleft()
         target.mixed = target.mixed and len(queue) > 1
 
     def _pass_by(self, target: Target) -> None:
@@ -197,8 +198,8 @@ class Calls:
             if complete is None:
                 waiting.add(caller)
             elif complete:
-                target.queue.remove(row)
                 self._send(target, complete)
+                target.queue.remove(row)
 
     def _complete(self, target: Target, row: Row) -> Row | None:
         """The row with the values of its dependencies; None if it must wait, () if it has an outcome already."""
@@ -269,30 +270,55 @@ class Calls:
         target = next(iter(self._full))
         if target.keeps or len(target.outbox) != 1:
             return None
+        send = Send(ACTOR + target.incarnation, m.Call(target.actor_id, target.attempt, tuple(target.outbox)))
+        self.client.taken.append(send)
+        target.outbox = []
         self._full.clear()
         self.queued = 0
-        rows, target.outbox = target.outbox, []
-        return Send(ACTOR + target.incarnation, m.Call(target.actor_id, target.attempt, tuple(rows)))
+        return send
 
-    def take_sends(self) -> Iterator[Send]:
+    def take_sends(self) -> list[Send]:
         """Calls that wait to be sent, behind what says which outcomes are here."""
-        self.queued = 0
-        while self._receipts:
-            target, others = self._receipts.popitem()
-            taken, target.untaken = target.untaken, []
+        sends: list[Send] = []
+        for target, others in self._receipts.items():
             if target.incarnation:
-                calls = (*target.sent, *(row[0] for row in target.queue)) if others else tuple(taken)
-                yield Send(ACTOR + target.incarnation, m.Taken(target.actor_id, calls, others))
-        while self._full:
-            target, _ = self._full.popitem()
-            rows, target.outbox = target.outbox, []
+                calls = (*target.sent, *(row[0] for row in target.queue)) if others else tuple(target.untaken)
+                sends.append(Send(ACTOR + target.incarnation, m.Taken(target.actor_id, calls, others)))
+        for target in self._full:
+            rows = target.outbox
             if target.keeps:  # What has its outcome after all, of an earlier life, is not known there any more once that is said.
                 rows = [row for row in rows if row[0] in target.sent]
             for start in range(0, len(rows), CALLS_IN_MESSAGE):
                 batch = tuple(rows[start : start + CALLS_IN_MESSAGE])
-                yield Send(ACTOR + target.incarnation, m.Call(target.actor_id, target.attempt, batch))
-        orders, self._orders = self._orders, []
-        yield from orders
+                sends.append(Send(ACTOR + target.incarnation, m.Call(target.actor_id, target.attempt, batch)))
+        sends += self._orders
+        self.client.taken += sends  # From here on they are taken, and may not be again: see ``put_right``.
+        for target in self._receipts:
+            target.untaken = []
+        for target in self._full:
+            target.outbox = []
+        self._receipts.clear()
+        self._full.clear()
+        self._orders = []
+        self.queued = 0
+        return sends
+
+    def put_right(self, taken: list[Send]) -> int:
+        """Ctrl-C has come in the middle of something: what is ``taken`` waits no more. How many calls have no outcome."""
+        messages = [send.message for send in taken]
+        rows = {row[0] for message in messages if type(message) is m.Call for row in message.rows}
+        for target in self.targets.values():
+            target.outbox = [row for row in target.outbox if row[0] not in rows]
+            leaving = {row[0]: row for row in target.outbox}
+            target.queue = deque(row for row in target.queue if row[0] not in leaving)
+            target.sent.update(leaving)
+            queued = {row[0] for row in target.queue}
+            for call_id in [each for each, of in self.pending.items() if of is target and each not in target.sent and each not in queued]:
+                del self.pending[call_id]  # Who made it was interrupted, and has no refs to its values.
+        self._full = {target: None for target in self.targets.values() if target.outbox}
+        self.queued = sum(len(target.outbox) for target in self._full)
+        self._orders = [order for order in self._orders if not any(order.message is message for message in messages)]
+        return len(self.pending)
 
     @property
     def expectant(self) -> bool:
@@ -311,12 +337,11 @@ class Calls:
         client, pending, held = self.client, self.pending, self._held
         entries, watchers = client.entries, client.watchers
         for call_id, status, outputs in rows:
-            target = pending.pop(call_id, None)
+            target = pending.get(call_id)
             if target is None:
                 if None in outputs:
                     self._known_after_all(call_id, status, outputs)
                 continue
-            client.unfinished -= 1
             target.sent.pop(call_id, None)
             if target.keeps:
                 target.untaken.append(call_id)
@@ -340,6 +365,10 @@ class Calls:
                 self._limited.discard(call_id)
             if self._heard:
                 self._heard.discard(call_id)
+            if self._several:
+                self._several.pop(call_id, None)
+            del pending[call_id]  # Not before: Ctrl-C may come in the middle of this, which is done again then.
+            client.unfinished -= 1
             if target.queue and target.queue[0][0] == call_id:
                 self._advance(target)  # It was to be made again, and others wait behind it.
             if target.leaving and not target.sent and not target.queue:
@@ -359,7 +388,7 @@ class Calls:
 
     def _settle(self, call_id: bytes, status: int, outputs: Row) -> None:
         client = self.client
-        for index in range(self._several.pop(call_id, 1)):
+        for index in range(self._several.get(call_id, 1)):
             identifier = call_value(call_id, index)
             self.awaited.discard(identifier)
             data: Any = outputs[index if status == OK else 0] if outputs else None

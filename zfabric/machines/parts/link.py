@@ -38,7 +38,6 @@ class Link:
         "_sent",
         "_unacknowledged",
         "heard",
-        "next_out",
         "received",
         "repeat",
         "window",
@@ -47,10 +46,9 @@ class Link:
     def __init__(self, window: int, repeat: float) -> None:
         self.window = window
         self.repeat = repeat
-        self.next_out = 1
         self.received = 0
         self.heard = 0
-        """The newest frame of which the other side has said that it came, and all before it."""
+        """The newest frame that the other side has acknowledged."""
         self._sent: deque[tuple[int, list[Envelope]]] = deque()
         self._early: dict[int, list[Envelope]] = {}
         self._unacknowledged = 0
@@ -58,10 +56,14 @@ class Link:
         self._repeat_at: float | None = None
         self._pause = repeat
 
+    @property
+    def next_out(self) -> int:
+        """The number of the next frame. It follows from those that were sent: Ctrl-C may come between any two statements."""
+        return (self._sent[-1][0] if self._sent else self.heard) + 1
+
     def send(self, envelopes: list[Envelope], now: float) -> int:
         """Number a frame of ``envelopes`` and keep it until it is acknowledged."""
         sequence = self.next_out
-        self.next_out = sequence + 1
         self._sent.append((sequence, envelopes))
         if self._repeat_at is None:
             self._pause = self.repeat
@@ -97,10 +99,10 @@ class Link:
 
     def _forget(self, acknowledged: int, now: float) -> None:
         sent = self._sent
-        self.heard = max(self.heard, acknowledged)
         if not sent or sent[0][0] > acknowledged:
             return
         while sent and sent[0][0] <= acknowledged:
+            self.heard = sent[0][0]
             sent.popleft()
         self._pause = self.repeat
         self._repeat_at = now + self._pause if sent else None
@@ -127,6 +129,12 @@ class Link:
             self._acknowledge_at = None
             self._unacknowledged = 0
         return frames
+
+    def hasten(self, now: float) -> None:
+        """Repeat at once what is not acknowledged: some of it may not have left."""
+        if self._sent:
+            self._pause = self.repeat
+            self._repeat_at = now
 
     def unacknowledged(self) -> list[Envelope]:
         """What was said and not acknowledged, in order: for whoever must say it to the next incarnation."""
