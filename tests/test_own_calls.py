@@ -72,6 +72,21 @@ class Chain:
         me().note.remote(-number)
         return np.full(200_000, number)
 
+    def large(self, number: int) -> Any:
+        self.steps.append(number)
+        return np.full(200_000, number)
+
+    def boxed(self, number: int) -> list[Any]:
+        self.steps.append(number)
+        return [zf.put(number)]
+
+    def ask_for(self, method: str, number: int) -> None:
+        self.last = getattr(me(), method).remote(number)
+
+    def answer_in_full(self) -> int:
+        value = zf.get(self.last, timeout=PATIENCE)
+        return int(value[-1] if isinstance(value, np.ndarray) else zf.get(value[0], timeout=PATIENCE))
+
     @zf.method(readonly=True)
     def read(self) -> tuple[int, list[int]]:
         return os.getpid(), list(self.steps)
@@ -136,6 +151,17 @@ def test_the_value_of_such_a_call_is_known_after_a_restart(shared: Any, every: i
     assert get(actor.answer.remote()) == 70
     kill_when(actor, 1)
     assert get(actor.answer.remote()) == 70
+    assert get(actor.read.remote())[1] == [7]
+
+
+@pytest.mark.parametrize("method", ["large", "boxed"])
+@pytest.mark.parametrize("every", [0, 1000])
+def test_a_value_that_the_log_has_not_is_there_after_a_restart(shared: Any, every: int, method: str) -> None:
+    actor = Chain.options(checkpoint_every=every).remote()
+    get(actor.ask_for.remote(method, 7))
+    for _ in range(2):
+        kill_when(actor, 1)
+        assert get(actor.answer_in_full.remote()) == 7
     assert get(actor.read.remote())[1] == [7]
 
 

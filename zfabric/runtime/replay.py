@@ -58,6 +58,8 @@ class Replay:
         self.actor_id = actor_id
         self.live = live
         """Whether the actor is made here, and not calls of it run beside it."""
+        self.recalled: set[bytes] = set()
+        """Calls whose values are wanted here, and are not in the log: they are reported once more when those run again."""
         self._ended = {call.call_id: call for call in calls}
         self._number = calls[0].number if calls else 0
         self._made = deque(calls[0].calls if calls else ())
@@ -80,6 +82,8 @@ class Replay:
                 call_id = self.worker.namer().child()
         ended = self._ended.get(call_id)
         status, outputs = (ended.status, ended.outputs) if ended is not None else (OK, ())
+        if None in outputs and self.live:
+            self.recalled.add(call_id)
         with self.worker.lock:
             self.worker.machine.calls.recall(call_id, returns, status, outputs)
         return call_id
@@ -157,7 +161,8 @@ class _Maker:
         worker = self.worker
         row = (call.call_id, b"", call.arguments, call.dependencies)
         item = Invocation(row, self.item.attempt, call.values, (), self.actor_id, call.method, call.caller, call.options)
-        worker.replays[self.actor_id].begin(call)
+        replay = worker.replays[self.actor_id]
+        replay.begin(call)
         with worker.running_as(item, self.namer):
             try:
                 function, _, args, kwargs = worker.prepare(item)
@@ -167,12 +172,17 @@ class _Maker:
                 if call.status == OK:
                     self._warn(f"{call.method} (call {call.number}) raised {type(error).__name__} in a replay and had not at first")
                 return
-            if self._wants(call):
-                status, outputs, extra = worker.packed(item, value)
-                if status == OK:
-                    with worker.lock:
-                        worker.worker.mailbox.made_again(self.log, call, outputs, extra[0] if extra is not None else ())
-                        worker.finish_writes(call.call_id)
+            if call.call_id in replay.recalled:
+                call = call._replace(caller=worker.incarnation)  # Who called was the process before this one.
+            elif not self._wants(call):
+                return
+            status, outputs, extra = worker.packed(item, value)
+            if status == OK:
+                with worker.lock:
+                    worker.worker.mailbox.made_again(self.log, call, outputs, extra[0] if extra is not None else ())
+                    worker.finish_writes(call.call_id)
+                    if call.call_id in replay.recalled:
+                        worker.flush()  # The scheduler hears of it before it is asked for it, and before what is inside is let go of.
 
     def _wants(self, call: LoggedCall) -> bool:
         return self.log.wants(call)
