@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -91,6 +92,24 @@ class Chain:
     def read(self) -> tuple[int, list[int]]:
         return os.getpid(), list(self.steps)
 
+    def nap(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def ask_in_vain(self, number: int) -> None:
+        me().nap.remote(1.0)
+        self.last = me().note.options(timeout=0.2).remote(number)
+
+    def failure(self) -> str:
+        try:
+            return str(zf.get(self.last, timeout=PATIENCE))
+        except zf.exceptions.FabricError as error:
+            return type(error).__name__
+
+    @zf.method(readonly=True)
+    def look_and_note(self, number: int) -> int:
+        me().note.remote(number)
+        return -number
+
     @zf.method(readonly=True)
     def look_and_step(self, left: int) -> None:
         me().step.remote(left)
@@ -163,6 +182,28 @@ def test_a_value_that_the_log_has_not_is_there_after_a_restart(shared: Any, ever
         kill_when(actor, 1)
         assert get(actor.answer_in_full.remote()) == 7
     assert get(actor.read.remote())[1] == [7]
+
+
+@pytest.mark.parametrize("every", [0, 1, 1000])
+def test_a_readonly_method_in_the_middle_is_not_run_again_with_all_that_it_calls(shared: Any, every: int) -> None:
+    actor = Chain.options(checkpoint_every=every).remote()
+    get(actor.ask_for.remote("look_and_note", 7))
+    eventually(lambda: get(actor.read.remote())[1] == [7], "all that was called has run")
+    for _ in range(2):
+        kill_when(actor, 1)
+        assert get(actor.answer.remote()) == -7
+        get(actor.note.remote(0))
+    assert get(actor.read.remote())[1] == [7, 0, 0]
+
+
+@pytest.mark.parametrize("every", [0, 1, 1000])
+def test_what_was_stopped_before_it_ran_is_not_run_by_the_next_life(shared: Any, every: int) -> None:
+    actor = Chain.options(checkpoint_every=every).remote()
+    get(actor.ask_in_vain.remote(7))
+    assert get(actor.failure.remote()) == "TaskTimeoutError"
+    kill_when(actor, 0)
+    assert get(actor.failure.remote()) == "TaskTimeoutError"
+    assert get(actor.read.remote())[1] == []
 
 
 def test_a_readonly_method_that_calls_is_not_run_again_and_neither_is_what_it_has_called(shared: Any) -> None:
@@ -238,3 +279,22 @@ def test_what_has_an_outcome_though_it_never_ran_is_not_made_again() -> None:
     actor.log.own.make(own(11), True)
     actor.log.own.forget_all_but([own(11)[0]])
     assert waiting(actor) == [11]
+
+
+def test_what_is_readonly_or_was_stopped_has_no_row_and_the_next_row_says_how_it_ended() -> None:
+    actor = Actor()
+    actor.log.readonly = frozenset(["look"])
+    actor.call(1)
+    actor.log.own.make((own(10)[0], "look", b""), True)
+    actor.log.own.make(own(11), True)
+    actor.run()
+    actor.log.own.ended(own(11)[0], (m.FAILED, (b"stopped",)))
+    actor.log.own.make((own(12)[0], "look", b""), False)
+    actor.log.own.ended(own(12)[0], (m.OK, (b"of a call that no row has",)))
+    (block,) = actor.said(m.Logged)
+    assert waiting(next_incarnation([block])[0]) == [10, 11]
+    actor.call(2)
+    actor.run()
+    (after,) = actor.said(m.Logged)
+    assert calls_in(after.rows)[0].calls == ((own(11)[0], (m.FAILED, (b"stopped",))),)
+    assert waiting(next_incarnation([block, after])[0]) == [10]

@@ -23,6 +23,7 @@ from zfabric.machines.parts.given import Item
 from zfabric.machines.parts.kept_logs import CHECKPOINT, LOG, blocks_after, newest
 from zfabric.machines.parts.mailbox import Invocation
 from zfabric.machines.parts.naming import Namer
+from zfabric.machines.parts.own_calls import is_note
 from zfabric.machines.parts.quiescence import Gate, Unlogged
 from zfabric.machines.parts.remakes import is_remake
 from zfabric.protocol.ids import TASK_BYTES, call_value
@@ -60,16 +61,18 @@ class Replay:
         """Whether the actor is made here, and not calls of it run beside it."""
         self.recalled: set[bytes] = set()
         """Calls whose values are wanted here, and are not in the log: they are reported once more when those run again."""
-        self._ended = {call.call_id: call for call in calls}
+        self._ended: dict[bytes, Row] = {call.call_id: (call.status, call.outputs) for call in calls}
+        """How those have ended that may have been called: (status, outputs)."""
+        self._ended.update(row for call in calls for row in call.calls if is_note(row))
         self._number = calls[0].number if calls else 0
-        self._made = deque(calls[0].calls if calls else ())
+        self._made = _calls_of(calls[0]) if calls else deque()
         """What the first one's row says may have been called by ``__init__``, too."""
 
     def begin(self, call: LoggedCall) -> None:
         """This one is run again."""
         if call.number != self._number:
             self._number = call.number
-            self._made = deque(call.calls)
+            self._made = _calls_of(call)
 
     def called(self, method: str, returns: int) -> bytes | None:
         """The next call that what runs has made of its actor, with one more ref to its values; None if it had not made that many."""
@@ -80,13 +83,16 @@ class Replay:
         else:
             with self.worker.lock:
                 call_id = self.worker.namer().child()
-        ended = self._ended.get(call_id)
-        status, outputs = (ended.status, ended.outputs) if ended is not None else (OK, ())
+        status, outputs = self._ended.get(call_id, (OK, ()))
         if None in outputs and self.live:
             self.recalled.add(call_id)
         with self.worker.lock:
             self.worker.machine.calls.recall(call_id, returns, status, outputs)
         return call_id
+
+
+def _calls_of(call: LoggedCall) -> deque[Row]:
+    return deque(row for row in call.calls if not is_note(row))
 
 
 class _Maker:

@@ -47,7 +47,7 @@ class LoggedCall(NamedTuple):
     again: bool
     """Whether it is to be run again. Not one that was stopped in its middle: nobody knows where that was."""
     calls: tuple[Row, ...] = ()
-    """Calls that the actor has made of itself since the row before."""
+    """Calls that the actor has made of itself since the row before, and how those of them ended that have no row (see ``OwnCalls``)."""
 
 
 class Kept(NamedTuple):
@@ -109,8 +109,9 @@ class CallLog:
 
     def ended(self, item: Invocation, status: int, outputs: Row, contained: tuple[Row, ...], whole: bool) -> bool:
         """A call has an outcome. Whether it is held back; ``whole`` says that the call was not stopped in its middle."""
-        self.own.ended(item.row[0])
-        if item.method not in self.readonly:
+        logged = item.method not in self.readonly
+        self.own.ended(item.row[0], None if logged else (status, _plain(outputs, contained)))
+        if logged:
             self._append(item, status, outputs, contained, whole)
         elif self.durable >= self.number:
             return False
@@ -139,8 +140,7 @@ class CallLog:
     def _keep(self, item: Invocation, status: int, outputs: Row, contained: tuple[Row, ...]) -> tuple[bytes | None, ...]:
         """Keep an outcome, in which what is in the arena, or has refs inside, is None."""
         call_id = item.row[0]
-        refs = contained or ((),) * len(outputs)
-        plain = tuple(value if type(value) is bytes and not inside else None for value, inside in zip(outputs, refs, strict=True))
+        plain = _plain(outputs, contained)
         if None in plain:
             self.unrecorded.add(call_id)
         if item.caller not in self._departed:
@@ -295,6 +295,12 @@ class CallLog:
     def wants(self, call: LoggedCall) -> bool:
         """Whether the values of a call that runs again are to be reported again: its caller may not have them, and the row has not."""
         return None in call.outputs and self.answer(call.caller, call.call_id) is not None
+
+
+def _plain(outputs: Row, contained: tuple[Row, ...]) -> tuple[bytes | None, ...]:
+    """Outputs, in which what is in the arena, or has refs inside, is None."""
+    refs = contained or ((),) * len(outputs)
+    return tuple(value if type(value) is bytes and not inside else None for value, inside in zip(outputs, refs, strict=True))
 
 
 def calls_in(block: bytes) -> list[LoggedCall]:

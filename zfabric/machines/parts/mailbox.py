@@ -251,7 +251,11 @@ class Mailbox:
         queue.remove(found)
         self.timed.pop(call_id, None)
         kind = "TaskTimeoutError" if reason == "timeout" else "TaskCancelledError"
-        self._leave(found, FAILED, (pack_failure(kind, f"{found.method} was stopped before it ran ({reason})"),), ())
+        outputs = (pack_failure(kind, f"{found.method} was stopped before it ran ({reason})"),)
+        log = self.logs.get(found.actor_id)
+        if log is not None:
+            log.own.ended(call_id, (FAILED, outputs))
+        self._leave(found, FAILED, outputs, ())
         return True
 
     # -- actors that share this process --
