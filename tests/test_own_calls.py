@@ -105,6 +105,14 @@ class Chain:
         except zf.exceptions.FabricError as error:
             return type(error).__name__
 
+    def step_with(self, left: int, before: int) -> None:
+        self.steps.append(left)
+        if left:
+            me().step_with.remote(left - 1, me().same.remote(left))
+
+    def same(self, number: int) -> int:
+        return number
+
     @zf.method(readonly=True)
     def look_and_note(self, number: int) -> int:
         me().note.remote(number)
@@ -182,6 +190,16 @@ def test_a_value_that_the_log_has_not_is_there_after_a_restart(shared: Any, ever
         kill_when(actor, 1)
         assert get(actor.answer_in_full.remote()) == 7
     assert get(actor.read.remote())[1] == [7]
+
+
+@pytest.mark.parametrize("every", [0, 1000])
+def test_calls_that_need_the_values_of_others_go_on(shared: Any, every: int) -> None:
+    actor = Chain.options(checkpoint_every=every).remote()
+    actor.step_with.remote(80, 0)
+    for at in (10, 30, 60):
+        kill_when(actor, at)
+    eventually(lambda: len(get(actor.read.remote())[1]) >= 81, "all steps are taken", 10)
+    assert get(actor.read.remote())[1] == list(range(80, -1, -1))
 
 
 @pytest.mark.parametrize("every", [0, 1, 1000])

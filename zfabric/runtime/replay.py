@@ -61,9 +61,7 @@ class Replay:
         """Whether the actor is made here, and not calls of it run beside it."""
         self.recalled: set[bytes] = set()
         """Calls whose values are wanted here, and are not in the log: they are reported once more when those run again."""
-        self._ended: dict[bytes, Row] = {call.call_id: (call.status, call.outputs) for call in calls}
-        """How those have ended that may have been called: (status, outputs)."""
-        self._ended.update(row for call in calls for row in call.calls if is_note(row))
+        self._ended = _endings(calls)
         self._number = calls[0].number if calls else 0
         self._made = _calls_of(calls[0]) if calls else deque()
         """What the first one's row says may have been called by ``__init__``, too."""
@@ -89,6 +87,14 @@ class Replay:
         with self.worker.lock:
             self.worker.machine.calls.recall(call_id, returns, status, outputs)
         return call_id
+
+
+def _endings(calls: Sequence[LoggedCall]) -> dict[bytes, Row]:
+    """How those have ended that may have been called: (status, outputs)."""
+    return {
+        **{call.call_id: (call.status, call.outputs) for call in calls},
+        **{row[0]: row[1] for call in calls for row in call.calls if is_note(row)},
+    }
 
 
 def _calls_of(call: LoggedCall) -> deque[Row]:
@@ -118,7 +124,7 @@ class _Maker:
             if isinstance(log, Unlogged):
                 worker.worker.gate = Gate(log, worker.config.quiesce_seconds)
             state, calls = log.restore(saved, last, blocks_after(last, self._rows(LOG)))
-            waiting = self._call_again()
+            waiting = self._call_again(calls)
         if calls:
             worker.replays[self.actor_id] = Replay(worker, self.actor_id, calls, True)
         try:
@@ -132,10 +138,16 @@ class _Maker:
             worker.machine.dropped.extend(waiting)  # Who wants their values has refs by now.
         return instance
 
-    def _call_again(self) -> list[bytes]:
-        """The actor's calls of itself that have not run are made again, by this process; their values. The caller holds the lock."""
+    def _call_again(self, calls: Sequence[LoggedCall]) -> list[bytes]:
+        """The actor's calls of itself that have not run are made again, by this process; their values, and those of other such calls that
+        they need. The caller holds the lock."""
         values = []
+        ended = _endings(calls)
         for row in self.log.own.waiting.values():
+            for call_id in {each[:TASK_BYTES] for each in row[3]} & ended.keys() if len(row) > 3 else ():
+                count = max(1, len(ended[call_id][1]))
+                self.worker.machine.calls.recall(call_id, count, *ended[call_id])
+                values += [call_value(call_id, index) for index in range(count)]
             returns = option(row[5], "num_returns", 1) if len(row) > 3 else 1
             self.worker.machine.calls.call(self.actor_id, row, returns, LOGGED)
             values += [call_value(row[0], index) for index in range(returns)]
