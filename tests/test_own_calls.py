@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -92,12 +91,9 @@ class Chain:
     def read(self) -> tuple[int, list[int]]:
         return os.getpid(), list(self.steps)
 
-    def nap(self, seconds: float) -> None:
-        time.sleep(seconds)
-
     def ask_in_vain(self, number: int) -> None:
-        me().nap.remote(1.0)
         self.last = me().note.options(timeout=0.2).remote(number)
+        zf.wait([self.last], timeout=PATIENCE)
 
     def failure(self) -> str:
         try:
@@ -175,6 +171,7 @@ def test_what_init_has_called(shared: Any, every: int) -> None:
 def test_the_value_of_such_a_call_is_known_after_a_restart(shared: Any, every: int) -> None:
     actor = Chain.options(checkpoint_every=every).remote()
     get(actor.ask.remote(7))
+    eventually(lambda: get(actor.read.remote())[1] == [7], "what was called has run")
     assert get(actor.answer.remote()) == 70
     kill_when(actor, 1)
     assert get(actor.answer.remote()) == 70
@@ -192,7 +189,7 @@ def test_a_value_that_the_log_has_not_is_there_after_a_restart(shared: Any, ever
     assert get(actor.read.remote())[1] == [7]
 
 
-@pytest.mark.parametrize("every", [0, 1000])
+@pytest.mark.parametrize("every", [0, 1, 7, 1000])
 def test_calls_that_need_the_values_of_others_go_on(shared: Any, every: int) -> None:
     actor = Chain.options(checkpoint_every=every).remote()
     actor.step_with.remote(80, 0)
@@ -306,9 +303,9 @@ def test_what_is_readonly_or_was_stopped_has_no_row_and_the_next_row_says_how_it
     actor.log.own.make((own(10)[0], "look", b""), True)
     actor.log.own.make(own(11), True)
     actor.run()
-    actor.log.own.ended(own(11)[0], (m.FAILED, (b"stopped",)))
+    actor.log.own.ended(own(11)[0], (m.FAILED, (b"stopped",)), False)
     actor.log.own.make((own(12)[0], "look", b""), False)
-    actor.log.own.ended(own(12)[0], (m.OK, (b"of a call that no row has",)))
+    actor.log.own.ended(own(12)[0], (m.OK, (b"of a call that no row has",)), False)
     (block,) = actor.said(m.Logged)
     assert waiting(next_incarnation([block])[0]) == [10, 11]
     actor.call(2)
@@ -316,3 +313,21 @@ def test_what_is_readonly_or_was_stopped_has_no_row_and_the_next_row_says_how_it
     (after,) = actor.said(m.Logged)
     assert calls_in(after.rows)[0].calls == ((own(11)[0], (m.FAILED, (b"stopped",))),)
     assert waiting(next_incarnation([block, after])[0]) == [10]
+
+
+def test_a_checkpoint_has_how_those_ended_whose_values_waiting_ones_need() -> None:
+    actor = Actor(every=1)
+    actor.call(1)
+    first, value = own(10), (10).to_bytes(16, "big") + bytes(4)
+    actor.log.own.make(first, True)
+    actor.log.own.make(own(11, (value,), (), None), True)
+    actor.run()
+    actor.call(10)
+    actor.run((b"ten",))
+    actor.log.checkpoint(b"state", ())
+    (checkpoint,) = actor.said(m.Checkpoint)
+    after, _, _ = next_incarnation([], checkpoint.data, 2, every=1)
+    assert waiting(after) == [11]
+    assert after.log.own.needed == {first[0]: (m.OK, (b"ten",))}
+    after.log.own.ended(own(11)[0], (m.OK, (b"",)))
+    assert after.log.own.needed == {}

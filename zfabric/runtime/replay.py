@@ -124,7 +124,7 @@ class _Maker:
             if isinstance(log, Unlogged):
                 worker.worker.gate = Gate(log, worker.config.quiesce_seconds)
             state, calls = log.restore(saved, last, blocks_after(last, self._rows(LOG)))
-            waiting = self._call_again(calls)
+            waiting = self._call_again()
         if calls:
             worker.replays[self.actor_id] = Replay(worker, self.actor_id, calls, True)
         try:
@@ -138,16 +138,15 @@ class _Maker:
             worker.machine.dropped.extend(waiting)  # Who wants their values has refs by now.
         return instance
 
-    def _call_again(self, calls: Sequence[LoggedCall]) -> list[bytes]:
+    def _call_again(self) -> list[bytes]:
         """The actor's calls of itself that have not run are made again, by this process; their values, and those of other such calls that
         they need. The caller holds the lock."""
         values = []
-        ended = _endings(calls)
+        for call_id, (status, outputs) in self.log.own.needed.items():
+            count = max(1, len(outputs))
+            self.worker.machine.calls.recall(call_id, count, status, outputs)
+            values += [call_value(call_id, index) for index in range(count)]
         for row in self.log.own.waiting.values():
-            for call_id in {each[:TASK_BYTES] for each in row[3]} & ended.keys() if len(row) > 3 else ():
-                count = max(1, len(ended[call_id][1]))
-                self.worker.machine.calls.recall(call_id, count, *ended[call_id])
-                values += [call_value(call_id, index) for index in range(count)]
             returns = option(row[5], "num_returns", 1) if len(row) > 3 else 1
             self.worker.machine.calls.call(self.actor_id, row, returns, LOGGED)
             values += [call_value(row[0], index) for index in range(returns)]

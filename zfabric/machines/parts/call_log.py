@@ -110,7 +110,7 @@ class CallLog:
     def ended(self, item: Invocation, status: int, outputs: Row, contained: tuple[Row, ...], whole: bool) -> bool:
         """A call has an outcome. Whether it is held back; ``whole`` says that the call was not stopped in its middle."""
         logged = item.method not in self.readonly
-        self.own.ended(item.row[0], None if logged else (status, _plain(outputs, contained)))
+        self.own.ended(item.row[0], (status, plain_outputs(outputs, contained)), logged)
         if logged:
             self._append(item, status, outputs, contained, whole)
         elif self.durable >= self.number:
@@ -140,7 +140,7 @@ class CallLog:
     def _keep(self, item: Invocation, status: int, outputs: Row, contained: tuple[Row, ...]) -> tuple[bytes | None, ...]:
         """Keep an outcome, in which what is in the arena, or has refs inside, is None."""
         call_id = item.row[0]
-        plain = _plain(outputs, contained)
+        plain = plain_outputs(outputs, contained)
         if None in plain:
             self.unrecorded.add(call_id)
         if item.caller not in self._departed:
@@ -289,7 +289,7 @@ class CallLog:
                     self.kept.setdefault(call.caller, {})[call.call_id] = Kept(call.number, call.status, call.outputs)
                     rows.append(call)
         self.durable = self.number
-        self.own.restore(own, ((call.call_id, call.calls) for call in rows))
+        self.own.restore(own, ((call.call_id, (call.status, call.outputs), call.calls) for call in rows))
         return state, rows
 
     def wants(self, call: LoggedCall) -> bool:
@@ -297,7 +297,7 @@ class CallLog:
         return None in call.outputs and self.answer(call.caller, call.call_id) is not None
 
 
-def _plain(outputs: Row, contained: tuple[Row, ...]) -> tuple[bytes | None, ...]:
+def plain_outputs(outputs: Row, contained: tuple[Row, ...]) -> tuple[bytes | None, ...]:
     """Outputs, in which what is in the arena, or has refs inside, is None."""
     refs = contained or ((),) * len(outputs)
     return tuple(value if type(value) is bytes and not inside else None for value, inside in zip(outputs, refs, strict=True))

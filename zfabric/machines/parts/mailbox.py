@@ -254,7 +254,7 @@ class Mailbox:
         outputs = (pack_failure(kind, f"{found.method} was stopped before it ran ({reason})"),)
         log = self.logs.get(found.actor_id)
         if log is not None:
-            log.own.ended(call_id, (FAILED, outputs))
+            log.own.ended(call_id, (FAILED, outputs), False)
         self._leave(found, FAILED, outputs, ())
         return True
 

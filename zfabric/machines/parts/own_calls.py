@@ -6,6 +6,7 @@ be run, and a replay does not make them once more: the call that is run again is
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from zfabric.protocol.ids import TASK_BYTES
@@ -23,13 +24,17 @@ class OwnCalls:
     def __init__(self) -> None:
         self.waiting: dict[bytes, Row] = {}
         """Those that have not run, in the order in which they were made."""
+        self.needed: dict[bytes, Row] = {}
+        """How those have ended whose values the waiting ones need, which nobody else has."""
+        self._needs: Counter[bytes] = Counter()
+        """Calls whose values are needed, and by how many."""
         self._made: list[Row] = []
         self._noted: set[bytes] = set()
         """Those of ``waiting`` that a row or a checkpoint has, or will have."""
 
     def make(self, row: Row, logged: bool) -> None:
         """The actor calls itself. ``logged`` says that what makes the call will have a row, and is run again in a replay."""
-        self.waiting[row[0]] = row
+        self._await(row)
         if logged:
             self._made.append(row)
             self._noted.add(row[0])
@@ -40,35 +45,61 @@ class OwnCalls:
         return made
 
     def keep(self) -> tuple[Row, ...]:
-        """Those that a checkpoint has: what was made before it belongs to no row after it."""
+        """Those that a checkpoint has, behind notes of what they need: what was made before it belongs to no row after it."""
         self._made = []
         self._noted = set(self.waiting)
-        return tuple(self.waiting.values())
+        return (*self.needed.items(), *self.waiting.values())
 
-    def ended(self, call_id: bytes, ending: Row | None = None) -> None:
-        """One has run, or will not be: with this ``ending``, if it has no row."""
-        if self.waiting.pop(call_id, None) is not None and call_id in self._noted:
+    def ended(self, call_id: bytes, ending: Row, logged: bool = True) -> None:
+        """One has run, or will not be: ``logged`` says that it has a row."""
+        row = self.waiting.pop(call_id, None)
+        if row is None:
+            return
+        self._let_go(row)
+        if call_id in self._needs:
+            self.needed[call_id] = ending
+        if call_id in self._noted:
             self._noted.remove(call_id)
-            if ending is not None:
+            if not logged:
                 self._made.append((call_id, ending))
 
     def forget_all_but(self, pending: Iterable[bytes]) -> None:
         """The others have outcomes, though they have not run: they were stopped before, or what they needed was lost."""
         known = set(pending)
-        self.waiting = {call_id: row for call_id, row in self.waiting.items() if call_id in known}
+        for call_id in [each for each in self.waiting if each not in known]:
+            self._let_go(self.waiting.pop(call_id))
         self._noted.intersection_update(known)
 
-    def restore(self, kept: Iterable[Row], rows: Iterable[tuple[bytes, Iterable[Row]]]) -> None:
-        """Begin with those that a checkpoint has and the rows after it, each with what it ran and which of these calls it has made."""
-        self.waiting = {row[0]: row for row in kept}
-        for call_id, made in rows:
+    def restore(self, kept: Iterable[Row], rows: Iterable[tuple[bytes, Row, Iterable[Row]]]) -> None:
+        """Begin with what a checkpoint has and the rows after it: which call each ran, how that ended, and which of these it has made."""
+        for row in kept:
+            if is_note(row):
+                self.needed[row[0]] = row[1]
+            else:
+                self._await(row)
+        for call_id, ending, made in rows:
             for row in made:
                 if is_note(row):
-                    self.ended(row[0])
+                    self.ended(*row)
                 else:
-                    self.waiting[row[0]] = row
-            self.ended(call_id)
+                    self._await(row)
+            self.ended(call_id, ending)
         self._noted = set(self.waiting)
+
+    def _await(self, row: Row) -> None:
+        self.waiting[row[0]] = row
+        self._needs.update(_needed_by(row))
+
+    def _let_go(self, row: Row) -> None:
+        for call_id in _needed_by(row):
+            self._needs[call_id] -= 1
+            if not self._needs[call_id]:
+                del self._needs[call_id]
+                self.needed.pop(call_id, None)
+
+
+def _needed_by(row: Row) -> set[bytes]:
+    return {identifier[:TASK_BYTES] for identifier in row[3]} if len(row) > 3 else set()
 
 
 def is_note(row: Row) -> bool:
@@ -78,5 +109,5 @@ def is_note(row: Row) -> bool:
 
 def refs_in(rows: Iterable[Row], actor_id: bytes) -> list[bytes]:
     """What such calls refer to, but for the actor itself."""
-    named = (each for row in rows if len(row) > 3 for each in (*row[3], *option(row[5], "contains", ())))
+    named = (each for row in rows if not is_note(row) and len(row) > 3 for each in (*row[3], *option(row[5], "contains", ())))
     return [identifier for identifier in named if identifier[:TASK_BYTES] != actor_id]

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zfabric.machines.parts.call_log import CallLog, Kept
+from zfabric.machines.parts.call_log import CallLog, Kept, plain_outputs
 from zfabric.machines.parts.mailbox import Invocation
 from zfabric.protocol import messages as m
 
@@ -47,7 +47,7 @@ class Unlogged(CallLog):
 
     def ended(self, item: Invocation, status: int, outputs: Row, contained: tuple[Row, ...], whole: bool) -> bool:
         """A call has an outcome, which leaves at once."""
-        self.own.ended(item.row[0])
+        self.own.ended(item.row[0], (status, plain_outputs(outputs, contained)))
         if item.method not in self.readonly:
             self.number += 1
             self._keep(item, status, outputs, contained)
