@@ -34,6 +34,8 @@ from zfabric.runtime.user_code import Ending, UserCode, never
 
 _NOTHING = bytes(TASK_BYTES)
 """What a worker's slot says while it runs nothing."""
+SHORT = 1000
+"""Characters of a text that is packed at once: a longer one may be too large to be sent with the end of its task."""
 REPORT_ROWS = 256
 """Completions that are reported without waiting for more."""
 
@@ -206,7 +208,7 @@ class RunningWorker(UserCode):
         except BaseException as error:  # whatever the user's code raises, SystemExit and our own interrupt among it
             self._fence.depth = 1  # An interrupt may have come before the line above was reached.
             return self.failed(item, error, retryable)
-        if plain and type(value) in SCALARS and row[0] not in self.worker.abandoned:
+        if plain and type(value) in SCALARS and (type(value) is not str or len(value) < SHORT) and row[0] not in self.worker.abandoned:
             data = serialize_fast(value)
             if data is not None and len(data) <= self.config.inline_bytes:
                 return OK, (data,), None
