@@ -35,6 +35,11 @@ def get(refs: Any) -> Any:
     return zf.get(refs, timeout=PATIENCE)
 
 
+@zf.remote
+def same(value: Any) -> Any:
+    return value
+
+
 @zf.remote(max_restarts=-1, checkpoint_every=10)
 class Chain:
     """Each step calls the next one."""
@@ -100,6 +105,16 @@ class Chain:
             return str(zf.get(self.last, timeout=PATIENCE))
         except zf.exceptions.FabricError as error:
             return type(error).__name__
+
+    def of_a_task(self, left: int, value: int) -> None:
+        self.steps.append(value)
+        if left:
+            me().of_a_task.remote(left - 1, same.remote(left))
+
+    def that_was_put(self, left: int, value: int) -> None:
+        self.steps.append(value)
+        if left:
+            me().that_was_put.remote(left - 1, zf.put(left))
 
     def step_with(self, left: int, before: int) -> None:
         self.steps.append(left)
@@ -197,6 +212,17 @@ def test_calls_that_need_the_values_of_others_go_on(shared: Any, every: int) -> 
         kill_when(actor, at)
     eventually(lambda: len(get(actor.read.remote())[1]) >= 81, "all steps are taken", 10)
     assert get(actor.read.remote())[1] == list(range(80, -1, -1))
+
+
+@pytest.mark.parametrize("every", [0, 7])
+@pytest.mark.parametrize("how", ["of_a_task", "that_was_put"])
+def test_values_of_tasks_and_such_as_were_put_are_there_for_calls_that_wait(shared: Any, every: int, how: str) -> None:
+    actor = Chain.options(checkpoint_every=every).remote()
+    getattr(actor, how).remote(60, 61)
+    for at in (10, 40):
+        kill_when(actor, at)
+    eventually(lambda: len(get(actor.read.remote())[1]) >= 61, "all steps are taken")
+    assert get(actor.read.remote())[1] == list(range(61, 0, -1)), "each step has the value that the one before has made"
 
 
 @pytest.mark.parametrize("every", [0, 1, 1000])
