@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Iterator
 
 import cloudpickle
@@ -463,6 +464,22 @@ def test_references_are_counted(client):
     got = zf.get(held)[0]
     assert got.binary() == inner
     assert client.references[inner] == 1
+
+
+def test_the_collector_does_not_look_at_refs(client):
+    """Every pass would read each of them, and a program has as many as it has tasks."""
+    ref = zf.put(1)
+    refs = [ref, add.remote(1), *add.map([1, 2]), zf.ObjectRef(ref.binary()), copy.copy(ref)]
+    refs += [pickle.loads(pickle.dumps(ref)), *zf.get(zf.put([ref]))]
+    assert not any(map(gc.is_tracked, refs))
+    gone = weakref.ref(refs[1])
+    name = refs[1].binary()
+    circle = [refs[1]]
+    circle.append(circle)
+    del refs, circle
+    gc.collect()
+    assert gone() is None, "what holds it was collected, and it with that"
+    assert client.references[name] == 0
 
 
 def test_a_ref_is_not_its_value(client):

@@ -7,6 +7,7 @@ from collections.abc import Generator
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from zfabric.adapters.collector import untrack
 from zfabric.adapters.serialization import note_reference, register_plain
 from zfabric.exceptions import NotInitializedError
 from zfabric.protocol.ids import JOB_BYTES, OBJECT_BYTES, TASK_BYTES
@@ -42,6 +43,7 @@ class ObjectRef:
                 client.add_reference(object_id)
         self._id = object_id
         self._client = client
+        untrack(self)
 
     def __del__(self) -> None:
         try:

@@ -1,0 +1,16 @@
+"""Python's cyclic garbage collector, which looks at every container there is again and again.
+
+A program has as many refs as tasks, and a pass of the collector reads every one of them and its id, from memory that no cache holds
+any more. A ref has neither a dict nor a slot for anything but those two: no cycle goes through it, so there is nothing to find.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+untrack: Callable[[Any], None] = ctypes.pythonapi.PyObject_GC_UnTrack
+"""The collector does not look at this object any more. What counts its references frees it as before, finalizer and weak refs included;
+a cycle through it would stay for ever."""
+untrack.argtypes, untrack.restype = (ctypes.py_object,), None  # type: ignore[attr-defined]
