@@ -111,17 +111,17 @@ class FakeClient:
     def drop_reference(self, object_id: bytes) -> None:
         self.references[object_id] -= 1
 
-    def get(self, object_ids: Sequence[bytes], timeout: float | None) -> list[Outcome]:
+    def get(self, object_ids: Sequence[bytes], timeout: float | None) -> list[bytes | Outcome]:
         assert len(set(object_ids)) == len(object_ids), "each is listed once"
         if not self._wait_for(lambda: all(one in self._values for one in object_ids), timeout):
             raise GetTimeoutError(f"no value after {timeout} s")
-        outcomes = []
+        outcomes: list[bytes | Outcome] = []
         for one in object_ids:
             status, data = self._values[one]
             if len(data) > self.config.inline_bytes:
                 outcomes.append(Outcome(status, memoryview(data), lambda one=one: self.released.append(one)))
             else:
-                outcomes.append(Outcome(status, data, None))
+                outcomes.append(data if status == OK else Outcome(status, data, None))
         return outcomes
 
     def wait(self, object_ids: Sequence[bytes], num_returns: int, timeout: float | None, fetch_local: bool) -> set[bytes]:

@@ -26,7 +26,7 @@ import struct
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from zfabric.adapters.task_errors import dump_error, load_error, load_failure
@@ -282,6 +282,17 @@ def deserialize(data: bytes | memoryview, owner: Callable[[], None] | None = Non
     return _load(stream, buffers)
 
 
+def deserialize_all(values: Iterable[bytes]) -> list[Any]:
+    """What ``deserialize`` makes of each of them: many small ones cost half as much together."""
+    loads = _loads
+    try:
+        return [loads(data) if data[0] != _TAG else deserialize(data) for data in values]
+    except (FabricError, MemoryError):
+        raise
+    except Exception as error:  # user code runs here too (__setstate__, imports)
+        raise _cannot_unpickle(error) from error
+
+
 def _let_go(owner: Callable[[], None]) -> None:
     """Call ``owner``; a finalizer has nobody to raise to, and at interpreter exit the client may be half gone."""
     try:
@@ -318,7 +329,11 @@ def _load(stream: bytes | memoryview, buffers: Sequence[Any], copy: bool = False
     except (FabricError, MemoryError):
         raise
     except Exception as error:  # user code runs here too (__setstate__, imports)
-        raise SerializationError(f"cannot unpickle a value: {type(error).__name__}: {error}{_advice(error)}") from error
+        raise _cannot_unpickle(error) from error
+
+
+def _cannot_unpickle(error: Exception) -> SerializationError:
+    return SerializationError(f"cannot unpickle a value: {type(error).__name__}: {error}{_advice(error)}")
 
 
 def _advice(error: Exception) -> str:

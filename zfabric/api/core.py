@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any, TypeVar
 
-from zfabric.adapters.serialization import deserialize, serialize
+from zfabric.adapters.serialization import deserialize, deserialize_all, serialize
 from zfabric.api.errors import a, check_flag, error_of
 from zfabric.api.lifecycle import connected
 from zfabric.api.refs import ObjectRef
@@ -18,7 +18,7 @@ from zfabric.protocol.messages import OK
 from zfabric.runtime import interface
 from zfabric.runtime.interface import ClientInterface, Outcome
 
-_ONLY_REFS = {ObjectRef}
+_ONLY_REFS, _ONLY_SMALL = {ObjectRef}, {bytes}
 Waitable = TypeVar("Waitable")
 """A ref, or a generator of refs."""
 
@@ -44,39 +44,48 @@ def get(refs: Any, *, timeout: float | None = None, copy: bool = False) -> Any:
     if timeout is not None:
         check_timeout(timeout)
     if type(refs) is ObjectRef:
-        outcome = owner_of(refs).get((refs._id,), timeout)[0]
-        status, data, release = outcome
-        if status != OK:
-            raise error_of(Outcome(status, data, release))
-        return deserialize(data, release, copy)
+        return _value(owner_of(refs).get((refs._id,), timeout)[0], copy)
     if type(refs) is list and set(map(type, refs)) == _ONLY_REFS:
-        values = _values(refs, timeout, copy)
-        return [values[ref._id] for ref in refs]
+        return _values(refs, timeout, copy)
     flat: list[ObjectRef] = []
     _flatten(refs, "", flat)
-    values = _values(flat, timeout, copy) if flat else {}
-    return _shape(refs, values)
+    values = _values(flat, timeout, copy) if flat else []
+    return _shape(refs, iter(values))
 
 
-def _values(refs: Sequence[ObjectRef], timeout: float | None, copy: bool) -> dict[bytes, Any]:
-    """The values of ``refs`` by id. The first failure is raised, and what was not read is let go of."""
+def _values(refs: Sequence[ObjectRef], timeout: float | None, copy: bool) -> list[Any]:
+    """The values of ``refs``, of which there are some. The first failure is raised, and what was not read is let go of."""
     clients = {ref._client for ref in refs}
     client = owner_of(refs[0])
     if len(clients) > 1 and not clients <= {client, None}:
         raise _stale()
-    ids = list(dict.fromkeys([ref._id for ref in refs]))
-    outcomes = iter(client.get(ids, timeout))
-    values = {}
+    ids = [ref._id for ref in refs]
+    if len(set(ids)) == len(ids):
+        return _read(client.get(ids, timeout), copy)
+    once = list(dict.fromkeys(ids))
+    values = dict(zip(once, _read(client.get(once, timeout), copy), strict=True))
+    return [values[object_id] for object_id in ids]
+
+
+def _read(outcomes: list[bytes | Outcome], copy: bool) -> list[Any]:
+    if set(map(type, outcomes)) == _ONLY_SMALL:
+        return deserialize_all(outcomes)  # type: ignore[arg-type]
+    rest = iter(outcomes)
     try:
-        for object_id, (status, data, release) in zip(ids, outcomes, strict=False):
-            if status != OK:
-                raise error_of(Outcome(status, data, release))
-            values[object_id] = deserialize(data, release, copy)
+        return [_value(outcome, copy) for outcome in rest]
     finally:
-        for _, _, release in outcomes:
-            if release is not None:
-                release()
-    return values
+        for outcome in rest:
+            if not isinstance(outcome, bytes) and outcome.release is not None:
+                outcome.release()
+
+
+def _value(outcome: bytes | Outcome, copy: bool) -> Any:
+    if isinstance(outcome, bytes):
+        return deserialize(outcome)
+    status, data, release = outcome
+    if status != OK:
+        raise error_of(outcome)
+    return deserialize(data, release, copy)
 
 
 def _flatten(refs: Any, path: str, into: list[ObjectRef]) -> None:
@@ -94,9 +103,10 @@ def _flatten(refs: Any, path: str, into: list[ObjectRef]) -> None:
         raise TypeError(f"{where}, not an ObjectRef; f.remote(...) and zf.put(...) give refs, and get takes them or lists of them")
 
 
-def _shape(refs: Any, values: dict[bytes, Any]) -> Any:
+def _shape(refs: Any, values: Iterator[Any]) -> Any:
+    """The next of ``values`` in the place of each ref."""
     if type(refs) is ObjectRef:
-        return values[refs._id]
+        return next(values)
     shaped = [_shape(item, values) for item in refs]
     return shaped if isinstance(refs, list) else tuple(shaped)
 

@@ -121,7 +121,10 @@ class ObjectRefGenerator:
 
     def _is_value(self, ref: ObjectRef, timeout: float | None) -> bool:
         """Whether there is such a value (or an error in its place, which is the last then), once that is known. False is the end."""
-        status, data, release = owner_of(ref).get((ref.binary(),), timeout)[0]
+        outcome = owner_of(ref).get((ref.binary(),), timeout)[0]
+        if isinstance(outcome, bytes):
+            return True
+        status, data, release = outcome
         if release is not None:
             release()
         if status == OK:

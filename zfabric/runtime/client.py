@@ -246,7 +246,7 @@ class FabricClient(Connection):
             if not self._armed:
                 self._arm_flusher()
 
-    def get(self, object_ids: Sequence[bytes], timeout: float | None) -> list[Outcome]:
+    def get(self, object_ids: Sequence[bytes], timeout: float | None) -> list[bytes | Outcome]:
         """See ``ClientInterface``."""
         machine = self.machine
         count = len(object_ids)
@@ -257,37 +257,43 @@ class FabricClient(Connection):
                 self._await_one(object_ids, deadline, int(timeout != 0))
                 known = machine.entries.get(object_ids[0])
             if type(known) is bytes:
-                return [(OK, known, None)]  # type: ignore[list-item]
-        position, patience, together = 0, 0.0, 0
+                return [known]
+        found: list[bytes | None] = []
+        """Small values as they come, which stay as long as there are refs; None for others, which may go again."""
+        patience, together = 0.0, 0
         seen: set[bytes] = set()
         """Large values that were at hand, though perhaps not at the same time."""
 
         def ready() -> bool:
-            nonlocal position, together
+            nonlocal together
             entries = machine.entries
-            while position < count:
-                entry = entries.get(object_ids[position])
-                if type(entry) is not bytes:
+            at = len(found)
+            while at < count:
+                entry = entries.get(object_ids[at])
+                if type(entry) is bytes:
+                    found.append(entry)
+                else:
                     if type(entry) is not Entry or entry.data is None:
                         if type(entry) is not tuple:
-                            machine.want(object_ids[position : position + 1])
+                            machine.want(object_ids[at : at + 1])
                         return False
-                    if type(entry.data) is tuple and object_ids[position] not in seen:
-                        seen.add(object_ids[position])
+                    if type(entry.data) is tuple and object_ids[at] not in seen:
+                        seen.add(object_ids[at])
                         together += entry.data[1]
                         if together > self.values.size:
                             return True  # They will never be here at the same time.
-                position += 1
+                    found.append(None)
+                at += 1
             return True
 
         with self.lock:
             self.check_usable()
             self._settle()
             if not ready():
-                machine.want(object_ids[position:])
+                machine.want(object_ids[len(found) :])
         while True:
             needed = 0 if timeout == 0 else count
-            if position < count and not self.wait_for(object_ids, ready, deadline, plain=timeout is None, needed=needed):
+            if len(found) < count and not self.wait_for(object_ids, ready, deadline, plain=timeout is None, needed=needed):
                 with self.lock:
                     missing = sum(1 for each in object_ids if not machine.known(each))
                 if not missing:
@@ -295,10 +301,10 @@ class FabricClient(Connection):
                     raise GetTimeoutError(text)
                 raise GetTimeoutError(f"{missing} of {count} object(s) had no value within {timeout} s; their tasks go on")
             with self.lock:
-                outcomes = self._outcomes(object_ids)
+                outcomes = self._outcomes(object_ids, found)
             if outcomes is not None:
                 return outcomes
-            position = 0  # Something was recalled between its arrival and now.
+            found.clear()  # Something was recalled between its arrival and now.
             patience = patience or clock() + self.config.put_patience
             if together > self.values.size or clock() > patience:
                 # For each that comes, another one goes, without end.
@@ -325,24 +331,24 @@ class FabricClient(Connection):
         """
         return self.wait_until(done, deadline)
 
-    def _outcomes(self, object_ids: Sequence[bytes]) -> list[Any] | None:
-        """The outcomes of all, or None if some is missing. The caller holds the lock."""
+    def _outcomes(self, object_ids: Sequence[bytes], found: Sequence[bytes | None]) -> list[bytes | Outcome] | None:
+        """The outcomes of all, or None if some is missing; ``found`` has the first of them that are small. The caller holds the lock."""
         entries = self.machine.entries
-        outcomes: list[Any] = []
-        append = outcomes.append
-        for identifier in object_ids:
-            entry = entries.get(identifier)
-            if type(entry) is bytes:
-                append((OK, entry, None))
-            elif type(entry) is not Entry or entry.data is None:
-                return None
-            elif type(entry.data) is bytes:
-                append((entry.status, entry.data, None))
-            else:
-                append((identifier, entry.data))
-        for index, outcome in enumerate(outcomes):
-            if len(outcome) == 2:
-                outcomes[index] = self._view(*outcome)
+        outcomes: list[Any] = [*found, *[None] * (len(object_ids) - len(found))]
+        large: dict[int, tuple[int, int]] = {}
+        for at, outcome in enumerate(outcomes):
+            if outcome is None:
+                entry = entries.get(object_ids[at])
+                if type(entry) is bytes:
+                    outcomes[at] = entry
+                elif not isinstance(entry, Entry) or entry.data is None:
+                    return None
+                elif isinstance(entry.data, bytes):
+                    outcomes[at] = Outcome(entry.status, entry.data, None)
+                else:
+                    large[at] = entry.data
+        for at, place in large.items():
+            outcomes[at] = self._view(object_ids[at], place)
         return outcomes
 
     def _view(self, identifier: bytes, place: tuple[int, int]) -> Outcome:

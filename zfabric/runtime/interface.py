@@ -107,8 +107,8 @@ class ClientInterface(Protocol):
     def drop_reference(self, object_id: bytes) -> None:
         """One ref less. Safe in finalizers: takes no lock, never raises."""
 
-    def get(self, object_ids: Sequence[bytes], timeout: float | None) -> list[Outcome]:
-        """Wait for all of them (each listed once). GetTimeoutError after ``timeout`` seconds."""
+    def get(self, object_ids: Sequence[bytes], timeout: float | None) -> list[bytes | Outcome]:
+        """Wait for all of them (each listed once); a small value comes as its bytes alone. GetTimeoutError after ``timeout`` seconds."""
 
     def wait(self, object_ids: Sequence[bytes], num_returns: int, timeout: float | None, fetch_local: bool) -> set[bytes]:
         """As many as ``num_returns`` that have an outcome (of those that have, the first), or all that have when ``timeout`` has passed."""

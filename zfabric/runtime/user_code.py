@@ -220,7 +220,10 @@ class UserCode(WorkerConnection):
         with self.lock:
             self.machine.add_reference(identifier)
         try:
-            status, data, release = super().get((identifier,), None)[0]
+            outcome = super().get((identifier,), None)[0]
+            if isinstance(outcome, bytes):
+                return serialization.deserialize(outcome)
+            status, data, release = outcome
             if status != OK:
                 raise serialization.load_error(data) if status == ERROR else serialization.load_failure(data)
             return serialization.deserialize(data, release)
