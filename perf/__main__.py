@@ -49,6 +49,9 @@ def _parser(questions: dict[str, Question]) -> argparse.ArgumentParser:
         "--write", type=Path, metavar="PAGE", help="put the tables between the marks of a page, such as docs/performance.md"
     )
     parser.add_argument("--repeat", type=int, default=5, metavar="N", help="rounds of which the median is taken (5)")
+    parser.add_argument(
+        "--passes", type=int, default=1, metavar="N", help="go through all questions this often: samples are then taken minutes apart (1)"
+    )
     parser.add_argument("--quick", action="store_true", help="tiny sizes and one round: shows that everything runs, measures nothing")
     parser.add_argument("--peers", action="store_true", help=f"the same workloads on {', '.join(PEERS)}; installs them into .venv-peers")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="give a question up after this long, whatever it says itself")
@@ -78,7 +81,7 @@ def listing(questions: dict[str, Question], as_json: bool = False) -> str:
 
 
 def ask(questions: list[Question], options: argparse.Namespace) -> dict[str, Any]:
-    """Ask them one after the other; the report. Unless it is printed as a whole, each answer is shown as it comes."""
+    """Ask them one after the other; the report. Unless it is printed as a whole, each answer is shown once it is complete."""
     machine.compile_package()
     facts = machine.facts()
     if facts["load_average"] > QUIET_LOAD * facts["cores"]:
@@ -90,6 +93,7 @@ def ask(questions: list[Question], options: argparse.Namespace) -> dict[str, Any
         "commit": machine.commit(),
         "machine": facts,
         "repeat": 1 if options.quick else max(1, options.repeat),
+        "passes": max(1, options.passes),
         "quick": options.quick,
         "peers": {},
         "absent": {},
@@ -103,11 +107,17 @@ def ask(questions: list[Question], options: argparse.Namespace) -> dict[str, Any
             print(f"{name} takes no part: {reason}", file=sys.stderr)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that what was started is ended on the way out
     run = Run(found["repeat"], options.quick, interpreters)
-    for question in questions:
-        result = isolated.answer(question, run, options.timeout)
-        found["results"].append(result)
-        shown = sys.stderr if options.json or options.markdown else sys.stdout
-        print(report.text(result), file=shown, flush=True)
+    answers: dict[str, list[dict[str, Any]]] = {question.name: [] for question in questions}
+    for number in range(1, found["passes"] + 1):
+        for question in questions:
+            answers[question.name].append(isolated.answer(question, run, options.timeout))
+            if number < found["passes"]:
+                print(f"pass {number} of {found['passes']}: {question.name}", file=sys.stderr, flush=True)
+                continue
+            result = question.together(answers[question.name])
+            found["results"].append(result)
+            shown = sys.stderr if options.json or options.markdown else sys.stdout
+            print(report.text(result), file=shown, flush=True)
     return found
 
 

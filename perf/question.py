@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -70,6 +70,19 @@ class Samples:
     floor: str = ""
     floor_values: list[float] = field(default_factory=list)
     peers: dict[str, list[float]] = field(default_factory=dict)
+
+    @classmethod
+    def joined(cls, figures: Iterable[dict[str, Any]]) -> Samples:
+        """Those of one figure in several reports."""
+        whole = cls([])
+        for figure in figures:
+            whole.values += figure["samples"]
+            if figure["floor"] is not None:
+                whole.floor = figure["floor"]["what"]
+                whole.floor_values += figure["floor"]["samples"]
+            for name, peer in figure["peers"].items():
+                whole.peers.setdefault(name, []).extend(peer["samples"])
+        return whole
 
     def figure(self, aim: Aim) -> dict[str, Any]:
         """The figure as a report has it."""
@@ -173,6 +186,14 @@ class Question:
         samples = {"": measured} if isinstance(measured, Samples) else measured
         figures = [samples[aim.figure].figure(aim) for aim in self.aims]
         return {"question": self.name, "asks": self.asks, "seconds": time.perf_counter() - begin, "figures": figures, "error": ""}
+
+    def together(self, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """One result of several that were measured apart: figures of all their samples. One that failed stays a failure."""
+        seconds = sum(result["seconds"] for result in results)
+        error = "\n".join(result["error"] for result in results if result["error"])
+        sound = [result["figures"] for result in results if not result["error"]]
+        figures = [Samples.joined(parts).figure(aim) for aim, parts in zip(self.aims, zip(*sound, strict=True), strict=False)]
+        return {"question": self.name, "asks": self.asks, "seconds": seconds, "figures": figures, "error": error}
 
     def failed(self, error: str) -> dict[str, Any]:
         """The result where there is none."""

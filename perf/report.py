@@ -2,7 +2,7 @@
 
 A report is plain data, as ``--json`` prints it::
 
-    {"format": 1, "date", "commit", "machine": {...}, "repeat", "quick", "peers": {name: version}, "absent": {name: reason},
+    {"format": 1, "date", "commit", "machine": {...}, "repeat", "passes", "quick", "peers": {name: version}, "absent": {name: reason},
      "results": [{"question", "asks", "seconds", "error", "figures": [{"figure", "unit", "value", "low", "high", "samples",
                   "floor": {"what", "value", "samples"} or null, "ratio", "more_is_better", "budget", "bound",
                   "budget_is_ratio", "verdict", "peers": {name: {"value", "times_better", "samples"}}}]}]}
@@ -86,7 +86,8 @@ def _circumstances(report: dict[str, Any]) -> Iterator[str]:
     )
     yield f"- **With**: Python {machine['python']}, {libraries}"
     quick = ", quick: sizes too small for figures that mean anything" if report["quick"] else ""
-    yield f"- **How**: medians of {report['repeat']} rounds{quick}"
+    passes = f" in each of {report['passes']} passes through all questions" if report["passes"] > 1 else ""
+    yield f"- **How**: medians of {report['repeat']} rounds{passes}{quick}"
     if report["peers"]:
         yield "- **Peers**: " + ", ".join(f"{name} {version}" for name, version in report["peers"].items())
     for name, reason in report["absent"].items():

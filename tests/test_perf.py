@@ -121,7 +121,7 @@ def test_the_results_take_their_place_in_the_page(whole_run: dict[str, Any]) -> 
 
 
 def asked(*questions: Question, timeout: float | None = None) -> list[dict[str, Any]]:
-    options = Namespace(json=True, markdown=False, write=None, repeat=1, quick=True, peers=False, timeout=timeout)
+    options = Namespace(json=True, markdown=False, write=None, repeat=1, passes=1, quick=True, peers=False, timeout=timeout)
     results: list[dict[str, Any]] = ask(list(questions), options)["results"]
     return results
 
@@ -204,6 +204,39 @@ def test_samples_are_taken_in_turns() -> None:
     assert samples.peers == {"ray": [1.0] * 3}
 
 
+def test_several_passes_are_one_result_of_all_their_samples(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A bad minute of the machine's host is in one of the passes, not in all samples of a question."""
+    order: list[str] = []
+    aim = Aim("", "s", False, 3.0)
+    times = iter([1.0, 2.0, 30.0, 40.0, 5.0, 6.0])
+
+    def answer(question: Question, run: Run, seconds_max: float | None) -> dict[str, Any]:
+        order.append(question.name)
+        return question.answer(run)
+
+    def measure(run: Run) -> Samples:
+        ours = next(times)
+        return Samples([ours], "bare", [ours / 2], {"ray": [ours * 4]})
+
+    monkeypatch.setattr(isolated, "answer", answer)
+    options = Namespace(json=False, markdown=False, write=None, repeat=1, passes=3, quick=False, peers=False, timeout=None)
+    found = ask([Question("one", "", (aim,), measure), Question("two", "", (aim,), measure)], options)
+    assert order == ["one", "two"] * 3
+    one, two = (result["figures"][0] for result in found["results"])
+    assert (one["samples"], one["value"], one["verdict"]) == ([1.0, 30.0, 5.0], 5.0, "missed")
+    assert (two["floor"]["samples"], two["ratio"], two["peers"]["ray"]["times_better"]) == ([1.0, 20.0, 3.0], 2.0, 4.0)
+    assert "medians of 1 rounds in each of 3 passes through all questions" in report.markdown(found)
+    assert capsys.readouterr().out.count("one: ") == 1
+
+
+def test_a_question_that_failed_in_one_pass_has_failed() -> None:
+    question = Question("one", "", (Aim("", "s", False),), lambda run: Samples([2.0]))
+    result = question.together([question.answer(Run()), question.failed("it took longer than 5 s"), question.answer(Run())])
+    assert result["error"] == "it took longer than 5 s"
+    assert result["figures"][0]["samples"] == [2.0, 2.0]
+    assert question.together([question.failed("no")] * 2)["figures"] == []
+
+
 def test_the_table_shows_ray_beside_ours() -> None:
     figure = Samples([100_000.0], "raw messages", [200_000.0], {"ray": [2_000.0], "pool": [10_000.0]}).figure(
         Aim("", "tasks/s", True, 100_000)
@@ -213,6 +246,7 @@ def test_the_table_shows_ray_beside_ours() -> None:
         "commit": "abc",
         "machine": machine.facts(),
         "repeat": 1,
+        "passes": 1,
         "quick": False,
         "peers": {"ray": "2.60.0", "pool": "3.11"},
         "absent": {"dask": "no network"},
