@@ -7,16 +7,15 @@ stack; those that the scheduler puts on top of it (``inline``) are begun before 
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 from zfabric.config import Config
 from zfabric.machines.parts.actor_queues import CallQueue
 from zfabric.machines.parts.call_trace import CallTrace
 from zfabric.machines.parts.drivers import Drivers
+from zfabric.machines.parts.ended import Ended
 from zfabric.machines.parts.given import Given, Item, actor_of
 from zfabric.machines.parts.mailbox import Callee, Invocation, Mailbox
 from zfabric.machines.parts.quiescence import QUIET, TAKING, Gate
@@ -72,10 +71,7 @@ class Worker:
         self.unreturned = 0
         """Outcomes of calls that are not sent yet."""
         self.drivers = Drivers()
-        self._rows: list[Row] = []
-        self._extras: list[Row] = []
-        self._ran: list[tuple[Row, float, float]] = []
-        """Their task rows, when they began, and how long they took."""
+        self._ended = Ended()
         self._effects: list[Effect] = []
         self.waits = Waits()
 
@@ -112,7 +108,7 @@ class Worker:
         mailbox = self.mailbox
         if status != OK or len(outputs) != 1 or type(outputs[0]) is not bytes or self.interrupts:
             return None
-        if self._rows or self._effects or self.turns is not None or self.yields.unsaid or mailbox.logs or mailbox.unsent:
+        if self._ended.outcomes or self._effects or self.turns is not None or self.yields.unsaid or mailbox.logs or mailbox.unsent:
             return None
         if not isinstance(item, Invocation):
             hears = item.driver in self.drivers and not self.queue
@@ -146,18 +142,20 @@ class Worker:
             self.stack.pop()
         if self.yields.open:
             self.yields.end(row[0])
+        ended = self._ended
         if extra is not None:
-            self._extras.append((len(self._rows), *extra))
-        self._rows.append((row[0], item.attempt, status, outputs))
+            ended.extras.append((len(ended.outcomes), *extra))
+        ended.outcomes.append((row[0], item.attempt, status, outputs))
         hears = item.driver and not answered and item.driver in self.drivers
         if hears and status == OK and extra is None and len(outputs) == 1 and type(outputs[0]) is bytes:
             self.drivers.tell(item.driver, row[0], outputs)
-        self._ran.append((row, started, seconds))
+        ended.rows.append(row)
+        ended.times += (started, seconds)
         if self.turns is not None and row[0] in self.mailbox.actors:
             self.turns.end(row[0])
         elif self.turns is not None:
             self.turns.not_made(row[0])
-        return len(self._rows)
+        return len(ended.outcomes)
 
     @property
     def may_begin(self) -> bool:
@@ -304,13 +302,13 @@ class Worker:
     @property
     def unreported(self) -> int:
         """Outcomes not sent yet."""
-        return len(self._rows) + self.unreturned + len(self.yields.unsaid)
+        return len(self._ended.outcomes) + self.unreturned + len(self.yields.unsaid)
 
     @property
     def has_unsent(self) -> bool:
         """Whether anything waits to be sent."""
         ended = self.turns is not None and self.turns.sayable
-        return bool(self._rows or self._effects or self.yields.unsaid or self.mailbox.unsent or ended)
+        return bool(self._ended.outcomes or self._effects or self.yields.unsaid or self.mailbox.unsent or ended)
 
     def block(self, wanted: tuple[bytes, ...], inline: bool, name: str = "", callees: m.Rows = (), certain: bool = False) -> None:
         """The task on top waits: what was not begun goes back with the news.
@@ -329,17 +327,9 @@ class Worker:
     def _report(self) -> None:
         if self.yields.unsaid:
             self._effects.append(Send(self.scheduler, self.yields.take()))
-        if not self._rows:
-            return
-        ran, self._ran = self._ran, []
-        times: dict[bytes, list[float]] = {}
-        for row, _, seconds in ran:
-            times.setdefault(row[1], []).append(seconds)
-        durations = tuple((function_id, len(each), sum(each)) for function_id, each in times.items())
-        trace = b"".join([row[0] + row[1] for row, _, _ in ran]) + array("d", chain.from_iterable([each[1:] for each in ran])).tobytes()
-        completed = m.Completed(tuple(self._rows), tuple(self._extras), durations, trace)
-        self._rows, self._extras = [], []
-        self._effects.append(Send(self.scheduler, completed))
+        completed = self._ended.take()
+        if completed is not None:
+            self._effects.append(Send(self.scheduler, completed))
 
     # -- the contract --
 
