@@ -18,7 +18,8 @@ from zfabric.machines.parts import rejoin
 from zfabric.machines.parts.calls import Calls
 from zfabric.machines.parts.entries import ABSENT, PENDING, Entry
 from zfabric.machines.parts.handing import Handing
-from zfabric.machines.parts.keeping import BATCH_ROWS_MAX, Keeping
+from zfabric.machines.parts.keeping import Keeping
+from zfabric.machines.parts.outbox import BATCH_ROWS_MAX, Outbox
 from zfabric.machines.parts.pins import Pins, Place
 from zfabric.machines.parts.reservations import Reservations
 from zfabric.protocol import messages as m
@@ -54,6 +55,7 @@ class Client:
         self.leaving = False
         """Whether this process said goodbye and has not heard farewell."""
         self.refused: m.Refused | None = None
+        self.outbox = Outbox()
         self.entries: dict[bytes, Entry | Row | bytes] = {}
         self.unfinished = 0
         """Tasks submitted whose outcome has not come."""
@@ -70,7 +72,7 @@ class Client:
         self._classes: set[bytes] = set()
         """Functions whose tasks make actors."""
         self.room = Reservations(config, self.token, self.tell_store)
-        self.pins = Pins(self.entries, partial(self._say, m.Unpin))
+        self.pins = Pins(self.entries, partial(self.outbox.add, m.Unpin))
         self.written: dict[bytes, Row] = {}
         """``Put`` rows of values in the arena that the store is not known to have taken over."""
         self.dropped: deque[bytes] = deque()
@@ -85,9 +87,6 @@ class Client:
         self.kept: dict[bytes, str] = {}
         self.notices: deque[m.Message] = deque()
         self.counts: Counter[str] = Counter()
-        self._outbox: list[tuple[Any, list[Any]]] = []
-        self._tail_kind: Any = None
-        self._tail: list[Any] = []
         self._controls: list[Effect] = []
         self.taken: list[Send] = []
         """What was taken to be sent to other processes: the shell empties this once it has left. All else is said again by ``rejoin``."""
@@ -95,31 +94,20 @@ class Client:
 
     # -- saying things --
 
-    def _say(self, kind: Any, item: Any) -> None:
-        if self._tail_kind is not kind or len(self._tail) >= BATCH_ROWS_MAX:
-            self._tail_kind = None  # In this order: Ctrl-C in the middle leaves no batch to be filled that is not in the outbox.
-            tail: list[Any] = []
-            self._outbox.append((kind, tail))
-            self._tail = tail
-            self._tail_kind = kind
-        self._tail.append(item)
-
     @property
     def unsent(self) -> int:
         """Rows in the batch that is being filled."""
-        return len(self._tail)
+        return len(self.outbox.tail)
 
     @property
     def has_unsent(self) -> bool:
         """Whether anything waits to be sent."""
-        return bool(self._outbox or self._controls or self.calls.unsent or self.handing.unsent)
+        return bool(self.outbox or self._controls or self.calls.unsent or self.handing.unsent)
 
     @property
     def urgent(self) -> bool:
         """Whether some of it is to leave at once: all but refs that were let go of, and tasks that a worker has already."""
-        outbox = self._outbox
-        said = bool(outbox) and (len(outbox) > 1 or outbox[0][0] is not m.Release)
-        return said or bool(self._controls) or self.calls.unsent or self.handing.urgent
+        return self.outbox.urgent or bool(self._controls) or self.calls.unsent or self.handing.urgent
 
     def token(self) -> int:
         """A number for a question."""
@@ -135,7 +123,7 @@ class Client:
             self.functions[function_id] = row
             if option(options, "actor") is not None:
                 self._classes.add(function_id)
-            self._say(m.Export, row)
+            self.outbox.add(m.Export, row)
 
     def submit(self, row: Row, returns: int) -> None:
         """Queue a task row; this process holds its values."""
@@ -161,10 +149,12 @@ class Client:
                 self.keeping.need(row)
         if self.unfinished == 1 and row[1] in self.handing.hands and fresh and len(row) == 4 and not row[3] and returns == 1:
             self.handing.hand(row)
-        elif self._tail_kind is m.Submit and len(self._tail) < BATCH_ROWS_MAX:
-            self._tail.append(row)
+            return
+        outbox = self.outbox
+        if outbox.kind is m.Submit and len(outbox.tail) < BATCH_ROWS_MAX:
+            outbox.tail.append(row)
         else:
-            self._say(m.Submit, row)
+            outbox.add(m.Submit, row)
 
     def _submit_again(self, identifier: bytes, row: Row | None) -> bool:
         """A value that may be known here, since its parent ran here before or a ref came from elsewhere. True if its row is news."""
@@ -187,7 +177,7 @@ class Client:
             self.keeping.contain(identifier, contained)
         if type(value) is tuple:
             self.written[identifier] = (identifier, value, contained, durable)
-        self._say(m.Put, (identifier, value, contained, durable))
+        self.outbox.add(m.Put, (identifier, value, contained, durable))
 
     def entry(self, identifier: bytes) -> Entry | None:
         """The entry of an object, or None if it has none."""
@@ -212,7 +202,7 @@ class Client:
             if self.keeping.values and identifier[:TASK_BYTES] in self.keeping.values:
                 self.keeping.values[identifier[:TASK_BYTES]].add(identifier)
         if entry.refs == 0:
-            self._say(m.Hold, identifier)
+            self.outbox.add(m.Hold, identifier)
         entry.refs += 1
 
     def lookup(self, identifier: bytes) -> Entry:
@@ -220,7 +210,7 @@ class Client:
         entry = self.entry(identifier)
         if entry is None:
             entry = self.entries[identifier] = Entry(0, ABSENT, None, None)
-            self._say(m.Hold, identifier)
+            self.outbox.add(m.Hold, identifier)
         return entry
 
     def want(self, identifiers: Iterable[bytes]) -> None:
@@ -233,7 +223,7 @@ class Client:
             entry = self.lookup(identifier)
             if entry.status != PENDING and entry.data is None and identifier not in self.fetching:
                 self.fetching.add(identifier)
-                self._say(m.Fetch, identifier)
+                self.outbox.add(m.Fetch, identifier)
 
     def at_hand(self, identifier: bytes) -> bool:
         """Whether the outcome is here: ``get`` need not wait."""
@@ -291,12 +281,7 @@ class Client:
             self.leaving = True
         if type(message) in (m.Goodbye, m.Query):
             self.handing.say_what_was_told()
-        self._flush_tail()
-        self._outbox.append((None, [message]))
-
-    def _flush_tail(self) -> None:
-        self._tail_kind = None
-        self._tail = []
+        self.outbox.add_message(message)
 
     # -- the contract --
 
@@ -513,17 +498,14 @@ class Client:
 
         A worker adds what it runs, and the places that came with tasks it has not begun.
         """
-        self._outbox = []
-        self._flush_tail()
         self._controls = []
         self.keeping.settle()
-        self._outbox = []
-        self._flush_tail()
+        self.outbox.clear()
         self.welcomed = False
         self.handing.start_over()
         self.say(register)
         for kind, item in rejoin.holdings(self):
-            self._say(kind, item)
+            self.outbox.add(kind, item)
         for message in running:
             self.say(message)
         grants, pinned = self.room.rows(), (*self.pins.rows(), *unread)
@@ -567,17 +549,7 @@ class Client:
             effects.append(handed)
         if self.handing.unsent:
             effects.extend(Send(self.scheduler, message) for message in self.handing.take_unsaid())
-        outbox, self._outbox = self._outbox, []
-        self._flush_tail()
-        for kind, items in outbox:
-            if kind is None:
-                effects.append(Send(self.scheduler, items[0]))
-            elif not items:
-                pass
-            elif kind is m.Unpin:
-                effects.append(Send(self.store, m.Unpin(tuple(items))))
-            else:
-                effects.append(Send(self.scheduler, kind(tuple(items))))
+        effects += self.outbox.take(self.scheduler, self.store)
         if self.calls.unsent:
             effects.extend(self.calls.take_sends())
         return effects

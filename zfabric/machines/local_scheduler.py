@@ -29,6 +29,7 @@ from zfabric.machines.parts.membership import Membership
 from zfabric.machines.parts.outcomes import Outcomes
 from zfabric.machines.parts.partings import Partings
 from zfabric.machines.parts.questions import Questions
+from zfabric.machines.parts.rebuilding import Rebuilding
 from zfabric.machines.parts.records import (
     DONE,
     ENDING,
@@ -91,8 +92,9 @@ class LocalScheduler:
         self.tables = Tables(address, store, control, placer, config, first_attempt(daemons))
         self.references = References(self.tables, self.blocks)
         self.outcomes = Outcomes(self.tables, self.references, node)
+        self.rebuilding = Rebuilding(self.tables, self.references, self.outcomes)
         self.workers = WorkerPool(self.tables, self.pool, first_token)
-        self.dispatcher = Dispatcher(self.tables, self.outcomes, self.pool, self.workers)
+        self.dispatcher = Dispatcher(self.tables, self.outcomes, self.rebuilding, self.pool, self.workers)
         self.stopping = Stopping(self.tables, self.outcomes)
         self.infeasible = Infeasible(self.tables, self.outcomes, self.pool)
         self.questions = Questions(self)
@@ -102,7 +104,7 @@ class LocalScheduler:
         self.logs = KeptLogs(self)
         self.detached = Detached(self)
         self.remakes = Remakes(self)
-        self.outcomes.remake = self.remakes.start
+        self.rebuilding.remake = self.remakes.start
         self.outcomes.actor_made = self.actors.ended
         self.outcomes.actor_unwanted = self.actors.unwanted
         self.references.actor_unreferenced = self.actors.unreferenced
@@ -368,7 +370,7 @@ class LocalScheduler:
                 continue
             record.pins += 1
             if record.status == OK and record.value is None:
-                self.outcomes.make_available(record, "evicted")
+                self.rebuilding.make_available(record, "evicted")
             if record.status == PENDING:
                 unresolved += 1
                 if record.dependents is None:
@@ -397,7 +399,7 @@ class LocalScheduler:
             task.submitter = process.incarnation
         if task.state == DONE and any(record.value is None for record in task.values()):  # Errors are let go of, too.
             for record in task.values():
-                self.outcomes.make_available(record, "gone when its task was submitted again")
+                self.rebuilding.make_available(record, "gone when its task was submitted again")
         if task.state == DONE:
             self.outcomes.report_to(process, task)
 

@@ -125,6 +125,7 @@ class Actors:
         self.scheduler = scheduler
         self.tables = scheduler.tables
         self.outcomes = scheduler.outcomes
+        self.rebuilding = scheduler.rebuilding
         self.records: dict[bytes, ActorRecord] = {}
         self.named: dict[tuple[str, str], ActorRecord] = {}
         """Living actors that have a name, by namespace and name."""
@@ -426,7 +427,7 @@ class Actors:
         """Run the task that makes it once more; empty, or why that is impossible."""
         task = record.task
         self.forget_value(task)
-        return self.outcomes.rebuild(task, "its actor is to be restarted")
+        return self.rebuilding.rebuild(task, "its actor is to be restarted")
 
     def of(self, job: JobRecord) -> list[ActorRecord]:
         """The actors of a job."""

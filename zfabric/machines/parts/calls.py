@@ -88,7 +88,7 @@ class Calls:
         target = self.targets.get(actor_id)
         if target is None:
             target = self.targets[actor_id] = Target(actor_id)
-            self.client._say(m.Find, actor_id)
+            self.client.outbox.add(m.Find, actor_id)
         return target
 
     def count(self, actor_id: bytes) -> int:
@@ -384,7 +384,7 @@ class Calls:
                 if entry is not None and entry.refs > 0:
                     self.shared.add(identifier)
                 else:
-                    self.client._say(m.Release, identifier)
+                    self.client.outbox.add(m.Release, identifier)
 
     def _settle(self, call_id: bytes, status: int, outputs: Row) -> None:
         client = self.client
@@ -395,11 +395,11 @@ class Calls:
             entry = client.entry(identifier)
             known = data is None and status == OK
             if identifier in self.shared:
-                client._say(m.Offer, (identifier, status, data, ()))
+                client.outbox.add(m.Offer, (identifier, status, data, ()))
             if entry is None or entry.refs <= 0:
                 client.entries.pop(identifier, None)
                 if known or identifier in self.shared:
-                    client._say(m.Release, identifier)
+                    client.outbox.add(m.Release, identifier)
                 self.shared.discard(identifier)
                 continue
             if known:
@@ -537,14 +537,14 @@ class Calls:
                 self._expect(identifier, target)
             else:
                 self.shared.add(identifier)
-                self.client._say(m.Offer, (identifier, entry.status, entry.data, ()))
-                self.client._say(m.Hold, identifier)
+                self.client.outbox.add(m.Offer, (identifier, entry.status, entry.data, ()))
+                self.client.outbox.add(m.Hold, identifier)
 
     def _expect(self, identifier: bytes, target: Target) -> None:
         self.client.entry(identifier)  # What the plainest outcome would not be, since this one is said on.
         self.shared.add(identifier)
         self.awaited.add(identifier)
-        self.client._say(m.Expect, self._expected(identifier, target))
+        self.client.outbox.add(m.Expect, self._expected(identifier, target))
 
     def _expected(self, identifier: bytes, target: Target) -> Row:
         ahead = self._streams.get(identifier[:TASK_BYTES])

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from zfabric.machines.parts.introductions import Introductions
 from zfabric.machines.parts.outcomes import Outcomes
+from zfabric.machines.parts.rebuilding import Rebuilding
 from zfabric.machines.parts.records import (
     ASSIGNED,
     ENDING,
@@ -45,9 +46,10 @@ INLINE_SEARCH_MAX = 256
 class Dispatcher:
     """Leases, batches, prefetch, inline execution."""
 
-    def __init__(self, tables: Tables, outcomes: Outcomes, pool: Pool, workers: WorkerPool) -> None:
+    def __init__(self, tables: Tables, outcomes: Outcomes, rebuilding: Rebuilding, pool: Pool, workers: WorkerPool) -> None:
         self.tables = tables
         self.outcomes = outcomes
+        self.rebuilding = rebuilding
         self.pool = pool
         self.workers = workers
         self.introductions: Introductions
@@ -389,7 +391,7 @@ class Dispatcher:
             if value is None:
                 self.outcomes.wait_again(task, record)
                 if record.status == OK:
-                    self.outcomes.make_available(record, "evicted")
+                    self.rebuilding.make_available(record, "evicted")
                 return None
             if type(value) is Stored and object_id not in missing:
                 missing[object_id] = None

@@ -11,6 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from zfabric.machines.parts.entries import Entry
+from zfabric.machines.parts.outbox import BATCH_ROWS_MAX
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import TASK_BYTES, is_call
 from zfabric.protocol.messages import Row
@@ -18,9 +19,6 @@ from zfabric.protocol.options import option
 
 if TYPE_CHECKING:
     from zfabric.machines.client import Client
-
-BATCH_ROWS_MAX = 1024
-"""Rows in one message: what a receiver takes in at once."""
 
 
 class Keeping:
@@ -68,7 +66,7 @@ class Keeping:
     def settle(self) -> None:
         """Do what finalizers asked for: drop refs, then unpin what nothing looks at any more."""
         client = self.client
-        dropped, unviewed, entries, calls = client.dropped, client.unviewed, client.entries, client.calls
+        dropped, unviewed, entries, calls, outbox = client.dropped, client.unviewed, client.entries, client.calls, client.outbox
         rare = bool(client.pins.tellings or self.lineage or self.containing or self.needed or client.cancelled or calls.targets)
         while dropped:
             identifier = dropped.popleft()
@@ -93,10 +91,10 @@ class Keeping:
                     self._let_go(identifier, full)
             if is_call(identifier) and not calls.let_go(identifier):
                 continue
-            if client._tail_kind is m.Release and len(client._tail) < BATCH_ROWS_MAX:
-                client._tail.append(identifier)
+            if outbox.kind is m.Release and len(outbox.tail) < BATCH_ROWS_MAX:
+                outbox.tail.append(identifier)
             else:
-                client._say(m.Release, identifier)
+                outbox.add(m.Release, identifier)
         while unviewed:
             client.pins.unview(unviewed.popleft())
 

@@ -77,7 +77,7 @@ class Questions:
         elif kind == "kept rows":
             scheduler.membership.rows_found(about, message, now)
         elif kind == "durable value":
-            scheduler.outcomes.durable_found(about, message.rows)
+            scheduler.rebuilding.durable_found(about, message.rows)
         elif kind == "log read":
             scheduler.logs.found(about, message)
         elif kind == "query":

@@ -402,7 +402,7 @@ class Recovery:
         elif is_put(object_id):
             record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
             record.durable = True  # If it was not, the control store will say so.
-            self.scheduler.outcomes.make_available(record, "its node's daemon died")
+            self.scheduler.rebuilding.make_available(record, "its node's daemon died")
 
     def _orphan(self, object_id: bytes) -> ObjectRecord:
         """A value whose row, if it ever had one, is not known."""

@@ -34,6 +34,7 @@ class Streams:
         self.scheduler = scheduler
         self.tables = scheduler.tables
         self.outcomes = scheduler.outcomes
+        self.rebuilding = scheduler.rebuilding
         self.references = scheduler.references
         self.records = scheduler.tables.streams
         self.outcomes.stream_whole = self.whole
@@ -226,5 +227,5 @@ class Streams:
         for stream in list(self.records.values()):
             if isinstance(stream.owner, TaskRecord) and stream.owner.state == DONE and stream.pending:
                 stream.end = None
-                self.outcomes.make_available(stream.owner, "values of its stream went with the node's daemon")
+                self.rebuilding.make_available(stream.owner, "values of its stream went with the node's daemon")
             self._allow(stream)

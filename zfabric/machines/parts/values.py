@@ -28,6 +28,7 @@ class Values:
         self.tables = scheduler.tables
         self.references = scheduler.references
         self.outcomes = scheduler.outcomes
+        self.rebuilding = scheduler.rebuilding
         self.dispatcher = scheduler.dispatcher
 
     # -- processes have values --
@@ -102,7 +103,7 @@ class Values:
                 rows.append((object_id, FAILED, pack_failure("ObjectFreedError", text), ()))
                 continue
             if record.status == OK and record.value is None:
-                self.outcomes.make_available(record, "evicted")
+                self.rebuilding.make_available(record, "evicted")
             if record.status == PENDING:
                 if record.fetchers is None:
                     record.fetchers = set()
@@ -152,7 +153,7 @@ class Values:
                     self.outcomes.fail(task, "ObjectStoreFullError", text, ())
                 else:
                     self.outcomes.wait_again(task, record)
-            self.outcomes.lost(object_id, reason)
+            self.rebuilding.lost(object_id, reason)
 
     # -- durable values --
 

@@ -1,0 +1,69 @@
+"""What a process has to say to its daemon, gathered into batches of one kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zfabric.protocol import messages as m
+from zfabric.protocol.effects import Effect, Send
+from zfabric.protocol.ids import Address
+
+BATCH_ROWS_MAX = 1024
+"""Rows in one message: what a receiver takes in at once."""
+
+
+class Outbox:
+    """Batches in order. Who says very much of one kind adds to ``tail`` itself, while that is of this ``kind`` and not full."""
+
+    __slots__ = ("_batches", "kind", "tail")
+
+    def __init__(self) -> None:
+        self._batches: list[tuple[Any, list[Any]]] = []
+        self.kind: Any = None
+        """Of the batch that is being filled; None if there is none."""
+        self.tail: list[Any] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._batches)
+
+    @property
+    def urgent(self) -> bool:
+        """Whether some of it is to leave at once: all but refs that were let go of."""
+        batches = self._batches
+        return bool(batches) and (len(batches) > 1 or batches[0][0] is not m.Release)
+
+    def add(self, kind: Any, item: Any) -> None:
+        """A row of a message of this kind."""
+        if self.kind is not kind or len(self.tail) >= BATCH_ROWS_MAX:
+            self.kind = None  # In this order: Ctrl-C in the middle leaves no batch to be filled that is not in the outbox.
+            tail: list[Any] = []
+            self._batches.append((kind, tail))
+            self.tail = tail
+            self.kind = kind
+        self.tail.append(item)
+
+    def add_message(self, message: m.Message) -> None:
+        """A message of its own, after what was added before it, and ahead of what is added next."""
+        self._end_tail()
+        self._batches.append((None, [message]))
+
+    def clear(self) -> None:
+        """Nothing of it is to be said."""
+        self._batches = []
+        self._end_tail()
+
+    def take(self, scheduler: Address, store: Address) -> list[Effect]:
+        """All of it, as messages; it is said but once."""
+        batches, self._batches = self._batches, []
+        self._end_tail()
+        effects: list[Effect] = []
+        for kind, items in batches:
+            if kind is None:
+                effects.append(Send(scheduler, items[0]))
+            elif items:
+                effects.append(Send(store if kind is m.Unpin else scheduler, kind(tuple(items))))
+        return effects
+
+    def _end_tail(self) -> None:
+        self.kind = None
+        self.tail = []
