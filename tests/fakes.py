@@ -86,7 +86,7 @@ class FakeClient:
             threading.Thread(target=run, daemon=True).start()
         else:
             run()
-        return task
+        return object_id(task, 0)
 
     def submit_many(self, function_id: bytes, calls: Iterable[tuple[Any, ...]], num_returns: int) -> list[bytes]:
         tasks = [self.submit(function_id, *call, num_returns) for call in calls]

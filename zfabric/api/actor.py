@@ -36,7 +36,7 @@ from zfabric.api.refs import ObjectRef
 from zfabric.api.remote_function import Export, dump_call
 from zfabric.api.signatures import misfit, positional, shape_of, shown
 from zfabric.exceptions import ActorNameTakenError, ActorNotFoundError, OptionError
-from zfabric.protocol.ids import CALL_RETURN, FIRST_RETURN, TASK_BYTES, call_value
+from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, call_value
 from zfabric.protocol.names import is_text
 from zfabric.protocol.options import LOGGED, option
 from zfabric.runtime import interface
@@ -317,8 +317,8 @@ class ActorClass:
             return taken
         self._export.bind(client)
         arguments, dependencies, options, _held = dump_call(client, args, kwargs, naming(self._options) or None)
-        actor_id = client.submit(self._export.function_id, arguments, dependencies, options, 1)
-        made = ActorHandle(ObjectRef(actor_id + FIRST_RETURN, client), self._blueprint)
+        actor = client.submit(self._export.function_id, arguments, dependencies, options, 1)
+        made = ActorHandle(ObjectRef(actor, client), self._blueprint)
         return self._taken(client, made) or made  # Others may have asked for that name at the same time: the first has it.
 
     def _check_groups(self) -> None:
@@ -393,13 +393,13 @@ class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
             self._check(args, kwargs)
         extra = self._options or None
         if not args and not kwargs:
-            call_id = client.call(self._id, known.name, b"", (), extra, returns, self._terms)
+            first = client.call(self._id, known.name, b"", (), extra, returns, self._terms)
         else:
             arguments, dependencies, options, _held = dump_call(client, args, kwargs, extra)
-            call_id = client.call(self._id, known.name, arguments, dependencies, options, returns, self._terms)
+            first = client.call(self._id, known.name, arguments, dependencies, options, returns, self._terms)
         if returns != 1:
-            return [ObjectRef(call_value(call_id, index), client) for index in range(returns)] or None
-        result = ObjectRef(call_id + CALL_RETURN, client)
+            return [ObjectRef(call_value(first[:TASK_BYTES], index), client) for index in range(returns)] or None
+        result = ObjectRef(first, client)
         ahead = None if extra is None else option(extra, "stream")
         return result if ahead is None else ObjectRefGenerator(result, ahead or client.config.stream_buffered)
 

@@ -28,7 +28,7 @@ from zfabric.api.options import ACTOR_OPTIONS, Pairs, check_node, checked, check
 from zfabric.api.refs import ObjectRef
 from zfabric.api.signatures import shown
 from zfabric.exceptions import ObjectStoreError, OptionError, SerializationError
-from zfabric.protocol.ids import FIRST_RETURN, object_id
+from zfabric.protocol.ids import object_id, task_of
 from zfabric.protocol.names import is_text
 from zfabric.runtime import interface
 from zfabric.runtime.interface import ClientInterface
@@ -210,13 +210,13 @@ class RemoteFunction:
             client = self._bind()
         export, returns = self._export, self._num_returns
         if not args and not kwargs and not self._least:
-            task = client.submit(export.function_id, b"", (), self._call_options, returns)
+            first = client.submit(export.function_id, b"", (), self._call_options, returns)
         else:
             arguments, dependencies, options, _held = self._call(client, args, kwargs)
-            task = client.submit(export.function_id, arguments, dependencies, options, returns)
+            first = client.submit(export.function_id, arguments, dependencies, options, returns)
         if returns == 1:
-            return ObjectRef(task + FIRST_RETURN, client)
-        return [ObjectRef(object_id(task, index), client) for index in range(returns)] or None
+            return ObjectRef(first, client)
+        return _refs(first, returns, client)
 
     def map(self, iterable: Iterable[Any], chunksize: int | str = "auto") -> list[Any]:
         """Call the function on every item; returns what ``remote`` returns for each, in order.
@@ -244,11 +244,11 @@ class RemoteFunction:
         items = iter(iterable)
         while chunk := list(islice(items, size)):
             held: list[ObjectRef] = []
-            tasks = client.submit_many(export.function_id, self._rows(client, chunk, held), returns)
+            firsts = client.submit_many(export.function_id, self._rows(client, chunk, held), returns)
             if returns == 1:
-                results += [ObjectRef(task + FIRST_RETURN, client) for task in tasks]
+                results += [ObjectRef(first, client) for first in firsts]
             else:
-                results += [[ObjectRef(object_id(task, index), client) for index in range(returns)] or None for task in tasks]
+                results += [_refs(first, returns, client) for first in firsts]
         return results
 
     def _rows(
@@ -282,6 +282,11 @@ class RemoteFunction:
             method = "; a method cannot be remote: write a function that takes the object" if "'self'" in str(error) else ""
             takes = shown(self._signature, list(self._signature.parameters.values()))
             raise TypeError(f"{self._export.name}.remote(): {error}; it takes {takes}{method}") from None
+
+
+def _refs(first: bytes, returns: int, client: ClientInterface) -> list[ObjectRef] | None:
+    """Of a task with several values, or none."""
+    return [ObjectRef(object_id(task_of(first), index), client) for index in range(returns)] or None
 
 
 def _with_defaults(function: Any, options: dict[str, Any]) -> dict[str, Any]:

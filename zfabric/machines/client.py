@@ -125,14 +125,12 @@ class Client:
                 self._classes.add(function_id)
             self.outbox.add(m.Export, row)
 
-    def submit(self, row: Row, returns: int) -> None:
-        """Queue a task row; this process holds its values."""
+    def submit(self, row: Row, returns: int) -> bytes:
+        """Queue a task row; this process holds its values. The id of the first one."""
         fresh = True
+        identifier: bytes = row[0] + FIRST_RETURN
         if returns == 1:
-            identifier = row[0] + FIRST_RETURN
-            if identifier not in self.entries:
-                self.entries[identifier] = row
-            else:
+            if self.entries.setdefault(identifier, row) is not row:
                 fresh = self._submit_again(identifier, row)
         else:
             fresh = row[0] not in self.several
@@ -149,12 +147,13 @@ class Client:
                 self.keeping.need(row)
         if self.unfinished == 1 and row[1] in self.handing.hands and fresh and len(row) == 4 and not row[3] and returns == 1:
             self.handing.hand(row)
-            return
+            return identifier
         outbox = self.outbox
         if outbox.kind is m.Submit and len(outbox.tail) < BATCH_ROWS_MAX:
             outbox.tail.append(row)
         else:
             outbox.add(m.Submit, row)
+        return identifier
 
     def _submit_again(self, identifier: bytes, row: Row | None) -> bool:
         """A value that may be known here, since its parent ran here before or a ref came from elsewhere. True if its row is news."""

@@ -96,9 +96,9 @@ class FabricClient(Connection):
             task_id = self.namer().child()
             try:
                 if options is None:
-                    machine.submit((task_id, function_id, arguments, dependencies), num_returns)
+                    first = machine.submit((task_id, function_id, arguments, dependencies), num_returns)
                 else:
-                    machine.submit((task_id, function_id, arguments, dependencies, options), num_returns)
+                    first = machine.submit((task_id, function_id, arguments, dependencies, options), num_returns)
             except KeyboardInterrupt:
                 self._unsynchronised = True
                 raise
@@ -108,26 +108,24 @@ class FabricClient(Connection):
                 self.flush()
             elif not self._armed:
                 self._arm_flusher()
-        return task_id
+        return first
 
     def submit_many(
         self, function_id: bytes, calls: Iterable[tuple[bytes, tuple[bytes, ...], tuple[Row, ...] | None]], num_returns: int
     ) -> list[bytes]:
         """See ``ClientInterface``."""
-        names = []
+        firsts = []
         machine = self.machine
         with self.lock:
             self.check_usable()
             namer = self.namer()
             for arguments, dependencies, options in calls:
-                task_id = namer.child()
-                row: Row = (task_id, function_id, arguments, dependencies)
-                machine.submit(row if options is None else (*row, options), num_returns)
-                names.append(task_id)
+                row: Row = (namer.child(), function_id, arguments, dependencies)
+                firsts.append(machine.submit(row if options is None else (*row, options), num_returns))
                 if machine.unsent >= self.config.batch_rows:
                     self.flush()
             self.flush()
-        return names
+        return firsts
 
     def call(
         self,
@@ -146,12 +144,11 @@ class FabricClient(Connection):
         with self.lock:
             if self.closed or machine.farewell or machine.refused or self._unsynchronised:
                 self.check_usable()
-            call_id = self.namer().child()
-            row: Row = (call_id, method, arguments)
+            row: Row = (self.namer().child(), method, arguments)
             if dependencies or options is not None:
                 row = (*row, dependencies, (), options)
             try:
-                machine.calls.call(actor_id, row, num_returns, terms.retries, terms.keeps)
+                first = machine.calls.call(actor_id, row, num_returns, terms.retries, terms.keeps)
             except KeyboardInterrupt:
                 self._unsynchronised = True
                 raise
@@ -161,7 +158,7 @@ class FabricClient(Connection):
                     self._arm_flusher()
             elif not self._armed:
                 self._arm_flusher()
-        return call_id
+        return first
 
     def _await_room(self, actor_id: bytes, terms: Terms) -> None:
         """Until fewer calls than allowed have no outcome."""

@@ -70,7 +70,10 @@ class ClientInterface(Protocol):
     def submit(
         self, function_id: bytes, arguments: bytes, dependencies: tuple[bytes, ...], options: tuple[Row, ...] | None, num_returns: int
     ) -> bytes:
-        """Queue one task and return its id at once. The process holds one reference to each of its outputs."""
+        """Queue one task and return the id of its first value at once, whether it has any or not. The process holds one reference to each.
+
+        The very same bytes stand in the tables, and are found there the faster.
+        """
 
     def submit_many(
         self, function_id: bytes, calls: Iterable[tuple[bytes, tuple[bytes, ...], tuple[Row, ...] | None]], num_returns: int
@@ -87,7 +90,7 @@ class ClientInterface(Protocol):
         num_returns: int,
         terms: Terms,
     ) -> bytes:
-        """Queue one call of an actor and return its id at once. The process holds one reference to each of its outputs.
+        """Queue one call of an actor and return the id of its first value at once. The process holds one reference to each.
 
         PendingCallsLimitExceededError if the terms allow no more calls, unless the configuration says to wait.
         """

@@ -85,19 +85,19 @@ class UserCode(WorkerConnection):
         replay = self.replays.get(actor_id) if caller is not None else None
         known = replay.called(method, num_returns) if replay is not None else None
         if known is not None:
-            return known
+            return call_value(known, 0)
         log = self.worker.mailbox.logs.get(actor_id) if caller is not None else None
         if log is None:
             return super().call(actor_id, method, arguments, dependencies, options, num_returns, terms)
         if terms.pending:
             self._await_room(actor_id, terms)
         with self.lock:  # Another thread may run what is called as soon as it has left.
-            call_id = super().call(actor_id, method, arguments, dependencies, options, num_returns, terms._replace(pending=0))
-            row: Row = (call_id, method, arguments)
+            first = super().call(actor_id, method, arguments, dependencies, options, num_returns, terms._replace(pending=0))
+            row: Row = (first[:TASK_BYTES], method, arguments)
             if dependencies or options is not None:
                 row = (*row, dependencies, (), options)
             log.own.make(row, type(caller) is not Invocation or caller.method not in log.readonly)
-        return call_id
+        return first
 
     def _called_by(self, actor_id: bytes) -> Item | Invocation | None:
         """What calls, if that is of this very actor."""

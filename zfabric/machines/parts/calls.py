@@ -96,21 +96,24 @@ class Calls:
         target = self.targets.get(actor_id)
         return len(target.sent) + len(target.queue) if target is not None else 0
 
-    def call(self, actor_id: bytes, row: Row, returns: int, retries: int, keeps: bool = False) -> None:
-        """Queue a call; this process holds its values. ``row`` as in ``Call``, the values of its dependencies aside.
+    def call(self, actor_id: bytes, row: Row, returns: int, retries: int, keeps: bool = False) -> bytes:
+        """Queue a call; this process holds its values. The id of the first one.
+
+        ``row`` is as in ``Call``, the values of its dependencies aside.
 
         ``retries`` and ``keeps`` as in ``Target``: they are the same for all calls of an actor.
         """
         client, call_id = self.client, row[0]
+        identifier: bytes = call_id + CALL_RETURN
         if call_id in self.pending:  # Its task ran here before, and again, since a daemon died that knew what came of it.
             for index in range(returns):
                 client.add_reference(call_value(call_id, index))
-            return
+            return identifier
         target = self.targets.get(actor_id) or self.meet(actor_id)
         target.retries = retries
         target.keeps = keeps or retries == LOGGED
         if returns == 1:
-            client.entries[call_id + CALL_RETURN] = row
+            client.entries[identifier] = row
         else:
             self._several[call_id] = returns
             for index in range(returns):
@@ -120,15 +123,15 @@ class Calls:
         if len(row) > 3:
             contained = option(row[5], "contains", ())
             self._held[call_id] = row[3] + contained
-            for identifier in self._held[call_id]:
-                client.add_reference(identifier)
+            for needed in self._held[call_id]:
+                client.add_reference(needed)
             self.share(contained)
             if option(row[5], "timeout") is not None:
                 self._limited.add(call_id)
             ahead = option(row[5], "stream")
             if ahead is not None:
                 self._streams[call_id] = ahead
-                self._expect(call_id + CALL_RETURN, target)
+                self._expect(identifier, target)
         if target.state == ALIVE and len(row) == 3 and not target.queue:
             self._send(target, row)
         else:
@@ -136,6 +139,7 @@ class Calls:
                 target.mixed = True
             target.queue.append(row)
             self._advance(target)
+        return identifier
 
     def recall(self, call_id: bytes, returns: int, status: int, outputs: Row) -> None:
         """One more ref to each value of a call that has ended, in an earlier life of the actor that lives here, as its log has them."""
@@ -347,7 +351,7 @@ class Calls:
                 target.untaken.append(call_id)
                 if len(target.untaken) >= TAKEN_EVERY:
                     self._receipts.setdefault(target, False)
-            identifier = call_id + CALL_RETURN
+            identifier: bytes = call_id + CALL_RETURN
             entry = entries.get(identifier)
             if type(entry) is tuple and status == OK and len(outputs) == 1 and type(outputs[0]) is bytes and not watchers:
                 entries[identifier] = outputs[0]  # The commonest outcome, in place.
