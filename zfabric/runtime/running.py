@@ -33,6 +33,8 @@ from zfabric.runtime.streaming import produce, produce_in_loop
 from zfabric.runtime.user_code import Ending, UserCode, never
 
 _NOTHING = bytes(TASK_BYTES)
+_TASK = slice(0, TASK_BYTES)
+"""Where in the slot the task is that runs."""
 """What a worker's slot says while it runs nothing."""
 SHORT = 1000
 """Characters of a text that is packed at once: a longer one may be too large to be sent with the end of its task."""
@@ -55,12 +57,12 @@ class RunningWorker(UserCode):
 
     def mark(self, item: Item | Invocation) -> None:
         """It is this that runs now, should the process die."""
-        self._slot[0:TASK_BYTES] = item.row[0]
+        self._slot[_TASK] = item.row[0]
 
     def _execute(self, item: Item | Invocation, claim: bool = False) -> Item | Invocation | None:
         """Run it; with ``claim``, what is to be run next is claimed with the news of its end, if that is known."""
         row = item.row
-        self._slot[0:TASK_BYTES] = row[0]
+        self._slot[_TASK] = row[0]
         if not self.machine.job:
             self.machine.job = row[0][:JOB_BYTES]
         if _signal.getsignal(INTERRUPT) is not self._handler:
@@ -78,7 +80,7 @@ class RunningWorker(UserCode):
         with self.lock:
             waited_for = not worker.mailbox.queue if isinstance(item, Invocation) else item.driver != b""
             answered = waited_for and extra is None and self._answer(item, status, outputs, ended)
-            self._slot[0:TASK_BYTES] = self._contexts[-1].row[0] if self._contexts else _NOTHING
+            self._slot[_TASK] = self._contexts[-1].row[0] if self._contexts else _NOTHING
             if self.lending.waits:
                 self.lending.close(row[0])
             if type(item) is Invocation:
@@ -175,8 +177,6 @@ class RunningWorker(UserCode):
 
     def _run_user_code(self, item: Item | Invocation) -> Ending:
         row = item.row
-        args: tuple[Any, ...] = ()
-        kwargs: dict[str, Any] = {}
         plain = not (row[2] or item.values or item.gpus)
         try:
             if plain and (found := self._plain.get(row[1])) is not None and len(row) == 4:
@@ -200,7 +200,7 @@ class RunningWorker(UserCode):
                 return INTERRUPTED, (), None
             self._fence.depth = 0
             try:
-                value = function(*args, **kwargs)
+                value = function() if plain else function(*args, **kwargs)
             finally:
                 self._fence.depth = 1
             if not plain and (item.options is not None if isinstance(item, Invocation) else self._streams):
@@ -212,7 +212,7 @@ class RunningWorker(UserCode):
             data = serialize_fast(value)
             if data is not None and len(data) <= self.config.inline_bytes:
                 return OK, (data,), None
-        del args, kwargs
+        args, kwargs = (), {}
         if row[1] in self._classes:
             self.become_actor(item, value)  # type: ignore[arg-type]
             value = None

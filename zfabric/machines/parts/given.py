@@ -21,6 +21,10 @@ class Item(NamedTuple):
     driver: bytes = b""
 
 
+_made = tuple.__new__
+"""``Item`` without a call of Python's, for the many that have nothing but a row."""
+
+
 def actor_of(item: Item | Invocation) -> bytes:
     """The actor that is called, or made."""
     return item.actor_id if type(item) is Invocation else item.row[0]
@@ -42,7 +46,8 @@ class Given:
         """Tasks of the scheduler's have come."""
         queue = self.inline if message.inline else self.queue
         if not message.details:
-            queue.extend([Item(row, message.attempt, (), ()) for row in message.rows])
+            attempt = message.attempt
+            queue.extend([_made(Item, (row, attempt, (), (), b"")) for row in message.rows])
             return
         details = {index: (attempt, values, gpus) for index, attempt, values, gpus in message.details}
         self.gpus = next((gpus for _, _, gpus in details.values() if gpus), self.gpus)
