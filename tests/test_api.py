@@ -513,6 +513,34 @@ def test_get_takes_nested_lists_and_duplicates(client):
     assert one is two
 
 
+class Unreadable:
+    """Raises when it is unpickled."""
+
+    def __reduce__(self):
+        return divmod, (1, 0)
+
+
+@zf.remote
+def fails():
+    raise LookupError("no")
+
+
+def test_what_goes_wrong_among_many_values_is_raised_and_the_rest_let_go_of(client):
+    small, large, larger = zf.put([1]), zf.put(np.zeros(10_000)), zf.put(np.ones(20_000))
+    first, array, second = zf.get([small, large, small])
+    assert first is second
+    assert (first, array.size) == ([1], 10_000)
+    del array
+    assert client.released == [large.binary()]
+    with pytest.raises(LookupError):
+        zf.get([small, fails.remote(), large, larger])
+    assert client.released == [large.binary(), large.binary(), larger.binary()]
+    with pytest.raises(zf.exceptions.SerializationError, match="cannot unpickle a value: ZeroDivisionError"):
+        zf.get([small, zf.put(Unreadable())])
+    with pytest.raises(zf.exceptions.SerializationError, match="cannot unpickle a value: ZeroDivisionError"):
+        zf.get([larger, zf.put(Unreadable())])
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [
