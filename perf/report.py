@@ -131,7 +131,11 @@ def _more(report: dict[str, Any]) -> Iterator[str]:
     ]
     if rows:
         yield "\n".join([f"| figure | unit | zfabric | {' | '.join(names)} |", f"|---|---|--:|{'--:|' * len(names)}", *rows])
-    failures = [f"- `{result['question']}` gave no figure: {_cell(result['error'])}" for result in report["results"] if result["error"]]
+    failures = [
+        f"- `{result['question']}` {'failed in a pass' if result['figures'] else 'gave no figure'}: {_cell(result['error'])}"
+        for result in report["results"]
+        if result["error"]
+    ]
     if failures:
         yield "\n".join(failures)
 

@@ -52,6 +52,8 @@ class FakeClient:
         self.answers: dict[str, Any] = {}
         self.references: Counter[bytes] = Counter()
         self.released: list[bytes] = []
+        self.during_get: Callable[[], Any] = lambda: None
+        """What another thread does meanwhile."""
         self.held: list[Callable[[], None]] = []
         self.runs: Counter[bytes] = Counter()
         self._values: dict[bytes, tuple[int, bytes]] = {}
@@ -115,6 +117,7 @@ class FakeClient:
         assert len(set(object_ids)) == len(object_ids), "each is listed once"
         if not self._wait_for(lambda: all(one in self._values for one in object_ids), timeout):
             raise GetTimeoutError(f"no value after {timeout} s")
+        self.during_get()
         outcomes: list[bytes | Outcome] = []
         for one in object_ids:
             status, data = self._values[one]

@@ -482,6 +482,18 @@ def test_the_collector_does_not_look_at_refs(client):
     assert client.references[name] == 0
 
 
+def test_the_collector_looks_at_refs_of_classes_of_the_programs(client):
+    class Ours(zf.ObjectRef):
+        pass
+
+    ref = Ours(zf.put(1).binary())
+    ref.itself = ref
+    gone = weakref.ref(ref)
+    del ref
+    gc.collect()
+    assert gone() is None
+
+
 def test_a_ref_is_not_its_value(client):
     ref = zf.put(1)
     for use in (bool, list, len, int, lambda r: r + 1, lambda r: 1 + r, lambda r: r[0], lambda r: r < 2, lambda r: 1 in r):
@@ -511,6 +523,29 @@ def test_get_takes_nested_lists_and_duplicates(client):
     assert zf.get([]) == []
     one, two = zf.get([a, a])
     assert one is two
+
+
+_inner: list[zf.ObjectRef] = []
+
+
+def test_get_gives_each_ref_its_value_whatever_has_become_of_their_list(client):
+    """Another thread may change it meanwhile."""
+    _inner[:] = [zf.put("a"), zf.put("b")]
+    last = zf.put("c")
+    client.during_get = _inner.reverse
+    assert zf.get((_inner, last)) == (["b", "a"], "c")
+    client.during_get = _inner.clear
+    assert zf.get((_inner, last)) == ([], "c")
+
+
+@pytest.mark.parametrize("size", [5, 50_000])
+def test_copies_of_small_and_large_arrays_are_writable(client, size):
+    ref = zf.put(np.arange(size))
+    other = zf.put(np.arange(50_000))
+    assert not zf.get(ref).flags.writeable
+    for array in (zf.get(ref, copy=True), *zf.get([ref, other], copy=True), zf.get([ref], copy=True)[0], zf.get(([ref],), copy=True)[0][0]):
+        array[0] = 7
+    assert zf.get(ref)[0] == 0
 
 
 class Unreadable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 
 import pytest
@@ -37,5 +38,22 @@ def test_a_client_goes_with_the_last_ref_of_its_cluster() -> None:
     gc.collect()
     assert client() is not None, "refs of an ended cluster say so"
     del refs, late, same  # a function keeps the client that it was exported to
+    gc.collect()
+    assert client() is None
+
+
+def test_completions_that_nobody_waits_for_any_more_go_with_their_cluster() -> None:
+    zf.shutdown()
+    with zf.init(num_cpus=1):
+        client = weakref.ref(interface.current())
+
+        @zf.remote
+        def never() -> None:
+            threading.Event().wait()
+
+        refs = [never.remote() for _ in range(3)]
+        with pytest.raises(zf.GetTimeoutError):
+            next(zf.as_completed(refs, timeout=0.1))
+    del refs, never
     gc.collect()
     assert client() is None

@@ -234,6 +234,8 @@ def test_a_question_that_failed_in_one_pass_has_failed() -> None:
     result = question.together([question.answer(Run()), question.failed("it took longer than 5 s"), question.answer(Run())])
     assert result["error"] == "it took longer than 5 s"
     assert result["figures"][0]["samples"] == [2.0, 2.0]
+    found = {"date": "", "commit": "", "machine": machine.facts(), "repeat": 1, "passes": 3, "quick": False, "peers": {}, "absent": {}}
+    assert "- `one` failed in a pass: it took longer than 5 s" in report.markdown({**found, "results": [result]})
     assert question.together([question.failed("no")] * 2)["figures"] == []
 
 

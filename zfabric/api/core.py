@@ -50,7 +50,7 @@ def get(refs: Any, *, timeout: float | None = None, copy: bool = False) -> Any:
     flat: list[ObjectRef] = []
     _flatten(refs, "", flat)
     values = _values(flat, timeout, copy) if flat else []
-    return _shape(refs, iter(values))
+    return _shape(refs, {ref._id: value for ref, value in zip(flat, values, strict=True)})
 
 
 def _values(refs: Sequence[ObjectRef], timeout: float | None, copy: bool) -> list[Any]:
@@ -68,7 +68,7 @@ def _values(refs: Sequence[ObjectRef], timeout: float | None, copy: bool) -> lis
 
 
 def _read(outcomes: list[bytes | Outcome], copy: bool) -> list[Any]:
-    if set(map(type, outcomes)) == _ONLY_SMALL:
+    if not copy and set(map(type, outcomes)) == _ONLY_SMALL:
         return deserialize_all(outcomes)  # type: ignore[arg-type]
     rest = iter(outcomes)
     try:
@@ -81,7 +81,7 @@ def _read(outcomes: list[bytes | Outcome], copy: bool) -> list[Any]:
 
 def _value(outcome: bytes | Outcome, copy: bool) -> Any:
     if isinstance(outcome, bytes):
-        return deserialize(outcome)
+        return deserialize(outcome, copy=copy)
     status, data, release = outcome
     if status != OK:
         raise error_of(outcome)
@@ -103,10 +103,9 @@ def _flatten(refs: Any, path: str, into: list[ObjectRef]) -> None:
         raise TypeError(f"{where}, not an ObjectRef; f.remote(...) and zf.put(...) give refs, and get takes them or lists of them")
 
 
-def _shape(refs: Any, values: Iterator[Any]) -> Any:
-    """The next of ``values`` in the place of each ref."""
+def _shape(refs: Any, values: dict[bytes, Any]) -> Any:
     if type(refs) is ObjectRef:
-        return next(values)
+        return values[refs._id]
     shaped = [_shape(item, values) for item in refs]
     return shaped if isinstance(refs, list) else tuple(shaped)
 

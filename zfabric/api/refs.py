@@ -43,7 +43,8 @@ class ObjectRef:
                 client.add_reference(object_id)
         self._id = object_id
         self._client = client
-        untrack(self)
+        if type(self) is ObjectRef:  # One of a class of the program's may hold anything.
+            untrack(self)
 
     def __del__(self) -> None:
         try:

@@ -501,6 +501,9 @@ class FabricClient(Connection):
             pass  # The node is gone; there is nothing left to say goodbye to.
         finally:
             self.disconnect()
+            with self.lock:
+                if self._watcher is None:  # It would tell all that they wait in vain, and let go of them.
+                    self.machine.watchers.clear()
             self.values.close()
             if self.on_close is not None:
                 self.on_close()

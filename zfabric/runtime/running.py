@@ -33,9 +33,9 @@ from zfabric.runtime.streaming import produce, produce_in_loop
 from zfabric.runtime.user_code import Ending, UserCode, never
 
 _NOTHING = bytes(TASK_BYTES)
+"""What a worker's slot says while it runs nothing."""
 _TASK = slice(0, TASK_BYTES)
 """Where in the slot the task is that runs."""
-"""What a worker's slot says while it runs nothing."""
 SHORT = 1000
 """Characters of a text that is packed at once: a longer one may be too large to be sent with the end of its task."""
 REPORT_ROWS = 256
