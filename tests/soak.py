@@ -36,6 +36,8 @@ WARM_UP = 2
 OPENED_LATER = 5
 """Descriptors that a worker or daemon opens on first use: the arena, connections. Two of a kind differ by these, and by no more."""
 LAZY = ("zf-daemon", "zf-worker")
+WIDE = 40_000
+"""Bytes of a value that travels in a message, two of which are more than a datagram takes."""
 
 
 @zf.remote
@@ -46,6 +48,11 @@ def double(x: int) -> int:
 @zf.remote
 def make(number: int) -> Any:
     return np.full(50_000, number)
+
+
+@zf.remote(num_returns=2)
+def wide() -> Any:
+    return bytes(WIDE), bytes(WIDE)
 
 
 # --- what there is ------------------------------------------------------------------------------------------------------------------
@@ -127,6 +134,8 @@ def work() -> None:
     assert zf.get(refs, timeout=PATIENCE) == [2 * index for index in range(200)]
     assert [int(array[0]) for array in zf.get(arrays, timeout=PATIENCE)] == [0, 1, 2]
     assert zf.get(put).sum() == 50_000
+    # Messages of this length have connections of their own, made with the first of them: so they are there before any account.
+    assert list(map(len, zf.get(wide.remote(), timeout=PATIENCE))) == [WIDE, WIDE]
 
 
 def start_and_stop() -> None:
