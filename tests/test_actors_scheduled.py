@@ -17,12 +17,16 @@ KIND = b"k" * 16
 ACTOR = task_id(0)
 
 
+def made(cpus: int = 2, **config: Any) -> Node:
+    node = Node(cpus, **config)
+    node.driver()
+    node.say(CLIENT + DRIVER, m.Export(((KIND, "K", b"payload", (("actor", b"blueprint"), ("max_retries", 0))),)))
+    return node
+
+
 @pytest.fixture
 def node() -> Node:
-    made = Node()
-    made.driver()
-    made.say(CLIENT + DRIVER, m.Export(((KIND, "K", b"payload", (("actor", b"blueprint"), ("max_retries", 0))),)))
-    return made
+    return made()
 
 
 def whereabouts(node: Node) -> list[tuple[int, str]]:
@@ -50,6 +54,26 @@ def test_an_actor_that_ends_in_the_turn_in_which_it_was_made_is_dead_once_its_pr
     state, reason = whereabouts(node)[-1]
     assert state == m.DEAD
     assert ("exit_actor" if "left" in order else "zf.kill") in reason
+
+
+def test_an_actor_is_not_made_in_a_process_that_owes_others_results_of_its_calls() -> None:
+    """What ends the actor, such as ``zf.kill``, ends its process."""
+    node = made(2, workers_max=2)
+    node.submit((ACTOR, KIND, b"", ()))
+    host, *_ = node.workers()
+    node.say(WORKER + host, MADE)
+    others = [each for each in node.workers() if each != host]
+    owed = call_value(task_id(77), 0)
+    for each in others:
+        node.say(CLIENT + each, m.Expect(((owed, ACTOR),)))
+        node.say(CLIENT + DRIVER, m.Hold((owed,)))
+        owed = call_value(task_id(78), 0)
+    node.take(m.Dispatch)
+    node.submit((task_id(1), KIND, b"", ()))
+    assert node.dispatched() == [], "all that are there owe something"
+    assert [worker for worker in node.workers() if worker not in (host, *others)], "so there is one more, whatever the most workers are"
+    ((worker, _, _),) = node.dispatched()
+    assert worker not in others
 
 
 def test_deaths_while_an_actor_is_made_count_until_it_lives(node: Node) -> None:

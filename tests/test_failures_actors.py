@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -401,6 +402,38 @@ def test_actors_survive_the_daemon(tmp_path: Path) -> None:
     zf.kill(still)
     del subject, found
     eventually(lambda: all(map(gone, pids)), "they end as they would have")
+
+
+def test_what_an_actor_has_called_before_it_ended_itself_is_there_for_those_who_wait_for_it() -> None:
+    @zf.remote(max_concurrency=2)
+    class Gate:
+        def __init__(self) -> None:
+            self.opened = threading.Event()
+
+        def open(self) -> None:
+            self.opened.set()
+
+        def passed(self) -> str:
+            self.opened.wait()
+            return "passed"
+
+    @zf.remote
+    class Caller:
+        def call(self, gate: Any) -> list[Any]:
+            return [gate.passed.remote()]
+
+        def leave(self) -> None:
+            zf.exit_actor()
+
+    with running_cluster(config={"leave_seconds": PATIENCE}):
+        gate, caller = Gate.remote(), Caller.remote()
+        (promised,) = value_of(caller.call.remote(gate))
+        assert isinstance(failure(caller.leave.remote()), zf.ActorDiedError)
+        # Any other process would be gone by then: it is a round trip from its end, and there is time for several.
+        for _ in range(20):
+            value_of(gate.__ray_ready__.remote())
+        gate.open.remote()
+        assert value_of(promised) == "passed"
 
 
 def test_an_actor_that_ends_itself_while_the_daemon_is_busy_is_not_taken_for_dead(tmp_path: Path) -> None:

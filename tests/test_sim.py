@@ -119,6 +119,8 @@ FOUND_WITH_ACTORS = {
     6748: "an actor that was being made again was made once more, since its caller knew that it had lived",
     7102: "a worker that ran a task of which nothing else survived was given more to do",
     177: "the result of a logged call was lost since its actor was not known yet when a task asked for it",
+    70904: "an actor that ended itself took along what its process had called as a worker before, and others waited for",
+    70260: "a process that owed results of calls was given an actor, and was killed as that could not be made",
     7237: "a task that ran twice in one process made its calls twice there",
 }
 """Likewise, of programs with actors."""

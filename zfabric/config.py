@@ -101,6 +101,9 @@ class Config:
     """How long an actor that runs several calls at once holds new ones back when a checkpoint is due, so that those that run come to their
     end: longer than its calls take, if they overlap without end, and no longer than its callers may wait. 0: it waits for a moment that is
     quiet by itself."""
+    leave_seconds: float = 1.0
+    """How long the process of an actor that ends itself stays for what it has called and others wait for, and for its other calls to stop:
+    threads may be in code that does not come back to Python."""
     lineage_delay: float = 0.050
     """Rows are written this long after they came, if they are still needed by then."""
     lineage_bytes: int = 512 * MiB

@@ -17,9 +17,6 @@ from zfabric.protocol.options import option
 from zfabric.runtime import interface
 from zfabric.runtime.crew import Crew
 
-LEAVE_SECONDS = 1.0
-"""How long an actor that ends itself waits for its other calls to stop: threads may be in code that does not come back to Python."""
-
 
 class ActorExit(BaseException):
     """Raised by ``exit_actor`` through the method that called it."""

@@ -27,7 +27,7 @@ from zfabric.protocol.options import ONE_CPU, option
 from zfabric.runtime import interface
 from zfabric.runtime.connection import clock
 from zfabric.runtime.crew import current_call
-from zfabric.runtime.hosting import LEAVE_SECONDS, ActorExit
+from zfabric.runtime.hosting import ActorExit
 from zfabric.runtime.interrupts import closed_to_interrupts
 from zfabric.runtime.session import Session
 from zfabric.runtime.worker_connection import WorkerConnection
@@ -342,7 +342,7 @@ class UserCode(WorkerConnection):
         """The actor that runs ends: with its process, unless others live there."""
         if self.worker.turns is None:
             if not self.host.leaving:
-                self.host.leaving, self.host.leaves_at = True, clock() + LEAVE_SECONDS
+                self.host.leaving, self.host.leaves_at = True, clock() + self.config.leave_seconds
             for each in self.worker.leave(item):
                 self.stop_soon(each)
             self.post.ring()

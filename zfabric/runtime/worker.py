@@ -64,8 +64,11 @@ class WorkerRuntime(RunningWorker):
             raise SystemExit(0) from None
 
     def _may_retire(self) -> bool:
-        """Whether there is nothing more to do as an actor. One that has ended itself does not wait for threads that do not come back."""
-        return self.host.done and (not self.worker.running_calls or (self.host.leaving and clock() >= self.host.leaves_at))
+        """Whether there is nothing more to do as an actor. One that has ended itself waits only so long for threads, and for promises."""
+        if not self.host.done:
+            return False
+        stays = self.worker.running_calls or (self.host.leaving and self.machine.calls.awaited)
+        return not stays or (self.host.leaving and clock() >= self.host.leaves_at)
 
     def _retire(self) -> None:
         """The end of an actor's process, with all that it has to say said, and heard: else it would be taken for a death."""

@@ -59,7 +59,7 @@ class Beside:
 
     def _may_begin(self) -> bool:
         worker = self.process.worker
-        return bool(worker.mailbox.queue) and worker.may_begin and len(self.process.frames) < self.size and not self.process.leaving
+        return bool(worker.mailbox.queue) and worker.may_begin and len(self.process.frames) < self.size and self.process.leaves_at is None
 
     def _begin(self) -> Frame | None:
         worker = self.process.worker

@@ -216,7 +216,7 @@ class CallInvariants:
         actors = daemon.scheduler.actors
         found = [f"the record of actor {short(each)}" for each in actors.records]
         found += [f"the name of actor {name}" for name in actors.named]
-        found += [f"the expected result {short(each)}" for each in daemon.scheduler.tables.expected]
+        found += [f"the expected result {short(each)}" for each in daemon.scheduler.tables.promises]
         found += [f"the log of actor {short(each)}" for each in daemon.scheduler.logs.logs]
         found += [f"{short(key)} of the {table} table" for table in ("log", "checkpoint") for key, _ in daemon.journal.scan(table)]
         for worker in self.world.workers.values():

@@ -51,8 +51,8 @@ class WorkerProcess(Process):
         self.control_post = Post(world.network, self.control, self.config)
         self.logged = LoggedActors(self)
         self.beside = Beside(self)
-        self.leaving = False
-        """Whether the actor has ended itself."""
+        self.leaves_at: float | None = None
+        """When this process ends at the latest, once its actor has ended itself."""
         self._kept: dict[bytes, list[bytes]] = {}
         """Refs that actors keep which share this process."""
         self._first_unreported = 0.0
@@ -185,7 +185,9 @@ class WorkerProcess(Process):
         return target.actor_id if target is not None else None
 
     def _unsent_deadline(self) -> float | None:
-        return self._first_unreported + self.config.completion_delay + 1e-6 if self.worker.unreported else None
+        unsent = self._first_unreported + self.config.completion_delay + 1e-6 if self.worker.unreported else None
+        leaves = self.leaves_at if self.leaves_at is not None and self.leaves_at > self.world.now else None
+        return leaves if unsent is None else unsent
 
     # -- tasks --
 
@@ -199,7 +201,7 @@ class WorkerProcess(Process):
         if not self.logged.may_begin():
             self.flush()
             return None
-        item = self.worker.begin() if not self.leaving else None
+        item = self.worker.begin() if self.leaves_at is None else None
         if item is None:
             self.flush()
             self.ends()
@@ -210,7 +212,8 @@ class WorkerProcess(Process):
         """End, if the actor of this process has."""
         mailbox = self.worker.mailbox
         done = mailbox.retiring and not mailbox.queue and not self.machine.calls.pending
-        if (self.leaving or done) and mailbox.settled:
+        left = self.leaves_at is not None and (not self.machine.calls.awaited or self.world.now >= self.leaves_at)
+        if (left or done) and mailbox.settled:
             self.die("its actor has ended")
         return not self.alive
 
@@ -446,7 +449,7 @@ class WorkerProcess(Process):
             return FAILED, (pack_failure(kind, f"{item.method} was stopped while it ran ({reason})"),)
         if status == FAILED:
             if self.worker.turns is None:
-                self.leaving = True
+                self.leaves_at = self.leaves_at or self.world.now + self.config.leave_seconds
             else:
                 self.worker.turns.leave(item.actor_id, LEAVE, "")
             self.world.calls.over(item.actor_id)

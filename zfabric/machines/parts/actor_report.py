@@ -39,7 +39,7 @@ def _row(scheduler: LocalScheduler, record: ActorRecord) -> dict[str, Any]:
         "detached": record.detached,
         "handles": _pids(scheduler, _holders(record)),
         "callers": _pids(scheduler, record.watchers),
-        "results_awaited": sum(1 for _, actor_id in scheduler.tables.expected.values() if actor_id == record.id),
+        "results_awaited": scheduler.tables.promises.count(record.id),
         "waits_for": [identifier.hex() for identifier in wait.wanted] if wait is not None else [],
         "reason": unpack_failure(record.failure)[1] if record.failure else "",
     }

@@ -290,8 +290,8 @@ class Actors:
                     called[record.worker.token] = record.worker
         for worker in called.values():
             self.tables.order(worker, m.CallerGone(incarnation))
-        for identifier in [each for each, (caller, _) in self.tables.expected.items() if caller == incarnation]:
-            del self.tables.expected[identifier]
+        for identifier in self.tables.promises.by(incarnation):
+            self.tables.promises.keep(identifier)
             found = self.tables.find(identifier)
             if found is not None and found.status == PENDING:
                 text = f"the process that called for {short(identifier)} ended before it had the result"
@@ -456,8 +456,9 @@ class Actors:
             self._retiring.pop(record, None)
             if self.named.get((record.namespace, record.name)) is record:
                 del self.named[record.namespace, record.name]
-        for identifier in [each for each in self.tables.expected if each[:JOB_BYTES] == job.id]:
-            del self.tables.expected[identifier]
+        for identifier in self.tables.promises:
+            if identifier[:JOB_BYTES] == job.id:
+                self.tables.promises.keep(identifier)
 
     # -- processes come back, and time passes --
 

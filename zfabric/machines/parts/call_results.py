@@ -37,7 +37,7 @@ class CallResults:
             if process is not None and process.ready:  # While it registers, only Hold says what it holds.
                 add_holder(found, source[1:])
             if found.status == PENDING:
-                self.tables.expected[identifier] = (source[1:], actor_id)
+                self.tables.promises.add(identifier, source[1:], actor_id)
 
     def on_reported(self, now: float, source: Address, message: m.Reported) -> None:
         """Outcomes that concern others too."""
@@ -85,7 +85,7 @@ class CallResults:
             return None
         if type(found.value) is bytes:
             self.tables.counts["inline_bytes"] -= len(found.value)  # It was given up too early.
-        self.tables.expected.pop(identifier, None)
+        self.tables.promises.keep(identifier)
         self.outcomes.set_value(found, value, refs, worker.process.incarnation if worker.process else b"", False)
         self.outcomes.announce(found)
         if found.holders is None:

@@ -169,7 +169,7 @@ class Deadlocks:
     def callee(self, frame: Frame | None, identifier: bytes) -> bytes:
         """The actor whose call is to give an object; empty if it is none, or if that is not known."""
         found = frame.callees.get(identifier, b"") if frame is not None else b""
-        return found or self.tables.expected.get(identifier, (b"", b""))[1]
+        return found or self.tables.promises.actor(identifier)
 
     def _own(self, frame: Frame) -> set[bytes]:
         """What the ids begin with of all that what waits has submitted."""

@@ -6,6 +6,7 @@ from collections import Counter, deque
 from typing import Any
 
 from zfabric.config import Config
+from zfabric.machines.parts.promises import Promises
 from zfabric.machines.parts.records import (
     QUEUES_MOST,
     AnyObject,
@@ -50,8 +51,7 @@ class Tables:
         """Counts every time a task becomes ready, so that a search that found none need not be repeated in vain."""
         self.orphans: dict[bytes, dict[bytes, bool]] = {}
         """By task: values whose row did not survive a daemon, and whether the value did not, either: then its record says so."""
-        self.expected: dict[bytes, tuple[bytes, bytes]] = {}
-        """Results of calls that others wait for: which process called, and which actor. It offers them, also failures."""
+        self.promises = Promises()
         self.condemned: dict[bytes, None] = {}
         """What the ids of children begin with whose parents were cancelled with all their children."""
         self.counts: Counter[str] = Counter()

@@ -56,7 +56,7 @@ class Values:
         known = source[1:] in self.tables.processes
         for identifier, status, value, contained in message.rows if known else ():
             found = self.tables.find(identifier)
-            self.tables.expected.pop(identifier, None)
+            self.tables.promises.keep(identifier)
             if found is not None and found.status == PENDING and is_call(identifier):
                 if value is None:  # The daemon before this one knew it, and nothing that survived tells of it.
                     text = f"the result {short(identifier)} of a call is lost: only its node's daemon knew it, and that died"

@@ -31,13 +31,13 @@ class WorkerPool:
     def idle_for(self, queue: ShapeQueue) -> WorkerRecord | None:
         """A worker without a task that may have those of ``queue``: one of the same job and environment, or one that had none yet.
 
-        What uses GPUs begins in one that has run nothing yet.
+        What uses GPUs begins in one that has run nothing yet. What stays for life, and ends with its process, is for one that owes nothing.
         """
         fresh = None
         for worker in self.tables.workers.values():
             if worker.state != IDLE or worker.inflight or (worker.introduced is not None and queue.for_life):
                 continue
-            if worker.gpus or (queue.gpus and worker.used):
+            if worker.gpus or (queue.gpus and worker.used) or (queue.for_life and self.is_awaited(worker)):
                 continue
             if worker.job is queue.job and worker.environment == queue.environment:
                 return worker
@@ -56,6 +56,8 @@ class WorkerPool:
         if starting >= min(len(queue.tasks), self._fitting(queue.demand)):
             return
         active = sum(1 for worker in workers if worker.state not in (ENDING, HOSTING))
+        if queue.for_life:  # Those have no use for these.
+            active -= sum(1 for worker in workers if worker.state == IDLE and self.is_awaited(worker))
         plain, others = self._count_blocked()
         if not (queue.actors or queue.shared) and (plain > self.cpus or others > self.tables.config.workers_blocked_max):
             self.held_up = True
@@ -100,7 +102,7 @@ class WorkerPool:
 
     def is_awaited(self, worker: WorkerRecord) -> bool:
         """Whether others wait for something that only this worker will have."""
-        return not self._unneeded([worker])
+        return worker.process is not None and self.tables.promises.bound(worker.process.incarnation)
 
     def _idle(self) -> list[WorkerRecord]:
         """Those that have nothing to run, and that no driver may still hand anything to."""
@@ -109,8 +111,7 @@ class WorkerPool:
 
     def _unneeded(self, workers: list[WorkerRecord]) -> list[WorkerRecord]:
         """Those that may be ended: others wait for nothing that only one of them will have, such as results of calls that it made."""
-        callers = {caller for caller, _ in self.tables.expected.values()} if workers else set()
-        return [worker for worker in workers if worker.process is None or worker.process.incarnation not in callers]
+        return [worker for worker in workers if not self.is_awaited(worker)]
 
     def prestart(self, now: float) -> None:
         """As many workers as the node has CPUs, before tasks ask for them, and in place of those that actors have taken for life."""
