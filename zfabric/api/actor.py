@@ -551,6 +551,7 @@ def exit_actor() -> NoReturn:
     """Inside a method: end this actor, for good. Calls that wait raise ActorDiedError, and so does the one that ends it.
 
     Calls that run beside it (``async def``, ``max_concurrency``) are stopped as by ``zf.cancel``, and raise ActorDiedError too.
+    Its process stays a moment (the setting ``leave_seconds``) for the results of its own calls, where it has given others the refs.
 
     >>> import zfabric as zf
     >>> @zf.remote

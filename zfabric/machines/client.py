@@ -130,7 +130,7 @@ class Client:
         fresh = True
         identifier: bytes = row[0] + FIRST_RETURN
         if returns == 1:
-            if self.entries.setdefault(identifier, row) is not row:
+            if self.entries.setdefault(identifier, row) is not row:  # Each call has a row of its own, also where it repeats another one.
                 fresh = self._submit_again(identifier, row)
         else:
             fresh = row[0] not in self.several
