@@ -77,8 +77,8 @@ class Worker:
 
     # -- running --
 
-    def begin(self) -> Item | Invocation | None:
-        """Claim the next task or call; from here on it is not taken back."""
+    def begin(self, spare: Item | None = None) -> Item | Invocation | None:
+        """Claim the next task or call; from here on it is not taken back. For ``spare`` see ``Given.claim``."""
         item: Item | Invocation | None
         if self.turns is not None:
             item = self._next_turn(self.turns)
@@ -87,9 +87,9 @@ class Worker:
         elif self.mailbox.queue and not self.waits.blocked and not self.beside:
             item = self.mailbox.queue.popleft()
         elif self.inline:
-            item = self.inline.popleft()
+            item = self.given.claim(self.inline, spare)
         elif self.queue and not self.waits.blocked:
-            item = self.queue.popleft()
+            item = self.given.claim(self.queue, spare)
         else:
             return None
         self.stack.append(item)
@@ -190,7 +190,7 @@ class Worker:
         """The next: those that make actors first, since they are few and others wait for them."""
         if not self.turn_free:
             return None
-        item: Item | Invocation = self.queue.popleft() if self.queue else self.mailbox.queue.popleft()
+        item: Item | Invocation = self.given.claim(self.queue) if self.queue else self.mailbox.queue.popleft()
         turns.begin(actor_of(item), item.row[0])
         return item
 
@@ -363,7 +363,7 @@ class Worker:
         """Tasks to run. What crosses the news that this worker waits, and is not for on top of that, goes back at once."""
         self.given.take_in(message)
         if self.waits and self.queue:
-            self.on_take_back(m.TakeBack(tuple(item.row[0] for item in self.queue)))
+            self._say_taken_back(self.given.give_back_queue())
 
     def on_introduce(self, message: m.Introduce) -> None:
         """A driver may hand over tasks."""
@@ -372,20 +372,22 @@ class Worker:
     def on_hand(self, source: Address, message: m.Hand) -> None:
         """Tasks from a driver that knows this worker from the same daemon."""
         if message.daemon == self.scheduler[1:]:
-            self.queue.extend([Item(row, message.attempt, (), (), source[1:]) for row in message.rows])
+            self.given.hand(message.rows, message.attempt, source[1:])
             if self.waits:
-                self.on_take_back(m.TakeBack(tuple(item.row[0] for item in self.queue)))
+                self._say_taken_back(self.given.give_back_queue())
 
     def on_take_back(self, message: m.TakeBack) -> None:
         """Give back what was not begun."""
-        taken = self.given.give_back(set(message.task_ids))
+        self._say_taken_back(self.given.give_back(set(message.task_ids)))
+
+    def _say_taken_back(self, taken: Iterable[bytes]) -> None:
         running = self.stack[-1].row[0] if self.stack else b""
         self._report()
         self._effects.append(Send(self.scheduler, m.TakenBack(tuple(taken), running)))
 
     def on_interrupt(self, message: m.Interrupt) -> None:
         """Stop an attempt: at once if it was not begun, else as soon as it is on top and user code runs."""
-        if any(item.row[0] == message.task_id for item in (*self.queue, *self.inline)):
+        if any(row[0] == message.task_id for row, _ in self.given.waiting()):
             self.on_take_back(m.TakeBack((message.task_id,)))
         else:
             item = self._running(message.task_id)
@@ -417,7 +419,7 @@ class Worker:
         """A process that may have called, or handed over tasks, has ended."""
         self.mailbox.caller_gone(message.incarnation)
         if self.drivers.forget(message.incarnation):
-            handed = tuple(item.row[0] for item in self.queue if item.driver == message.incarnation)
+            handed = self.given.handed_by(message.incarnation)
             if handed:
                 self.on_take_back(m.TakeBack(handed))
 
@@ -480,7 +482,7 @@ class Worker:
         """What a restarted scheduler must know: tasks begun and not begun, completions unheard, who waits."""
         begun = (*self.stack, *self.running_calls.values())
         rows = tuple((item.row, item.attempt, True) for item in begun if type(item) is Item)
-        rows += tuple((item.row, item.attempt, False) for item in (*self.inline, *self.queue))
+        rows += tuple((row, attempt, False) for row, attempt in self.given.waiting())
         self._report()
         unheard, self.unheard = self.unheard, []
         unheard += [effect.message for effect in self._effects if isinstance(effect, Send) and type(effect.message) in REPORTS]
@@ -549,7 +551,7 @@ class Worker:
         """Where a task of this worker stands."""
         if any(item.row[0] == subject for item in self.stack):
             return Explanation(subject, "running", "is on this worker's stack")
-        if any(item.row[0] == subject for item in self.queue):
+        if any(row[0] == subject for row, _ in self.given.waiting()):
             return Explanation(subject, "assigned", "is in this worker's queue")
         return None
 

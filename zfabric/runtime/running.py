@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from zfabric.adapters.serialization import SCALARS, serialize_fast
+from zfabric.adapters.serialization import NONE, SCALARS, serialize_fast
 from zfabric.machines.parts.given import Item
 from zfabric.machines.parts.mailbox import Invocation
 from zfabric.machines.parts.naming import Namer
@@ -30,12 +30,13 @@ from zfabric.runtime.lending import Lending
 from zfabric.runtime.session import Session
 from zfabric.runtime.slots import COUNT, open_slot
 from zfabric.runtime.streaming import produce, produce_in_loop
-from zfabric.runtime.user_code import Ending, UserCode, never
+from zfabric.runtime.user_code import Ending, Loaded, UserCode, never
 
 _NOTHING = bytes(TASK_BYTES)
 """What a worker's slot says while it runs nothing."""
 _TASK = slice(0, TASK_BYTES)
 """Where in the slot the task is that runs."""
+_RETURNED_NONE: Ending = (OK, (NONE,), None)
 SHORT = 1000
 """Characters of a text that is packed at once: a longer one may be too large to be sent with the end of its task."""
 REPORT_ROWS = 256
@@ -55,54 +56,78 @@ class RunningWorker(UserCode):
         self.lending = Lending(self.worker)
         self._slot = open_slot(session.sockets, token)
 
-    def mark(self, item: Item | Invocation) -> None:
-        """It is this that runs now, should the process die."""
-        self._slot[_TASK] = item.row[0]
+    def mark(self, item: Item | Invocation | None) -> None:
+        """It is this that runs now, should the process die; None: what waits beneath, or nothing."""
+        if item is None:
+            item = self._contexts[-2] if len(self._contexts) > 1 else None
+        self._slot[_TASK] = item.row[0] if item is not None else _NOTHING
 
     def _execute(self, item: Item | Invocation, claim: bool = False) -> Item | Invocation | None:
-        """Run it; with ``claim``, what is to be run next is claimed with the news of its end, if that is known."""
-        row = item.row
-        self._slot[_TASK] = row[0]
+        """Run it, and with ``claim`` what comes next, and so on. What was claimed and is to run beside others is returned."""
         if not self.machine.job:
-            self.machine.job = row[0][:JOB_BYTES]
-        if _signal.getsignal(INTERRUPT) is not self._handler:
-            _signal.signal(INTERRUPT, self._handler)  # A library of the program's has replaced it.
-        self._contexts.append(item)
-        self._namers.append(None)
-        started = clock()
+            self.machine.job = item.row[0][:JOB_BYTES]
+        lock, handler, contexts, namers, asyncs = self.lock, self._handler, self._contexts, self._namers, self.worker.async_functions
+        contexts.append(item)
+        namers.append(None)
+        self.mark(item)
         try:
-            status, outputs, extra = self._run_user_code(item)
+            while True:
+                if _signal.getsignal(INTERRUPT) is not handler:
+                    _signal.signal(INTERRUPT, handler)  # A library of the program's has replaced it.
+                started = clock()
+                ending = self._run_user_code(item)
+                ended = clock()
+                lock.acquire()  # ``with`` takes twice as long, which shows in a small task.
+                try:
+                    following = self._end(item, ending, started, ended, claim)
+                finally:
+                    lock.release()
+                if following is None:
+                    break
+                if following.row[1] in asyncs:
+                    self.mark(None)
+                    break
+                item = contexts[-1] = following
+                namers[-1] = None
         finally:
-            self._contexts.pop()
-            self._namers.pop()
-        ended = clock()
-        worker = self.worker
-        with self.lock:
-            waited_for = not worker.mailbox.queue if isinstance(item, Invocation) else item.driver != b""
-            answered = waited_for and extra is None and self._answer(item, status, outputs, ended)
-            self._slot[_TASK] = self._contexts[-1].row[0] if self._contexts else _NOTHING
-            if self.lending.waits:
-                self.lending.close(row[0])
-            if type(item) is Invocation:
-                self._end_call(item, status, outputs, extra, started, ended - started, answered)
-                unreported = worker.unreported
-            else:
-                unreported = worker.finish(item, status, outputs, extra, started, ended - started, answered)  # type: ignore[arg-type]
-            self._returned = None
-            if self._unfinished_writes:
-                self.finish_writes(row[0])
-            if unreported == 1:
-                self._first_unreported = ended
-            if not self._armed and (worker.queue or worker.inline or worker.mailbox.queue):
-                self._arm_flusher()
-            if unreported >= REPORT_ROWS or ended - self._first_unreported > self.config.completion_delay:
-                self.flush()
-                self.look()  # so that the queue does not run dry
-            if claim and worker.queue and not self.host.instances:
-                return worker.begin()
-        if worker.mailbox.logs and type(item) is Invocation:
+            contexts.pop()
+            namers.pop()
+        if self.worker.mailbox.logs and type(item) is Invocation:
             replay.checkpoint_if_due(self, item)
-        return None
+        return following
+
+    def _end(self, item: Item | Invocation, ending: Ending, started: float, ended: float, claim: bool) -> Item | Invocation | None:
+        """See to it that its outcome is told. What comes next, if that is claimed. The caller holds the lock."""
+        status, outputs, extra = ending
+        worker = self.worker
+        if self.lending.waits:
+            self.lending.close(item.row[0])
+        if type(item) is Invocation:
+            answered = extra is None and not worker.mailbox.queue and self._answer(item, status, outputs, ended)
+            self._end_call(item, status, outputs, extra, started, ended - started, answered)
+            unreported = worker.unreported
+        else:
+            answered = bool(item.driver) and extra is None and self._answer(item, status, outputs, ended)  # type: ignore[union-attr]
+            unreported = worker.finish(item, status, outputs, extra, started, ended - started, answered)  # type: ignore[arg-type]
+        self._returned = None
+        if self._unfinished_writes:
+            self.finish_writes(item.row[0])
+        if unreported == 1:
+            self._first_unreported = ended
+        if unreported >= REPORT_ROWS or ended - self._first_unreported > self.config.completion_delay:
+            self.mark(None)
+            self.flush()
+            self.look()  # so that the queue does not run dry
+        following = None
+        if claim and worker.turns is None and not (self.host.leaving or worker.mailbox.logs):
+            following = worker.begin(item if type(item) is Item and not self.host.instances else None)
+        if following is not None:
+            self._slot[_TASK] = following.row[0]
+        else:
+            self.mark(None)
+        if not self._armed and (following is not None or worker.queue or worker.inline or worker.mailbox.queue):
+            self._arm_flusher()
+        return following
 
     def _answer(self, item: Item | Invocation, status: int, outputs: Row, now: float) -> bool:
         """Send what came of it to the one that waits, ahead of all else, if that may be. The caller holds the lock."""
@@ -177,46 +202,68 @@ class RunningWorker(UserCode):
 
     def _run_user_code(self, item: Item | Invocation) -> Ending:
         row = item.row
-        plain = not (row[2] or item.values or item.gpus)
+        plain: Loaded | None = None
         try:
-            if plain and (found := self._plain.get(row[1])) is not None and len(row) == 4:
-                function, retryable = found
-            elif plain and type(item) is Invocation and item.options is None:
-                function, retryable = self.host.method(item), never
-            else:
-                plain = False
-                function, retryable, args, kwargs = self.prepare(item)
+            if row[2] or item.values or item.gpus:
+                pass
+            elif type(item) is Invocation:
+                plain = (self.host.method(item), never) if item.options is None else None
+            elif len(row) == 4:
+                plain = self._plain.get(row[1])
+            prepared = self.prepare(item) if plain is None else None
         except TaskInterrupt:
             return INTERRUPTED, (), None
         except Exception as error:  # the user's modules are imported and values unpickled here: what they raise is the task's error
             return ERROR, (self._error(error, item),), None
-        if not plain:
-            if row[1] in self._classes:
-                function = replay.logged(function, item, self)  # type: ignore[arg-type]
-            if item.gpus:
-                self._assign_gpus(item.gpus)
+        if plain is not None:
+            function, retryable = plain
+            return self._run_plain(item, function, retryable)
+        function, retryable, args, kwargs = prepared  # type: ignore[misc]
+        if row[1] in self._classes:
+            function = replay.logged(function, item, self)  # type: ignore[arg-type]
+        if item.gpus:
+            self._assign_gpus(item.gpus)
         try:
             if self.worker.interrupts and self.worker.interrupted(item):
                 return INTERRUPTED, (), None
             self._fence.depth = 0
             try:
-                value = function() if plain else function(*args, **kwargs)
+                value = function(*args, **kwargs)
             finally:
                 self._fence.depth = 1
-            if not plain and (item.options is not None if isinstance(item, Invocation) else self._streams):
+            if item.options is not None if isinstance(item, Invocation) else self._streams:
                 value = self.streamed(item, value)
         except BaseException as error:  # whatever the user's code raises, SystemExit and our own interrupt among it
             self._fence.depth = 1  # An interrupt may have come before the line above was reached.
             return self.failed(item, error, retryable)
-        if plain and type(value) in SCALARS and (type(value) is not str or len(value) < SHORT) and row[0] not in self.worker.abandoned:
-            data = serialize_fast(value)
-            if data is not None and len(data) <= self.config.inline_bytes:
-                return OK, (data,), None
         args, kwargs = (), {}
         if row[1] in self._classes:
             self.become_actor(item, value)  # type: ignore[arg-type]
             value = None
         self._returned = value  # The refs in it live until its end is told: they would be let go of first otherwise.
+        return self.packed(item, value)
+
+    def _run_plain(self, item: Item | Invocation, function: Callable[[], Any], retryable: Callable[[BaseException], bool]) -> Ending:
+        """The same without arguments, and with nothing else that was asked for."""
+        fence, worker = self._fence, self.worker
+        try:
+            if worker.interrupts and worker.interrupted(item):
+                return INTERRUPTED, (), None
+            fence.depth = 0
+            try:
+                value = function()
+            finally:
+                fence.depth = 1
+        except BaseException as error:  # as above
+            fence.depth = 1
+            return self.failed(item, error, retryable)
+        if value is None and not worker.abandoned:
+            return _RETURNED_NONE
+        if type(value) in SCALARS and (type(value) is not str or len(value) < SHORT) and not worker.abandoned:
+            data = serialize_fast(value)
+            if data is not None and len(data) <= self.config.inline_bytes:
+                return OK, (data,), None
+        self._returned = value
         return self.packed(item, value)
 
     @contextlib.contextmanager

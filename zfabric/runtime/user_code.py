@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 Ending = tuple[int, Row, tuple[Row, Row] | None]
 """How user code ended: (status, outputs, refs inside them)."""
+Loaded = tuple[Callable[..., Any], Callable[[BaseException], bool]]
+"""A function, and whether an error of its is to be retried."""
 Prepared = tuple[Callable[..., Any], Callable[[BaseException], bool], tuple[Any, ...], dict[str, Any]]
 """What is to be called: (function, whether an error is to be retried, args, kwargs)."""
 NODE_GPUS = visible_gpus()
@@ -48,8 +50,8 @@ class UserCode(WorkerConnection):
 
     def __init__(self, session: Session, token: bytes, job: bytes) -> None:
         super().__init__(session, token, job)
-        self._functions: dict[bytes, tuple[Callable[..., Any], Callable[[BaseException], bool]]] = {}
-        self._plain: dict[bytes, tuple[Callable[..., Any], Callable[[BaseException], bool]]] = {}
+        self._functions: dict[bytes, Loaded] = {}
+        self._plain: dict[bytes, Loaded] = {}
         """Those of them that return one value, and make neither streams nor actors."""
         self._options: dict[bytes, tuple[str, int]] = {}
         self._streams: dict[bytes, int] = {}
@@ -160,9 +162,7 @@ class UserCode(WorkerConnection):
 
     # -- before it runs --
 
-    def prepare(
-        self, item: Item | Invocation
-    ) -> tuple[Callable[..., Any], Callable[[BaseException], bool], tuple[Any, ...], dict[str, Any]]:
+    def prepare(self, item: Item | Invocation) -> Prepared:
         """What is to be called, and with what: (function, whether an error is to be retried, args, kwargs). Raises what user code does."""
         row = item.row
         retryable: Callable[[BaseException], bool] = never
@@ -179,7 +179,7 @@ class UserCode(WorkerConnection):
     def _arguments(self, item: Item | Invocation) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return serialization.load_arguments(item.row[2], self._values(item))
 
-    def _load(self, function_id: bytes) -> tuple[Callable[..., Any], Callable[[BaseException], bool]]:
+    def _load(self, function_id: bytes) -> Loaded:
         found = self._functions.get(function_id)
         if found is None:
             row = self.worker.functions[function_id]

@@ -47,10 +47,9 @@ class WorkerRuntime(RunningWorker):
                     self.let_go()
                 item = self._next()
                 if item is not None:
-                    while item is not None and item.row[1] not in asyncs:
-                        item = self._execute(item, claim=True)
-                    if item is not None:
-                        self._start_beside(item)  # type: ignore[arg-type]
+                    following = self._execute(item, claim=True) if item.row[1] not in asyncs else item
+                    if following is not None:
+                        self._start_beside(following)  # type: ignore[arg-type]
                 elif self.worker.turns is not None:
                     self._idle()
                 elif self._may_retire():

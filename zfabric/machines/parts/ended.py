@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from array import array
-from itertools import chain
+import struct
 from operator import itemgetter
 
 from zfabric.protocol import messages as m
 from zfabric.protocol.messages import Row
 
-_NAMES, _FUNCTION = itemgetter(0, 1), itemgetter(1)
+_function = itemgetter(1)
 
 
 class Ended:
@@ -29,11 +28,17 @@ class Ended:
         if not self.outcomes:
             return None
         rows, times = self.rows, self.times
-        seconds: dict[bytes, list[float]] = {}
-        for function_id, took in zip(map(_FUNCTION, rows), times[1::2], strict=True):
-            seconds.setdefault(function_id, []).append(took)
-        durations = tuple((function_id, len(each), sum(each)) for function_id, each in seconds.items())
-        trace = b"".join(chain.from_iterable(map(_NAMES, rows))) + array("d", times).tobytes()
-        completed = m.Completed(tuple(self.outcomes), tuple(self.extras), durations, trace)
+        trace = b"".join([row[0] + row[1] for row in rows]) + struct.pack(f"{len(times)}d", *times)
+        completed = m.Completed(tuple(self.outcomes), tuple(self.extras), _durations(list(map(_function, rows)), times[1::2]), trace)
         self.outcomes, self.extras, self.rows, self.times = [], [], [], []
         return completed
+
+
+def _durations(functions: list[bytes], seconds: list[float]) -> tuple[Row, ...]:
+    """How often each function ran, and for how long in all."""
+    if functions.count(functions[0]) == len(functions):
+        return ((functions[0], len(functions), sum(seconds)),)
+    each: dict[bytes, list[float]] = {}
+    for function_id, took in zip(functions, seconds, strict=True):
+        each.setdefault(function_id, []).append(took)
+    return tuple((function_id, len(took), sum(took)) for function_id, took in each.items())
