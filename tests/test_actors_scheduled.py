@@ -36,7 +36,7 @@ def whereabouts(node: Node) -> list[tuple[int, str]]:
 
 
 KILLED: tuple[bytes, Any] = (CLIENT + DRIVER, m.Kill(ACTOR, True))
-MADE = m.Completed(((ACTOR, 0, m.OK, (b"value",)),), (), ((KIND, 1, 0.001),), b"")
+MADE = m.Completed.of(((ACTOR, 0, m.OK, (b"value",)),), (), ((KIND, 1, 0.001),))
 
 
 @pytest.mark.parametrize("order", ["made, killed", "killed, made", "left, made"])
@@ -86,7 +86,7 @@ def test_deaths_while_an_actor_is_made_count_until_it_lives(node: Node) -> None:
         died(node, worker, 0)
         node.workers()
         ((worker, _, attempt),) = node.dispatched()
-        node.say(WORKER + worker, m.Completed(((ACTOR, attempt, m.OK, (b"value",)),), (), (), b""))
+        node.say(WORKER + worker, m.Completed.of(((ACTOR, attempt, m.OK, (b"value",)),)))
         node.say(CLIENT + DRIVER, m.Find((ACTOR,)))
         assert whereabouts(node)[-1] == (m.ALIVE, "")
         died(node, worker, None)
@@ -137,7 +137,7 @@ def test_workers_of_a_job_that_goes_on_hear_that_its_driver_is_gone(node: Node) 
     actor = polite(node, detached=True)
     others = [worker for worker in node.workers() if worker != actor]
     node.submit(row(7))
-    node.say(WORKER + others[0], m.Completed(((task_id(7), 0, m.OK, (b"value",)),), (), (), b""))
+    node.say(WORKER + others[0], m.Completed.of(((task_id(7), 0, m.OK, (b"value",)),)))
     node.take(m.CallerGone)
     node.say(CLIENT + DRIVER, m.Goodbye())
     assert {to[2:] for to, message in node.take(m.CallerGone) if message.incarnation == DRIVER} >= {others[0][1:]}

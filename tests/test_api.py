@@ -25,7 +25,7 @@ import zfabric as zf
 from zfabric.api import lifecycle
 from zfabric.config import Config
 from zfabric.protocol.ids import FIRST_RETURN
-from zfabric.protocol.trace import pack_event
+from zfabric.protocol.trace import pack_event, pack_times
 from zfabric.runtime import interface
 
 
@@ -1049,12 +1049,10 @@ def test_nodes_and_resources(client):
 
 
 def test_timeline(client, tmp_path):
-    import struct
-
     def event(pid, *attempts):
-        heads = b"".join(task + function for task, function, _, _ in attempts)
-        times = b"".join(struct.pack("=dd", start, seconds) for _, _, start, seconds in attempts)
-        return pack_event(b"node", pid, ((b"f" * 16, "work"),), heads + times)
+        tasks, functions, starts, seconds = zip(*attempts, strict=True)
+        times = pack_times(functions, [each for pair in zip(starts, seconds, strict=True) for each in pair])
+        return pack_event(b"node", pid, ((b"f" * 16, "work"),), b"".join(tasks) + times)
 
     task, function = b"t" * 16, b"f" * 16
     rows = (

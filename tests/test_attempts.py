@@ -95,7 +95,7 @@ def test_what_runs_goes_on_under_its_number_and_runs_again_under_one_of_the_new_
 
 
 def test_an_end_that_the_daemon_before_may_not_have_heard_of_counts_once(node: Restarted) -> None:
-    again = m.Completed(((task_id(0), 1, m.RETRY, (b"error",)),), (), ((FUNCTION, 1, 0.001),), b"")
+    again = m.Completed.of(((task_id(0), 1, m.RETRY, (b"error",)),), (), ((FUNCTION, 1, 0.001),))
     node.rejoin((row(0, retry_errors=True),), (WORKER, again))
     assert node.dispatched() == [(OLD, 0, next_attempt(1, FIRST))], "and not the number that the daemon before may have gone on to"
 
@@ -104,7 +104,7 @@ def test_an_end_that_the_daemon_before_may_not_have_heard_of_counts_once(node: R
     ("why", "kind"), [("cancelled", "TaskCancelledError"), ("timeout", "TaskTimeoutError"), ("killed", "ActorDiedError")]
 )
 def test_why_an_attempt_was_stopped_is_known_though_the_daemon_that_asked_is_gone(node: Restarted, why: str, kind: str) -> None:
-    node.rejoin((row(0),), (WORKER, m.Completed(((task_id(0), THIRD, m.INTERRUPTED, (why.encode(),)),), (), (), b"")))
+    node.rejoin((row(0),), (WORKER, m.Completed.of(((task_id(0), THIRD, m.INTERRUPTED, (why.encode(),)),))))
     ((status, (failure,)),) = node.results().values()
     assert (status, unpack_failure(failure)[0]) == (m.FAILED, kind)
 

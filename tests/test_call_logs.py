@@ -348,7 +348,7 @@ def home(store: Store, attempt: int = 0) -> bytes:
     """Make the actor, as its ``attempt``; where it lives."""
     ((to, dispatch),) = [(to, message) for to, message in store.take(m.Dispatch) if message.rows[0][0] == ACTOR]
     assert (dispatch.details[0][1] if dispatch.details else 0) == attempt
-    store.say(WORKER + to[1:], m.Completed(((ACTOR, attempt, OK, (b"actor",)),), (), (), b""))
+    store.say(WORKER + to[1:], m.Completed.of(((ACTOR, attempt, OK, (b"actor",)),)))
     token: bytes = to[1:]
     return token
 
@@ -480,7 +480,7 @@ def test_a_replay_for_a_lost_value_that_raises_ends_the_value_and_says_what_was_
     value = call_value(task_id(7), 0)
     replays, replay = lost(store, home(store), value)
     store.say(CLIENT + DRIVER, m.Fetch((value,)))
-    store.say(WORKER + replays, m.Completed(((replay, 0, ERROR, (b"a pickled exception",)),), (), (), b""))
+    store.say(WORKER + replays, m.Completed.of(((replay, 0, ERROR, (b"a pickled exception",)),)))
     ((_, status, failure, _),) = [row for _, message in store.take(m.Objects) for row in message.rows]
     kind, text, facts = unpack_failure(failure)
     assert (status, kind, dict(facts)) == (FAILED, "ObjectLostError", {"cause": b"a pickled exception"})

@@ -17,6 +17,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.codec import MalformedFrame, decode, encode
 from zfabric.protocol.ids import FUNCTION_BYTES, INCARNATION_BYTES, OBJECT_BYTES, TASK_BYTES
 from zfabric.protocol.options import CHECKPOINT_PARTS_MAX, LOG_NUMBERS_MAX, OPTION_TYPES, STREAM_VALUES_MAX
+from zfabric.protocol.trace import TIME_BYTES
 
 TASK, FUNCTION, OBJECT = b"t" * TASK_BYTES, b"f" * FUNCTION_BYTES, b"o" * OBJECT_BYTES
 
@@ -87,7 +88,6 @@ ROWS: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("Introduced", "worker"): incarnations,
     ("Told", "peer"): incarnations,
     ("Introduced", "functions"): many(function_ids),
-    ("Completed", "rows"): many(st.tuples(task_ids, numbers, numbers, outputs)),
     ("Completed", "extras"): many(st.tuples(numbers, many(many(object_ids)), many(object_ids))),
     ("Completed", "durations"): many(st.tuples(function_ids, numbers, floats)),
     ("Yielded", "rows"): many(st.tuples(task_ids, numbers, indexes, st.one_of(st.binary(), st.booleans(), st.none()), many(object_ids))),
@@ -155,7 +155,21 @@ KINDS: dict[Any, st.SearchStrategy[Any]] = {
 }
 
 
+ends = st.tuples(task_ids, numbers, numbers, outputs)
+times = st.binary(min_size=TIME_BYTES, max_size=TIME_BYTES)
+completed = st.tuples(
+    st.lists(st.tuples(ends, times), max_size=4), ROWS["Completed", "extras"], ROWS["Completed", "durations"], st.booleans()
+).map(
+    lambda drawn: m.Completed.of(
+        tuple(end for end, _ in drawn[0]), drawn[1], drawn[2], b"".join(each for _, each in drawn[0]) if drawn[3] else b""
+    )
+)
+"""Its columns have one length."""
+
+
 def message(kind: type[Any]) -> st.SearchStrategy[Any]:
+    if kind is m.Completed:
+        return completed
     hints = typing.get_type_hints(kind)
     fields = []
     for field in kind._fields:
@@ -344,8 +358,8 @@ BAD_PUTS = [
     (OBJECT, b"v", (), 0),
     (OBJECT, b"v", 0, True),
 ]
-GOOD_END = (TASK, 0, 0, (b"v",))
-BAD_ENDS = [GOOD_END[:3], (OBJECT, 0, 0, ()), (TASK, "0", 0, ()), (TASK, 0, None, ()), (TASK, 0, 0, b"v")]
+NO_ENDS = ((), (), (), b"", (), (), b"")
+TIMES = b"t" * TIME_BYTES
 GOOD_PLACE = (OBJECT, 0, 1)
 GOOD_RESULT = (TASK, 0, (b"v",))
 
@@ -365,9 +379,8 @@ CASES: list[tuple[str, int, tuple[Any, ...], Any, list[Any]]] = [
     ("Hand", 1, (b"8" * INCARNATION_BYTES, (), 0), GOOD_TASK, BAD_TASKS),
     ("Handed", 1, (b"8" * INCARNATION_BYTES, ()), GOOD_TASK, BAD_TASKS),
     ("Introduced", 1, (b"8" * INCARNATION_BYTES, (), 0), FUNCTION, [OBJECT, "f", None, ()]),
-    ("Completed", 0, ((), (), (), b""), GOOD_END, BAD_ENDS),
-    ("Completed", 1, ((), (), (), b""), (0, (), ()), [(0, ()), (b"", (), ()), (0, None, ()), (0, (), 7)]),
-    ("Completed", 2, ((), (), (), b""), (FUNCTION, 1, 0.5), [(FUNCTION, 1), ("f", 1, 0.5), (FUNCTION, 1.0, 0.5), (FUNCTION, 1, "0.5")]),
+    ("Completed", 4, NO_ENDS, (0, (), ()), [(0, ()), (b"", (), ()), (0, None, ()), (0, (), 7)]),
+    ("Completed", 5, NO_ENDS, (FUNCTION, 1, 0.5), [(FUNCTION, 1), ("f", 1, 0.5), (FUNCTION, 1.0, 0.5), (FUNCTION, 1, "0.5")]),
     ("Results", 0, ((),), GOOD_RESULT, [GOOD_RESULT[:2], (OBJECT, 0, ()), (TASK, b"", ()), (TASK, 0, b"v")]),
     ("Objects", 0, ((),), GOOD_OBJECT, BAD_OBJECTS),
     ("Offer", 0, ((),), GOOD_OBJECT, BAD_OBJECTS),
@@ -488,6 +501,31 @@ def test_a_bad_row_is_refused_alone_and_in_any_company(name: str, field: int, fi
     for row in bad:
         for rows in ([row], [row, row], [good, row], [row, good], [good, good, row, good]):
             assert not heard_or_malformed(frame_of(name, field, fields, rows)), rows
+
+
+@pytest.mark.parametrize(
+    ("columns", "heard"),
+    [
+        (((0,), (0,), ((b"v",),), TASK, TIMES), True),
+        (((0,), (0,), ((b"v",),), TASK, b""), True),
+        (((0, 1), (0, 1), ((), (b"v",)), TASK * 2, TIMES * 2), True),
+        (((0,), (0,), ((b"v",),), OBJECT, TIMES), False),
+        (((0,), (0,), ((b"v",),), TASK * 2, TIMES), False),
+        (((0,), (0,), ((b"v",),), TASK, TIMES[1:]), False),
+        (((0,), (0,), ((b"v",),), TASK, TIMES * 2), False),
+        (((0,), (0,), ((b"v",),), b"", b""), False),
+        (((0, 0), (0,), ((b"v",),), TASK, TIMES), False),
+        (((0,), (0, 0), ((b"v",),), TASK, TIMES), False),
+        (((0,), (0,), ((), (b"v",)), TASK, TIMES), False),
+        ((("0",), (0,), ((b"v",),), TASK, TIMES), False),
+        (((0,), (None,), ((b"v",),), TASK, TIMES), False),
+        (((0,), (0,), (b"v",), TASK, TIMES), False),
+        (((0,), (0,), ((b"v",),), (TASK,), TIMES), False),
+    ],
+)
+def test_columns_have_one_length_and_what_belongs_there(columns: tuple[Any, ...], heard: bool) -> None:
+    fields = (*columns[:4], (), (), columns[4])
+    assert heard_or_malformed(msgpack.packb([1, 0, [[b"L", b"W", "Completed", fields]]])) == heard
 
 
 @pytest.mark.parametrize("numbers", [(-1, 1, 1), (0, -1, 1), (0, 1, -1), (0, 1, LOG_NUMBERS_MAX)])

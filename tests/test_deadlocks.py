@@ -35,7 +35,7 @@ class World(Node):
         for to, dispatch in self.take(m.Dispatch):
             for row in dispatch.rows:
                 self.homes[row[0]] = to[1:]
-                self.say(to, m.Completed(((row[0], 0, m.OK, (b"value",)),), (), ((KIND, 1, 0.001),), b""))
+                self.say(to, m.Completed.of(((row[0], 0, m.OK, (b"value",)),), (), ((KIND, 1, 0.001),)))
         self.workers()
         assert set(self.homes) == {A, B}
 
@@ -221,7 +221,7 @@ def test_a_circle_through_an_actor_that_shares_its_process_is_shown(world: World
     world.submit((third, light, b"", ()))
     world.workers()
     ((to, _),) = world.take(m.Dispatch)
-    world.say(to, m.Completed(((third, 0, m.OK, (b"value",)),), (), ((light, 1, 0.001),), b""))
+    world.say(to, m.Completed.of(((third, 0, m.OK, (b"value",)),), (), ((light, 1, 0.001),)))
     call = child(FIRST)
     world.call_waits(A, FIRST, call_value(call, 0), third)
     assert "waits for itself" not in world.reason(A)

@@ -264,7 +264,7 @@ def test_nobody_hands_over_what_asks_for_more_than_a_cpu() -> None:
     for number in range(10):
         node.submit((task_id(number), licensed, b"arguments", ()))
         ended = ((task_id(number), 0, m.OK, (b"value",)),)
-        node.say(WORKER + worker, m.Completed(ended, (), ((licensed, 1, 0.0001),), b""))
+        node.say(WORKER + worker, m.Completed.of(ended, (), ((licensed, 1, 0.0001),)))
     assert node.take(m.Introduced) == [], "what is handed over late has no lease, and somebody else may have the license"
 
 

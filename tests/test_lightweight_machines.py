@@ -724,6 +724,6 @@ def test_a_worker_that_an_actor_takes_for_life_is_replaced_before_the_next_one_i
 
 
 def test_a_restarted_daemon_hears_of_the_end_of_one_whose_making_is_said_again(worker: Worker) -> None:
-    worker.unheard.append(m.Completed(((A, 0, OK, (b"",)),), (), (), b""))
+    worker.unheard.append(m.Completed.of(((A, 0, OK, (b"",)),)))
     worker.step(0.0, b"L" + DAEMON, m.Retire(A, 0, True))
     assert [(each.actor_id, each.attempt) for each in worker.running() if type(each) is m.Ended] == [(A, 0)]

@@ -93,7 +93,7 @@ class Node:
 
     def complete(self, worker: bytes, number: int, attempt: int = 0, status: int = m.OK, *outputs: Any, extras: Any = ()) -> None:
         outputs = outputs or (b"value",)
-        self.say(WORKER + worker, m.Completed(((task_id(number), attempt, status, outputs),), extras, ((FUNCTION, 1, 0.0001),), b""))
+        self.say(WORKER + worker, m.Completed.of(((task_id(number), attempt, status, outputs),), extras, ((FUNCTION, 1, 0.0001),)))
 
     def take(self, kind: type[Any]) -> list[tuple[bytes, Any]]:
         """What was sent of one kind, which is thereby seen."""
@@ -315,7 +315,7 @@ def test_cancel_is_final_at_once_for_what_was_not_given_out_and_a_request_for_wh
     node.scheduler.tick(node.now)
     node.turn()
     assert len(node.take(m.Interrupt)) == 1
-    node.say(WORKER + worker, m.Completed(((task_id(0), 0, m.INTERRUPTED, (b"cancelled",)),), (), (), b""))
+    node.say(WORKER + worker, m.Completed.of(((task_id(0), 0, m.INTERRUPTED, (b"cancelled",)),)))
     assert unpack_failure(node.results()[0][1][0])[0] == "TaskCancelledError"
     node.now += node.config.interrupt_every
     node.scheduler.tick(node.now)
@@ -542,7 +542,7 @@ def test_a_task_of_which_nobody_knows_how_long_it_takes_goes_out_alone(node: Nod
     assert node.dispatched() == []
     node.complete(worker, 2)
     assert node.dispatched() == [(worker, 3, 0)]
-    node.say(WORKER + worker, m.Completed(((task_id(3), 0, m.OK, (b"value",)),), (), ((unknown, 1, 0.0001),), b""))
+    node.say(WORKER + worker, m.Completed.of(((task_id(3), 0, m.OK, (b"value",)),), (), ((unknown, 1, 0.0001),)))
     assert node.dispatched() == [(worker, 4, 0), (worker, 5, 0)]
     node.submit((task_id(6), unknown, b"", ()))
     node.complete(worker, 4)
@@ -722,7 +722,7 @@ def test_what_an_unknown_process_says_counts_for_nothing(node: Node) -> None:
     ghost = b"\x03ghosts0"
     node.say(CLIENT + ghost, m.Hold((ref(0),)))
     node.say(CLIENT + ghost, m.Offer(((ref(5), m.OK, b"value", ()),)))
-    node.say(WORKER + ghost, m.Completed(((task_id(0), 0, m.OK, (b"value",)),), (), (), b""))
+    node.say(WORKER + ghost, m.Completed.of(((task_id(0), 0, m.OK, (b"value",)),)))
     record = node.scheduler.tables.find(ref(0))
     assert record is not None
     assert (record.holders, record.status) == (DRIVER, -1)

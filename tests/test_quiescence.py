@@ -378,7 +378,7 @@ def test_what_is_counted_before_the_actor_lives_again_is_not_what_is_lost(store:
     dies(store, worker, ended=7)
     ((to, _),) = store.take(m.Dispatch)
     store.say(WORKER + to[1:], m.Counted(ACTOR, 4, 0))
-    store.say(WORKER + to[1:], m.Completed(((ACTOR, 1, OK, (b"actor",)),), (), (), b""))
+    store.say(WORKER + to[1:], m.Completed.of(((ACTOR, 1, OK, (b"actor",)),)))
     assert "what 3 calls did" in warnings(store)[0]
 
 

@@ -22,6 +22,7 @@ from zfabric.adapters.datagrams import FRAME_BYTES, SUFFIX
 from zfabric.protocol import messages as m
 from zfabric.protocol.codec import encode
 from zfabric.protocol.ids import INCARNATION_BYTES
+from zfabric.protocol.trace import TIME_BYTES
 from zfabric.runtime import interface
 
 PACKAGE = Path(zf.__file__).parent
@@ -186,7 +187,7 @@ def garbage(mark: str) -> list[bytes]:
         b"\x93\x01\x00\x91\x94" + b"\xc4\x01L" * 2 + b"\xa6Submit" + b"\x91\x91\x92\x01\x02",
         encode(1, 0, [(b"L", b"C", m.Submit(((b"x" * 16, b"f" * 16, bomb, ()),)))]),
         encode(2, 0, [(b"L", b"C", m.Export(((b"f" * 16, "f", bomb, ()),)))]),
-        encode(3, 0, [(b"L", b"W", m.Completed(((b"x" * 16, 0, 0, (bomb,)),), (), (), b""))]),
+        encode(3, 0, [(b"L", b"W", m.Completed.of(((b"x" * 16, 0, 0, (bomb,)),)))]),
         encode(4, 0, [(b"Z", b"C", m.Ready())]),
         encode(5, 0, [(b"W", b"L", m.Dispatch((), (), False))]),
         encode(6, 0, [(b"O", b"C", m.Reserve(1, -5, 0, 1.0))]),
@@ -251,7 +252,7 @@ def test_garbage_at_workers_and_drivers_is_dropped(stranger: Any, tmp_path: Path
 def test_frames_forged_in_the_name_of_a_worker_do_not_stop_the_daemon(stranger: Any, tmp_path: Path) -> None:
     """(A process of the same user may do anything to it; but what is wrong is refused, not a crash.)"""
     worker = query("workers")[0]["token"]
-    forged = m.Completed(((b"x" * 16, 0, 0, (b"",)),), ((0, (), ()),), ((b"f" * 16, 1, 1.0),), b"x")
+    forged = m.Completed.of(((b"x" * 16, 0, 0, (b"",)),), ((0, (), ()),), ((b"f" * 16, 1, 1.0),), b"x" * TIME_BYTES)
     end = stranger.socket(zmq.DEALER)
     end.setsockopt(zmq.ROUTING_ID, bytes.fromhex(worker)[:4] + b"\1\1\1\1")
     end.connect("ipc://" + session().daemon()[1])  # type: ignore[index]

@@ -250,7 +250,7 @@ def test_what_a_worker_says_to_the_next_daemon() -> None:
     for each in rows:
         yields.say(each)
     yields.take()
-    completed = m.Completed((), (), (), b"")
+    completed = m.Completed.of(())
     said = yields.again([m.Yielded((rows[4],)), completed])
     # The last three: a place that was heard of is the arena's; one that may not have been is said as it was.
     assert said == [m.Yielded((rows[3], rows[4], rows[5])), completed]

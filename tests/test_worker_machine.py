@@ -201,7 +201,7 @@ def test_the_next_daemon_hears_what_runs_what_waits_and_what_ended_unheard(worke
     begin(worker)
     finish(worker)
     said(worker)
-    worker.unheard.append(m.Completed(((row(9)[0], 0, m.OK, (b"",)),), (), (), b""))
+    worker.unheard.append(m.Completed.of(((row(9)[0], 0, m.OK, (b"",)),)))
     begin(worker)
     worker.connect(b"\x02daemon1")
     running, unheard, blocked = worker.running()

@@ -45,7 +45,7 @@ from zfabric.exceptions import ConfigError, FabricError, VersionMismatchError
 from zfabric.machines.parts.tables import TABLES, Pair
 from zfabric.protocol.messages import PROTOCOL_VERSION
 
-STORE_VERSION = 2
+STORE_VERSION = 3
 """Version of what the tables hold and how; another one is refused."""
 LMDB_MAJOR = 0
 """The engine of the binding that writes our files: 0 for LMDB 0.9, 1 for 1.0 (see docs/decisions/0002-lmdb-format.md)."""

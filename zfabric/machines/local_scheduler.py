@@ -422,7 +422,7 @@ class LocalScheduler:
             self.tables.counts["refused"] += 1
             return
         self.outcomes.completed(worker, message, now)
-        if message.trace:
+        if message.times:
             self._trace(now, report.trace_event(self.node, worker, message))
 
     def on_traced(self, now: float, source: Address, message: m.Traced) -> None:

@@ -108,7 +108,7 @@ class Worker:
         mailbox = self.mailbox
         if status != OK or len(outputs) != 1 or type(outputs[0]) is not bytes or self.interrupts:
             return None
-        if self._ended.outcomes or self._effects or self.turns is not None or self.yields.unsaid or mailbox.logs or mailbox.unsent:
+        if self._ended.rows or self._effects or self.turns is not None or self.yields.unsaid or mailbox.logs or mailbox.unsent:
             return None
         if not isinstance(item, Invocation):
             hears = item.driver in self.drivers and not self.queue
@@ -144,8 +144,10 @@ class Worker:
             self.yields.end(row[0])
         ended = self._ended
         if extra is not None:
-            ended.extras.append((len(ended.outcomes), *extra))
-        ended.outcomes.append((row[0], item.attempt, status, outputs))
+            ended.extras.append((len(ended.rows), *extra))
+        ended.attempts.append(item.attempt)
+        ended.statuses.append(status)
+        ended.outputs.append(outputs)
         hears = item.driver and not answered and item.driver in self.drivers
         if hears and status == OK and extra is None and len(outputs) == 1 and type(outputs[0]) is bytes:
             self.drivers.tell(item.driver, row[0], outputs)
@@ -155,7 +157,7 @@ class Worker:
             self.turns.end(row[0])
         elif self.turns is not None:
             self.turns.not_made(row[0])
-        return len(ended.outcomes)
+        return len(ended.rows)
 
     @property
     def may_begin(self) -> bool:
@@ -302,13 +304,13 @@ class Worker:
     @property
     def unreported(self) -> int:
         """Outcomes not sent yet."""
-        return len(self._ended.outcomes) + self.unreturned + len(self.yields.unsaid)
+        return len(self._ended.rows) + self.unreturned + len(self.yields.unsaid)
 
     @property
     def has_unsent(self) -> bool:
         """Whether anything waits to be sent."""
         ended = self.turns is not None and self.turns.sayable
-        return bool(self._ended.outcomes or self._effects or self.yields.unsaid or self.mailbox.unsent or ended)
+        return bool(self._ended.rows or self._effects or self.yields.unsaid or self.mailbox.unsent or ended)
 
     def block(self, wanted: tuple[bytes, ...], inline: bool, name: str = "", callees: m.Rows = (), certain: bool = False) -> None:
         """The task on top waits: what was not begun goes back with the news.

@@ -16,6 +16,7 @@ import msgpack
 from zfabric.protocol.ids import FUNCTION_BYTES, INCARNATION_BYTES, OBJECT_BYTES, TASK_BYTES
 from zfabric.protocol.messages import MESSAGES, Message
 from zfabric.protocol.options import CHECKPOINT_PARTS_MAX, LOG_NUMBERS_MAX, OPTION_TYPES, RETURNS_MAX, STREAM_VALUES_MAX
+from zfabric.protocol.trace import TIME_BYTES
 
 FRAME_BYTES_MAX = 256 * 2**20
 """Largest frame that is decoded: a batch of 256 rows of the largest inline values, with room to spare."""
@@ -249,10 +250,15 @@ def _dispatch(name: str, fields: tuple[Any, ...]) -> None:
 
 
 def _completed(name: str, fields: tuple[Any, ...]) -> None:
-    columns = _columns(name, fields[0], {4}, (None, _INT, _INT, _TUPLE))
-    _ids(name, columns[0], TASK_BYTES)
-    _columns(name, fields[1], {3}, (_INT, _TUPLE, _TUPLE))
-    _columns(name, fields[2], {3}, (_BYTES, _INT, {float, int}))
+    attempts, statuses, outputs, task_ids, extras, durations, times = fields
+    if not len(attempts) == len(statuses) == len(outputs) == len(task_ids) / TASK_BYTES:
+        raise MalformedFrame(f"{name}: columns are of one length")
+    if times and len(times) != len(attempts) * TIME_BYTES:
+        raise MalformedFrame(f"{name}: times are {TIME_BYTES} bytes for each attempt")
+    if not (set(map(type, attempts)) <= _INT and set(map(type, statuses)) <= _INT and set(map(type, outputs)) <= _TUPLE):
+        raise MalformedFrame(f"{name}: a column has a value of the wrong type")
+    _columns(name, extras, {3}, (_INT, _TUPLE, _TUPLE))
+    _columns(name, durations, {3}, (_BYTES, _INT, {float, int}))
 
 
 def _yielded(name: str, fields: tuple[Any, ...]) -> None:

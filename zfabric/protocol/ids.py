@@ -137,6 +137,11 @@ def address(role: bytes, incarnation: bytes) -> Address:
     return role + incarnation
 
 
+def split_ids(joined: bytes, length: int) -> list[bytes]:
+    """Ids that are one behind the other, each of so many bytes."""
+    return [joined[start : start + length] for start in range(0, len(joined), length)]
+
+
 def short(identifier: bytes) -> str:
     """An id as people read it: hex, without the zeros that most object ids end in."""
     text = identifier.hex()

@@ -1,23 +1,26 @@
 """What a worker says of the times of its attempts, as the timeline shows them.
 
-A trace is a batch: for each attempt ``task id (16) | function id (16)``, then for each two doubles, the start (seconds of the
-monotonic clock that all processes of a machine share) and the duration. An event, as the control store keeps it, is a trace with
-all that is needed to read it later, when its worker is dead and the functions of its job are deleted.
+A trace is a batch, by column: for each attempt its task's id (16), then for each the function's (16), then for each two doubles, the
+start (seconds of the monotonic clock that all processes of a machine share) and the duration. An event, as the control store keeps it,
+is a trace with all that is needed to read it later, when its worker is dead and the functions of its job are deleted.
 """
 
 from __future__ import annotations
 
+import struct
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import msgpack
 
-from zfabric.protocol.ids import FUNCTION_BYTES, JOB_BYTES, TASK_BYTES, pack_counter
+from zfabric.protocol.ids import FUNCTION_BYTES, JOB_BYTES, TASK_BYTES, pack_counter, split_ids
 from zfabric.protocol.messages import Rows
 
 _HEAD = TASK_BYTES + FUNCTION_BYTES
-_EACH = _HEAD + 16
+TIME_BYTES = FUNCTION_BYTES + 16
+"""What a trace has of an attempt besides its task's id."""
+_EACH = TASK_BYTES + TIME_BYTES
 
 
 def read_trace(trace: bytes) -> Iterator[tuple[bytes, bytes, float, float]]:
@@ -25,9 +28,16 @@ def read_trace(trace: bytes) -> Iterator[tuple[bytes, bytes, float, float]]:
     count = len(trace) // _EACH
     times = array("d")
     times.frombytes(trace[count * _HEAD : count * _EACH])
-    for index in range(count):
-        head = trace[index * _HEAD : (index + 1) * _HEAD]
-        yield head[:TASK_BYTES], head[TASK_BYTES:], times[2 * index], times[2 * index + 1]
+    tasks, functions = (
+        split_ids(trace[: count * TASK_BYTES], TASK_BYTES),
+        split_ids(trace[count * TASK_BYTES : count * _HEAD], FUNCTION_BYTES),
+    )
+    yield from zip(tasks, functions, times[::2], times[1::2], strict=True)
+
+
+def pack_times(functions: Sequence[bytes], times: Sequence[float]) -> bytes:
+    """What follows the ids of tasks in a trace: the functions, and when each began, and how many seconds it took."""
+    return b"".join(functions) + struct.pack(f"{len(times)}d", *times)
 
 
 class TraceEvent(NamedTuple):

@@ -104,7 +104,7 @@ class FabricClient(Connection):
                 raise
             if machine.unfinished == 1:
                 self._flush_first()
-            elif machine.unsent >= self._batch_rows:
+            elif len(machine.outbox.tail) >= self._batch_rows:
                 self.flush()
             elif not self._armed:
                 self._arm_flusher()

@@ -222,9 +222,10 @@ class _Scribe:
     def _fields(self, message: Any) -> str:
         if isinstance(message, m.Welcome):
             return ""
-        values = message._replace(trace=b"", durations=()) if isinstance(message, m.Completed) else message
         usual = message._field_defaults
-        shown = ["" if usual.get(name) == value else self._show(value) for name, value in zip(values._fields, values, strict=True)]
+        shown = ["" if usual.get(name) == value else self._show(value) for name, value in zip(message._fields, message, strict=True)]
+        if isinstance(message, m.Completed):
+            shown = [self._show(message.rows), self._show(message.extras)]
         while shown and shown[-1] in ("", "()"):
             shown.pop()
         return " " + " ".join(value for value in shown if value) if shown else ""

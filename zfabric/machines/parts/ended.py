@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import struct
 from operator import itemgetter
 
 from zfabric.protocol import messages as m
 from zfabric.protocol.messages import Row
+from zfabric.protocol.trace import pack_times
 
+_task_id = itemgetter(0)
 _function = itemgetter(1)
 
 
 class Ended:
-    """Outcomes by attempt, and when each ran. What is added to, row by row, is plain lists: this happens with each task."""
+    """Outcomes by attempt, and when each ran: plain lists, and one message for many, since something is added with each task."""
 
     def __init__(self) -> None:
-        self.outcomes: list[Row] = []
+        self.attempts: list[int] = []
+        self.statuses: list[int] = []
+        self.outputs: list[Row] = []
         self.extras: list[Row] = []
         """What few outcomes have: ``(index, contained, written)``."""
         self.rows: list[Row] = []
@@ -25,12 +28,19 @@ class Ended:
 
     def take(self) -> m.Completed | None:
         """What is to be said, if anything; it is said but once."""
-        if not self.outcomes:
+        if not self.rows:
             return None
-        rows, times = self.rows, self.times
-        trace = b"".join([row[0] + row[1] for row in rows]) + struct.pack(f"{len(times)}d", *times)
-        completed = m.Completed(tuple(self.outcomes), tuple(self.extras), _durations(list(map(_function, rows)), times[1::2]), trace)
-        self.outcomes, self.extras, self.rows, self.times = [], [], [], []
+        functions = list(map(_function, self.rows))
+        completed = m.Completed(
+            tuple(self.attempts),
+            tuple(self.statuses),
+            tuple(self.outputs),
+            b"".join(map(_task_id, self.rows)),
+            tuple(self.extras),
+            _durations(functions, self.times[1::2]),
+            pack_times(functions, self.times),
+        )
+        self.attempts, self.statuses, self.outputs, self.extras, self.rows, self.times = [], [], [], [], [], []
         return completed
 
 

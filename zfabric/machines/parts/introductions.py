@@ -160,7 +160,7 @@ class Introductions:
         if ended is not None:
             row, extra = ended
             extras = () if extra is None else ((0, *extra),)
-            self.scheduler.outcomes.completed(worker, m.Completed((row,), extras, (), b""), now)
+            self.scheduler.outcomes.completed(worker, m.Completed.of((row,), extras), now)
             self.scheduler.references.unpin(_contained(extra))
         elif made.died is not None:
             void = self.scheduler.outcomes.worker_lost(worker, made.died)

@@ -25,7 +25,7 @@ from zfabric.machines.parts.references import References
 from zfabric.machines.parts.state import Tables
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import Facts, pack_failure
-from zfabric.protocol.ids import next_attempt, object_id, short, tries_of
+from zfabric.protocol.ids import TASK_BYTES, next_attempt, object_id, short, split_ids, tries_of
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY
 
 ALONE_AFTER = 2
@@ -74,13 +74,14 @@ class Outcomes:
         processes, touched, spare = tables.processes, tables.touched, tables.spare
         introduced = worker.introduced
         inline_bytes = 0
-        for index, (task_id, attempt, status, outputs) in enumerate(message.rows):
+        rows = zip(split_ids(message.task_ids, TASK_BYTES), message.attempts, message.statuses, message.outputs, strict=True)
+        for index, (task_id, attempt, status, outputs) in enumerate(rows):
             task = inflight.pop(task_id, None)
             if task is None or task.attempt != attempt:
                 if task is not None:
                     inflight[task_id] = task
                 elif introduced is not None and task_id not in tables.tasks:
-                    self.introductions.ended_early(introduced, message.rows[index], extras.get(index))
+                    self.introductions.ended_early(introduced, (task_id, attempt, status, outputs), extras.get(index))
                     continue
                 self._late(worker, task_id, attempt, outputs)
                 continue
@@ -116,7 +117,7 @@ class Outcomes:
                 self._settle(worker, task, status, outputs, extras.get(index))
         worker.last_progress = now
         tables.counts["inline_bytes"] += inline_bytes
-        tables.counts["tasks_finished"] += len(message.rows)
+        tables.counts["tasks_finished"] += len(message.attempts)
         if worker.work < 0.0 or not inflight:
             worker.work = 0.0
 

@@ -75,7 +75,7 @@ def trace_event(node: bytes, worker: WorkerRecord, message: m.Completed) -> byte
     """What a worker's batch adds to the event table; the names are kept with it, since functions go when their job ends."""
     functions = worker.job.functions if worker.job is not None else {}
     names = tuple((identifier, functions[identifier].name) for identifier, *_ in message.durations if identifier in functions)
-    return pack_event(node, worker.pid, names, message.trace)
+    return pack_event(node, worker.pid, names, message.task_ids + message.times)
 
 
 def amounts(demand: Demand) -> dict[str, float]:

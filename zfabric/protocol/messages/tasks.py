@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from zfabric.protocol.ids import TASK_BYTES, split_ids
 from zfabric.protocol.messages.rows import Ids, Row, Rows
 
 # How an attempt ended, in ``Completed`` and ``Results``.
@@ -96,16 +97,30 @@ class Told(NamedTuple):
 
 
 class Completed(NamedTuple):
-    """worker -> local scheduler. Attempts that ended: rows ``(task_id, attempt, status, outputs)``.
+    """worker -> local scheduler. Attempts that ended: by column, since they are many, and small. ``task_ids`` are one behind the other.
 
-    ``extras`` are ``(index in rows, refs contained per output, argument refs kept)`` for the rows that have them;
-    ``durations`` are ``(function_id, count, seconds in all)``; ``trace`` is what the timeline shows (``protocol.trace``).
+    ``extras`` are ``(index, refs contained per output, argument refs kept)`` for those that have them; ``durations`` are
+    ``(function_id, count, seconds in all)``; ``times`` is, with ``task_ids`` before it, what the timeline shows (``protocol.trace``).
     """
 
-    rows: Rows
+    attempts: Row
+    statuses: Row
+    outputs: Rows
+    task_ids: bytes
     extras: Rows
     durations: Rows
-    trace: bytes
+    times: bytes
+
+    @classmethod
+    def of(cls, rows: Rows, extras: Rows = (), durations: Rows = (), times: bytes = b"") -> Completed:
+        """Of rows ``(task_id, attempt, status, outputs)``."""
+        task_ids, attempts, statuses, outputs = zip(*rows, strict=True) if rows else ((), (), (), ())
+        return cls(attempts, statuses, outputs, b"".join(task_ids), extras, durations, times)
+
+    @property
+    def rows(self) -> Rows:
+        """The same, for what looks at one after the other."""
+        return tuple(zip(split_ids(self.task_ids, TASK_BYTES), self.attempts, self.statuses, self.outputs, strict=True))
 
 
 class Yielded(NamedTuple):
