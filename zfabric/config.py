@@ -17,12 +17,12 @@ class Config:
     """Limits and choices of one cluster. Times are seconds, sizes bytes, unless the name says otherwise."""
 
     # -- batching --
-    batch_rows: int = 256
-    """Rows in one batch: past this a batch costs latency and no longer gains throughput."""
+    batch_rows: int = 512
+    """Rows in one batch: past this a batch costs latency and no longer gains throughput (256 costs a tenth more CPU, 1024 no less)."""
     send_delay: float = 0.002
     """A row never waits unsent longer than this."""
-    completion_delay: float = 0.001
-    """A worker keeps completions back at most this long to batch them."""
+    completion_delay: float = 0.002
+    """A worker that has more to run keeps completions back at most this long to batch them."""
 
     # -- dispatch --
     prefetch_seconds: float = 0.005

@@ -39,7 +39,7 @@ _TASK = slice(0, TASK_BYTES)
 _RETURNED_NONE: Ending = (OK, (NONE,), None)
 SHORT = 1000
 """Characters of a text that is packed at once: a longer one may be too large to be sent with the end of its task."""
-REPORT_ROWS = 256
+REPORT_ROWS = 512
 """Completions that are reported without waiting for more."""
 
 
