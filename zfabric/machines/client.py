@@ -141,7 +141,7 @@ class Client:
         if fresh:
             self.unfinished += 1
             if row[3] or len(row) > 4:
-                self.calls.share(self.keeping.need(row))
+                self.calls.results.share(self.keeping.need(row))
             if row[1] in self._classes:
                 self.keeping.lineage[row[0]] = row
                 self.keeping.need(row)
@@ -172,7 +172,7 @@ class Client:
         """A value that exists, inline or written into one of this process's grants."""
         self.entries[identifier] = value if type(value) is bytes else Entry(1, OK, value, None)
         if contained:
-            self.calls.share(contained)
+            self.calls.results.share(contained)
             self.keeping.contain(identifier, contained)
         if type(value) is tuple:
             self.written[identifier] = (identifier, value, contained, durable)
@@ -197,7 +197,7 @@ class Client:
         if entry is None:
             entry = self.entries[identifier] = Entry(0, ABSENT, None, None)
             if is_call(identifier):
-                self.calls.shared.add(identifier)  # Another process's, which made it known.
+                self.calls.results.ids.add(identifier)  # Another process's, which made it known.
             if self.keeping.values and identifier[:TASK_BYTES] in self.keeping.values:
                 self.keeping.values[identifier[:TASK_BYTES]].add(identifier)
         if entry.refs == 0:

@@ -254,7 +254,7 @@ def checkpoint(worker: RunningWorker, log: CallLog, instance: Any, kind: type) -
     if packed.size > limit:
         raise ObjectTooLargeError(f"a checkpoint of {name} has {packed.size} bytes; the setting checkpoint_bytes allows {limit}")
     with worker.lock:
-        worker.machine.calls.share(packed.contained)
+        worker.machine.calls.results.share(packed.contained)
         log.checkpoint(packed.to_bytes(), packed.contained)
 
 

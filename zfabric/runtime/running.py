@@ -366,7 +366,7 @@ class RunningWorker(UserCode):
     def yielded(self, row: Row) -> None:
         """Say the next value of a stream, as soon as that is worth a message, and hear how far the stream may go."""
         with self.lock:
-            self.machine.calls.share(row[4])
+            self.machine.calls.results.share(row[4])
             self.worker.yields.say(row)
             self.finish_writes(row[0])
             due = clock() - self._sent_at > self.config.completion_delay or self.worker.unreported >= REPORT_ROWS

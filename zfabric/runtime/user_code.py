@@ -317,7 +317,7 @@ class UserCode(WorkerConnection):
         extra = (tuple(contained), ()) if any(contained) else None
         if extra is not None:
             with self.lock:
-                self.machine.calls.share([identifier for refs in contained for identifier in refs])
+                self.machine.calls.results.share([identifier for refs in contained for identifier in refs])
         return OK, tuple(outputs), extra
 
     def failed(self, item: Item | Invocation, error: BaseException, retryable: Callable[[BaseException], bool] | None) -> Ending:

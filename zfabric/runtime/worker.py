@@ -66,7 +66,7 @@ class WorkerRuntime(RunningWorker):
         """Whether there is nothing more to do as an actor. One that has ended itself waits only so long for threads, and for promises."""
         if not self.host.done:
             return False
-        stays = self.worker.running_calls or (self.host.leaving and self.machine.calls.awaited)
+        stays = self.worker.running_calls or (self.host.leaving and self.machine.calls.results.awaited)
         return not stays or (self.host.leaving and clock() >= self.host.leaves_at)
 
     def _retire(self) -> None:

@@ -212,7 +212,7 @@ class WorkerProcess(Process):
         """End, if the actor of this process has."""
         mailbox = self.worker.mailbox
         done = mailbox.retiring and not mailbox.queue and not self.machine.calls.pending
-        left = self.leaves_at is not None and (not self.machine.calls.awaited or self.world.now >= self.leaves_at)
+        left = self.leaves_at is not None and (not self.machine.calls.results.awaited or self.world.now >= self.leaves_at)
         if (left or done) and mailbox.settled:
             self.die("its actor has ended")
         return not self.alive
@@ -392,7 +392,7 @@ class WorkerProcess(Process):
             if isinstance(item, Invocation):
                 self.logged.remember(item.row[0], values)
             contained = tuple(value.refs for value, _ in values) if any(value.refs for value, _ in values) else ()
-            self.machine.calls.share([identifier for inside in contained for identifier in inside])
+            self.machine.calls.results.share([identifier for inside in contained for identifier in inside])
         elif status in (INTERRUPTED, FAILED):
             outputs = ()
         else:

@@ -4,10 +4,6 @@ Calls go straight to the process the actor lives in, over a link of their own; w
 once to each incarnation of the actor. Here, calls wait for three things: for the actor to be somewhere, for the values of their
 arguments (a call whose turn has come holds up those behind it), and, if others must know a ref that travels with it, or it makes a stream,
 for the scheduler to have heard of that first.
-
-A small result is this process's business alone: the scheduler does not know it. It is *shared* as soon as another process
-may hear of it (it is named by a row, or inside a value): then the scheduler is told to expect it, and offered the value when it
-has come.
 """
 
 from __future__ import annotations
@@ -17,11 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from zfabric.machines.parts.entries import PENDING, Entry
+from zfabric.machines.parts.shared_results import SharedResults
 from zfabric.machines.parts.targets import Target
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
 from zfabric.protocol.failures import Facts, pack_failure, unpack_failure
-from zfabric.protocol.ids import ACTOR, CALL_RETURN, CONTROL, PREFIX_BYTES, TASK_BYTES, call_value, is_call, short
+from zfabric.protocol.ids import ACTOR, CALL_RETURN, CONTROL, PREFIX_BYTES, TASK_BYTES, call_value, short
 from zfabric.protocol.messages import ALIVE, CREATING, DEAD, FAILED, OK, Row
 from zfabric.protocol.names import brief
 from zfabric.protocol.options import LOGGED, option
@@ -45,8 +42,7 @@ class Calls:
         self.targets: dict[bytes, Target] = {}
         self.pending: dict[bytes, Target] = {}
         """Calls without an outcome, by id."""
-        self.shared: set[bytes] = set()
-        """Results that the scheduler knows, or expects."""
+        self.results = SharedResults(self)
         self.gone: list[bytes] = []
         """Incarnations that nobody lives in any more: the shell closes its links to them."""
         self._homes: dict[bytes, tuple[bytes, int]] = {}
@@ -60,8 +56,6 @@ class Calls:
         """Actors whose next call waits for the values of its arguments."""
         self.delayed: dict[Target, None] = {}
         """Actors with calls that wait, for whatever news: of where they are, of arguments, of what the scheduler has heard."""
-        self.awaited: set[bytes] = set()
-        """Results that others were promised, and that have not come."""
         self._barriers: dict[int, bytes] = {}
         """Questions whose answer says that the scheduler has heard all that a call travels with: token -> call."""
         self._heard: set[bytes] = set()
@@ -125,13 +119,13 @@ class Calls:
             self._held[call_id] = row[3] + contained
             for needed in self._held[call_id]:
                 client.add_reference(needed)
-            self.share(contained)
+            self.results.share(contained)
             if option(row[5], "timeout") is not None:
                 self._limited.add(call_id)
             ahead = option(row[5], "stream")
             if ahead is not None:
                 self._streams[call_id] = ahead
-                self._expect(identifier, target)
+                self.results.expect(identifier, target)
         if target.state == ALIVE and len(row) == 3 and not target.queue:
             self._send(target, row)
         else:
@@ -327,7 +321,7 @@ class Calls:
     @property
     def expectant(self) -> bool:
         """Whether others wait for what this process does with news that have yet to come: for calls, or for their results."""
-        return bool(self.delayed or self.awaited)
+        return bool(self.delayed or self.results.awaited)
 
     @property
     def unsent(self) -> bool:
@@ -386,28 +380,28 @@ class Calls:
                 identifier = call_value(call_id, index)
                 entry = self.client.entry(identifier)
                 if entry is not None and entry.refs > 0:
-                    self.shared.add(identifier)
+                    self.results.ids.add(identifier)
                 else:
                     self.client.outbox.add(m.Release, identifier)
 
     def _settle(self, call_id: bytes, status: int, outputs: Row) -> None:
-        client = self.client
+        client, shared = self.client, self.results.ids
         for index in range(self._several.get(call_id, 1)):
             identifier = call_value(call_id, index)
-            self.awaited.discard(identifier)
+            self.results.awaited.discard(identifier)
             data: Any = outputs[index if status == OK else 0] if outputs else None
             entry = client.entry(identifier)
             known = data is None and status == OK
-            if identifier in self.shared:
+            if identifier in shared:
                 client.outbox.add(m.Offer, (identifier, status, data, ()))
             if entry is None or entry.refs <= 0:
                 client.entries.pop(identifier, None)
-                if known or identifier in self.shared:
+                if known or identifier in shared:
                     client.outbox.add(m.Release, identifier)
-                self.shared.discard(identifier)
+                shared.discard(identifier)
                 continue
             if known:
-                self.shared.add(identifier)
+                shared.add(identifier)
             entry.row, entry.status, entry.data = None, status, data
             client._notify(identifier, entry)
 
@@ -481,6 +475,14 @@ class Calls:
         may = "it may have run, in part or in whole" if outcome == UNKNOWN else "it did not run"
         self.returned(((row[0], FAILED, (pack_failure(kind, f"{what} has no result ({may}): {text}", facts),)),))
 
+    def values_of(self, call_id: bytes) -> list[bytes]:
+        """The values of a call without an outcome."""
+        return [call_value(call_id, index) for index in range(self._several.get(call_id, 1))]
+
+    def ahead_of(self, call_id: bytes) -> int | None:
+        """How many values a call without an outcome may be ahead that makes a stream; None if it makes none."""
+        return self._streams.get(call_id)
+
     def callees(self, object_ids: Iterable[bytes]) -> m.Rows:
         """Which actors are to give those of these objects that are results of calls, which this process has made."""
         pending = self.pending
@@ -526,41 +528,7 @@ class Calls:
             return "waiting", target.actor_id, f"{method} waits until the actor is made"
         return "waiting", target.actor_id, f"{method} waits behind a call whose arguments are not there yet"
 
-    # -- others hear of results --
-
-    def share(self, object_ids: Iterable[bytes]) -> None:
-        """Other processes are about to hear of these: results of calls among them are made known to the scheduler."""
-        for identifier in object_ids:
-            if not is_call(identifier) or identifier in self.shared:
-                continue
-            entry = self.client.entry(identifier)
-            if entry is None:
-                continue
-            target = self.pending.get(identifier[:TASK_BYTES])
-            if target is not None:
-                self._expect(identifier, target)
-            else:
-                self.shared.add(identifier)
-                self.client.outbox.add(m.Offer, (identifier, entry.status, entry.data, ()))
-                self.client.outbox.add(m.Hold, identifier)
-
-    def _expect(self, identifier: bytes, target: Target) -> None:
-        self.client.entry(identifier)  # What the plainest outcome would not be, since this one is said on.
-        self.shared.add(identifier)
-        self.awaited.add(identifier)
-        self.client.outbox.add(m.Expect, self._expected(identifier, target))
-
-    def _expected(self, identifier: bytes, target: Target) -> Row:
-        ahead = self._streams.get(identifier[:TASK_BYTES])
-        return (identifier, target.actor_id) if ahead is None else (identifier, target.actor_id, ahead)
-
-    def let_go(self, identifier: bytes) -> bool:
-        """The last ref to a result is gone. Whether the scheduler is to be told."""
-        if identifier not in self.shared:
-            return False
-        if identifier[:TASK_BYTES] not in self.pending:
-            self.shared.discard(identifier)
-        return True
+    # -- the last ref is gone, and a new daemon --
 
     def takes_over(self, handle: bytes, entry: Entry) -> bool:
         """Whether the last ref to a handle stays until its calls have run: what was called is done, whoever lets go meanwhile."""
@@ -577,26 +545,11 @@ class Calls:
         if target is not None and target.untaken:
             self._receipts[target] = False
 
-    # -- after a restart of the daemon --
-
-    def share_sent(self) -> None:
-        """A value may be in the arena already, and the news of it still on its way: the next scheduler is to keep it."""
-        for call_id, target in self.pending.items():
-            if call_id in target.sent:
-                self.shared.update(call_value(call_id, index) for index in range(self._several.get(call_id, 1)))
-
     def holdings(self) -> Iterator[tuple[type[Any], Any]]:
         """What a restarted scheduler is told: (kind of message, item)."""
         for actor_id in {**self.targets, **self.killed, **self._homes}:
             yield m.Find, actor_id
-        for identifier in sorted(self.shared):
-            target = self.pending.get(identifier[:TASK_BYTES])
-            if target is not None:
-                yield m.Expect, self._expected(identifier, target)
-
-    def is_private(self, identifier: bytes) -> bool:
-        """Whether the scheduler does not know of this object, and need not."""
-        return is_call(identifier) and identifier not in self.shared
+        yield from self.results.expected()
 
 
 def _question(row: Row) -> Row:

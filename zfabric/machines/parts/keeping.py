@@ -89,7 +89,7 @@ class Keeping:
                     del entries[identifier]
                 if rare:
                     self._let_go(identifier, full)
-            if is_call(identifier) and not calls.let_go(identifier):
+            if is_call(identifier) and not calls.results.let_go(identifier):
                 continue
             if outbox.kind is m.Release and len(outbox.tail) < BATCH_ROWS_MAX:
                 outbox.tail.append(identifier)
@@ -101,7 +101,7 @@ class Keeping:
     def _concerns_others(self, identifier: bytes) -> bool:
         """Whether a small result of a call is known beyond this process, or to more than its refs here."""
         client = self.client
-        known = identifier in client.calls.shared or identifier in client.cancelled
+        known = identifier in client.calls.results.ids or identifier in client.cancelled
         return known or identifier in self.needed or identifier in self.containing
 
     def _let_go(self, identifier: bytes, entry: Entry) -> None:

@@ -25,8 +25,8 @@ def holdings(client: Client) -> Iterator[tuple[type[Any], Any]]:
     rows: dict[bytes, Row] = {}
     entries = client.all_entries()
     calls = client.calls
-    calls.share_sent()
-    entries = [(identifier, entry) for identifier, entry in entries if not calls.is_private(identifier)]
+    calls.results.share_sent()
+    entries = [(identifier, entry) for identifier, entry in entries if not calls.results.is_private(identifier)]
     for identifier, entry in (*client.keeping.retired.items(), *entries):
         if is_call(identifier) and identifier[:TASK_BYTES] in calls.pending:
             continue
