@@ -17,7 +17,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.codec import MalformedFrame, decode, encode
 from zfabric.protocol.ids import FUNCTION_BYTES, INCARNATION_BYTES, OBJECT_BYTES, TASK_BYTES
 from zfabric.protocol.options import CHECKPOINT_PARTS_MAX, LOG_NUMBERS_MAX, OPTION_TYPES, STREAM_VALUES_MAX
-from zfabric.protocol.trace import TIME_BYTES
+from zfabric.protocol.trace import EACH_BYTES, TIME_BYTES
 
 TASK, FUNCTION, OBJECT = b"t" * TASK_BYTES, b"f" * FUNCTION_BYTES, b"o" * OBJECT_BYTES
 
@@ -126,6 +126,7 @@ ROWS: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("Expect", "rows"): many(st.one_of(st.tuples(object_ids, task_ids), st.tuples(object_ids, task_ids, numbers))),
     ("Hosting", "rows"): many(st.tuples(task_rows, numbers)),
     ("Traced", "names"): many(st.tuples(function_ids, texts)),
+    ("Traced", "trace"): st.lists(st.binary(min_size=EACH_BYTES, max_size=EACH_BYTES), max_size=3).map(b"".join),
     ("Delays", "running"): st.one_of(task_ids, st.just(b"")),
     ("Delays", "rows"): many(st.tuples(task_ids, task_ids, many(object_ids), many(task_ids))),
     ("Traced", "arguments"): many(st.tuples(task_ids, many(object_ids))),
@@ -447,6 +448,8 @@ CASES: list[tuple[str, int, tuple[Any, ...], Any, list[Any]]] = [
             (TASK, b"7", 0, (b"v",), ()),
             (OBJECT, b"8" * INCARNATION_BYTES, 0, (b"v",), ()),
             (TASK, b"8" * INCARNATION_BYTES, 0, (b"v",), ((TASK,),)),
+            (TASK, b"8" * INCARNATION_BYTES, 0, (b"v",), (5,)),
+            (TASK, b"8" * INCARNATION_BYTES, 0, (b"v",), ({5: 1},)),
         ],
     ),
     ("Expect", 0, ((),), (OBJECT, TASK), [(OBJECT,), (TASK, TASK), (OBJECT, OBJECT), ("o", TASK), (OBJECT, TASK, "3")]),
@@ -501,6 +504,18 @@ def test_a_bad_row_is_refused_alone_and_in_any_company(name: str, field: int, fi
     for row in bad:
         for rows in ([row], [row, row], [good, row], [row, good], [good, good, row, good]):
             assert not heard_or_malformed(frame_of(name, field, fields, rows)), rows
+
+
+def test_what_is_nested_as_deep_as_can_be_is_malformed_and_nothing_else() -> None:
+    deep = b"\x91" * 1000 + b"\x90"
+    row = b"\x94" + msgpack.packb(TASK) + deep + msgpack.packb(b"") + b"\x90"
+    frame = b"\x93\x01\x00\x91\x94" + msgpack.packb(b"L") + msgpack.packb(b"C") + msgpack.packb("Submit") + b"\x91\x92" + row + row
+    assert not heard_or_malformed(frame)
+
+
+def test_a_trace_says_as_much_of_each_call() -> None:
+    for length, heard in ((0, True), (EACH_BYTES, True), (EACH_BYTES + 1, False), (EACH_BYTES - 16, False)):
+        assert heard_or_malformed(msgpack.packb([1, 0, [[b"L", b"A", "Traced", [[], b"t" * length, []]]]])) == heard
 
 
 @pytest.mark.parametrize(

@@ -313,6 +313,19 @@ def test_many_small_values_are_held_in_bounded_memory(small: Any) -> None:
     eventually(lambda: query("status")["statistics"]["inline_bytes"] < 8 * MIB, "small values have moved to the arena")
 
 
+def test_an_argument_makes_room_for_what_is_returned(small: Any) -> None:
+    small()
+
+    @zf.remote
+    def doubled(array: np.ndarray) -> np.ndarray:
+        result = array * 2
+        del array
+        return result
+
+    ref = zf.put(np.ones(STORE * 5 // 8, np.uint8))
+    assert zf.get(doubled.remote(ref), timeout=60)[0] == 2, "both do not fit: one is spilled, unless the worker still looks at it"
+
+
 def test_a_large_argument_is_stored_and_freed(small: Any) -> None:
     small()
     assert zf.get(check.remote(block(4), 4), timeout=PATIENCE)

@@ -812,3 +812,40 @@ def test_generators_of_work_finish_and_leave_no_tasks_behind(shared: Any) -> Non
     eventually(lambda: len(query("tasks")) == 0, "finished tasks that nobody refers to are forgotten")
     assert len(worker_rows()) <= 4
     assert threading.active_count() < 20
+
+
+def test_what_a_finalizer_submits_between_two_tasks_is_neither_ones(cluster: Any, tmp_path: Path) -> None:
+    """What a task returned goes while the worker books its end, and begins what is next: two objects would have one name else."""
+    cluster(num_cpus=1)
+    path = str(tmp_path / "said")
+
+    class Parting:
+        """Runs a task as it goes, in the worker; the copy that arrives elsewhere does nothing."""
+
+        def __init__(self) -> None:
+            self.here = os.getpid()
+
+        def __del__(self) -> None:
+            if self.here == os.getpid():
+                with open(path, "a") as file:
+                    print(zf.get_runtime_context().get_task_id(), echo.remote("of a finalizer").hex(), file=file)
+
+    @zf.remote(num_cpus=0)
+    def echo(text: str) -> str:
+        return text
+
+    @zf.remote
+    def parting() -> Any:
+        return Parting()
+
+    @zf.remote
+    def after() -> Any:
+        return zf.get(ref := echo.remote("mine"), timeout=PATIENCE), ref.hex()
+
+    refs = [each for _ in range(20) for each in (parting.remote(), after.remote())]
+    texts, names = zip(*zf.get(refs[1::2], timeout=PATIENCE), strict=True)
+    eventually(lambda: len(Path(path).read_text().splitlines()) == 20, "all have gone")
+    said = [line.split() for line in Path(path).read_text().splitlines()]
+    assert {task for task, _ in said} == {"None"}, "none of the tasks runs then"
+    assert set(texts) == {"mine"}
+    assert len({*names, *(name for _, name in said)}) == 40, "each has a name of its own"

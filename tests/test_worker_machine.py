@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from zfabric.config import Config
+from zfabric.machines.parts.given import Item
 from zfabric.machines.worker import Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CLIENT, WORKER, object_id
@@ -55,6 +56,37 @@ def test_tasks_are_begun_in_order_and_their_ends_are_told_together(worker: Worke
     assert completed.rows == ((row(1)[0], 0, m.OK, (b"value",)), (row(2)[0], 0, m.ERROR, (b"error",)))
     assert completed.durations == ((FUNCTION, 2, 0.002),)
     assert said(worker) == []
+
+
+def test_rows_that_wait_alone_keep_their_attempt_when_later_ones_have_another(worker: Worker) -> None:
+    later = 1 << 20
+    give(worker, 1)
+    worker.step(0.0, b"L" + DAEMON, m.Dispatch((row(2), row(3)), ((1, 7, (), ()),), False, later))
+    worker.step(0.0, b"L" + DAEMON, m.Dispatch((row(4),), ((0, 9, (), ()),), False))
+    worker.step(0.0, b"L" + DAEMON, m.Dispatch((row(5),), (), True, later))
+    (running,) = worker.running()
+    assert [(each[0], attempt) for each, attempt, _ in running.rows] == [
+        (row(number)[0], attempt) for number, attempt in ((5, later), (1, 0), (2, later), (3, 7), (4, 9))
+    ]
+    begun = [worker.begin() for _ in range(5)]
+    assert [item.attempt for item in begun if item is not None] == [later, 0, later, 7, 9]
+
+
+def test_an_item_is_made_that_of_the_next_row_in_all_that_it_says(worker: Worker) -> None:
+    give(worker, 2)
+    spare = Item(row(1), 5, (b"value",), (3,), b"driver")
+    item = worker.begin(spare)
+    assert item is spare
+    assert (spare.row, spare.attempt, spare.values, spare.gpus, spare.driver) == (row(2), 0, (), (), b"")
+
+
+def test_only_the_attempt_that_is_meant_is_dropped(worker: Worker) -> None:
+    give(worker, 1)
+    worker.step(0.0, b"L" + DAEMON, m.Dispatch((row(1), row(1)), ((0, 1, (), ()), (1, 2, (), ())), False))
+    worker.given.drop(row(1)[0], 1)
+    assert [attempt for _, attempt in worker.given.waiting()] == [0, 2]
+    worker.given.drop(row(1)[0], 0)
+    assert [attempt for _, attempt in worker.given.waiting()] == [2]
 
 
 def test_what_was_not_begun_is_given_back_and_never_begun(worker: Worker) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 from zfabric.exceptions import ConfigError
 
 KiB, MiB, GiB = 2**10, 2**20, 2**30
+ROWS_MAX = 1024
+"""Rows in one message at most, whatever is said: what a receiver takes in at once."""
 NUMBER_MAX = 2**62
 """No setting has this value: files and messages carry integers of 64 bits."""
 
@@ -159,6 +161,11 @@ class Config:
                 raise ConfigError(f"config {field.name!r} cannot be negative: {value!r}")
             if isinstance(value, int | float) and not value < NUMBER_MAX:
                 raise ConfigError(f"config {field.name!r} is too large, or no number: {value!r}")
+        inline_max = self.frame_bytes_max // ROWS_MAX
+        if self.inline_bytes > inline_max:
+            raise ConfigError(
+                f"config 'inline_bytes' is at most {inline_max} bytes, so that {ROWS_MAX} values fit into a frame ('frame_bytes_max')"
+            )
         for name, choices in (("durability", ("process", "power")), ("infeasible", ("wait", "raise"))):
             if getattr(self, name) not in choices:
                 raise ConfigError(f"config {name!r} is one of {', '.join(choices)}, not {getattr(self, name)!r}")

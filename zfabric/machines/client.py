@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from zfabric.config import Config
+from zfabric.config import ROWS_MAX, Config
 from zfabric.machines.parts import rejoin
 from zfabric.machines.parts.calls import Calls
 from zfabric.machines.parts.entries import ABSENT, PENDING, Entry
 from zfabric.machines.parts.handing import Handing
 from zfabric.machines.parts.keeping import Keeping
-from zfabric.machines.parts.outbox import BATCH_ROWS_MAX, Outbox
+from zfabric.machines.parts.outbox import Outbox
 from zfabric.machines.parts.pins import Pins, Place
 from zfabric.machines.parts.reservations import Reservations
 from zfabric.protocol import messages as m
@@ -149,7 +149,7 @@ class Client:
             self.handing.hand(row)
             return identifier
         outbox = self.outbox
-        if outbox.kind is m.Submit and len(outbox.tail) < BATCH_ROWS_MAX:
+        if outbox.kind is m.Submit and len(outbox.tail) < ROWS_MAX:
             outbox.tail.append(row)
         else:
             outbox.add(m.Submit, row)

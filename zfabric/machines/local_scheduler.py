@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zfabric.config import Config
+from zfabric.config import ROWS_MAX, Config
 from zfabric.machines.parts import agreement, report
 from zfabric.machines.parts.actors import Actors
 from zfabric.machines.parts.blocks import BlockWriter
@@ -183,8 +183,8 @@ class LocalScheduler:
                 self._trim_at = self.workers.trim(now)
         for process in tables.touched:
             rows, process.results = process.results, []
-            for start in range(0, len(rows), 1024):
-                tables.tell(process, m.Results(tuple(rows[start : start + 1024])))
+            for start in range(0, len(rows), ROWS_MAX):
+                tables.tell(process, m.Results(tuple(rows[start : start + ROWS_MAX])))
         tables.touched.clear()
         self.partings.end_of_turn(now)
         self.detached.end_of_turn(now)

@@ -16,10 +16,10 @@ import msgpack
 from zfabric.protocol.ids import FUNCTION_BYTES, INCARNATION_BYTES, OBJECT_BYTES, TASK_BYTES
 from zfabric.protocol.messages import MESSAGES, Message
 from zfabric.protocol.options import CHECKPOINT_PARTS_MAX, LOG_NUMBERS_MAX, OPTION_TYPES, RETURNS_MAX, STREAM_VALUES_MAX
-from zfabric.protocol.trace import TIME_BYTES
+from zfabric.protocol.trace import EACH_BYTES, TIME_BYTES
 
 FRAME_BYTES_MAX = 256 * 2**20
-"""Largest frame that is decoded: a batch of 256 rows of the largest inline values, with room to spare."""
+"""Largest frame that is decoded. What is sent in one fits: see ``Config``."""
 MESSAGES_MAX = 65_536
 """Most messages in one frame."""
 
@@ -175,8 +175,8 @@ def _ids(name: str, ids: tuple[Any, ...], length: int) -> None:
 
 def _few_ids(name: str, ids: tuple[Any, ...], length: int) -> None:
     """The same where most of them are one and the same."""
-    alike = ids and ids.count(ids[0])
-    _ids(name, ids[:1] if alike == len(ids) else ids, length)
+    alike = bool(ids) and type(ids[0]) is bytes and ids.count(ids[0]) == len(ids)
+    _ids(name, ids[:1] if alike else ids, length)
 
 
 _BYTES, _INT, _TUPLE, _STR = {bytes}, {int}, {tuple}, {str}
@@ -384,6 +384,8 @@ def _reported(name: str, fields: tuple[Any, ...]) -> None:
     _ids(name, columns[0], TASK_BYTES)
     _ids(name, columns[1], INCARNATION_BYTES)
     for contained in columns[4]:
+        if not set(map(type, contained)) <= _TUPLE:
+            raise MalformedFrame(f"{name}: refs are rows of ids")
         for refs in contained:
             _ids(name, refs, OBJECT_BYTES)
 
@@ -402,6 +404,8 @@ def _hosting(name: str, fields: tuple[Any, ...]) -> None:
 def _traced(name: str, fields: tuple[Any, ...]) -> None:
     columns = _columns(name, fields[0], {2}, (_BYTES, _STR))
     _ids(name, columns[0], FUNCTION_BYTES)
+    if len(fields[1]) % EACH_BYTES:
+        raise MalformedFrame(f"{name}: a trace has {EACH_BYTES} bytes for each call")
     columns = _columns(name, fields[2], {2}, (_BYTES, _TUPLE))
     _ids(name, columns[0], TASK_BYTES)
     _ids(name, tuple(itertools.chain.from_iterable(columns[1])), OBJECT_BYTES)

@@ -20,14 +20,14 @@ from zfabric.protocol.messages import Rows
 _HEAD = TASK_BYTES + FUNCTION_BYTES
 TIME_BYTES = FUNCTION_BYTES + 16
 """What a trace has of an attempt besides its task's id."""
-_EACH = TASK_BYTES + TIME_BYTES
+EACH_BYTES = TASK_BYTES + TIME_BYTES
 
 
 def read_trace(trace: bytes) -> Iterator[tuple[bytes, bytes, float, float]]:
     """(task id, function id, start, seconds) of each attempt in the batch."""
-    count = len(trace) // _EACH
+    count = len(trace) // EACH_BYTES
     times = array("d")
-    times.frombytes(trace[count * _HEAD : count * _EACH])
+    times.frombytes(trace[count * _HEAD : count * EACH_BYTES])
     tasks, functions = (
         split_ids(trace[: count * TASK_BYTES], TASK_BYTES),
         split_ids(trace[count * TASK_BYTES : count * _HEAD], FUNCTION_BYTES),

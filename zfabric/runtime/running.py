@@ -57,9 +57,9 @@ class RunningWorker(UserCode):
         self._slot = open_slot(session.sockets, token)
 
     def mark(self, item: Item | Invocation | None) -> None:
-        """It is this that runs now, should the process die; None: what waits beneath, or nothing."""
-        if item is None:
-            item = self._contexts[-2] if len(self._contexts) > 1 else None
+        """It is this that runs now, should the process die; None: what waits, or nothing."""
+        if item is None and self._contexts:
+            item = self._contexts[-1]
         self._slot[_TASK] = item.row[0] if item is not None else _NOTHING
 
     def _execute(self, item: Item | Invocation, claim: bool = False) -> Item | Invocation | None:
@@ -67,15 +67,18 @@ class RunningWorker(UserCode):
         if not self.machine.job:
             self.machine.job = item.row[0][:JOB_BYTES]
         lock, handler, contexts, namers, asyncs = self.lock, self._handler, self._contexts, self._namers, self.worker.async_functions
-        contexts.append(item)
-        namers.append(None)
         self.mark(item)
+        namers.append(None)
         try:
             while True:
+                contexts.append(item)
                 if _signal.getsignal(INTERRUPT) is not handler:
                     _signal.signal(INTERRUPT, handler)  # A library of the program's has replaced it.
                 started = clock()
-                ending = self._run_user_code(item)
+                try:
+                    ending = self._run_user_code(item)
+                finally:
+                    contexts.pop()
                 ended = clock()
                 lock.acquire()  # ``with`` takes twice as long, which shows in a small task.
                 try:
@@ -87,10 +90,9 @@ class RunningWorker(UserCode):
                 if following.row[1] in asyncs:
                     self.mark(None)
                     break
-                item = contexts[-1] = following
-                namers[-1] = None
+                item = following
+                namers[-1] = None  # While nothing runs: finalizers submit at any moment, and would take the names of what is next.
         finally:
-            contexts.pop()
             namers.pop()
         if self.worker.mailbox.logs and type(item) is Invocation:
             replay.checkpoint_if_due(self, item)
@@ -219,6 +221,7 @@ class RunningWorker(UserCode):
             function, retryable = plain
             return self._run_plain(item, function, retryable)
         function, retryable, args, kwargs = prepared  # type: ignore[misc]
+        del prepared  # The arguments go before what is returned is stored: both may have no room together.
         if row[1] in self._classes:
             function = replay.logged(function, item, self)  # type: ignore[arg-type]
         if item.gpus:

@@ -59,6 +59,7 @@ class UserCode(WorkerConnection):
         self._classes: set[bytes] = set()
         """Functions whose calls make actors."""
         self._namers: list[Namer | None] = []
+        """Who names what each of the contexts submits."""
         self._thread_names = threading.local()
         self._call_names: dict[bytes, Namer] = {}
         """Who names what calls submit that run beside each other."""
@@ -112,10 +113,11 @@ class UserCode(WorkerConnection):
     def namer(self) -> Namer:
         """The namer of the task on top, or of this call; threads of their own, and what outlives its call, name under a random salt."""
         if threading.get_ident() == self._main and self._contexts:
-            namer = self._namers[-1]
+            depth = len(self._contexts) - 1
+            namer = self._namers[depth]
             if namer is None:
-                item = self._contexts[-1]
-                namer = self._namers[-1] = Namer(item.row[0][:JOB_BYTES], item.row[0], attempt=item.attempt)
+                item = self._contexts[depth]
+                namer = self._namers[depth] = Namer(item.row[0][:JOB_BYTES], item.row[0], attempt=item.attempt)
             return namer
         call = current_call.get()
         if call is not None and call.row[0] in self.worker.running_calls:  # A coroutine that it has started may outlive it.

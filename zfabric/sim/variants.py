@@ -304,11 +304,11 @@ def _accepted_twice(right: Any) -> Any:
 def _newest_call_first(right: Any) -> Any:
     """An actor begins with the newest of the calls that wait."""
 
-    def begin(self: Worker) -> Any:
+    def begin(self: Worker, spare: Any = None) -> Any:
         queue = self.mailbox.queue
         if queue and isinstance(queue, deque):
             queue.rotate(1)
-        return right(self)
+        return right(self, spare)
 
     return begin
 

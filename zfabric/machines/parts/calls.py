@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from zfabric.config import ROWS_MAX
 from zfabric.machines.parts.entries import PENDING, Entry
 from zfabric.machines.parts.shared_results import SharedResults
 from zfabric.machines.parts.targets import Target
@@ -26,8 +27,6 @@ from zfabric.protocol.options import LOGGED, option
 if TYPE_CHECKING:
     from zfabric.machines.client import Client
 
-CALLS_IN_MESSAGE = 1024
-"""Calls in one message: what an actor takes in at once."""
 TAKEN_EVERY = 64
 """Outcomes of a logged actor after which it is told that they are here: it keeps about as many for each of its callers."""
 UNKNOWN, NOT_RUN = "unknown", "not run"
@@ -286,8 +285,8 @@ class Calls:
             rows = target.outbox
             if target.keeps:  # What has its outcome after all, of an earlier life, is not known there any more once that is said.
                 rows = [row for row in rows if row[0] in target.sent]
-            for start in range(0, len(rows), CALLS_IN_MESSAGE):
-                batch = tuple(rows[start : start + CALLS_IN_MESSAGE])
+            for start in range(0, len(rows), ROWS_MAX):
+                batch = tuple(rows[start : start + ROWS_MAX])
                 sends.append(Send(ACTOR + target.incarnation, m.Call(target.actor_id, target.attempt, batch)))
         sends += self._orders
         self.client.taken += sends  # From here on they are taken, and may not be again: see ``put_right``.

@@ -54,7 +54,7 @@ class Given:
     def take_in(self, message: m.Dispatch) -> None:
         """Tasks of the scheduler's have come."""
         queue = self.inline if message.inline else self.queue
-        if message.attempt != self.attempt:
+        if message.attempt != self.attempt and len(message.details) < len(message.rows):
             self._spell_out()
             self.attempt = message.attempt
         if not message.details:
@@ -118,8 +118,12 @@ class Given:
 
     def drop(self, task_id: bytes, attempt: int) -> None:
         """One of the queue is not to be run, if it is there."""
-        if any(row[0] == task_id and attempt == its for row, its in self.waiting()):
-            self.give_back((task_id,))
+        for entry in self.queue:
+            its = self.attempt if type(entry) is tuple else entry.attempt  # type: ignore[union-attr]
+            if _row_of(entry)[0] == task_id and its == attempt:
+                self._give_up((entry,))
+                self.queue.remove(entry)
+                return
 
     def _give_up(self, entries: Iterable[Entry]) -> None:
         for entry in entries:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from zfabric.config import ROWS_MAX
 from zfabric.machines.parts.entries import Entry
-from zfabric.machines.parts.outbox import BATCH_ROWS_MAX
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import TASK_BYTES, is_call
 from zfabric.protocol.messages import Row
@@ -91,7 +91,7 @@ class Keeping:
                     self._let_go(identifier, full)
             if is_call(identifier) and not calls.results.let_go(identifier):
                 continue
-            if outbox.kind is m.Release and len(outbox.tail) < BATCH_ROWS_MAX:
+            if outbox.kind is m.Release and len(outbox.tail) < ROWS_MAX:
                 outbox.tail.append(identifier)
             else:
                 outbox.add(m.Release, identifier)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from zfabric.config import ROWS_MAX
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Send
 from zfabric.protocol.ids import Address
-
-BATCH_ROWS_MAX = 1024
-"""Rows in one message: what a receiver takes in at once."""
 
 
 class Outbox:
@@ -34,7 +32,7 @@ class Outbox:
 
     def add(self, kind: Any, item: Any) -> None:
         """A row of a message of this kind."""
-        if self.kind is not kind or len(self.tail) >= BATCH_ROWS_MAX:
+        if self.kind is not kind or len(self.tail) >= ROWS_MAX:
             self.kind = None  # In this order: Ctrl-C in the middle leaves no batch to be filled that is not in the outbox.
             tail: list[Any] = []
             self._batches.append((kind, tail))
