@@ -67,7 +67,7 @@ class RunningWorker(UserCode):
         if not self.machine.job:
             self.machine.job = item.row[0][:JOB_BYTES]
         lock, handler, contexts, namers, asyncs = self.lock, self._handler, self._contexts, self._namers, self.worker.async_functions
-        self.mark(item)
+        self._slot[_TASK] = item.row[0]
         namers.append(None)
         try:
             while True:
@@ -105,7 +105,7 @@ class RunningWorker(UserCode):
         if self.lending.waits:
             self.lending.close(item.row[0])
         if type(item) is Invocation:
-            answered = extra is None and not worker.mailbox.queue and self._answer(item, status, outputs, ended)
+            answered = not worker.mailbox.queue and extra is None and self._answer(item, status, outputs, ended)
             self._end_call(item, status, outputs, extra, started, ended - started, answered)
             unreported = worker.unreported
         else:
