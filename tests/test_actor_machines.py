@@ -215,6 +215,19 @@ def test_calls_that_wait_for_news_are_known(client: Client) -> None:
     assert not client.calls.expectant
 
 
+def test_what_a_new_daemon_knows_of_anyway_can_be_promised_to_others(client: Client) -> None:
+    """The process stays for it, and listens meanwhile."""
+    first = call(client, 1)
+    lives(client, HOME)
+    client.connect(b"\x02daemon1")
+    client.rejoin(REGISTER, ())
+    assert not client.calls.expectant
+    client.submit((b"t" * 16, b"f" * 16, b"", (first + CALL_RETURN,)), 1)
+    assert client.calls.expectant
+    client.step(0.0, CLIENT + HOME, m.Returned(((first, OK, (b"value",)),)))
+    assert not client.calls.expectant
+
+
 def test_a_kill_is_said_again_until_the_actor_is_dead(client: Client) -> None:
     client.kill(ACTOR, True)
     assert said(client, m.Kill) == [m.Kill(ACTOR, True)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_local_scheduler import DRIVER, JOB, OWN, Node, died, row, task_id
+from test_local_scheduler import DRIVER, FUNCTION, JOB, OWN, Node, died, row, task_id
 
 from zfabric.machines.parts.partings import PARTING_SECONDS
 from zfabric.protocol import effects as e
@@ -74,6 +74,26 @@ def test_an_actor_is_not_made_in_a_process_that_owes_others_results_of_its_calls
     assert [worker for worker in node.workers() if worker not in (host, *others)], "so there is one more, whatever the most workers are"
     ((worker, _, _),) = node.dispatched()
     assert worker not in others
+
+
+def test_workers_that_owe_results_do_not_keep_other_environments_waiting() -> None:
+    """They may owe for ever, and run nothing of those."""
+    node = made(2, workers_max=2)
+    node.submit((ACTOR, KIND, b"", ()))
+    host, *_ = node.workers()
+    node.say(WORKER + host, MADE)
+    others = [each for each in node.workers() if each != host]
+    for number, each in enumerate(others):
+        node.submit((task_id(number), FUNCTION, b"", ()))
+        ((worker, _, _),) = node.dispatched()
+        node.complete(worker, number)
+        owed = call_value(task_id(77 + number), 0)
+        node.say(CLIENT + each, m.Expect(((owed, ACTOR),)))
+        node.say(CLIENT + DRIVER, m.Hold((owed,)))
+    environment = ((("A", "1"),), "", ())
+    node.say(CLIENT + DRIVER, m.Export(((b"e" * 16, "e", b"payload", (("env", environment),)),)))
+    node.submit((task_id(60), b"e" * 16, b"", ()))
+    assert [worker for worker in node.workers() if worker not in (host, *others)]
 
 
 def test_deaths_while_an_actor_is_made_count_until_it_lives(node: Node) -> None:

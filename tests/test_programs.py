@@ -849,3 +849,38 @@ def test_what_a_finalizer_submits_between_two_tasks_is_neither_ones(cluster: Any
     assert {task for task, _ in said} == {"None"}, "none of the tasks runs then"
     assert set(texts) == {"mine"}
     assert len({*names, *(name for _, name in said)}) == 40, "each has a name of its own"
+
+
+def test_a_finalizer_that_submits_at_any_moment_takes_no_name_of_its_tasks(cluster: Any) -> None:
+    """The collector runs at whatever allocation, also within the first submission of a task."""
+    cluster(num_cpus=2)
+
+    @zf.remote
+    def echo(text: str) -> str:
+        return text
+
+    @zf.remote
+    def parent(allocations: int) -> tuple[str, list[str]]:
+        import gc
+
+        parted: list[Any] = []
+
+        class Cycle:
+            def __init__(self) -> None:
+                self.me = self
+
+            def __del__(self) -> None:
+                parted.append(echo.remote("finalizer"))
+
+        thresholds = gc.get_threshold()
+        gc.collect()
+        gc.set_threshold(100_000)
+        Cycle()
+        gc.set_threshold(gc.get_count()[0] + allocations)
+        mine = echo.remote("task")
+        gc.set_threshold(*thresholds)
+        gc.collect()
+        return zf.get(mine), zf.get(parted)
+
+    for allocations in range(25):
+        assert zf.get(parent.remote(allocations), timeout=PATIENCE) == ("task", ["finalizer"]), allocations

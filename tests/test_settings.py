@@ -35,7 +35,8 @@ MiB = 2**20
         ({"config": {"lineage": 1}}, "'lineage' is True or False, not 1"),
         ({"config": {"send_delay": -1}}, "'send_delay' cannot be negative"),
         ({"config": {"inlnie_bytes": 1}}, "did you mean 'inline_bytes'"),
-        ({"config": {"inline_bytes": 2**20}}, "'inline_bytes' is at most 262144 bytes, so that 1024 values fit into a frame"),
+        ({"config": {"inline_bytes": 2**20, "frame_bytes_max": 2**30}}, "'inline_bytes' is at most 261120 bytes"),
+        ({"config": {"inline_bytes": 2**20}}, "'inline_bytes' is at most 261120 bytes, so that 1024 values fit into a frame"),
     ],
 )
 def test_a_setting_that_cannot_be_honoured_is_refused_at_init(options: dict[str, Any], text: str) -> None:

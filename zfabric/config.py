@@ -10,6 +10,10 @@ from zfabric.exceptions import ConfigError
 KiB, MiB, GiB = 2**10, 2**20, 2**30
 ROWS_MAX = 1024
 """Rows in one message at most, whatever is said: what a receiver takes in at once."""
+ROW_BYTES = 1024
+"""More than a row has besides a value."""
+FRAME_BYTES_MAX = 256 * MiB
+"""Largest frame that is decoded."""
 NUMBER_MAX = 2**62
 """No setting has this value: files and messages carry integers of 64 bits."""
 
@@ -126,7 +130,7 @@ class Config:
     # -- sockets --
     high_water_mark: int = 10_000
     """Frames queued on a socket before the sender keeps them itself."""
-    frame_bytes_max: int = 256 * MiB
+    frame_bytes_max: int = FRAME_BYTES_MAX
     """Largest frame a socket accepts."""
     link_window: int = 4096
     """Frames that a link keeps of those that have come too early, until the ones before them have."""
@@ -161,7 +165,7 @@ class Config:
                 raise ConfigError(f"config {field.name!r} cannot be negative: {value!r}")
             if isinstance(value, int | float) and not value < NUMBER_MAX:
                 raise ConfigError(f"config {field.name!r} is too large, or no number: {value!r}")
-        inline_max = self.frame_bytes_max // ROWS_MAX
+        inline_max = min(self.frame_bytes_max, FRAME_BYTES_MAX) // ROWS_MAX - ROW_BYTES
         if self.inline_bytes > inline_max:
             raise ConfigError(
                 f"config 'inline_bytes' is at most {inline_max} bytes, so that {ROWS_MAX} values fit into a frame ('frame_bytes_max')"

@@ -13,13 +13,12 @@ from typing import Any
 
 import msgpack
 
+from zfabric.config import FRAME_BYTES_MAX
 from zfabric.protocol.ids import FUNCTION_BYTES, INCARNATION_BYTES, OBJECT_BYTES, TASK_BYTES
 from zfabric.protocol.messages import MESSAGES, Message
 from zfabric.protocol.options import CHECKPOINT_PARTS_MAX, LOG_NUMBERS_MAX, OPTION_TYPES, RETURNS_MAX, STREAM_VALUES_MAX
 from zfabric.protocol.trace import EACH_BYTES, TIME_BYTES
 
-FRAME_BYTES_MAX = 256 * 2**20
-"""Largest frame that is decoded. What is sent in one fits: see ``Config``."""
 MESSAGES_MAX = 65_536
 """Most messages in one frame."""
 

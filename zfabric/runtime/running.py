@@ -272,8 +272,8 @@ class RunningWorker(UserCode):
     @contextlib.contextmanager
     def running_as(self, item: Invocation, namer: Namer | None) -> Iterator[None]:
         """What the main thread does meanwhile belongs to a replayed call; ``namer`` names what it submits, if not the call itself."""
-        self._contexts.append(item)
         self._namers.append(namer)
+        self._contexts.append(item)
         try:
             yield
         finally:

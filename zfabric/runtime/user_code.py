@@ -117,13 +117,15 @@ class UserCode(WorkerConnection):
             namer = self._namers[depth]
             if namer is None:
                 item = self._contexts[depth]
-                namer = self._namers[depth] = Namer(item.row[0][:JOB_BYTES], item.row[0], attempt=item.attempt)
+                made = Namer(item.row[0][:JOB_BYTES], item.row[0], attempt=item.attempt)
+                namer = self._namers[depth] = self._namers[depth] or made  # A finalizer, which may run at any moment, has used it already.
             return namer
         call = current_call.get()
         if call is not None and call.row[0] in self.worker.running_calls:  # A coroutine that it has started may outlive it.
             named = self._call_names.get(call.row[0])
             if named is None:
-                named = self._call_names[call.row[0]] = Namer(call.row[0][:JOB_BYTES], call.row[0], attempt=call.attempt)
+                made = Namer(call.row[0][:JOB_BYTES], call.row[0], attempt=call.attempt)
+                named = self._call_names.setdefault(call.row[0], made)  # As above.
             return named
         found: Namer | None = getattr(self._thread_names, "namer", None)
         if found is None:

@@ -96,8 +96,11 @@ class WorkerRuntime(RunningWorker):
 
     def _idle(self) -> None:
         worker, host = self.worker, self.host
+        leaving = host.leaving
 
         def wanted() -> bool:
+            if host.leaving and not leaving:
+                return True  # Said in another thread: this one waits until then, and no longer.
             if worker.mailbox.queue and host.crew is None and worker.turns is None and not host.leaving:
                 return True  # As most often in an actor's process.
             if worker.turns is not None:
@@ -107,7 +110,7 @@ class WorkerRuntime(RunningWorker):
             return bool(calls or gate or worker.queue or worker.inline or self._may_retire())
 
         flush_output()  # Lines that are not at their end: they may be the last ones.
-        self.wait_until(wanted, host.leaves_at if host.leaving and host.leaves_at > clock() else None)
+        self.wait_until(wanted, host.leaves_at if leaving and host.leaves_at > clock() else None)
 
     # -- waiting inside a task --
 

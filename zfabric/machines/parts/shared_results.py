@@ -31,14 +31,16 @@ class SharedResults:
 
     def share(self, object_ids: Iterable[bytes]) -> None:
         """Other processes are about to hear of these: results of calls among them are made known to the scheduler."""
-        client = self.calls.client
+        client, pending = self.calls.client, self.calls.pending
         for identifier in object_ids:
-            if not is_call(identifier) or identifier in self.ids:
+            if not is_call(identifier):
                 continue
+            if identifier in self.ids and (identifier in self.awaited or identifier[:TASK_BYTES] not in pending):
+                continue  # What is only known since the daemon was restarted (``share_sent``) is promised now.
             entry = client.entry(identifier)
             if entry is None:
                 continue
-            target = self.calls.pending.get(identifier[:TASK_BYTES])
+            target = pending.get(identifier[:TASK_BYTES])
             if target is not None:
                 self.expect(identifier, target)
             else:

@@ -56,8 +56,10 @@ class WorkerPool:
         if starting >= min(len(queue.tasks), self._fitting(queue.demand)):
             return
         active = sum(1 for worker in workers if worker.state not in (ENDING, HOSTING))
-        if queue.for_life:  # Those have no use for these.
-            active -= sum(1 for worker in workers if worker.state == IDLE and self.is_awaited(worker))
+        for worker in workers:
+            other = worker.job is not queue.job or worker.environment != queue.environment
+            if worker.state == IDLE and (queue.for_life or other) and self.is_awaited(worker):
+                active -= 1  # It is of no use for these, and may stay for long.
         plain, others = self._count_blocked()
         if not (queue.actors or queue.shared) and (plain > self.cpus or others > self.tables.config.workers_blocked_max):
             self.held_up = True
