@@ -165,7 +165,7 @@ class Config:
                 raise ConfigError(f"config {field.name!r} cannot be negative: {value!r}")
             if isinstance(value, int | float) and not value < NUMBER_MAX:
                 raise ConfigError(f"config {field.name!r} is too large, or no number: {value!r}")
-        inline_max = min(self.frame_bytes_max, FRAME_BYTES_MAX) // ROWS_MAX - ROW_BYTES
+        inline_max = max(0, min(self.frame_bytes_max, FRAME_BYTES_MAX) // ROWS_MAX - ROW_BYTES)
         if self.inline_bytes > inline_max:
             raise ConfigError(
                 f"config 'inline_bytes' is at most {inline_max} bytes, so that {ROWS_MAX} values fit into a frame ('frame_bytes_max')"

@@ -57,9 +57,9 @@ class WorkerPool:
             return
         active = sum(1 for worker in workers if worker.state not in (ENDING, HOSTING))
         for worker in workers:
-            other = worker.job is not queue.job or worker.environment != queue.environment
-            if worker.state == IDLE and (queue.for_life or other) and self.is_awaited(worker):
-                active -= 1  # It is of no use for these, and may stay for long.
+            if worker.state == IDLE and self.is_awaited(worker):
+                # It may stay for long, and is of no use for what is for life, or for others.
+                active -= queue.for_life or worker.job is not queue.job or worker.environment != queue.environment
         plain, others = self._count_blocked()
         if not (queue.actors or queue.shared) and (plain > self.cpus or others > self.tables.config.workers_blocked_max):
             self.held_up = True
