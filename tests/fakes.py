@@ -113,7 +113,7 @@ class FakeClient:
     def drop_reference(self, object_id: bytes) -> None:
         self.references[object_id] -= 1
 
-    def get(self, object_ids: Sequence[bytes], timeout: float | None) -> list[bytes | Outcome]:
+    def get(self, object_ids: Sequence[bytes], timeout: float | None, fail_fast: bool = True) -> list[bytes | Outcome]:
         assert len(set(object_ids)) == len(object_ids), "each is listed once"
         if not self._wait_for(lambda: all(one in self._values for one in object_ids), timeout):
             raise GetTimeoutError(f"no value after {timeout} s")

@@ -132,3 +132,96 @@ def waits_inside(count: int) -> list[int]:
 def test_tasks_wait_in_both_ways() -> None:
     answer = zf.get(waits_inside.remote(20), timeout=PATIENCE)
     assert (answer[:20], sorted(answer[20:])) == (list(range(20)), list(range(20)))
+
+
+# --- a failure among many ---------------------------------------------------------------------------------------------------------------
+
+
+@zf.remote
+def fails(text: str) -> None:
+    raise ValueError(text)
+
+
+@zf.remote
+class Barrier:
+    """Lets callers go once ``parties`` of them have come: the others wait for one that fails before it comes."""
+
+    def __init__(self, parties: int) -> None:
+        self.parties = parties
+        self.here = 0
+
+    async def wait(self) -> None:
+        import asyncio
+
+        self.here += 1
+        while self.here < self.parties:
+            await asyncio.sleep(0.01)
+
+    def fail(self) -> None:
+        raise ValueError("an actor's")
+
+
+@zf.remote(num_cpus=0)
+def get_both(path: str) -> str:
+    try:
+        zf.get([late.remote(1, path), fails.remote("below")])
+    except ValueError as error:
+        return str(error.args[0])
+    return "nothing was raised"
+
+
+@pytest.mark.parametrize("timeout", [None, PATIENCE])
+def test_a_failure_is_raised_although_others_never_end(tmp_path: Path, timeout: float | None) -> None:
+    never = late.remote(0, str(tmp_path / "opened at the end"))
+    barrier = Barrier.remote(2)
+    try:
+        for refs in ([fails.remote("first"), never], [never, fails.remote("first")], [barrier.wait.remote(), fails.remote("first")]):
+            with pytest.raises(ValueError, match="first"):
+                zf.get(refs, timeout=timeout)
+        failed = fails.remote("known before")
+        zf.wait([failed], timeout=PATIENCE)
+        for refs in ([never, [zf.put(1), failed]], [never, failed, failed], (never, failed)):
+            with pytest.raises(ValueError, match="known before"):
+                zf.get(refs, timeout=timeout)
+        with pytest.raises(ValueError, match="an actor's"):
+            zf.get([barrier.wait.remote(), barrier.fail.remote()], timeout=timeout)
+        pair = fails.options(num_returns=2).remote("two values")
+        with pytest.raises(ValueError, match="two values"):
+            zf.get([never, pair[1]], timeout=timeout)
+    finally:
+        (tmp_path / "opened at the end").touch()
+    assert zf.get(never) == 0
+
+
+def test_a_failure_that_is_here_is_raised_without_waiting_at_all(tmp_path: Path) -> None:
+    never = late.remote(0, str(tmp_path / "opened at the end"))
+    failed = fails.remote("now")
+    zf.wait([failed], timeout=PATIENCE)
+    with pytest.raises(ValueError, match="now"):
+        zf.get([never, failed], timeout=0)
+    (tmp_path / "opened at the end").touch()
+
+
+def test_a_task_hears_of_a_failure_among_its_own_at_once(tmp_path: Path) -> None:
+    assert zf.get(get_both.remote(str(tmp_path / "opened at the end")), timeout=PATIENCE) == "below"
+    (tmp_path / "opened at the end").touch()
+
+
+def test_failures_of_others_do_not_end_a_wait() -> None:
+    others = [fails.remote("of nobody's concern") for _ in range(20)]
+    assert zf.get([late.remote(number, seconds=0.01) for number in range(20)]) == list(range(20))
+    assert [str(error.args[0]) for error in zf.get(others, return_exceptions=True)] == ["of nobody's concern"] * 20
+
+
+def test_all_outcomes_at_once_values_and_exceptions() -> None:
+    refs = [late.remote(1, seconds=0.1), fails.remote("two"), [large.remote(3), fails.remote("four")]]
+    first, second, (third, fourth) = zf.get(refs, return_exceptions=True)
+    assert (first, third[0]) == (1, 3)
+    assert isinstance(second, ValueError)
+    assert isinstance(fourth, zf.TaskError)
+    single = zf.get(fails.remote("alone"), return_exceptions=True)
+    assert single.args == ("alone",)
+    with pytest.raises(zf.GetTimeoutError):
+        zf.get([late.remote(0, seconds=0.2), fails.remote("in time")], timeout=0, return_exceptions=True)
+    with pytest.raises(TypeError, match="return_exceptions is True or False"):
+        zf.get(refs[:2], return_exceptions="yes")

@@ -26,44 +26,53 @@ Waitable = TypeVar("Waitable")
 # --- values -----------------------------------------------------------------------------------------------------------------------
 
 
-def get(refs: Any, *, timeout: float | None = None, copy: bool = False) -> Any:
+def get(refs: Any, *, timeout: float | None = None, copy: bool = False, return_exceptions: bool = False) -> Any:
     """The value of a ref, or the values of a list (or tuple, also nested) of refs, in its shape. Waits for them.
 
     Arrays are read-only views of shared memory (nothing is copied, whatever their size); ``copy=True`` gives writable copies.
     A ref that is listed twice gives the same object twice.
 
-    Raises what the task raised: a TaskError that is also an instance of the class that was raised (of several failures, the
-    first in the list); GetTimeoutError after ``timeout`` seconds, 0 asking only for what is there; TypeError for what is no ref.
+    Raises what a task raised, a TaskError that is also an instance of the class that was raised, as soon as one has failed: the
+    other tasks go on, and nothing waits for them (of several failures that are known by then, the first in the list). With
+    ``return_exceptions=True`` it waits for all, and the exceptions stand in the list in place of values, as ``asyncio.gather`` gives them.
+    Raises GetTimeoutError after ``timeout`` seconds, 0 asking only for what is there; TypeError for what is no ref.
 
     >>> import zfabric as zf
     >>> zf.get(zf.put("value"))
     'value'
     >>> zf.get([zf.put(1), [zf.put(2), zf.put(3)]])
     [1, [2, 3]]
+    >>> one, error = zf.get([zf.put(1), zf.remote(max).remote([])], return_exceptions=True)
+    >>> one, isinstance(error, ValueError)
+    (1, True)
     """
     if timeout is not None:
         check_timeout(timeout)
+    if return_exceptions is not False:
+        check_flag("return_exceptions", return_exceptions)
     if type(refs) is ObjectRef:
-        return _value(owner_of(refs).get((refs._id,), timeout)[0], copy)
+        outcome = owner_of(refs).get((refs._id,), timeout)[0]
+        return _value_or_error(outcome, copy) if return_exceptions else _value(outcome, copy)
     if type(refs) is list and set(map(type, refs)) == _ONLY_REFS:
-        return _values(refs, timeout, copy)
+        return _values(refs, timeout, copy, return_exceptions)
     flat: list[ObjectRef] = []
     _flatten(refs, "", flat)
-    values = _values(flat, timeout, copy) if flat else []
+    values = _values(flat, timeout, copy, return_exceptions) if flat else []
     return _shape(refs, {ref._id: value for ref, value in zip(flat, values, strict=True)})
 
 
-def _values(refs: Sequence[ObjectRef], timeout: float | None, copy: bool) -> list[Any]:
-    """The values of ``refs``, of which there are some. The first failure is raised, and what was not read is let go of."""
+def _values(refs: Sequence[ObjectRef], timeout: float | None, copy: bool, return_exceptions: bool) -> list[Any]:
+    """The values of ``refs``, of which there are some. Where a failure is raised, what was not read is released."""
     clients = {ref._client for ref in refs}
     client = owner_of(refs[0])
     if len(clients) > 1 and not clients <= {client, None}:
         raise _stale()
+    read = _read_all if return_exceptions else _read
     ids = [ref._id for ref in refs]
     if len(set(ids)) == len(ids):
-        return _read(client.get(ids, timeout), copy)
+        return read(client.get(ids, timeout, not return_exceptions), copy)
     once = list(dict.fromkeys(ids))
-    values = dict(zip(once, _read(client.get(once, timeout), copy), strict=True))
+    values = dict(zip(once, read(client.get(once, timeout, not return_exceptions), copy), strict=True))
     return [values[object_id] for object_id in ids]
 
 
@@ -77,6 +86,17 @@ def _read(outcomes: list[bytes | Outcome], copy: bool) -> list[Any]:
         for outcome in rest:
             if not isinstance(outcome, bytes) and outcome.release is not None:
                 outcome.release()
+
+
+def _read_all(outcomes: list[bytes | Outcome], copy: bool) -> list[Any]:
+    return [_value_or_error(outcome, copy) for outcome in outcomes]
+
+
+def _value_or_error(outcome: bytes | Outcome, copy: bool) -> Any:
+    try:
+        return _value(outcome, copy)
+    except Exception as error:  # the task's own, or what makes its value unreadable here: the caller asked for either
+        return error
 
 
 def _value(outcome: bytes | Outcome, copy: bool) -> Any:

@@ -59,6 +59,8 @@ class Client:
         self.entries: dict[bytes, Entry | Row | bytes] = {}
         self.unfinished = 0
         """Tasks submitted whose outcome has not come."""
+        self.failures = 0
+        """Failed outcomes received so far: who waits for many objects searches them for a failure only after this has changed."""
         self.several: dict[bytes, tuple[Row, int]] = {}
         """Rows of unfinished tasks that do not have exactly one value, and how many they have."""
         self.cancelled: dict[bytes, tuple[bool, bool]] = {}
@@ -234,6 +236,16 @@ class Client:
         found = self.entries.get(identifier)
         return type(found) is bytes or (type(found) is Entry and found.status >= 0)
 
+    def first_failure(self, identifiers: Iterable[bytes]) -> tuple[bytes, ...]:
+        """The first of these objects whose outcome is a failure that is here; empty if none is."""
+        for identifier in identifiers:
+            found = self.entries.get(identifier)
+            if type(found) is Entry and found.status > OK:
+                if found.data is not None:
+                    return (identifier,)
+                self.want((identifier,))
+        return ()
+
     def watch(self, identifier: bytes, watcher: Callable[[bytes], None]) -> None:
         """Call ``watcher`` once the outcome is here."""
         self.watchers.setdefault(identifier, []).append(watcher)
@@ -322,6 +334,7 @@ class Client:
                 self._several(task_id, status, outputs)
                 continue
             finished += 1
+            self.failures += status != OK
             row, entry.row = entry.row, None
             kept = entry.refs > 0 and not (outputs and outputs[0] is not None)  # as lineage, which names what it would need
             if (row[3] or len(row) > 4) and not (kept and task_id not in keeping.lineage):
@@ -358,6 +371,7 @@ class Client:
         if row is None:
             return
         self.unfinished -= 1
+        self.failures += status != OK
         keeping = self.keeping
         known_before = task_id in keeping.lineage
         held: set[bytes] = set()
@@ -404,6 +418,7 @@ class Client:
                 continue
             entry.status = status
             entry.data = value
+            self.failures += status != OK
             if contained and identifier not in self.keeping.containing:
                 self.keeping.contain(identifier, contained)
             if identifier in self.watchers:

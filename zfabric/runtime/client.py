@@ -243,7 +243,7 @@ class FabricClient(Connection):
             if not self._armed:
                 self._arm_flusher()
 
-    def get(self, object_ids: Sequence[bytes], timeout: float | None) -> list[bytes | Outcome]:
+    def get(self, object_ids: Sequence[bytes], timeout: float | None, fail_fast: bool = True) -> list[bytes | Outcome]:
         """See ``ClientInterface``."""
         machine = self.machine
         count = len(object_ids)
@@ -260,9 +260,12 @@ class FabricClient(Connection):
         patience, together = 0.0, 0
         seen: set[bytes] = set()
         """Large values that were at hand, though perhaps not at the same time."""
+        failures = 0
+        """How many failures this process had received when the rest of the list was last searched for one."""
+        failed: tuple[bytes, ...] = ()
 
         def ready() -> bool:
-            nonlocal together
+            nonlocal together, failures, failed
             entries = machine.entries
             at = len(found)
             while at < count:
@@ -273,7 +276,10 @@ class FabricClient(Connection):
                     if type(entry) is not Entry or entry.data is None:
                         if type(entry) is not tuple:
                             machine.want(object_ids[at : at + 1])
-                        return False
+                        if fail_fast and machine.failures != failures:
+                            failures = machine.failures
+                            failed = machine.first_failure(object_ids)
+                        return bool(failed)
                     if type(entry.data) is tuple and object_ids[at] not in seen:
                         seen.add(object_ids[at])
                         together += entry.data[1]
@@ -290,7 +296,7 @@ class FabricClient(Connection):
                 machine.want(object_ids[len(found) :])
         while True:
             needed = 0 if timeout == 0 else count
-            if len(found) < count and not self.wait_for(object_ids, ready, deadline, plain=timeout is None, needed=needed):
+            if len(found) < count and not failed and not self.wait_for(object_ids, ready, deadline, plain=timeout is None, needed=needed):
                 with self.lock:
                     missing = sum(1 for each in object_ids if not machine.known(each))
                 if not missing:
@@ -298,9 +304,10 @@ class FabricClient(Connection):
                     raise GetTimeoutError(text)
                 raise GetTimeoutError(f"{missing} of {count} object(s) had no value within {timeout} s; their tasks go on")
             with self.lock:
-                outcomes = self._outcomes(object_ids, found)
+                outcomes = self._outcomes(failed, ()) if failed else self._outcomes(object_ids, found)
             if outcomes is not None:
                 return outcomes
+            failures, failed = 0, ()
             found.clear()  # Something was recalled between its arrival and now.
             patience = patience or clock() + self.config.put_patience
             if together > self.values.size or clock() > patience:

@@ -110,8 +110,11 @@ class ClientInterface(Protocol):
     def drop_reference(self, object_id: bytes) -> None:
         """One ref less. Safe in finalizers: takes no lock, never raises."""
 
-    def get(self, object_ids: Sequence[bytes], timeout: float | None) -> list[bytes | Outcome]:
-        """Wait for all of them (each listed once); a small value comes as its bytes alone. GetTimeoutError after ``timeout`` seconds."""
+    def get(self, object_ids: Sequence[bytes], timeout: float | None, fail_fast: bool = True) -> list[bytes | Outcome]:
+        """Wait for all of them (each listed once); a small value comes as its bytes alone. GetTimeoutError after ``timeout`` seconds.
+
+        With ``fail_fast`` a failure ends the wait at once: its outcome is then all that the list has.
+        """
 
     def wait(self, object_ids: Sequence[bytes], num_returns: int, timeout: float | None, fetch_local: bool) -> set[bytes]:
         """As many as ``num_returns`` that have an outcome (of those that have, the first), or all that have when ``timeout`` has passed."""

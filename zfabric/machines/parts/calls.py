@@ -385,6 +385,7 @@ class Calls:
 
     def _settle(self, call_id: bytes, status: int, outputs: Row) -> None:
         client, shared = self.client, self.results.ids
+        client.failures += status != OK
         for index in range(self._several.get(call_id, 1)):
             identifier = call_value(call_id, index)
             self.results.awaited.discard(identifier)
