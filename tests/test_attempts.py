@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_local_scheduler import CLIENT, DRIVER, FUNCTION, JOB, OWN, Node, died, row, task_id
+from test_local_scheduler import CLIENT, DRIVER, FUNCTION, JOB, OWN, Node, died, ref, row, task_id
 
 from zfabric.machines.parts import report
 from zfabric.machines.parts.naming import salt_of
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess
-from zfabric.protocol.failures import unpack_failure
+from zfabric.protocol.failures import pack_failure, unpack_failure
 from zfabric.protocol.ids import WORKER, child_prefix, first_attempt, job_id, next_attempt, pack_counter, root_task, tries_of
 from zfabric.protocol.options import RESOURCE_UNIT
 
@@ -137,6 +137,16 @@ def test_numbers_are_told_apart_by_daemons_and_read_as_tries() -> None:
     third = next_attempt(next_attempt(first_attempt(0), first_attempt(0)), first_attempt(5))
     assert tries_of(third) == 2
     assert first_attempt(5) < third < first_attempt(6)
+
+
+def test_a_value_that_failed_once_and_fails_again_for_the_next_daemon_is_counted_once(node: Restarted) -> None:
+    # One of its two values was read as an error, and is offered; the other one fails now, since an argument is an error.
+    error = pack_failure("TaskCancelledError", "it was cancelled")
+    offer = m.Offer(((ref(0, 1), m.FAILED, error * 3, ()), (ref(1), m.FAILED, error, ())))
+    held = m.Hold((ref(0), ref(0, 1), ref(1)))
+    node.rejoin((row(0, ref(1), num_returns=2),), (CLIENT, offer), (CLIENT, held))
+    assert node.results()[0][0] == m.FAILED
+    assert node.scheduler.tables.inline.total == 3 * len(error)
 
 
 # --- what workers have of the node --------------------------------------------------------------------------------------------------

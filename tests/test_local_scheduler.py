@@ -645,6 +645,15 @@ def test_what_a_process_of_an_ended_job_still_says_that_it_has_is_not_kept(node:
     assert node.scheduler.tables.objects == {}
 
 
+def test_bytes_in_memory_are_those_of_the_values_that_records_have() -> None:
+    inline = state.Tables(b"", None, b"", b"", Config(), 0).inline
+    record = records.ObjectRecord(ref(0), None, None)
+    for value in (b"four", b"another", records.Stored(10**9), None, b"", b"one", None):
+        inline.replace(record, value)
+        assert record.value is value
+        assert inline.total == (len(value) if isinstance(value, bytes) else 0)
+
+
 def test_a_control_store_that_cannot_write_refuses_jobs_and_durable_values_and_nothing_else() -> None:
     node = Node()
     node.full = "the disk is full"

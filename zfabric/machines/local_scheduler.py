@@ -173,7 +173,7 @@ class LocalScheduler:
         self.stopping.end_of_turn(now)
         if not self.membership.recovering:
             self._more_to_collect = self.references.collect()
-            if tables.counts["inline_bytes"] > self.config.inline_memory:
+            if tables.inline.total > self.config.inline_memory:
                 self._more_to_collect |= self.references.absorb()
             self.dispatcher.turn(now)
             self.introductions.end_of_turn(now)

@@ -20,6 +20,7 @@ from zfabric.machines.parts.records import (
     PENDING,
     Frame,
     JobRecord,
+    Stored,
     TaskRecord,
     WorkerRecord,
 )
@@ -442,11 +443,9 @@ class Actors:
 
     def forget_value(self, task: TaskRecord) -> None:
         """That it was made once says nothing any more."""
-        if type(task.value) is bytes:
-            self.tables.counts["inline_bytes"] -= len(task.value)
-        elif task.value is not None:
+        if type(task.value) is Stored:
             self.tables.freed.append(task.object_id)
-        task.value = None
+        self.tables.inline.replace(task, None)
 
     def job_ended(self, job: JobRecord) -> None:
         """A job's actors end with it, and all that is known of them."""
@@ -488,8 +487,7 @@ class Actors:
         task.attempt = attempt
         task.state = DONE
         task.status = OK
-        task.value = b"actor"
-        self.tables.counts["inline_bytes"] += len(task.value)
+        self.tables.inline.replace(task, b"actor")
         self.scheduler.set_terms(task, 0.0)
         record = self.enter_again(task)
         record.state = ALIVE

@@ -27,7 +27,7 @@ def check(scheduler: LocalScheduler) -> None:
     tables = scheduler.tables
     values = [task.value for task in tables.tasks.values() if task.outputs is None]
     values += [record.value for record in tables.objects.values()]
-    if sum(len(value) for value in values if type(value) is bytes) != tables.counts["inline_bytes"]:
+    if sum(len(value) for value in values if type(value) is bytes) != tables.inline.total:
         raise InvariantViolation("the values that are here have other bytes than are counted")
     if sum(task.rare.kept for task in tables.tasks.values() if task.rare is not None) != scheduler.references.lineage_bytes:
         raise InvariantViolation("the rows that are kept as lineage have other bytes than are counted")

@@ -83,8 +83,6 @@ class CallResults:
         if found.status == OK and found.value is not None:
             self.outcomes.drop_copy(worker, identifier, value)
             return None
-        if type(found.value) is bytes:
-            self.tables.counts["inline_bytes"] -= len(found.value)  # It was given up too early.
         self.tables.promises.keep(identifier)
         self.outcomes.set_value(found, value, refs, worker.process.incarnation if worker.process else b"", False)
         self.outcomes.announce(found)

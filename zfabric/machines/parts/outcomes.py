@@ -116,7 +116,7 @@ class Outcomes:
             else:
                 self._settle(worker, task, status, outputs, extras.get(index))
         worker.last_progress = now
-        tables.counts["inline_bytes"] += inline_bytes
+        tables.inline.add(inline_bytes)
         tables.counts["tasks_finished"] += len(message.attempts)
         if worker.work < 0.0 or not inflight:
             worker.work = 0.0
@@ -161,11 +161,10 @@ class Outcomes:
         record.status = OK
         if isinstance(value, tuple):
             offset, size = value
-            record.value = Stored(size)
+            self.tables.inline.replace(record, Stored(size))
             self.tables.sealed.append((record.object_id, offset, size, writer, rebuildable))
         elif isinstance(value, bytes):
-            record.value = value
-            self.tables.counts["inline_bytes"] += len(value)
+            self.tables.inline.replace(record, value)
         before, record.contained = record.contained, refs
         if refs:
             self.references.pin(refs)
@@ -258,8 +257,7 @@ class Outcomes:
             if record.status == OK and record.value is not None:
                 continue
             record.status = status
-            record.value = payload
-            self.tables.counts["inline_bytes"] += len(payload)
+            self.tables.inline.replace(record, payload)
         self.tables.counts["tasks_failed"] += 1
         if status == FAILED and task.block is not None:  # What was cancelled, or condemned, is not to run again for the next daemon.
             self.references.blocks.withdraw(task.id, task.block)
@@ -333,8 +331,7 @@ class Outcomes:
     def settle_value(self, record: AnyObject, status: int, payload: bytes) -> None:
         """A value that no task makes has an outcome: these bytes, or an error."""
         record.status = status
-        record.value = payload
-        self.tables.counts["inline_bytes"] += len(payload)
+        self.tables.inline.replace(record, payload)
         self.announce(record)
         if record.holders is None:
             self.tables.spare.append(record)

@@ -73,10 +73,8 @@ class Rebuilding:
         self.references.pin(task.contains())
         for value in task.values():
             if value.value is None or value.status != OK:
-                if type(value.value) is bytes:
-                    self.tables.counts["inline_bytes"] -= len(value.value)
                 value.status = PENDING
-                value.value = None
+                self.tables.inline.replace(value, None)
         self.outcomes.renumber(task)
         task.facts().rebuilt = True
         self.tables.counts["rebuilds"] += 1
@@ -102,7 +100,7 @@ class Rebuilding:
             return
         if askers:
             record.fetchers = (record.fetchers or set()) | set(askers)
-        record.value = None
+        self.tables.inline.replace(record, None)
         if record.task is not None and record.task.state != DONE:
             return
         if reason == "evicted" and not record.fetchers and not record.dependents:
@@ -119,12 +117,11 @@ class Rebuilding:
         for key, value in rows:
             if key == identifier:
                 record.status = OK
-                record.value = value
-                self.tables.counts["inline_bytes"] += len(value)
+                self.tables.inline.replace(record, value)
         if record.status != OK:
             record.status = FAILED
-            record.value = pack_failure("ObjectLostError", f"object {short(identifier)} is lost, and the control store has no copy of it")
-            self.tables.counts["inline_bytes"] += len(record.value)
+            text = f"object {short(identifier)} is lost, and the control store has no copy of it"
+            self.tables.inline.replace(record, pack_failure("ObjectLostError", text))
         self.outcomes.announce(record)
         if record.holders is None:
             self.tables.spare.append(record)
@@ -139,8 +136,7 @@ class Rebuilding:
         if why:
             record.status = FAILED
             kind = "LineageEvictedError" if "lineage cap" in why else "ObjectLostError"
-            record.value = pack_failure(kind, f"object {short(record.object_id)} is lost: {why}")
-            self.tables.counts["inline_bytes"] += len(record.value)
+            self.tables.inline.replace(record, pack_failure(kind, f"object {short(record.object_id)} is lost: {why}"))
             self.outcomes.announce(record)
 
 

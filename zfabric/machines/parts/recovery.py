@@ -290,9 +290,7 @@ class Recovery:
         if record.value is None:
             record.status = status
             record.contained = contained
-            record.value = Stored(value[1]) if type(value) is tuple else value
-            if type(value) is bytes:
-                self.tables.counts["inline_bytes"] += len(value)
+            self.tables.inline.replace(record, Stored(value[1]) if type(value) is tuple else value)
 
     def _take_expect(self, source: Address, message: m.Expect) -> None:
         """Results of calls: some have come into the arena, and their callers were not told; and streams of actors, not at their end."""
@@ -310,8 +308,7 @@ class Recovery:
             record = self.tables.objects[object_id] = ObjectRecord(object_id, None, source[1:])
             record.status = FAILED
             text = f"object {short(object_id)} is lost: nothing that would tell of it survived its node's daemon"
-            record.value = pack_failure("ObjectLostError", text)
-            self.tables.counts["inline_bytes"] += len(record.value)
+            self.tables.inline.replace(record, pack_failure("ObjectLostError", text))
             self.tables.orphans.setdefault(object_id[:TASK_BYTES], {})[object_id] = True
 
     def _unheard(self) -> dict[bytes, tuple[WorkerRecord, int]]:
@@ -331,7 +328,7 @@ class Recovery:
             size = self._stored.get(record.object_id)
             if record.status == PENDING and size is not None:
                 record.status = OK
-                record.value = Stored(size)
+                self.tables.inline.replace(record, Stored(size))
 
     def _go_on(self, task: TaskRecord, worker: WorkerRecord | None, now: float) -> None:
         """An unfinished task is done after all, goes on where it is, or waits its turn."""
@@ -395,7 +392,7 @@ class Recovery:
         if size is not None:
             record = self._orphan(object_id)
             record.status = OK
-            record.value = Stored(size)
+            self.tables.inline.replace(record, Stored(size))
         elif self.scheduler.logs.maker_of(object_id) is not None:
             record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
             record.status = OK  # Without a value: it is made again when somebody asks for it.
@@ -429,7 +426,7 @@ class Recovery:
                 record.status = OK
             for record in task.values():
                 size = self._stored.get(record.object_id)
-                record.value = Stored(size) if size is not None else None
+                self.tables.inline.replace(record, Stored(size) if size is not None else None)
             restored.append(task)
             agenda.extend(identifier[:TASK_BYTES] for identifier in named_by(task))
         for task in restored:

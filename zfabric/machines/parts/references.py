@@ -60,13 +60,13 @@ class References:
     def release(self, object_ids: Iterable[bytes], process: bytes) -> None:
         """``process`` has no refs to these any more."""
         tasks, objects, spare = self.tables.tasks, self.tables.objects, self.tables.spare
-        counts, drop_row = self.tables.counts, self.blocks.drop
+        dropped, drop_row = 0, self.blocks.drop
         for object_id in object_ids:
             record: AnyObject | None = tasks.get(object_id[:TASK_BYTES])
             if record is not None and record.holders == process and is_plain(record):  # type: ignore[arg-type]
                 # Most tasks end here: finished, small, and nobody else's business.
                 del tasks[object_id[:TASK_BYTES]]
-                counts["inline_bytes"] -= len(record.value)  # type: ignore[arg-type]
+                dropped += len(record.value)  # type: ignore[arg-type]
                 drop_row(object_id[:TASK_BYTES], record.block)  # type: ignore[union-attr]
                 continue
             if record is None or record.outputs is not None or object_id[TASK_BYTES:] != FIRST_RETURN:  # type: ignore[union-attr]
@@ -88,6 +88,7 @@ class References:
                     self._secure(record)
             elif record.holders is None:
                 spare.append(record)  # It was let go of before, and offered again by another attempt of its caller.
+        self.tables.inline.add(-dropped)
 
     def _secure(self, record: AnyObject) -> None:
         """Others still need a value whose holder lets go of it, and with it perhaps of the only other copy.
@@ -96,8 +97,7 @@ class References:
         """
         if record.status == OK and self.tables.store_address is not None:
             self.tables.absorbed.append((record.object_id, record.value, False))
-            self.tables.counts["inline_bytes"] -= len(record.value)  # type: ignore[arg-type]
-            record.value = Stored(len(record.value))  # type: ignore[arg-type]
+            self.tables.inline.replace(record, Stored(len(record.value)))  # type: ignore[arg-type]
 
     def process_gone(self, process: bytes) -> None:
         """A process's death is proved: it holds and has asked for nothing any more. Looks at every record."""
@@ -180,9 +180,9 @@ class References:
         True if there are more to look at. Where a whole pass found too little, the next waits until a quarter more has come.
         """
         tables = self.tables
-        counts, limit = tables.counts, tables.config.inline_memory
+        inline, limit = tables.inline, tables.config.inline_memory
         if self._absorbing is None:
-            if counts["inline_bytes"] <= self._absorb_above:
+            if inline.total <= self._absorb_above:
                 return False
             records: list[AnyObject] = [*tables.objects.values(), *tables.tasks.values()]
             self._absorbing = iter(records)
@@ -190,23 +190,20 @@ class References:
             value = record.value
             if record.status == OK and type(value) is bytes and len(value) >= ABSORB_BYTES_MIN:
                 tables.absorbed.append((record.object_id, value, record.task is not None and self.may_be_dropped(record.task)))
-                counts["inline_bytes"] -= len(value)
-                record.value = Stored(len(value))
-            if counts["inline_bytes"] <= limit:
+                inline.replace(record, Stored(len(value)))
+            if inline.total <= limit:
                 return False
             if looked >= COLLECT_PER_TURN:
                 return True
         self._absorbing = None
-        self._absorb_above = counts["inline_bytes"] * 5 // 4
+        self._absorb_above = inline.total * 5 // 4
         return False
 
     def clear(self, record: AnyObject) -> None:
         """Let go of a value, whoever may need it."""
         if type(record.value) is Stored:
             self.tables.freed.append(record.object_id)
-        elif record.value is not None:
-            self.tables.counts["inline_bytes"] -= len(record.value)  # type: ignore[arg-type]
-        record.value = None
+        self.tables.inline.replace(record, None)
 
     def _free(self, record: AnyObject) -> None:
         self.clear(record)

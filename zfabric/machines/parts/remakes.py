@@ -44,7 +44,8 @@ class Remakes:
         maker = self._maker(found[0]) if found is not None else None
         if found is None or maker is None:
             return False
-        record.status, record.value = PENDING, None
+        record.status = PENDING
+        self.tables.inline.replace(record, None)
         if record.object_id not in self._wanted.values():
             self._run(record.object_id, maker, found[1])
         return True

@@ -6,6 +6,7 @@ from collections import Counter, deque
 from typing import Any
 
 from zfabric.config import Config
+from zfabric.machines.parts.inline_values import InlineValues
 from zfabric.machines.parts.promises import Promises
 from zfabric.machines.parts.records import (
     QUEUES_MOST,
@@ -55,6 +56,7 @@ class Tables:
         self.condemned: dict[bytes, None] = {}
         """What the ids of children begin with whose parents were cancelled with all their children."""
         self.counts: Counter[str] = Counter()
+        self.inline = InlineValues(self.counts)
         self.effects: list[Effect] = []
         self.locates: list[m.Row] = []
         self.locating: dict[bytes, list[bytes]] = {}

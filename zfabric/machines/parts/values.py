@@ -189,9 +189,11 @@ class Values:
         record.named += orphan.named
         record.fetchers = (record.fetchers or set()) | (orphan.fetchers or set()) or None
         if lost or record.status != PENDING:
-            self.tables.counts["inline_bytes"] -= len(orphan.value) if type(orphan.value) is bytes else 0
+            self.tables.inline.replace(orphan, None)
             return
-        record.status, record.value, record.contained = orphan.status, orphan.value, orphan.contained
+        record.status, record.contained = orphan.status, orphan.contained
+        self.tables.inline.replace(record, orphan.value)
+        self.tables.inline.replace(orphan, None)
         task = record.task
         if task.state != DONE and all(value.status != PENDING for value in task.values()):
             self.outcomes.adopt(task)
