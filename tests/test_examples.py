@@ -34,7 +34,7 @@ def output_of(name: str, *arguments: str, cwd: Path) -> str:
 
 
 def test_every_example_is_run_here() -> None:
-    names = {"quickstart.py", "pi.py", "evolution_strategies.py", "parameter_server.py", "model_server.py"}
+    names = {"quickstart.py", "pi.py", "evolution_strategies.py", "parameter_server.py", "model_server.py", "shuffle.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == names
 
 
@@ -100,7 +100,14 @@ def test_model_server_answers_every_client_in_batches_of_several_and_as_a_stream
     assert 5 < int(summary[2]) <= 20
 
 
-@pytest.mark.parametrize("name", ["pi.py", "evolution_strategies.py", "parameter_server.py", "model_server.py"])
+def test_shuffle_counts_every_word_once(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text("the quick, brown fox; the lazy dog " * (number + 1))
+    printed = output_of("shuffle.py", "--parts", "3", "--words", "3", "0.txt", "1.txt", "2.txt", cwd=tmp_path)
+    assert printed.split() == ["12", "the", "6", "brown", "6", "dog"]
+
+
+@pytest.mark.parametrize("name", ["pi.py", "evolution_strategies.py", "parameter_server.py", "model_server.py", "shuffle.py"])
 def test_help_and_mistakes_are_the_programs_own(name: str, tmp_path: Path) -> None:
     """What stands after the file is the program's, even what zfabric itself would understand."""
     assert name in output_of(name, "--help", cwd=tmp_path)
