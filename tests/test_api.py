@@ -48,7 +48,7 @@ def _installed(client: FakeClient) -> Iterator[FakeClient]:
 
 @pytest.fixture
 def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict]]:
-    """``init`` starts fake clients; the arguments of each start are listed."""
+    """``init`` starts fake clients, or joins with them; the arguments of each start, and the address of what was joined, are listed."""
     zf.shutdown()
     calls = []
 
@@ -58,6 +58,8 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict]]:
 
     module = types.ModuleType("zfabric.runtime.connect")
     module.start = start
+    module.session_to_join = lambda address: None if address in (None, "", "local") else types.SimpleNamespace(directory=address)
+    module.join = lambda session, namespace, log_to_driver: calls.append({"address": session.directory}) or FakeClient()
     monkeypatch.setitem(sys.modules, "zfabric.runtime.connect", module)
     monkeypatch.delenv(lifecycle.ADDRESS_VARIABLE, raising=False)
     yield calls
@@ -810,7 +812,6 @@ def test_init_passes_on_what_it_is_told(starts):
     arguments = starts[0]
     assert arguments.pop("config") == Config(max_retries=1)
     assert arguments == {
-        "address": None,
         "num_cpus": 2,
         "num_gpus": 1,
         "resources": {"disk": 2},
@@ -832,8 +833,11 @@ def test_addresses(starts, monkeypatch):
     monkeypatch.setenv(lifecycle.ADDRESS_VARIABLE, "tcp://two:2")
     zf.init()
     zf.shutdown()
-    zf.init("local")
-    assert [call["address"] for call in starts] == ["tcp://one:1", "tcp://two:2", None]
+    for given in ({"num_cpus": 1}, {"num_gpus": 0}, {"resources": {}}, {"object_store_memory": 10**8}, {"config": {"max_retries": 1}}):
+        with pytest.raises(ValueError, match=r'address="local"'):
+            zf.init(**given)
+    zf.init("local", num_cpus=1)
+    assert [call.get("address") for call in starts] == ["tcp://one:1", "tcp://two:2", None]
 
 
 def test_a_second_init(starts):

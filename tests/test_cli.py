@@ -345,7 +345,7 @@ def test_of_two_starts_at_once_one_starts(place: Place) -> None:
     outcomes = sorted((*one.communicate(timeout=PATIENCE), one.returncode)[1:] for one in both)
     assert [code for _, code in outcomes] == [0, 1]
     assert "is running already" in outcomes[1][0]
-    assert len(place.left()) == 2  # a session, and the pointer to it
+    assert len(place.left()) == 1
     place.run("stop")
     assert place.left() == []
 
@@ -387,15 +387,47 @@ def test_programs_find_the_started_cluster_and_their_modules(place: Place) -> No
         print(zf.get(outer.remote(1)), zf.get(zf.remote(beside.tenfold).remote(2)), zf.init(ignore_reinit_error=True)["session_dir"])
         """)
     )
-    assert place.run("submit", "--address", "auto", "sub/p.py").stdout.split() == ["10", "20", session]
+    ended = place.run("submit", "--address", "auto", "sub/p.py")
+    assert (ended.stdout.split(), ended.stderr) == (["10", "20", session], "")
     assert place.run("submit", "sub/p.py", ZFABRIC_ADDRESS=session).stdout.split() == ["10", "20", session]
     own = place.run("submit", "--address", "local", "--num-cpus", 1, "sub/p.py", ZFABRIC_ADDRESS=session).stdout.split()
     assert own[:2] == ["10", "20"]
     assert own[2] != session
+    ended = place.run("submit", "sub/p.py")
+    assert (ended.stdout.split(), ended.stderr.count("\n")) == (["10", "20", session], 1)
+    assert f'joined the cluster that you have started; zf.init(address="local") starts another ({session})' in ended.stderr
+    assert "--address local starts another" in place.run("submit", "--num-cpus", 1, "sub/p.py", code=2).stderr
     status = place.json("status")
-    assert (status["jobs"], status["statistics"]["tasks_finished"]) == ([], 6)
+    assert (status["jobs"], status["statistics"]["tasks_finished"]) == ([], 9)
     place.run("stop")
     assert f"there is no session at '{session}'" in place.run("status", "--address", session, code=1).stderr
+
+
+def test_tasks_of_a_program_that_joined_run_where_it_runs(place: Place) -> None:
+    for name in ("one", "other"):
+        os.mkdir(f"{place.directory}/{name}")
+    Path(place.directory, "p.py").write_text(
+        textwrap.dedent("""
+        import os, sys, zfabric as zf
+        @zf.remote
+        def where(): return os.getcwd()
+        @zf.remote
+        def inner(): return zf.get(where.remote())
+        @zf.remote
+        class Actor:
+            def where(self): return os.getcwd()
+        os.chdir(sys.argv[1])
+        zf.init()
+        if len(sys.argv) > 2: os.rmdir(os.getcwd())
+        there = where.options(runtime_env={"working_dir": "/usr"}).remote()
+        print(*zf.get([where.remote(), inner.remote(), Actor.remote().where.remote(), there]))
+        """)
+    )
+    place.run("start", "--num-cpus", 2, "--object-store-memory", "64MiB")
+    for name in ("one", "other"):
+        assert place.run("submit", "p.py", name).stdout.split() == [f"{place.directory}/{name}"] * 3 + ["/usr"]
+    assert place.run("submit", "p.py", "other", "removed").stdout.split() == [place.directory] * 3 + ["/usr"]
+    place.run("stop")
 
 
 # --- doctor ------------------------------------------------------------------------------------------------------------------------

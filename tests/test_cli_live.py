@@ -317,6 +317,40 @@ def test_tools_choose_a_cluster_or_ask(place: Place) -> None:
             assert place.left() == []
 
 
+JOINS = """
+    import subprocess, sys, zfabric as zf
+    @zf.remote
+    def double(x): print("printed", flush=True); return 2 * x
+    if len(sys.argv) > 1:
+        with zf.init(address=sys.argv[1]) as cluster:
+            print(zf.get(double.remote(3)), cluster["address"] == sys.argv[1])
+        sys.exit()
+    joined = zf.init(log_to_driver=False)
+    print(joined["address"], zf.get([double.remote(x) for x in (1, 2)]))
+    for own in ({"num_cpus": 1}, {"num_gpus": 0}, {"resources": {"x": 1}}, {"object_store_memory": 10**8}, {"config": {"max_retries": 1}}):
+        zf.shutdown()
+        try: zf.init(**own)
+        except ValueError as error: assert 'address="local"' in str(error), error
+        else: raise SystemExit(f"joined, or started another one: {own}")
+    with zf.init(address="local", num_cpus=1) as mine:
+        assert mine["address"] != joined["address"]
+        print(subprocess.check_output([sys.executable, sys.argv[0], mine["address"]], text=True), end="")
+"""
+
+
+def test_a_program_joins_the_cluster_that_its_user_has_started_and_no_other(place: Place) -> None:
+    """By ``init`` and by the first use. What ``init`` says is the address is one that another process can join."""
+    with place.program(IDLE) as other:  # a cluster of a program is joined by nobody who does not name it
+        assert other.stdout is not None
+        other.stdout.readline()
+        session = place.json("start", "--num-cpus", 1, "--object-store-memory", "64MiB")["session"]
+        with place.program(JOINS) as running:
+            out, err = running.communicate(timeout=PATIENCE)
+    assert [line for line in out.splitlines() if "printed" not in line] == [f"{session} [2, 4]", "6 True"], err
+    assert out.count("printed") == 1  # by the one that did not say log_to_driver=False
+    place.run("stop")
+
+
 # --- a started cluster with two programs ------------------------------------------------------------------------------------------
 
 

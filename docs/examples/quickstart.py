@@ -2,7 +2,7 @@ import numpy as np
 
 import zfabric as zf
 
-zf.init()  # a cluster of this machine's cores; no port is opened
+zf.init()  # this machine's cores, or the cluster you have started; no port is opened
 
 
 @zf.remote

@@ -60,7 +60,7 @@ PEERS = {"ray": "ray", "dask": "distributed", "pool": ""}
 COLD = {
     "zfabric": (
         "import zfabric as zf",
-        "zf.init(num_cpus={workers}, log_to_driver=False)\nassert zf.get(zf.remote(lambda: 1).remote()) == 1",
+        "zf.init('local', num_cpus={workers}, log_to_driver=False)\nassert zf.get(zf.remote(lambda: 1).remote()) == 1",
     ),
     "ray": (
         "import ray",

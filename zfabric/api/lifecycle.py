@@ -7,8 +7,10 @@ belong to the parent, and two processes on one socket lose each other's messages
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn, cast
@@ -94,11 +96,11 @@ class ClusterContext(Mapping[str, Any]):
     True
     """
 
-    def __init__(self, client: ClientInterface, address: str | None) -> None:
+    def __init__(self, client: ClientInterface) -> None:
         self._client = client
         self.session_directory = str(getattr(getattr(client, "session", None), "directory", ""))
         self.address_info: dict[str, Any] = {
-            "address": address or self.session_directory or "local",
+            "address": self.session_directory,
             "node_id": client.node.hex(),
             "job_id": client.job.hex(),
             "namespace": client.namespace,
@@ -148,16 +150,21 @@ def init(
     runtime_env: dict[str, Any] | None = None,
     **ignored: Any,
 ) -> ClusterContext:
-    """Start a cluster inside this program, or join the one at ``address``. Returns a context manager.
+    """Join the cluster at ``address``, or start one inside this program. Returns a context manager.
 
-    Without it, the first use starts a cluster with one worker per CPU. ``address=None`` takes ``ZFABRIC_ADDRESS`` from the
-    environment if it is set; "local" always starts a cluster. ``object_store_memory`` is in bytes; ``config`` overrides
-    limits of ``zfabric.config`` by name; ``runtime_env`` holds for every function that does not set its own. Other keywords
+    ``address`` is a session directory (another program's ``init(...)["address"]``), "auto" for the cluster that this user has
+    started with ``zfabric start``, or "local" for one that this call starts and that ends with the program. Without it,
+    ``ZFABRIC_ADDRESS`` says which, else the started cluster is joined, with a line on standard error, if there is one: the latest,
+    of this ``TMPDIR``. Else one is started. A program that never calls ``init`` does so at its first use of a cluster.
+
+    ``num_cpus``, ``num_gpus``, ``resources``, ``object_store_memory`` (bytes) and ``config`` (limits of ``zfabric.config`` by name) are
+    for a cluster that is started; ``runtime_env`` holds for every function that does not set its own. Other keywords
     of Ray's ``init`` that say only how Ray itself runs (``include_dashboard``, ``logging_level``, ``_temp_dir``, …) are
     accepted and have no effect.
 
-    Raises AlreadyInitializedError if there is a cluster already, unless ``ignore_reinit_error``; ConfigError and OptionError
-    for what cannot be meant.
+    Raises AlreadyInitializedError if there is a cluster already, unless ``ignore_reinit_error``; ConfigError (a ValueError) and
+    OptionError for what cannot be meant, and for what a cluster that is joined was not started with; ConnectionLostError if there is
+    no cluster at ``address``.
 
     >>> import zfabric as zf
     >>> cluster = zf.init(num_cpus=2, ignore_reinit_error=True)
@@ -179,7 +186,9 @@ def init(
                 raise AlreadyInitializedError(
                     f"this process is connected already (node {node}); call zf.shutdown() first, or pass ignore_reinit_error=True"
                 )
-            return ClusterContext(existing, address)
+            return ClusterContext(existing)
+        wanted = {"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": resources, "object_store_memory": object_store_memory}
+        given = [name for name, value in wanted.items() if value is not None] + ["config"] * bool(config)
         submitted: dict[str, Any] = json.loads(os.environ.get(SUBMIT_VARIABLE, "{}"))
         num_cpus = submitted.get("num_cpus") if num_cpus is None else num_cpus
         num_gpus = submitted.get("num_gpus") if num_gpus is None else num_gpus
@@ -189,22 +198,41 @@ def init(
             config = {**submitted.get("config", {}), **(config or {})}
         settings = _checked(address, num_cpus, num_gpus, resources, object_store_memory, namespace, config)
         _runtime_env = _checked_environment(runtime_env)
-        where = address or os.environ.get(ADDRESS_VARIABLE) or None
-        from zfabric.runtime.connect import start
+        where = address or os.environ.get(ADDRESS_VARIABLE)
+        from zfabric.runtime.connect import join, session_to_join, start
 
-        client = start(
-            address=None if where == "local" else where,
-            num_cpus=num_cpus,
-            num_gpus=num_gpus,
-            resources=resources,
-            object_store_memory=object_store_memory,
-            namespace=namespace or "",
-            config=settings,
-            log_to_driver=log_to_driver,
-        )
+        session = session_to_join(where)
+        client: ClientInterface
+        if session is not None:
+            if given:
+                raise ConfigError(
+                    f"init: {', '.join(given)}: this program joins the cluster in {session.directory}, which has what it was started with; "
+                    'leave this out, or pass address="local" for a cluster of this program\'s own'
+                )
+            client = join(session, namespace or "", log_to_driver)
+            if not where:
+                _announce(session.directory)
+        else:
+            client = start(
+                num_cpus=num_cpus,
+                num_gpus=num_gpus,
+                resources=resources,
+                object_store_memory=object_store_memory,
+                namespace=namespace or "",
+                config=settings,
+                log_to_driver=log_to_driver,
+            )
         interface.set_current(client)
         _started = client
-        return ClusterContext(client, where)
+        return ClusterContext(client)
+
+
+def _announce(directory: str) -> None:
+    """Tell the user that this program did not start a cluster. That nobody can read it is no reason to fail."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):
+            text = 'joined the cluster that you have started; zf.init(address="local") starts another'
+            print(f"zfabric: {text} ({directory})", file=sys.stderr)
 
 
 def _checked(address: Any, num_cpus: Any, num_gpus: Any, resources: Any, object_store_memory: Any, namespace: Any, config: Any) -> Config:

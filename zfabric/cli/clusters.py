@@ -42,7 +42,7 @@ def start(
 ) -> None:
     """Start a cluster in the background. It runs until `zfabric stop`.
 
-    Programs join it with zf.init(address="auto"), or with `zfabric submit --address auto`.
+    Your programs join it, where they do not say otherwise (zf.init(address="local"), `zfabric submit --address local`).
     """
     if not is_text(namespace):
         raise click.BadParameter(f"{namespace!r} is not UTF-8", param_hint="--namespace")
@@ -68,8 +68,8 @@ def start(
         return
     has = ", ".join(f"{amount(count)} {name}" for name, count in facts["resources"].items())
     click.echo(f"A cluster is running, with {has} and an object store of {size(facts['object_store_memory'])}.\n")
-    click.echo('  join it in a program     zf.init(address="auto")')
-    click.echo("  run a program on it      zfabric submit --address auto SCRIPT")
+    click.echo("  join it in a program     zf.init()")
+    click.echo("  run a program on it      zfabric submit SCRIPT")
     click.echo("  see what it does         zfabric status")
     click.echo("  end it                   zfabric stop")
     click.echo(f"\nIts session is {facts['session']}")

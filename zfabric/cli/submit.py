@@ -37,11 +37,11 @@ def submit(
     script: str,
     arguments: tuple[str, ...],
 ) -> Callable[[], NoReturn]:
-    """Run the program SCRIPT with ARGS on a cluster of its own, or on the one at --address (or ZFABRIC_ADDRESS).
+    """Run the program SCRIPT with ARGS on the cluster at --address (or ZFABRIC_ADDRESS), else on the one that you have started, else on
+    one of its own, which ends with it.
 
-    The cluster ends with the program, and zfabric exits as the program does. Options come before SCRIPT; what stands after it is the
-    program's. What the program itself passes to zf.init() has precedence. "--address local" starts a cluster whatever
-    ZFABRIC_ADDRESS says.
+    zfabric exits as the program does. Options come before SCRIPT; what stands after it is the program's. What the program itself
+    passes to zf.init() has precedence. "--address local" gives it a cluster of its own in any case.
     """
     defaults = {
         "num_cpus": num_cpus,
@@ -52,16 +52,14 @@ def submit(
     }
     given = {name: value for name, value in defaults.items() if value is not None}
     where = address or os.environ.get(ADDRESS_VARIABLE)
-    if where and where != "local":
-        if given:
-            options = ", ".join("--" + name.replace("_", "-") for name in given)
-            source = "--address" if address else ADDRESS_VARIABLE
-            raise click.UsageError(
-                f"{options}: the cluster at {source} {where} has what it was started with (--address local starts another)"
-            )
-        from zfabric.runtime.connect import find_session
+    from zfabric.runtime.connect import LOCAL, session_to_join
 
-        find_session(where)  # says what is wrong before the program begins
+    named = bool(where) and where != LOCAL
+    session = None if given and named else session_to_join(where)  # says what is wrong before the program begins
+    if given and (named or session is not None):
+        options = ", ".join("--" + name.replace("_", "-") for name in given)
+        which = where if session is None else f"that you have started, {session.directory},"
+        raise click.UsageError(f"{options}: the cluster {which} has what it was started with (--address local starts another)")
     code = _compiled(script)
     if where:
         os.environ[ADDRESS_VARIABLE] = where

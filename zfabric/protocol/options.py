@@ -11,6 +11,7 @@
 ``env``                 (variables, working directory, module paths): tasks of different ones share no worker
 ``inline``              False: never run on top of another task
 ``paths``               where the program that exported the function finds its modules (functions only; set by clients that joined a node)
+``directory``           where that program runs: its functions run there, too, if that is there (functions only; set as ``paths`` is)
 ``deterministic``       True: its values may be dropped and rebuilt instead of spilled
 ``stream``              the task's value is the end of a stream: how many values it may be ahead of its consumer (0: as configured)
 ``dynamic``             True: the call's value is one over all that the method yields (call rows only)
@@ -70,6 +71,7 @@ OPTION_TYPES: dict[str, tuple[type, ...]] = {
     "contains": (tuple,),
     "parent": (bytes,),
     "paths": (tuple,),
+    "directory": (str,),
     "actor": (bytes,),
     "detached": (bool,),
     "namespace": (str,),

@@ -43,6 +43,8 @@ class FabricClient(Connection):
         super().__init__(session, incarnation, kind, name, job, namespace)
         self.paths: tuple[str, ...] = ()
         """Where this program finds its modules, if the node was not started by it: its functions say so to workers."""
+        self.directory = ""
+        """The program's working directory, if the node was not started by it: its functions run there, where the node has it."""
         self.on_close: Callable[[], None] | None = None
         self._watcher: threading.Thread | None = None
         self._namer: Namer | None = None
@@ -82,6 +84,8 @@ class FabricClient(Connection):
         """See ``ClientInterface``."""
         if self.paths:
             options = (*options, ("paths", self.paths))
+        if self.directory:
+            options = (*options, ("directory", self.directory))
         with self.lock:
             self.machine.export(function_id, name, payload, options)
 

@@ -8,13 +8,15 @@ import time
 from collections.abc import Callable
 
 from zfabric.config import Config
-from zfabric.exceptions import ConfigError, ConnectionLostError
+from zfabric.exceptions import ConfigError, ConnectionLostError, VersionMismatchError
 from zfabric.protocol.ids import INCARNATION_BYTES
 from zfabric.protocol.names import is_text
 from zfabric.runtime.client import FabricClient
 from zfabric.runtime.connection import clock
-from zfabric.runtime.session import Session
+from zfabric.runtime.session import Session, started_session
 
+LOCAL = "local"
+"""The address of a cluster that is to be started by, and end with, the program."""
 REGISTER_SECONDS = 15.0
 """How long a node that was just launched may take until its daemon's socket is there."""
 
@@ -52,8 +54,36 @@ def _await_daemon(session: Session, failure: Callable[[], str]) -> bytes:
     return found[0]
 
 
+def session_to_join(address: str | None) -> Session | None:
+    """The session that a driver is to join: the one at ``address``, without one the latest that this user has started.
+
+    None if it is to start its own: with "local", or where none was started. ConnectionLostError if there is nothing at ``address``.
+    """
+    if address == LOCAL:
+        return None
+    return find_session(address) if address else started_session()
+
+
+def join(session: Session, namespace: str, log_to_driver: bool) -> FabricClient:
+    """Connect this process to a cluster that runs, as a driver. VersionMismatchError if its Python is another one."""
+    description = session.describe()
+    version = ".".join(map(str, sys.version_info[:3]))
+    if description["python"].split(".")[:2] != version.split(".")[:2]:
+        raise VersionMismatchError(
+            f"the cluster in {session.directory} runs Python {description['python']}, this program {version}, and neither reads what the "
+            f'other pickles: start the cluster with this Python, or pass address="local" for one of this program\'s own'
+        )
+    client = attach(session, namespace=namespace or str(description["namespace"]), failure=session.failure)
+    client.shows_output = log_to_driver
+    # What is no text cannot be sent: modules in a directory whose name is not UTF-8 are found only by a cluster of one's own.
+    paths = (os.path.abspath(path) for path in sys.path if os.path.isdir(path or "."))
+    client.paths = tuple(dict.fromkeys(path for path in paths if is_text(path)))
+    directory = os.getcwd()
+    client.directory = directory if is_text(directory) else ""
+    return client
+
+
 def start(
-    address: str | None,
     num_cpus: float | None,
     num_gpus: float | None,
     resources: dict[str, float] | None,
@@ -62,14 +92,7 @@ def start(
     config: Config,
     log_to_driver: bool,
 ) -> FabricClient:
-    """Start an embedded cluster and connect to it, or (with ``address``) connect to one that runs."""
-    if address is not None:
-        session = find_session(address)
-        client = attach(session, namespace=namespace or str(session.describe()["namespace"]))
-        # What is no text cannot be said: modules in a directory whose name is not UTF-8 are found only by a cluster of one's own.
-        paths = (os.path.abspath(path) for path in sys.path if os.path.isdir(path or "."))
-        client.paths = tuple(dict.fromkeys(path for path in paths if is_text(path)))
-        return client
+    """Start an embedded cluster and connect to it."""
     from zfabric.runtime.launch import launch
 
     total = node_resources(num_cpus, num_gpus, resources)
@@ -105,9 +128,7 @@ def node_resources(num_cpus: float | None, num_gpus: float | None, resources: di
 
 def find_session(address: str) -> Session:
     """The session that an address means: "auto" for the started one, else a session directory."""
-    from zfabric.runtime.session import started_session
-
-    if address in ("auto", "local"):
+    if address == "auto":
         session = started_session()
         if session is None:
             raise ConnectionLostError("no cluster is running here; start one with `zfabric start`, or leave the address out")

@@ -81,6 +81,8 @@ class Connection:
         self.closed = False
         self.alive: Callable[[], bool] = session.alive
         self.failure: Callable[[], str] = session.failure
+        self.shows_output = True
+        """Whether this process prints what the workers of its job print."""
         self._died = ""
         """What is said of the node's end, once that has been seen."""
         self._forks = _forks
@@ -330,7 +332,7 @@ class Connection:
         while self.machine.notices:
             notice = self.machine.notices.popleft()
             if type(notice) is m.LogLines:
-                for pid, stream, text in notice.rows:
+                for pid, stream, text in notice.rows if self.shows_output else ():
                     target = sys.stderr if stream == "err" else sys.stdout
                     for line in text.splitlines():
                         _show(f"(pid={pid}) {line}", target)

@@ -13,7 +13,6 @@
 
 All of it belongs to one user: the parent directory is refused unless it is that user's and closed to all others, so
 nothing inside needs further care. The names are short since the path of an ipc socket must stay below 108 bytes.
-``<tmp>/zfabric-<uid>/started`` names the session of ``zfabric start``.
 
 A directory is born locked (under a lock of the parent, so that no sweep sees it before), the lock goes over to the
 supervisor by inheritance, and a sweep removes what nobody holds. That needs no pid and no age.
@@ -124,8 +123,8 @@ class Session:
     def describe(self) -> dict[str, Any]:
         """What the supervisor wrote. FabricError if it has not yet, VersionMismatchError if another version did.
 
-        Keys: protocol, directory, kind, supervisor (pid), started (its start ticks), launcher (pid), created (seconds since
-        the epoch), config (name → value), resources (name → amount), namespace, arena (path), arena_size, store, spill.
+        Keys: protocol, python (its version), directory, kind, supervisor (pid), started (its start ticks), launcher (pid), created (seconds
+        since the epoch), config (name → value), resources (name → amount), namespace, arena (path), arena_size, store, spill.
         """
         if self._description is None:
             self._description = self._read()
@@ -133,13 +132,24 @@ class Session:
 
     def _read(self) -> dict[str, Any]:
         try:
-            with open(f"{self.directory}/session.json", "rb") as file:
-                description: dict[str, Any] = json.load(file)
+            description = self._written()
         except (OSError, ValueError) as error:
             raise FabricError(f"{self.directory} is not a running session: {error}") from None
         if description.get("protocol") != PROTOCOL_VERSION:
             raise VersionMismatchError(f"{self.directory} is of protocol {description.get('protocol')}, this is {PROTOCOL_VERSION}")
         return description
+
+    def _written(self) -> dict[str, Any]:
+        with open(f"{self.directory}/session.json", "rb") as file:
+            description: dict[str, Any] = json.load(file)
+        return description
+
+    def kind(self) -> str:
+        """ "embedded" or "started", whatever version of zfabric made the session; empty if it is not there, or just being made."""
+        try:
+            return str(self._written().get("kind", ""))
+        except (OSError, ValueError):
+            return ""
 
     def config(self) -> Config:
         """The session's configuration."""
@@ -216,8 +226,7 @@ class Session:
     def _spill_elsewhere(self) -> str:
         """The directory of spilled objects, if it is this session's own and lies outside of it."""
         try:
-            with open(f"{self.directory}/session.json", "rb") as file:
-                path = str(json.load(file)["spill"])
+            path = str(self._written()["spill"])
         except (OSError, ValueError, KeyError):
             return ""
         return path if path == self.spill_path(os.path.dirname(path)) else ""
@@ -270,13 +279,17 @@ def user_directory(base: str | None = None) -> str:
 def find_sessions(base: str | None = None) -> list[Session]:
     """This user's living sessions that have been described, oldest first."""
     parent = user_directory(base)
-    sessions = [Session(f"{parent}/{name}") for name in os.listdir(parent) if name.startswith("s-")]
-    described = [session for session in sessions if os.path.exists(f"{session.directory}/session.json") and session.alive()]
-    return sorted(described, key=lambda session: os.stat(f"{session.directory}/session.json").st_mtime_ns)
+    found = {}
+    for name in os.listdir(parent):
+        session = Session(f"{parent}/{name}")
+        if name.startswith("s-") and session.alive():
+            with suppress(FileNotFoundError):  # It is just being made, or has ended meanwhile.
+                found[session] = os.stat(f"{session.directory}/session.json").st_mtime_ns
+    return sorted(found, key=found.__getitem__)
 
 
 def sweep(base: str | None = None) -> list[str]:
-    """Delete the directories of this user's dead sessions, and the pointer to one; return their paths."""
+    """Delete the directories of this user's dead sessions; return their paths."""
     parent = user_directory(base)
     claimed = []
     with _locked_parent(parent):
@@ -290,40 +303,15 @@ def sweep(base: str | None = None) -> list[str]:
                 if lock is not None:
                     os.close(lock)
                 claimed.append(path)
-        if _started_directory(f"{parent}/started") in claimed:
-            os.unlink(f"{parent}/started")
     for name in os.listdir(parent):
         if name.startswith("dead-"):
             Session(f"{parent}/{name}").remove()
     return claimed
 
 
-def publish_started(session: Session) -> None:
-    """Make ``session`` the one that ``address="auto"`` and the command line find."""
-    parent = os.path.dirname(session.directory)
-    _replace(f"{parent}/started", session.directory.encode())
-
-
-def withdraw_started(session: Session) -> None:
-    """Undo ``publish_started``, unless another session has taken the place."""
-    path = f"{os.path.dirname(session.directory)}/started"
-    if _started_directory(path) == session.directory:
-        os.unlink(path)
-
-
 def started_session(base: str | None = None) -> Session | None:
-    """The living session of ``zfabric start``, if there is one."""
-    directory = _started_directory(f"{user_directory(base)}/started")
-    session = Session(directory)
-    return session if directory and session.alive() else None
-
-
-def _started_directory(path: str) -> str:
-    try:
-        with open(path, "rb") as file:
-            return os.fsdecode(file.read())
-    except OSError:
-        return ""
+    """The living session of ``zfabric start``, the latest if there are several; None if there is none."""
+    return next((session for session in reversed(find_sessions(base)) if session.kind() == STARTED), None)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ from zfabric.machines.supervisor import RestartPolicy
 from zfabric.protocol.messages import PROTOCOL_VERSION
 from zfabric.runtime import template
 from zfabric.runtime.logs import log_path, say, tail
-from zfabric.runtime.session import EMBEDDED, STARTED, Session, Specification, publish_started, withdraw_started
+from zfabric.runtime.session import EMBEDDED, Session, Specification
 from zfabric.runtime.supervision import Channel
 
 LIFELINE, LOCK = 0, 3
@@ -132,6 +132,7 @@ class Supervisor:
         self._session.write_description(
             {
                 "protocol": PROTOCOL_VERSION,
+                "python": ".".join(map(str, sys.version_info[:3])),
                 "directory": specification.directory,
                 "kind": specification.kind,
                 "supervisor": self._pid,
@@ -153,8 +154,6 @@ class Supervisor:
         gc.enable()
         now = time.monotonic()
         self._due = {DAEMON: now, TEMPLATE: now}
-        if specification.kind == STARTED:
-            publish_started(self._session)
 
     def _make_arena(self) -> int:
         size = self._specification.arena_size
@@ -193,8 +192,6 @@ class Supervisor:
                 elif descriptor in self._handlers:
                     self._unregister(descriptor)  # nothing else matters any more
         processes.kill_children()
-        if self._specification.kind == STARTED:
-            withdraw_started(self._session)
         if not self._failure:
             self._session.remove()
 

@@ -5,6 +5,7 @@ Here is what of a worker deals with the user's objects; which code runs when, an
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -23,7 +24,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, call_value, object_id, tries_of
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
-from zfabric.protocol.options import ONE_CPU, option
+from zfabric.protocol.options import NO_ENVIRONMENT, ONE_CPU, option
 from zfabric.runtime import interface
 from zfabric.runtime.connection import clock
 from zfabric.runtime.crew import current_call
@@ -175,7 +176,7 @@ class UserCode(WorkerConnection):
             if item.options is not None and (kinds := option(item.options, "retry_on")):
                 function = _again(function, kinds, option(item.options, "max_retries", 0), partial(self._arguments, item))
         else:
-            function, retryable = self._load(row[1])
+            function, retryable = self._load(row)
         if row[2] or item.values:
             return function, retryable, *serialization.load_arguments(row[2], self._values(item))
         return function, retryable, (), {}
@@ -183,11 +184,14 @@ class UserCode(WorkerConnection):
     def _arguments(self, item: Item | Invocation) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return serialization.load_arguments(item.row[2], self._values(item))
 
-    def _load(self, function_id: bytes) -> Loaded:
+    def _load(self, task: Row) -> Loaded:
+        """The function of a task, from what its exporter sent."""
+        function_id = task[1]
         found = self._functions.get(function_id)
         if found is None:
             row = self.worker.functions[function_id]
             self._look_in(option(row[3], "paths", ()))
+            self._go_to(option(row[3], "directory", ""), task)
             ahead = option(row[3], "stream")
             self._options[function_id] = (row[1], option(row[3], "num_returns", 1))
             found = self._functions[function_id] = serialization.load_function(row[2], function_id, whole=ahead is None)
@@ -204,6 +208,14 @@ class UserCode(WorkerConnection):
         if paths != self.paths:
             self.paths = paths
             sys.path[:0] = [path for path in paths if path not in sys.path]
+
+    def _go_to(self, directory: str, task: Row) -> None:
+        """Run where the job's program runs, if that directory is here, and the task's environment names no other."""
+        if directory != self.directory:
+            self.directory = directory
+            if not self._option_of(task, "env", NO_ENVIRONMENT)[1]:
+                with contextlib.suppress(OSError):
+                    os.chdir(directory)
 
     def _values(self, item: Item | Invocation) -> list[Any]:
         values = []
