@@ -351,6 +351,38 @@ def test_options_that_cannot_be_meant_are_refused_where_they_are_written(options
         add.options(**options)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({name: "x"} for name in ("num_cpus", "num_gpus", "resources", "num_returns", "max_retries", "retry_exceptions", "timeout")),
+        *({name: 5} for name in ("name", "runtime_env", "scheduling_strategy")),
+        {"max_calls": "x"},
+        {"memory": "x"},
+        {"runtime_env": {"env_vars": 5}},
+    ],
+)
+def test_options_of_the_wrong_type_are_caught_as_ray_raises_them(options):
+    for kind in (TypeError, ValueError, zf.OptionError):
+        with pytest.raises(kind, match=next(iter(options))):
+            zf.remote(**options)
+
+
+def test_arguments_of_the_wrong_type_are_caught_as_ray_raises_them(client):
+    class Idle:
+        pass
+
+    calls = [lambda: zf.kill("x"), lambda: zf.kill(None), lambda: zf.get_actor(None), lambda: zf.get_actor(""), lambda: zf.get(5)]
+    calls += [lambda: zf.get([5]), lambda: zf.ObjectRef(b"x"), lambda: zf.remote(Idle).options(lifetime=5, get_if_exists="x")]
+    for call in calls:
+        for kind in (TypeError, ValueError):
+            with pytest.raises(kind):
+                call()
+    for options in ({"memory": -1}, {"max_calls": -1}, {"num_cpus": -1}, {"lifetime": "x"}):
+        with pytest.raises(ValueError) as caught:
+            zf.remote(**options)(Idle)
+        assert not isinstance(caught.value, TypeError)
+
+
 def test_options_that_this_kind_of_function_or_method_cannot_honour_are_refused(client):
     class Told:
         def tell(self):
@@ -606,7 +638,8 @@ def test_get_raises_what_the_task_raised(client):
     assert isinstance(error, zf.RayTaskError)
     assert error.facts["function"] == "fail"
     assert error.args == ("gone",)
-    assert "raise KeyError(text)" in str(error)
+    assert str(error) == "'gone'"
+    assert "raise KeyError(text)" in error.traceback_text
     with pytest.raises(KeyError):
         zf.get(add.remote(ref))
     assert zf.get(zf.remote(lambda refs: "unread").remote([ref])) == "unread"

@@ -98,7 +98,8 @@ def test_an_error_is_also_of_the_class_that_was_raised_and_tells_where() -> None
     assert error.facts["pid"] in pids
     assert error.facts["node"] == zf.get_runtime_context().get_node_id() == zf.nodes()[0]["NodeID"] == query("status")["node"]
     assert error.facts["attempt"] == 0
-    assert all(str(error.facts[name]) in str(error) for name in ("pid", "node", "attempt"))
+    assert str(error) == str(Refusal(7, "no"))
+    assert all(str(error.facts[name])[:8] in error.__notes__[-1] for name in ("pid", "node", "attempt"))
 
 
 def test_an_exception_that_cannot_be_pickled_still_arrives() -> None:
@@ -108,8 +109,7 @@ def test_an_exception_that_cannot_be_pickled_still_arrives() -> None:
 
     error = failure(bad.remote())
     assert isinstance(error, zf.TaskError)
-    assert "cannot travel" in str(error)
-    assert "Stubborn" in str(error)
+    assert str(error) == "cannot travel"
     assert "raise Stubborn" in error.traceback_text
 
 
@@ -124,7 +124,7 @@ def test_an_exception_passes_through_dependents_and_nested_gets() -> None:
         error = failure(ref)
         assert isinstance(error, Refusal)
         assert error.code == 1
-        assert "raise Refusal(code" in str(error)
+        assert "raise Refusal(code" in error.traceback_text
 
 
 def test_system_exit_and_keyboard_interrupt_in_a_task_are_its_error_and_no_end_of_its_worker() -> None:
@@ -136,7 +136,7 @@ def test_system_exit_and_keyboard_interrupt_in_a_task_are_its_error_and_no_end_o
     for kind in (SystemExit, KeyboardInterrupt):
         error = failure(leave.remote(kind))
         assert isinstance(error, zf.TaskError)
-        assert kind.__name__ in str(error)
+        assert kind.__name__ in error.traceback_text
     assert {row["pid"] for row in worker_rows()} >= before
 
 

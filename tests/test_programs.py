@@ -446,7 +446,7 @@ def fails(): raise KeyError("cell")
 try:
     zf.get(fails.remote())
 except KeyError as error:
-    print("<cell 8>" in str(error))
+    print("<cell 8>" in error.traceback_text)
 ''',
 ])
 """

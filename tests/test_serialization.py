@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import gc
 import os
 import pickle
 import subprocess
 import sys
 import threading
+import traceback
 import types
 
 import cloudpickle
@@ -424,6 +427,36 @@ class BadText(Exception):
         raise RuntimeError("no text")
 
 
+class Stop(BaseException):
+    pass
+
+
+class ReadOnly(Exception):
+    @property
+    def args(self):
+        return ("always this",)
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    code: int
+
+
+class EndsUnpickling(Exception):
+    """Its unpickling raises what ends a process, but only in the process that asks for the value."""
+
+    here = True
+
+    def __reduce__(self):
+        return _ends, (os.getpid() if EndsUnpickling.here else 0,)
+
+
+def _ends(pid):
+    if pid != os.getpid():
+        raise SystemExit("unpickled")
+    return EndsUnpickling()
+
+
 def test_an_error_is_also_an_instance_of_the_users_class():
     error = sent(ZeroDivisionError("division by zero"))
     assert isinstance(error, TaskError)
@@ -431,13 +464,16 @@ def test_an_error_is_also_an_instance_of_the_users_class():
     assert error.args == ("division by zero",)
     assert type(error.cause) is ZeroDivisionError
     assert error.facts == FACTS
-    text = str(error)
-    assert "ZeroDivisionError: division by zero" in text
-    assert "raise error" in text
-    assert "node abcd" in text
-    assert "pid 7" in text
-    assert "attempt 1" in text
+    assert str(error) == "division by zero"
+    (note,) = error.__notes__
+    assert "ZeroDivisionError: division by zero" in note
+    assert "raise error" in note
+    assert "node abcd" in note
+    assert "pid 7" in note
+    assert "attempt 1" in note
     assert "in sent" in error.traceback_text
+    shown = "".join(traceback.format_exception(error))
+    assert "zfabric.exceptions.TaskError(ZeroDivisionError): division by zero\nraised in " in shown
     assert type(sent(ZeroDivisionError())) is type(error)
     assert type(error).__qualname__ == "TaskError(ZeroDivisionError)"
 
@@ -469,17 +505,62 @@ def test_unpicklable_exceptions_arrive():
     assert type(local) is not Local
     assert isinstance(local, TaskError)
     assert local.cause is None
-    assert "Local: local text" in str(local)
+    assert str(local) == "local text"
+    assert "Local: local text" in local.__notes__[0]
     assert isinstance(sent(BadText()), BadText)
 
 
 def test_classes_that_cannot_be_combined_give_a_plain_task_error():
-    for error in (Final("x"), SystemExit(3), KeyboardInterrupt(), StopIteration(5), GeneratorExit()):
+    for error in (Final("x"), SystemExit(3), KeyboardInterrupt(), StopIteration(5), GeneratorExit(), asyncio.CancelledError()):
         got = sent(error)
         assert isinstance(got, TaskError)
         assert not isinstance(got, type(error))
         assert type(got.cause) is type(error)
-        assert type(error).__name__ in str(got)
+        assert type(error).__name__ in got.__notes__[0]
+
+
+def test_what_is_no_exception_or_has_args_of_its_own_is_caught_as_itself():
+    with pytest.raises(Stop, match=r"^now"):
+        raise sent(Stop("now"))
+    read_only = sent(ReadOnly("said"))
+    assert isinstance(read_only, ReadOnly)
+    assert read_only.args == ("always this",)
+    frozen = sent(Frozen(3))
+    assert isinstance(frozen, Frozen)
+    assert frozen.code == 3
+    for error in (sent(Stop("x")), read_only, frozen):
+        again = pickle.loads(pickle.dumps(error))
+        assert type(again) is type(error)
+        assert isinstance(error, TaskError)
+
+
+def test_notes_of_the_program_come_before_ours():
+    error = ValueError("bad")
+    error.add_note("the third row")
+    first = sent(error)
+    assert first.__notes__[0] == "the third row"
+    assert first.__notes__[1].startswith("raised in ")
+    assert len(first.__notes__) == 2
+    assert "the third row" not in first.__notes__[1]
+    second = sent(first)
+    assert second.__notes__[0] == "the third row"
+    assert len(second.__notes__) == 2
+    assert first.__notes__[1].splitlines()[-1] in second.__notes__[1]
+    assert len(first.__notes__) == 2
+
+
+def test_an_exception_that_would_end_whoever_unpickles_it_arrives_as_a_task_error():
+    EndsUnpickling.here = False
+    try:
+        in_the_worker = sent(EndsUnpickling())
+    finally:
+        EndsUnpickling.here = True
+    assert isinstance(in_the_worker, EndsUnpickling)  # Made of its parts: the worker tries first.
+    data = s.dump_error(EndsUnpickling(), FACTS)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if type(s.load_error(data)).__qualname__ == "TaskError" else 1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_exception_groups_arrive():
@@ -508,9 +589,10 @@ def test_nested_errors_keep_class_and_story():
     assert third.cause.cause.facts == {"function": "inner"}
     assert type(third.cause.cause.cause) is ValueError
     assert type(third).__qualname__ == "TaskError(ValueError)"
-    assert str(third).splitlines()[0] == "ValueError: the root"
-    assert "raised in function inner" in str(third)
-    assert len(str(third)) < 8 * len(str(inner))
+    assert str(third) == "the root"
+    (note,) = third.__notes__
+    assert "raised in function inner" in note
+    assert len(note) < 8 * len(inner.__notes__[0])
 
 
 def test_fabric_errors_raised_in_a_task_keep_their_class():
@@ -538,7 +620,8 @@ def test_a_cause_whose_class_is_not_here_leaves_the_texts():
         del sys.modules["errors_elsewhere"]
     error = s.load_error(data)
     assert error.cause is None
-    assert "errors_elsewhere.Odd: strange" in str(error)
+    assert str(error) == "strange"
+    assert "errors_elsewhere.Odd: strange" in error.__notes__[0]
 
 
 def test_failures_become_exceptions():

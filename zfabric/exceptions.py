@@ -35,6 +35,14 @@ class OptionError(FabricError, ValueError):
     """An option of a task that does not exist or cannot have this value; the text says what to write."""
 
 
+class ArgumentTypeError(FabricError, TypeError, ValueError):
+    """An argument of the wrong type: a TypeError, and a ValueError too, as which Ray reports some of these."""
+
+
+class OptionTypeError(OptionError, ArgumentTypeError):
+    """An option of a task whose value is of the wrong type."""
+
+
 class NotInitializedError(FabricError, RuntimeError):
     """There is no cluster here: ``zf.init()`` was not called, was shut down, or this is a forked child."""
 

@@ -9,11 +9,15 @@ of the original over, attributes and C-level members (``errno``, ``value``) alik
 A ``TaskError`` keeps the bytes it was made from and pickles as them, so it travels on unchanged; when a task raises one
 again, the next one wraps it: ``error.cause`` is then a ``TaskError`` itself, and every one of them is an instance of the
 class that was raised first.
+
+``str(error)`` is what ``str`` of the original was where it was raised, so that programs and tests find in it what they would
+without a fabric. Where it was raised, and the remote traceback, follow as a note (``BaseException.add_note``), which tracebacks show.
 """
 
 from __future__ import annotations
 
 import pickle
+import sys
 import types
 from collections.abc import Mapping
 from typing import Any
@@ -25,9 +29,16 @@ from zfabric.protocol.failures import unpack_failure
 TRACEBACK_BYTES_MAX = 32 * 1024
 """Longest remote traceback that travels: more than anyone reads, and no burden if a million tasks fail."""
 
+NODE_DIGITS = 8
+"""Digits of a node's id that people are shown."""
+
 _PACKAGE = __file__.rpartition("/adapters/")[0] + "/"
-_UNFIT = (StopIteration, StopAsyncIteration)
-"""Not combined with: Python gives these a meaning of their own when they pass through a generator or a coroutine."""
+_UNFIT = (StopIteration, StopAsyncIteration, KeyboardInterrupt, SystemExit, GeneratorExit)
+"""Not combined with, and ``asyncio.CancelledError`` neither: Python gives these a meaning of their own. One that a task has raised would
+end the generator, the coroutine or the whole program that asks for its value, without a word.
+"""
+_THEIRS = (Exception, SystemExit, GeneratorExit)
+"""What user code may raise while its exceptions are pickled or unpickled; Ctrl-C and interrupts of tasks are for somebody else."""
 
 
 # --- where it was raised ----------------------------------------------------------------------------------------------------
@@ -36,13 +47,14 @@ _UNFIT = (StopIteration, StopAsyncIteration)
 def dump_error(exception: BaseException, facts: Mapping[str, Any]) -> bytes:
     """``exception`` as bytes, whatever it is made of. ``facts`` are plain data: function, node, pid, attempt, …"""
     user_class = _raised_class(exception)
+    pickled = _pickled(exception)
     return pickle.dumps(
         (
             f"{user_class.__module__}.{user_class.__qualname__}".removeprefix("builtins."),
             _text_of(exception),
-            _traceback_of(exception),
+            _traceback_of(exception, notes=pickled is None or isinstance(exception, TaskError)),
             dict(facts),
-            _pickled(exception),
+            pickled,
         ),
         5,
     )
@@ -59,20 +71,26 @@ def _text_of(exception: BaseException) -> str:
         return str(vars(exception)["_text"])
     try:
         return str(exception)
-    except Exception:  # a broken __str__ must not hide the error
+    except _THEIRS:  # a broken __str__ must not hide the error
         return "<its text cannot be had>"
 
 
-def _traceback_of(exception: BaseException) -> str:
-    """The traceback without the fabric's own frames at its top, cut in the middle if it is very long."""
+def _traceback_of(exception: BaseException, notes: bool) -> str:
+    """The traceback without the fabric's own frames at its top, cut in the middle if it is very long.
+
+    Notes of the exception are left out where they travel with it.
+    """
     import traceback
 
     trace = exception.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         trace = trace.tb_next
     try:
-        text = "".join(traceback.format_exception(type(exception), exception, trace))
-    except Exception:  # formatting runs the user's __str__ and __repr__
+        whole: Any = traceback.TracebackException(type(exception), exception, trace)
+        if not notes:
+            whole.__notes__ = None
+        text = "".join(whole.format())
+    except _THEIRS:  # formatting runs the user's __str__ and __repr__
         text = "".join(traceback.format_tb(trace)) + type(exception).__qualname__ + "\n"
     if len(text) > TRACEBACK_BYTES_MAX:
         half = TRACEBACK_BYTES_MAX // 2
@@ -84,13 +102,14 @@ def _pickled(exception: BaseException) -> bytes | None:
     """The exception in the best form that survives a round trip: itself, its class and state, or None."""
     import cloudpickle
 
-    candidates: list[Any] = [lambda: exception, lambda: _Remains(type(exception), exception.args, vars(exception))]
-    candidates.append(lambda: _Remains(type(exception), _safe(exception.args), _safe(vars(exception))))
+    arguments = _arguments_of(exception)
+    candidates: list[Any] = [lambda: exception, lambda: _Remains(type(exception), arguments, vars(exception))]
+    candidates.append(lambda: _Remains(type(exception), _safe(arguments), _safe(vars(exception))))
     for candidate in candidates:
         try:
             data: bytes = cloudpickle.dumps(candidate(), 5)
             loaded = pickle.loads(data)
-        except Exception:  # whatever the user's class does when it is pickled, the next form may still work
+        except _THEIRS:  # whatever the user's class does when it is pickled, the next form may still work
             continue
         if isinstance(loaded, type(exception)):
             return data
@@ -125,9 +144,22 @@ class _Remains:
 
 def _assemble(kind: type[BaseException], arguments: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
     exception = BaseException.__new__(kind) if kind.__new__ is BaseException.__new__ else kind.__new__(kind, *arguments)
-    exception.args = arguments
+    _set_arguments(exception, arguments)
     vars(exception).update(state)
     return exception
+
+
+_ARGUMENTS: Any = vars(BaseException)["args"]
+"""``args`` as Python itself has it: a class may have a property of that name, or refuse to have attributes set."""
+
+
+def _arguments_of(exception: BaseException) -> tuple[Any, ...]:
+    arguments: tuple[Any, ...] = _ARGUMENTS.__get__(exception)
+    return arguments
+
+
+def _set_arguments(exception: BaseException, arguments: tuple[Any, ...]) -> None:
+    _ARGUMENTS.__set__(exception, arguments)
 
 
 # --- where it is asked for ------------------------------------------------------------------------------------------------------
@@ -140,7 +172,7 @@ def load_error(data: bytes | memoryview) -> TaskError:
     if pickled is not None:
         try:
             cause = pickle.loads(pickled)
-        except Exception:  # its module may not exist here; the texts still tell the story
+        except _THEIRS:  # its module may not exist here; the texts still tell the story
             cause = None
     error = _combined(cause)
     user_class = _raised_class(cause) if cause is not None else TaskError
@@ -153,7 +185,21 @@ def load_error(data: bytes | memoryview) -> TaskError:
         _user_class=user_class,
         _payload=bytes(data),
     )
+    known = vars(error)
+    known["_note"] = note = _note_of(traceback_text, facts)
+    own = vars(cause).get("__notes__") if cause is not None else None
+    if isinstance(own, list):
+        before = vars(cause).get("_note")
+        known["__notes__"] = [*(each for each in own if each is not before), note]
+    else:
+        known["__notes__"] = [note]
     return error
+
+
+def _note_of(traceback_text: str, facts: Mapping[str, Any]) -> str:
+    remote = traceback_text.rstrip().replace("\n", "\n  ")
+    where = ", ".join(f"{name} {str(value)[:NODE_DIGITS] if name == 'node' else value}" for name, value in facts.items())
+    return f"raised in {where or 'a task'}\n  {remote}"
 
 
 _CLASSES: dict[type[BaseException], type[TaskError]] = {}
@@ -162,18 +208,25 @@ _CLASSES: dict[type[BaseException], type[TaskError]] = {}
 def _combined(cause: BaseException | None) -> TaskError:
     """A TaskError with the class and state of ``cause``, or a plain one where the two do not go together."""
     kind = TaskError if cause is None else _raised_class(cause)
-    if isinstance(cause, Exception) and not issubclass(kind, (TaskError, *_UNFIT)):
+    if cause is not None and not issubclass(kind, (TaskError, *_UNFIT)) and not _cancels(kind):
+        arguments = _arguments_of(cause)
         try:
-            error = _class_for(kind).__new__(_class_for(kind), *cause.args)
-            error.args = cause.args
+            error = _class_for(kind).__new__(_class_for(kind), *arguments)
+            _set_arguments(error, arguments)
             _copy_state(cause, error, kind)
             if isinstance(error, kind):
                 return error
-        except Exception:  # a class that cannot be inherited from, or made; the plain error has all the facts
+        except _THEIRS:  # a class that cannot be inherited from, or made; the plain error has all the facts
             pass
     error = _PlainTaskError.__new__(_PlainTaskError)
-    error.args = cause.args if cause is not None else ()
+    error.args = _arguments_of(cause) if cause is not None else ()
     return error
+
+
+def _cancels(kind: type[BaseException]) -> bool:
+    """Whether an event loop takes this for the cancellation of whatever waits."""
+    asyncio = sys.modules.get("asyncio.exceptions")
+    return asyncio is not None and issubclass(kind, asyncio.CancelledError)
 
 
 def _class_for(kind: type[BaseException]) -> type[TaskError]:
@@ -208,11 +261,8 @@ class _PlainTaskError(TaskError):
         """Nothing: the state is copied, and the user's ``__init__`` is not run a second time."""
 
     def __str__(self) -> str:
-        known = vars(self)
-        said = f"{known['_class_name']}: {known['_text']}" if known["_text"] else known["_class_name"]
-        remote = known["traceback_text"].rstrip().replace("\n", "\n  ")
-        where = ", ".join(f"{name} {value}" for name, value in known["facts"].items())
-        return f"{said}\n  raised in {where or 'a task'}\n  {remote}"
+        text: str = vars(self)["_text"]
+        return text
 
     def __repr__(self) -> str:
         return f"{type(self).__qualname__}({vars(self)['_text']!r})"
@@ -241,15 +291,17 @@ def load_failure(payload: bytes | memoryview) -> FabricError:
     """The exception for what the fabric could not do (``protocol.failures``); an unknown kind is a plain FabricError."""
     kind, text, facts = unpack_failure(bytes(payload))
     found: Any = getattr(exceptions, kind, None)
-    known = isinstance(found, type) and issubclass(found, FabricError)
-    error: FabricError = found(text) if known else FabricError(f"{kind}: {text}")
+    is_known = isinstance(found, type) and issubclass(found, FabricError)
+    error: FabricError = found(text) if is_known else FabricError(f"{kind}: {text}")
     error.facts = dict(facts)
     if "outcome" in error.facts:
         vars(error)["outcome"] = error.facts["outcome"]
     cause = error.facts.pop("cause", None)
     if type(cause) is bytes:
         told = load_error(cause)
-        error.args = (f"{text}\n{told}",)
+        known = vars(told)
+        said = f"{known['_class_name']}: {known['_text']}" if known["_text"] else known["_class_name"]
+        error.args = (f"{text}\n{said}\n{known['_note']}",)
         error.__cause__ = told
         vars(error)["cause"] = told.cause or told
     return error

@@ -35,7 +35,7 @@ from zfabric.api.options import (
 from zfabric.api.refs import ObjectRef
 from zfabric.api.remote_function import Export, dump_call
 from zfabric.api.signatures import misfit, positional, shape_of, shown
-from zfabric.exceptions import ActorNameTakenError, ActorNotFoundError, OptionError
+from zfabric.exceptions import ActorNameTakenError, ActorNotFoundError, ArgumentTypeError, OptionError
 from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, call_value
 from zfabric.protocol.names import is_text
 from zfabric.protocol.options import LOGGED, option
@@ -510,7 +510,7 @@ def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
     'here I am'
     """
     if not isinstance(name, str) or not name:
-        raise TypeError(f"get_actor() takes the name of an actor, not {a(name)}")
+        raise ArgumentTypeError(f"get_actor() takes the name of an actor, not {a(name)}")
     if not (namespace is None or isinstance(namespace, str)):
         raise TypeError(f"get_actor() takes a namespace that is a str, not {a(namespace)}")
     if not is_text(name + (namespace or "")):
@@ -527,7 +527,7 @@ def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
     """End an actor's process at once, without waiting for its calls; with ``no_restart=False`` it is restarted by its policy.
 
     A lightweight actor ends by itself, with the call that it runs; its process goes on. The calls raise ActorDiedError, or, if it is
-    restarted, ActorUnavailableError. TypeError for what is no handle.
+    restarted, ActorUnavailableError. ArgumentTypeError (a TypeError and a ValueError) for what is no handle.
 
     >>> import zfabric as zf
     >>> @zf.remote
@@ -542,7 +542,7 @@ def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
     zfabric.exceptions.ActorDiedError: ...
     """
     if not isinstance(actor, ActorHandle):
-        raise TypeError(f"kill() takes the handle of an actor, not {a(actor)}; zf.cancel(ref) stops a task")
+        raise ArgumentTypeError(f"kill() takes the handle of an actor, not {a(actor)}; zf.cancel(ref) stops a task")
     check_flag("no_restart", no_restart)
     actor._connect().kill_actor(actor._id, no_restart)
 

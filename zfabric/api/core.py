@@ -12,7 +12,7 @@ from zfabric.adapters.serialization import deserialize, deserialize_all, seriali
 from zfabric.api.errors import a, check_flag, error_of
 from zfabric.api.lifecycle import connected
 from zfabric.api.refs import ObjectRef
-from zfabric.exceptions import GetTimeoutError, NotInitializedError
+from zfabric.exceptions import ArgumentTypeError, GetTimeoutError, NotInitializedError
 from zfabric.protocol.ids import is_put
 from zfabric.protocol.messages import OK
 from zfabric.runtime import interface
@@ -35,7 +35,8 @@ def get(refs: Any, *, timeout: float | None = None, copy: bool = False, return_e
     Raises what a task raised, a TaskError that is also an instance of the class that was raised, as soon as one has failed: the
     other tasks go on, and nothing waits for them (of several failures that are known by then, the first in the list). With
     ``return_exceptions=True`` it waits for all, and the exceptions stand in the list in place of values, as ``asyncio.gather`` gives them.
-    Raises GetTimeoutError after ``timeout`` seconds, 0 asking only for what is there; TypeError for what is no ref.
+    Raises GetTimeoutError after ``timeout`` seconds, 0 asking only for what is there; ArgumentTypeError (a TypeError and a
+    ValueError) for what is no ref.
 
     >>> import zfabric as zf
     >>> zf.get(zf.put("value"))
@@ -117,10 +118,10 @@ def _flatten(refs: Any, path: str, into: list[ObjectRef]) -> None:
     else:
         where = f"get([...]){path} is {a(refs)}" if path else f"get() was given {a(refs)}"
         if isinstance(refs, Mapping):
-            raise TypeError(f"{where}; get takes a ref or a list of refs, so write zf.get(list(refs.values()))")
+            raise ArgumentTypeError(f"{where}; get takes a ref or a list of refs, so write zf.get(list(refs.values()))")
         if hasattr(refs, "__iter__") and not isinstance(refs, (str, bytes)):
-            raise TypeError(f"{where}; get takes a ref or a list of refs, so write zf.get(list(...))")
-        raise TypeError(f"{where}, not an ObjectRef; f.remote(...) and zf.put(...) give refs, and get takes them or lists of them")
+            raise ArgumentTypeError(f"{where}; get takes a ref or a list of refs, so write zf.get(list(...))")
+        raise ArgumentTypeError(f"{where}, not an ObjectRef; f.remote(...) and zf.put(...) give refs, and get takes them or lists of them")
 
 
 def _shape(refs: Any, values: dict[bytes, Any]) -> Any:

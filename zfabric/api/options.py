@@ -16,7 +16,7 @@ from numbers import Real
 from typing import Any
 
 from zfabric.api.errors import near
-from zfabric.exceptions import OptionError, TaskUnschedulableError
+from zfabric.exceptions import OptionError, OptionTypeError, TaskUnschedulableError
 from zfabric.machines.parts.resources import demand_of
 from zfabric.protocol.names import is_text
 from zfabric.protocol.options import Environment
@@ -34,7 +34,7 @@ BUFFERED_MAX = 10_000
 def _whole(name: str, least: int, most: int) -> Callable[[Any], None]:
     def check(value: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, int):
-            raise OptionError(f"{name} is an int, not {value!r}")
+            raise OptionTypeError(f"{name} is an int, not {value!r}")
         if not least <= value <= most:
             raise OptionError(f"{name} is from {least} to {most}, not {value!r}")
 
@@ -45,7 +45,7 @@ def _num_returns(value: Any) -> None:
     if value in ("dynamic", "streaming"):
         return
     if isinstance(value, str):
-        raise OptionError(f'num_returns is an int, "streaming" or "dynamic", not {value!r}')
+        raise OptionTypeError(f'num_returns is an int, "streaming" or "dynamic", not {value!r}')
     _whole("num_returns", 0, RETURNS_MAX)(value)
 
 
@@ -53,7 +53,7 @@ def _retry_exceptions(value: Any) -> None:
     if isinstance(value, bool):
         return
     if not isinstance(value, (list, tuple)) or not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in value):
-        raise OptionError(f"retry_exceptions is True, False or a list of exception classes, not {value!r}")
+        raise OptionTypeError(f"retry_exceptions is True, False or a list of exception classes, not {value!r}")
 
 
 TIMEOUT_MAX = 10**9
@@ -62,7 +62,9 @@ TIMEOUT_MAX = 10**9
 
 def _timeout(value: Any) -> None:
     seconds: Any = value  # An int may be more than any float.
-    if isinstance(value, bool) or not isinstance(value, Real) or not seconds > 0:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise OptionTypeError(f"timeout is a number of seconds above 0, not {value!r}")
+    if not seconds > 0:
         raise OptionError(f"timeout is a number of seconds above 0, not {value!r}")
     if TIMEOUT_MAX < seconds < math.inf:
         raise OptionError(f"timeout is at most {TIMEOUT_MAX} seconds, not {value!r}; leave it out for no limit")
@@ -71,7 +73,7 @@ def _timeout(value: Any) -> None:
 def _name_of(what: str) -> Callable[[Any], None]:
     def check(value: Any) -> None:
         if not isinstance(value, str) or not value:
-            raise OptionError(f"{what} is a non-empty str, not {value!r}")
+            raise OptionTypeError(f"{what} is a non-empty str, not {value!r}")
         _check_text(what, value)
 
     return check
@@ -84,20 +86,20 @@ def _check_text(what: str, value: str) -> None:
 
 def _lifetime(value: Any) -> None:
     if value not in ("detached", "non_detached"):
-        raise OptionError(f"lifetime is 'detached' or 'non_detached', not {value!r}")
+        raise (OptionError if isinstance(value, str) else OptionTypeError)(f"lifetime is 'detached' or 'non_detached', not {value!r}")
 
 
 def _flag(name: str) -> Callable[[Any], None]:
     def check(value: Any) -> None:
         if not isinstance(value, bool):
-            raise OptionError(f"{name} is True or False, not {value!r}")
+            raise OptionTypeError(f"{name} is True or False, not {value!r}")
 
     return check
 
 
 def _strategy(value: Any) -> None:
     if value not in ("DEFAULT", "SPREAD") and not isinstance(value, NodeAffinitySchedulingStrategy):
-        raise OptionError(f"scheduling_strategy is 'DEFAULT', 'SPREAD' or a NodeAffinitySchedulingStrategy, not {value!r}")
+        raise OptionTypeError(f"scheduling_strategy is 'DEFAULT', 'SPREAD' or a NodeAffinitySchedulingStrategy, not {value!r}")
 
 
 class NodeAffinitySchedulingStrategy:
@@ -150,9 +152,19 @@ def _no_transport(value: Any) -> None:
         raise OptionError("tensors travel through the object store alone: leave tensor_transport and enable_tensor_transport out")
 
 
-def _number_of(name: str) -> Callable[[Any], None]:
+def _demand(name: str) -> Callable[[Any], None]:
     def check(value: Any) -> None:
         demand_of(**{name: value})
+
+    return check
+
+
+def _bytes(name: str) -> Callable[[Any], None]:
+    def check(value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise OptionTypeError(f"{name} is a number of bytes, not {value!r}")
+        if not float(value) >= 0:
+            raise OptionError(f"{name} is a number of bytes from 0, not {value!r}")
 
     return check
 
@@ -169,7 +181,7 @@ def _pending(value: Any) -> None:
 
 def _groups(value: Any) -> None:
     if not isinstance(value, Mapping) or not all(isinstance(name, str) and name for name in value):
-        raise OptionError(f'concurrency_groups is a dict of how many calls may run, by group, such as {{"io": 2}}, not {value!r}')
+        raise OptionTypeError(f'concurrency_groups is a dict of how many calls may run, by group, such as {{"io": 2}}, not {value!r}')
     for name, size in value.items():
         _check_text("concurrency_groups: a name", name)
         _whole(f"concurrency_groups[{name!r}]", 1, 100_000)(size)
@@ -180,9 +192,9 @@ def _anything(value: Any) -> None:
 
 
 _CHECKS: dict[str, Callable[[Any], None]] = {
-    "num_cpus": _number_of("num_cpus"),
-    "num_gpus": _number_of("num_gpus"),
-    "resources": _number_of("resources"),
+    "num_cpus": _demand("num_cpus"),
+    "num_gpus": _demand("num_gpus"),
+    "resources": _demand("resources"),
     "num_returns": _num_returns,
     "max_retries": _whole("max_retries", -1, 2**31),
     "retry_exceptions": _retry_exceptions,
@@ -194,7 +206,8 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
     "inline": _flag("inline"),
     "deterministic": _flag("deterministic"),
     "scheduling_strategy": _strategy,
-    **dict.fromkeys(("memory", "object_store_memory", "max_calls"), _anything),
+    **{name: _bytes(name) for name in ("memory", "object_store_memory")},
+    "max_calls": _whole("max_calls", 0, 2**31),
     **dict.fromkeys(("enable_task_events", "_metadata", "_labels"), _anything),
     "_generator_backpressure_num_objects": _whole("_generator_backpressure_num_objects", -1, BUFFERED_MAX),
     **{
@@ -482,7 +495,7 @@ _UNUSED = ("config", "excludes")
 def environment_of(runtime_env: Any) -> Environment:
     """``runtime_env`` as it travels: (variables, working directory, module paths), all checked to exist."""
     if not isinstance(runtime_env, Mapping):
-        raise OptionError(f"runtime_env is a dict, not {runtime_env!r}")
+        raise OptionTypeError(f"runtime_env is a dict, not {runtime_env!r}")
     known = ("env_vars", "working_dir", "py_modules")
     for name, value in runtime_env.items():
         if name in _INSTALLED and value:
@@ -494,15 +507,15 @@ def environment_of(runtime_env: Any) -> Environment:
             raise OptionError(f"runtime_env has no {name!r} here, only {', '.join(known)}{near(name, known)}")
     variables = runtime_env.get("env_vars") or {}
     if not isinstance(variables, Mapping):
-        raise OptionError(f"runtime_env['env_vars'] is a dict of str to str, not {variables!r}")
+        raise OptionTypeError(f"runtime_env['env_vars'] is a dict of str to str, not {variables!r}")
     for name, value in variables.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise OptionError(f"runtime_env['env_vars'] is a dict of str to str, not {name!r}: {value!r}")
+            raise OptionTypeError(f"runtime_env['env_vars'] is a dict of str to str, not {name!r}: {value!r}")
         if not name or "=" in name or "\0" in name + value or not is_text(name + value):
             raise OptionError(f"runtime_env['env_vars'] cannot have {name!r}: {value!r}")
     modules = runtime_env.get("py_modules") or []
     if isinstance(modules, (str, os.PathLike)) or not isinstance(modules, (list, tuple)):
-        raise OptionError(f"runtime_env['py_modules'] is a list of paths or modules, not {modules!r}")
+        raise OptionTypeError(f"runtime_env['py_modules'] is a list of paths or modules, not {modules!r}")
     paths = tuple(dict.fromkeys(_search_path(module, index) for index, module in enumerate(modules)))
     return tuple(sorted(variables.items())), _directory(runtime_env.get("working_dir")), paths
 
@@ -511,7 +524,7 @@ def _directory(value: Any) -> str:
     if value is None or value == "":
         return ""
     if not isinstance(value, (str, os.PathLike)):
-        raise OptionError(f"runtime_env['working_dir'] is the path of a directory, not {value!r}")
+        raise OptionTypeError(f"runtime_env['working_dir'] is the path of a directory, not {value!r}")
     path = os.path.abspath(os.path.expanduser(os.fspath(value)))
     if not os.path.isdir(path):
         raise OptionError(f"runtime_env['working_dir'] is not a directory: {path!r}")
@@ -525,7 +538,7 @@ def _search_path(module: Any, index: int) -> str:
     if isinstance(module, type(os)):
         module = next(iter(getattr(module, "__path__", ())), None) or module.__file__
     if not isinstance(module, (str, os.PathLike)):
-        raise OptionError(f"{where} is a path or a module, not {module!r}")
+        raise OptionTypeError(f"{where} is a path or a module, not {module!r}")
     path = os.path.abspath(os.path.expanduser(os.fspath(module)))
     if not os.path.exists(path):
         raise OptionError(f"{where} does not exist: {path!r}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from zfabric.adapters.collector import untrack
 from zfabric.adapters.serialization import note_reference, register_plain
-from zfabric.exceptions import NotInitializedError
+from zfabric.exceptions import ArgumentTypeError, NotInitializedError
 from zfabric.protocol.ids import JOB_BYTES, OBJECT_BYTES, TASK_BYTES
 from zfabric.runtime import interface
 from zfabric.runtime.interface import ClientInterface
@@ -37,7 +37,9 @@ class ObjectRef:
         """With ``client``: takes over a reference which that client counts already. Without: a further one."""
         if client is None:
             if type(object_id) is not bytes or len(object_id) != OBJECT_BYTES:
-                raise TypeError(f"an ObjectRef is made of {OBJECT_BYTES} bytes, not {object_id!r}; refs come from f.remote() and zf.put()")
+                raise ArgumentTypeError(
+                    f"an ObjectRef is made of {OBJECT_BYTES} bytes, not {object_id!r}; refs come from f.remote() and zf.put()"
+                )
             client = interface.current()
             if client is not None:
                 client.add_reference(object_id)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
-from zfabric.exceptions import OptionError
+from zfabric.exceptions import OptionError, OptionTypeError
 from zfabric.protocol.machine import InvariantViolation
 from zfabric.protocol.names import is_text
 from zfabric.protocol.options import RESOURCE_UNIT, Demand
@@ -31,7 +31,7 @@ def amount_of(name: str, value: Any) -> int:
     5000
     """
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise OptionError(f"{name} is a number, not {value!r}")
+        raise OptionTypeError(f"{name} is a number, not {value!r}")
     number = float(value)
     if not math.isfinite(number):
         raise OptionError(f"{name} is a finite number, not {value!r}")
@@ -58,7 +58,7 @@ def demand_of(num_cpus: Any = None, num_gpus: Any = None, resources: Mapping[str
         if amounts[GPU] > RESOURCE_UNIT and amounts[GPU] % RESOURCE_UNIT:
             raise OptionError(f"num_gpus is a fraction of one GPU or a whole number of them, not {num_gpus!r}")
     if resources is not None and not isinstance(resources, Mapping):
-        raise OptionError(f"resources is a dict of names and amounts, not {resources!r}")
+        raise OptionTypeError(f"resources is a dict of names and amounts, not {resources!r}")
     for name, value in (resources or {}).items():
         if not isinstance(name, str) or not name:
             raise OptionError(f"resources: a name is a non-empty str, not {name!r}")
