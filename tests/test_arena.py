@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+import queue
 import resource
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from bad_days import PATIENCE
 
 from zfabric.adapters import arena as arena_module
 from zfabric.adapters.arena import Arena, create_arena
@@ -23,6 +26,7 @@ from zfabric.machines.parts.extents import HEADER_BYTES, PIECE, data_start, foot
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CLIENT
+from zfabric.runtime.storage import Storage
 
 SIZE = 16 * PIECE
 FIRST = data_start(SIZE) + HEADER_BYTES
@@ -374,6 +378,26 @@ def test_a_restarted_store_finds_sealed_objects_and_nothing_of_a_killed_writer(a
     assert statistics["used"] == 2 * footprint(size)
     assert statistics["ready"] + statistics["cold"] == statistics["capacity"] - 2 * footprint(size)
     assert os.stat(path).st_blocks * 512 <= 64 * 2**10 + statistics["used"] + statistics["ready"]
+
+
+def test_the_index_lists_an_object_though_the_storage_thread_makes_room(
+    arena: Arena, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its writer forgets the value as soon as the store has it: should the daemon die then, only the index tells of it."""
+    assert arena.make_ready(data_start(SIZE), PIECE) == ""
+    arena.write(FIRST, object_id(1), b"value")
+    answers: queue.SimpleQueue[m.Message] = queue.SimpleQueue()
+    go_on = threading.Event()
+    monkeypatch.setattr(Arena, "make_ready", lambda arena, offset, size: "" if go_on.wait() else "not reached")
+    storage = Storage(path, SIZE, str(tmp_path), answers.put)
+    storage.perform(e.MakeReady(data_start(SIZE) + PIECE, PIECE))
+    storage.perform(e.WriteHeader(FIRST, e.SEALED))
+    assert Arena(path, SIZE, writable=False).find_sealed() == [(object_id(1), FIRST, 5)]
+    storage.perform(e.WriteHeader(FIRST, e.FREED))
+    assert Arena(path, SIZE, writable=False).find_sealed() == []
+    go_on.set()
+    assert type(answers.get(timeout=PATIENCE)) is m.ExtentReady
+    storage.close()
 
 
 def test_objects_go_to_disk_and_come_back_unchanged(arena: Arena, tmp_path: Path) -> None:

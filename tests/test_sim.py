@@ -13,6 +13,7 @@ import pytest
 
 from zfabric.protocol import messages as m
 from zfabric.sim import __main__ as command
+from zfabric.sim.arena import Storage
 from zfabric.sim.network import Faults
 from zfabric.sim.programs import FOREVER, WIDE, Program, mix
 from zfabric.sim.scenarios import STEADY, call, get, invoke, make, task
@@ -262,6 +263,22 @@ def after_a_restart(*statements: Any) -> str:
     world = World(0, faults=STEADY, program=Program(statements, 0), cpus=1)
     world.after(1.5, lambda: world.daemon_died(world.daemon) if world.daemon is not None else None)
     return world.run().failure
+
+
+def test_a_result_that_was_acknowledged_outlives_the_daemon_though_the_storage_thread_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Room is being made ready all the while; the actor forgets its result once it is acknowledged, and then the daemon dies.
+    monkeypatch.setattr(Storage, "_next", lambda storage: storage.world.after(0.1, storage._finish))
+    died: list[float] = []
+
+    def hear(now: float, source: str, to: str, message: Any) -> None:
+        if isinstance(message, m.Recorded) and not died:
+            died.append(now)
+            world.after(0.0, lambda: world.daemon_died(world.daemon) if world.daemon is not None else None)
+
+    statements = (make(0, task(1)), invoke(1, 0, task(7, size=200_000)), ("sleep", 5.0), get((1, 224)))
+    world = World(0, faults=STEADY, program=Program(statements, 0), cpus=1, observer=hear)
+    assert world.run().failure == ""
+    assert died
 
 
 def test_what_was_cancelled_does_not_run_again_for_the_next_daemon() -> None:

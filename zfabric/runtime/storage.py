@@ -1,8 +1,9 @@
 """The object store's hands: what touches the arena and the disk for a long time, in one thread of the daemon.
 
-Effects of the store are performed in their order (a range is never punched before the spill that reads it has ended). Those
-that take microseconds, such as index entries, are performed at once when nothing is under way, so that a small ``put`` never waits
-for a thread to wake.
+Effects of the store are performed in their order (a range is never punched before the spill that reads it has ended). Two kinds take
+microseconds and are performed at once, by the caller's thread. An index entry: whoever wrote a value is told in this very turn that the
+store has it, and forgets it; only the index tells of it if the daemon dies. And a value that moves in, whose place is told likewise.
+No other effect touches the index, and none that is still queued touches the room of either.
 """
 
 from __future__ import annotations
@@ -26,8 +27,6 @@ class Storage:
         self._arena = Arena(arena_path, capacity, writable=True) if capacity else None
         self._spill = SpillDirectory(spill_path)
         self._answer = answer
-        self._pending = 0
-        self._lock = threading.Lock()
         self._work: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -38,12 +37,7 @@ class Storage:
 
     def perform(self, effect: Any) -> None:
         """Perform an effect, or have the thread do so."""
-        with self._lock:
-            # A value is written at once in any case: its room is ready, and its place is told in this very turn.
-            quick = type(effect) is e.WriteValue or (self._pending == 0 and type(effect) is e.WriteHeader)
-            if not quick:
-                self._pending += 1
-        if quick:
+        if type(effect) is e.WriteHeader or type(effect) is e.WriteValue:
             self._do(effect)
             return
         if self._thread is None:
@@ -54,8 +48,6 @@ class Storage:
     def _run(self) -> None:
         while (effect := self._work.get()) is not None:
             self._do(effect)
-            with self._lock:
-                self._pending -= 1
 
     def _do(self, effect: Any) -> None:
         arena = self._arena

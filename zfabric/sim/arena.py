@@ -86,8 +86,8 @@ class Storage:
         return not self._work
 
     def perform(self, effect: Any) -> None:
-        """Perform an effect when those before it are done; a value that moves in at once, since its place is told in this very turn."""
-        if isinstance(effect, e.WriteValue) or (isinstance(effect, e.WriteHeader) and not self._work):
+        """Perform an effect when those before it are done; index entries, and values that move in, at once."""
+        if isinstance(effect, e.WriteValue | e.WriteHeader):
             self._do(effect)
             return
         self._work.append(effect)
