@@ -394,7 +394,25 @@ def test_a_worker_that_waits_runs_what_it_waits_for_and_only_that(node: Node) ->
     assert node.take(m.Dispatch) == []
     node.say(WORKER + worker, m.Blocked(task_id(0), (children[1][0] + FIRST_RETURN,), (), True))
     ((to, dispatch),) = node.take(m.Dispatch)
-    assert (to, dispatch.inline, [each[0] for each in dispatch.rows]) == (WORKER + worker, True, [children[1][0]])
+    assert (to, bool(dispatch.waits), [each[0] for each in dispatch.rows]) == (WORKER + worker, True, [children[1][0]])
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["another waits", "it waits no longer"])
+def test_a_task_whose_argument_is_being_looked_for_is_not_sent_to_run_on_top_of_another_wait(node: Node, waits: bool) -> None:
+    (worker,) = node.workers()
+    node.submit(row(0))
+    node.dispatched()
+    node.say(CLIENT + DRIVER, m.Put(((ref(900, 2**31), (4096, 100_000), (), False),)))
+    node.submit(row(1, ref(900, 2**31)))
+    node.say(WORKER + worker, m.Blocked(task_id(0), (ref(1),), (), True))
+    assert node.take(m.Locate)[-1][1].rows == ((ref(900, 2**31), worker),), "the argument of the one that it waits for"
+    if waits:
+        node.say(WORKER + worker, m.Blocked(task_id(0), (ref(5),), (), False))
+    else:
+        node.say(WORKER + worker, m.Unblocked(task_id(0)))
+    assert node.scheduler.tables.tasks[task_id(1)].worker is None
+    node.say(b"O" + OWN, m.Located(((ref(900, 2**31), worker, 4096, 100_000),)))
+    assert node.dispatched() == []
 
 
 def test_a_worker_that_waits_with_a_timeout_lends_its_cpu_and_takes_it_back(node: Node) -> None:

@@ -60,4 +60,4 @@ def test_a_child_runs_on_top_of_the_parent_that_waits_for_it() -> None:
     lines = (DIRECTORY / "nested_inline.txt").read_text().splitlines()
     workers = {line.split(" -> ")[1].split(":")[0] for line in lines if ": Dispatch" in line}
     assert len(workers) == 1
-    assert any(": Dispatch" in line and line.endswith("True") for line in lines)
+    assert any(": Dispatch" in line and line.endswith(" 1") for line in lines)

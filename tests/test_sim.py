@@ -258,6 +258,19 @@ def test_the_driver_has_read_the_warning_of_an_infeasible_demand_within_two_seco
     assert "pending" in text
 
 
+def test_a_task_that_waits_is_not_buried_under_one_that_waits_for_it() -> None:
+    # Both children of a parent come to its worker at once; the first waits for what it was given inside its arguments, the second for the
+    # first. What the second needs is below it then, unless it is given back.
+    first = task(3, get((0, 7)))
+    second = task(4, get((0, mix(mix(3, 7), 0))))
+    numbers = mix(mix(3, 7), 0), mix(mix(4, mix(mix(3, 7), 0)), 0)
+    parent = task(2, call(1, first, inside=(0,)), call(2, second, inside=(1,)), get((1, numbers[0]), (2, numbers[1])))
+    known = call(9, task(1)), get((9, mix(1, 0)))  # How long such tasks take is known: so they come two at a time.
+    statements = (*known, ("put", 0, 7, 0, ()), call(1, parent, inside=(0,)), ("sleep", 5.0))
+    world = World(0, faults=STEADY, program=Program((*statements, get((1, mix(mix(mix(2, numbers[0]), numbers[1]), 0)))), 0), cpus=1)
+    assert world.run().failure == ""
+
+
 def after_a_restart(*statements: Any) -> str:
     """How a program ends whose daemon dies in its second second."""
     world = World(0, faults=STEADY, program=Program(statements, 0), cpus=1)

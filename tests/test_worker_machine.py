@@ -28,7 +28,7 @@ def row(number: int, *needs: bytes) -> tuple[Any, ...]:
 
 
 def give(worker: Worker, *numbers: int, inline: bool = False) -> None:
-    worker.step(0.0, b"L" + DAEMON, m.Dispatch(tuple(map(row, numbers)), (), inline))
+    worker.step(0.0, b"L" + DAEMON, m.Dispatch(tuple(map(row, numbers)), (), worker.waits.changes if inline else 0))
 
 
 def said(worker: Worker) -> list[Any]:
@@ -63,13 +63,12 @@ def test_rows_that_wait_alone_keep_their_attempt_when_later_ones_have_another(wo
     give(worker, 1)
     worker.step(0.0, b"L" + DAEMON, m.Dispatch((row(2), row(3)), ((1, 7, (), ()),), False, later))
     worker.step(0.0, b"L" + DAEMON, m.Dispatch((row(4),), ((0, 9, (), ()),), False))
-    worker.step(0.0, b"L" + DAEMON, m.Dispatch((row(5),), (), True, later))
     (running,) = worker.running()
     assert [(each[0], attempt) for each, attempt, _ in running.rows] == [
-        (row(number)[0], attempt) for number, attempt in ((5, later), (1, 0), (2, later), (3, 7), (4, 9))
+        (row(number)[0], attempt) for number, attempt in ((1, 0), (2, later), (3, 7), (4, 9))
     ]
-    begun = [worker.begin() for _ in range(5)]
-    assert [item.attempt for item in begun if item is not None] == [later, 0, later, 7, 9]
+    begun = [worker.begin() for _ in range(4)]
+    assert [item.attempt for item in begun if item is not None] == [0, later, 7, 9]
 
 
 def test_an_item_is_made_that_of_the_next_row_in_all_that_it_says(worker: Worker) -> None:
@@ -208,6 +207,40 @@ def test_what_crosses_the_news_that_it_waits_goes_back(worker: Worker) -> None:
     worker.unblock()
     finish(worker)
     assert begin(worker) is None
+
+
+def test_what_was_for_on_top_of_one_wait_is_not_run_on_top_of_another(worker: Worker) -> None:
+    # 3 and 4 are what 1 waits for. 2 may not be buried under them: they may wait for it.
+    give(worker, 1)
+    begin(worker)
+    worker.block((), True)
+    give(worker, 2, 3, inline=True)
+    assert begin(worker) == 2
+    said(worker)
+    worker.block((), False)
+    assert said(worker) == [m.Blocked(row(2)[0], (), (row(3)[0],), False)]
+    assert begin(worker) is None
+    worker.step(0.0, b"L" + DAEMON, m.Dispatch((row(4),), (), worker.waits.changes - 1))
+    assert said(worker) == [m.TakenBack((row(4)[0],), row(2)[0])], "it was sent before the scheduler knew"
+    give(worker, 5, 6, inline=True)
+    assert begin(worker) == 5
+    finish(worker)
+    said(worker)
+    worker.unblock()
+    assert said(worker) == [m.TakenBack((row(6)[0],), row(2)[0]), m.Unblocked(row(2)[0])], "2 did not need it after all"
+    assert begin(worker) is None
+
+
+def test_a_restarted_scheduler_counts_the_waits_that_it_was_told(worker: Worker) -> None:
+    give(worker, 1)
+    begin(worker)
+    for _ in range(3):
+        worker.block((), True)
+        worker.unblock()
+    worker.block((), True)
+    assert [type(message) for message in worker.running()].count(m.Blocked) == 1
+    worker.step(0.0, b"L" + DAEMON, m.Dispatch((row(2),), (), 1))
+    assert begin(worker) == 2
 
 
 def test_an_interrupt_names_an_attempt_and_reaches_no_other(worker: Worker) -> None:

@@ -313,17 +313,19 @@ class Worker:
         return bool(self._ended.rows or self._effects or self.yields.unsaid or self.mailbox.unsent or ended)
 
     def block(self, wanted: tuple[bytes, ...], inline: bool, name: str = "", callees: m.Rows = (), certain: bool = False) -> None:
-        """The task on top waits: what was not begun goes back with the news.
+        """The task on top waits: what was not begun goes back with the news, that which was for on top of the wait below it, too.
 
         If it is a call, with a ``name``, or waits for calls, ``callees`` and ``certain`` are as in ``Awaits``.
         """
-        blocked = m.Blocked(self.stack[-1].row[0], wanted, self.given.give_back_queue(), inline)
+        blocked = m.Blocked(self.stack[-1].row[0], wanted, self.given.give_back_inline() + self.given.give_back_queue(), inline)
         certain = certain and blocked.task_id not in self.mailbox.timed
         self._report()
         self._effects.extend(Send(self.scheduler, message) for message in self.waits.begin(blocked, name, callees, certain))
 
     def unblock(self) -> None:
-        """It waits no longer."""
+        """It waits no longer, and needs nothing of what it was to have on top and has not begun."""
+        if self.inline:
+            self._say_taken_back(self.given.give_back_inline())
         self._effects.append(Send(self.scheduler, self.waits.end()))
 
     def _report(self) -> None:
@@ -362,9 +364,12 @@ class Worker:
                 self.async_functions.add(row[0])
 
     def on_dispatch(self, message: m.Dispatch) -> None:
-        """Tasks to run. What crosses the news that this worker waits, and is not for on top of that, goes back at once."""
+        """Tasks to run. What crosses the news that this worker waits, or waits no longer, and is not for that state, goes back at once."""
         self.given.take_in(message)
-        if self.waits and self.queue:
+        if message.waits:
+            if message.waits != self.waits.changes:
+                self._say_taken_back(self.given.give_back_inline())
+        elif self.waits and self.queue:
             self._say_taken_back(self.given.give_back_queue())
 
     def on_introduce(self, message: m.Introduce) -> None:

@@ -367,7 +367,7 @@ class Dispatcher:
         if unknown:
             self._to(worker, m.Functions(tuple(unknown.values())))
         if rows:
-            self._to(worker, m.Dispatch(tuple(rows), tuple(details), inline, first))
+            self._to(worker, m.Dispatch(tuple(rows), tuple(details), worker.waits if inline else 0, first))
         self.tables.counts["dispatched"] += len(batch)
 
     def _to(self, worker: WorkerRecord, message: m.Message) -> None:
@@ -426,8 +426,8 @@ class Dispatcher:
         for object_id in task.row[3]:
             record = self.tables.find(object_id)
             values.append(places.get(object_id, record.value if record is not None else None))
-        inline = bool(worker.frames)
-        self._to(worker, m.Dispatch((task.row,), ((0, task.attempt, tuple(values), worker.gpus),), inline))
+        waits = worker.waits if worker.frames else 0
+        self._to(worker, m.Dispatch((task.row,), ((0, task.attempt, tuple(values), worker.gpus),), waits))
 
     # -- workers that wait --
 
@@ -438,6 +438,8 @@ class Dispatcher:
             if task_id not in worker.inflight:
                 self.introductions.returned_early(worker, task_id)
         self.outcomes.give_back(returned)
+        self._withdraw_unsent(worker)
+        worker.waits += 1
         task = worker.inflight.get(message.task_id)
         buried = task is not None and task.rare is not None and task.rare.buried
         frame = Frame(message.task_id, message.wanted, message.inline and not buried)
@@ -447,12 +449,21 @@ class Dispatcher:
 
     def unblocked(self, worker: WorkerRecord, message: m.Unblocked) -> None:
         """It waits no longer. It goes on at once, even if its CPU is lent: others finish what they have begun."""
+        self._withdraw_unsent(worker)
+        worker.waits += 1
         if worker.frames and worker.frames[-1].task_id == message.task_id:
             worker.frames.pop()
             self._frames.pop(message.task_id, None)
         if not worker.frames and worker.lent:
             self.pool.acquire(_cpu_of(worker.demand))
             worker.lent = False
+
+    def _withdraw_unsent(self, worker: WorkerRecord) -> None:
+        """What a worker was to get once the store has told of its arguments was for what was on top of its stack until now."""
+        unsent = [task for task in worker.inflight.values() if task.rare is not None and task.rare.wait_locations is not None]
+        for task in unsent:
+            task.facts().wait_locations = None
+        self.outcomes.give_back(unsent)
 
     def frame_of(self, task_id: bytes) -> Frame | None:
         """How a task waits, if it does."""

@@ -53,7 +53,7 @@ class Given:
 
     def take_in(self, message: m.Dispatch) -> None:
         """Tasks of the scheduler's have come."""
-        queue = self.inline if message.inline else self.queue
+        queue = self.inline if message.waits else self.queue
         if message.attempt != self.attempt and len(message.details) < len(message.rows):
             self._spell_out()
             self.attempt = message.attempt
@@ -111,9 +111,16 @@ class Given:
 
     def give_back_queue(self) -> tuple[bytes, ...]:
         """All that were not for on top of what waits."""
-        returned = tuple(_row_of(entry)[0] for entry in self.queue)
-        self._give_up(self.queue)
-        self.queue.clear()
+        return self._give_back_all(self.queue)
+
+    def give_back_inline(self) -> tuple[bytes, ...]:
+        """All that were for on top of a wait that has ended, or that is not on top any more."""
+        return self._give_back_all(self.inline)
+
+    def _give_back_all(self, queue: deque[Entry]) -> tuple[bytes, ...]:
+        returned = tuple(_row_of(entry)[0] for entry in queue)
+        self._give_up(queue)
+        queue.clear()
         return returned
 
     def drop(self, task_id: bytes, attempt: int) -> None:

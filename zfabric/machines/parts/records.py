@@ -507,6 +507,7 @@ class WorkerRecord:
         "token",
         "turn",
         "used",
+        "waits",
         "work",
     )
 
@@ -531,6 +532,8 @@ class WorkerRecord:
         self.introduced: Introduction | None = None
         """The driver that hands tasks to it, or may still do so."""
         self.frames: list[Frame] = []
+        self.waits = 0
+        """How often its process has sent that a task begins to wait, or waits no longer: names the wait that is on top."""
         self.lent = False
         """Whether its CPU is lent to others while it is blocked."""
         self.last_progress = now

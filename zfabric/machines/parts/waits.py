@@ -16,6 +16,8 @@ class Waits:
         """What was said besides of those that wait."""
         self.deadlocks: dict[bytes, str] = {}
         """Those of them that wait for themselves, by way of others: who waits for whom."""
+        self.changes = 0
+        """How often the scheduler was sent that something begins to wait, or waits no longer: it counts them, too."""
 
     def __len__(self) -> int:
         return len(self.blocked)
@@ -26,6 +28,7 @@ class Waits:
     def begin(self, blocked: m.Blocked, name: str, callees: m.Rows, certain: bool) -> Iterator[m.Message]:
         """What is on top waits: what is said of it. ``name``, ``callees`` and ``certain`` as in ``Awaits``, said if there is either."""
         self.blocked.append(blocked)
+        self.changes += 1
         yield blocked
         if name or callees:
             awaits = self._awaits[blocked.task_id] = m.Awaits(blocked.task_id, name, callees, certain)
@@ -34,6 +37,7 @@ class Waits:
     def end(self) -> m.Unblocked:
         """What began to wait last does so no longer."""
         blocked = self.blocked.pop()
+        self.changes += 1
         self._awaits.pop(blocked.task_id, None)
         self.deadlocks.pop(blocked.task_id, None)
         return m.Unblocked(blocked.task_id)
@@ -51,6 +55,7 @@ class Waits:
 
     def again(self) -> Iterator[m.Message]:
         """What a scheduler that has heard none of it is to know."""
+        self.changes = len(self.blocked)
         for blocked in self.blocked:
             yield blocked._replace(returned=())  # That was returned when it began to wait, and is not among the worker's rows.
         yield from self._awaits.values()

@@ -44,12 +44,14 @@ class Dispatch(NamedTuple):
     """local scheduler -> worker. Run these task rows, in order.
 
     ``details`` says what differs from "attempt ``attempt``, nothing to resolve": rows ``(index in rows, attempt, values of the
-    dependencies, gpu ids)``. ``inline`` rows are run at once, on top of the frame that waits in ``get``.
+    dependencies, gpu ids)``. With ``waits`` they are run at once, on top of the task that waits in ``get``: it is how many
+    ``Blocked`` and ``Unblocked`` the scheduler had received from the worker. If the worker has sent more, something else is on top of its
+    stack, and the rows go back (``TakenBack``). 0: they run when nothing waits.
     """
 
     rows: Rows
     details: Rows
-    inline: bool
+    waits: int
     attempt: int = 0
 
 
@@ -173,7 +175,8 @@ class TakenBack(NamedTuple):
 class Blocked(NamedTuple):
     """worker -> local scheduler. ``task_id`` waits for the objects ``wanted`` and gives back ``returned``, not begun.
 
-    ``inline`` says whether tasks may run on top of it meanwhile (plain ``get``, no timeout).
+    ``inline`` says whether tasks may run on top of it meanwhile (plain ``get``, no timeout). What was given to run on top of a wait below
+    it, and was not begun, is among ``returned``: nothing is run on top of what does not wait for it.
     """
 
     task_id: bytes
