@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import inspect
 import os
+import pickle
 import pydoc
 import signal
 import subprocess
@@ -434,8 +436,10 @@ def test_what_is_called_wrongly_says_what_to_write() -> None:
         Counter()
     with pytest.raises(TypeError, match=r"\.add\.remote\("):
         counter.add()
-    with pytest.raises(AttributeError, match="make an actor with"):
-        Counter.add  # noqa: B018
+    with pytest.raises(TypeError, match="make an actor with"):
+        Counter.add.remote()
+    with pytest.raises(AttributeError, match=r"did you mean 'add'.*make an actor with"):
+        Counter.ad  # noqa: B018
     with pytest.raises(TypeError, match=r"zf\.cancel"):
         zf.kill(counter.add.remote())
     with pytest.raises(TypeError, match="for methods of actors"):
@@ -478,6 +482,73 @@ def test_methods_are_inherited() -> None:
     derived = zf.remote(Derived).remote("Who")
     assert value_of([derived.greet.remote(), derived.kind.remote(), derived.double.remote(4)]) == ["Dr. Who!", "Derived", 8]
     assert value_of(zf.remote(Base).remote("else").greet.remote()) == "nobody else"
+
+
+# --- classes as their programs know them --------------------------------------------------------------------------------------
+
+
+@zf.remote
+class Shadowed:
+    """Its instances use the names of its methods for something else."""
+
+    LIMIT = 7
+    made = 0
+
+    def __init__(self) -> None:
+        self.value = 1
+        self.twice = self.later = self.name_of = None
+        Shadowed.made += 1
+
+    def value(self) -> int:  # type: ignore[no-redef]
+        return 10 * self.value  # type: ignore[operator]
+
+    @staticmethod
+    def twice(number: int) -> int:  # type: ignore[no-redef]
+        return 2 * number
+
+    @classmethod
+    def name_of(cls) -> str:  # type: ignore[no-redef]
+        return cls.__name__
+
+    def by_class(self) -> list[Any]:
+        return [Shadowed.LIMIT, Shadowed.twice(3), Shadowed.name_of(), Shadowed.value(self), Shadowed.made, self.made]
+
+
+def test_a_method_is_called_although_its_instance_has_an_attribute_of_that_name() -> None:
+    shadowed = Shadowed.remote()
+    assert value_of([shadowed.value.remote(), shadowed.twice.remote(4), shadowed.name_of.remote()]) == [10, 8, "Shadowed"]
+
+
+def test_a_remote_class_has_what_its_class_has_in_the_program_and_in_its_own_methods() -> None:
+    assert (Shadowed.LIMIT, Shadowed.twice(5), Shadowed.name_of()) == (7, 10, "Shadowed")
+    assert {"LIMIT", "twice", "by_class", "remote", "options"} <= set(dir(Shadowed))
+    assert inspect.signature(Shadowed.by_class).parameters.keys() == {"self"}
+
+    @zf.remote
+    class Local:
+        LIMIT = 1
+
+        def limit(self) -> tuple[int, int]:
+            return Local.LIMIT, self.LIMIT
+
+    Local.LIMIT = 2
+    assert value_of(Local.remote().limit.remote()) == (2, 2)
+    assert value_of(Shadowed.remote().by_class.remote()) == [7, 6, "Shadowed", 10, 1, 1]
+
+
+def test_methods_are_values() -> None:
+    @zf.remote
+    def call(method: Any, *args: Any) -> Any:
+        return zf.get(method.remote(*args))
+
+    counter = Counter.remote()
+    assert value_of(call.remote(counter.add, 5)) == 5
+    for again in (copy.copy(counter.add), copy.deepcopy(counter.add), pickle.loads(pickle.dumps(counter.add))):
+        assert again == counter.add
+        assert hash(again) == hash(counter.add)
+    add = copy.copy(counter.add.options(num_returns=1))
+    del counter
+    assert value_of(call.remote(add, 1)) == 6
 
 
 # --- names --------------------------------------------------------------------------------------------------------------------

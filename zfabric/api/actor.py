@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from types import GenericAlias
+from types import FunctionType, GenericAlias
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import msgpack
@@ -173,6 +173,29 @@ def _methods_of(kind: type, retries: int) -> tuple[Method, ...]:
 
 _LOOKED_UP = frozenset({"_signature", "_blueprint", "_export", "__name__", "__qualname__", "__wrapped__"})
 """What is known of a remote class once it was looked at."""
+_OWN = _LOOKED_UP | {"_kind", "_options"}
+"""Attributes of a remote class that are not its class's."""
+
+
+def _is_static(kind: type, name: str) -> bool:
+    import inspect
+
+    return isinstance(inspect.getattr_static(kind, name), staticmethod)
+
+
+def _of_instances(kind: type, function: FunctionType) -> Callable[..., Any]:
+    """A method as the class has it, to be called with an instance; ``.remote`` of it is refused with the way to write it."""
+
+    @functools.wraps(function)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        name = kind.__qualname__
+        raise TypeError(f"{name}.{function.__name__} is of no actor: make an actor with {name}.remote(...), and call that one's methods")
+
+    method.remote = method.options = refuse  # type: ignore[attr-defined]  # Functions take any attribute.
+    return method
 
 
 class ActorClass:
@@ -281,9 +304,28 @@ class ActorClass:
         if name in _LOOKED_UP and "_kind" in vars(self) and "_export" not in vars(self):
             self._look()
             return getattr(self, name)
-        if "_kind" not in vars(self):
-            raise AttributeError(name)  # It is being unpickled.
-        raise AttributeError(f"{self!r} has no {name!r}; make an actor with .remote(...), and call the methods of what that returns")
+        if "_kind" not in vars(self) or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(name)  # It is being unpickled, or copied, or looked at.
+        kind = self._kind
+        try:
+            found = getattr(kind, name)
+        except AttributeError:
+            text = f"{self!r} has no {name!r}{near(name, dir(kind))}; make an actor with .remote(...), and call that one's methods"
+            raise AttributeError(text, name=name, obj=self) from None
+        return _of_instances(kind, found) if isinstance(found, FunctionType) and not _is_static(kind, name) else found
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Class attributes are the class's: its methods, and those of its actors that are made afterwards, see the new value."""
+        if name in _OWN or (name.startswith("__") and name.endswith("__")):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._kind, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._kind, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self._kind)})
 
     def options(self, **options: Any) -> ActorClass:
         """The same class with other options for the actors made through what this returns."""
@@ -359,6 +401,8 @@ class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
 
     def __getattr__(self, name: str) -> Any:
         """``__signature__``, for ``inspect``."""
+        if name in ActorMethod.__slots__:
+            raise AttributeError(name)  # It is half-made.
         found = shape_of(self._method.signature) if name == "__signature__" else None
         if found is None:
             raise AttributeError(f"{self!r} has no {name!r}; it is called with .remote(...)", name=name, obj=self)
@@ -366,6 +410,17 @@ class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
 
     def __repr__(self) -> str:
         return f"ActorMethod({self._blueprint.class_name}.{self._method.name}{self._method.signature})"
+
+    def __hash__(self) -> int:
+        return hash((self._id, self._method.name, self._options))
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not ActorMethod:
+            return NotImplemented
+        return (self._id, self._method.name, self._options) == (other._id, other._method.name, other._options)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _bound, (self._ref, tuple(self._blueprint), tuple(self._method), self._options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Not possible: methods of actors are called with ``.remote(...)``."""
@@ -483,6 +538,12 @@ class ActorHandle:
 def _handle(ref: ObjectRef, blueprint: tuple[Any, ...]) -> ActorHandle:
     class_name, module, doc, methods, *terms = blueprint
     return ActorHandle(ref, Blueprint(class_name, module, doc, tuple(Method(*each) for each in methods), *terms))
+
+
+def _bound(ref: ObjectRef, blueprint: tuple[Any, ...], known: tuple[Any, ...], options: Pairs) -> ActorMethod:
+    """A method of an actor that was copied, or came in a message."""
+    handle = _handle(ref, blueprint)
+    return ActorMethod(ref, handle._blueprint, handle._terms, Method(*known), options)
 
 
 def _find(client: ClientInterface, name: str, namespace: str | None) -> ActorHandle | None:

@@ -69,7 +69,12 @@ class Host:
         if item.method == FAREWELL:
             return partial(_leave, instance)
         built_in = BUILT_IN.get(item.method) if item.method[:2] == "__" else None
-        found: Callable[..., Any] = getattr(instance, item.method) if built_in is None else partial(built_in, instance)
+        if built_in is not None:
+            found: Callable[..., Any] = partial(built_in, instance)
+        elif item.method in getattr(instance, "__dict__", ()):
+            found = _of_class(instance, item.method)
+        else:
+            found = getattr(instance, item.method)
         return found if item.options is None or not option(item.options, "dynamic") else interface.collected(found)
 
     def class_of(self, item: Invocation) -> str:
@@ -93,6 +98,17 @@ class Host:
             with self._lock:
                 instance = self.instances.pop(self.gone.pop(0), None) if self.gone else None
             del instance
+
+
+def _of_class(instance: Any, name: str) -> Callable[..., Any]:
+    """A method whose name the instance uses for something else: what callers know is the class's."""
+    import inspect
+
+    kind = type(instance)
+    attribute: Any = inspect.getattr_static(kind, name)
+    bind = getattr(type(attribute), "__get__", None)
+    found: Callable[..., Any] = attribute if bind is None else bind(attribute, instance, kind)
+    return found
 
 
 def leaves(instance: Any) -> bool:
