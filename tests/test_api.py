@@ -23,6 +23,7 @@ from fakes import FakeClient
 
 import zfabric as zf
 from zfabric.api import lifecycle
+from zfabric.api.options import RUNTIME_ENV_VARIABLE
 from zfabric.config import Config
 from zfabric.protocol.ids import FIRST_RETURN
 from zfabric.protocol.trace import pack_event, pack_times
@@ -455,7 +456,8 @@ def test_environments_are_absolute_and_checked(client, tmp_path, monkeypatch):
     env = {"env_vars": {"B": "2", "A": "1"}, "working_dir": "plain", "py_modules": ["package", "plain", plain / "one.py", json]}
     zf.remote(runtime_env=env)(lambda: 1).remote()
     (variables, directory, paths) = dict(client.exports[client.rows[0][1]][2])["env"]
-    assert variables == (("A", "1"), ("B", "2"))
+    assert variables[:2] == (("A", "1"), ("B", "2"))
+    assert json.loads(dict(variables)[RUNTIME_ENV_VARIABLE]) == [[["A", "1"], ["B", "2"]], directory, list(paths)]
     assert directory == str(plain)
     assert paths == (str(tmp_path), str(plain), os.path.dirname(os.path.dirname(json.__file__)))
 
@@ -970,7 +972,7 @@ def test_a_runtime_env_for_all(starts, monkeypatch):
     assert client.rows[2][4] == (("name", "n"),)
     # A worker of that environment passes it on to the tasks that its tasks start.
     monkeypatch.setattr(lifecycle, "_runtime_env", None)
-    monkeypatch.setenv(lifecycle.RUNTIME_ENV_VARIABLE, first[lifecycle.RUNTIME_ENV_VARIABLE])
+    monkeypatch.setenv(RUNTIME_ENV_VARIABLE, first[RUNTIME_ENV_VARIABLE])
     zf.remote(lambda: 3).remote()
     assert dict(client.exports[client.rows[3][1]][2])["env"] == dict(client.exports[client.rows[0][1]][2])["env"]
 

@@ -562,6 +562,44 @@ def test_runtime_env_sets_variables_directory_and_modules(shared: Any, tmp_path:
     assert where[0] is None
 
 
+def test_what_a_task_or_an_actor_submits_has_its_runtime_env_unless_it_says_otherwise(shared: Any, tmp_path: Path) -> None:
+    """As in Ray: variables are added to the parent's, other fields take the place of the parent's."""
+    for name in ("one", "other", "package"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("")
+
+    @zf.remote
+    def seen() -> Any:
+        said = zf.get_runtime_context().runtime_env
+        found = [path for path in sys.path if path.startswith(str(tmp_path))]
+        return os.environ.get("COLOUR"), os.environ.get("SIZE"), os.path.basename(os.getcwd()), found, said["env_vars"]
+
+    @zf.remote
+    def parent(depth: int, **options: Any) -> Any:
+        call = parent if depth else seen
+        return zf.get(call.options(**options).remote(*[depth - 1] * bool(depth)))
+
+    @zf.remote
+    class Parent:
+        def ask(self) -> Any:
+            return zf.get([seen.remote(), Child.remote().ask.remote()])
+
+    @zf.remote
+    class Child:
+        def ask(self) -> Any:
+            return zf.get(seen.remote())
+
+    one, other, parents = str(tmp_path / "one"), str(tmp_path / "other"), [str(tmp_path)]
+    env = {"env_vars": {"COLOUR": "red", "SIZE": "1"}, "working_dir": one, "py_modules": [str(tmp_path / "package")]}
+    inherited = ("red", "1", "one", [*parents, one], {"COLOUR": "red", "SIZE": "1"})
+    assert zf.get(parent.options(runtime_env=env).remote(2), timeout=PATIENCE) == inherited
+    changed = {"runtime_env": {"env_vars": {"SIZE": "2"}, "working_dir": other}}
+    last = ("red", "2", "other", [*parents, other], {"COLOUR": "red", "SIZE": "2"})
+    assert zf.get(parent.options(runtime_env=env).remote(0, **changed), timeout=PATIENCE) == last
+    assert zf.get(Parent.options(runtime_env=env).remote().ask.remote(), timeout=PATIENCE) == [inherited] * 2
+    assert zf.get(zf.remote(os.getenv).remote("COLOUR"), timeout=PATIENCE) is None
+
+
 def test_a_module_that_workers_do_not_find_is_named_with_the_function_and_what_to_do(shared: Any, tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "a_module_of_the_driver.py").write_text("def double(x):\n    return 2 * x\n")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from zfabric.api.actor import ActorHandle, handle_of
-from zfabric.api.lifecycle import RUNTIME_ENV_VARIABLE, connected, default_runtime_env
+from zfabric.api.lifecycle import connected, default_environment
 from zfabric.protocol.options import RESOURCE_UNIT
 from zfabric.runtime import interface
 from zfabric.runtime.interface import ClientInterface, TaskContext
@@ -79,10 +79,10 @@ class RuntimeContext:
 
     @property
     def runtime_env(self) -> dict[str, Any]:
-        """The ``runtime_env`` that ``init`` set: what it said, and nothing else."""
-        found = default_runtime_env() or {}
-        variables = {name: value for name, value in found.get("env_vars", {}).items() if name != RUNTIME_ENV_VARIABLE}
-        return {name: value for name, value in {**found, "env_vars": variables}.items() if value}
+        """The ``runtime_env`` that this code runs in, what it has inherited included; in a driver, the one that ``init`` set."""
+        variables, directory, paths = default_environment()
+        found = {"env_vars": dict(variables), "working_dir": directory, "py_modules": list(paths)}
+        return {name: value for name, value in found.items() if value}
 
     @property
     def gcs_address(self) -> str:

@@ -19,6 +19,7 @@ from zfabric.api.errors import check_flag, near
 from zfabric.config import Config
 from zfabric.exceptions import AlreadyInitializedError, ConfigError, NotInitializedError
 from zfabric.protocol.names import is_text
+from zfabric.protocol.options import NO_ENVIRONMENT, Environment
 from zfabric.runtime import interface
 from zfabric.runtime.interface import ClientInterface
 
@@ -26,8 +27,6 @@ ADDRESS_VARIABLE = "ZFABRIC_ADDRESS"
 """Environment variable with the cluster to join where ``init`` names none."""
 SUBMIT_VARIABLE = "ZFABRIC_SUBMIT"
 """Environment variable with what ``zfabric submit`` was told, as JSON: arguments of ``init``, for where the program gives none."""
-RUNTIME_ENV_VARIABLE = "ZFABRIC_RUNTIME_ENV"
-"""Environment variable in which ``init(runtime_env=)`` reaches the tasks that tasks start."""
 
 _IGNORED = {
     "include_dashboard",
@@ -64,7 +63,7 @@ _IGNORED = {
 
 _lock = threading.RLock()
 _started: ClientInterface | None = None
-_runtime_env: dict[str, Any] | None = None
+_runtime_env: Environment | None = None
 
 
 class _ForkedClient:
@@ -255,25 +254,20 @@ def _checked(address: Any, num_cpus: Any, num_gpus: Any, resources: Any, object_
     return Config.of(config)
 
 
-def _checked_environment(runtime_env: Any) -> dict[str, Any] | None:
+def _checked_environment(runtime_env: Any) -> Environment | None:
     from zfabric.api.options import environment_of
 
-    if not runtime_env:
-        return None
-    variables, directory, paths = environment_of(runtime_env)
-    plain: dict[str, Any] = {"env_vars": dict(variables), "working_dir": directory or None, "py_modules": list(paths)}
-    plain["env_vars"][RUNTIME_ENV_VARIABLE] = json.dumps(plain)
-    return plain
+    return environment_of(runtime_env) if runtime_env else None
 
 
-def default_runtime_env() -> dict[str, Any] | None:
-    """What ``init(runtime_env=)`` said, in the driver and in the tasks that run under it."""
+def default_environment() -> Environment:
+    """What functions and classes inherit: in a driver what ``init(runtime_env=)`` said, in a worker its own environment."""
+    from zfabric.api.options import RUNTIME_ENV_VARIABLE
+
     if _runtime_env is None and RUNTIME_ENV_VARIABLE in os.environ:
-        text = os.environ[RUNTIME_ENV_VARIABLE]
-        plain: dict[str, Any] = json.loads(text)
-        plain["env_vars"][RUNTIME_ENV_VARIABLE] = text
-        return plain
-    return _runtime_env
+        variables, directory, paths = json.loads(os.environ[RUNTIME_ENV_VARIABLE])
+        return tuple((name, value) for name, value in variables), directory, tuple(paths)
+    return _runtime_env or NO_ENVIRONMENT
 
 
 def shutdown(_exiting_interpreter: bool = False) -> None:

@@ -9,6 +9,7 @@ accelerator type, a placement group, labels) are refused unless they ask for not
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Callable, Collection, Mapping
@@ -19,7 +20,7 @@ from zfabric.api.errors import near
 from zfabric.exceptions import OptionError, OptionTypeError, TaskUnschedulableError
 from zfabric.machines.parts.resources import demand_of
 from zfabric.protocol.names import is_text
-from zfabric.protocol.options import Environment
+from zfabric.protocol.options import NO_ENVIRONMENT, Environment
 
 Pairs = tuple[tuple[str, Any], ...]
 
@@ -361,7 +362,7 @@ def check_lightweight(options: Mapping[str, Any], kind: type) -> None:
     raise OptionError(f"{name}: a lightweight actor {text}, or make it an ordinary actor (lightweight=False)")
 
 
-def pairs_of_actor(options: Mapping[str, Any], blueprint: bytes, default_env: Mapping[str, Any] | None = None) -> Pairs:
+def pairs_of_actor(options: Mapping[str, Any], blueprint: bytes, default_env: Environment = NO_ENVIRONMENT) -> Pairs:
     """Checked options of a class as they travel, with what its handles are made of, and without ``NAMING``."""
     plain = {name: value for name, value in options.items() if name in _CHECKS and name not in NAMING}
     found: list[tuple[str, Any]] = [("actor", blueprint), ("inline", False), *pairs_of(plain, default_env)]
@@ -449,8 +450,8 @@ def mode_of(options: Mapping[str, Any]) -> str:
     return returns if isinstance(returns, str) else ""
 
 
-def pairs_of(options: Mapping[str, Any], default_env: Mapping[str, Any] | None = None) -> Pairs:
-    """Checked options as they travel: only those that were set."""
+def pairs_of(options: Mapping[str, Any], default_env: Environment = NO_ENVIRONMENT) -> Pairs:
+    """Checked options as they travel: only those that were set. ``default_env`` is what a ``runtime_env`` adds to."""
 
     def value(name: str) -> Any:
         return options.get(name)
@@ -469,12 +470,12 @@ def pairs_of(options: Mapping[str, Any], default_env: Mapping[str, Any] | None =
     for name in ("max_retries", "timeout", "name", "inline", "deterministic", "max_concurrency"):
         if value(name) is not None and (name, False) not in found:
             found.append((name, float(value(name)) if name == "timeout" else value(name)))
-    runtime_env = value("runtime_env")
-    if default_env:
-        runtime_env = {**default_env, **(runtime_env or {})}
-        runtime_env["env_vars"] = {**default_env["env_vars"], **(runtime_env.get("env_vars") or {})}
-    if runtime_env:
-        found.append(("env", environment_of(runtime_env)))
+    environment = inherited(value("runtime_env") or {}, default_env)
+    if environment != NO_ENVIRONMENT:
+        variables, directory, paths = environment
+        passed_on = dict(variables)
+        passed_on[RUNTIME_ENV_VARIABLE] = json.dumps(environment)
+        found.append(("env", (tuple(sorted(passed_on.items())), directory, paths)))
     return tuple(found)
 
 
@@ -484,6 +485,17 @@ def difference(base: Pairs, wanted: Pairs) -> Pairs:
 
 
 # --- environments -----------------------------------------------------------------------------------------------------------------
+
+
+RUNTIME_ENV_VARIABLE = "ZFABRIC_RUNTIME_ENV"
+"""Environment variable by which a worker knows its environment: what it submits has the same, where that does not say otherwise."""
+
+
+def inherited(runtime_env: Mapping[str, Any], parent: Environment) -> Environment:
+    """``runtime_env``, checked, on top of what is inherited: variables are added to the parent's, other fields replace the parent's."""
+    variables, directory, paths = environment_of(runtime_env)
+    merged = tuple(sorted({**dict(parent[0]), **dict(variables)}.items()))
+    return merged, directory or parent[1], paths or parent[2]
 
 
 _INSTALLED = ("pip", "uv", "conda", "container", "image_uri")

@@ -23,13 +23,14 @@ from zfabric.adapters.serialization import (
     serialize,
 )
 from zfabric.api.errors import a
-from zfabric.api.lifecycle import connected, default_runtime_env
+from zfabric.api.lifecycle import connected, default_environment
 from zfabric.api.options import ACTOR_OPTIONS, Pairs, check_node, checked, checked_actor, difference, mode_of, pairs_of, pairs_of_actor
 from zfabric.api.refs import ObjectRef
 from zfabric.api.signatures import shown
 from zfabric.exceptions import ObjectStoreError, OptionError, SerializationError
 from zfabric.protocol.ids import object_id, task_of
 from zfabric.protocol.names import is_text
+from zfabric.protocol.options import NO_ENVIRONMENT
 from zfabric.runtime import interface
 from zfabric.runtime.interface import ClientInterface
 
@@ -56,6 +57,8 @@ class Export:
         self.client: ClientInterface | None = None
         self.job = b""
         self.function_id = b""
+        self.environment = NO_ENVIRONMENT
+        """What it inherited where it was exported: a task of another environment exports it anew."""
         self.busy = False
 
     @property
@@ -68,7 +71,8 @@ class Export:
         """Make the function known to the client's job, unless it is."""
         # The number of a job says nothing without its cluster: the first job of every cluster is job 1.
         elsewhere = self.client is not None and self.client is not client
-        if not self.function_id or self.job != client.job or elsewhere:
+        environment = default_environment()
+        if not self.function_id or self.job != client.job or elsewhere or self.environment != environment:
             retry = self.options.get("retry_exceptions") or False
             pairs = self._pairs()
             self.busy = True
@@ -81,14 +85,14 @@ class Export:
                     f"{self.name} has {len(payload) / 2**20:.0f} MiB with what it captures, which is over the limit of "
                     f"{FUNCTION_BYTES_MAX / 2**20:.0f} MiB; zf.put the data and pass the ref as an argument"
                 )
-            self.function_id, self.job = function_identity(payload, pairs), client.job
+            self.function_id, self.job, self.environment = function_identity(payload, pairs), client.job, environment
             client.export(self.function_id, self.name, payload, pairs)
         self.client = client
 
     def _pairs(self) -> Pairs:
         if self.blueprint:
-            return pairs_of_actor(self.options, self.blueprint, default_runtime_env())
-        return pairs_of(self.options, default_runtime_env())
+            return pairs_of_actor(self.options, self.blueprint, default_environment())
+        return pairs_of(self.options, default_environment())
 
     def __getstate__(self) -> dict[str, Any]:
         client = interface.current()
@@ -100,6 +104,7 @@ class Export:
             "blueprint": self.blueprint,
             "function_id": b"" if self.busy else self.function_id,
             "job": self.job,
+            "environment": self.environment,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -112,7 +117,7 @@ class Export:
         client = interface.current()
         pairs = self._pairs()
         if client is not None and self.function is function and function_identity(payload, pairs) == function_id:
-            self.function_id, self.job = function_id, client.job
+            self.function_id, self.job, self.environment = function_id, client.job, default_environment()
 
 
 class RemoteFunction:
@@ -157,7 +162,7 @@ class RemoteFunction:
                     f'{export.name} is a generator: leave num_returns out to consume its items while it runs ("streaming"), or set it to '
                     '"dynamic" to get them all once it is done, or to the number of its items'
                 )
-            default = default_runtime_env()
+            default = default_environment()
             differs = difference(pairs_of(export.options, default), pairs_of(options, default))
             self._call_options: Pairs | None = differs or None
             self._least, self._most = _positional(function)
