@@ -230,9 +230,9 @@ def test_timeline(live: Live) -> None:
 def test_logs(live: Live) -> None:
     busy = [row["pid"] for row in live.json("workers") if row["state"] == "busy"]
     printed = live.run("logs").stdout.splitlines()
-    assert {f"(pid={pid}) slow begins" for pid in busy} <= set(printed)
-    assert printed.count(f"(pid={busy[0]}) slow has doubts") == 1
-    assert live.run("logs", "--worker", busy[0]).stdout == f"(pid={busy[0]}) slow begins\n(pid={busy[0]}) slow has doubts\n"
+    assert {f"(slow pid={pid}) slow begins" for pid in busy} <= set(printed)
+    assert printed.count(f"(slow pid={busy[0]}) slow has doubts") == 1
+    assert live.run("logs", "--worker", busy[0]).stdout == f"(slow pid={busy[0]}) slow begins\n(slow pid={busy[0]}) slow has doubts\n"
     assert live.run("logs", "-n", 0).stdout == ""
     assert "nothing of a worker 999999" in live.run("logs", "--worker", 999999, code=1).stderr
     with open(f"{live.session.logs}/daemon.err", "a") as file:
@@ -515,15 +515,15 @@ def test_following_logs_until_the_cluster_ends(place: Place) -> None:
         try:
             assert follower.stdout is not None
             assert interrupted.stdout is not None
-            assert follower.stdout.readline() == interrupted.stdout.readline() == f"(pid={first}) first\n"
+            assert follower.stdout.readline() == interrupted.stdout.readline() == f"(say pid={first}) first\n"
             interrupted.send_signal(signal.SIGINT)
             assert interrupted.communicate(timeout=PATIENCE)[1].strip() == "interrupted"
             assert interrupted.returncode == 130
             running.stdin.write("\n")
             running.stdin.flush()
             second = int(running.stdout.readline())
-            assert {follower.stdout.readline() for _ in range(2)} == {f"(pid={first}) last words\n", f"(pid={second}) reborn\n"}
-            assert place.run("logs", "--worker", first).stdout == f"(pid={first}) first\n(pid={first}) last words\n"
+            assert {follower.stdout.readline() for _ in range(2)} == {f"(say pid={first}) last words\n", f"(say pid={second}) reborn\n"}
+            assert place.run("logs", "--worker", first).stdout == f"(say pid={first}) first\n(say pid={first}) last words\n"
             running.communicate("\n", timeout=PATIENCE)
             follower.wait(PATIENCE)
             assert follower.returncode == 0

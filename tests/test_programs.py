@@ -483,7 +483,7 @@ zf.get([late.remote(n) for n in range(5)])
     assert len(words) == 1
     pid = words[0].split()[-1]
     assert words[0].startswith("(")
-    assert f"pid={pid})" in words[0].split()[0] + words[0]
+    assert words[0].startswith(f"(early pid={pid})")
     assert all(any(f"last words {number}" in line for line in lines) for number in range(5))
 
 

@@ -139,9 +139,11 @@ class Config:
 
     # -- people --
     log_to_driver: bool = True
-    """Show what workers print on the driver's terminal, each line with the worker's pid."""
+    """Show what workers print on the driver's terminal, each line with the name of the task or actor and the worker's pid."""
     log_bytes: int = 16 * MiB
-    """Size at which a worker's log is rotated."""
+    """Size at which a worker's log is rotated. Of one that is more than twice as large by then, the last so many bytes stay."""
+    log_repeat_seconds: float = 5.0
+    """Lines that several workers print within this time are shown once, with a count; 0 shows each of them."""
     log_files: int = 3
     """Rotated logs kept per worker and stream."""
     memory_limit: int = 0

@@ -12,6 +12,7 @@ import click
 
 from zfabric.cli.options import address_option
 from zfabric.cli.sessions import chosen_session
+from zfabric.runtime.lines import Lines
 from zfabric.runtime.logs import STREAMS, log_path, worker_pids
 from zfabric.runtime.session import Session
 
@@ -23,10 +24,11 @@ SYSTEM = ("daemon", "template", "supervisor")
 
 
 class Source(NamedTuple):
-    """A file, and what its lines are prefixed with."""
+    """A file, the process that writes it, and its lines as they are read."""
 
     path: str
-    prefix: str
+    who: str
+    lines: Lines
 
 
 @click.command(short_help="What the workers printed.")
@@ -36,67 +38,71 @@ class Source(NamedTuple):
 @click.option("--daemon", is_flag=True, help="The fabric's own processes instead of the workers.")
 @click.option("-n", "--tail", "lines", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each file.")
 def logs(address: str | None, follow: bool, pid: int | None, daemon: bool, lines: int | None) -> None:
-    """What the workers printed, each line with the worker's pid, its standard output before its standard error.
+    """What the workers printed, their standard output before their standard error.
+
+    Each line has the name of the task or actor that wrote it, where that is known, and the worker's pid.
 
     Of workers that have ended, the last ones' output is kept.
     """
     if daemon and pid is not None:
         raise click.UsageError("--daemon and --worker exclude each other")
     session = chosen_session(address)
-    found = list(_sources(session, pid, daemon))
+    known: dict[str, Lines] = {}
+    found = list(_sources(session, pid, daemon, known))
     if pid is not None and not found:
         raise click.ClickException(f"there is nothing of a worker {pid}; `zfabric workers` lists those that run")
     offsets: dict[str, int] = {}
     for source in found:
         offsets[source.path] = _show(source, lines)
     if follow:
-        _follow(session, pid, daemon, offsets)
+        _follow(session, pid, daemon, known, offsets)
 
 
-def _sources(session: Session, pid: int | None, daemon: bool) -> Iterator[Source]:
+def _sources(session: Session, pid: int | None, daemon: bool, known: dict[str, Lines]) -> Iterator[Source]:
     if daemon:
         for name in SYSTEM:
             for stream in STREAMS:
                 if os.path.exists(path := f"{session.logs}/{name}.{stream}"):
-                    yield Source(path, f"({name}) ")
+                    yield Source(path, name, known.setdefault(path, Lines()))
         return
-    for token, known in worker_pids(session.logs).items():
+    for token, number in worker_pids(session.logs).items():
         for stream in STREAMS:
-            if pid in (None, known) and os.path.exists(path := log_path(session.logs, token, stream)):
-                yield Source(path, f"(pid={known}) ")
+            if pid in (None, number) and os.path.exists(path := log_path(session.logs, token, stream)):
+                yield Source(path, f"pid={number}", known.setdefault(path, Lines()))
 
 
 def _show(source: Source, lines: int | None) -> int:
     """Print a file, after what was rotated away from it, or its last lines; return where it ended."""
-    kept: deque[bytes] = deque(maxlen=lines)
+    kept: deque[tuple[str, str]] = deque(maxlen=lines)
     rotated = [f"{source.path}.{number}" for number in range(9, 0, -1)]
     end = 0
     for path in (*filter(os.path.exists, rotated), source.path):
         try:
             with open(path, "rb") as file:
                 for line in file:
-                    if lines is None:
-                        _print(source, line)
-                    else:
-                        kept.append(line)
+                    for shown in source.lines.read(line):
+                        if lines is None:
+                            _print(source, *shown)
+                        else:
+                            kept.append(shown)
                 end = file.tell()
         except FileNotFoundError:  # its worker ended, and it was empty
             continue
-    for line in kept:
-        _print(source, line)
+    for shown in kept:
+        _print(source, *shown)
     return end
 
 
-def _print(source: Source, line: bytes) -> None:
-    click.echo(source.prefix + line.decode(errors="replace").rstrip("\n"))
+def _print(source: Source, name: str, line: str) -> None:
+    click.echo(f"({name} {source.who}) {line}" if name else f"({source.who}) {line}")
 
 
-def _follow(session: Session, pid: int | None, daemon: bool, offsets: dict[str, int]) -> None:
+def _follow(session: Session, pid: int | None, daemon: bool, known: dict[str, Lines], offsets: dict[str, int]) -> None:
     """Print what is appended, also to files that come, until the session ends."""
     partial: dict[str, bytes] = {}
     while True:
         alive = session.alive()
-        for source in _sources(session, pid, daemon):
+        for source in _sources(session, pid, daemon, known):
             _show_new(source, offsets, partial)
         if not alive:
             return
@@ -114,8 +120,9 @@ def _show_new(source: Source, offsets: dict[str, int], partial: dict[str, bytes]
             offsets[path] = file.tell()
     except FileNotFoundError:
         return
-    *whole, rest = (partial.pop(path, b"") + data).split(b"\n")
-    if rest:
-        partial[path] = rest
-    for line in whole:
-        _print(source, line)
+    data = partial.pop(path, b"") + data
+    end = data.rfind(b"\n") + 1
+    if data[end:]:
+        partial[path] = data[end:]
+    for shown in source.lines.read(data[:end]) if end else ():
+        _print(source, *shown)

@@ -87,7 +87,9 @@ class Client:
         """Questions without an answer: a new daemon has not heard them."""
         self.answers: dict[int, m.Answer] = {}
         self.kept: dict[bytes, str] = {}
-        self.notices: deque[m.Message] = deque()
+        self.notices: deque[m.Notice | m.LogLines] = deque()
+        self.printed = False
+        """Whether something was printed that is to be shown ahead of an outcome: here, or by what has ended elsewhere."""
         self.counts: Counter[str] = Counter()
         self._controls: list[Effect] = []
         self.taken: list[Send] = []
@@ -500,6 +502,10 @@ class Client:
         """Something for people; the shell shows it."""
         self.notices.append(message)
 
+    def on_printed(self, message: m.Printed) -> None:
+        """What has an outcome here, or will soon, wrote something."""
+        self.printed = True
+
     # -- after a restart of the daemon --
 
     def connect(self, daemon: bytes) -> None:
@@ -605,5 +611,6 @@ HANDLERS: dict[type[Any], Any] = {
     m.Farewell: Client.on_farewell,
     m.Notice: Client.on_notice,
     m.LogLines: Client.on_notice,
+    m.Printed: Client.on_printed,
 }
 """What a client accepts."""

@@ -477,6 +477,9 @@ class LocalScheduler:
         for incarnation, rows in by_driver.items():
             self.tables.tell(self.tables.processes[incarnation], m.LogLines(tuple(rows)))
 
+    def on_printed(self, now: float, source: Address, message: m.Printed) -> None:
+        """What a worker runs wrote something: the shell has looked for it already (``LogLines``)."""
+
     def on_memory_pressure(self, now: float, source: Address, message: m.MemoryPressure) -> None:
         """Memory is short: the worker with the most of it goes."""
         if any(worker.kill_reason == "memory" for worker in self.tables.workers.values()):
@@ -592,6 +595,7 @@ HANDLERS: dict[type[Any], Any] = {
     m.Query: LocalScheduler.on_query,
     m.Answer: _part("questions", "on_answer"),
     m.LogLines: LocalScheduler.on_log_lines,
+    m.Printed: LocalScheduler.on_printed,
     m.MemoryPressure: LocalScheduler.on_memory_pressure,
 }
 """What a local scheduler accepts."""

@@ -283,6 +283,11 @@ class Worker:
             self.mailbox.ended(item, FAILED, (pack_failure(kind, text),), (), False)
         return True
 
+    def say_printed(self) -> None:
+        """Say, ahead of the outcome of what ends now, that it has written something; outcomes before it leave first."""
+        self._report()
+        self._effects.append(Send(self.scheduler, m.Printed()))
+
     def say_counts(self) -> None:
         """Tell when calls ran, and how many have, as far as nobody else would."""
         if self.gate is not None:

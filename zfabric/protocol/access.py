@@ -28,6 +28,7 @@ FROM_PROCESSES: dict[bytes, frozenset[type[Any]]] = {
             m.Release,
             m.Fetch,
             m.Query,
+            m.Printed,
             m.Running,
             m.Completed,
             m.Yielded,

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
@@ -32,6 +33,8 @@ from zfabric.runtime.session import Session
 
 ONLY_ROWS = {tuple}
 """The types of a client's entries where nothing has an outcome (``machines.parts.entries``): seen at a glance, without a look at each."""
+OUTPUT_SECONDS = 1.0
+"""How long ``get`` waits for the output of what it has the outcome of, at most."""
 FEW = 32
 """So few are looked at one by one."""
 
@@ -258,6 +261,8 @@ class FabricClient(Connection):
                 self._await_one(object_ids, deadline, int(timeout != 0))
                 known = machine.entries.get(object_ids[0])
             if type(known) is bytes:
+                if machine.printed or machine.notices:
+                    self._show_output()
                 return [known]
         found: list[bytes | None] = []
         """Small values as they come, which stay as long as there are refs; None for others, which may go again."""
@@ -310,6 +315,8 @@ class FabricClient(Connection):
             with self.lock:
                 outcomes = self._outcomes(failed, ()) if failed else self._outcomes(object_ids, found)
             if outcomes is not None:
+                if machine.printed or machine.notices:
+                    self._show_output()
                 return outcomes
             failures, failed = 0, ()
             found.clear()  # Something was recalled between its arrival and now.
@@ -320,6 +327,16 @@ class FabricClient(Connection):
                     f"{len(seen)} of the {count} values have {together / 2**20:.1f} MiB, which are never in the object store at the same "
                     f"time, of {self.values.size / 2**20:.1f} MiB; get fewer at a time, or give init() a larger object_store_memory"
                 )
+
+    def _show_output(self) -> None:
+        """In a driver, show what those wrote whose outcomes are here. The daemon reads it; it has come when the daemon has answered."""
+        if self.kind == "driver":
+            printed, self.machine.printed = self.machine.printed, False
+            if printed and self.shows_output:
+                with contextlib.suppress(FabricError, zmq.ZMQError):
+                    self.query("output", timeout=OUTPUT_SECONDS)
+            if self.machine.notices:
+                self._show_notices()
 
     def _await_one(self, object_ids: Sequence[bytes], deadline: float | None, needed: int) -> None:
         """Wait for the outcome of the one task that makes this, wherever its value is then, or until the time is up."""

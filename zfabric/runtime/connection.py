@@ -10,12 +10,11 @@ marks the connection unsynchronised: the client then says again all that it hold
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, TextIO
+from typing import Any
 
 import zmq
 
@@ -28,6 +27,7 @@ from zfabric.protocol.effects import Send
 from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, WORKER
 from zfabric.protocol.messages import Row
 from zfabric.runtime.session import Session
+from zfabric.runtime.terminal import Terminal
 
 clock = time.monotonic
 
@@ -105,6 +105,8 @@ class Connection:
         self._arm.acquire()
         self._flusher_asleep = True
         self._sent_at = 0.0
+        self.terminal = Terminal(self.config.log_repeat_seconds)
+        self._showing = threading.RLock()
         self._flusher: threading.Thread | None = None
 
     # -- connecting --
@@ -302,7 +304,7 @@ class Connection:
 
     def _deliver_from_peer(self, now: float, to: bytes, source: bytes, message: Any) -> None:
         """What another process of the node says: outcomes of calls, and nothing else."""
-        if type(message) is m.Returned or (type(message) is m.Results and source[1:] in self.machine.handing.introduced):
+        if type(message) in (m.Returned, m.Printed) or (type(message) is m.Results and source[1:] in self.machine.handing.introduced):
             self.machine.step(now, source, message)
         else:
             self.post.refused += 1
@@ -329,15 +331,11 @@ class Connection:
                 self._wake(successor)
 
     def _show_notices(self) -> None:
-        while self.machine.notices:
-            notice = self.machine.notices.popleft()
-            if type(notice) is m.LogLines:
-                for pid, stream, text in notice.rows if self.shows_output else ():
-                    target = sys.stderr if stream == "err" else sys.stdout
-                    for line in text.splitlines():
-                        _show(f"(pid={pid}) {line}", target)
-            elif type(notice) is m.Notice:
-                _show(f"zfabric {notice.level}: {notice.text}", sys.stderr)
+        """Show what has come. Nobody goes on before that who has waited for what comes after it."""
+        with self._showing:
+            notices = self.machine.notices
+            found = [notices.popleft() for _ in range(len(notices))]
+            self.terminal.show([each for each in found if self.shows_output or isinstance(each, m.Notice)])
 
     # -- waiting --
 
@@ -514,6 +512,7 @@ class Connection:
     def _keep_house(self) -> None:
         """Once a second while nobody waits: take in what came, let go of what finalizers dropped, repeat what is due."""
         self.look()
+        self.terminal.look()
         with self.lock:
             if not self.closed:
                 self.machine.room.rest()
@@ -545,22 +544,13 @@ class Connection:
         self.wake_followers()
         with self._pump_lock:
             self.post.close(flush=0.2)
+        self.terminal.close()
         self._context.term()
 
 
 def _readable(path: str) -> str:
     """A path as people see it: one that is no text, because its name is not UTF-8, has question marks there."""
     return path.encode(errors="replace").decode()
-
-
-def _show(line: str, file: TextIO) -> None:
-    """Print what tasks have printed, or the daemon has to say. That nobody can read it is no reason for ``get`` to fail."""
-    try:
-        print(line, file=file)
-    except UnicodeEncodeError:
-        print(line.encode("ascii", "backslashreplace").decode(), file=file)
-    except (OSError, ValueError):
-        pass  # It is closed, or who read it has gone.
 
 
 def _error(kind: str, text: str) -> FabricError:

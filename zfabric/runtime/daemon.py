@@ -223,6 +223,8 @@ class Daemon:
                 if type(message) is m.Goodbye:
                     leaving = self.scheduler.tables.processes.get(sender)
                     self._tell_logs(now, leaving.job if leaving is not None else None)
+                elif type(message) is m.Printed or (type(message) is m.Query and message.what == "output"):
+                    self._tell_logs(now)
                 try:
                     self._step(now, to, role + sender, message)
                 except Refusal:

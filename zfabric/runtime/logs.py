@@ -2,7 +2,8 @@
 
 A worker's standard output and error are files that it appends to (``O_APPEND``), so that nothing it prints is lost with it
 or with the daemon, and printing never waits for anybody. The daemon looks in now and then and passes new complete lines on
-to the driver. A file that has grown past a limit is copied aside and truncated; its writer goes on at the new end.
+to the driver. What is in them is read as ``lines`` says. A file that has grown past a limit is copied aside and truncated; its writer
+goes on at the new end. Of one that is more than twice as large by then, only its last bytes are copied, as many as the limit.
 
 A worker may print faster than lines can be shown. What is shown then skips ahead and says so; the files have the rest.
 
@@ -15,8 +16,12 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
+
+from zfabric.runtime.lines import Lines, last_written
 
 STREAMS = ("out", "err")
 CHUNK_BYTES = 64 * 1024
@@ -26,8 +31,11 @@ BACKLOG_BYTES = 1024 * 1024
 DEAD_KEPT = 64
 """Dead workers whose files are kept for people to read; the oldest go first."""
 
-LogRow = tuple[int, str, str]
-"""(pid, stream, text): the text is one or more lines, without the last one's newline."""
+PROGRESS_EVERY = 1.0
+"""How often a line that is rewritten (a progress bar) is shown, in seconds."""
+
+LogRow = tuple[int, str, str, str]
+"""(pid, name, stream, text): who wrote it (empty: not known), and one or more lines, without the last one's newline."""
 
 
 def say(text: str) -> None:
@@ -75,22 +83,27 @@ def tail(path: str, lines: int = 20, size: int = 4096) -> str:
         except OSError:
             continue
         crash = data.rfind(b"Fatal Python error: ")
-        data = data[crash:][:size] if crash >= 0 else data[-size:]
-        kept = data.decode(errors="replace").rstrip().splitlines()
-        if kept:
-            return "\n".join(kept[:lines] if crash >= 0 else kept[-lines:])
+        data = data[crash:] if crash >= 0 else data[-size:]
+        kept = [line for _, line in Lines().read(data.rstrip())]
+        if any(kept):
+            return "\n".join(kept[:lines] if crash >= 0 else kept[-lines:])[: 2 * size]
     return ""
 
 
 class _Follower:
     """One file, read up to ``offset``; ``partial`` is a line whose end has not been written yet."""
 
-    __slots__ = ("offset", "partial", "path")
+    __slots__ = ("_progress", "_progress_at", "lines", "offset", "partial", "path")
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.offset = 0
         self.partial = b""
+        self.lines = Lines()
+        self._progress = b""
+        """What was last shown of a line that is rewritten."""
+        self._progress_at = 0.0
+        """When it is shown next, at the earliest."""
 
     def read(self, limit: int) -> bytes:
         """New bytes, up to ``limit``, after skipping what is too old to be shown."""
@@ -118,22 +131,37 @@ class _Follower:
         finally:
             os.close(descriptor)
 
-    def lines(self, limit: int = CHUNK_BYTES) -> bytes:
-        """New complete lines; a line longer than a chunk comes in pieces."""
+    def new_lines(self, now: float, limit: int = CHUNK_BYTES) -> bytes:
+        """New complete lines; a line longer than a chunk comes in pieces, and of one that is rewritten the last of it, now and then."""
         data = self.partial + self.read(limit)
         end = data.rfind(b"\n") + 1
         if len(data) - end > CHUNK_BYTES:
             end = len(data)
-        self.partial = data[end:]
-        return data[:end]
+        whole, self.partial = data[:end], data[end:]
+        if self._progress and whole:
+            if last_written(whole.split(b"\n", 1)[0].decode(errors="replace")) == self._progress.decode(errors="replace"):
+                whole = whole.split(b"\n", 1)[1]  # It ended as it was last shown.
+            self._progress = b""
+        if b"\r" in self.partial:
+            written = self.partial.rstrip(b"\r").rpartition(b"\r")[2]
+            self.partial = b"\r" + written  # The rest was overwritten: it is neither shown nor kept.
+            if now >= self._progress_at and written not in (b"", self._progress):
+                self._progress, self._progress_at = written, now + PROGRESS_EVERY
+                whole += written + b"\n"
+        return whole
 
     def rest(self) -> bytes:
         """All that is left, an unfinished line included."""
         data, self.partial = self.partial, b""
-        return data + self.read(BACKLOG_BYTES)
+        data += self.read(BACKLOG_BYTES)
+        progress, self._progress = self._progress, b""
+        return b"" if progress and data.strip(b"\r\n") == progress else data
 
-    def rotate(self, files: int) -> bytes:
-        """Copy the file aside, keeping ``files`` copies, and truncate it; return the lines that were still unread."""
+    def rotate(self, files: int, max_bytes: int, now: float) -> bytes:
+        """Copy the file aside, keeping ``files`` copies, and truncate it; return the lines that were still unread.
+
+        Of a file of more than twice ``max_bytes`` only the last so many are copied.
+        """
         for number in range(files - 1, 0, -1):
             if os.path.exists(f"{self.path}.{number}"):
                 os.replace(f"{self.path}.{number}", f"{self.path}.{number + 1}")
@@ -141,8 +169,8 @@ class _Follower:
         try:
             if files > 0:
                 with contextlib.suppress(OSError):  # Where there is no room for a copy, there is some after this.
-                    _copy(descriptor, f"{self.path}.1")
-            unread = self.lines(BACKLOG_BYTES)
+                    _copy(descriptor, f"{self.path}.1", max_bytes)
+            unread = self.new_lines(now, BACKLOG_BYTES)
             os.ftruncate(descriptor, 0)
         finally:
             os.close(descriptor)
@@ -160,11 +188,12 @@ class _Follower:
                 continue
 
 
-def _copy(source: int, path: str) -> None:
-    """Copy until the end is reached, so that as little as possible is written between copying and truncating."""
+def _copy(source: int, path: str, max_bytes: int) -> None:
+    """Copy the last bytes until the end is reached, so that as little as possible is written between copying and truncating."""
     target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        offset = 0
+        size = os.fstat(source).st_size
+        offset = size - max_bytes if size > 2 * max_bytes else 0
         while copied := os.sendfile(target, source, offset, 16 * 2**20):
             offset += copied
     finally:
@@ -177,24 +206,29 @@ class _Worker(NamedTuple):
 
 
 class LogTailer:
-    """Follows the output of a node's workers. ``max_bytes`` per file before rotation, ``files`` rotated copies kept."""
+    """Follows the output of a node's workers. ``max_bytes`` per file before rotation, ``files`` rotated copies kept.
 
-    def __init__(self, directory: str, max_bytes: int, files: int) -> None:
+    ``clock`` gives seconds: a line that is rewritten all the time is shown once in a while.
+    """
+
+    def __init__(self, directory: str, max_bytes: int, files: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.directory = directory
         self.max_bytes = max_bytes
         self.files = files
+        self._clock = clock
         self._workers: dict[bytes, _Worker] = {}
         self._dead: list[bytes] = []
 
     def poll(self, pids_by_token: Mapping[bytes, int]) -> list[LogRow]:
-        """New complete lines of these workers, one row per stream that has any; rotates what has grown too large."""
+        """New complete lines of these workers, a row for each that wrote some to a stream; rotates what has grown too large."""
         rows = []
+        now = self._clock()
         for token, pid in pids_by_token.items():
             for stream, follower in self._worker(token, pid).followers:
-                data = follower.lines()
+                data = follower.new_lines(now)
                 if follower.offset >= self.max_bytes:
-                    data += follower.rotate(self.files)
-                rows += self._row(pid, stream, data)
+                    data += follower.rotate(self.files, self.max_bytes, now)
+                rows += _rows(pid, stream, follower, data)
         return rows
 
     def skip(self, token: bytes, pid: int = 0) -> None:
@@ -208,12 +242,15 @@ class LogTailer:
     def flush(self, token: bytes, pid: int = 0) -> list[LogRow]:
         """What is left of a worker that ended, its last line even if unfinished. ``pid`` is needed if it was never polled."""
         worker = self._worker(token, pid)
-        return [row for stream, follower in worker.followers for row in self._row(worker.pid, stream, follower.rest())]
+        return [row for stream, follower in worker.followers for row in _rows(worker.pid, stream, follower, follower.rest())]
 
     def forget(self, token: bytes) -> None:
         """The worker has ended. Empty files go at once; of the others those of the last ``DEAD_KEPT`` workers are kept."""
         for _, follower in self._worker(token, 0).followers:
             follower.delete(self.files, only_empty=True)
+            with contextlib.suppress(OSError):
+                if os.stat(follower.path).st_size > self.max_bytes:  # Its last words were that many.
+                    follower.rotate(self.files, self.max_bytes, self._clock())
         del self._workers[token]
         self._dead.append(token)
         while len(self._dead) > DEAD_KEPT:
@@ -228,6 +265,8 @@ class LogTailer:
             worker = self._workers[token] = _Worker(pid, followers)
         return worker
 
-    @staticmethod
-    def _row(pid: int, stream: str, data: bytes) -> list[LogRow]:
-        return [(pid, stream, data.decode(errors="replace").removesuffix("\n"))] if data else []
+
+def _rows(pid: int, stream: str, follower: _Follower, data: bytes) -> list[LogRow]:
+    """New lines of a file, those together that one task or actor wrote."""
+    found = groupby(follower.lines.read(data), itemgetter(0)) if data else ()
+    return [(pid, name, stream, "\n".join(line for _, line in lines)) for name, lines in found]

@@ -17,13 +17,14 @@ from zfabric.machines.parts.mailbox import Invocation
 from zfabric.machines.parts.naming import Namer
 from zfabric.machines.parts.quiescence import Gate
 from zfabric.machines.worker import LEFT
+from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import CLIENT, JOB_BYTES, TASK_BYTES, WORKER
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, Row
 from zfabric.protocol.options import option
 from zfabric.runtime import replay
 from zfabric.runtime.connection import clock
-from zfabric.runtime.crew import Group, StandIns, crew_for
+from zfabric.runtime.crew import Group, StandIns, crew_for, current_call
 from zfabric.runtime.hosting import leaves
 from zfabric.runtime.interrupts import INTERRUPT, TaskInterrupt
 from zfabric.runtime.lending import Lending
@@ -55,6 +56,10 @@ class RunningWorker(UserCode):
         """What wakes calls that wait for their turn, by actor."""
         self.lending = Lending(self.worker)
         self._slot = open_slot(session.sockets, token)
+        self._close_output: Callable[[], None] = lambda: None
+        """Ends the output of a task or a call that has printed something."""
+        self._printing: tuple[bytes, str] = (b"", "")
+        """What has printed last, and what that is called."""
 
     def mark(self, item: Item | Invocation | None) -> None:
         """It is this that runs now, should the process die; None: what waits, or nothing."""
@@ -102,6 +107,8 @@ class RunningWorker(UserCode):
         """See to it that its outcome is told. What comes next, if that is claimed. The caller holds the lock."""
         status, outputs, extra = ending
         worker = self.worker
+        if self.machine.printed:
+            self._say_printed(_receiver(item))
         if self.lending.waits:
             self.lending.close(item.row[0])
         if type(item) is Invocation:
@@ -139,12 +146,47 @@ class RunningWorker(UserCode):
         self.post.send_envelopes(answer.to[1:], [(CLIENT, WORKER, answer.message)], now)
         return True
 
+    def name_of_writer(self) -> str:
+        """What stands in front of the lines that this thread or coroutine prints: the task's name, or the actor's; empty if none runs."""
+        item = current_call.get() or (self._contexts[-1] if self._contexts else None)
+        if item is None:
+            return ""
+        identifier, name = self._printing
+        if identifier != item.row[0]:
+            name = self._writer(item)
+            self._printing = item.row[0], name
+        return name
+
+    def _writer(self, item: Item | Invocation) -> str:
+        if isinstance(item, Invocation):
+            made_by = self.worker.mailbox.actors.get(item.actor_id)
+            row, kind = None if made_by is None else made_by[0], self.host.class_of(item)
+        else:
+            row, kind = item.row, self._terms(item)[0]
+        kind = kind.rpartition("<locals>.")[2]
+        named = "" if row is None else self._option_of(row, "name", "")
+        is_task = isinstance(item, Item) and item.row[1] not in self._classes
+        return (named or kind) if is_task else f"{kind}, {named}" if named else kind
+
+    def _say_printed(self, receiver: bytes) -> None:
+        """Send ``Printed`` to the daemon, and to ``receiver``, which may get an outcome past it. The caller holds the lock."""
+        self.machine.printed = False
+        self._close_output()
+        if not self.config.log_to_driver:
+            return
+        self.worker.say_printed()
+        known = receiver in self.worker.drivers or (receiver != self.incarnation and receiver not in self.worker.mailbox.gone)
+        if receiver and known:
+            self.post.send_envelopes(receiver, [(CLIENT, WORKER, m.Printed())], clock())
+
     def end_beside(
         self, item: Item | Invocation, group: Group | None, outcome: Ending, started: float, flush: bool = True
     ) -> Item | Invocation | None:
         """What ran beside others has ended; the next call of its group, if there is one, takes its place."""
         status, outputs, extra = outcome
         with self.lock:
+            if self.machine.printed:
+                self._say_printed(_receiver(item))
             self._call_names.pop(item.row[0], None)
             if type(item) is Invocation:
                 self._end_call(item, status, outputs, extra, started, clock() - started)
@@ -369,6 +411,8 @@ class RunningWorker(UserCode):
     def yielded(self, row: Row) -> None:
         """Say the next value of a stream, as soon as that is worth a message, and hear how far the stream may go."""
         with self.lock:
+            if self.machine.printed:
+                self._say_printed(b"")
             self.machine.calls.results.share(row[4])
             self.worker.yields.say(row)
             self.finish_writes(row[0])
@@ -385,3 +429,8 @@ class RunningWorker(UserCode):
         bell = self._turn_bells.get(actor_id)
         if bell is not None:
             bell.release()
+
+
+def _receiver(item: Item | Invocation) -> bytes:
+    """The process that may get the outcome of this straight from here: who calls, or who has handed the task over."""
+    return item.caller if isinstance(item, Invocation) else item.driver

@@ -24,6 +24,7 @@ from zfabric.runtime import interface, replay
 from zfabric.runtime.connection import clock
 from zfabric.runtime.crew import Loop, StandIns, current_call
 from zfabric.runtime.interrupts import INTERRUPT, TaskInterrupt, closed_to_interrupts
+from zfabric.runtime.printing import name_output
 from zfabric.runtime.running import RunningWorker
 from zfabric.runtime.session import Session
 
@@ -332,6 +333,7 @@ def run(session: Session, token: bytes, job: bytes) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     interface.set_current(runtime)
     interface.current_task = runtime.context
+    runtime._close_output = name_output(runtime.name_of_writer, runtime.machine)
     runtime.connect(found[0])
     with contextlib.suppress(SystemExit):
         runtime.run()

@@ -391,6 +391,7 @@ QUESTIONS: dict[str, Any] = {
     "named actors": lambda scheduler, now: sorted(scheduler.actors.named),
     "namespace": _namespace,
     "nothing": lambda scheduler, now: None,
+    "output": lambda scheduler, now: None,  # The shell shows what workers have written, ahead of the answer.
 }
 """What can be asked, besides "rows" (a page of a table of the control store): name -> function of (scheduler, now, arguments)."""
 

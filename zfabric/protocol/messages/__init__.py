@@ -91,6 +91,7 @@ from zfabric.protocol.messages.node import WorkerSpawned as WorkerSpawned
 from zfabric.protocol.messages.people import Answer as Answer
 from zfabric.protocol.messages.people import LogLines as LogLines
 from zfabric.protocol.messages.people import Notice as Notice
+from zfabric.protocol.messages.people import Printed as Printed
 from zfabric.protocol.messages.people import Query as Query
 from zfabric.protocol.messages.placement import Heartbeat as Heartbeat
 from zfabric.protocol.messages.placement import Place as Place

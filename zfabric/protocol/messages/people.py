@@ -31,6 +31,17 @@ class Notice(NamedTuple):
 
 
 class LogLines(NamedTuple):
-    """shell -> local scheduler -> driver. Output of workers: rows ``(pid, stream, text)``, stream "out" or "err"."""
+    """shell -> local scheduler -> driver. Output of workers: rows ``(pid, name, stream, text)``, stream "out" or "err".
+
+    ``name`` is that of the task or actor that wrote it; empty where that is not known.
+    """
 
     rows: Rows
+
+
+class Printed(NamedTuple):
+    """worker -> local scheduler, and worker -> client that gets an outcome past it. What ended wrote to its standard output or error.
+
+    It comes ahead of the outcome. The daemon's shell looks into the worker's files first, so that ``LogLines`` precedes the outcome; a
+    driver has it do so before ``get`` returns; another worker passes it on with its own outcome. If lost, lines are shown a little later.
+    """

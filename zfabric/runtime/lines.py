@@ -1,0 +1,105 @@
+"""Lines of output as people see them: whose they are, without terminal escapes, progress bars and crash reports shortened.
+
+A worker's output is a file of bytes. A *mark* in it, a line of its own that ``mark`` makes, names the task or the actor that writes what
+follows; one without a name ends that. Marks are written only by what prints (see ``printing``), so output that has none before it, such
+as that of a thread or a child process, has no name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+
+NAME_MAX = 80
+"""Longest name in front of a line, in characters."""
+ZFABRIC = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+"""Where this package is: its frames in a crash report are not the user's."""
+
+_MARK = re.compile(r"(.*)\x1e\(([^\x1e]*)\)\x1e")
+_COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
+_COLOUR_END = "\x1b[0m"
+_UNSEEN = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if code != 0x09}
+"""Control characters, but for the tab, as text."""
+_CRASH = "Fatal Python error: "
+_THREAD = re.compile(r"(?:Current thread|Thread) 0x")
+_FRAME = re.compile(r'  File "(.*)", line (?:\d+|\?\?\?) in (.*)')
+_THREAD_START = ("_bootstrap", "_bootstrap_inner", "run")
+
+
+def mark(name: str) -> str:
+    """What begins the output of the task or actor with this name; with an empty one, what ends it."""
+    return f"\x1e({name[:NAME_MAX].translate(_UNSEEN)})\x1e\n"
+
+
+def visible(line: str) -> str:
+    """A line with control characters as text, so that it cannot do anything to a terminal but set colours, which end with it.
+
+    >>> visible("\\x1b[2Jgone? \\x1b[31mred")
+    '\\\\x1b[2Jgone? \\x1b[31mred\\x1b[0m'
+    """
+    if line.isprintable():
+        return line
+    if "\x1b" not in line:
+        return line.translate(_UNSEEN)
+    pieces = _COLOUR.split(line)
+    pieces[::2] = [piece.translate(_UNSEEN) for piece in pieces[::2]]
+    coloured = len(pieces) > 1 and pieces[-2] not in (_COLOUR_END, "\x1b[m")
+    return "".join(pieces) + (_COLOUR_END if coloured else "")
+
+
+def last_written(line: str) -> str:
+    """What a terminal would show of a line that was rewritten after carriage returns: the last of them that has any text."""
+    if "\r" not in line:
+        return line
+    return next((piece for piece in reversed(line.split("\r")) if piece), "")
+
+
+class Lines:
+    """The lines of one file, in order: who wrote each, and how it is shown. ``name`` is that of the last mark."""
+
+    __slots__ = ("_crashed", "_ours", "_thread", "name")
+
+    def __init__(self) -> None:
+        self.name = ""
+        self._crashed = False
+        """Whether these lines are a crash report of Python's (``faulthandler``)."""
+        self._thread = ""
+        """The first line of the thread whose frames follow, until it is shown."""
+        self._ours: bool | None = None
+        """Whether the thread's last frame was of this package; None once all that is the user's has been shown."""
+
+    def read(self, data: bytes) -> Iterator[tuple[str, str]]:
+        """``(name, line)`` for each line of ``data`` that is shown."""
+        for line in data.decode(errors="replace").removesuffix("\n").split("\n"):
+            marked = _MARK.fullmatch(line) if "\x1e" in line else None
+            if marked is not None:
+                line = marked[1]
+            if marked is None or line:
+                for each in self._shown(last_written(line)):
+                    yield self.name, visible(each)
+            if marked is not None:
+                self.name = marked[2]
+
+    def _shown(self, line: str) -> tuple[str, ...]:
+        """The line; of a crash report, only the frames of the user's that ran last in each thread, and the thread they are of."""
+        if line.startswith(_CRASH):
+            self._crashed, self._thread, self._ours = True, "", None
+            return (line,)
+        if not self._crashed:
+            return (line,)
+        if _THREAD.match(line):
+            self._thread, self._ours = line, True
+            return ()
+        frame = _FRAME.fullmatch(line)
+        if frame is None:
+            self._crashed = not line or line.startswith(("Extension modules:", "  ..."))
+            return () if self._crashed else (line,)
+        path, function = frame.groups()
+        if path.startswith(ZFABRIC) or (path.endswith("/threading.py") and function in _THREAD_START):
+            self._ours = True if self._ours else None
+            return ()
+        if self._ours is None:
+            return ()
+        thread, self._thread, self._ours = self._thread, "", False
+        return (thread, line) if thread else (line,)

@@ -1,0 +1,109 @@
+"""What a driver shows of its tasks' output and of the daemon's notices: named lines, those that many workers print only once."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TextIO
+
+from zfabric.protocol import messages as m
+from zfabric.runtime.lines import visible
+
+RECENT_MAX = 1000
+"""Lines that are remembered, to recognise those that other workers print too."""
+
+
+class Recent:
+    """A line that was shown: which process printed it first, until when it is remembered, and how often others have since."""
+
+    __slots__ = ("count", "last_pid", "pid", "until")
+
+    def __init__(self, pid: int, until: float) -> None:
+        self.pid = pid
+        self.until = until
+        self.count = 0
+        self.last_pid = 0
+
+
+Key = tuple[str, str, str]
+"""(name, stream, line)"""
+
+
+class Terminal:
+    """Shows lines on this process's standard streams. A line that came from another worker less than ``repeat_seconds`` ago is counted
+    instead, and shown once more with its count when they are over; 0 shows all.
+    """
+
+    def __init__(self, repeat_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.repeat_seconds = repeat_seconds
+        self._clock = clock
+        self._lock = threading.RLock()
+        """Lines come out whole, and in order, whichever thread receives them."""
+        self._recent: OrderedDict[Key, Recent] = OrderedDict()
+        self._explained = False
+
+    def show(self, notices: list[m.LogLines | m.Notice]) -> None:
+        """Show these, in order."""
+        with self._lock:
+            for notice in notices:
+                if isinstance(notice, m.Notice):
+                    _print(f"zfabric {notice.level}: {notice.text}", sys.stderr)
+                    continue
+                for pid, name, stream, text in notice.rows:
+                    for line in text.split("\n"):
+                        self._line(pid, name, stream, line)
+
+    def look(self) -> None:
+        """Show the counts that are due. Called about once a second."""
+        if self._recent:
+            with self._lock:
+                now = self._clock()
+                while self._recent and next(iter(self._recent.values())).until <= now:
+                    self._forget_oldest()
+
+    def close(self) -> None:
+        """Show all counts: no more lines come."""
+        with self._lock:
+            while self._recent:
+                self._forget_oldest()
+
+    def _line(self, pid: int, name: str, stream: str, line: str) -> None:
+        if self.repeat_seconds <= 0 or not line or line.isspace():
+            _print_line(pid, name, stream, line)
+            return
+        self.look()
+        key = (name, stream, line)
+        known = self._recent.get(key)
+        if known is not None and known.pid != pid:
+            known.count += 1
+            known.last_pid = pid
+            return
+        _print_line(pid, name, stream, line)
+        if known is None:
+            self._recent[key] = Recent(pid, self._clock() + self.repeat_seconds)
+            if len(self._recent) > RECENT_MAX:
+                self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        (name, stream, line), known = self._recent.popitem(last=False)
+        if known.count:
+            hint = "" if self._explained else "; the setting log_repeat_seconds=0 shows each"
+            self._explained = True
+            _print_line(known.last_pid, name, stream, f"{line} [repeated {known.count}x by other workers{hint}]")
+
+
+def _print_line(pid: int, name: str, stream: str, line: str) -> None:
+    _print(f"({name} pid={pid}) {line}" if name else f"(pid={pid}) {line}", sys.stderr if stream == "err" else sys.stdout)
+
+
+def _print(line: str, file: TextIO) -> None:
+    """Print what tasks have printed, or the daemon has to say. That nobody can read it is no reason for ``get`` to fail."""
+    try:
+        print("\n".join(map(visible, line.split("\n"))), file=file)
+    except UnicodeEncodeError:
+        print(line.encode("ascii", "backslashreplace").decode(), file=file)
+    except (OSError, ValueError, AttributeError):
+        pass  # It is closed, or none, or who read it has gone.
