@@ -657,6 +657,27 @@ def test_of_two_claims_to_one_object_the_arenas_index_counts() -> None:
     assert [row[2] for row in located.rows] == [start, start + 2 * PIECE]
 
 
+def test_what_is_said_again_is_void_where_its_writer_has_unused_room() -> None:
+    """The store before this one had taken the value over and freed it, and given its room to the same process, which has not used it yet."""
+    world = World(4)
+    start = world.capacity - 4 * PIECE
+    writer = process_id(1)
+    store = ObjectStore(b"Ostoretst", SCHEDULER, world.config, world.capacity, recovering=True)
+    being_written = start + 2 * PIECE
+    store.step(0.0, CLIENT + writer, m.GrantsHeld(((start, PIECE, 0), (being_written, footprint(100), footprint(100)))))
+    rows = ((object_id(1), start + HEADER_BYTES, 1000, writer, False), (object_id(2), being_written + HEADER_BYTES, 100, writer, False))
+    store.step(0.0, SCHEDULER, m.Sealed(rows))
+    store.step(0.0, SCHEDULER, m.ArenaFound((), ()))
+    store.step(0.0, SCHEDULER, m.Keep((object_id(2),)))
+    store.take_effects(0.0)
+    store.check_invariants()
+    assert store.explain(object_id(1)) is None
+    assert store.explain(object_id(2)) is not None, "that is being written: its place is said before the write is over"
+    store.step(0.0, SCHEDULER, m.Sealed(((object_id(3), start + HEADER_BYTES, PIECE - HEADER_BYTES, writer, False),)))
+    assert store.explain(object_id(3)) is not None
+    store.check_invariants()
+
+
 def test_a_late_process_is_told_what_it_lost_by_a_restart() -> None:
     world = filled(2)
     world.say(CLIENT + process_id(9), m.Pinned(((object_id(0), 64, 10),)))

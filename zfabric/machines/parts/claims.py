@@ -3,8 +3,8 @@
 The arena's index says what the store before this one had taken over, processes repeat what they hold, and the local scheduler
 what was written and, last, what is referred to (``Keep``). Nothing is moved before that. Then the claims are laid out, the
 index first: a claim that overlaps an earlier one is void, unless a process reads there, in which case its place stays blocked
-for as long as the process lives. What was written where another process may write now is void, too: it is said again although the
-store before this one had taken it over, freed it, and given its room away.
+for as long as the process lives. What was written where a process may write now is void, too, be it the one that wrote it: it is said
+again although the store before this one had taken it over, freed it, and given its room away.
 """
 
 from __future__ import annotations
@@ -90,10 +90,11 @@ class Claims:
         return Layout(list(objects.values()), pins, grants, ready, cold)
 
     def _given_away(self, row: tuple[bytes, int, int, bytes, bool]) -> bool:
-        """Whether another process than its writer may write where an object is said to be."""
+        """Whether another process may write where an object is said to be, or its own writer may, anew: into room that it has not used."""
         _, offset, size, writer, _ = row
         begin, end = offset - HEADER_BYTES, offset + max(size, 0)
-        return any(process != writer and begin < start + length and start < end for process, start, length, _ in self._grants)
+        rooms = ((start, length) for process, start, length, used in self._grants if process != writer or not used)
+        return any(begin < start + length and start < end for start, length in rooms)
 
 
 def _claim(free: Ranges, begin: int, size: int, start: int) -> bool:
