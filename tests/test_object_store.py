@@ -658,7 +658,7 @@ def test_of_two_claims_to_one_object_the_arenas_index_counts() -> None:
 
 
 def test_what_is_said_again_is_void_where_its_writer_has_unused_room() -> None:
-    """The store before this one had taken the value over and freed it, and given its room to the same process, which has not used it yet."""
+    """The store before this one had freed it, and given its room to the same process, which has not used it yet."""
     world = World(4)
     start = world.capacity - 4 * PIECE
     writer = process_id(1)

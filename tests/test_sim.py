@@ -15,6 +15,7 @@ from zfabric.protocol import messages as m
 from zfabric.sim import __main__ as command
 from zfabric.sim.arena import Storage
 from zfabric.sim.network import Faults
+from zfabric.sim.node import Supervisor
 from zfabric.sim.programs import FOREVER, WIDE, Program, mix
 from zfabric.sim.scenarios import STEADY, call, get, invoke, make, task
 from zfabric.sim.variants import VARIANTS, WITH_ACTORS, WITH_CIRCLES, applied
@@ -223,6 +224,27 @@ def test_every_kind_of_fault_and_every_state_is_reached(actors: bool) -> None:
         if not missing:
             return
     assert missing == set()
+
+
+def test_what_calls_get_after_the_death_of_their_driver_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    # An actor, called by another one, asks a third, and is told that it has ended with the job: its own caller lives a little longer.
+    monkeypatch.setattr(Supervisor, "kill", lambda supervisor, pid: None)
+    said: list[Any] = []
+
+    def hear(now: float, source: str, to: str, message: Any) -> None:
+        if source == "worker2" and to == "worker1" and isinstance(message, m.Call):
+            world.after(0.0, lambda: world.driver.die("killed"))
+        said.append((source, message))
+
+    third = invoke(2, 1, task(6))
+    second = invoke(2, 0, task(5, ("sleep", 1.0), third, get((2, mix(6, 0)))), inside=(0, 1))
+    first = task(4, second, get((2, mix(mix(5, mix(6, 0)), 0))))
+    statements = (*(make(slot, task(slot)) for slot in range(3)), invoke(3, 2, first, inside=(0, 1)), ("sleep", 30.0))
+    world = World(0, faults=STEADY._replace(driver_crash=True, window=60.0), program=Program(statements, 0), cpus=3, observer=hear)
+    for _ in range(20_000):
+        if not world.step() or world.now > 110.0:
+            break
+    assert any(isinstance(message, m.Whereabouts) and message.rows[0][1] == m.DEAD for _, message in said)
 
 
 def test_a_dead_driver_leaves_nothing() -> None:

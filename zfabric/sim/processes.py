@@ -295,6 +295,8 @@ class Process:
     def condemned(self) -> bool:
         """Whether the daemon wants the task on top stopped, which the task may notice by its children before it is itself."""
         daemon, item = self.world.daemon, self.frames[-1].item
+        if not self.world.driver.alive:
+            return True  # Its job has ended, or is about to: nobody waits for what is called any more, however long the chain.
         if type(item) is Invocation:
             return not self.world.caller_lives(self)  # What it was called with went with its caller.
         if daemon is None or item is None:
