@@ -41,6 +41,14 @@ def call(client: Client, number: int, retries: int = 0, needs: tuple[bytes, ...]
     return call_id
 
 
+def call_unordered(client: Client, number: int, needs: tuple[bytes, ...] = (), retries: int = 0) -> bytes:
+    """A call of an actor that runs several at once."""
+    call_id = number.to_bytes(16, "big")
+    row = (call_id, "method", b"", needs, (), None) if needs else (call_id, "method", b"")
+    client.calls.call(ACTOR, row, 1, retries, unordered=True)
+    return call_id
+
+
 def meet(client: Client) -> None:
     """Know where the actor lives, before anything is called."""
     client.calls.meet(ACTOR)
@@ -152,6 +160,68 @@ def test_calls_of_different_tasks_do_not_wait_for_each_other_when_they_are_made_
     assert [row[0] for message in effects if type(message) is m.Call for row in message.rows] == [others.to_bytes(16, "big")]
     client.step(0.0, b"L" + DAEMON, m.Answer(question.token, None, ""))
     assert sent(client) == [1]
+
+
+TASK, OTHER = b"t" * 16, b"u" * 16
+
+
+def test_a_call_that_waits_for_its_argument_holds_up_those_of_its_group_alone(client: Client) -> None:
+    meet(client)
+    client.submit((TASK, b"f" * 16, b"", ()), 1)
+    call(client, 1, needs=(TASK + FIRST_RETURN,), concurrency_group="io")
+    call(client, 2, concurrency_group="io")
+    call(client, 3)
+    call(client, 4, concurrency_group="compute")
+    assert sent(client) == [3, 4]
+    client.step(0.0, b"L" + DAEMON, m.Results(((TASK, OK, (b"value",)),)))
+    assert sent(client) == [1, 2]
+
+
+def test_calls_of_an_actor_that_runs_several_at_once_leave_when_their_own_arguments_are_there(client: Client) -> None:
+    meet(client)
+    for task in (TASK, OTHER):
+        client.submit((task, b"f" * 16, b"", ()), 1)
+    large, both = b"p" * 16 + b"\x80\0\0\0", (TASK + FIRST_RETURN, OTHER + FIRST_RETURN)
+    client.put(large, (4096, 100_000), (), False)
+    call_unordered(client, 1, both)
+    call_unordered(client, 2, (OTHER + FIRST_RETURN,))
+    call_unordered(client, 3, (large,))
+    call_unordered(client, 4)
+    effects = [effect.message for effect in client.take_effects(0.0)]
+    assert [row[0][-1] for message in effects if type(message) is m.Call for row in message.rows] == [4]
+    client.step(0.0, b"L" + DAEMON, m.Results(((TASK, OK, (b"value",)),)))
+    assert sent(client) == [], "one of two is there"
+    client.step(0.0, b"L" + DAEMON, m.Results(((OTHER, OK, (b"value",)),)))
+    assert sorted(sent(client)) == [1, 2]
+    (question,) = [message for message in effects if type(message) is m.Query]
+    client.step(0.0, b"L" + DAEMON, m.Answer(question.token, None, ""))
+    assert sent(client) == [3]
+    assert client.calls.awaited == {}
+    assert client.calls.delayed == {}
+
+
+def test_calls_without_an_order_that_wait_for_arguments_meet_every_end(client: Client) -> None:
+    """Cancelled, failed with the argument, sent to the next process of the actor, and dead with it."""
+    meet(client)
+    client.submit((TASK, b"f" * 16, b"", ()), 1)
+    client.submit((OTHER, b"f" * 16, b"", ()), 1)
+    stopped, moved = call_unordered(client, 1, (TASK + FIRST_RETURN,)), call_unordered(client, 2, (TASK + FIRST_RETURN,))
+    failed = call_unordered(client, 3, (OTHER + FIRST_RETURN,))
+    after = call_unordered(client, 4, (failed + CALL_RETURN,))
+    client.cancel((stopped + CALL_RETURN,), False, False)
+    assert outcome(client, stopped)[0] == "TaskCancelledError"
+    client.step(0.0, b"L" + DAEMON, m.Results(((OTHER, m.ERROR, (b"boom",)),)))
+    assert [client.lookup(each + CALL_RETURN).data for each in (failed, after)] == [b"boom", b"boom"]
+    lives(client, b"", CREATING)
+    client.step(0.0, b"L" + DAEMON, m.Results(((TASK, OK, (b"value",)),)))
+    assert sent(client) == []
+    lives(client, NEXT_HOME)
+    assert sent(client) == [2]
+    client.submit((b"w" * 16, b"f" * 16, b"", ()), 1)
+    late = call_unordered(client, 5, (b"w" * 16 + FIRST_RETURN,))
+    lives(client, b"", DEAD, moved, pack_failure("ActorDiedError", "killed"))
+    assert [outcome(client, each) for each in (moved, late)] == [("ActorDiedError", "unknown"), ("ActorDiedError", "not run")]
+    assert client.calls.awaited == client.calls.delayed == client.calls.pending == {}
 
 
 def test_what_waits_behind_a_call_that_was_to_be_made_again_does_not_when_that_one_has_returned(client: Client) -> None:

@@ -156,6 +156,41 @@ def pass_on(actor: Any) -> Any:
     return actor.ping.options(concurrency_group="io").remote()
 
 
+@zf.remote
+def ready_after(gate: str) -> str:
+    eventually(lambda: Path(gate).exists(), "the gate is open")
+    return "ready"
+
+
+class Listens:
+    """Its methods take values that may have yet to come."""
+
+    def plain(self, value: Any) -> Any:
+        return value
+
+    @zf.method(concurrency_group="io")
+    def grouped(self, value: Any) -> Any:
+        return value
+
+
+class ListensInLoop(Listens):
+    async def plain(self, value: Any) -> Any:
+        return value
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [(Listens, {}), (Listens, {"max_concurrency": 2}), (ListensInLoop, {})], ids=["groups", "threads", "loop"]
+)
+def test_a_call_whose_argument_is_pending_holds_up_its_own_order_alone(kind: type, options: dict[str, Any], tmp_path: Path) -> None:
+    """The argument is only made once the later call has returned."""
+    actor, gate = zf.remote(concurrency_groups={"io": 1}, **options)(kind).remote(), tmp_path / "gate"
+    waits = actor.plain.remote(ready_after.remote(str(gate)))
+    later = actor.plain.remote if options or kind is ListensInLoop else actor.grouped.remote
+    assert value(later("at once")) == "at once"
+    gate.touch()
+    assert value(waits) == "ready"
+
+
 def test_the_default_group_has_max_concurrency(tmp_path: Path) -> None:
     actor, gate = Threaded.options(max_concurrency=2).remote(), tmp_path / "gate"
     held = actor.hold.remote(str(gate))

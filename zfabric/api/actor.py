@@ -28,6 +28,7 @@ from zfabric.api.options import (
     checked_actor,
     checked_method,
     group_in,
+    is_unordered,
     naming,
     pairs_of_method,
     runs_several,
@@ -89,6 +90,8 @@ class Blueprint(NamedTuple):
     """The names of its concurrency groups."""
     keeps: bool = False
     """Whether its checkpoints keep outcomes that their callers may not have."""
+    unordered: bool = False
+    """Whether it runs several calls of one group at once: in threads, or in an event loop."""
 
 
 def method(*args: Any, **options: Any) -> Any:
@@ -260,8 +263,8 @@ class ActorClass:
         pending, methods = max(0, options.get("max_pending_calls") or 0), _methods_of(kind, retries)
         for each in methods:
             check_streams(f"{kind.__qualname__}.{each.name}", logged, each.readonly, each.options)
-        blueprint = Blueprint(kind.__qualname__, kind.__module__, inspect.getdoc(kind) or "", methods, retries, pending, groups, keeps)
-        self._blueprint = blueprint
+        name, module, doc, unordered = kind.__qualname__, kind.__module__, inspect.getdoc(kind) or "", is_unordered(kind, options)
+        blueprint = self._blueprint = Blueprint(name, module, doc, methods, retries, pending, groups, keeps, unordered)
         if groups:
             self._check_groups()
         readonly = tuple(each.name for each in (*methods, *_BUILT_IN.values()) if each.readonly)
@@ -494,7 +497,7 @@ class ActorHandle:
         self._ref = ref
         self._id = ref.binary()[:TASK_BYTES]
         self._blueprint = blueprint
-        self._terms = Terms(blueprint.retries, blueprint.pending, blueprint.keeps)
+        self._terms = Terms(blueprint.retries, blueprint.pending, blueprint.keeps, blueprint.unordered)
         self._methods = {known.name: known for known in blueprint.methods}
         self.__doc__ = blueprint.doc or type(self).__doc__
 

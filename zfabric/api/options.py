@@ -402,7 +402,12 @@ def _asyncs(kind: type) -> list[str]:
 
 def runs_several(kind: type, options: Mapping[str, Any]) -> bool:
     """Whether such actors run several calls at once, in threads or in an event loop: those have no order to be replayed in."""
-    return (options.get("max_concurrency") or 1) > 1 or bool(options.get("concurrency_groups")) or bool(_asyncs(kind))
+    return bool(options.get("concurrency_groups")) or is_unordered(kind, options)
+
+
+def is_unordered(kind: type, options: Mapping[str, Any]) -> bool:
+    """Whether calls of one concurrency group of such actors run at the same time, so that their order means nothing."""
+    return (options.get("max_concurrency") or 1) > 1 or bool(_asyncs(kind))
 
 
 def check_checkpoints(kind: type, options: Mapping[str, Any]) -> None:

@@ -307,7 +307,9 @@ class Client:
         handler(self, message)
         if type(message) is m.Results and source[:1] == WORKER:
             self.handing.heard(source[1:], message.rows)
-        if self.calls._blocked:
+        if self.calls.awaited:
+            self.calls.news_in(message)
+        if self.calls._blocked or self.calls._news:
             self.calls.progress()
 
     def on_introduced(self, message: m.Introduced) -> None:

@@ -155,7 +155,7 @@ class FabricClient(Connection):
             if dependencies or options is not None:
                 row = (*row, dependencies, (), options)
             try:
-                first = machine.calls.call(actor_id, row, num_returns, terms.retries, terms.keeps)
+                first = machine.calls.call(actor_id, row, num_returns, terms.retries, terms.keeps, terms.unordered)
             except KeyboardInterrupt:
                 self._unsynchronised = True
                 raise

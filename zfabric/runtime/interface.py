@@ -40,11 +40,13 @@ class Serialized(Protocol):
 
 class Terms(NamedTuple):
     """How calls of an actor are made: ``retries`` after the loss of its process (``LOGGED`` if it is logged), and at most ``pending``
-    without an outcome, 0: any number. ``keeps``: its checkpoints keep outcomes that their callers may not have."""
+    without an outcome, 0: any number. ``keeps``: its checkpoints keep outcomes that their callers may not have. ``unordered``: it runs
+    several calls at once, and none waits for the arguments of another."""
 
     retries: int = 0
     pending: int = 0
     keeps: bool = False
+    unordered: bool = False
 
 
 class ClientInterface(Protocol):

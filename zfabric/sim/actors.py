@@ -117,7 +117,9 @@ class ActorAuthor(Author):
         label = rng.randrange(MODULUS)
         spec, outcomes = self._birth(ordinal, kind, label, inner, scope)
         born = outcomes[0].number is not None
-        handle = scope.slot(Handle(ordinal, errors if born else errors | GONE | outcomes[0].errors, retries, mortal, born, logged or saved))
+        several = any(name == "max_concurrency" and size > 1 for name, size in beside)
+        errors = errors if born else errors | GONE | outcomes[0].errors
+        handle = scope.slot(Handle(ordinal, errors, retries, mortal, born, logged or saved, several))
         every = (("checkpoint_every", self.logging.choice((0, 1, 2, 5))),) if logged else ()
         options = (("max_restarts", restarts), *every, *beside, *((("contains", boxed),) if boxed else ()))
         scope.statements.append(("make", handle, kind, spec, options, boxed))
@@ -204,7 +206,8 @@ class ActorAuthor(Author):
             options.append(("num_returns", len(slots)))
         chooses = self.logging if handle.retries == LOGGED else self.several
         method = READONLY if handle.keeps and chooses.random() < 0.2 else "method"
-        scope.statements.append(("invoke", slots, slot, spec, tuple(options), dependencies, boxed, handle.retries, method, handle.keeps))
+        terms = (handle.retries, method, handle.keeps, handle.unordered)
+        scope.statements.append(("invoke", slots, slot, spec, tuple(options), dependencies, boxed, *terms))
         if stop:
             if rng.random() < 0.5:
                 scope.statements.append(("sleep", self._time()))

@@ -3,7 +3,7 @@
 - An actor lives in one process at a time; no method begins, and none is made anew, while another process is that actor.
 - An actor runs one call at a time, whoever shares its process.
 - A call begins once in one incarnation of its actor, and in another one only if it may be made again (``max_task_retries``).
-- The calls of one caller begin in the order in which they were made.
+- The calls of one caller begin in the order in which they were made, unless their actor runs several at once.
 - What a logged call did is part of its actor's state once anybody has its outcome: once, and always at the same place among the others.
 - Nothing is committed of what one incarnation did once the next one has read the log.
 - Of an actor that has checkpoints and no log, a restart finds the calls that had ended at some moment, in their order and none twice; the
@@ -42,6 +42,7 @@ class Made(NamedTuple):
     actor_id: bytes
     number: int
     retries: int
+    unordered: bool
 
 
 class CallInvariants:
@@ -76,13 +77,13 @@ class CallInvariants:
         self.values: dict[bytes, list[tuple[Any, int]]] = {}
         """What calls have returned, and how large that is in the arena (0: inline)."""
 
-    def made(self, caller: bytes, actor_id: bytes, call_id: bytes, retries: int) -> None:
+    def made(self, caller: bytes, actor_id: bytes, call_id: bytes, retries: int, unordered: bool) -> None:
         """A process calls an actor."""
         number = self._numbers[caller, actor_id] = self._numbers.get((caller, actor_id), 0) + 1
         if call_id in self._named:
             self.world.fail(f"call {short(call_id)} is made by two attempts")
         self._named.add(call_id)
-        self._made[caller, call_id] = Made(caller, actor_id, number, retries)
+        self._made[caller, call_id] = Made(caller, actor_id, number, retries, unordered)
 
     def alone(self, worker: WorkerProcess, actor_id: bytes) -> None:
         """A process acts as an actor, or is about to become it."""
@@ -122,7 +123,7 @@ class CallInvariants:
 
     def _in_order(self, worker: WorkerProcess, call_id: bytes, made: Made, where: bytes) -> None:
         key = (made.caller + call_id[:PREFIX_BYTES], made.actor_id, where)  # The caller is the task, in this process.
-        if self._newest.get(key, 0) >= made.number:
+        if self._newest.get(key, 0) >= made.number and not made.unordered:
             self.world.fail(f"call {short(call_id)} begins on {worker.name} after a later one of its caller's")
         self._newest[key] = made.number
 
@@ -232,6 +233,7 @@ class CallInvariants:
                 "count of values": calls._several,
                 "ref held for a call": calls._held,
                 "blocked target": calls._blocked,
+                "argument of a parked call": calls.awaited,
                 "delayed target": calls.delayed,
                 "result that others were promised": calls.results.awaited,
                 "barrier": calls._barriers,

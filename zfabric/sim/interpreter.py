@@ -119,10 +119,12 @@ def _do_invoke(
     retries: int,
     method: str = "method",
     keeps: bool = False,
+    unordered: bool = False,
 ) -> None:
     arguments, pairs = _packed(state, spec, options, boxed)
     needed = tuple(state.slots[slot] for slot in dependencies)
-    call_id = state.process.invoke(state.slots[handle][:TASK_BYTES], arguments, needed, pairs, len(slots), retries, method, keeps)
+    actor_id, returns = state.slots[handle][:TASK_BYTES], len(slots)
+    call_id = state.process.invoke(actor_id, arguments, needed, pairs, returns, retries, method, keeps, unordered)
     for index, slot in enumerate(slots):
         state.take(slot, call_value(call_id, index))
 

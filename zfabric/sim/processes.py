@@ -394,14 +394,15 @@ class Process:
         retries: int,
         method: str = "method",
         keeps: bool = False,
+        unordered: bool = False,
     ) -> bytes:
         """Call an actor."""
         call_id = self.top.namer.child()
-        self.world.calls.made(self.incarnation, actor_id, call_id, retries)
+        self.world.calls.made(self.incarnation, actor_id, call_id, retries, unordered)
         row: Row = (call_id, method, arguments)
         if dependencies or options is not None:
             row = (*row, dependencies, (), options)
-        self.machine.calls.call(actor_id, row, returns, retries, keeps)
+        self.machine.calls.call(actor_id, row, returns, retries, keeps, unordered)
         return call_id
 
     def kill_actor(self, actor_id: bytes, no_restart: bool) -> None:

@@ -138,6 +138,8 @@ class Handle(NamedTuple):
     """Whether its ``__init__`` returns."""
     keeps: bool = False
     """Whether it has checkpoints, with or without a log."""
+    unordered: bool = False
+    """Whether it runs several calls at once."""
 
     def or_else(self, errors: frozenset[str]) -> Handle:
         """The same, with more errors permitted of its calls."""

@@ -274,7 +274,8 @@ def _retried_backwards(right: Any) -> Any:
 
     def interrupted(self: Calls, target: Any, executing: bytes) -> None:
         right(self, target, executing)
-        target.queue.reverse()
+        for lane in target.lanes.values():
+            lane.reverse()
 
     return interrupted
 

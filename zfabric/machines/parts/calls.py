@@ -2,8 +2,9 @@
 
 Calls go straight to the process the actor lives in, over a link of their own; what is sent there is in order, and each call is sent
 once to each incarnation of the actor. Here, calls wait for three things: for the actor to be somewhere, for the values of their
-arguments (a call whose turn has come holds up those behind it), and, if others must know a ref that travels with it, or it makes a stream,
-for the scheduler to have heard of that first.
+arguments, and, if others must know a ref that travels with it, or it makes a stream, for the scheduler to have heard of that first.
+A call that waits for its arguments holds up those of the same task and concurrency group behind it, and no others; of an actor that
+runs several calls at once it holds up none.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from zfabric.machines.parts.targets import Target
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
 from zfabric.protocol.failures import Facts, pack_failure, unpack_failure
-from zfabric.protocol.ids import ACTOR, CALL_RETURN, CONTROL, PREFIX_BYTES, TASK_BYTES, call_value, short
+from zfabric.protocol.ids import ACTOR, CALL_RETURN, CONTROL, TASK_BYTES, call_value, short
 from zfabric.protocol.messages import ALIVE, CREATING, DEAD, FAILED, OK, Row
 from zfabric.protocol.names import brief
 from zfabric.protocol.options import LOGGED, option
@@ -52,7 +53,11 @@ class Calls:
         self._held: dict[bytes, tuple[bytes, ...]] = {}
         """Refs that a call keeps alive until its outcome has come."""
         self._blocked: dict[Target, None] = {}
-        """Actors whose next call waits for the values of its arguments."""
+        """Actors of which a call whose turn has come waits for the values of its arguments."""
+        self.awaited: dict[bytes, dict[bytes, None]] = {}
+        """What parked calls wait for: calls by the task, or call, that makes the argument."""
+        self._news: list[bytes] = []
+        """Of these tasks and calls, those that have ended since the parked calls were looked at."""
         self.delayed: dict[Target, None] = {}
         """Actors with calls that wait, for whatever news: of where they are, of arguments, of what the scheduler has heard."""
         self._barriers: dict[int, bytes] = {}
@@ -87,14 +92,14 @@ class Calls:
     def count(self, actor_id: bytes) -> int:
         """Calls of an actor that have no outcome."""
         target = self.targets.get(actor_id)
-        return len(target.sent) + len(target.queue) if target is not None else 0
+        return len(target.sent) + target.waits if target is not None else 0
 
-    def call(self, actor_id: bytes, row: Row, returns: int, retries: int, keeps: bool = False) -> bytes:
+    def call(self, actor_id: bytes, row: Row, returns: int, retries: int, keeps: bool = False, unordered: bool = False) -> bytes:
         """Queue a call; this process holds its values. The id of the first one.
 
         ``row`` is as in ``Call``, the values of its dependencies aside.
 
-        ``retries`` and ``keeps`` as in ``Target``: they are the same for all calls of an actor.
+        ``retries``, ``keeps`` and ``unordered`` as in ``Target``: they are the same for all calls of an actor.
         """
         client, call_id = self.client, row[0]
         identifier: bytes = call_id + CALL_RETURN
@@ -105,6 +110,7 @@ class Calls:
         target = self.targets.get(actor_id) or self.meet(actor_id)
         target.retries = retries
         target.keeps = keeps or retries == LOGGED
+        target.unordered = unordered
         if returns == 1:
             client.entries[identifier] = row
         else:
@@ -125,12 +131,10 @@ class Calls:
             if ahead is not None:
                 self._streams[call_id] = ahead
                 self.results.expect(identifier, target)
-        if target.state == ALIVE and len(row) == 3 and not target.queue:
+        if target.state == ALIVE and len(row) == 3 and not target.lanes:
             self._send(target, row)
         else:
-            if target.queue and target.queue[-1][0][:PREFIX_BYTES] != call_id[:PREFIX_BYTES]:
-                target.mixed = True
-            target.queue.append(row)
+            target.lane(row).append(row)
             self._advance(target)
         return identifier
 
@@ -156,62 +160,56 @@ class Calls:
     def _advance(self, target: Target) -> None:
         """Send what can be sent, in order."""
         self._blocked.pop(target, None)
-        self._send_queued(target)
-        if target.queue:
+        for order, lane in list(target.lanes.items()):
+            self._send_lane(target, lane)
+            if not lane and target.lanes.get(order) is lane:
+                del target.lanes[order]
+        self._note_delayed(target)
+
+    def _note_delayed(self, target: Target) -> None:
+        if target.lanes or target.parked:
             self.delayed[target] = None
         else:
             self.delayed.pop(target, None)
 
-    def _send_queued(self, target: Target) -> None:
-        queue = target.queue
-        while queue and target.state == DEAD:
-            row = queue.popleft()
+    def _send_lane(self, target: Target, lane: deque[Row]) -> None:
+        while lane and target.state == DEAD:
+            row = lane.popleft()
             self._fail(target, row, UNKNOWN if row[0] in target.tried else NOT_RUN)
-        while queue and target.state == ALIVE:
-            row = queue[0]
+        while lane and target.state == ALIVE:
+            row = lane.popleft()
             if row[0] not in self.pending:
-                queue.popleft()  # The incarnation before this one had returned it after all.
+                continue  # The incarnation before this one had returned it after all.
+            awaited = self._send_complete(target, row)
+            if awaited is None:
                 continue
-            if len(row) > 3:
-                complete = self._complete(target, row)
-                if complete is None:
-                    if target.mixed:
-                        self._pass_by(target)
-                    return
-                row = complete
-            if row:
-                self._send(target, row)
-                queue.popleft()
-        target.mixed = target.mixed and len(queue) > 1
-
-    def _pass_by(self, target: Target) -> None:
-        """The first call waits. Those of other tasks of this process do not: it may wait for what only they can bring about."""
-        waiting = {target.queue[0][0][:PREFIX_BYTES]}
-        for row in list(target.queue):
-            caller = row[0][:PREFIX_BYTES]
-            if caller in waiting or row[0] not in self.pending:
+            if target.unordered:
+                self._park(target, row, awaited)
                 continue
-            complete = self._complete(target, row) if len(row) > 3 else row
-            if complete is None:
-                waiting.add(caller)
-            elif complete:
-                self._send(target, complete)
-                target.queue.remove(row)
+            lane.appendleft(row)
+            if awaited:
+                self._blocked[target] = None
+            return
 
-    def _complete(self, target: Target, row: Row) -> Row | None:
-        """The row with the values of its dependencies; None if it must wait, () if it has an outcome already."""
+    def _send_complete(self, target: Target, row: Row) -> bytes | None:
+        """Send a call with the values of its dependencies. None if it is sent, or has its outcome.
+
+        Else what is awaited first: an object, or, if empty, the scheduler.
+        """
+        if len(row) == 3:
+            self._send(target, row)
+            return None
         client = self.client
         missing = [identifier for identifier in row[3] if not client.known(identifier)]
         if missing:
             client.want(missing)
-            self._blocked[target] = None
-            return None
+            first: bytes = missing[0]
+            return first
         entries = [client.lookup(identifier) for identifier in row[3]]
         broken = next((entry for entry in entries if entry.status != OK), None)
         if broken is not None:
-            target.queue.remove(row)
             self.returned(((row[0], broken.status, (broken.data if type(broken.data) is bytes else b"",)),))
-            return ()
+            return None
         values = tuple(entry.data if type(entry.data) is bytes else None for entry in entries)
         told = None in values or option(row[5], "contains") or row[0] in self._streams
         if told and row[0] not in self._heard:
@@ -219,9 +217,57 @@ class Calls:
                 token = client.token()
                 self._barriers[token] = row[0]
                 client.query(token, "nothing", ())
-            return None
+            return b""
         self._heard.discard(row[0])
-        return (*row[:4], values, row[5])
+        self._send(target, (*row[:4], values, row[5]))
+        return None
+
+    # -- calls without an order --
+
+    def _park(self, target: Target, row: Row, awaited: bytes) -> None:
+        key = awaited[:TASK_BYTES]
+        target.parked[row[0]] = row, key
+        if key:
+            self.awaited.setdefault(key, {})[row[0]] = None
+
+    def _unpark(self, target: Target, call_id: bytes) -> Row:
+        row, key = target.parked.pop(call_id)
+        waiting = self.awaited.get(key, {})
+        waiting.pop(call_id, None)
+        if not waiting:
+            self.awaited.pop(key, None)
+        return row
+
+    def _unpark_all(self, target: Target) -> None:
+        """The actor is somewhere else: its parked calls wait for that, ahead of later ones."""
+        target.put_first([self._unpark(target, call_id) for call_id in list(target.parked)])
+
+    def _try_parked(self, call_id: bytes) -> None:
+        """One of the arguments of a parked call has come, or the scheduler has heard of it."""
+        target = self.pending.get(call_id)
+        if target is None or call_id not in target.parked:
+            return
+        row = self._unpark(target, call_id)
+        if target.state == ALIVE:
+            awaited = self._send_complete(target, row)
+            if awaited is not None:
+                self._park(target, row, awaited)
+        else:
+            target.put_first((row,))
+        self._note_delayed(target)
+
+    def _take_unsent(self, target: Target, call_id: bytes) -> Row | None:
+        """Remove a call that was not sent to the present incarnation. None if there is no such one."""
+        if call_id in target.parked:
+            return self._unpark(target, call_id)
+        for order, lane in target.lanes.items():
+            for row in lane:
+                if row[0] == call_id:
+                    lane.remove(row)
+                    if not lane:
+                        del target.lanes[order]
+                    return row
+        return None
 
     def heard(self, token: int) -> bool:
         """The scheduler has answered; True if that was a call's question."""
@@ -231,14 +277,26 @@ class Calls:
         target = self.pending.get(call_id)
         if target is not None:
             self._heard.add(call_id)
-            self._advance(target)
+            if call_id in target.parked:
+                self._try_parked(call_id)
+            else:
+                self._advance(target)
         return True
+
+    def news_in(self, message: m.Message) -> None:
+        """What a message has brought of that which parked calls wait for."""
+        if type(message) is m.Results or type(message) is m.Objects:
+            self._news += [key for row in message.rows if (key := row[0][:TASK_BYTES]) in self.awaited]
 
     def progress(self) -> None:
         """Values have come: calls that waited for them may go; those that fail for them are what others wait for."""
         before = -1
-        while self._blocked and len(self.pending) != before:
+        while self._news or (self._blocked and len(self.pending) != before):
             before = len(self.pending)
+            news, self._news = self._news, []
+            for key in news:
+                for call_id in list(self.awaited.get(key, ())):
+                    self._try_parked(call_id)
             for target in list(self._blocked):
                 self._advance(target)
 
@@ -248,9 +306,8 @@ class Calls:
         target = self.pending.get(call_id)
         if target is None:
             return False
-        waiting = next((row for row in target.queue if row[0] == call_id), None)
+        waiting = self._take_unsent(target, call_id)
         if waiting is not None:
-            target.queue.remove(waiting)
             self.returned(((call_id, FAILED, (pack_failure("TaskCancelledError", f"{waiting[1]} was cancelled before it ran"),)),))
             self._advance(target)
             self.progress()
@@ -279,7 +336,7 @@ class Calls:
         sends: list[Send] = []
         for target, others in self._receipts.items():
             if target.incarnation:
-                calls = (*target.sent, *(row[0] for row in target.queue)) if others else tuple(target.untaken)
+                calls = (*target.sent, *(row[0] for row in target.unsent())) if others else tuple(target.untaken)
                 sends.append(Send(ACTOR + target.incarnation, m.Taken(target.actor_id, calls, others)))
         for target in self._full:
             rows = target.outbox
@@ -307,9 +364,11 @@ class Calls:
         for target in self.targets.values():
             target.outbox = [row for row in target.outbox if row[0] not in rows]
             leaving = {row[0]: row for row in target.outbox}
-            target.queue = deque(row for row in target.queue if row[0] not in leaving)
+            self._unpark_all(target)
+            lanes = {order: deque(row for row in lane if row[0] not in leaving) for order, lane in target.lanes.items()}
+            target.lanes = {order: lane for order, lane in lanes.items() if lane}
             target.sent.update(leaving)
-            queued = {row[0] for row in target.queue}
+            queued = {row[0] for row in target.unsent()}
             for call_id in [each for each, of in self.pending.items() if of is target and each not in target.sent and each not in queued]:
                 del self.pending[call_id]  # Who made it was interrupted, and has no refs to its values.
         self._full = {target: None for target in self.targets.values() if target.outbox}
@@ -366,9 +425,13 @@ class Calls:
                 self._several.pop(call_id, None)
             del pending[call_id]  # Not before: Ctrl-C may come in the middle of this, which is done again then.
             client.unfinished -= 1
-            if target.queue and target.queue[0][0] == call_id:
+            if self.awaited and call_id in self.awaited:
+                self._news.append(call_id)
+            if target.parked and call_id in target.parked:
+                self._unpark(target, call_id)
+            if target.lanes and any(lane and lane[0][0] == call_id for lane in target.lanes.values()):
                 self._advance(target)  # It was to be made again, and others wait behind it.
-            if target.leaving and not target.sent and not target.queue:
+            if target.leaving and not target.sent and not target.waits:
                 target.leaving = False
                 client.dropped.append(target.handle)
 
@@ -429,6 +492,8 @@ class Calls:
                 self._interrupted(target, executing)
             if incarnation and incarnation != before and target.keeps:
                 self._receipts[target] = True
+            if target.parked:
+                self._unpark_all(target)
             self._advance(target)
 
     def _interrupted(self, target: Target, executing: bytes) -> None:
@@ -451,8 +516,7 @@ class Calls:
             else:
                 self._fail(target, row, UNKNOWN)
         target.sent = {}
-        target.queue.extendleft(row if len(row) == 3 else (*row[:4], (), row[5]) for row in reversed(again))
-        target.mixed = len({row[0][:PREFIX_BYTES] for row in target.queue}) > 1
+        target.put_first(row if len(row) == 3 else (*row[:4], (), row[5]) for row in again)
 
     def _may_retry(self, target: Target, row: Row) -> bool:
         call_id, retries = row[0], target.retries
@@ -520,12 +584,14 @@ class Calls:
             before = list(target.sent).index(call_id)
             ahead = f", behind {before} of this process that have no outcome yet" if before else ""
             return "called", target.actor_id, f"{target.sent[call_id][1]} is with the actor{ahead}"
-        method, dependencies = next((row[1], row[3] if len(row) > 3 else ()) for row in target.queue if row[0] == call_id)
+        method, dependencies = next((row[1], row[3] if len(row) > 3 else ()) for row in target.unsent() if row[0] == call_id)
         missing = [each for each in dependencies if not self.client.known(each)]
         if missing:
             return "waiting", target.actor_id, f"{method} waits for {len(missing)} of its arguments, such as {brief(missing[0])}"
         if target.state == CREATING:
             return "waiting", target.actor_id, f"{method} waits until the actor is made"
+        if call_id in target.parked or call_id in self._barriers.values():
+            return "waiting", target.actor_id, f"{method} waits until the scheduler has been told of its arguments"
         return "waiting", target.actor_id, f"{method} waits behind a call whose arguments are not there yet"
 
     # -- the last ref is gone, and a new daemon --
@@ -533,7 +599,7 @@ class Calls:
     def takes_over(self, handle: bytes, entry: Entry) -> bool:
         """Whether the last ref to a handle stays until its calls have run: what was called is done, whoever lets go meanwhile."""
         target = self.targets.get(handle[:TASK_BYTES])
-        if target is None or not (target.sent or target.queue):
+        if target is None or not (target.sent or target.waits):
             return False
         target.leaving = True
         entry.refs = 1

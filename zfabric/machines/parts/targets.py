@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Iterator
 
-from zfabric.protocol.ids import FIRST_RETURN
+from zfabric.protocol.ids import FIRST_RETURN, PREFIX_BYTES
 from zfabric.protocol.messages import CREATING, Row
+from zfabric.protocol.options import option
 
 
 class Target:
@@ -17,14 +19,15 @@ class Target:
         "failure",
         "incarnation",
         "keeps",
+        "lanes",
         "leaving",
-        "mixed",
         "outbox",
-        "queue",
+        "parked",
         "retries",
         "sent",
         "state",
         "tried",
+        "unordered",
         "untaken",
     )
 
@@ -39,10 +42,12 @@ class Target:
         self.attempt = 0
         """Which of its lives it is in."""
         self.failure = b""
-        self.queue: deque[Row] = deque()
-        """Calls that were not sent to the present incarnation, in order."""
-        self.mixed = False
-        """Whether some of them may be of different tasks, whose calls have no order among each other."""
+        self.unordered = False
+        """Whether it runs several calls at once, so that none waits for the arguments of another."""
+        self.lanes: dict[bytes, deque[Row]] = {}
+        """Calls that were not sent to the present incarnation: a queue for each order (``order_of``). None is empty between two steps."""
+        self.parked: dict[bytes, tuple[Row, bytes]] = {}
+        """Calls without an order whose arguments are awaited, and what of those is awaited first (empty: the scheduler)."""
         self.sent: dict[bytes, Row] = {}
         """Calls that were, and have no outcome yet, in order."""
         self.outbox: list[Row] = []
@@ -58,3 +63,35 @@ class Target:
     def handle(self) -> bytes:
         """The object that stands for the actor."""
         return self.actor_id + FIRST_RETURN
+
+    def order_of(self, row: Row) -> bytes:
+        """Calls of one order are sent in the order in which they were made: those of one task, of one concurrency group."""
+        if self.unordered:
+            return b""
+        group = option(row[5], "concurrency_group") if len(row) > 3 else None
+        caller: bytes = row[0][:PREFIX_BYTES]
+        return caller if group is None else caller + group.encode()
+
+    def lane(self, row: Row) -> deque[Row]:
+        """The queue that a call waits in."""
+        order = self.order_of(row)
+        found = self.lanes.get(order)
+        if found is None:
+            found = self.lanes[order] = deque()
+        return found
+
+    def unsent(self) -> Iterator[Row]:
+        """All calls that were not sent to the present incarnation."""
+        yield from (row for row, _ in self.parked.values())
+        for lane in self.lanes.values():
+            yield from lane
+
+    @property
+    def waits(self) -> int:
+        """How many those are."""
+        return len(self.parked) + sum(map(len, self.lanes.values())) if self.lanes or self.parked else 0
+
+    def put_first(self, rows: Iterable[Row]) -> None:
+        """These wait ahead of all others, in this order."""
+        for row in reversed(list(rows)):
+            self.lane(row).appendleft(row)
