@@ -190,6 +190,15 @@ def test_map_is_one_ref_an_item_handed_over_in_batches(client):
         zf.remote(lambda: 1).map([1])
 
 
+def test_map_takes_one_item_of_each_iterable(client):
+    assert zf.get(add.map([1, 2, 3], iter((10, 20)), chunksize=1)) == [11, 22]
+    assert zf.get(zf.remote(lambda *numbers: numbers).map([1], [2], [3])) == [(1, 2, 3)]
+    with pytest.raises(TypeError, match="too many positional"):
+        add.map([1], [2], [3])
+    with pytest.raises(TypeError, match="iterables, each with one argument of every call, not an int"):
+        add.map([1], 4)
+
+
 def test_large_arguments_become_objects_once_each(client):
     big, small = np.zeros(20_000), np.zeros(10)
 
@@ -1072,7 +1081,7 @@ def test_a_ref_has_nothing_of_its_value(client):
     assert not hasattr(ref, "shape")
     with pytest.raises(AttributeError, match=r"no 'shape'; zf\.get\(ref\)"):
         ref.shape  # noqa: B018
-    with pytest.raises(TypeError, match=r"add\.map\(\) takes an iterable"):
+    with pytest.raises(TypeError, match=r"add\.map\(\) takes iterables"):
         add.map(5)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -164,7 +167,7 @@ class Barrier:
 @zf.remote(num_cpus=0)
 def get_both(path: str) -> str:
     try:
-        zf.get([late.remote(1, path), fails.remote("below")])
+        zf.get([late.options(inline=False).remote(1, path), fails.options(inline=False).remote("below")])
     except ValueError as error:
         return str(error.args[0])
     return "nothing was raised"
@@ -225,3 +228,96 @@ def test_all_outcomes_at_once_values_and_exceptions() -> None:
         zf.get([late.remote(0, seconds=0.2), fails.remote("in time")], timeout=0, return_exceptions=True)
     with pytest.raises(TypeError, match="return_exceptions is True or False"):
         zf.get(refs[:2], return_exceptions="yes")
+
+
+# --- values with their refs, all at once, and how far it is -----------------------------------------------------------------------------
+
+
+def test_as_completed_with_values(tmp_path: Path) -> None:
+    last = late.remote(2, str(tmp_path / "opened"))
+    pairs = zf.as_completed([last, one := late.remote(1)], with_values=True)
+    assert next(pairs) == (one, 1)
+    (tmp_path / "opened").touch()
+    assert list(pairs) == [(last, 2)]
+    with pytest.raises(ValueError, match="raised here"):
+        list(zf.as_completed([fails.remote("raised here")], with_values=True))
+    pairs = zf.as_completed([failed := fails.remote("given"), last], with_values=True, return_exceptions=True)
+    found = dict(pairs)
+    assert found[last] == 2
+    assert isinstance(found[failed], ValueError)
+    with pytest.raises(ValueError, match="add with_values=True"):
+        zf.as_completed([last], return_exceptions=True)  # type: ignore[call-overload] # refused by types, too
+
+
+def test_a_stream_for_each_item_of_several_iterables() -> None:
+    streams = zf.remote(lambda n, m: (yield n * m)).map([2, 3], [5, 7])
+    assert [list(map(zf.get, each)) for each in streams] == [[10], [21]]
+
+
+def test_wait_for_all() -> None:
+    refs = [late.remote(number, seconds=0.01) for number in range(5)]
+    assert zf.wait(refs, num_returns="all", timeout=PATIENCE) == (refs, [])
+    assert zf.wait([], num_returns="all") == ([], [])
+    with pytest.raises(TypeError, match='num_returns is an int or "all"'):
+        zf.wait(refs, num_returns="every")  # type: ignore[arg-type] # what people try
+
+
+def test_progress_waits_and_gives_the_refs_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refs = late.map(range(20))
+    assert zf.get(zf.progress(refs)) == list(range(20))
+    never = late.remote(0, str(tmp_path / "opened"))
+    with pytest.raises(ValueError, match="at once"):
+        zf.get(zf.progress([never, fails.remote("at once")]))
+    with pytest.raises(zf.GetTimeoutError):
+        zf.progress([never], timeout=0)
+    (tmp_path / "opened").touch()
+    both = [fails.remote("waited for"), never]
+    assert zf.progress(iter(both), fail_fast=False) == both
+    assert zf.wait(both, num_returns=2, timeout=0)[0] == both
+    assert zf.progress([]) == []
+    with pytest.raises(TypeError, match="not an ObjectRef"):
+        zf.progress([1])  # type: ignore[list-item] # what people try
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+
+
+BAR = """
+import sys, zfabric as zf
+zf.init(num_cpus=1, log_to_driver=False)
+@zf.remote
+def fails(): raise ValueError
+refs = [zf.put(number) for number in range(3)]
+zf.progress(refs, description="[counting]")
+zf.progress([*refs, fails.remote()], fail_fast=False)
+print("rich" in sys.modules)
+"""
+
+
+def test_progress_is_drawn_in_a_terminal_and_rich_is_loaded_for_that_alone() -> None:
+    terminal, its_end = os.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    try:
+        ran = subprocess.run(
+            [sys.executable, "-c", BAR], stdout=subprocess.PIPE, stderr=its_end, env=environment, text=True, timeout=PATIENCE
+        )
+        os.close(its_end)
+        drawn = b""
+        while chunk := _read(terminal):
+            drawn += chunk
+    finally:
+        os.close(terminal)
+    assert (ran.returncode, ran.stdout) == (0, "True\n"), drawn.decode()
+    text = drawn.decode()
+    assert "[counting]" in text
+    assert "3/3" in text
+    assert "4/4" in text
+    assert "1 failed" in text
+    silent = subprocess.run([sys.executable, "-c", BAR], capture_output=True, text=True, timeout=PATIENCE)
+    assert (silent.returncode, silent.stdout, silent.stderr) == (0, "False\n", "")
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 2**16)
+    except OSError:  # nobody has its other end any more
+        return b""

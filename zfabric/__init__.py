@@ -8,6 +8,8 @@
 [0, 2, 4, 6, 8, 10, 12, 14, 16, 18]
 """
 
+from typing import TYPE_CHECKING
+
 from zfabric import _beginning as _beginning
 from zfabric import actor
 from zfabric._version import __version__
@@ -66,6 +68,11 @@ from zfabric.exceptions import (
     VersionMismatchError,
     WorkerCrashedError,
 )
+
+if TYPE_CHECKING:
+    from zfabric import util as util
+    from zfabric.util.executor import Executor
+    from zfabric.util.progress import progress
 
 __all__ = [
     "ActorClass",
@@ -137,6 +144,7 @@ __all__ = [
     "kill",
     "method",
     "nodes",
+    "progress",
     "put",
     "remote",
     "shutdown",
@@ -145,15 +153,20 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    """``Executor`` and ``util``, loaded on first use: few programs need them, and they need more modules."""
-    if name == "Executor":
-        from zfabric.util.executor import Executor
+_LAZY = {"Executor": "zfabric.util.executor", "progress": "zfabric.util.progress", "util": "zfabric.util"}
+"""Names that are loaded on first use, and from where: few programs need them, and they need more modules."""
 
-        return Executor
-    if name == "util":
+
+def __getattr__(name: str) -> object:
+    """Names of ``_LAZY``."""
+    if name in _LAZY:
         import importlib
 
-        return importlib.import_module("zfabric.util")
+        module = importlib.import_module(_LAZY[name])
+        return module if name == "util" else getattr(module, name)
     hint = "" if name.startswith("_") else "; docs/migrating-from-ray.md says which names of Ray are here"
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Real
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 from zfabric.adapters.serialization import deserialize, deserialize_all, serialize
 from zfabric.api.errors import a, check_flag, error_of
@@ -187,9 +187,9 @@ _left_last = 0
 
 
 def wait(
-    refs: Sequence[Waitable], *, num_returns: int = 1, timeout: float | None = None, fetch_local: bool = True
+    refs: Sequence[Waitable], *, num_returns: int | Literal["all"] = 1, timeout: float | None = None, fetch_local: bool = True
 ) -> tuple[list[Waitable], list[Waitable]]:
-    """(ready, not ready): waits until ``num_returns`` of the refs have a value (or failed), or ``timeout`` seconds passed.
+    """(ready, not ready): waits until ``num_returns`` of the refs ("all" for each) have a value or failed, or ``timeout`` seconds passed.
 
     The order of ``refs`` is kept in both lists, and the first has at most ``num_returns``. An empty list gives two. A generator
     (``ObjectRefGenerator``) among them is ready when its ``next`` would not wait. To take very many one by one, ``as_completed`` is faster.
@@ -220,8 +220,10 @@ def wait(
     if hash(tuple(ids)) != _left_last and len(set(ids)) != len(ids):
         twice = next(index for index, object_id in enumerate(ids) if object_id in ids[:index])
         raise ValueError(f"wait() takes each ref once: wait([...])[{twice}] was listed before")
+    if num_returns == "all":
+        num_returns = len(ids)
     if isinstance(num_returns, bool) or not isinstance(num_returns, int):
-        raise TypeError(f"num_returns is an int, not {a(num_returns)}")
+        raise TypeError(f'num_returns is an int or "all", not {a(num_returns)}')
     if not 1 <= num_returns <= len(ids):
         raise ValueError(f"num_returns is from 1 to the number of refs ({len(ids)}), not {num_returns}")
     first: Any = refs[0]
@@ -249,22 +251,46 @@ def _check_refs(refs: Iterable[Any], name: str) -> None:
             raise TypeError(f"{name}([...])[{index}] is {a(ref)}, not an ObjectRef")
 
 
-def as_completed(refs: Iterable[ObjectRef], *, timeout: float | None = None) -> Iterator[ObjectRef]:
-    """The refs in the order in which they get a value (or fail), each once.
+@overload
+def as_completed(
+    refs: Iterable[ObjectRef],
+    *,
+    timeout: float | None = None,
+    with_values: Literal[False] = False,
+    return_exceptions: Literal[False] = False,
+) -> Iterator[ObjectRef]: ...
+@overload
+def as_completed(
+    refs: Iterable[ObjectRef], *, timeout: float | None = None, with_values: Literal[True], return_exceptions: bool = False
+) -> Iterator[tuple[ObjectRef, Any]]: ...
+def as_completed(
+    refs: Iterable[ObjectRef], *, timeout: float | None = None, with_values: bool = False, return_exceptions: bool = False
+) -> Iterator[Any]:
+    """The refs in the order in which they get a value (or fail), each once; ``with_values``: pairs of each ref and its value.
 
-    Raises GetTimeoutError where ``timeout`` seconds after the first ``next`` some are still without.
+    Raises GetTimeoutError where ``timeout`` seconds after the first ``next`` some are still without. With values it raises what a
+    task raised, which ends it, or with ``return_exceptions`` gives the exception in the value's place.
 
     >>> import zfabric as zf
     >>> sorted(zf.get(ref) for ref in zf.as_completed([zf.put(1), zf.put(2)]))
+    [1, 2]
+    >>> sorted(value for ref, value in zf.as_completed([zf.put(1), zf.put(2)], with_values=True))
     [1, 2]
     """
     if isinstance(refs, ObjectRef):
         raise TypeError("as_completed() takes several ObjectRefs, and was given a single one; write zf.as_completed([ref])")
     if timeout is not None:
         check_timeout(timeout)
+    check_flag("with_values", with_values)
+    check_flag("return_exceptions", return_exceptions)
+    if return_exceptions and not with_values:
+        raise ValueError("return_exceptions gives exceptions in the place of values: add with_values=True")
     listed = list(refs)
     _check_refs(listed, "as_completed")
-    return _completions({ref._id: ref for ref in listed}, timeout)
+    completions = _completions({ref._id: ref for ref in listed}, timeout)
+    if not with_values:
+        return completions
+    return ((ref, get(ref, return_exceptions=return_exceptions)) for ref in completions)
 
 
 def _completions(waiting: dict[bytes, ObjectRef], timeout: float | None) -> Iterator[ObjectRef]:
@@ -291,6 +317,19 @@ def _completions(waiting: dict[bytes, ObjectRef], timeout: float | None) -> Iter
     finally:
         wanted.clear()
         here.clear()
+
+
+def failed(ref: ObjectRef) -> bool:
+    """Whether an outcome of this ref is here, and a failure. Reads no value."""
+    try:
+        outcome = owner_of(ref).get((ref._id,), 0)[0]
+    except GetTimeoutError:
+        return False
+    if isinstance(outcome, bytes):
+        return False
+    if outcome.release is not None:
+        outcome.release()
+    return outcome.status != OK
 
 
 def cancel(ref: ObjectRef, *, force: bool = False, recursive: bool = True) -> None:

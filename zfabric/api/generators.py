@@ -251,9 +251,9 @@ class StreamingFunction(RemoteFunction):
         """Submit a call; returns the generator of its refs at once."""
         return self._stream(super().remote(*args, **kwargs))
 
-    def map(self, iterable: Iterable[Any], chunksize: int | str = "auto") -> list[Any]:
+    def map(self, iterable: Iterable[Any], /, *iterables: Iterable[Any], chunksize: int | str = "auto") -> list[Any]:
         """Call the function on every item; returns a generator for each."""
-        return [self._stream(ref) for ref in super().map(iterable, chunksize)]
+        return [self._stream(ref) for ref in super().map(iterable, *iterables, chunksize=chunksize)]
 
 
 class _Collected:

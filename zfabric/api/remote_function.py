@@ -192,7 +192,9 @@ class RemoteFunction:
         base = self._export.options
         retries = (merged.get("retry_exceptions") or False) != (base.get("retry_exceptions") or False)
         unset = any((value is None or value == {}) and base.get(name) is not None for name, value in merged.items())
-        if unset or retries or mode_of(merged) != mode_of(base) or merged.get("max_concurrency") != base.get("max_concurrency"):
+        # What the scheduler knows by function, no call can change: that is another function to it.
+        fixed = any(merged.get(name) != base.get(name) for name in ("max_concurrency", "inline"))
+        if unset or retries or fixed or mode_of(merged) != mode_of(base):
             return _made(self._function, _with_defaults(self._function, merged))
         _check_kind(self._function, merged)
         return type(self)(self._function, merged, self._export)
@@ -223,31 +225,32 @@ class RemoteFunction:
             return ObjectRef(first, client)
         return _refs(first, returns, client)
 
-    def map(self, iterable: Iterable[Any], chunksize: int | str = "auto") -> list[Any]:
+    def map(self, iterable: Iterable[Any], /, *iterables: Iterable[Any], chunksize: int | str = "auto") -> list[Any]:
         """Call the function on every item; returns what ``remote`` returns for each, in order.
 
-        Every item is a task of its own, with a ref, retries and an error of its own; they are only handed over ``chunksize``
-        at a time ("auto": as the fabric batches). Cheaper than a loop over ``remote``.
+        Of several iterables, each call takes one item of each, up to the end of the shortest, as the built-in ``map`` does. Every call is
+        a task of its own, with a ref, retries and an error of its own; they are only handed over ``chunksize`` at a time ("auto": as
+        the fabric batches). Cheaper than a loop over ``remote``.
 
         >>> import zfabric as zf
-        >>> @zf.remote
-        ... def square(x):
-        ...     return x * x
-        >>> zf.get(square.map(range(5)))
-        [0, 1, 4, 9, 16]
+        >>> zf.get(zf.remote(abs).map(range(-2, 3)))
+        [2, 1, 0, 1, 2]
+        >>> zf.get(zf.remote(pow).map([2, 3], [10, 2]))
+        [1024, 9]
         """
         if chunksize != "auto" and (isinstance(chunksize, bool) or not isinstance(chunksize, int) or chunksize < 1):
             raise OptionError(f'chunksize is "auto" or an int from 1, not {chunksize!r}')
-        if not hasattr(iterable, "__iter__") and not hasattr(iterable, "__getitem__"):
-            raise TypeError(f"{self._export.name}.map() takes an iterable with one argument for each call, not {a(iterable)}")
+        for each in (iterable, *iterables):
+            if not hasattr(each, "__iter__") and not hasattr(each, "__getitem__"):
+                raise TypeError(f"{self._export.name}.map() takes iterables, each with one argument of every call, not {a(each)}")
         client = self._bind()
         size = chunksize if isinstance(chunksize, int) else client.config.batch_rows
         returns, export = self._num_returns, self._export
         results: list[Any] = []
-        if not self._least <= 1 <= self._most:
-            self._refuse((None,), {})
-        items = iter(iterable)
-        while chunk := list(islice(items, size)):
+        if not self._least <= 1 + len(iterables) <= self._most:
+            self._refuse((None,) * (1 + len(iterables)), {})
+        calls = zip(iterable, *iterables, strict=False)
+        while chunk := list(islice(calls, size)):
             held: list[ObjectRef] = []
             firsts = client.submit_many(export.function_id, self._rows(client, chunk, held), returns)
             if returns == 1:
@@ -257,10 +260,10 @@ class RemoteFunction:
         return results
 
     def _rows(
-        self, client: ClientInterface, chunk: list[Any], held: list[ObjectRef]
+        self, client: ClientInterface, chunk: list[tuple[Any, ...]], held: list[ObjectRef]
     ) -> Iterator[tuple[bytes, tuple[bytes, ...], Pairs | None]]:
-        for item in chunk:
-            arguments, dependencies, options, kept = self._call(client, (item,), {})
+        for args in chunk:
+            arguments, dependencies, options, kept = self._call(client, args, {})
             held += kept
             yield arguments, dependencies, options
 
