@@ -326,6 +326,21 @@ def test_what_was_cancelled_does_not_run_again_for_the_next_daemon() -> None:
     assert after_a_restart(call(0, parent), get((0, mix(1, 0))), ("open", 0, 0, 1), ("sleep", 2.0), lost) == ""
 
 
+@pytest.mark.parametrize("asked_again", [True, False])
+def test_what_is_made_again_though_it_had_been_cancelled_may_run_to_its_end(asked_again: bool) -> None:
+    # A daemon that died has forgotten the cancel, and somebody who is gone by now had asked for the value. Nothing else may go on.
+    world = World(0, faults=STEADY, program=Program((call(0, task(5, ("sleep", FOREVER))), ("sleep", 0.2), ("drop", 0)), 0), cpus=1)
+
+    def ask() -> None:
+        (running,) = world.daemon.scheduler.tables.tasks.values()  # type: ignore[union-attr]  # The daemon lives.
+        running.facts().rebuilt = asked_again
+
+    world.after(0.1, ask)
+    outcome = world.run()
+    assert (outcome.failure == "") == asked_again
+    assert outcome.states["forgotten cancel"] == asked_again
+
+
 def test_an_actor_that_was_killed_does_not_live_again_for_the_next_daemon() -> None:
     # Its row was written as one of several, most of which are still needed; who calls it then has not heard of its death.
     others = [call(slot, task(slot)) for slot in range(1, 9)]

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 from zfabric.adapters.memory_journal import MemoryJournal
 from zfabric.config import Config
 from zfabric.machines.parts.mailbox import Invocation
-from zfabric.machines.parts.records import LEASED
+from zfabric.machines.parts.records import ASSIGNED, LEASED
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address
 from zfabric.protocol.machine import InvariantViolation
@@ -30,7 +30,7 @@ from zfabric.sim.invariants import Invariants
 from zfabric.sim.network import Faults, Network
 from zfabric.sim.node import Daemon, Supervisor
 from zfabric.sim.processes import Driver, Process
-from zfabric.sim.programs import Author, Program
+from zfabric.sim.programs import FOREVER, Author, Program
 from zfabric.sim.workers import WorkerProcess
 
 LIMIT = 400.0
@@ -341,17 +341,26 @@ class World:
     def _empty(self, left: Callable[[], list[str]], when: str) -> None:
         """Wait until nothing is left."""
         limit = self.now + LIMIT / 4
-        check_at = self.now
+        check_at, every = self.now, CHECK_EVERY
         while True:
             if self.now >= check_at and self.daemon is not None and self.daemon.alive and self.network.in_flight == 0:
-                check_at = self.now + CHECK_EVERY
+                check_at = self.now + every
                 if not left():
                     return
             if not self.step() or self.now > limit or self.events > EVENTS_MAX:
+                if every == CHECK_EVERY and self._runs_to_its_end():
+                    limit, every = self.now + 2 * FOREVER, 100 * CHECK_EVERY
+                    self.states["forgotten cancel"] += 1
+                    continue
                 found = left()
                 if found:
                     raise Failure(f"{when}, and this is left: {'; '.join(found[:8])}")
                 return
+
+    def _runs_to_its_end(self) -> bool:
+        """Whether a task runs that was stopped, which a daemon has forgotten, and whose value was asked for again (``docs/limits.md``)."""
+        tasks = self.daemon.scheduler.tables.tasks.values() if self.daemon is not None else ()
+        return any(task.state == ASSIGNED and task.rare is not None and task.rare.rebuilt for task in tasks)
 
     def before_release(self, driver: Driver) -> Generator[tuple[Any, ...], Any, None]:
         """At the end of the driver's program: wait for calm, then compare what is held with what is believed to be."""
