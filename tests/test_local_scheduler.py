@@ -415,6 +415,19 @@ def test_a_task_whose_argument_is_being_looked_for_is_not_sent_to_run_on_top_of_
     assert node.dispatched() == []
 
 
+def test_an_argument_that_was_pinned_for_a_task_which_does_not_come_is_told_so_that_it_is_unpinned(node: Node) -> None:
+    (worker,) = node.workers()
+    here, lost = ref(900, 2**31), ref(901, 2**31)
+    node.say(CLIENT + DRIVER, m.Put(((here, (4096, 100_000), (), False), (lost, (200_000, 100_000), (), False))))
+    node.submit(row(1, here, lost))
+    node.say(b"O" + OWN, m.Located(((here, worker, 4096, 100_000),)))
+    assert node.take(m.Objects) == node.dispatched() == []
+    node.say(b"O" + OWN, m.Lost(((lost, "unreadable"),)))
+    assert [pair for pair in node.take(m.Objects) if pair[0] == CLIENT + worker] == [
+        (CLIENT + worker, m.Objects(((here, m.OK, (4096, 100_000), ()),)))
+    ]
+
+
 def test_a_worker_that_waits_with_a_timeout_lends_its_cpu_and_takes_it_back(node: Node) -> None:
     (worker,) = node.workers()
     node.submit(row(0), row(1))

@@ -461,8 +461,6 @@ class Dispatcher:
     def _withdraw_unsent(self, worker: WorkerRecord) -> None:
         """What a worker was to get once the store has told of its arguments was for what was on top of its stack until now."""
         unsent = [task for task in worker.inflight.values() if task.rare is not None and task.rare.wait_locations is not None]
-        for task in unsent:
-            task.facts().wait_locations = None
         self.outcomes.give_back(unsent)
 
     def frame_of(self, task_id: bytes) -> Frame | None:

@@ -208,7 +208,6 @@ class Outcomes:
     def wait_again(self, task: TaskRecord, record: AnyObject) -> None:
         """A task that was assigned, but not sent, waits for a value that was lost on the way."""
         self._detach(task)
-        task.facts().wait_locations = None
         task.state = WAITING
         task.facts().unresolved = 1
         if record.dependents is None:
@@ -269,6 +268,7 @@ class Outcomes:
         worker = task.worker
         if worker is not None:
             worker.inflight.pop(task.id, None)
+            self._forgo_places(worker, task)
             task.worker = None
         if task.function.actor is not None:
             self.actor_made(task, worker, status, payload)
@@ -384,7 +384,17 @@ class Outcomes:
                 worker.introduced.handed.discard(task.id)
             if worker.inflight.pop(task.id, None) is not None and task.function.mean is not None:
                 worker.work = max(0.0, worker.work - task.function.mean)
+            self._forgo_places(worker, task)
             task.worker = None
+
+    def _forgo_places(self, worker: WorkerRecord, task: TaskRecord) -> None:
+        """A task is not sent to a worker after all. The store has pinned some of its arguments for that: its process unpins them."""
+        if task.rare is None or task.rare.wait_locations is None:
+            return
+        places, task.rare.wait_locations = task.rare.wait_locations, None
+        rows = tuple((object_id, OK, place, ()) for object_id, place in places.items() if type(place) is tuple)
+        if rows and worker.process is not None:
+            self.tables.tell(worker.process, m.Objects(rows))
 
     def _may_retry(self, task: TaskRecord) -> bool:
         limit: int = task.option("max_retries", self.tables.config.max_retries)
