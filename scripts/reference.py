@@ -169,7 +169,10 @@ def statuses(source: str) -> str:
 
 
 # Messages that the shells take themselves, since they are about connections and not about a role.
-SHELLS = {"Rejoin": "the shell of a process (`Connection._deliver`, `WorkerRuntime._controlled`), which registers again"}
+SHELLS = {
+    "Rejoin": "the shell of a process (`Connection._deliver`, `WorkerRuntime._controlled`), which registers again",
+    "Inspect": "the shell of a process (`Connection._deliver`, `WorkerRuntime._controlled`), which walks its threads",
+}
 
 
 def handlers() -> dict[str, list[str]]:

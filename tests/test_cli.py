@@ -83,7 +83,7 @@ def test_the_documentation_has_every_command_and_option() -> None:
 def test_completion(place: Place) -> None:
     assert "complete -o nosort" in place.run(_ZFABRIC_COMPLETE="bash_source").stdout
     words = place.run(COMP_WORDS="zfabric st", COMP_CWORD="1", _ZFABRIC_COMPLETE="bash_complete").stdout.split()
-    assert words == ["plain,start", "plain,stop", "plain,status", "plain,state"]
+    assert words == ["plain,start", "plain,stop", "plain,status", "plain,stack", "plain,state"]
     states = place.run(COMP_WORDS="zfabric tasks --state inf", COMP_CWORD="3", _ZFABRIC_COMPLETE="bash_complete").stdout
     assert states.split() == ["plain,infeasible"]
 

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Callable, Iterator
 
 import pytest
+from bad_days import PATIENCE, eventually
+from conftest import running_cluster
 
 import zfabric as zf
-from tests.bad_days import PATIENCE, eventually
-from tests.conftest import running_cluster
 
 TIMES = 20
 

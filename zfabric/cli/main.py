@@ -43,6 +43,7 @@ SECTIONS: tuple[tuple[str, tuple[Entry, ...]], ...] = (
             Entry("actors", "listings", "The actors, and who has them."),
             Entry("workers", "listings", "The worker processes, and what they do."),
             Entry("explain", "listings", "Why a task, object, actor or worker is as it is."),
+            Entry("stack", "stack", "What every thread of the workers runs, and for how long."),
             Entry("logs", "logs", "What the workers printed."),
             Entry("timeline", "timeline", "What ran when and where, for Perfetto."),
         ),

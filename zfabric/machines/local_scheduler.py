@@ -477,6 +477,11 @@ class LocalScheduler:
         for incarnation, rows in by_driver.items():
             self.tables.tell(self.tables.processes[incarnation], m.LogLines(tuple(rows)))
 
+    def on_inspected(self, now: float, source: Address, message: m.Inspected) -> None:
+        """A process has said what its threads run: whoever has asked for it is told."""
+        if message.asker[1:] in self.tables.processes:
+            self.tables.send(message.asker, m.Answer(message.token, message.threads, ""))
+
     def on_printed(self, now: float, source: Address, message: m.Printed) -> None:
         """What a worker runs wrote something: the shell has looked for it already (``LogLines``)."""
 
@@ -596,6 +601,7 @@ HANDLERS: dict[type[Any], Any] = {
     m.Answer: _part("questions", "on_answer"),
     m.LogLines: LocalScheduler.on_log_lines,
     m.Printed: LocalScheduler.on_printed,
+    m.Inspected: LocalScheduler.on_inspected,
     m.MemoryPressure: LocalScheduler.on_memory_pressure,
 }
 """What a local scheduler accepts."""

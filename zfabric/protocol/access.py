@@ -29,6 +29,7 @@ FROM_PROCESSES: dict[bytes, frozenset[type[Any]]] = {
             m.Fetch,
             m.Query,
             m.Printed,
+            m.Inspected,
             m.Running,
             m.Completed,
             m.Yielded,

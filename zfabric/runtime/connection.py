@@ -25,7 +25,7 @@ from zfabric.machines.client import Client
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
 from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, WORKER
-from zfabric.protocol.messages import Row
+from zfabric.protocol.messages import Row, Rows
 from zfabric.runtime.session import Session
 from zfabric.runtime.terminal import Terminal
 
@@ -293,8 +293,16 @@ class Connection:
         return self.post.poll(timeout)
 
     def _deliver(self, now: float, to: bytes, source: bytes, message: Any) -> None:
-        if type(message) is not m.Rejoin:
+        if type(message) is m.Inspect:
+            self.machine.say(m.Inspected(message.asker, message.token, self.threads()))
+        elif type(message) is not m.Rejoin:
             self.machine.step(now, source, message)
+
+    def threads(self) -> Rows:
+        """What the threads of this process run (see ``stacks``)."""
+        from zfabric.runtime.stacks import own_threads
+
+        return own_threads({})
 
     def _is_peer(self, sender: bytes) -> bool:
         """Whether a stranger is an actor that this process has called. Then it is none any more."""

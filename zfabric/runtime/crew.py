@@ -192,7 +192,7 @@ class Loop:
 
         self.runtime = runtime
         self.groups = groups
-        self._running: dict[bytes, asyncio.Task[None] | None] = {}
+        self.running: dict[bytes, asyncio.Task[None] | None] = {}
         """Coroutines that have begun: one that is cancelled before it has begins never, and its call would have no end."""
         self._current = asyncio.current_task
         self._flushing = False
@@ -220,7 +220,7 @@ class Loop:
     async def _run(self, item: Item | Invocation, group: Group | None) -> None:
         runtime = self.runtime
         current_call.set(item)
-        self._running[item.row[0]] = self._current()
+        self.running[item.row[0]] = self._current()
         started = time.monotonic()
         value, retryable = None, None
         try:
@@ -233,7 +233,7 @@ class Loop:
             outcome = runtime.failed(item, error, retryable)
         else:
             outcome = runtime.packed(item, value)
-        self._running.pop(item.row[0], None)
+        self.running.pop(item.row[0], None)
         following = runtime.end_beside(item, group, outcome, started, flush=False)
         del value  # The refs in it live until its end is told.
         if following is not None:
@@ -258,7 +258,7 @@ class Loop:
         return True
 
     def _cancel(self, call_id: bytes) -> None:
-        task = self._running.get(call_id)
+        task = self.running.get(call_id)
         if task is not None:
             task.cancel()
 

@@ -55,6 +55,11 @@ def last_written(line: str) -> str:
     return next((piece for piece in reversed(line.split("\r")) if piece), "")
 
 
+def is_of_program(path: str, function: str) -> bool:
+    """Whether a frame is the program's: neither this package's nor one with which every thread begins."""
+    return not (path.startswith(ZFABRIC) or (path.endswith("/threading.py") and function.rpartition(".")[2] in _THREAD_START))
+
+
 class Lines:
     """The lines of one file, in order: who wrote each, and how it is shown. ``name`` is that of the last mark."""
 
@@ -95,8 +100,7 @@ class Lines:
         if frame is None:
             self._crashed = not line or line.startswith(("Extension modules:", "  ..."))
             return () if self._crashed else (line,)
-        path, function = frame.groups()
-        if path.startswith(ZFABRIC) or (path.endswith("/threading.py") and function in _THREAD_START):
+        if not is_of_program(*frame.groups()):
             self._ours = True if self._ours else None
             return ()
         if self._ours is None:

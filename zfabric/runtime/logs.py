@@ -22,6 +22,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from zfabric.runtime.lines import Lines, last_written
+from zfabric.runtime.stacks import dump_path
 
 STREAMS = ("out", "err")
 CHUNK_BYTES = 64 * 1024
@@ -246,6 +247,8 @@ class LogTailer:
 
     def forget(self, token: bytes) -> None:
         """The worker has ended. Empty files go at once; of the others those of the last ``DEAD_KEPT`` workers are kept."""
+        with contextlib.suppress(OSError):
+            os.unlink(dump_path(self.directory, token))
         for _, follower in self._worker(token, 0).followers:
             follower.delete(self.files, only_empty=True)
             with contextlib.suppress(OSError):

@@ -15,18 +15,21 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from zfabric.adapters.processes import flush_output
 from zfabric.exceptions import DeadlockError, FabricError
 from zfabric.machines.parts.given import Item, actor_of
 from zfabric.machines.parts.mailbox import Invocation
+from zfabric.protocol.messages import Rows
 from zfabric.runtime import interface, replay
 from zfabric.runtime.connection import clock
-from zfabric.runtime.crew import Loop, StandIns, current_call
+from zfabric.runtime.crew import Loop, StandIns, Threads, current_call
 from zfabric.runtime.interrupts import INTERRUPT, TaskInterrupt, closed_to_interrupts
 from zfabric.runtime.printing import name_output
 from zfabric.runtime.running import RunningWorker
 from zfabric.runtime.session import Session
+from zfabric.runtime.stacks import Run, dump_on_signal, dump_path, own_threads
 
 RECURSION_PER_TASK = 40
 """Python frames that one task on the stack may take before its own: ``get``, the pump, and running the next one."""
@@ -34,8 +37,23 @@ LAST_WORD_SECONDS = 2.0
 """How long an actor that ends itself waits until the daemon has heard so (which may just be restarted)."""
 
 
+RUNNERS = (RunningWorker._execute.__code__, Threads._run.__code__, Loop._run.__code__)
+"""Functions whose variables ``item`` and ``started`` say what runs in the frames above theirs, and since when."""
+
+
 class WorkerRuntime(RunningWorker):
     """A worker: a client that also runs tasks."""
+
+    def threads(self) -> Rows:
+        """What the threads of this worker run, and the coroutines of its event loop."""
+        loops = [each for each in (self.host.crew, self._loop) if isinstance(each, Loop)]
+        coroutines = [task.get_coro() for loop in loops for task in list(loop.running.values()) if task is not None]
+        return own_threads(dict.fromkeys(RUNNERS, self._run_by), coroutines)
+
+    def _run_by(self, variables: dict[str, Any]) -> Run | None:
+        """What one of ``RUNNERS`` runs."""
+        item, started = variables.get("item"), variables.get("started")
+        return None if item is None or started is None else (self.name_of(item), item.row[0], clock() - started)
 
     # -- running tasks --
 
@@ -333,6 +351,8 @@ def run(session: Session, token: bytes, job: bytes) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     interface.set_current(runtime)
     interface.current_task = runtime.context
+    with contextlib.suppress(OSError):  # The disk is full: stacks come from the control thread alone.
+        dump_on_signal(dump_path(session.logs, token))
     runtime._close_output = name_output(runtime.name_of_writer, runtime.machine)
     runtime.connect(found[0])
     with contextlib.suppress(SystemExit):

@@ -274,7 +274,9 @@ class WorkerConnection(FabricClient):
     def _controlled(self, now: float, source: bytes, message: Any) -> None:
         if type(message) is m.Rejoin:
             return
-        if type(message) is m.Recall or type(message) is m.RecallGrant:
+        if type(message) is m.Inspect:
+            self.machine.say(m.Inspected(message.asker, message.token, self.threads()))
+        elif type(message) is m.Recall or type(message) is m.RecallGrant:
             self.machine.step(now, source, message)
         else:
             self.worker.step(now, source, message)

@@ -32,7 +32,7 @@ from zfabric.machines.parts.records import (
 from zfabric.machines.parts.resources import describe
 from zfabric.machines.parts.tables import TABLES
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import OBJECT_BYTES, TASK_BYTES, Address, tries_of
+from zfabric.protocol.ids import CLIENT, CONTROL, OBJECT_BYTES, TASK_BYTES, Address, tries_of
 from zfabric.protocol.machine import Explanation
 from zfabric.protocol.messages import OK
 from zfabric.protocol.names import brief, matcher
@@ -95,8 +95,11 @@ def answer(scheduler: LocalScheduler, now: float, source: Address, message: m.Qu
         if what == "actor log":
             scheduler.logs.read(source, token, *arguments)
             return
+        if what == "stacks":
+            _ask_stacks(scheduler, source, token, *arguments)
+            return
         if question is None:
-            raise ValueError(f"there is no such question; there are {', '.join(sorted((*QUESTIONS, 'rows')))}")
+            raise ValueError(f"there is no such question; there are {', '.join(sorted((*QUESTIONS, 'rows', 'stacks')))}")
         payload = question(scheduler, now, *arguments)
         if what in _FROM_STORE and scheduler.tables.store_address is not None:
             wanted = _stored_in(payload) if what == "objects" else ()
@@ -105,6 +108,30 @@ def answer(scheduler: LocalScheduler, now: float, source: Address, message: m.Qu
     except (TypeError, ValueError) as problem:
         payload, error = None, f"{what}: {problem}"
     scheduler.tables.send(source, m.Answer(token, payload, error))
+
+
+def _ask_stacks(scheduler: LocalScheduler, source: Address, token: int, pid: int) -> None:
+    """Pass the question on to the process: a worker has a thread that listens while user code runs, a driver looks once a second."""
+    process = scheduler.tables.by_pid.get(pid)
+    if process is None:
+        raise ValueError(f"no process of this cluster has the pid {pid}")
+    if isinstance(process, WorkerRecord):
+        to = CONTROL + bytes((process.token[0] ^ 0x80,)) + process.token[1:]
+    else:
+        to = CLIENT + process.incarnation
+    scheduler.tables.send(to, m.Inspect(source, token))
+
+
+def _processes(scheduler: LocalScheduler, now: float, subject: bytes) -> list[int]:
+    """The pids of the processes that a worker, a task, a value's task or an actor is; of all workers and drivers without a subject."""
+    tables = scheduler.tables
+    if not subject:
+        drivers = [job.driver.pid for job in tables.jobs.values() if job.driver is not None]
+        return [*drivers, *(worker.pid for worker in tables.workers.values() if worker.pid)]
+    actor = scheduler.actors.records.get(subject[:TASK_BYTES])
+    task = tables.tasks.get(subject[:TASK_BYTES])
+    worker = tables.workers.get(subject) or (actor.worker if actor is not None else task.worker if task is not None else None)
+    return [worker.pid] if worker is not None and worker.pid else []
 
 
 # -- what the object store knows --
@@ -390,6 +417,7 @@ QUESTIONS: dict[str, Any] = {
     "actor of": _actor_of,
     "named actors": lambda scheduler, now: sorted(scheduler.actors.named),
     "namespace": _namespace,
+    "processes": _processes,
     "nothing": lambda scheduler, now: None,
     "output": lambda scheduler, now: None,  # The shell shows what workers have written, ahead of the answer.
 }

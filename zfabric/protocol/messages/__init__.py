@@ -89,6 +89,8 @@ from zfabric.protocol.messages.node import ProcessDied as ProcessDied
 from zfabric.protocol.messages.node import ProcessTable as ProcessTable
 from zfabric.protocol.messages.node import WorkerSpawned as WorkerSpawned
 from zfabric.protocol.messages.people import Answer as Answer
+from zfabric.protocol.messages.people import Inspect as Inspect
+from zfabric.protocol.messages.people import Inspected as Inspected
 from zfabric.protocol.messages.people import LogLines as LogLines
 from zfabric.protocol.messages.people import Notice as Notice
 from zfabric.protocol.messages.people import Printed as Printed

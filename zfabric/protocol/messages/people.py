@@ -30,6 +30,24 @@ class Notice(NamedTuple):
     text: str
 
 
+class Inspect(NamedTuple):
+    """local scheduler -> the control thread of a worker, or a driver. Say what all threads run; answered with ``Inspected``.
+
+    ``asker`` (an address) and ``token`` are those of the question, and come back. A process that does not run Python code does not answer.
+    """
+
+    asker: bytes
+    token: int
+
+
+class Inspected(NamedTuple):
+    """worker, driver -> local scheduler, which passes ``threads`` on to the asker as ``Answer``. Rows as in ``runtime/stacks``."""
+
+    asker: bytes
+    token: int
+    threads: Rows
+
+
 class LogLines(NamedTuple):
     """shell -> local scheduler -> driver. Output of workers: rows ``(pid, name, stream, text)``, stream "out" or "err".
 

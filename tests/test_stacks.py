@@ -1,0 +1,157 @@
+"""What threads run: of workers and drivers that answer, of those that cannot, and where nothing is known."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from bad_days import PATIENCE, eventually
+from click.testing import CliRunner
+from conftest import running_cluster
+
+import zfabric as zf
+from zfabric.cli.stack import stack
+from zfabric.protocol.names import brief
+
+
+@pytest.fixture(scope="module", autouse=True)
+def wide_cluster() -> Iterator[None]:
+    with running_cluster(num_cpus=8):
+        yield
+
+
+def touch(path: Path) -> None:
+    """Say that this code is running: what is looked at afterwards is in it, or in what it calls."""
+    path.touch()
+
+
+def here(path: Path) -> bool:
+    return eventually(path.exists, f"{path.name} has begun")  # type: ignore[no-any-return]
+
+
+def looked(*arguments: str, code: int = 0) -> str:
+    import zfabric.api.lifecycle as lifecycle
+
+    address = lifecycle._started.session.directory  # type: ignore[union-attr]
+    result = CliRunner().invoke(stack, [*arguments, "--address", address])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+@zf.remote(max_retries=0)
+def inner(path: Path) -> None:
+    touch(path)
+    time.sleep(1000)
+
+
+@zf.remote
+def outer(path: Path) -> None:
+    threading.Thread(target=wait_aside, name="aside", daemon=True).start()
+    zf.get(inner.remote(path))
+
+
+def wait_aside() -> None:
+    time.sleep(1000)
+
+
+@zf.remote(max_retries=0)
+def hold(path: Path) -> int:
+    touch(path)
+    return 3 ** (10**9) % 7  # One operation of the interpreter, which does nothing else meanwhile.
+
+
+@zf.remote
+class Async:
+    async def begin(self, path: Path) -> None:
+        touch(path)
+        await self.wait()
+
+    async def wait(self) -> None:
+        await asyncio.sleep(1000)
+
+
+@zf.remote(max_concurrency=2)
+class Threaded:
+    def begin(self, path: Path) -> None:
+        touch(path)
+        time.sleep(1000)
+
+
+def test_every_thread_and_coroutine_of_the_workers_and_the_driver(tmp_path: Path) -> None:
+    task, coroutine, threaded = Async.remote(), Threaded.remote(), None
+    actors = (task, coroutine)
+    refs = [outer.remote(tmp_path / "inner"), actors[0].begin.remote(tmp_path / "async"), actors[1].begin.remote(tmp_path / "threaded")]
+    del task, coroutine, threaded
+    assert all(here(tmp_path / name) for name in ("inner", "async", "threaded"))
+    text = looked()
+    blocks = text.split("\n\n")
+    assert blocks[0].startswith(f"driver {os.getpid()}\n")
+    assert "in test_every_thread_and_coroutine_of_the_workers_and_the_driver" in blocks[0]
+
+    def block(*parts: str) -> str:
+        (found,) = [each for each in blocks[1:] if all(part in each for part in parts)]
+        return found
+
+    nested = block("in outer", "in inner")
+    task_id = brief(refs[0].binary()[:16])
+    assert f"MainThread runs outer ({task_id}) for " in nested
+    assert ", inner (" in nested
+    assert nested.index("in outer\n      zf.get(inner.remote(path))") < nested.index("in inner\n      time.sleep(1000)")
+    assert "  aside\n" in nested
+    assert "in wait_aside\n      time.sleep(1000)" in nested
+    assert block(
+        "coroutine runs Async.begin (", "in Async.begin\n      await self.wait()", "in Async.wait\n      await asyncio.sleep(1000)"
+    )
+    assert block("runs Threaded.begin (", "in Threaded.begin\n      time.sleep(1000)")
+    assert "/zfabric/" not in text
+    one = looked(task_id)
+    assert one.split(":")[0] == nested.split(":")[0]
+    assert "in inner" in one
+    assert "/zfabric/runtime/" in looked(task_id, "--all")
+    for ref in refs:
+        zf.cancel(ref, force=True)
+
+
+def test_a_worker_whose_interpreter_is_held_is_dumped_from_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zfabric.cli.stack.ANSWER_SECONDS", 0.3)  # It never answers.
+    monkeypatch.setattr("zfabric.cli.stack.DUMP_SECONDS", PATIENCE)
+    ref = hold.remote(tmp_path / "held")
+    here(tmp_path / "held")
+    task_id = brief(ref.binary()[:16])
+    text = looked(task_id)
+    assert "busy, hold, for" in text
+    assert "runs no Python code now" in text
+    assert "in hold\n      return 3 ** (10**9) % 7" in text
+    pid = int(text.split()[1].rstrip(":"))
+    os.kill(pid, signal.SIGSTOP)
+    monkeypatch.setattr("zfabric.cli.stack.DUMP_SECONDS", 0.1)
+    try:
+        assert "does not answer" in looked(str(pid))
+    finally:
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(zf.exceptions.WorkerCrashedError):
+        zf.get(ref, timeout=PATIENCE)
+
+
+def test_of_what_is_not_there_or_runs_nowhere() -> None:
+    assert "no process, task or actor here is called so" in looked("999999999", code=1)
+    ref = zf.put("a value")
+    done = zf.remote(lambda: 1).remote()
+    zf.get(done, timeout=PATIENCE)
+    assert "it runs nowhere now" in looked(brief(done.binary()[:16]), code=1)
+    assert "it runs nowhere now" in looked(brief(ref.binary()), code=1)
+
+
+def test_native_frames_need_py_spy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "pip install py-spy" in looked("--native", code=1)
+    program = tmp_path / "py-spy"
+    program.write_text('#!/bin/sh\necho "native frames of: $*"\n')
+    program.chmod(0o755)
+    assert f"native frames of: dump --native --pid {os.getpid()}\n" in looked("--native")

@@ -1,0 +1,140 @@
+"""``zfabric stack``: what every thread of the workers runs, and for how long."""
+
+from __future__ import annotations
+
+import linecache
+import shutil
+import subprocess
+from typing import Any
+
+import click
+
+from zfabric.cli.options import address_option, json_option
+from zfabric.cli.output import print_json
+from zfabric.cli.sessions import chosen_session, connected, seconds
+from zfabric.exceptions import FabricError, GetTimeoutError
+from zfabric.protocol.names import brief, is_text
+from zfabric.runtime.client import FabricClient
+from zfabric.runtime.session import Session
+from zfabric.runtime.stacks import Thread, dump_path, dumped_threads, frames_of_program
+
+ANSWER_SECONDS = 2.5
+"""How long a process may take to answer: a driver looks for questions once a second."""
+DUMP_SECONDS = 2.0
+NATIVE_SECONDS = 30.0
+
+
+@click.command(short_help="What every thread of the workers runs, and for how long.")
+@click.argument("subject", metavar="[PID|ID]", required=False)
+@click.option("--all", "everything", is_flag=True, help="The fabric's own frames and threads, too.")
+@click.option("--native", is_flag=True, help="With frames of C code, by py-spy, if that is installed.")
+@address_option
+@json_option
+def stack(subject: str | None, everything: bool, native: bool, address: str | None, as_json: bool) -> None:
+    """What every thread of the workers and drivers runs, and for how long.
+
+    Of all of them, or of the process PID, or of that which runs the task or actor ID.
+
+    A worker that is in C code and lets no Python code run is shown, too, without the names of its tasks.
+    """
+    session = chosen_session(address)
+    with connected(session) as client:
+        pids = _pids(client, subject)
+        if native:
+            _show_native(pids)
+            return
+        workers = {row["pid"]: row for row in client.query("workers")}
+        found = [_process(session, client, pid, workers.get(pid), everything) for pid in pids]
+    if as_json:
+        print_json(found)
+    elif not found:
+        click.echo("There are no workers.")
+    else:
+        click.echo("\n\n".join(map(_text, found)))
+
+
+def _pids(client: FabricClient, subject: str | None) -> list[int]:
+    if subject is None:
+        return list(client.query("processes", b""))
+    if subject.isdecimal() and int(subject) in client.query("processes", b""):
+        return [int(subject)]
+    found: Any = client.query("find", subject) if is_text(subject) else ()
+    if len(found) > 1:
+        raise click.UsageError(f"{subject!r} can mean {len(found)} things; `zfabric explain` lists them")
+    pids = list(client.query("processes", bytes.fromhex(found[0]["id"]))) if found else []
+    if not pids:
+        why = "it runs nowhere now" if found else "no process, task or actor here is called so"
+        raise click.ClickException(f"there is no stack of {subject!r}: {why}")
+    return pids
+
+
+def _process(session: Session, client: FabricClient, pid: int, worker: dict[str, Any] | None, everything: bool) -> dict[str, Any]:
+    """What a process says of its threads; if it does not answer, what it dumps."""
+    answers = True
+    threads: tuple[Thread, ...] = ()
+    try:
+        threads = client.query("stacks", pid, timeout=ANSWER_SECONDS)
+    except GetTimeoutError:
+        answers = False
+        if worker is not None:
+            threads = dumped_threads(pid, dump_path(session.logs, bytes.fromhex(worker["token"])), DUMP_SECONDS)
+    except FabricError:  # It has ended meanwhile.
+        answers = False
+    shown = [_thread(each, worker is not None, everything) for each in threads]
+    return {
+        "pid": pid,
+        "kind": "driver" if worker is None else "worker",
+        "state": "" if worker is None else worker["state"],
+        "task": "" if worker is None else worker["task"],
+        "seconds": 0.0 if worker is None else worker["seconds"],
+        "answers": answers,
+        "threads": [each for each in shown if each["frames"] or each["runs"]],
+    }
+
+
+def _thread(thread: Thread, is_worker: bool, everything: bool) -> dict[str, Any]:
+    name, runs, frames = thread
+    return {
+        "name": name,
+        "runs": [{"name": task, "task_id": identifier.hex(), "seconds": span} for task, identifier, span in runs],
+        "frames": [
+            {"file": path, "line": line, "function": function, "source": linecache.getline(path, line).strip()[:200]}
+            for path, line, function in (frames if everything else frames_of_program(frames, is_worker))
+        ],
+    }
+
+
+def _text(process: dict[str, Any]) -> str:
+    lines = [f"{process['kind']} {process['pid']}"]
+    if process["kind"] == "worker":
+        task = f", {process['task']}" if process["task"] else ""
+        lines[0] += f": {process['state']}{task}, for {seconds(process['seconds'])}"
+    if not process["answers"] and process["threads"]:
+        lines[0] += " (it runs no Python code now; this is what the interpreter was in)"
+    elif not process["answers"]:
+        lines.append("  does not answer: it has ended, is stopped, or runs code that lets no Python code run")
+    for thread in process["threads"]:
+        running = ", ".join(map(_run, thread["runs"]))
+        lines.append(f"  {thread['name']}" + (f" runs {running}" if running else ""))
+        for frame in thread["frames"]:
+            lines.append(f'    File "{frame["file"]}", line {frame["line"]}, in {frame["function"]}')
+            if frame["source"]:
+                lines.append(f"      {frame['source']}")
+    return "\n".join(lines)
+
+
+def _run(run: dict[str, Any]) -> str:
+    return f"{run['name']} ({brief(bytes.fromhex(run['task_id']))}) for {seconds(run['seconds'])}"
+
+
+def _show_native(pids: list[int]) -> None:
+    program = shutil.which("py-spy")
+    if program is None:
+        raise click.ClickException("--native needs py-spy, which is not installed here: pip install py-spy; without it, see Python frames")
+    for pid in pids:
+        try:
+            done = subprocess.run([program, "dump", "--native", "--pid", str(pid)], capture_output=True, text=True, timeout=NATIVE_SECONDS)
+        except subprocess.TimeoutExpired:
+            click.echo(f"{pid}: py-spy did not end within {NATIVE_SECONDS:.0f} s\n")
+            continue
+        click.echo(done.stdout or f"{pid}: py-spy failed: {done.stderr.strip()}\n")

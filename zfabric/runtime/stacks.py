@@ -1,0 +1,148 @@
+"""The stacks of a process's threads: walked by itself, or, where it cannot run Python code, dumped by ``faulthandler`` at a signal.
+
+What a thread runs, and since when, is found in the frames that run tasks and calls: nothing has to be written down for it beforehand.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from types import CodeType, FrameType
+from typing import Any
+
+from zfabric.adapters import processes
+from zfabric.runtime.lines import is_of_program
+
+DUMP = int(signal.SIGRTMIN) + 8
+"""Has a worker dump its stacks into its file, from C."""
+FRAMES_MAX = 100
+"""Frames shown of one thread, the innermost."""
+TOTAL_MAX = 3000
+"""Frames of one process in an answer, which is one message."""
+PATH_MAX = 500
+_LOOK_EVERY = 0.02
+
+Run = tuple[str, bytes, float]
+"""(name, id of the task or call, seconds since it began)"""
+Frame = tuple[str, int, str]
+"""(file, line, function)"""
+Thread = tuple[str, tuple[Run, ...], tuple[Frame, ...]]
+"""(name, what it runs, its frames), both the outermost first."""
+Locals = Callable[[dict[str, Any]], Run | None]
+"""What a frame runs, by its local variables."""
+
+
+def own_threads(runners: dict[CodeType, Locals], coroutines: Iterable[Any] = ()) -> tuple[Thread, ...]:
+    """The threads of this process but for the calling one, then these coroutines.
+
+    ``runners`` are the functions of the fabric that run tasks, each with what finds out which.
+    """
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    found, left = [], TOTAL_MAX
+    mine = threading.get_ident()
+    for ident, innermost in sys._current_frames().items():
+        if ident != mine and left > 0:
+            frames: list[FrameType] = []
+            frame: FrameType | None = innermost
+            while frame is not None:
+                frames.append(frame)
+                frame = frame.f_back
+            found.append(_thread(names.get(ident, "a thread of no name"), frames[::-1], runners, left))
+            left -= len(found[-1][2])
+    for coroutine in coroutines:
+        if left > 0:
+            found.append(_thread("coroutine", _awaiting(coroutine), runners, left))
+            left -= len(found[-1][2])
+    return tuple(found)
+
+
+def _thread(name: str, frames: list[FrameType], runners: dict[CodeType, Locals], left: int) -> Thread:
+    runs = []
+    for frame in frames:
+        look = runners.get(frame.f_code)
+        if look is not None:
+            variables = frame.f_locals
+            run = look(variables)
+            if type(variables) is dict:
+                variables.clear()  # A copy that the frame would keep, and with it what its variables meanwhile have let go of.
+            if run is not None:
+                runs.append(run)
+    shown = [(_bounded(each.f_code.co_filename), each.f_lineno or 0, each.f_code.co_qualname) for each in frames[-min(FRAMES_MAX, left) :]]
+    return name[:PATH_MAX], tuple(runs), tuple(shown)
+
+
+def _awaiting(coroutine: Any) -> list[FrameType]:
+    """The frames of a coroutine that waits, as far as they are Python's."""
+    frames: list[FrameType] = []
+    while coroutine is not None and len(frames) < FRAMES_MAX:
+        frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None) or getattr(coroutine, "ag_frame", None)
+        if frame is not None:
+            frames.append(frame)
+        waits_for = getattr(coroutine, "cr_await", None)
+        coroutine = waits_for if waits_for is not None else getattr(coroutine, "gi_yieldfrom", None)
+    return frames
+
+
+def _bounded(path: str) -> str:
+    return path.encode(errors="replace").decode()[-PATH_MAX:]
+
+
+# -- of a process that does not answer --
+
+
+def dump_path(directory: str, token: bytes) -> str:
+    """Where the worker with this token dumps its stacks."""
+    return f"{directory}/worker-{token.hex()}.stack"
+
+
+def dump_on_signal(path: str) -> None:
+    """Have this process dump its stacks into a file when it gets the signal, whatever it does then. The file stays open."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    faulthandler.register(DUMP, descriptor, all_threads=True)
+
+
+def dumped_threads(pid: int, path: str, seconds: float) -> tuple[Thread, ...]:
+    """The threads of a worker that cannot answer; none if it does not dump them in this time (it is stopped, or has just begun)."""
+    descriptor = processes.open_pidfd(pid)
+    if descriptor is None:
+        return ()
+    try:
+        before = os.stat(path).st_size
+        if not processes.signal_pidfd(descriptor, DUMP):
+            return ()
+    except FileNotFoundError:
+        return ()
+    finally:
+        os.close(descriptor)
+    end = time.monotonic() + seconds
+    last, size = -1, before
+    while time.monotonic() < end and (size == before or size != last):
+        time.sleep(_LOOK_EVERY)  # nobody says that the dump is whole: it has not grown for a moment
+        last, size = size, os.stat(path).st_size
+    with open(path, encoding="utf-8", errors="replace") as file:
+        file.seek(before)
+        return tuple(_parsed(file.read()))
+
+
+def _parsed(text: str) -> Iterable[Thread]:
+    for block in re.split(r"^(?=(?:Current thread|Thread) 0x)", text, flags=re.M):
+        header, *lines = block.splitlines() or [""]
+        frames = [(each[1], int(each[2]), each[3]) for line in lines if (each := _DUMPED.fullmatch(line))]
+        if frames:
+            yield header.partition(" (")[0], (), tuple(frames[::-1])
+
+
+_DUMPED = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+
+
+def frames_of_program(frames: tuple[Frame, ...], is_worker: bool) -> tuple[Frame, ...]:
+    """The frames that are neither the fabric's, nor those with which a thread or a worker's interpreter begins."""
+    if is_worker and frames and frames[0][::2] == ("<string>", "<module>"):
+        frames = frames[1:]
+    return tuple(frame for frame in frames if is_of_program(frame[0], frame[2]))
