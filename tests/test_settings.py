@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,6 +47,41 @@ def test_a_setting_that_cannot_be_honoured_is_refused_at_init(options: dict[str,
     with pytest.raises(zf.ConfigError, match=text.replace("(", r"\(")):
         zf.init(num_cpus=1, **options)
     assert not zf.is_initialized()
+
+
+STARTS = """
+import os, resource, sys, zfabric as zf
+exec(sys.argv[1])
+try:
+    zf.init("local", num_cpus=1, object_store_memory=2**26, log_to_driver=False, config=eval(sys.argv[2]))
+except zf.FabricError as error:
+    print(type(error).__name__, error)
+else:
+    print(zf.get(zf.remote(abs).remote(-1)), zf.init(ignore_reinit_error=True)["session_dir"])
+"""
+
+
+LITTLE = "resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33))"
+FEW = "resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))"
+GONE = "os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); sys.path.insert(0, '')"
+ODD = "os.mkdir(b'\\xe9'); os.environ['TMPDIR'] = os.fsdecode(os.path.abspath(b'\\xe9'))"
+
+
+@pytest.mark.parametrize(
+    ("given", "config", "text"),
+    [
+        pytest.param(LITTLE, {}, "ConnectionLostError .* 'control_store_bytes' is 17,179,869,184 bytes, .*", id="little address space"),
+        pytest.param(LITTLE, {"control_store_bytes": 2**30}, "1 .*", id="a smaller map"),
+        pytest.param(FEW, {}, "ConfigError a process may open only 32 files here.*: ulimit -n 1024", id="few files"),
+        pytest.param(GONE, {}, "1 .*", id="a deleted directory"),
+        pytest.param(ODD, {}, "1 /tmp/zfabric-.*", id="a TMPDIR that is no text"),
+    ],
+)
+def test_a_session_starts_in_odd_places_or_one_line_says_why_not(given: str, config: dict[str, Any], text: str, tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", STARTS, given, repr(config)], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert re.fullmatch(text, ended.stdout.rstrip("\n")), (ended.stdout, ended.stderr)
 
 
 def spilled(directory: Path) -> Path:

@@ -148,6 +148,11 @@ class Journal:
             return journal
         except BaseException as error:  # whatever it was, the directory is not ours
             os.close(lock)
+            if isinstance(error, lmdb.MemoryError):
+                raise FabricError(
+                    f"the control store in {path} cannot be mapped: config 'control_store_bytes' is {size:,} bytes, more than the address "
+                    "space that is left to a process here; set it lower, or the limit higher (ulimit -v)"
+                ) from error
             if isinstance(error, lmdb.Error):
                 raise FabricError(f"the control store in {path} cannot be opened: {error}") from error
             raise

@@ -76,6 +76,26 @@ def redirect(output: str, errors: str) -> None:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 
+def open_files_max() -> int:
+    """How many files this process may open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+
+
+def working_directory() -> str:
+    """Where this process works; empty if that directory was deleted."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
+
+
+def module_paths() -> tuple[str, ...]:
+    """Where this process finds its modules, absolute; what is relative to a working directory that was deleted leads nowhere."""
+    here = working_directory()
+    return tuple(os.path.normpath(os.path.join(here, path)) for path in sys.path if here or os.path.isabs(path))
+
+
 def limit_worker() -> None:
     """Limits of a process that runs user code: a deep stack, no core dumps, first choice of the out-of-memory killer."""
     _, hard = resource.getrlimit(resource.RLIMIT_STACK)

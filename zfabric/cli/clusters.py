@@ -103,8 +103,9 @@ def _await(launched: Launched) -> dict[str, Any]:
         # The session says why before it ends, and its processes may take a moment to be gone.
         reason = (launched.session.failure() or launched.failure() or str(error)).strip()
         launched.close()
-        if re.match(r"the \w+ (cannot be started|failed)", reason):
+        if re.match(r"the \w+ (cannot be started|failed).*\n", reason):
             *_, reason = reason.splitlines()  # what matters is below the traceback of our own process
+        reason = re.sub(r"^the \w+ cannot be started \([^)]*\): ", "", reason)
         reason = re.sub(r"^zfabric\.exceptions\.\w+: ", "", reason)
         raise click.ClickException(f"the cluster did not start: {reason}") from None
     except BaseException:  # Ctrl-C too: a cluster that was not announced is not to stay

@@ -228,7 +228,7 @@ def session_directory() -> Iterator[Finding]:
         return
     base = os.path.dirname(parent)
     if wanted and wanted != base:
-        text = f"{parent}, since sockets below TMPDIR ({wanted}) would have paths that are too long, or it is no directory"
+        text = f"{parent}, since sockets below TMPDIR ({wanted}) would have paths that are too long or no UTF-8, or it is no directory"
         yield Finding("directory", NOTE, text, "set TMPDIR to a shorter path if sessions are to lie there")
     else:
         yield Finding("directory", OK, f"{parent}, open to you only")

@@ -71,8 +71,8 @@ def submit(
 
 def _compiled(script: str) -> Callable[[], types.CodeType]:
     """Read the program now, so that a missing one is an error of the command line; compile it when it is run."""
-    path = os.path.abspath(script)
     try:
+        path = os.path.abspath(script)
         with io.open_code(path) as file:
             source = file.read()
     except FileNotFoundError:

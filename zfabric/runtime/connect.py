@@ -66,6 +66,8 @@ def session_to_join(address: str | None) -> Session | None:
 
 def join(session: Session, namespace: str, log_to_driver: bool) -> FabricClient:
     """Connect this process to a cluster that runs, as a driver. VersionMismatchError if its Python is another one."""
+    from zfabric.adapters.processes import module_paths, working_directory
+
     description = session.describe()
     version = ".".join(map(str, sys.version_info[:3]))
     if description["python"].split(".")[:2] != version.split(".")[:2]:
@@ -76,9 +78,8 @@ def join(session: Session, namespace: str, log_to_driver: bool) -> FabricClient:
     client = attach(session, namespace=namespace or str(description["namespace"]), failure=session.failure)
     client.shows_output = log_to_driver
     # What is no text cannot be sent: modules in a directory whose name is not UTF-8 are found only by a cluster of one's own.
-    paths = (os.path.abspath(path) for path in sys.path if os.path.isdir(path or "."))
-    client.paths = tuple(dict.fromkeys(path for path in paths if is_text(path)))
-    directory = os.getcwd()
+    client.paths = tuple(dict.fromkeys(path for path in module_paths() if os.path.isdir(path) and is_text(path)))
+    directory = working_directory()
     client.directory = directory if is_text(directory) else ""
     return client
 

@@ -113,7 +113,7 @@ class Connection:
 
     def register(self) -> m.Register:
         """What this process says of itself."""
-        from zfabric.adapters.processes import start_ticks
+        from zfabric.adapters.processes import start_ticks, working_directory
 
         return m.Register(
             m.PROTOCOL_VERSION,
@@ -124,7 +124,7 @@ class Connection:
             self.name,
             self.control,
             self._namespace,
-            _readable(os.getcwd()) if self.kind == "driver" else "",
+            _readable(working_directory()) if self.kind == "driver" else "",
         )
 
     def connect(self, daemon: bytes) -> None:

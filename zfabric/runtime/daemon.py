@@ -22,6 +22,7 @@ from zmq import zmq_poll
 from zfabric.adapters.journal import Journal
 from zfabric.adapters.processes import memory_available, memory_total, resident_bytes
 from zfabric.adapters.sockets import Post
+from zfabric.exceptions import FabricError
 from zfabric.machines.control_store import ControlStore
 from zfabric.machines.global_scheduler import GlobalScheduler
 from zfabric.machines.local_scheduler import LocalScheduler
@@ -441,7 +442,10 @@ class Daemon:
 
 def run(session_directory: str, channel_fd: int, daemons: int) -> None:
     """The daemon child's body: until SIGTERM."""
-    daemon = Daemon(Session(session_directory), channel_fd, daemons)
+    try:
+        daemon = Daemon(Session(session_directory), channel_fd, daemons)
+    except (FabricError, OSError) as error:  # What the machine or its user can mend: one line says it, where our bugs have a traceback.
+        raise SystemExit(str(error)) from None
 
     def stop(number: int, frame: Any) -> None:
         daemon.stopping = True

@@ -28,6 +28,9 @@ WORKER_ENTRY = "zfabric.runtime.worker:run"
 IMPORTS = ("zmq", "msgpack", "lmdb", "cloudpickle", "zfabric.runtime.daemon", "zfabric.runtime.worker")
 """What is loaded once per node, and shared by all its processes."""
 
+FILES_MIN = 128
+"""Fewest files that a process must be allowed to open: the daemon has one or two for each process of the cluster."""
+
 _LIFELINE, _LOCK = 0, 3  # as in zfabric.runtime.supervisor, which the launcher has no need to import
 _PROGRAM = "import sys; sys.path.append(sys.argv[1]); from zfabric.runtime.supervisor import main; main()"
 
@@ -129,7 +132,7 @@ def launch(
         store=store,
         spill=spill,
         arena_size=arena_size,
-        paths=tuple(paths if paths is not None else (os.path.abspath(path) for path in sys.path)),
+        paths=tuple(paths if paths is not None else processes.module_paths()),
         daemon=daemon,
         worker=worker,
         imports=tuple(imports),
@@ -158,6 +161,11 @@ def launch(
 
 def _checked(config: Config, arena_size: int) -> Config:
     """The settings, with directories that exist; what would only fail in another process is refused here, in words."""
+    files = processes.open_files_max()
+    if files < FILES_MIN:
+        raise ConfigError(
+            f"a process may open only {files} files here, and those of a cluster need {FILES_MIN} or more; run: ulimit -n 1024"
+        )
     memory = processes.memory_total()
     size = config.object_store_memory if arena_size < 0 else arena_size
     if size > memory:

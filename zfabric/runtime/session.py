@@ -36,6 +36,7 @@ from zfabric.config import Config
 from zfabric.exceptions import FabricError, VersionMismatchError
 from zfabric.protocol.ids import INCARNATION_BYTES
 from zfabric.protocol.messages import PROTOCOL_VERSION
+from zfabric.protocol.names import is_text
 
 SOCKET_PATH_MAX = 100
 """Longest path of an ipc socket in bytes: the kernel takes 107, and ZeroMQ prefixes some."""
@@ -251,11 +252,12 @@ class Session:
 def user_directory(base: str | None = None) -> str:
     """The directory of this user's sessions, made if need be. FabricError if others could get at it.
 
-    ``base`` is where it lies: by default ``$TMPDIR`` if the paths of sockets fit below it, else ``/tmp``.
+    ``base`` is where it lies: by default ``$TMPDIR`` if the paths of sockets fit below it (and are UTF-8), else ``/tmp``.
     """
     if base is None:
         base = os.environ.get("TMPDIR", "").rstrip("/")
-        if not os.path.isabs(base) or not os.path.isdir(base) or len(os.fsencode(base)) + _FIXED_PART > SOCKET_PATH_MAX:
+        fits = len(os.fsencode(base)) + _FIXED_PART <= SOCKET_PATH_MAX and is_text(base)
+        if not os.path.isabs(base) or not os.path.isdir(base) or not fits:
             base = "/tmp"
     elif len(os.fsencode(base)) + _FIXED_PART > SOCKET_PATH_MAX:
         raise FabricError(f"{base} is too long: sockets below it would pass {SOCKET_PATH_MAX} bytes")

@@ -304,7 +304,9 @@ class Supervisor:
         how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         if pause is None:
             last_lines = tail(f"{self._session.logs}/{name}.err")
-            self._fail(f"the {name} cannot be started ({how}):\n{last_lines}")
+            # A daemon that knows why it cannot start says so in one line, the same each time.
+            reason = last_lines if "Traceback" in last_lines else last_lines.rpartition("\n")[2]
+            self._fail(f"the {name} cannot be started ({how}): {reason}")
         else:
             say(f"the {name} ended ({how}); next start in {pause:.2f} s")
             self._due[name] = time.monotonic() + pause
