@@ -12,12 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zfabric.machines.parts.link import REPEATED_FRAMES, Link
 from zfabric.protocol import codec
 from zfabric.protocol import messages as m
-from zfabric.protocol.codec import MalformedFrame, decode, encode
+from zfabric.protocol.codec import MESSAGES_MAX, MalformedFrame, MessageTooLarge, decode, encode, encode_body
 from zfabric.protocol.ids import FUNCTION_BYTES, INCARNATION_BYTES, OBJECT_BYTES, TASK_BYTES
 from zfabric.protocol.options import CHECKPOINT_PARTS_MAX, LOG_NUMBERS_MAX, OPTION_TYPES, STREAM_VALUES_MAX
-from zfabric.protocol.trace import EACH_BYTES, TIME_BYTES
+from zfabric.protocol.pieces import DIVISIBLE, divided
+from zfabric.protocol.trace import EACH_BYTES, TIME_BYTES, read_trace
 
 TASK, FUNCTION, OBJECT = b"t" * TASK_BYTES, b"f" * FUNCTION_BYTES, b"o" * OBJECT_BYTES
 
@@ -207,6 +209,109 @@ def test_every_row_check_is_tried_here() -> None:
 @given(envelopes)
 def test_messages_of_one_frame_keep_their_order(said: list[Any]) -> None:
     assert decode(encode(1, 2, said)) == (1, 2, said)
+
+
+# --- what no frame carries whole ----------------------------------------------------------------------------------------------------
+
+
+def atoms(said: list[Any]) -> list[Any]:
+    """The same, each message with as few rows as it can have."""
+    found = []
+    for to, source, each in said:
+        halves = divided(each)
+        found += [(to, source, each)] if halves is None else atoms([(to, source, half) for half in halves])
+    return found
+
+
+def longer(said: Any) -> Any:
+    """The same with longer texts and lists."""
+    if type(said) is m.Completed:
+        return said
+    return type(said)(*("x" * 200 if type(each) is str else each * 20 if type(each) is tuple else each for each in said))
+
+
+LONG_KINDS = [
+    name
+    for name, kind in sorted(m.MESSAGES.items())
+    if any(hint is str or hint is Any or typing.get_origin(hint) is tuple for hint in typing.get_type_hints(kind).values())
+]
+"""Messages with a text or a list."""
+
+
+@pytest.mark.parametrize("name", LONG_KINDS)
+def test_no_frame_is_larger_than_its_receiver_accepts_and_all_arrives_in_order(name: str) -> None:
+    cut = 0
+
+    @settings(max_examples=8, derandomize=True, database=None)
+    @given(message(m.MESSAGES[name]), st.integers(40, 250))
+    def travel(drawn: Any, limit: int) -> None:
+        nonlocal cut
+        said = [(b"C", b"L", each) for each in (m.Ready(), longer(drawn), m.Hold((OBJECT,) * 3))]
+        sender, receiver = Link(4096, 5.0), Link(4096, 5.0)
+        frames = sender.pack(said, 0.0, limit)
+        assert max(map(len, frames)) <= limit
+        assert all(sender.has(each) for _, _, each in said)
+        assert atoms(sender.unacknowledged()) == atoms(said)
+        heard = [each for frame in frames for batch in receiver.receive(*decode(frame), 0.0) for each in batch]
+        assert atoms(heard) == atoms(said)
+        assert receiver.received == len(frames)
+        again = [encode_body(sequence, 0, body) for sequence, body in sender.due(5.0)]
+        assert [decode(each)[0] for each in again] == list(range(1, min(len(frames), REPEATED_FRAMES) + 1))
+        assert max(map(len, again)) <= limit
+        cut += name in {type(each).__name__ for each in sender.cut()}
+
+    travel()
+    assert cut
+
+
+def rows_of(said: Any) -> list[Any]:
+    """What a message says row by row, and all else of it."""
+    if type(said) is m.Completed:
+        times = read_trace(said.task_ids + said.times) if said.times else ()
+        extras = [(said.rows[row[0]], *row[1:]) for row in said.extras if 0 <= row[0] < len(said.attempts)]
+        return [*said.rows, *extras, *said.durations, *times]
+    if type(said) is m.Dispatch:
+        details = {row[0]: row[1:] for row in said.details}
+        return [(row, details.get(index), said[2:]) for index, row in enumerate(said.rows)]
+    field = DIVISIBLE[type(said)]
+    return [(row, said._replace(**{field: ()})) for row in getattr(said, field)]
+
+
+@pytest.mark.parametrize("kind", [*DIVISIBLE, m.Dispatch, m.Completed])
+def test_a_message_that_is_divided_says_the_same_in_two(kind: type[Any]) -> None:
+    @settings(max_examples=40, derandomize=True)
+    @given(message(kind))
+    def halves(said: Any) -> None:
+        found = divided(said)
+        if found is None:
+            assert len(said[0]) < 2 or kind is m.Call
+            return
+        first, second = found
+        assert rows_of(first)
+        assert rows_of(second)
+        assert sorted(map(repr, rows_of(said))) == sorted(map(repr, rows_of(first) + rows_of(second)))
+        order = [row for row in rows_of(said) if row in rows_of(first)]
+        assert order[: len(rows_of(first))] == rows_of(first) or kind is m.Completed
+
+    halves()
+
+
+def test_a_message_that_no_receiver_would_read_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "MESSAGE_BYTES_MAX", 1000)
+    link = Link(16, 5.0)
+    large = (b"C", b"L", m.Answer(1, "x" * 1000, ""))
+    with pytest.raises(MessageTooLarge, match="a message has at most 1000"):
+        link.pack([(b"C", b"L", m.Ready()), large], 0.0, 200)
+    assert link.next_out == 1
+    assert not link.unacknowledged()
+
+
+def test_messages_that_are_too_many_for_a_frame_travel_in_several() -> None:
+    sender, receiver = Link(16, 5.0), Link(16, 5.0)
+    said = [(b"C", b"L", m.Ready())] * (MESSAGES_MAX + 1)
+    frames = sender.pack(said, 0.0, 2**30)
+    assert len(frames) == 2
+    assert [each for frame in frames for batch in receiver.receive(*decode(frame), 0.0) for each in batch] == said
 
 
 # --- anything else ------------------------------------------------------------------------------------------------------------------

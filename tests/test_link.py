@@ -14,7 +14,8 @@ from zfabric.adapters.sockets import Post
 from zfabric.config import Config
 from zfabric.machines.parts.link import GAP, Link
 from zfabric.protocol import messages as m
-from zfabric.protocol.codec import Envelope
+from zfabric.protocol.codec import Envelope, decode, encode_body
+from zfabric.protocol.pieces import Piece
 from zfabric.runtime.connect import new_incarnation
 
 REPEAT = 5.0
@@ -65,6 +66,64 @@ def test_a_frame_that_was_lost_is_asked_for_and_repeated_without_waiting() -> No
     assert sender.receive(0, receiver.received, [], 0.4) == []
     assert sender.unacknowledged() == []
     assert sender.next_deadline() is None
+
+
+def test_what_comes_in_pieces_arrives_whole_and_in_order_whatever_is_lost_doubled_or_late() -> None:
+    chance = random.Random(11)
+    sender, receiver = Link(4096, REPEAT), Link(4096, REPEAT)
+    messages: list[list[Envelope]] = [[(b"C", b"L", m.Answer(number, chance.randbytes(10 * number), ""))] for number in range(100)]
+    heard: list[Envelope] = []
+    on_the_way: list[bytes] = []
+    now = 0.0
+    for number in range(10_000):
+        now += 0.05
+        if number < len(messages):
+            frames = sender.pack(messages[number], now, 128)
+            assert max(map(len, frames)) <= 128
+            on_the_way += frames
+        on_the_way += [encode_body(sequence, 0, body) for sequence, body in sender.due(now)]
+        chance.shuffle(on_the_way)
+        for _ in range(len(on_the_way) // 2 + 1 if on_the_way else 0):
+            frame = on_the_way.pop()
+            fate = chance.random()
+            for _ in range(0 if fate < 0.2 else 2 if fate > 0.9 else 1):
+                heard += [each for batch in receiver.receive(*decode(frame), now) for each in batch]
+        for sequence, _ in receiver.due(now):
+            sender.receive(sequence, receiver.received, [], now)
+        if len(heard) >= len(messages):
+            break
+    assert heard == [each for envelopes in messages for each in envelopes]
+
+
+def test_pieces_that_are_no_message_are_refused_and_the_link_goes_on() -> None:
+    sender, receiver = Link(16, REPEAT), Link(16, REPEAT)
+    frames = sender.pack([(b"C", b"L", m.Answer(1, "x" * 300, ""))], 0.0, 128)
+    *first, last = [decode(frame) for frame in frames]
+    for sequence, acknowledged, body in first:
+        assert isinstance(body, Piece)
+        assert receiver.receive(sequence, acknowledged, Piece([], None, b"\xc1" * len(body.data), body.left), 0.0) == [[]]
+    assert receiver.receive(*last, 0.0) == [[]]
+    assert receiver.refused == 1
+    assert receiver.receive(*decode(sender.pack(said(2), 0.0, 128)[0]), 0.0) == [said(2)]
+
+
+def test_a_post_sends_nothing_that_the_socket_of_its_peer_refuses(tmp_path: Path) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
+    config = Config(frame_bytes_max=100_000)  # More than a datagram carries: what is cut goes through ZeroMQ.
+    mine, theirs = (Post(context, str(tmp_path), new_incarnation(), config) for _ in range(2))
+    large: list[Envelope] = [(b"C", b"L", m.Answer(1, b"x" * 10_000_000, ""))]
+    heard: list[Envelope] = []
+    try:
+        theirs.send_envelopes(mine.incarnation, large, 0.0)
+        theirs.send_envelopes(mine.incarnation, said(2), 0.0)
+        while len(heard) < 2:
+            assert mine.poll(PATIENCE)
+            heard += [each for frame in mine.receive() for each in mine.accept(*frame, 0.0)]
+        assert heard == large + said(2)
+    finally:
+        mine.close()
+        theirs.close()
+        context.term()
 
 
 @pytest.mark.parametrize(("token", "text"), [(2**64, "text"), (1, "\udc80"), (1, object())])

@@ -38,8 +38,10 @@ MiB = 2**20
         ({"config": {"lineage": 1}}, "'lineage' is True or False, not 1"),
         ({"config": {"send_delay": -1}}, "'send_delay' cannot be negative"),
         ({"config": {"inlnie_bytes": 1}}, "did you mean 'inline_bytes'"),
-        ({"config": {"inline_bytes": 2**20, "frame_bytes_max": 2**30}}, "'inline_bytes' is at most 261120 bytes"),
-        ({"config": {"inline_bytes": 2**20}}, "'inline_bytes' is at most 261120 bytes, so that 1024 values fit into a frame"),
+        ({"config": {"inline_bytes": 2**20}}, "'inline_bytes' is at most 261120 bytes, so that a receiver takes 1024 values in at once"),
+        ({"config": {"frame_bytes_max": 2**30}}, "'frame_bytes_max' is 128 to 268435456 bytes, not 1073741824"),
+        ({"config": {"frame_bytes_max": 100}}, "'frame_bytes_max' is 128 to 268435456 bytes, not 100"),
+        ({"config": {"durable_bytes": 2**30}}, "'durable_bytes' is at most 536870912 bytes"),
     ],
 )
 def test_a_setting_that_cannot_be_honoured_is_refused_at_init(options: dict[str, Any], text: str) -> None:

@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 
+from zfabric.config import FRAME_BYTES_MIN
 from zfabric.protocol import messages as m
+from zfabric.protocol.codec import encode
 from zfabric.sim import __main__ as command
+from zfabric.sim import network
 from zfabric.sim.arena import Storage
 from zfabric.sim.network import Faults
 from zfabric.sim.node import Supervisor
@@ -245,6 +248,43 @@ def test_what_calls_get_after_the_death_of_their_driver_is_no_failure(monkeypatc
         if not world.step() or world.now > 110.0:
             break
     assert any(isinstance(message, m.Whereabouts) and message.rows[0][1] == m.DEAD for _, message in said)
+
+
+SMALL_FRAMES = {"frame_bytes_max": FRAME_BYTES_MIN}
+CUT_HERE = {
+    *(
+        "Call",
+        "Checkpoint",
+        "Completed",
+        "Delays",
+        "Dispatch",
+        "Expect",
+        "Export",
+        "Hand",
+        "Handed",
+        "Hold",
+        "Inherit",
+        "Logged",
+        "Objects",
+    ),
+    *("Offer", "Put", "Release", "Results", "Submit", "Traced", "Welcome", "Whereabouts"),
+}
+"""Messages that are larger than such a frame in these worlds. ``test_codec`` cuts every message that has a text or a list."""
+
+
+def test_programs_end_as_they_should_where_frames_are_small_and_no_sender_makes_a_larger_one() -> None:
+    cut: Counter[str] = Counter()
+    for seed in range(8):
+        for kind in ({}, {"actors": True}, {"circles": True}):
+            world = World(seed, settings=SMALL_FRAMES, **kind)
+            assert world.run().failure == "", (seed, kind)
+            cut.update(world.network.cut)
+    assert cut.keys() >= CUT_HERE
+
+
+def test_a_world_fails_where_a_frame_is_larger_than_its_receiver_accepts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network.Link, "pack", lambda link, said, now, limit: [encode(link.send(said, now), link.received, said)])
+    assert "bytes, where 128 are accepted" in World(1, settings=SMALL_FRAMES).run().failure
 
 
 def test_a_dead_driver_leaves_nothing() -> None:

@@ -14,6 +14,14 @@ ROW_BYTES = 1024
 """More than a row has besides a value."""
 FRAME_BYTES_MAX = 256 * MiB
 """Largest frame that is decoded."""
+FRAME_BYTES_MIN = 128
+"""Smallest value of ``frame_bytes_max``: most of a frame is what it carries."""
+MESSAGE_BYTES_MAX = 1 * GiB
+"""Largest message, in however many frames: its receiver has all of it in memory before it reads it."""
+INLINE_BYTES_MAX = FRAME_BYTES_MAX // ROWS_MAX - ROW_BYTES
+"""Largest value of ``inline_bytes``."""
+DURABLE_BYTES_MAX = MESSAGE_BYTES_MAX // 2
+"""Largest value of ``durable_bytes``: one value, and the ids of the refs inside, are one message."""
 NUMBER_MAX = 2**62
 """No setting has this value: files and messages carry integers of 64 bits."""
 
@@ -130,8 +138,8 @@ class Config:
     # -- sockets --
     high_water_mark: int = 10_000
     """Frames queued on a socket before the sender keeps them itself."""
-    frame_bytes_max: int = FRAME_BYTES_MAX
-    """Largest frame a socket accepts."""
+    frame_bytes_max: int = 32 * MiB
+    """Largest frame that is sent and accepted: what is larger travels in several, between which a receiver sees to other peers."""
     link_window: int = 4096
     """Frames that a link keeps of those that have come too early, until the ones before them have."""
     link_repeat: float = 5.0
@@ -167,11 +175,14 @@ class Config:
                 raise ConfigError(f"config {field.name!r} cannot be negative: {value!r}")
             if isinstance(value, int | float) and not value < NUMBER_MAX:
                 raise ConfigError(f"config {field.name!r} is too large, or no number: {value!r}")
-        inline_max = max(0, min(self.frame_bytes_max, FRAME_BYTES_MAX) // ROWS_MAX - ROW_BYTES)
-        if self.inline_bytes > inline_max:
+        if not FRAME_BYTES_MIN <= self.frame_bytes_max <= FRAME_BYTES_MAX:
+            raise ConfigError(f"config 'frame_bytes_max' is {FRAME_BYTES_MIN} to {FRAME_BYTES_MAX} bytes, not {self.frame_bytes_max}")
+        if self.inline_bytes > INLINE_BYTES_MAX:
             raise ConfigError(
-                f"config 'inline_bytes' is at most {inline_max} bytes, so that {ROWS_MAX} values fit into a frame ('frame_bytes_max')"
+                f"config 'inline_bytes' is at most {INLINE_BYTES_MAX} bytes, so that a receiver takes {ROWS_MAX} values in at once"
             )
+        if self.durable_bytes > DURABLE_BYTES_MAX:
+            raise ConfigError(f"config 'durable_bytes' is at most {DURABLE_BYTES_MAX} bytes: a durable value travels in one message")
         for name, choices in (("durability", ("process", "power")), ("infeasible", ("wait", "raise"))):
             if getattr(self, name) not in choices:
                 raise ConfigError(f"config {name!r} is one of {', '.join(choices)}, not {getattr(self, name)!r}")

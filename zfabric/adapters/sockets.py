@@ -21,15 +21,13 @@ from zmq import zmq_poll
 from zfabric.adapters.datagrams import FRAME_BYTES, Datagrams, path_of
 from zfabric.config import Config
 from zfabric.machines.parts.link import ACKNOWLEDGE_AFTER, Link
-from zfabric.protocol.codec import Envelope, MalformedFrame, decode, encode
+from zfabric.protocol.codec import Envelope, MalformedFrame, decode, encode_body
 from zfabric.protocol.effects import Send
 from zfabric.protocol.ids import INCARNATION_BYTES, Address
+from zfabric.protocol.pieces import Piece
 
 FRAME_ROWS = 2048
 """Rows after which a frame is full: its receiver takes it in within one turn of its loop, a few milliseconds."""
-SPLIT_BYTES = 32 * 2**20
-"""Frames larger than this are sent as several, where they carry several messages."""
-
 DATAGRAMS_IN_A_ROW = 16
 """Taken in before one that came through ZeroMQ has its turn."""
 
@@ -126,19 +124,13 @@ class Post:
         TypeError, ValueError or OverflowError for what a frame cannot carry: the link has not seen it, and the rest has left.
         """
         peer = self.peers.get(incarnation) or self.peer(incarnation)
-        link = peer.link
         try:
-            frame = encode(link.next_out, link.received, envelopes)
+            frames = peer.link.pack(envelopes, now, self.config.frame_bytes_max)
         except (TypeError, ValueError, OverflowError):
             self._send_rest(incarnation, envelopes, now)
             raise
-        if len(frame) > SPLIT_BYTES and len(envelopes) > 1:
-            middle = len(envelopes) // 2
-            self.send_envelopes(incarnation, envelopes[:middle], now)
-            self.send_envelopes(incarnation, envelopes[middle:], now)
-            return
-        link.send(envelopes, now)
-        self._push(incarnation, peer, frame)
+        for frame in frames:
+            self._push(incarnation, peer, frame)
 
     def _send_rest(self, incarnation: bytes, envelopes: list[Envelope], now: float) -> None:
         """Send, of messages that no frame can carry together, those that one can: what others said is not lost with it."""
@@ -190,9 +182,9 @@ class Post:
             deadline = peer.link.next_deadline()
             if deadline is None or deadline > now:
                 continue
-            for sequence, envelopes in peer.link.due(now):
-                if not (peer.backlog and envelopes):  # Nothing is lost of what has not left yet.
-                    self._push(incarnation, peer, encode(sequence, peer.link.received, envelopes))
+            for sequence, body in peer.link.due(now):
+                if not (peer.backlog and body):  # Nothing is lost of what has not left yet.
+                    self._push(incarnation, peer, encode_body(sequence, peer.link.received, body))
         deadlines = (peer.link.next_deadline() for peer in self.peers.values())
         self._due_at = min((deadline for deadline in deadlines if deadline is not None), default=math.inf)
 
@@ -274,14 +266,14 @@ class Post:
     def accept(self, sender: bytes, frame: bytes, now: float) -> list[Envelope]:
         """Decode a frame and pass it through its link: what may be delivered now."""
         try:
-            sequence, acknowledged, envelopes = decode(frame)
+            sequence, acknowledged, body = decode(frame)
         except MalformedFrame:
             self.refused += 1
             return []
         self.frames_in += 1
         if now + ACKNOWLEDGE_AFTER < self._due_at:
             self._due_at = now + ACKNOWLEDGE_AFTER
-        ready = (self.peers.get(sender) or self.peer(sender)).link.receive(sequence, acknowledged, envelopes, now)
+        ready = (self.peers.get(sender) or self.peer(sender)).link.receive(sequence, acknowledged, body, now)
         if len(ready) == 1:
             return ready[0]
         return [envelope for batch in ready for envelope in batch]
@@ -290,15 +282,17 @@ class Post:
         """What a frame says that was accepted, and not delivered, or not all of it; None of one that was not accepted."""
         peer = self.peers.get(sender)
         try:
-            sequence, _, envelopes = decode(frame)
+            sequence, _, body = decode(frame)
         except MalformedFrame:
             return None
-        return list(envelopes) if peer is not None and 0 < sequence <= peer.link.received else None
+        if peer is None or not 0 < sequence <= peer.link.received:
+            return None
+        return peer.link.complete_with(sequence) if isinstance(body, Piece) else list(body)
 
     def has(self, send: Send) -> bool:
         """Whether the link has this message, and sees to it that it arrives, though it may not have left."""
         peer = self.peers.get(send.to[1:])
-        return peer is not None and any(message is send.message for _, _, message in peer.link.unacknowledged())
+        return peer is not None and peer.link.has(send.message)
 
     def hasten(self, now: float) -> None:
         """Repeat at once what nobody has acknowledged, after Ctrl-C in the middle of sending."""

@@ -2,21 +2,26 @@
 
 A frame is ``[sequence, acknowledged, [[to role, from role, message name, fields], …]]``. Decoding gives immutable tuples
 only; nothing in a frame is ever unpickled here.
+
+No frame is larger than its receiver accepts (``Config.frame_bytes_max``), whatever is sent: ``cut`` distributes messages over several
+frames. A message that is a list of rows becomes several messages. One that is too large and cannot be divided travels in *pieces*: frames
+``[sequence, acknowledged, bytes]``, where the bytes are the number of pieces that follow (4 bytes), and a part of the packed messages.
 """
 
 from __future__ import annotations
 
 import itertools
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgpack
 
-from zfabric.config import FRAME_BYTES_MAX
+from zfabric.config import FRAME_BYTES_MAX, MESSAGE_BYTES_MAX
 from zfabric.protocol.ids import FUNCTION_BYTES, INCARNATION_BYTES, OBJECT_BYTES, TASK_BYTES
 from zfabric.protocol.messages import MESSAGES, Message
 from zfabric.protocol.options import CHECKPOINT_PARTS_MAX, LOG_NUMBERS_MAX, OPTION_TYPES, RETURNS_MAX, STREAM_VALUES_MAX
+from zfabric.protocol.pieces import Piece, divided
 from zfabric.protocol.trace import EACH_BYTES, TIME_BYTES
 
 MESSAGES_MAX = 65_536
@@ -25,6 +30,10 @@ MESSAGES_MAX = 65_536
 
 class MalformedFrame(ValueError):
     """Bytes that are not a frame of this protocol. Dropped and counted by whoever received them."""
+
+
+class MessageTooLarge(ValueError):
+    """A message that no receiver would accept, in however many pieces."""
 
 
 _ROW_TYPES = {Any}
@@ -84,17 +93,94 @@ def encode(sequence: int, acknowledged: int, envelopes: list[Envelope]) -> bytes
     return frame
 
 
-def decode(frame: bytes | memoryview) -> tuple[int, int, list[Envelope]]:
-    """The sequence, acknowledgement and envelopes of ``frame``; MalformedFrame if it is anything else."""
+Body = list[Envelope] | Piece
+"""What a frame carries."""
+
+_HEAD_BYTES = 32
+"""More than a frame has besides its messages, or the bytes of a piece."""
+_LEFT_BYTES = 4
+
+
+def encode_body(sequence: int, acknowledged: int, body: Body) -> bytes:
+    """One frame of whatever ``cut`` made, or of envelopes."""
+    if not isinstance(body, Piece):
+        return encode(sequence, acknowledged, body)
+    if not body.data:
+        return encode(sequence, acknowledged, body.envelopes)
+    return _pack((sequence, acknowledged, body.left.to_bytes(_LEFT_BYTES, "big") + body.data))
+
+
+def cut(envelopes: list[Envelope], limit: int) -> Iterator[Body]:
+    """Distribute ``envelopes`` over frames of at most ``limit`` bytes, in order. MessageTooLarge for what no receiver accepts."""
+    return _cut(envelopes, None, limit)
+
+
+def _cut(envelopes: list[Envelope], origin: Message | None, limit: int) -> Iterator[Body]:
+    data = encode_messages(envelopes)
+    if len(data) <= limit - _HEAD_BYTES and len(envelopes) <= MESSAGES_MAX:
+        yield envelopes if origin is None else Piece(envelopes, origin)
+        return
+    if len(envelopes) > 1:
+        middle = len(envelopes) // 2
+        del data
+        yield from _cut(envelopes[:middle], origin, limit)
+        yield from _cut(envelopes[middle:], origin, limit)
+        return
+    to, source, message = envelopes[0]
+    halves = divided(message)
+    if halves is not None:
+        del data
+        for half in halves:
+            yield from _cut([(to, source, half)], origin or message, limit)
+        return
+    if len(data) > MESSAGE_BYTES_MAX:
+        raise MessageTooLarge(f"{type(message).__name__} has {len(data)} bytes; a message has at most {MESSAGE_BYTES_MAX}")
+    size = limit - _HEAD_BYTES
+    count = -(-len(data) // size)
+    for index in range(count):
+        left = count - 1 - index
+        yield Piece([] if left else envelopes, origin or message, data[index * size : (index + 1) * size], left)
+
+
+def encode_messages(envelopes: list[Envelope]) -> bytes:
+    """The messages of a frame, without the frame."""
+    global _pack
+    data = _pack([(to, source, type(message).__name__, message) for to, source, message in envelopes])
+    if len(data) > _PACKER_BYTES:
+        _pack = msgpack.Packer().pack
+    return data
+
+
+def decode(frame: bytes | memoryview) -> tuple[int, int, Body]:
+    """The sequence, acknowledgement and content of ``frame``; MalformedFrame if it is anything else."""
     if len(frame) > FRAME_BYTES_MAX:
         raise MalformedFrame(f"frame of {len(frame)} bytes is over the limit of {FRAME_BYTES_MAX}")
     try:
         sequence, acknowledged, body = msgpack.unpackb(frame, use_list=False, raw=False, strict_map_key=False)
     except Exception as error:  # msgpack raises many kinds for bytes that are not its own; all mean the same here
         raise MalformedFrame(f"not a frame: {error}") from None
-    if type(sequence) is not int or type(acknowledged) is not int or type(body) is not tuple or len(body) > MESSAGES_MAX:
+    if type(sequence) is not int or type(acknowledged) is not int:
         raise MalformedFrame("a frame is [sequence, acknowledged, messages]")
-    return sequence, acknowledged, [_envelope(body[0])] if len(body) == 1 else [_envelope(item) for item in body]
+    if type(body) is tuple and len(body) == 1:
+        return sequence, acknowledged, [_envelope(body[0])]
+    if type(body) is bytes and len(body) > _LEFT_BYTES and sequence > 0:
+        return sequence, acknowledged, Piece([], None, body[_LEFT_BYTES:], int.from_bytes(body[:_LEFT_BYTES], "big"))
+    return sequence, acknowledged, _envelopes(body)
+
+
+def decode_messages(data: bytes) -> list[Envelope]:
+    """What ``encode_messages`` encoded; MalformedFrame for anything else."""
+    try:
+        body = msgpack.unpackb(data, use_list=False, raw=False, strict_map_key=False)
+    except Exception as error:  # as above
+        raise MalformedFrame(f"no messages: {error}") from None
+    return _envelopes(body)
+
+
+def _envelopes(body: Any) -> list[Envelope]:
+    if type(body) is not tuple or len(body) > MESSAGES_MAX:
+        raise MalformedFrame("a frame is [sequence, acknowledged, messages]")
+    return [_envelope(item) for item in body]
 
 
 def _envelope(item: Any) -> Envelope:

@@ -18,7 +18,9 @@ from zfabric.protocol.ids import FUNCTION_BYTES, JOB_BYTES, TASK_BYTES, pack_cou
 from zfabric.protocol.messages import Rows
 
 _HEAD = TASK_BYTES + FUNCTION_BYTES
-TIME_BYTES = FUNCTION_BYTES + 16
+SPAN_BYTES = 16
+"""When an attempt began, and how long it took."""
+TIME_BYTES = FUNCTION_BYTES + SPAN_BYTES
 """What a trace has of an attempt besides its task's id."""
 EACH_BYTES = TASK_BYTES + TIME_BYTES
 

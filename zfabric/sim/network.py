@@ -7,12 +7,13 @@ process had sent may still arrive; what is for a dead process does not.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from zfabric.config import Config
 from zfabric.machines.parts.link import Link
-from zfabric.protocol.codec import Envelope, decode, encode
+from zfabric.protocol.codec import Envelope, decode, encode_body
 
 if TYPE_CHECKING:
     from zfabric.sim.world import World
@@ -55,6 +56,8 @@ class Network:
         self.lossy = True
         self.in_flight = 0
         self.frames = 0
+        self.cut: Counter[str] = Counter()
+        """Messages that no frame carried whole, by name: how often."""
         self._loss = random.Random(seed + "/loss")
         self._delay = random.Random(seed + "/delay")
         self._receivers: dict[bytes, Callable[[bytes, bytes], None]] = {}
@@ -68,8 +71,10 @@ class Network:
         self._receivers.pop(incarnation, None)
 
     def send(self, source: bytes, target: bytes, frame: bytes) -> None:
-        """Pass on a frame, as well as the faults allow."""
+        """Pass on a frame, as well as the faults allow. The world fails if its receiver would refuse it for its size."""
         self.frames += 1
+        if len(frame) > self.world.config.frame_bytes_max:
+            self.world.fail(f"a frame of {len(frame)} bytes, where {self.world.config.frame_bytes_max} are accepted")
         faults = self.faults
         copies = 1
         if self.lossy:
@@ -111,22 +116,25 @@ class Post:
         return link
 
     def send(self, incarnation: bytes, envelopes: list[Envelope], now: float) -> None:
-        """Send these to one peer as one frame."""
+        """Send these to one peer, as few frames as they fit into."""
         link = self.link(incarnation)
-        sequence = link.send(envelopes, now)
-        self.network.send(self.incarnation, incarnation, encode(sequence, link.received, envelopes))
+        frames = link.pack(envelopes, now, self.config.frame_bytes_max)
+        if len(frames) > 1:
+            self.network.cut.update({type(message).__name__ for message in link.cut()})
+        for frame in frames:
+            self.network.send(self.incarnation, incarnation, frame)
 
     def accept(self, sender: bytes, frame: bytes, now: float) -> list[Envelope]:
         """Pass a frame through its link: what may be delivered now."""
-        sequence, acknowledged, envelopes = decode(frame)
-        ready = self.link(sender).receive(sequence, acknowledged, envelopes, now)
+        sequence, acknowledged, body = decode(frame)
+        ready = self.link(sender).receive(sequence, acknowledged, body, now)
         return [envelope for batch in ready for envelope in batch]
 
     def tick(self, now: float) -> None:
         """Repeat and acknowledge what is due."""
         for incarnation, link in list(self.peers.items()):
-            for sequence, envelopes in link.due(now):
-                self.network.send(self.incarnation, incarnation, encode(sequence, link.received, envelopes))
+            for sequence, body in link.due(now):
+                self.network.send(self.incarnation, incarnation, encode_body(sequence, link.received, body))
 
     def next_deadline(self) -> float | None:
         """When ``tick`` is wanted next."""

@@ -20,7 +20,7 @@ from zfabric.machines.parts.link import Link
 from zfabric.machines.parts.placement import LeastWait
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
-from zfabric.protocol.codec import Envelope, decode, encode
+from zfabric.protocol.codec import Envelope, decode_messages, encode_messages
 from zfabric.protocol.ids import CONTROL_STORE, GLOBAL_SCHEDULER, LOCAL_SCHEDULER, OBJECT_STORE, SHELL, Address
 from zfabric.protocol.options import RESOURCE_UNIT
 from zfabric.sim.arena import Storage
@@ -271,8 +271,7 @@ class Daemon:
             self.storage.perform(effect)
 
     def _send(self, role: bytes, effect: e.Send) -> None:
-        _, _, envelopes = decode(encode(0, 0, [(effect.to[:1], role, effect.message)]))
-        envelope = envelopes[0]
+        envelope = decode_messages(encode_messages([(effect.to[:1], role, effect.message)]))[0]
         self.world.invariants.told(self, envelope[2])
         incarnation = effect.to[1:]
         held = self._held.get(incarnation)

@@ -4,14 +4,21 @@ Frames are numbered from 1. Each carries the number of the newest frame received
 other side forget what it kept for repetition. A frame that is not acknowledged is repeated, ever more slowly; one that comes twice
 is dropped; one that comes early waits for those before it. When either incarnation ends, the link ends with it, and the
 registration path rebuilds what was on it. All machines rely on this and never look at loss, repetition or order themselves.
+
+``pack`` makes no frame that the other side refuses for its size: what is too large travels in several frames (``codec.cut``), and a message
+that came in pieces is delivered with the last of them.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from itertools import islice
 
-from zfabric.protocol.codec import Envelope
+from zfabric.config import MESSAGE_BYTES_MAX
+from zfabric.protocol.codec import MESSAGES_MAX, Body, Envelope, MalformedFrame, cut, decode_messages, encode, encode_body
+from zfabric.protocol.messages import Message
+from zfabric.protocol.pieces import Piece
 
 REPEAT_FACTOR_MAX = 8
 """The pause between repeats doubles up to this multiple of its first value."""
@@ -33,12 +40,15 @@ class Link:
     __slots__ = (
         "_acknowledge_at",
         "_early",
+        "_joined",
+        "_parts",
         "_pause",
         "_repeat_at",
         "_sent",
         "_unacknowledged",
         "heard",
         "received",
+        "refused",
         "repeat",
         "window",
     )
@@ -49,8 +59,14 @@ class Link:
         self.received = 0
         self.heard = 0
         """The newest frame that the other side has acknowledged."""
-        self._sent: deque[tuple[int, list[Envelope]]] = deque()
-        self._early: dict[int, list[Envelope]] = {}
+        self._sent: deque[tuple[int, Body]] = deque()
+        self._early: dict[int, Body] = {}
+        self._parts: dict[int, bytes] = {}
+        """What has come of a message that comes in pieces, by the number of the frame."""
+        self._joined: tuple[int, list[Envelope]] = 0, []
+        """What came in pieces last, and the number of the last frame of it."""
+        self.refused = 0
+        """Messages that came in pieces and could not be read."""
         self._unacknowledged = 0
         self._acknowledge_at: float | None = None
         self._repeat_at: float | None = None
@@ -61,18 +77,37 @@ class Link:
         """The number of the next frame. It follows from those that were sent: Ctrl-C may come between any two statements."""
         return (self._sent[-1][0] if self._sent else self.heard) + 1
 
+    def pack(self, envelopes: list[Envelope], now: float, limit: int) -> list[bytes]:
+        """Frames of ``envelopes``, none larger than ``limit`` bytes. Each is numbered, and retained until it is acknowledged.
+
+        TypeError, ValueError or OverflowError for what no frame can carry; then nothing is sent.
+        """
+        sequence = self.next_out
+        frame = encode(sequence, self.received, envelopes)
+        if len(frame) <= limit and len(envelopes) <= MESSAGES_MAX:
+            self.send(envelopes, now)
+            return [frame]
+        del frame
+        numbered = list(enumerate(cut(envelopes, limit), sequence))
+        self._sent.extend(numbered)  # All at once: Ctrl-C may come between any two statements.
+        self._has_sent(now)
+        return [encode_body(number, self.received, body) for number, body in numbered]
+
     def send(self, envelopes: list[Envelope], now: float) -> int:
         """Number a frame of ``envelopes`` and keep it until it is acknowledged."""
         sequence = self.next_out
         self._sent.append((sequence, envelopes))
+        self._has_sent(now)
+        return sequence
+
+    def _has_sent(self, now: float) -> None:
         if self._repeat_at is None:
             self._pause = self.repeat
             self._repeat_at = now + self._pause
         self._unacknowledged = 0
         self._acknowledge_at = None
-        return sequence
 
-    def receive(self, sequence: int, acknowledged: int, envelopes: list[Envelope], now: float) -> list[list[Envelope]]:
+    def receive(self, sequence: int, acknowledged: int, body: Body, now: float) -> list[list[Envelope]]:
         """Take in a frame; what may be delivered now, in order. Sequence 0 or ``GAP`` is an acknowledgement and nothing else."""
         self._forget(acknowledged, now)
         if sequence <= 0:
@@ -81,21 +116,44 @@ class Link:
             return []
         if sequence != self.received + 1:
             if self.received < sequence <= self.received + self.window:
-                self._early[sequence] = envelopes
+                self._early[sequence] = body
             self._unacknowledged = ACKNOWLEDGE_AFTER_FRAMES
             self._acknowledge_at = now
             return []
-        ready = [envelopes]
+        ready = [self._join(sequence, body) if isinstance(body, Piece) else body]
         self.received = sequence
-        while self._early and (following := self._early.pop(self.received + 1, None)) is not None:
+        while self._early and (following := self._early.get(self.received + 1)) is not None:
+            ready.append(self._join(self.received + 1, following) if isinstance(following, Piece) else following)
             self.received += 1
-            ready.append(following)
+            del self._early[self.received]
         self._unacknowledged += len(ready)
         if self._unacknowledged >= ACKNOWLEDGE_AFTER_FRAMES:
             self._acknowledge_at = now
         elif self._acknowledge_at is None:
             self._acknowledge_at = now + ACKNOWLEDGE_AFTER
         return ready
+
+    def _join(self, sequence: int, piece: Piece) -> list[Envelope]:
+        """Take in a piece of a message: what is complete with it. Done again without harm, after Ctrl-C in the middle of it."""
+        parts = self._parts
+        parts[sequence] = piece.data
+        if piece.left:
+            if len(parts) * len(piece.data) <= MESSAGE_BYTES_MAX:
+                return []
+            parts.clear()  # The rest of it will be no message.
+            self.refused += 1
+            return []
+        try:
+            self._joined = sequence, decode_messages(b"".join(parts.values()))
+        except MalformedFrame:
+            self._joined = sequence, []
+            self.refused += 1
+        parts.clear()
+        return self._joined[1]
+
+    def complete_with(self, sequence: int) -> list[Envelope]:
+        """What came in pieces, of which the last was in the frame with this number."""
+        return self._joined[1] if self._joined[0] == sequence else []
 
     def _forget(self, acknowledged: int, now: float) -> None:
         sent = self._sent
@@ -115,9 +173,9 @@ class Link:
             return self._repeat_at
         return min(self._repeat_at, self._acknowledge_at)
 
-    def due(self, now: float) -> list[tuple[int, list[Envelope]]]:
+    def due(self, now: float) -> list[tuple[int, Body]]:
         """Frames to send again now: the oldest unacknowledged ones, or (0 or ``GAP``, []) where only an acknowledgement is owed."""
-        frames: list[tuple[int, list[Envelope]]] = []
+        frames: list[tuple[int, Body]] = []
         if self._repeat_at is not None and now >= self._repeat_at and self._sent:
             most = self.repeat * REPEAT_FACTOR_MAX
             frames.extend(islice(self._sent, REPEATED_FRAMES if self._pause < most else 1))
@@ -138,4 +196,14 @@ class Link:
 
     def unacknowledged(self) -> list[Envelope]:
         """What was said and not acknowledged, in order: for whoever must say it to the next incarnation."""
-        return [envelope for _, envelopes in self._sent for envelope in envelopes]
+        return [envelope for _, body in self._sent for envelope in (body.envelopes if isinstance(body, Piece) else body)]
+
+    def has(self, message: Message) -> bool:
+        """Whether this message was sent, and not acknowledged, or not all of it."""
+        return any(
+            body.origin is message if isinstance(body, Piece) else any(each is message for _, _, each in body) for _, body in self._sent
+        )
+
+    def cut(self) -> Iterator[Message]:
+        """Messages that travel in several frames, and are not acknowledged, or not all of each: once for every frame."""
+        return (body.origin for _, body in self._sent if isinstance(body, Piece) and body.origin is not None)

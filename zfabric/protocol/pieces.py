@@ -1,0 +1,106 @@
+"""Messages that no frame carries whole: lists of rows become several messages, and what cannot be divided travels in pieces.
+
+``divided`` halves a message whose rows mean the same in two messages as in one. All others (an answer, a function, the objects that a
+task waits for) are sent as parts of their bytes, and the receiver's link puts them together (``codec.cut``, ``Link.receive``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import FUNCTION_BYTES, TASK_BYTES
+from zfabric.protocol.trace import SPAN_BYTES
+
+if TYPE_CHECKING:
+    from zfabric.protocol.codec import Envelope
+
+DIVISIBLE: dict[type[Any], str] = {
+    m.Call: "rows",
+    m.Export: "functions",
+    m.Fetch: "object_ids",
+    m.Find: "actor_ids",
+    m.Functions: "functions",
+    m.Hold: "object_ids",
+    m.LogLines: "rows",
+    m.Objects: "rows",
+    m.Offer: "rows",
+    m.Put: "rows",
+    m.Recorded: "call_ids",
+    m.Release: "object_ids",
+    m.Reported: "rows",
+    m.Results: "rows",
+    m.Returned: "rows",
+    m.Submit: "rows",
+    m.Unpin: "object_ids",
+    m.Whereabouts: "rows",
+    m.Yielded: "rows",
+}
+"""Messages that are lists of independent rows, and the field with the rows."""
+
+
+class Piece:
+    """What one frame carries of messages that no frame carries together: some of the rows of a message, or a part of its bytes."""
+
+    __slots__ = ("data", "envelopes", "left", "origin")
+
+    def __init__(self, envelopes: list[Envelope], origin: m.Message | None, data: bytes = b"", left: int = 0) -> None:
+        self.envelopes = envelopes
+        """What is complete with this frame."""
+        self.origin = origin
+        """The message that was cut. None at its receiver."""
+        self.data = data
+        """A part of the packed messages; empty where the frame carries whole ones."""
+        self.left = left
+        """Parts that follow."""
+
+
+def divided(message: m.Message) -> tuple[m.Message, m.Message] | None:
+    """Two messages that say the same in order, each with half the rows; None if the message is not to be divided."""
+    kind: Any = type(message)
+    special = _SPECIAL.get(kind)
+    if special is not None:
+        return special(message)
+    field = DIVISIBLE.get(kind)
+    if field is None:
+        return None
+    rows = getattr(message, field)
+    if len(rows) < 2:
+        return None
+    middle = len(rows) // 2
+    return message._replace(**{field: rows[:middle]}), message._replace(**{field: rows[middle:]})  # type: ignore[attr-defined]
+
+
+def _dispatch(message: m.Dispatch) -> tuple[m.Message, m.Message] | None:
+    middle = len(message.rows) // 2
+    if not middle:
+        return None
+    before = tuple(row for row in message.details if row[0] < middle)
+    behind = tuple((row[0] - middle, *row[1:]) for row in message.details if row[0] >= middle)
+    return message._replace(rows=message.rows[:middle], details=before), message._replace(rows=message.rows[middle:], details=behind)
+
+
+def _completed(message: m.Completed) -> tuple[m.Message, m.Message] | None:
+    count = len(message.attempts)
+    middle = count // 2
+    if not middle:
+        return None
+    functions, times = message.times[: count * FUNCTION_BYTES], message.times[count * FUNCTION_BYTES :]
+    halves: list[m.Message] = []
+    for start, stop in ((0, middle), (middle, count)):
+        halves.append(
+            m.Completed(
+                message.attempts[start:stop],
+                message.statuses[start:stop],
+                message.outputs[start:stop],
+                message.task_ids[start * TASK_BYTES : stop * TASK_BYTES],
+                tuple((row[0] - start, *row[1:]) for row in message.extras if start <= row[0] < stop),
+                () if start else message.durations,
+                functions[start * FUNCTION_BYTES : stop * FUNCTION_BYTES] + times[start * SPAN_BYTES : stop * SPAN_BYTES],
+            )
+        )
+    return halves[0], halves[1]
+
+
+_SPECIAL: dict[type[Any], Callable[[Any], tuple[m.Message, m.Message] | None]] = {m.Dispatch: _dispatch, m.Completed: _completed}
