@@ -474,11 +474,11 @@ CASES: list[tuple[str, int, tuple[Any, ...], Any, list[Any]]] = [
     ("Submit", 0, ((),), GOOD_TASK, BAD_TASKS),
     ("Inherit", 0, ((), ()), GOOD_TASK, BAD_TASKS),
     ("Inherit", 1, ((), ()), GOOD_FUNCTION, BAD_FUNCTIONS),
-    ("Dispatch", 0, ((), (), False, 0), GOOD_TASK, BAD_TASKS),
+    ("Dispatch", 0, ((), (), 0, 0), GOOD_TASK, BAD_TASKS),
     (
         "Dispatch",
         1,
-        ((), (), False, 0),
+        ((), (), 0, 0),
         (0, 0, (b"v",), ()),
         [(0, 0, ()), ("0", 0, (), ()), (0, None, (), ()), (0, 0, None, ()), (0, 0, (), b"")],
     ),
