@@ -280,8 +280,12 @@ class Membership:
             self.tables.send(self.tables.store_address, m.ProcessGone(process.incarnation))
 
     def _pass_on(self, gone: bytes, driver: ProcessRecord) -> None:
-        """What a dead worker submitted has nobody who would say it again after a restart: its driver does from now on."""
+        """What a dead worker submitted has nobody who would say it again after a restart: its driver does from now on.
+
+        Not what is being stopped: whoever asked for that may be dead, too, and the driver would have it run again.
+        """
         orphans = [task for task in self.tables.tasks.values() if task.submitter == gone and task.state != DONE]
+        orphans = [task for task in orphans if task.rare is None or not task.rare.stopped]
         for task in orphans:
             task.submitter = driver.incarnation
         for start in range(0, len(orphans), 256):
