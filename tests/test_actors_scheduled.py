@@ -76,6 +76,32 @@ def test_an_actor_is_not_made_in_a_process_that_owes_others_results_of_its_calls
     assert worker not in others
 
 
+def test_the_process_of_an_actor_whose_init_raised_stays_while_others_wait_for_what_it_has_called() -> None:
+    node = made(2, workers_max=2, worker_idle_seconds=1.0)
+    node.submit((ACTOR, KIND, b"", ()))
+    worker, *_ = node.workers()
+    owed = call_value(task_id(77), 0)
+    node.say(CLIENT + worker, m.Expect(((owed, task_id(60)),)))
+    node.say(CLIENT + DRIVER, m.Hold((owed,)))
+    node.say(WORKER + worker, m.Completed.of(((ACTOR, 0, m.ERROR, (b"error",)),), (), ((KIND, 1, 0.001),)))
+    assert [effect for effect in node.effects if type(effect) is e.KillProcess] == []
+    assert dict(node.scheduler.pool.available())["CPU"] == dict(node.scheduler.pool.total)["CPU"], "it holds nothing meanwhile"
+    node.take(m.Dispatch)
+    node.submit(row(1), row(2), row(3))
+    assert worker not in [each for each, _, _ in node.dispatched()]
+    node.say(CLIENT + worker, m.Offer(((owed, m.OK, b"value", ()),)))
+    node.now += 1.0
+    node.scheduler.tick(node.now)
+    node.turn()
+    assert [(each.pid, each.reason) for each in node.effects if type(each) is e.KillProcess] == [
+        (node.pids[worker], "its actor could not be made")
+    ]
+    node.now += 1.0
+    node.scheduler.tick(node.now)
+    node.turn()
+    assert sum(type(each) is e.KillProcess and each.pid == node.pids[worker] for each in node.effects) == 1
+
+
 def test_workers_that_owe_results_do_not_keep_other_environments_waiting() -> None:
     """They may owe for ever, and run nothing of those."""
     node = made(2, workers_max=2)

@@ -94,6 +94,44 @@ def test_every_call_of_an_actor_whose_init_raised_says_what_it_raised() -> None:
     assert isinstance(later.cause, LookupError)  # type: ignore[attr-defined]
 
 
+@zf.remote
+class Gate:
+    """Holds what it is given, and a call until it is opened."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+        self.kept: list[Any] = []
+
+    def passed(self) -> str:
+        assert self.opened.wait(PATIENCE)
+        return "passed"
+
+    def keep(self, refs: list[Any]) -> None:
+        self.kept = refs
+
+    def take(self) -> list[Any]:
+        return self.kept
+
+    def open(self) -> None:
+        self.opened.set()
+
+
+@zf.remote
+class Forebear:
+    def __init__(self, gate: Any) -> None:
+        zf.get(gate.keep.remote([gate.passed.remote()]))
+        raise LookupError("nothing to be had")
+
+
+def test_what_an_init_that_raised_had_called_still_comes_for_those_who_wait_for_it() -> None:
+    gate = Gate.options(max_concurrency=3).remote()
+    made = Forebear.remote(gate)
+    eventually(lambda: "raised" in str(zf.explain(made)), "it is known that there is no such actor")
+    (ref,) = value_of(gate.take.remote())
+    gate.open.remote()
+    assert value_of(ref) == "passed"
+
+
 def test_an_init_that_ends_its_process() -> None:
     error = failure(Stillborn.remote("exits").hello.remote())
     assert isinstance(error, zf.ActorDiedError)

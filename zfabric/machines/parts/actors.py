@@ -204,7 +204,10 @@ class Actors:
         if worker is not None and worker.shared:
             self._vacate(worker, record)
         elif worker is not None:
-            self._kill_process(worker, "its actor could not be made")
+            worker.actors.pop(record.id, None)
+            if not worker.gpus:
+                self.scheduler.dispatcher.release(worker)
+            self.scheduler.workers.end_once_unneeded(worker, "its actor could not be made")
 
     def kept(self, actor_ids: Iterable[bytes]) -> None:
         """Detached actors are durable: those that are made already live."""

@@ -486,6 +486,7 @@ class WorkerRecord:
         "actors",
         "delays",
         "demand",
+        "end_reason",
         "environment",
         "frames",
         "functions",
@@ -541,6 +542,8 @@ class WorkerRecord:
         self.started_at = now
         self.taking_back = False
         self.kill_reason = ""
+        self.end_reason = ""
+        """Why it is to end once nobody waits for what only it will have; empty if it is not to, or is being killed."""
         self.actors: dict[bytes, None] = {}
         """The actor it is, if it is one; those that it is, if it is shared."""
         self.shared = False

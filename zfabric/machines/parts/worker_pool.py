@@ -139,18 +139,30 @@ class WorkerPool:
         if worker.pid:
             self.tables.effects.append(KillProcess(worker.pid, reason))
 
+    def end_once_unneeded(self, worker: WorkerRecord, reason: str) -> None:
+        """Stop a worker as soon as others wait for nothing that only it will have."""
+        if not self.is_awaited(worker):
+            self.end(worker, reason)
+            return
+        worker.state = ENDING
+        worker.end_reason = reason
+
     def trim(self, now: float) -> float | None:
-        """End idle workers beyond the node's CPUs, and those that actors shared which have all ended; when to look again."""
+        """End idle workers beyond the node's CPUs, those that actors shared which have all ended, and those not awaited any more.
+
+        Returns when to look again.
+        """
         workers = self.tables.workers.values()
         vacant = [worker for worker in workers if worker.shared and worker.state == HOSTING and not weight(worker)]
         idle = sorted(self._idle(), key=lambda each: each.idle_since)
         patience = self.tables.config.worker_idle_seconds
         dues = [(worker.last_progress + patience, worker) for worker in vacant]
         dues += [(worker.idle_since + patience, worker) for worker in idle[: max(0, len(idle) - self.cpus)]]
-        late = [worker for due, worker in dues if now >= due]
+        late = [worker for due, worker in dues if now >= due] + [worker for worker in workers if worker.end_reason]
         unneeded = self._unneeded(late)
         for worker in unneeded:
-            self.end(worker, "idle")
+            self.end(worker, worker.end_reason or "idle")
+            worker.end_reason = ""
         again = [due for due, _ in dues if due > now]
         if len(unneeded) < len(late):
             again.append(now + patience)
