@@ -256,6 +256,49 @@ def test_a_method_gives_all_that_it_yields_at_once() -> None:
     assert "should yield" in str(error)
 
 
+class ComesBack:
+    """Raises after it has yielded, as often as it is told to."""
+
+    def __init__(self) -> None:
+        self.fails = 0
+
+    def arm(self, fails: int) -> None:
+        self.fails = fails
+
+    @zf.method(retry_exceptions=[OSError], max_task_retries=2)
+    def letters(self) -> Iterator[str]:
+        yield "a"
+        yield "b"
+        self.fails -= 1
+        if self.fails >= 0:
+            raise OSError("not yet")
+        yield "c"
+
+
+class ComesBackInLoop(ComesBack):
+    @zf.method(retry_exceptions=[OSError], max_task_retries=2)
+    async def letters(self) -> AsyncIterator[str]:  # type: ignore[override]
+        for letter in super().letters():
+            await asyncio.sleep(0)
+            yield letter
+
+
+@pytest.mark.parametrize(("kind", "options"), [(ComesBack, {}), (ComesBack, {"max_concurrency": 2}), (ComesBackInLoop, {})])
+def test_a_method_that_yields_is_called_again(kind: type, options: dict[str, Any]) -> None:
+    """What was yielded before is not given twice."""
+    actor = zf.remote(**options)(kind).remote() if options else zf.remote(kind).remote()
+    for call, read in (
+        (actor.letters, values),
+        (actor.letters.options(num_returns=3), values),
+        (actor.letters.options(num_returns="dynamic"), lambda ref: values(zf.get(ref, timeout=PATIENCE))),
+    ):
+        actor.arm.remote(2)
+        assert read(call.remote()) == ["a", "b", "c"]
+        actor.arm.remote(3)
+        *_, last = zf.get(refs, timeout=PATIENCE) if isinstance(refs := call.remote(), zf.ObjectRef) else refs
+        assert isinstance(failure(last), OSError)
+
+
 @pytest.mark.parametrize("made", [lambda: Sources.remote(), lambda: Plain.options(max_concurrency=2).remote()])
 def test_others_read_what_a_method_yielded(made: Callable[[], Any]) -> None:
     @zf.remote

@@ -7,7 +7,8 @@ import gc
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -542,4 +543,105 @@ def test_dynamic_returns_come_once_the_task_is_done() -> None:
         return [int(zf.get(ref)[0]) for ref in found]
 
     assert zf.get(again.remote(halves.remote(5)), timeout=PATIENCE) == [5, 2, 1]
-    assert isinstance(failure(count.options(num_returns="dynamic").remote("x")), TypeError)
+
+
+@zf.remote(num_returns="dynamic")
+def break_off(n: int) -> Iterator[int]:
+    yield from range(n)
+    raise KeyError("broken off")
+
+
+@zf.remote(num_returns="dynamic")
+async def break_off_in_loop(n: int) -> AsyncIterator[int]:
+    for number in range(n):
+        yield number
+    raise KeyError("broken off")
+
+
+class BreaksOff:
+    """Its methods raise after they have yielded."""
+
+    def plain(self, n: int) -> Iterator[int]:
+        yield from range(n)
+        raise KeyError("broken off")
+
+
+class BreaksOffInLoop:
+    async def plain(self, n: int) -> AsyncIterator[int]:
+        for number in range(n):
+            yield number
+        raise KeyError("broken off")
+
+
+@pytest.mark.parametrize("made", ["task", "async task", "actor", "async actor", "threads"])
+def test_what_was_yielded_before_an_error_is_kept(made: str) -> None:
+    actors = {"actor": (BreaksOff, {}), "async actor": (BreaksOffInLoop, {}), "threads": (BreaksOff, {"max_concurrency": 2})}
+    if made in actors:
+        kind, options = actors[made]
+        actor: Any = zf.remote(kind).options(**options).remote()
+        call: Any = actor.plain
+    else:
+        call = break_off if made == "task" else break_off_in_loop
+    *whole, broken = zf.get(call.options(num_returns="dynamic").remote(2), timeout=PATIENCE)
+    assert values(whole) == [0, 1]
+    assert isinstance(failure(broken), KeyError)
+    (broken,) = zf.get(call.options(num_returns="dynamic").remote(0), timeout=PATIENCE)
+    assert isinstance(failure(broken), KeyError)
+    first, *rest = call.options(num_returns=3).remote(1)
+    assert values([first]) == [0]
+    assert [type(failure(ref)) for ref in rest] == [type(failure(broken))] * 2
+    with pytest.raises(KeyError, match="broken off"):
+        zf.get([first, *rest], timeout=PATIENCE)
+
+    @zf.remote
+    def use(value: int) -> int:
+        return value
+
+    assert zf.get(use.remote(first), timeout=PATIENCE) == 0
+    assert isinstance(failure(use.remote(rest[0])), KeyError)
+
+
+def test_a_function_that_may_be_retried_yields_all_or_fails_again(tmp_path: Path) -> None:
+    @zf.remote(retry_exceptions=[OSError], max_retries=2)
+    def comes_back(note: str) -> Iterator[int]:
+        with open(note, "a") as file:
+            file.write("begun ")
+        yield 1
+        if written(Path(note)).count("begun") < 3:
+            raise OSError("not yet")
+        yield 2
+
+    note = tmp_path / "note"
+    assert zf.get(comes_back.options(num_returns=2).remote(str(note)), timeout=PATIENCE) == [1, 2]
+    note.unlink()
+    assert values(zf.get(comes_back.options(num_returns="dynamic").remote(str(note)), timeout=PATIENCE)) == [1, 2]
+
+
+def test_what_does_not_yield_is_not_dynamic() -> None:
+    with pytest.raises(zf.OptionError, match="does not yield"):
+        zf.remote(num_returns="dynamic")(lambda: [1, 2])
+    error = failure(zf.remote(num_returns="dynamic")(partial(sorted, [1, 2])).remote())
+    assert isinstance(error, TypeError)
+    assert "returned a list: it should yield its values" in str(error)
+
+
+def test_a_generator_that_yields_less_than_it_declares_keeps_that() -> None:
+    *whole, missing = count.options(num_returns=3).remote(2)
+    assert values(whole) == [0, 1]
+    assert "declares num_returns=3 and returned 2 values" in str(failure(missing))
+    assert all("returned 4 values" in str(failure(ref)) for ref in count.options(num_returns=3).remote(4))
+
+
+def test_a_generator_is_its_own_value() -> None:
+    generator = count.remote(2)
+    assert zf.get(generator) is generator
+    assert values(generator) == [0, 1]
+
+
+def test_nothing_is_ready_at_the_end() -> None:
+    generator = count.remote(1)
+    assert values([next(generator)]) == [0]
+    zf.get(generator.completed(), timeout=PATIENCE)
+    assert not generator.next_ready()
+    assert not generator.next_ready()
+    assert list(generator) == []

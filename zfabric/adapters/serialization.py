@@ -26,7 +26,7 @@ import struct
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from zfabric.adapters.task_errors import dump_error, load_error, load_failure
@@ -35,7 +35,11 @@ from zfabric.protocol.ids import FUNCTION_BYTES
 
 __all__ = [
     "ArgumentsTooLarge",
+    "Raises",
     "SerializedValue",
+    "Unfinished",
+    "Yielded",
+    "and_failures",
     "deserialize",
     "dump_arguments",
     "dump_error",
@@ -50,6 +54,7 @@ __all__ = [
     "note_function",
     "note_reference",
     "register_plain",
+    "run_to_its_end",
     "serialize",
     "serialize_fast",
 ]
@@ -498,8 +503,8 @@ def load_arguments(data: bytes | memoryview, values: Sequence[Any] = ()) -> tupl
 
 # --- functions -----------------------------------------------------------------------------------------------------------------------
 
-_GENERATOR = 0x20
-"""``inspect.CO_GENERATOR``, without importing inspect in every worker."""
+YIELDS = 0x20 | 0x200
+"""``inspect.CO_GENERATOR`` and ``CO_ASYNC_GENERATOR``, without importing inspect in every worker."""
 
 Retry = bool | tuple[type[BaseException], ...]
 
@@ -538,16 +543,77 @@ def load_function(
         _collecting.functions = previous
     for remote in found:
         remote.adopt(function, bytes(payload), function_id)
-    if whole and getattr(getattr(function, "__code__", None), "co_flags", 0) & _GENERATOR:
-        function = _run_to_its_end(function)
+    if whole and getattr(getattr(function, "__code__", None), "co_flags", 0) & YIELDS:
+        function = run_to_its_end(function)
     if isinstance(retry, bool):
         return function, lambda error: retry and isinstance(error, Exception)
     return function, lambda error: isinstance(error, retry)
 
 
-def _run_to_its_end(generator: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
-    def items(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        return tuple(generator(*args, **kwargs))
+class Raises:
+    """A value that raises when it is read: the error that ``dump_error`` packed, in place of what a generator did not yield."""
+
+    def __init__(self, payload: bytes) -> None:
+        self.payload = payload
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _raise, (self.payload,)
+
+
+def _raise(payload: bytes) -> None:
+    raise load_error(payload)
+
+
+register_plain(Raises)
+
+
+class Unfinished(Exception):
+    """A generator raised ``error`` after it had yielded values that its caller is to have.
+
+    ``finish(failure, count)`` is what the call returns then, of ``count`` values, with ``failure`` in place of those that are missing.
+    """
+
+    def __init__(self, error: Exception, finish: Callable[[Raises, int], Any]) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.finish = finish
+
+
+class Yielded(tuple[Any, ...]):
+    """All that a generator yielded: where it was to be more, those that there are are kept."""
+
+
+def and_failures(found: Sequence[Any], failure: Raises, count: int) -> Sequence[Any]:
+    """``count`` values: those that were found, and ``failure`` in place of the others."""
+    return [*found, *[failure] * (count - len(found))] if len(found) < count else found
+
+
+def run_to_its_end(generator: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that returns all that a generator function (plain or async) yields. It raises ``Unfinished`` where that raises later."""
+
+    def items(*args: Any, **kwargs: Any) -> Any:
+        values = generator(*args, **kwargs)
+        if hasattr(values, "__aiter__"):
+            return items_in_loop(values)
+        found: list[Any] = []
+        try:
+            found.extend(values)
+        except Exception as error:
+            if found:
+                raise Unfinished(error, functools.partial(and_failures, found)) from error
+            raise
+        return Yielded(found)
+
+    async def items_in_loop(values: AsyncIterable[Any]) -> Yielded:
+        found: list[Any] = []
+        try:
+            async for value in values:
+                found.append(value)
+        except Exception as error:
+            if found:
+                raise Unfinished(error, functools.partial(and_failures, found)) from error
+            raise
+        return Yielded(found)
 
     items.__name__, items.__qualname__ = generator.__name__, generator.__qualname__
     return items

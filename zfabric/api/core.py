@@ -30,7 +30,7 @@ def get(refs: Any, *, timeout: float | None = None, copy: bool = False, return_e
     """The value of a ref, or the values of a list (or tuple, also nested) of refs, in its shape. Waits for them.
 
     Arrays are read-only views of shared memory (nothing is copied, whatever their size); ``copy=True`` gives writable copies.
-    A ref that is listed twice gives the same object twice.
+    A ref that is listed twice gives the same object twice. A generator of refs is its own value.
 
     Raises what a task raised, a TaskError that is also an instance of the class that was raised, as soon as one has failed: the
     other tasks go on, and nothing waits for them (of several failures that are known by then, the first in the list). With
@@ -56,6 +56,11 @@ def get(refs: Any, *, timeout: float | None = None, copy: bool = False, return_e
         return _value_or_error(outcome, copy) if return_exceptions else _value(outcome, copy)
     if type(refs) is list and set(map(type, refs)) == _ONLY_REFS:
         return _values(refs, timeout, copy, return_exceptions)
+    if not isinstance(refs, (list, tuple)):
+        from zfabric.api.generators import ObjectRefGenerator
+
+        if type(refs) is ObjectRefGenerator:
+            return refs
     flat: list[ObjectRef] = []
     _flatten(refs, "", flat)
     values = _values(flat, timeout, copy, return_exceptions) if flat else []

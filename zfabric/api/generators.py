@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Iterator, Mapping
+from functools import partial
 from types import GenericAlias
 from typing import Any
 
-from zfabric.adapters.serialization import register_plain, serialize
+from zfabric.adapters.serialization import Raises, Unfinished, register_plain, serialize
 from zfabric.api.core import check_timeout, owner_of
 from zfabric.api.errors import a
 from zfabric.api.lifecycle import connected
@@ -146,7 +147,7 @@ class ObjectRefGenerator:
     # -- more about it --
 
     def next_ready(self) -> bool:
-        """Whether ``next`` would not wait.
+        """Whether there is a next ref that ``next`` would give without waiting: False at the end.
 
         >>> import zfabric as zf
         >>> generator = zf.remote(num_returns="streaming")(lambda: iter("a")).remote()
@@ -156,12 +157,11 @@ class ObjectRefGenerator:
         'a'
         """
         if self._finished:
-            return True
+            return False
         try:
-            self._is_value(self._coming(), 0)
+            return self._is_value(self._coming(), 0)
         except GetTimeoutError:
             return False
-        return True
 
     def is_finished(self) -> bool:
         """Whether the last value was taken, or the generator closed."""
@@ -217,6 +217,8 @@ register_plain(ObjectRefGenerator)
 class DynamicObjectRefGenerator:
     """Refs to all values that a task yielded, once it is done: what a ref of ``num_returns="dynamic"`` has as its value.
 
+    If the task raised while it yielded, the last ref raises that error when it is read.
+
     >>> import zfabric as zf
     >>> @zf.remote(num_returns="dynamic")
     ... def letters(text):
@@ -267,12 +269,27 @@ class _Collected:
         values = self.function(*args, **kwargs)
         if hasattr(values, "__aiter__"):
             return self._collect(values)
-        if not hasattr(values, "__iter__") or isinstance(values, (str, bytes, dict)):
+        if not hasattr(values, "__next__"):
             raise TypeError(f'{self.__qualname__} declares num_returns="dynamic" and returned {a(values)}: it should yield its values')
-        return DynamicObjectRefGenerator([_stored(value) for value in values])
+        refs: list[ObjectRef] = []
+        try:
+            refs.extend(map(_stored, values))
+        except Exception as error:
+            raise Unfinished(error, partial(_and_failure, refs)) from error
+        return DynamicObjectRefGenerator(refs)
 
     async def _collect(self, values: AsyncIterable[Any]) -> DynamicObjectRefGenerator:
-        return DynamicObjectRefGenerator([_stored(value) async for value in values])
+        refs: list[ObjectRef] = []
+        try:
+            async for value in values:
+                refs.append(_stored(value))
+        except Exception as error:
+            raise Unfinished(error, partial(_and_failure, refs)) from error
+        return DynamicObjectRefGenerator(refs)
+
+
+def _and_failure(refs: list[ObjectRef], failure: Raises, _count: int) -> DynamicObjectRefGenerator:
+    return DynamicObjectRefGenerator([*refs, _stored(failure)])
 
 
 def _stored(value: Any) -> ObjectRef:

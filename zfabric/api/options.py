@@ -323,8 +323,6 @@ def pairs_of_method(options: Mapping[str, Any], base: Pairs = (), retries: int =
             found["retry_on"] = kinds
     if "retry_on" in found:
         found.setdefault("max_retries", max(retries, -1))
-        if "stream" in found or "dynamic" in found:
-            raise OptionError("retry_exceptions is for methods that return: what one has yielded cannot be taken back")
     if options.get("timeout") is not None:
         found["timeout"] = float(options["timeout"])
     if options.get("concurrency_group") is not None:

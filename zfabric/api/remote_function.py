@@ -317,6 +317,8 @@ def _made(function: Callable[..., Any], options: Mapping[str, Any]) -> RemoteFun
         return RemoteFunction(function, options)
     if _flags(function) & _COROUTINE:
         raise OptionError(f"{function.__qualname__} is 'async def' without yield: num_returns={mode_of(options)!r} is for generators")
+    if mode_of(options) == "dynamic" and hasattr(function, "__code__") and not _flags(function) & (_GENERATOR | _ASYNC_GENERATOR):
+        raise OptionError(f'{function.__qualname__} does not yield: num_returns="dynamic" is for generators')
     from zfabric.api.generators import DynamicFunction, StreamingFunction
 
     return (StreamingFunction if mode_of(options) == "streaming" else DynamicFunction)(function, options)

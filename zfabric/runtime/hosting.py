@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from zfabric.adapters.serialization import YIELDS, run_to_its_end
 from zfabric.exceptions import FabricError
 from zfabric.machines.parts.calls import Calls
 from zfabric.machines.parts.given import Item
@@ -75,7 +76,13 @@ class Host:
             found = _of_class(instance, item.method)
         else:
             found = getattr(instance, item.method)
-        return found if item.options is None or not option(item.options, "dynamic") else interface.collected(found)
+        if item.options is None:
+            return found
+        if option(item.options, "dynamic"):
+            return interface.collected(found)
+        if option(item.options, "num_returns", 1) > 1 and getattr(getattr(found, "__code__", None), "co_flags", 0) & YIELDS:
+            return run_to_its_end(found)
+        return found
 
     def class_of(self, item: Invocation) -> str:
         """The name of the class of the actor that is called."""

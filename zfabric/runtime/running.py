@@ -397,9 +397,7 @@ class RunningWorker(UserCode):
         if inspect.isawaitable(value):
             value = await value
         ahead = self._ahead(item)
-        if ahead is not None:
-            return await produce_in_loop(self, item, value, ahead)
-        return [each async for each in value] if inspect.isasyncgen(value) and self._terms(item)[1] > 1 else value
+        return value if ahead is None else await produce_in_loop(self, item, value, ahead)
 
     def _ahead(self, item: Item | Invocation) -> int | None:
         """How many values a task or a call may be ahead that makes a stream (0: as configured); None if it makes none."""

@@ -9,7 +9,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -174,7 +174,8 @@ class UserCode(WorkerConnection):
         if type(item) is Invocation:
             function = self.host.method(item)
             if item.options is not None and (kinds := option(item.options, "retry_on")):
-                function = _again(function, kinds, option(item.options, "max_retries", 0), partial(self._arguments, item))
+                again = _Again(function, kinds, option(item.options, "max_retries", 0), partial(self._arguments, item))
+                function = again.call if option(item.options, "stream") is None else again.stream
         else:
             function, retryable = self._load(row)
         if row[2] or item.values:
@@ -321,7 +322,10 @@ class UserCode(WorkerConnection):
                 value = tuple(value)
             if not isinstance(value, (tuple, list)) or len(value) != count:
                 got = f"{len(value)} values" if isinstance(value, (tuple, list)) else f"one {type(value).__name__}"
-                raise ValueError(f"{name} declares num_returns={count} and returned {got}")
+                wrong = ValueError(f"{name} declares num_returns={count} and returned {got}")
+                if type(value) is not serialization.Yielded or len(value) > count:
+                    raise wrong
+                value = serialization.and_failures(value, serialization.Raises(self._error(wrong, item)), count)
             values = value
         name_value = call_value if type(item) is Invocation else object_id
         outputs: list[Any] = []
@@ -340,11 +344,16 @@ class UserCode(WorkerConnection):
         """The outcome of user code that raised."""
         if isinstance(error, ActorExit):
             return self._leave_for_good(item, "exit_actor")
+        finish = None
+        if type(error) is serialization.Unfinished:
+            finish, error = error.finish, error.error
         if self.worker.interrupted(item):
             return INTERRUPTED, (), None
         if type(item) is Invocation and isinstance(error, SystemExit):
             return self._exit(item, error)
         status = RETRY if retryable is not None and not isinstance(error, SystemExit) and _asks(retryable, error) else ERROR
+        if finish is not None and status == ERROR:
+            return self.packed(item, finish(serialization.Raises(self._error(error, item)), self._terms(item)[1]))
         return status, (self._error(error, item),), None
 
     def _leave_for_good(self, item: Item | Invocation, how: str) -> Ending:
@@ -384,40 +393,91 @@ class UserCode(WorkerConnection):
         return {"function": self.name_of(item), "node": self.node.hex(), "pid": os.getpid(), "attempt": tries_of(item.attempt)}
 
 
-def _again(
-    function: Callable[..., Any], kinds: tuple[str, ...], limit: int, arguments: Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]
-) -> Callable[..., Any]:
-    """``function``, called again with fresh ``arguments`` after errors of these kinds, at most ``limit`` times (-1: without end)."""
-    import inspect
+class _Again:
+    """A method that is called again with fresh ``arguments`` after errors of these kinds, at most ``limit`` times (-1: without end)."""
 
-    left = limit
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        kinds: tuple[str, ...],
+        limit: int,
+        arguments: Callable[[], tuple[tuple[Any, ...], dict[str, Any]]],
+    ) -> None:
+        self.function = function
+        self.kinds = kinds
+        self.left = limit
+        self.arguments = arguments
 
-    def asks(error: Exception) -> bool:
-        nonlocal left
-        if not left or not any(f"{kind.__module__}.{kind.__qualname__}" in kinds for kind in type(error).__mro__):
+    def _asks(self, error: Exception) -> bool:
+        if type(error) is serialization.Unfinished:
+            error = error.error
+        if not self.left or not any(f"{kind.__module__}.{kind.__qualname__}" in self.kinds for kind in type(error).__mro__):
             return False
-        left -= 1
+        self.left -= 1
         return True
 
-    async def in_loop(*args: Any, **kwargs: Any) -> Any:
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """What the method returns, or a coroutine that does so."""
         while True:
             try:
-                return await function(*args, **kwargs)
+                value = self.function(*args, **kwargs)
             except Exception as error:
-                if not asks(error):
+                if not self._asks(error):
                     raise
-            args, kwargs = arguments()
+            else:
+                return self._awaited(value) if hasattr(value, "__await__") else value
+            args, kwargs = self.arguments()
 
-    def at_once(*args: Any, **kwargs: Any) -> Any:
+    async def _awaited(self, value: Awaitable[Any]) -> Any:
         while True:
             try:
-                return function(*args, **kwargs)
+                return await value
             except Exception as error:
-                if not asks(error):
+                if not self._asks(error):
                     raise
-            args, kwargs = arguments()
+            args, kwargs = self.arguments()
+            value = self.function(*args, **kwargs)
 
-    return in_loop if inspect.iscoroutinefunction(function) else at_once
+    def stream(self, *args: Any, **kwargs: Any) -> Any:
+        """What the method yields. One that is called again is to yield the same again: what was yielded before is passed over."""
+        values = self.function(*args, **kwargs)
+        if hasattr(values, "__aiter__"):
+            return self._stream_in_loop(values)
+        return self._stream(values) if hasattr(values, "__next__") else values
+
+    def _stream(self, values: Generator[Any, None, None]) -> Iterator[Any]:
+        yielded = 0
+        while True:
+            try:
+                with contextlib.closing(values):
+                    for index, value in enumerate(values):
+                        if index == yielded:
+                            yielded += 1
+                            yield value
+                return
+            except Exception as error:
+                if not self._asks(error):
+                    raise
+            args, kwargs = self.arguments()
+            values = self.function(*args, **kwargs)
+
+    async def _stream_in_loop(self, values: AsyncGenerator[Any, None]) -> AsyncIterator[Any]:
+        yielded = 0
+        while True:
+            index = 0
+            try:
+                async with contextlib.aclosing(values):
+                    async for value in values:
+                        if index == yielded:
+                            yielded += 1
+                            yield value
+                        index += 1
+                return
+            except Exception as error:
+                if not self._asks(error):
+                    raise
+            args, kwargs = self.arguments()
+            values = self.function(*args, **kwargs)
 
 
 def _gpu_name(place: int) -> str:
