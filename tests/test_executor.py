@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import functools
 import operator
+import os
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,10 +29,6 @@ def _square(x: int) -> int:
 
 def _fail(x: int) -> int:
     raise KeyError(x)
-
-
-def _wait_for_ever() -> None:
-    threading.Event().wait()
 
 
 def test_it_is_an_executor() -> None:
@@ -72,15 +71,25 @@ def test_map_raises_where_the_call_failed() -> None:
             next(results)
 
 
-def test_map_times_out_and_lets_go_of_the_rest() -> None:
+def test_map_times_out_and_lets_go_of_the_rest(tmp_path: Path) -> None:
     with zf.Executor() as executor:
-        results = executor.map(lambda x: threading.Event().wait() if x else x, range(6), timeout=2)
+        results = executor.map(lambda x: _pass_when(tmp_path, "it") if x else x, range(6), timeout=2)
         assert next(results) == 0
         with pytest.raises(TimeoutError):
             next(results)
-        # Both CPUs are free again only if those that ran were stopped, the one that was waited for among them.
+        unfinished = [row for row in query("tasks") if row["state"] not in ("finished", "failed")]
+        assert all(row["state"] in ("running", "assigned") for row in unfinished), "those that run go on, the others are gone"
+        (tmp_path / "it may go").touch()
         assert executor.submit(_square, 3).result(60) == 9
-        eventually(lambda: not [row for row in query("tasks") if row["state"] in ("running", "ready", "assigned")], "nothing is left of it")
+
+
+def test_map_keeps_no_result() -> None:
+    with zf.Executor() as executor:
+        for chunksize in (1, 2):
+            for value in executor.map(_Plain, range(4), chunksize=chunksize):
+                last = weakref.ref(value)
+                del value
+                assert last() is None
 
 
 def test_callbacks_wait_and_as_completed() -> None:
@@ -95,33 +104,50 @@ def test_callbacks_wait_and_as_completed() -> None:
     assert seen == [9]
 
 
-def test_cancelling_a_future_stops_its_task() -> None:
+def test_a_call_that_runs_says_so_and_is_not_cancelled(tmp_path: Path) -> None:
+    """Two CPUs: two run, two wait in the cluster."""
     with zf.Executor() as executor:
-        future = executor.submit(_wait_for_ever)
-        assert future.cancel()
-        assert future.cancelled()
+        running = [executor.submit(_pass_when, tmp_path, str(number)) for number in range(2)]
+        for number in range(2):
+            eventually((tmp_path / f"{number} has begun").exists, "it runs")
+        waiting = [executor.submit(_pass_when, tmp_path, str(number)) for number in range(2, 4)]
+        assert [future.running() for future in running + waiting] == [True, True, False, False]
+        assert not running[0].cancel()
+        assert waiting[0].cancel()
+        assert waiting[0].cancelled()
         with pytest.raises(concurrent.futures.CancelledError):
-            future.result()
-        # Both CPUs are free again only if the task was stopped.
-        assert list(executor.map(_square, range(4), timeout=60)) == [0, 1, 4, 9]
-
-
-def test_shutdown_cancels_what_it_is_told_to() -> None:
-    executor = zf.Executor()
-    futures = [executor.submit(_wait_for_ever) for _ in range(8)]
-    executor.shutdown(cancel_futures=True)
-    assert all(future.cancelled() for future in futures)
+            waiting[0].result()
+        assert concurrent.futures.wait([waiting[0]], timeout=PATIENCE).done == {waiting[0]}
+        executor.shutdown(wait=False, cancel_futures=True)
+        assert waiting[1].cancelled()
+        for number in range(2):
+            (tmp_path / f"{number} may go").touch()
+        assert [future.result(PATIENCE) for future in running] == ["0", "1"]
+        assert not any(future.running() or future.cancel() for future in running)
+    assert not (tmp_path / "2 has begun").exists()
+    assert not (tmp_path / "3 has begun").exists()
     with pytest.raises(RuntimeError, match="shut down"):
         executor.submit(_square, 1)
 
 
+def test_a_call_that_runs_can_be_stopped_by_its_ref(tmp_path: Path) -> None:
+    with zf.Executor() as executor:
+        future = executor.submit(_pass_when, tmp_path, "it")
+        eventually((tmp_path / "it has begun").exists, "it runs")
+        zf.cancel(future.ref)  # type: ignore[attr-defined] # submit gives the standard library's type
+        with pytest.raises(zf.TaskCancelledError):
+            future.result(PATIENCE)
+
+
 def test_max_workers_limits_what_is_out() -> None:
-    with pytest.raises(ValueError, match="at least 1"):
+    with pytest.raises(ValueError, match="max_workers must be greater than 0"):
         zf.Executor(max_workers=0)
     with pytest.raises(ValueError, match="not '3'"):
         zf.Executor(max_workers="3")  # type: ignore[arg-type]
     with zf.Executor(max_workers=1) as executor:
         assert list(executor.map(_square, range(5))) == [0, 1, 4, 9, 16]
+        assert executor._max_workers == 1
+    assert zf.Executor()._max_workers == 2, "the CPUs of the cluster"
 
 
 def _pass_when(path: Path, name: str) -> str:
@@ -166,15 +192,17 @@ def test_shutdown_cancels_what_waits_for_room_before_it_can_begin(tmp_path: Path
     executor = zf.Executor(max_workers=1)
     futures = [executor.submit(_pass_when, tmp_path, str(number)) for number in range(5)]
     eventually((tmp_path / "0 has begun").exists, "the first runs")
-    executor.shutdown(cancel_futures=True)
-    assert all(future.cancelled() for future in futures)
+    executor.shutdown(wait=False, cancel_futures=True)
+    assert [future.cancelled() for future in futures] == [False, True, True, True, True]
+    (tmp_path / "0 may go").touch()
+    executor.shutdown()
+    assert futures[0].result() == "0"
+    (tmp_path / "0 may go").unlink()
     assert [path.name for path in tmp_path.iterdir()] == ["0 has begun"]
 
 
 def test_options_are_those_of_tasks() -> None:
     with zf.Executor(num_cpus=2, runtime_env={"env_vars": {"COLOUR": "blue"}}) as executor:
-        import os
-
         assert executor.submit(lambda: os.environ["COLOUR"]).result(60) == "blue"
     with pytest.raises(zf.OptionError):
         zf.Executor(num_cups=1)
@@ -215,3 +243,137 @@ except zf.NotInitializedError:
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout == "nothing was started\n", done.stdout + done.stderr
+
+
+# --- initializers, the end of the program, and the standard library's own tests -----------------------------------------------------------
+
+
+class _Plain:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+_state: list[str] = []
+
+
+def _prepare(word: str) -> None:
+    _state.append(word)
+
+
+def _prepared(_: int) -> tuple[int, list[str]]:
+    return os.getpid(), _state
+
+
+def _refuse() -> None:
+    raise ValueError("error in initializer")
+
+
+def test_the_initializer_runs_once_in_each_worker() -> None:
+    with zf.Executor(initializer=_prepare, initargs=("ready",)) as executor, zf.Executor(1, _prepare, ("other",)) as second:
+        seen = dict(executor.map(_prepared, range(20)))
+        assert all(words == ["ready"] for words in seen.values())
+        pid, words = second.submit(_prepared, 0).result(PATIENCE)
+        assert words == [*seen.get(pid, []), "other"]
+        assert second.submit(pow, 2, 3).result(PATIENCE) == 8
+    with pytest.raises(TypeError, match="initializer must be a callable"):
+        zf.Executor(initializer="x")  # type: ignore[arg-type]
+
+
+def test_an_initializer_that_raises_breaks_its_executor(caplog: pytest.LogCaptureFixture) -> None:
+    with zf.Executor(max_workers=1, initializer=_refuse) as executor:
+        futures = []
+        with contextlib.suppress(concurrent.futures.BrokenExecutor):
+            futures += [executor.submit(_square, 1) for _ in range(3)]
+        for future in futures:
+            with pytest.raises(concurrent.futures.BrokenExecutor, match="error in initializer"):
+                future.result(PATIENCE)
+        with pytest.raises(concurrent.futures.BrokenExecutor):
+            executor.submit(_square, 1)
+    assert "ValueError: error in initializer" in caplog.text
+
+
+def test_the_program_ends_after_what_it_has_submitted() -> None:
+    script = """
+import atexit, zfabric as zf
+def late():
+    try:
+        executor.submit(pow, 2, 2)
+    except RuntimeError as error:
+        print(error)
+def work():
+    import time
+    time.sleep(0.3)
+    print("worked", flush=True)
+executor = zf.Executor(1)
+atexit.register(lambda: print("before"))
+executor.submit(work), executor.submit(work)
+import zfabric.util.executor as module
+atexit.unregister(module._at_exit)
+atexit.register(late)
+atexit.register(module._at_exit)
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    lines = [line.partition(") ")[2] or line for line in ran.stdout.splitlines()]
+    assert (ran.returncode, lines[:2]) == (0, ["worked"] * 2), ran
+    assert lines[2:] == ["cannot schedule new futures after interpreter shutdown", "before"]
+
+
+def test_tqdm_maps_over_it() -> None:
+    concurrent_tqdm = pytest.importorskip("tqdm.contrib.concurrent", reason="tqdm is not installed (the extra 'test' has it)")
+    found = concurrent_tqdm._executor_map(zf.Executor, _square, range(8), max_workers=2, chunksize=3, lock_name="mp_lock", disable=True)
+    assert found == [x * x for x in range(8)]
+
+
+STDLIB = """
+import sys, unittest
+from test import test_concurrent_futures as theirs
+import zfabric as zf
+zf.init(num_cpus=6, log_to_driver=False)
+class Fabric(theirs.ExecutorMixin):
+    executor_type = zf.Executor
+# These take the executor's name for one of concurrent.futures, whatever it is of.
+named = ["test_interpreter_shutdown", "test_submit_after_interpreter_shutdown", "test_hang_gh83386"]
+skipped = dict.fromkeys(named + {slow!r})
+mixins = [theirs.InitializerMixin, theirs.ExecutorShutdownTest, theirs.WaitTests, theirs.AsCompletedTests, theirs.ExecutorTest]
+kinds = [type(each.__name__, (each, Fabric, unittest.TestCase), skipped) for each in mixins]
+class Failing(theirs.FailingInitializerMixin, Fabric, unittest.TestCase):
+    def setUp(self):
+        self.executor_kwargs = dict(initializer=theirs.init_fail)
+        self.log_queue = None
+        theirs.ExecutorMixin.setUp(self)
+suite = unittest.TestSuite(unittest.defaultTestLoader.loadTestsFromTestCase(kind) for kind in [*kinds, Failing])
+result = unittest.TextTestRunner(verbosity=2).run(suite)
+zf.shutdown()
+print(result.testsRun)
+sys.exit(not result.wasSuccessful())
+"""
+SLOW = [
+    "test_20369",
+    "test_first_completed",
+    "test_timeout",
+    "test_map_timeout",
+    "test_first_exception",
+    "test_zero_timeout",
+    "test_duplicate_futures",
+]
+SLOW += [
+    "test_first_exception_one_already_failed",
+    "test_first_completed_some_already_completed",
+    "test_first_exception_some_already_complete",
+]
+"""They wait for seconds, for calls that sleep. They pass, too (a run with ``SLOW = []``)."""
+
+
+def test_the_tests_of_the_standard_library_pass(tmp_path: Path) -> None:
+    """They lie where they are installed; an interpreter without them has a package of that name, which the link stands before."""
+    version = f"python3.{sys.version_info.minor}"
+    places = [Path(concurrent.__path__[0]).parent / "test", Path("/usr/lib", version, "test")]
+    found = next((each for each in places if (each / "test_concurrent_futures.py").exists()), None)
+    if found is None:
+        pytest.skip(f"CPython's own tests are not installed: apt-get install lib{version}-testsuite")
+    (tmp_path / "test").symlink_to(found)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    script = STDLIB.format(slow=SLOW)
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, env=environment)
+    assert ran.returncode == 0, ran.stderr
+    assert int(ran.stdout.split()[-1]) > 15
