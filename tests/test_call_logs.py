@@ -178,6 +178,19 @@ def test_outcomes_of_a_caller_that_is_gone_are_not_kept_also_of_calls_that_run_l
     assert numbers(block) == [1, 2], "they have run, all the same"
 
 
+def test_a_call_that_comes_again_after_the_news_of_its_callers_end_is_not_run_a_second_time() -> None:
+    """It was sent to the next incarnation before, which has run it again from the log, and forgotten its outcome with the caller."""
+    before = Actor()
+    before.call(1)
+    before.run()
+    actor, _, (call,) = next_incarnation(before.said(m.Logged))
+    assert call.call_id == (1).to_bytes(16, "big")
+    actor.worker.step(0.0, b"L" + DAEMON, m.CallerGone(ANN))
+    actor.call(1)
+    actor.call(2, caller=BOB)
+    assert actor.waiting() == [2]
+
+
 def test_a_checkpoint_carries_the_state_and_the_outcomes_that_callers_may_not_have() -> None:
     actor = Actor(every=2)
     actor.call(1, 2, 3)

@@ -98,6 +98,8 @@ class Mailbox:
             return
         attempt = known[1]
         log = self.logs.get(actor_id) if self.logs else None
+        if log is not None and caller in self.gone:
+            return  # It may have run before, in an earlier life: nothing is kept of the outcomes of a dead caller that would tell.
         for row in message.rows:
             if log is not None and log.kept and self._answer_again(log, caller, row):
                 continue
