@@ -9,6 +9,7 @@ import pytest
 from zfabric.config import Config
 from zfabric.machines.local_scheduler import HANDLERS, LocalScheduler
 from zfabric.machines.parts import records, report, state
+from zfabric.machines.parts.naming import salt_of
 from zfabric.machines.parts.records import DONE
 from zfabric.protocol import codec
 from zfabric.protocol import effects as e
@@ -367,6 +368,29 @@ def test_children_that_were_on_their_way_when_their_parent_was_cancelled_are_can
     node.say(CLIENT + worker, m.Submit((child,)))
     ((_, results),) = [pair for pair in node.take(m.Results) if pair[0] == CLIENT + worker]
     assert unpack_failure(results.rows[0][2][0])[0] == "TaskCancelledError"
+
+
+@pytest.mark.parametrize("how", ["cancelled", "its parent is dead"])
+def test_what_runs_again_for_its_value_is_not_stopped_and_its_children_are_not_either(how: str) -> None:
+    """It had an outcome, which is final; it would get the ends of its children as their values."""
+    node = Node(cpus=2)
+    node.driver()
+    node.workers()
+    node.submit(row(0))
+    maker, *_ = [worker for worker, _, _ in node.dispatched()]
+    again = (child_prefix(JOB, task_id(0)) + pack_counter(0), FUNCTION, b"", ())
+    node.say(CLIENT + maker, m.Submit((again,)))
+    ((worker, _, attempt),) = node.dispatched()
+    node.scheduler.tables.tasks[again[0]].facts().rebuilt = True
+    child = (child_prefix(JOB, again[0], 0, salt_of(attempt)) + pack_counter(0), FUNCTION, b"", ())
+    node.say(CLIENT + worker, m.Submit((child,)))
+    if how == "cancelled":
+        node.say(CLIENT + DRIVER, m.Cancel((again[0] + FIRST_RETURN,), False, True))
+        node.say(CLIENT + DRIVER, m.Cancel((ref(0),), False, True))
+    else:
+        died(node, maker, 0)
+    assert [node.scheduler.tables.tasks[each[0]].state != DONE for each in (again, child)] == [True, True]
+    assert not any(order.task_id in (again[0], child[0]) for _, order in node.take(m.Interrupt))
 
 
 def test_a_deadline_counts_from_submission(node: Node) -> None:

@@ -63,7 +63,8 @@ class Stopping:
         tasks = [record.task for record in map(self.tables.find, message.object_ids) if record is not None and record.task is not None]
         if message.recursive:
             parents, calls = self._parents.setdefault(reason, ([], []))
-            parents += [task for task in tasks if task.attempt or task.state not in (WAITING, READY)]  # Others have not begun.
+            begun = (task for task in tasks if task.attempt or task.state not in (WAITING, READY))
+            parents += [task for task in begun if message.force or not _keeps_its_outcome(task)]
             calls += [each[:TASK_BYTES] for each in message.object_ids if is_call(each)]
         for task in tasks:
             self.stop(task, reason, now)
@@ -73,11 +74,11 @@ class Stopping:
         cancelled, self._parents = self._parents, {}
         for reason, (parents, calls) in cancelled.items():
             known = {task.id for task in parents}
-            for task in self.with_children(parents, calls) if parents or calls else ():
+            for task in self.with_children(parents, calls, reason == "force") if parents or calls else ():
                 if task.id not in known:
                     self.stop(task, reason, now)
 
-    def with_children(self, tasks: list[TaskRecord], calls: list[bytes] | None = None) -> list[TaskRecord]:
+    def with_children(self, tasks: list[TaskRecord], calls: list[bytes] | None = None, force: bool = False) -> list[TaskRecord]:
         """Tasks, and what they and these calls have submitted, which is stopped too if it comes later."""
         found = {task.id: task for task in tasks}
         level = tasks
@@ -93,6 +94,7 @@ class Stopping:
                 for task in self.tables.tasks.values()
                 if len(task.row) > 4 and task.id not in found and option(task.row[4], "parent") in parents
             ]
+            level = [task for task in level if force or not _keeps_its_outcome(task)]
             found.update((task.id, task) for task in level)
             prefixes, parents = set(), set()
         return list(found.values())
@@ -116,7 +118,7 @@ class Stopping:
         """
         for task in reversed(self.tables.children_of(prefixes)):
             alone = all(value.holders in (None, gone) and not value.pins and not value.fetchers for value in task.values())
-            if alone and task.state != DONE:
+            if alone and task.state != DONE and not _keeps_its_outcome(task):
                 for each in self.with_children([task]):
                     self.stop(each, "cancelled", now)
 
@@ -125,13 +127,13 @@ class Stopping:
         for row in rows:
             if row[0][:PREFIX_BYTES] in self.tables.condemned:
                 task = self.tables.tasks.get(row[0])
-                if task is not None:
+                if task is not None and not _keeps_its_outcome(task):
                     for each in self.with_children([task]):
                         self.stop(each, "cancelled", now)
 
     def stop(self, task: TaskRecord, reason: str, now: float) -> None:
         """Final at once for what was not dispatched; a request for what was."""
-        if task.state == DONE or (reason != "force" and task.rare is not None and task.rare.rebuilt):
+        if task.state == DONE or (reason != "force" and _keeps_its_outcome(task)):
             return
         if task.state in (WAITING, READY):
             self.outcomes.stopped(task, reason)
@@ -159,3 +161,8 @@ class Stopping:
                 self.tables.order(worker, m.TakeBack((task_id,)))
         else:
             self.tables.order(worker, m.Interrupt(task_id, task.attempt, task.rare.stopped))
+
+
+def _keeps_its_outcome(task: TaskRecord) -> bool:
+    """Whether a task had an outcome, and runs again for its value: only force stops that. It needs its children until it ends."""
+    return task.rare is not None and task.rare.rebuilt and task.state != DONE
