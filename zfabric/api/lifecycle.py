@@ -38,7 +38,6 @@ _IGNORED = {
     "configure_logging",
     "job_config",
     "log_to_driver_stderr",
-    "local_mode",
     "local_mode_warning",
     "enable_resource_isolation",
     "allow_multiple",
@@ -171,6 +170,11 @@ def init(
     True
     """
     global _started, _runtime_env
+    if ignored.pop("local_mode", False):
+        raise ConfigError(
+            "init: there is no local_mode, in which tasks would run in this process one after the other; to look into a task, write "
+            "breakpoint() in it and attach with `zfabric debug`, and to run its function here, call it: f._function(...)"
+        )
     for name in ignored:
         if name not in _IGNORED:
             known = ["address", *(init.__kwdefaults__ or ())]

@@ -44,6 +44,7 @@ SECTIONS: tuple[tuple[str, tuple[Entry, ...]], ...] = (
             Entry("workers", "listings", "The worker processes, and what they do."),
             Entry("explain", "listings", "Why a task, object, actor or worker is as it is."),
             Entry("stack", "stack", "What every thread of the workers runs, and for how long."),
+            Entry("debug", "debug", "Attach to a task that waits at its breakpoint()."),
             Entry("logs", "logs", "What the workers printed."),
             Entry("timeline", "timeline", "What ran when and where, for Perfetto."),
         ),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # Beneath ``signal``, whose enumerations cost as much as running a small task.
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -54,6 +55,22 @@ class WorkerRuntime(RunningWorker):
         """What one of ``RUNNERS`` runs."""
         item, started = variables.get("item"), variables.get("started")
         return None if item is None or started is None else (self.name_of(item), item.row[0], clock() - started)
+
+    def at_breakpoint(self, *args: Any, **kwargs: Any) -> Any:
+        """``breakpoint()`` in user code: wait for ``zfabric debug``, unless the environment variable PYTHONBREAKPOINT says otherwise."""
+        if os.environ.get("PYTHONBREAKPOINT"):
+            return sys.__breakpointhook__(*args, **kwargs)
+        from zfabric.runtime.debugger import wait_at_breakpoint
+
+        item = current_call.get() or (self._contexts[-1] if self._contexts else None)
+
+        def check() -> None:
+            if item is not None and self.worker.interrupted(item):
+                raise TaskInterrupt("the task is to be stopped")
+
+        about = {"task": self.name_of(item) if item is not None else "", "task_id": item.row[0].hex() if item is not None else ""}
+        wait_at_breakpoint(self.session.directory, sys._getframe(1), about, check)
+        return None
 
     # -- running tasks --
 
@@ -353,6 +370,7 @@ def run(session: Session, token: bytes, job: bytes) -> None:
     interface.current_task = runtime.context
     with contextlib.suppress(OSError):  # The disk is full: stacks come from the control thread alone.
         dump_on_signal(dump_path(session.logs, token))
+    sys.breakpointhook = runtime.at_breakpoint
     runtime._close_output = name_output(runtime.name_of_writer, runtime.machine)
     runtime.connect(found[0])
     with contextlib.suppress(SystemExit):
