@@ -191,6 +191,32 @@ def test_a_call_whose_argument_is_pending_holds_up_its_own_order_alone(kind: typ
     assert value(waits) == "ready"
 
 
+class Tells:
+    """Its methods say which threads they run in: what a library keeps for a thread stays in its group."""
+
+    def plain(self) -> int:
+        return threading.get_ident()
+
+    @zf.method(concurrency_group="io")
+    def io(self) -> int:
+        return threading.get_ident()
+
+    @zf.method(concurrency_group="compute")
+    def compute(self) -> int:
+        return threading.get_ident()
+
+
+def test_groups_have_threads_of_their_own() -> None:
+    actor = zf.remote(concurrency_groups=GROUPS)(Tells).remote()
+    threads: dict[str, set[int]] = {name: set() for name in ("plain", "io", "compute")}
+    for _ in range(20):
+        for name, refs in [(name, [getattr(actor, name).remote() for _ in range(3)]) for name in threads]:
+            threads[name].update(value(refs))
+    assert [len(threads["plain"]), len(threads["compute"])] == [1, 1]
+    assert len(threads["io"]) <= 2
+    assert len(set().union(*threads.values())) == sum(map(len, threads.values()))
+
+
 def test_the_default_group_has_max_concurrency(tmp_path: Path) -> None:
     actor, gate = Threaded.options(max_concurrency=2).remote(), tmp_path / "gate"
     held = actor.hold.remote(str(gate))

@@ -37,12 +37,17 @@ ASYNC_CONCURRENCY = 1000
 class Group:
     """Calls that wait for each other: at most ``size`` of them run at the same time. Changed under the lock."""
 
-    __slots__ = ("queue", "running", "size")
+    __slots__ = ("given", "name", "queue", "running", "size", "threads")
 
-    def __init__(self, queue: CallQueue, size: int) -> None:
+    def __init__(self, queue: CallQueue, size: int, name: str = "") -> None:
         self.queue = queue
         self.size = size
+        self.name = name
         self.running = 0
+        self.threads = 0
+        """How many were started for it, where its calls run in threads."""
+        self.given: SimpleQueue[Item | Invocation] = SimpleQueue()
+        """Calls for those threads, which have begun."""
 
     @property
     def wanted(self) -> bool:
@@ -101,13 +106,11 @@ class Crew(Protocol):
 
 
 class Threads:
-    """As many threads as calls may run at the same time, each started when it is first needed."""
+    """For each group as many threads as calls of it may run at the same time, each started when it is first needed."""
 
     def __init__(self, runtime: RunningWorker, groups: Sequence[Group]) -> None:
         self.runtime = runtime
         self.groups = groups
-        self._started = 0
-        self._given: SimpleQueue[tuple[Item | Invocation, Group]] = SimpleQueue()
         self._fences: dict[bytes, Fence] = {}
         """That of the thread which runs a call."""
 
@@ -117,18 +120,18 @@ class Threads:
 
     def hand_out(self) -> None:
         """See ``Crew``."""
-        for each in claimed(self.runtime, self.groups):
+        for item, group in claimed(self.runtime, self.groups):
             with self.runtime.lock:
-                one_more = self._started < sum(group.running for group in self.groups)
-                self._started += one_more
+                one_more = group.threads < group.running
+                group.threads += one_more
             if one_more:
-                threading.Thread(target=self._work, name=f"zfabric-call-{self._started}", daemon=True).start()
-            self._given.put(each)
+                name = f"zfabric-call-{group.name}{'-' if group.name else ''}{group.threads}"
+                threading.Thread(target=self._work, args=(group,), name=name, daemon=True).start()
+            group.given.put(item)
 
-    def _work(self) -> None:
+    def _work(self, group: Group) -> None:
         while True:
-            item: Item | Invocation | None
-            item, group = self._given.get()
+            item: Item | Invocation | None = group.given.get()
             while item is not None:
                 item = self._run(item, group)
 
@@ -280,4 +283,4 @@ def crew_for(runtime: RunningWorker, instance: Any, size: int | None, sizes: Ite
 def _groups(runtime: RunningWorker, size: int, sizes: Iterable[tuple[str, int]]) -> list[Group]:
     mailbox = runtime.worker.mailbox
     mailbox.groups = {name: deque() for name, _ in sizes}
-    return [Group(mailbox.queue, size), *(Group(mailbox.groups[name], each) for name, each in sizes)]
+    return [Group(mailbox.queue, size), *(Group(mailbox.groups[name], each, name) for name, each in sizes)]
