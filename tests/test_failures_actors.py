@@ -372,6 +372,41 @@ class Holder:
         return os.getpid(), self.sums
 
 
+class Brittle:
+    """Writes down that it begins, and dies in ``__init__`` unless it is the ``good``-th to do so."""
+
+    def __init__(self, log: str, good: int) -> None:
+        begun = len(os.listdir(log))
+        Path(log, str(begun)).touch()
+        if begun != good:
+            os._exit(3)
+
+    def die(self) -> None:
+        os._exit(4)
+
+    def ping(self) -> str:
+        return "pong"
+
+
+@pytest.mark.parametrize(("restarts", "good"), [(0, 0), (1, 9), (1, 0), (2, 0), (2, 1)])
+def test_deaths_in_init_and_later_count_against_the_same_restarts(restarts: int, good: int, tmp_path: Path) -> None:
+    """So often does it begin, whenever it died."""
+    actor = zf.remote(Brittle).options(max_restarts=restarts).remote(str(tmp_path), good)
+    if good <= restarts:
+        assert zf.get(actor.ping.remote(), timeout=PATIENCE) == "pong"
+        failure(actor.die.remote())
+    assert isinstance(failure(actor.ping.remote()), zf.ActorDiedError)
+    assert len(os.listdir(tmp_path)) == restarts + 1
+
+
+def test_a_call_made_while_the_actor_restarts_waits_for_it(tmp_path: Path) -> None:
+    actor = zf.remote(Brittle).options(max_restarts=2).remote(str(tmp_path), 0)
+    assert zf.get(actor.ping.remote(), timeout=PATIENCE) == "pong"
+    os.rename(tmp_path / "0", tmp_path.parent / f"{tmp_path.name}-0")  # The next one is good, too.
+    assert isinstance(failure(actor.die.remote()), zf.ActorUnavailableError)
+    assert zf.get(actor.ping.remote(), timeout=PATIENCE) == "pong"
+
+
 def test_a_restart_has_the_arguments_of_the_first_start() -> None:
     """Nobody else needs them: put values, which no task could make again, alone and inside a list."""
     holder = Holder.options(max_restarts=3).remote([zf.put(np.ones(10)), zf.put(np.ones(300_000))], zf.put(np.ones(200_000)))

@@ -49,10 +49,10 @@ class ActorRecord:
         "failure",
         "gone",
         "killed",
+        "lived_before",
         "lives_on",
         "name",
         "namespace",
-        "restarts",
         "retire_at",
         "state",
         "task",
@@ -68,7 +68,8 @@ class ActorRecord:
         """What its row names, as far as that is kept for restarts."""
         self.state = CREATING
         self.worker: WorkerRecord | None = None
-        self.restarts = 0
+        self.lived_before = False
+        """Whether an earlier process was this actor."""
         self.failure = b""
         self.executing = b""
         """The call that was running when its last life ended."""
@@ -86,6 +87,11 @@ class ActorRecord:
     def id(self) -> bytes:
         """The actor's id: that of the task that makes it."""
         return self.task.id
+
+    @property
+    def restarts(self) -> int:
+        """How often it was made again, be it after a death in ``__init__`` or later: of both there are ``max_restarts``."""
+        return self.task.rare.retries if self.task.rare is not None else 0
 
     @property
     def detached(self) -> bool:
@@ -417,7 +423,8 @@ class Actors:
         limit: int = record.task.option("max_restarts", 0)
         why = record.killed or ("" if limit < 0 or record.restarts < limit else "no restart is left" if limit else "it has no restarts")
         if not why:
-            record.restarts += 1
+            record.task.facts().retries += 1
+            record.lived_before = True
             record.state = CREATING
             self._tell(record, record.watchers)
             why = self._make_again(record)
@@ -503,7 +510,8 @@ class Actors:
     def enter_again(self, task: TaskRecord) -> ActorRecord:
         """An actor that the daemon before this one knew, too."""
         record = self._enter(task, task.function.queue.job)
-        record.restarts = tries_of(task.attempt)
+        task.facts().retries = tries_of(task.attempt)
+        record.lived_before = record.restarts > 0
         if record.name:
             self.named[record.namespace, record.name] = record
         return record

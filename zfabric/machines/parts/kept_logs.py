@@ -355,7 +355,7 @@ class KeptLogs:
     def made_again(self, record: ActorRecord) -> None:
         """An actor goes on from its last checkpoint: say what that has lost."""
         log = self.logs.get(record.id)
-        if log is None or not record.restarts or not is_unlogged(record):
+        if log is None or not record.lived_before or not is_unlogged(record):
             return
         since = log.checkpoint.last if log.checkpoint is not None else 0
         lost, exact = max(0, log.ended - since), log.exact

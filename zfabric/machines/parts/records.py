@@ -254,8 +254,8 @@ class Rare:
         self.kept = 0
 
     def made(self) -> None:
-        """The actor lives: what its making has cost says nothing of the next time."""
-        self.retries = self.crashes = self.alone = 0
+        """The actor lives: what its making has cost says nothing of the next time, but for the restarts that are left."""
+        self.crashes = self.alone = 0
         self.history.clear()
 
 
