@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import zfabric as zf
+from zfabric.adapters.spill import contents
 from zfabric.runtime import interface
 from zfabric.runtime.session import Session
 
@@ -118,3 +119,8 @@ def in_own_mounts(mount: str, script: str, *arguments: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def objects_on_disk() -> dict[str, Path]:
+    """The files of spilled objects of this session's node, by object id as ``ObjectRef.hex`` gives it."""
+    return {contents(str(path))[0].hex(): path for path in Path(session().describe()["spill"]).glob("*.object")}

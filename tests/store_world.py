@@ -11,7 +11,7 @@ from typing import Any
 
 from zfabric.config import Config
 from zfabric.machines.object_store import ObjectStore
-from zfabric.machines.parts.extents import HEADER_BYTES, PIECE, Ranges, data_start, footprint
+from zfabric.machines.parts.extents import HEADER_BYTES, PIECE, Ranges, data_start, file_number, footprint
 from zfabric.machines.parts.grants import Grants
 from zfabric.protocol import codec
 from zfabric.protocol import effects as e
@@ -57,7 +57,8 @@ class World:
         self.memory = Ranges()  # what is backed by memory
         self.contents: dict[int, tuple[bytes, int]] = {}  # payload offset -> (object, size), whole and not overwritten
         self.index: dict[int, bytes] = {}
-        self.disk: dict[bytes, int] = {}
+        self.files: dict[int, tuple[bytes, int]] = {}  # number -> (object, size), of those that the store has taken over
+        self.unfinished: dict[int, tuple[bytes, int] | None] = {}  # files that processes may write, or have written
         self.pending: list[Any] = []  # effects that take time
         self.values: dict[bytes, int] = {}  # object -> size, of all that ever was
         self.referenced: set[bytes] = set()
@@ -93,8 +94,8 @@ class World:
     def perform(self, effect: Any) -> None:
         if isinstance(effect, e.Send):
             self.hear(effect.to, effect.message)
-        elif isinstance(effect, e.MakeReady | e.Spill | e.Unspill):
-            if isinstance(effect, e.Spill):
+        elif isinstance(effect, e.MakeReady | e.Spill | e.Unspill | e.CheckFile | e.MakeFile):
+            if isinstance(effect, e.Spill) and effect.offset:
                 assert self.contents[effect.offset] == (effect.object_id, effect.size)
             self.pending.append(effect)
         elif isinstance(effect, e.Punch):
@@ -105,10 +106,17 @@ class World:
                 if low < high:
                     self.memory.remove(low, high - low)
         elif isinstance(effect, e.Unlink):
-            for identifier in effect.object_ids:
-                del self.disk[identifier]
+            for number in effect.files:
+                assert number in self.files or number in self.unfinished
+                assert all(file_number(place[0]) != number for _, places in self.readers() for place in places.values())
+                self.files.pop(number, None)
+                self.unfinished.pop(number, None)
         elif isinstance(effect, e.WriteValue):
             self.write(effect.offset, effect.object_id, len(effect.value))
+        elif isinstance(effect, e.WriteHeader) and effect.offset < 0:
+            written = self.unfinished.pop(file_number(effect.offset), None)
+            if written is not None:
+                self.files[file_number(effect.offset)] = written
         elif isinstance(effect, e.WriteHeader):
             if effect.state == e.SEALED:
                 self.index[effect.offset] = self.contents[effect.offset][0]
@@ -117,6 +125,17 @@ class World:
                 assert all(places.get(identifier, (0, 0))[0] != effect.offset for identifier, places in self.readers())
         else:
             raise AssertionError(effect)
+
+    @property
+    def disk(self) -> dict[bytes, int]:
+        """The objects that are in files, and their sizes."""
+        return dict(self.files.values())
+
+    def content(self, offset: int) -> tuple[bytes, int] | None:
+        """What is at a place."""
+        if offset >= 0:
+            return self.contents.get(offset)
+        return self.files.get(file_number(offset)) or self.unfinished.get(file_number(offset))
 
     def readers(self) -> list[tuple[bytes, dict[bytes, tuple[int, int]]]]:
         return [(identifier, process.places) for process in self.processes.values() for identifier in process.tellings]
@@ -138,7 +157,11 @@ class World:
             request = process.waiting.pop(message.token)
             process.answers[message.token] = message
             if isinstance(message, m.Granted):
-                assert self.memory.around(message.offset, message.size) is not None
+                if message.offset < 0:
+                    assert not request.wish
+                    assert self.unfinished[file_number(message.offset + HEADER_BYTES)] is None
+                else:
+                    assert self.memory.around(message.offset, message.size) is not None
                 if not request.wish:
                     assert message.size == footprint(request.size)
                     process.exact[message.token] = message
@@ -154,7 +177,7 @@ class World:
             self.referenced.discard(identifier)
 
     def on_located(self, identifier: bytes, incarnation: bytes, offset: int, size: int) -> None:
-        assert self.contents[offset] == (identifier, size)
+        assert self.content(offset) == (identifier, size)
         self.asked[identifier, incarnation] -= 1
         assert self.asked[identifier, incarnation] >= 0
         process = self.processes.get(incarnation)
@@ -171,6 +194,10 @@ class World:
                 del self.contents[offset]
 
     def write(self, offset: int, identifier: bytes, size: int) -> None:
+        if offset < 0:
+            assert self.unfinished[file_number(offset)] is None, "written to a file that is somebody else's"
+            self.unfinished[file_number(offset)] = (identifier, size)
+            return
         assert self.memory.around(offset - HEADER_BYTES, footprint(size)) is not None, "written where no memory is"
         self.overwrite(offset - HEADER_BYTES, footprint(size))
         self.contents[offset] = (identifier, size)
@@ -185,12 +212,24 @@ class World:
                         self.memory.add(piece, PIECE)
             self.say(SHELL, m.ExtentReady(effect.offset, effect.size, error))
         elif isinstance(effect, e.Spill):
-            assert self.contents[effect.offset] == (effect.object_id, effect.size), "moved while it was copied"
+            if effect.offset:
+                assert self.contents[effect.offset] == (effect.object_id, effect.size), "moved while it was copied"
             if not error:
-                self.disk[effect.object_id] = effect.size
+                assert effect.file not in self.files
+                assert effect.file not in self.unfinished
+                self.files[effect.file] = (effect.object_id, effect.size)
             self.say(SHELL, m.Spilled(effect.object_id, error))
+        elif isinstance(effect, e.MakeFile):
+            if not error:
+                assert effect.file not in self.files
+                assert effect.file not in self.unfinished
+                self.unfinished[effect.file] = None
+            self.say(SHELL, m.FileReady(effect.file, error))
+        elif isinstance(effect, e.CheckFile):
+            assert self.files[effect.file] == (effect.object_id, effect.size)
+            self.say(SHELL, m.Unspilled(effect.object_id, error))
         else:
-            assert self.disk[effect.object_id] == effect.size
+            assert self.files[effect.file] == (effect.object_id, effect.size)
             self.write(effect.offset, effect.object_id, effect.size)
             self.say(SHELL, m.Unspilled(effect.object_id, error))
 
@@ -294,8 +333,8 @@ class World:
         self.pending = []
         self.store = ObjectStore(STORE, SCHEDULER, self.config, self.capacity, recovering=True)
         sealed = tuple((identifier, offset, self.contents[offset][1]) for offset, identifier in self.index.items())
-        spilled = tuple(self.disk.items())
-        self.say(SHELL, m.ArenaFound(sealed, spilled))
+        spilled = tuple((*content, number) for number, content in self.files.items())
+        self.say(SHELL, m.ArenaFound(sealed, (*spilled, *((b"", 0, number) for number in self.unfinished))))
         for process in self.processes.values():
             held = (*((row.offset, row.size, row.size) for row in process.exact.values()), *process.grants.rows())
             self.say(CLIENT + process.incarnation, m.GrantsHeld(held))
@@ -319,6 +358,6 @@ class World:
         self.store.check_invariants()
         for process in self.processes.values():
             for identifier, (offset, size) in process.places.items():
-                assert self.contents.get(offset) == (identifier, size), "a reader's value was moved or overwritten"
+                assert self.content(offset) == (identifier, size), "a reader's value was moved or overwritten"
         for offset, identifier in self.index.items():
             assert self.contents[offset][0] == identifier, "the index names what is not there"

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bad_days import PATIENCE, eventually, kill_daemon, processes_named, query, session
+from bad_days import PATIENCE, eventually, kill_daemon, objects_on_disk, processes_named, query
 from conftest import running_cluster
 
 import zfabric as zf
@@ -464,9 +464,7 @@ def test_a_large_result_of_calls_that_are_not_logged_is_lost_and_says_what_would
 
 def damage_what_is_on_disk(names: set[str]) -> set[str]:
     """Cut off the files of these objects, as far as they were spilled; which they are."""
-    directory = Path(session().describe()["spill"])
-    eventually(lambda: any(path.name.split(".")[0] in names for path in directory.rglob("*.object")), "something was spilled")
-    damaged = [path for path in directory.rglob("*.object") if path.name.split(".")[0] in names]
-    for path in damaged:
+    damaged = eventually(lambda: {each: path for each, path in objects_on_disk().items() if each in names}, "something was spilled")
+    for path in damaged.values():
         path.write_bytes(b"")
-    return {path.name.split(".")[0] for path in damaged}
+    return set(damaged)

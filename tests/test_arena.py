@@ -18,8 +18,9 @@ import pytest
 from bad_days import PATIENCE
 
 from zfabric.adapters import arena as arena_module
+from zfabric.adapters import mapping as mapping_module
 from zfabric.adapters.arena import Arena, create_arena
-from zfabric.adapters.spill import SpillDirectory
+from zfabric.adapters.spill import SpillDirectory, SpillFiles
 from zfabric.config import Config
 from zfabric.machines.object_store import ObjectStore
 from zfabric.machines.parts.extents import HEADER_BYTES, PIECE, data_start, footprint
@@ -83,15 +84,15 @@ class Shell:
         elif isinstance(effect, e.Punch):
             self.arena.punch(effect.offset, effect.size)
         elif isinstance(effect, e.Spill):
-            self.spill.write(effect.object_id, self.arena.view(effect.offset, effect.size))
+            self.spill.write(effect.file, effect.object_id, self.arena.view(effect.offset, effect.size))
             return m.Spilled(effect.object_id, "")
         elif isinstance(effect, e.Unspill):
-            self.spill.read_into(effect.object_id, self.arena.writable(effect.offset, effect.size))
+            self.spill.read_into(effect.file, effect.object_id, self.arena.writable(effect.offset, effect.size))
             self.arena.seal(effect.offset, effect.object_id, effect.size)
             return m.Unspilled(effect.object_id, "")
         elif isinstance(effect, e.Unlink):
-            for identifier in effect.object_ids:
-                self.spill.remove(identifier)
+            for number in effect.files:
+                self.spill.remove(number)
         elif isinstance(effect, e.WriteValue):
             self.arena.write(effect.offset, effect.object_id, effect.value)
         elif isinstance(effect, e.WriteHeader):
@@ -227,7 +228,7 @@ class HugePages:
         self.waiting = 0.0
         """Time besides, for each call."""
         self.now = self.worked = 0.0
-        real = arena_module._libc.madvise
+        real = mapping_module._libc.madvise
         monkeypatch.setattr(arena_module.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(arena_module.time, "thread_time", lambda: self.worked)
 
@@ -238,7 +239,7 @@ class HugePages:
                 self.now += self.seconds + self.waiting
             return int(real(address, size, advice))
 
-        monkeypatch.setattr(arena_module._libc, "madvise", madvise)
+        monkeypatch.setattr(mapping_module._libc, "madvise", madvise)
 
     def asked_for(self, arena: Arena) -> int:
         """How often they are asked for while three pieces are made ready."""
@@ -437,40 +438,42 @@ def spill(tmp_path: Path) -> SpillDirectory:
 
 
 def test_spilled_objects_are_for_this_user_alone(spill: SpillDirectory, tmp_path: Path) -> None:
-    spill.write(object_id(1), memoryview(b"data"))
+    spill.write(1, object_id(1), memoryview(b"data"))
     assert (tmp_path / "spill").stat().st_mode & 0o777 == 0o700
     (file,) = (tmp_path / "spill").iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
-    assert file.name == object_id(1).hex() + ".object"
+    assert file.name == "1.object"
 
 
 @pytest.mark.parametrize("size", [0, 1, 2**20 - 1, 2**20, 3 * 2**20 + 7])
 def test_spilled_bytes_come_back(spill: SpillDirectory, size: int) -> None:
     data = os.urandom(size)
-    spill.write(object_id(1), memoryview(data))
-    assert spill.list() == [(object_id(1), size)]
+    spill.write(1, object_id(1), memoryview(data))
+    assert spill.list() == [(object_id(1), size, 1)]
     target = bytearray(size)
-    spill.read_into(object_id(1), memoryview(target))
+    spill.read_into(1, object_id(1), memoryview(target))
     assert target == data
-    spill.remove(object_id(1))
-    spill.remove(object_id(1))
+    spill.remove(1)
+    spill.remove(1)
     assert spill.list() == []
     with pytest.raises(FileNotFoundError):
-        spill.read_into(object_id(1), memoryview(target))
+        spill.read_into(1, object_id(1), memoryview(target))
 
 
 @pytest.mark.parametrize("damage", ["cut", "header", "flip", "other"])
 def test_a_damaged_file_is_an_error_and_never_wrong_data(spill: SpillDirectory, tmp_path: Path, damage: str) -> None:
     data = bytes(range(256)) * 100
-    spill.write(object_id(1), memoryview(data))
+    spill.write(1, object_id(1), memoryview(data))
     (file,) = (tmp_path / "spill").iterdir()
     content = bytearray(file.read_bytes())
     if damage == "flip":
         content[1000] ^= 1
     file.write_bytes({"cut": content[:-1], "header": content[:10], "flip": content, "other": content[:32] + b"x" + content[33:]}[damage])
     with pytest.raises(OSError):
-        spill.read_into(object_id(1), memoryview(bytearray(len(data))))
-    assert len(spill.list()) == (damage == "flip")
+        spill.read_into(1, object_id(1), memoryview(bytearray(len(data))))
+    with pytest.raises(OSError):
+        spill.check(1, object_id(1), len(data))
+    assert ((object_id(1), len(data), 1) in spill.list()) == (damage == "flip")
 
 
 def test_a_full_disk_leaves_no_partial_file(spill: SpillDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -484,7 +487,7 @@ def test_a_full_disk_leaves_no_partial_file(spill: SpillDirectory, tmp_path: Pat
     with monkeypatch.context() as patched:
         patched.setattr(os, "write", lambda descriptor, data: short(descriptor, data) if len(data) > 100 else real(descriptor, data))
         with pytest.raises(OSError, match="No space left"):
-            spill.write(object_id(1), memoryview(bytes(2**20)))
+            spill.write(1, object_id(1), memoryview(bytes(2**20)))
     assert list((tmp_path / "spill").iterdir()) == []
 
 
@@ -492,9 +495,9 @@ SPILLING = """
     import os, signal, sys
     from zfabric.adapters.spill import SpillDirectory
     spill = SpillDirectory(sys.argv[1])
-    spill.write((1).to_bytes(20, "big"), memoryview(b"whole"))
+    spill.write(1, (1).to_bytes(20, "big"), memoryview(b"whole"))
     os.rename = lambda *names: os.kill(os.getpid(), signal.SIGKILL)
-    spill.write((2).to_bytes(20, "big"), memoryview(b"never renamed"))
+    spill.write(2, (2).to_bytes(20, "big"), memoryview(b"never renamed"))
 """
 
 
@@ -502,8 +505,39 @@ def test_a_kill_in_the_middle_of_a_spill_leaves_only_whole_objects(tmp_path: Pat
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(SPILLING), str(tmp_path)], timeout=60)
     assert done.returncode == -signal.SIGKILL
     assert len(list(tmp_path.iterdir())) == 2
-    assert SpillDirectory(str(tmp_path)).list() == [(object_id(1), 5)]
-    assert len(list(tmp_path.iterdir())) == 1
+    assert SpillDirectory(str(tmp_path)).list() == [(object_id(1), 5, 1), (b"", 0, 2)]
+
+
+def test_a_file_that_a_process_writes_is_an_object_once_it_was_taken_over(spill: SpillDirectory, tmp_path: Path) -> None:
+    spill.make(3, 3 * 2**20)
+    assert (tmp_path / "spill/3.partial").stat().st_blocks * 512 >= 3 * 2**20, "the disk's room is behind it"
+    files = SpillFiles(str(tmp_path / "spill"))
+    files.fill(3, object_id(3), [b"a" * 2**20, memoryview(b"b" * 2**21)])
+    assert spill.list() == [(b"", 0, 3)]
+    assert bytes(files.map(3, 3 * 2**20)[:1]) == b"a", "its writer may read it already"
+    spill.take_over(3)
+    assert spill.list() == [(object_id(3), 3 * 2**20, 3)]
+    spill.check(3, object_id(3), 3 * 2**20)
+    with pytest.raises(OSError, match="of something else"):
+        spill.check(3, object_id(4), 3 * 2**20)
+    view = files.map(3, 3 * 2**20)
+    assert view[2**20 - 1 : 2**20 + 1] == b"ab"
+    view[0] = 0
+    spill.remove(3)
+    assert view[:2] == b"\0a", "who has it mapped goes on reading, and has written for himself alone"
+    with pytest.raises(FileNotFoundError):
+        files.map(3, 1)
+
+
+def test_a_private_view_of_the_arena_changes_nothing(arena: Arena) -> None:
+    offset = arena_module.data_start(SIZE) + HEADER_BYTES
+    assert arena.make_ready(offset - HEADER_BYTES, PIECE) == ""
+    arena.write(offset, object_id(1), b"x" * 10_000)
+    view = arena.private(offset + 100, 9_900)
+    view[:] = b"y" * 9_900
+    assert arena.view(offset, 10_000) == b"x" * 10_000
+    assert view == b"y" * 9_900
+    assert arena.private(offset, 0) == b""
 
 
 def test_nothing_of_an_arena_is_left_when_its_processes_are_killed() -> None:

@@ -244,12 +244,151 @@ def test_pins_are_asked_back_when_nothing_else_makes_room() -> None:
     world.reserve(world.process(0), PIECE - HEADER_BYTES)
     world.turn()
     assert said(world, m.Recall) == [m.Recall((object_id(0),))]
-    world.pass_time(1.1)
-    assert said(world, m.Recall)[1:] == [m.Recall((object_id(1),))]
-    world.unpin(reader, object_id(1))
+    world.pass_time(0.2)
+    assert 3 not in world.process(0).answers, "readers have a moment to answer"
+    world.unpin(reader, object_id(0))
     world.settle()
-    assert isinstance(world.process(0).answers[3], m.Granted)
-    assert world.disk.keys() == {object_id(1)}
+    assert world.process(0).answers[3].offset > 0
+    assert world.disk.keys() == {object_id(0)}
+
+
+def pinned(objects: int) -> World:
+    """A store full of objects that somebody reads."""
+    world = filled(objects)
+    for number in range(objects):
+        world.locate(number, world.process(1))
+    world.turn()
+    return world
+
+
+def test_a_writer_that_finds_no_room_is_given_a_file() -> None:
+    world = pinned(2)
+    token = world.reserve(world.process(0), 100, patience=100.0)
+    world.settle()
+    world.pass_time(0.3)
+    world.settle()
+    assert world.process(0).answers[token].offset < 0
+    again = world.reserve(world.process(0), 3000, patience=100.0)
+    world.settle()
+    assert world.process(0).answers[again].offset < 0, "readers were asked a moment ago: nobody waits for them again"
+    assert world.store.statistics()["files_granted"] == 2
+    assert world.put(world.process(0), 7, 100)
+    world.settle()
+    assert world.disk == {object_id(7): 100}
+    assert world.store.statistics()["written_on_disk"] == 1
+    world.locate(7, world.process(2))
+    world.settle()
+    assert world.process(2).places[object_id(7)][0] < 0, "it is read where it is, as long as there is no room"
+    world.free(7)
+    world.settle()
+    assert world.disk == {object_id(7): 100}, "its file stays while it is read"
+    world.unpin(world.process(2), object_id(7))
+    world.kill(world.process(0))
+    world.settle()
+    assert (world.disk, world.unfinished) == ({}, {})
+
+
+def test_values_of_one_writer_that_are_larger_than_the_store_together_go_to_disk_at_once() -> None:
+    world = World(2)
+    writer = world.process(0)
+    for _ in range(5):
+        token = world.reserve(writer, PIECE - HEADER_BYTES, patience=100.0)
+        world.settle()
+        assert isinstance(writer.answers[token], m.Granted), "none of them becomes an object, and so room, before all are written"
+    assert [writer.answers[token].offset < 0 for token in sorted(writer.answers)] == [False, False, True, True, True]
+    for number in range(5):
+        assert world.put(writer, number, PIECE - HEADER_BYTES)
+    world.settle()
+    assert len(world.disk) >= 3
+    assert world.store.statistics()["files_granted"] == 0
+
+
+def test_a_store_that_is_full_gives_files_for_one_object_each_and_no_grants() -> None:
+    world = pinned(2)
+    token = world.reserve(world.process(0), 100, exact=False, patience=100.0)
+    world.settle()
+    world.pass_time(0.3)
+    assert world.process(0).answers[token].kind == "alone"
+
+
+def test_more_readers_than_there_is_room_for_read_on_disk() -> None:
+    world = filled(2)
+    for number in range(2, 6):
+        world.put_now(world.process(0), number, PIECE - HEADER_BYTES)
+    reader = world.process(1)
+    for number in range(6):
+        world.locate(number, reader)
+    world.settle()
+    world.pass_time(0.3)
+    world.settle()
+    assert len(reader.places) == 6
+    assert sorted(offset < 0 for offset, _ in reader.places.values()) == [False] * 2 + [True] * 4
+    statistics = world.store.statistics()
+    assert (statistics["objects_read_on_disk"], statistics["read_on_disk"], statistics["waiting"]) == (4, 4, 0)
+    on_disk = [identifier for identifier, (offset, _) in reader.places.items() if offset < 0]
+    world.restart()
+    assert len(reader.places) == 6
+    assert all(reader.places[identifier][0] < 0 for identifier in on_disk)
+    for identifier in sorted(reader.places):
+        world.unpin(reader, identifier)
+    world.locate(int.from_bytes(on_disk[0], "big"), world.process(2))
+    world.settle()
+    assert world.process(2).places[on_disk[0]][0] > 0, "it comes back where there is room again"
+
+
+def test_a_file_that_is_damaged_is_found_out_before_it_is_read() -> None:
+    world = pinned(2)
+    world.reserve(world.process(0), 100, patience=100.0)
+    world.turn()
+    world.pass_time(0.3)
+    world.settle()
+    assert world.put(world.process(0), 7, 100)
+    world.locate(7, world.process(2))
+    world.turn()
+    assert isinstance(world.pending[0], e.CheckFile)
+    world.complete(error="the spilled object's checksum is wrong")
+    world.turn()
+    assert world.lost[object_id(7)].startswith("unreadable: the spilled")
+    assert world.disk == {}
+
+
+def test_a_file_is_an_object_only_once_the_store_has_taken_it_over() -> None:
+    world = pinned(2)
+    for _ in range(3):
+        world.reserve(world.process(0), 100, patience=100.0)
+    world.reserve(world.process(2), 100, patience=100.0)
+    world.turn()
+    world.pass_time(0.3)
+    world.settle()
+    assert world.put(world.process(0), 7, 100)
+    world.settle()
+    dead = world.process(2)
+    (granted,) = dead.exact.values()
+    world.write(granted.offset + HEADER_BYTES, object_id(8), 100)
+    del world.processes[dead.incarnation]
+    world.restart()
+    world.settle()
+    assert world.disk == {object_id(7): 100}
+    assert len(world.unfinished) == 2, "what a living process may still write stays, the dead one's goes"
+    assert world.put(world.process(0), 9, 100)
+    world.settle()
+    assert world.disk.keys() == {object_id(7), object_id(9)}
+
+
+def test_inline_values_that_find_no_room_move_to_disk() -> None:
+    world = pinned(2)
+    world.say(SCHEDULER, m.Absorb(((object_id(7), b"seven", False),)))
+    world.values[object_id(7)] = 5
+    world.locate(7, world.process(2))
+    world.turn()
+    world.pass_time(0.3)
+    assert isinstance(world.pending[0], e.Spill)
+    world.complete(error="No space left on device")
+    world.turn()
+    world.pass_time(1.1)
+    world.settle()
+    assert world.disk == {object_id(7): 5}
+    assert world.process(2).places[object_id(7)][0] < 0
 
 
 def test_idle_grants_are_asked_back() -> None:
@@ -284,7 +423,11 @@ def test_a_reservation_waits_its_patience_and_no_longer() -> None:
     world.turn()
     world.reserve(world.process(2), 1000, patience=3.0)
     world.turn()
-    world.pass_time(2.9)
+    while world.now < 102.9:
+        world.pass_time(0.1)
+        while world.pending:
+            world.complete(error="No space left on device")
+            world.turn()
     assert world.process(2).answers == {}
     assert world.store.explain(process_id(2)) is not None
     world.pass_time(0.2)
@@ -292,6 +435,8 @@ def test_a_reservation_waits_its_patience_and_no_longer() -> None:
     assert (type(answer), answer.kind) == (m.NoSpace, "full")
     assert "1,000 bytes" in answer.text
     assert "4.0 MiB are in use by live values" in answer.text
+    assert "No space left on device" in answer.text
+    assert world.unfinished == {}
 
 
 def test_reservations_are_served_in_order() -> None:
@@ -488,19 +633,18 @@ def test_a_damaged_file_is_a_lost_object() -> None:
     assert object_id(0) not in world.disk
 
 
-def test_a_restore_that_finds_no_room_says_so_and_keeps_the_copy() -> None:
+def test_a_restore_whose_time_is_up_reads_on_disk() -> None:
     world = filled(1)
     world.put_now(world.process(0), 1, PIECE - HEADER_BYTES)
-    world.locate(1, world.process(1))
     world.locate(0, world.process(2))
+    world.turn()
+    while world.now < 106:
+        world.pass_time(0.5)
+        while any(isinstance(effect, e.Spill) for effect in world.pending):
+            world.complete(error="No space left on device")
+            world.turn()
     world.settle()
-    world.pass_time(6)
-    assert world.lost[object_id(0)].startswith("full:")
-    assert object_id(0) in world.disk
-    world.unpin(world.process(1), object_id(1))
-    world.locate(0, world.process(2))
-    world.settle()
-    assert object_id(0) in world.process(2).places
+    assert world.process(2).places[object_id(0)][0] < 0
 
 
 def test_a_dead_writers_grants_are_freed_and_what_it_sealed_stays() -> None:
@@ -647,11 +791,11 @@ def test_of_two_claims_to_one_object_the_arenas_index_counts() -> None:
     sealed = ((object_id(1), start + PIECE, 100, writer, False), (object_id(2), start + 2 * PIECE, 10, writer, True))
     store.step(0.0, SCHEDULER, m.Sealed(sealed))
     store.step(0.0, CLIENT + writer, m.Pinned(((object_id(1), start + PIECE, 100), (object_id(3), start + PIECE, 100))))
-    store.step(0.0, SCHEDULER, m.ArenaFound(((object_id(1), start, 100),), ((object_id(1), 99),)))
+    store.step(0.0, SCHEDULER, m.ArenaFound(((object_id(1), start, 100),), ((object_id(1), 99, 4),)))
     store.step(0.0, SCHEDULER, m.Keep((object_id(1), object_id(2))))
     effects = store.take_effects(0.0)
     store.check_invariants()
-    assert e.Unlink((object_id(1),)) in effects
+    assert e.Unlink((4,)) in effects
     store.step(0.0, SCHEDULER, m.Locate(tuple((object_id(number), writer) for number in (1, 2))))
     (located,) = [effect.message for effect in store.take_effects(0.0) if isinstance(effect, e.Send)]
     assert [row[2] for row in located.rows] == [start, start + 2 * PIECE]

@@ -17,14 +17,13 @@ id and size, sealed. What a writer left half written is in no index, whenever it
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import mmap
 import os
 import struct
 import time
-from typing import Any
 
+from zfabric.adapters.mapping import Mapping, private_view
 from zfabric.machines.parts.extents import HEADER_BYTES, INDEX_ENTRY_BYTES, PIECE, arena_bytes, data_start, round_up
 from zfabric.protocol.effects import FREED, SEALED, WRITING
 
@@ -49,14 +48,7 @@ _HUGE_STEP_MOST = 32 * 2**20
 """Most bytes of huge pages asked for in one call, after some that came fast: how fast these do is known after it."""
 
 _MADV_REMOVE, _MADV_COLLAPSE = 9, 25
-_PROT_NONE, _MAP_FIXED, _MAP_NORESERVE = 0, 0x10, 0x4000
 _F_ADD_SEALS, _F_SEAL_SHRINK, _F_SEAL_GROW = 1033, 0x2, 0x4
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
-_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def create_arena(directory: str, size: int) -> int:
@@ -82,42 +74,6 @@ def create_arena(directory: str, size: int) -> int:
     return descriptor
 
 
-class _Mapping:
-    """A shared mapping at a 2 MiB-aligned address, unmapped when the last view of it is gone."""
-
-    def __init__(self, descriptor: int, size: int, writable: bool) -> None:
-        self.size = size
-        spare = _map(None, size + PIECE, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
-        self.address = round_up(spare, PIECE)
-        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        try:
-            _map(self.address, size, protection, mmap.MAP_SHARED | _MAP_FIXED, descriptor)
-        except OSError:
-            _libc.munmap(spare, size + PIECE)
-            raise
-        if self.address > spare:
-            _libc.munmap(spare, self.address - spare)
-        if self.address < spare + PIECE:
-            _libc.munmap(self.address + size, spare + PIECE - self.address)
-
-    def memory(self) -> memoryview:
-        """All of it; the mapping lives for as long as this or anything made of it does."""
-        memory: Any = (ctypes.c_ubyte * self.size).from_address(self.address)
-        memory.owner = self
-        return memoryview(memory).cast("B")
-
-    def __del__(self) -> None:
-        if hasattr(self, "address"):
-            _libc.munmap(self.address, self.size)
-
-
-def _map(address: int | None, size: int, protection: int, flags: int, descriptor: int) -> int:
-    mapped: int | None = _libc.mmap(address, size, protection, flags | _MAP_NORESERVE, descriptor, 0)
-    if mapped is None or mapped == ctypes.c_void_p(-1).value:
-        raise OSError(ctypes.get_errno(), f"the object store's {size} bytes cannot be mapped: {os.strerror(ctypes.get_errno())}")
-    return mapped
-
-
 class Arena:
     """This process's view of the arena at ``path``: read-only for readers, writable besides for those who write.
 
@@ -131,8 +87,8 @@ class Arena:
             actual = os.fstat(self._descriptor).st_size
             if actual != self.size:
                 raise OSError(errno.EINVAL, f"the arena {path} has {actual} bytes, not {self.size}")
-            self._readable = _Mapping(self._descriptor, self.size, False).memory().toreadonly()
-            self._mapping = _Mapping(self._descriptor, self.size, True) if writable else None
+            self._readable = Mapping(self._descriptor, 0, self.size, writable=False).memory().toreadonly()
+            self._mapping = Mapping(self._descriptor, 0, self.size, writable=True) if writable else None
         except OSError:
             os.close(self._descriptor)
             raise
@@ -160,6 +116,10 @@ class Arena:
     def view(self, offset: int, size: int) -> memoryview:
         """The payload at ``offset``, read-only."""
         return self._readable[offset : offset + size]
+
+    def private(self, offset: int, size: int) -> memoryview:
+        """The payload at ``offset``, to be written to without changing it for others. OSError if it cannot be mapped."""
+        return private_view(self._descriptor, offset, size)
 
     def writable(self, offset: int, size: int) -> memoryview:
         """The payload at ``offset``, to be written by who was granted the room."""
@@ -275,7 +235,7 @@ class Arena:
         began = time.thread_time()
         for piece in range(offset, offset + size, PIECE):
             os.posix_fallocate(self._descriptor, piece, mmap.PAGESIZE)
-        _libc.madvise(self._mapping.address + offset, size, _MADV_COLLAPSE)
+        self._mapping.advise(offset, size, _MADV_COLLAPSE)
         slow = size < _SLOW_BYTES_PER_SECOND * (time.thread_time() - began)
         if slow:
             self._huge_step = PIECE
@@ -289,7 +249,7 @@ class Arena:
     def punch(self, offset: int, size: int) -> None:
         """Give the memory behind these whole pieces back; they read as zeros and are not to be touched."""
         if self._mapping is not None:
-            _libc.madvise(self._mapping.address + offset, size, _MADV_REMOVE)
+            self._mapping.advise(offset, size, _MADV_REMOVE)
 
 
 def _memory_short(size: int) -> str:

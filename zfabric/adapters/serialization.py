@@ -169,7 +169,10 @@ class SerializedValue:
                 size += -size % ALIGNMENT + buffer.nbytes
         self.size = size
 
-    def _pieces(self) -> list[bytes | memoryview]:
+    def pieces(self) -> list[bytes | memoryview]:
+        """The whole, in pieces that follow each other."""
+        if not self.buffers:
+            return [self.stream]
         lengths = [buffer.nbytes for buffer in self.buffers]
         head = _HEAD.pack(_TAG, len(lengths), len(self.stream)) + struct.pack(f"<{len(lengths)}Q", *lengths)
         pieces: list[bytes | memoryview] = [head, self.stream]
@@ -182,12 +185,12 @@ class SerializedValue:
 
     def to_bytes(self) -> bytes:
         """The whole as one bytes object, for inline values."""
-        return b"".join(self._pieces()) if self.buffers else self.stream
+        return b"".join(self.pieces()) if self.buffers else self.stream
 
     def write_into(self, target: memoryview) -> None:
         """The whole, written at the start of ``target`` (64-byte aligned, at least ``size`` long)."""
         position = 0
-        for piece in self._pieces() if self.buffers else (self.stream,):
+        for piece in self.pieces():
             end = position + len(piece)
             target[position:end] = piece
             position = end

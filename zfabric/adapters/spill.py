@@ -1,8 +1,12 @@
-"""Objects on disk: what the arena had no room for.
+"""Objects on disk: what the arena has no room for.
 
-One file per object, its name made here from the id's hex. A file is written under another name and renamed when it is whole,
-so a daemon that dies in between leaves nothing that looks like an object; a header with size and checksum makes a file that
-was cut or damaged later an error instead of wrong data. Nothing is synced: what is here need not outlive the machine.
+One file per object, its name the number that the object store gave it. A file is written under another name and renamed when it is
+whole *and the store's*: one that a process writes is so only once the store has taken it over, since a file that nobody told of may be
+half of a result. A daemon that dies in between leaves nothing that looks like an object; a header with size, id and checksum makes a
+file that was cut, damaged or mistaken later an error instead of wrong data. Nothing is synced: what is here need not outlive the machine.
+
+A payload begins at 64 bytes, as in the arena, and is read where it is by whoever maps the file: privately, so that not even a reader
+that writes to its memory changes what others read. A deleted file goes when the last of them has.
 """
 
 from __future__ import annotations
@@ -11,7 +15,9 @@ import errno
 import os
 import struct
 import zlib
+from collections.abc import Iterable
 
+from zfabric.adapters.mapping import private_view
 from zfabric.protocol.ids import OBJECT_BYTES
 
 _MAGIC = b"ZFSPILL1"
@@ -22,78 +28,148 @@ _CHUNK = 2**20
 _OBJECT, _PARTIAL = ".object", ".partial"
 
 
-class SpillDirectory:
-    """The directory ``path`` (made if missing, for this user alone) and the objects in it. All methods may raise OSError."""
+class SpillFiles:
+    """The files of the directory ``path``, as processes write and read them that the store gave a number."""
 
     def __init__(self, path: str) -> None:
         self._path = path
+
+    def _file(self, number: int, ending: str) -> str:
+        return os.path.join(self._path, f"{number}{ending}")
+
+    def _open(self, number: int, ending: str) -> int:
+        return os.open(self._file(number, ending), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+    def fill(self, number: int, object_id: bytes, pieces: Iterable[bytes | memoryview]) -> None:
+        """Write an object into a file that was made for it (``SpillDirectory.make``). OSError if the disk takes no more."""
+        descriptor = os.open(self._file(number, _PARTIAL), os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            _fill(descriptor, object_id, pieces)
+        finally:
+            os.close(descriptor)
+
+    def map(self, number: int, size: int) -> memoryview:
+        """The payload of a file, which is whole. What is written there stays in this process. OSError if it cannot be had."""
+        try:
+            descriptor = self._open(number, _OBJECT)
+        except FileNotFoundError:
+            try:
+                descriptor = self._open(number, _PARTIAL)  # The store has not taken it over yet,
+            except FileNotFoundError:
+                descriptor = self._open(number, _OBJECT)  # or just has.
+        try:
+            if os.fstat(descriptor).st_size < _HEADER.size + size:
+                raise OSError(errno.EIO, "the spilled object has lost its end")
+            return private_view(descriptor, _HEADER.size, size)
+        finally:
+            os.close(descriptor)
+
+
+class SpillDirectory(SpillFiles):
+    """The directory ``path`` (made if missing, for this user alone) and the objects in it. All methods may raise OSError."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
         os.makedirs(path, mode=0o700, exist_ok=True)
         os.chmod(path, 0o700)
 
-    def _file(self, object_id: bytes, ending: str) -> str:
-        return os.path.join(self._path, object_id.hex() + ending)
-
-    def write(self, object_id: bytes, data: memoryview) -> None:
-        """Keep an object's bytes. After an OSError (also of a full disk) nothing of it is left."""
-        partial = self._file(object_id, _PARTIAL)
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    def make(self, number: int, size: int) -> None:
+        """Make a file for an object of ``size`` bytes, with the disk's room behind it. After an OSError there is none."""
+        descriptor = self._create(number)
         try:
             try:
-                _write_all(descriptor, memoryview(bytes(_HEADER.size)))
-                checksum = 0
-                for start in range(0, len(data), _CHUNK):
-                    chunk = data[start : start + _CHUNK]
-                    checksum = zlib.crc32(chunk, checksum)
-                    _write_all(descriptor, chunk)
-                os.pwrite(descriptor, _HEADER.pack(_MAGIC, len(data), checksum, object_id), 0)
+                os.posix_fallocate(descriptor, 0, _HEADER.size + size)
             finally:
                 os.close(descriptor)
-            os.rename(partial, self._file(object_id, _OBJECT))
         except OSError:
-            os.unlink(partial)
+            os.unlink(self._file(number, _PARTIAL))
             raise
 
-    def read_into(self, object_id: bytes, target: memoryview) -> None:
+    def take_over(self, number: int) -> None:
+        """What a process has written is the store's, and found again after a restart."""
+        os.rename(self._file(number, _PARTIAL), self._file(number, _OBJECT))
+
+    def write(self, number: int, object_id: bytes, data: bytes | memoryview) -> None:
+        """Store an object's bytes. After an OSError (also of a full disk) nothing of it is left."""
+        descriptor = self._create(number)
+        try:
+            try:
+                _fill(descriptor, object_id, (data,))
+            finally:
+                os.close(descriptor)
+            self.take_over(number)
+        except OSError:
+            os.unlink(self._file(number, _PARTIAL))
+            raise
+
+    def _create(self, number: int) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        return os.open(self._file(number, _PARTIAL), flags, 0o600)
+
+    def read_into(self, number: int, object_id: bytes, target: memoryview) -> None:
         """Read an object's bytes into ``target``, which has exactly their size. OSError if they are not what was written."""
-        descriptor = os.open(self._file(object_id, _OBJECT), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        self._read(number, object_id, len(target), target)
+
+    def check(self, number: int, object_id: bytes, size: int) -> None:
+        """OSError if the file does not have the object's bytes as they were written."""
+        self._read(number, object_id, size, None)
+
+    def _read(self, number: int, object_id: bytes, size: int, target: memoryview | None) -> None:
+        """Read the whole file and compare it with its checksum."""
+        descriptor = self._open(number, _OBJECT)
         try:
             header = os.read(descriptor, _HEADER.size)
             if len(header) != _HEADER.size:
                 raise OSError(errno.EIO, "the spilled object has lost its header")
-            magic, size, checksum, written_id = _HEADER.unpack(header)
-            if (magic, size, written_id) != (_MAGIC, len(target), object_id):
+            magic, written_size, checksum, written_id = _HEADER.unpack(header)
+            if (magic, written_size, written_id) != (_MAGIC, size, object_id):
                 raise OSError(errno.EIO, "the spilled object's header is of something else")
             actual = done = 0
+            buffer = memoryview(bytearray(_CHUNK if target is None else 0))
             while done < size:
-                count = os.readv(descriptor, [target[done : done + _CHUNK]])
+                into = buffer[: size - done] if target is None else target[done : done + _CHUNK]
+                count = os.readv(descriptor, [into])
                 if not count:
                     raise OSError(errno.EIO, f"the spilled object ends after {done} of {size} bytes")
-                actual = zlib.crc32(target[done : done + count], actual)
+                actual = zlib.crc32(into[:count], actual)
                 done += count
             if actual != checksum:
                 raise OSError(errno.EIO, "the spilled object's checksum is wrong")
         finally:
             os.close(descriptor)
 
-    def remove(self, object_id: bytes) -> None:
-        """Delete an object's file; harmless if there is none."""
-        try:
-            os.unlink(self._file(object_id, _OBJECT))
-        except FileNotFoundError:
-            pass
+    def remove(self, number: int) -> None:
+        """Delete a file, whole or not; harmless if there is none."""
+        for ending in (_OBJECT, _PARTIAL):
+            try:
+                os.unlink(self._file(number, ending))
+            except FileNotFoundError:
+                pass
 
-    def list(self) -> list[tuple[bytes, int]]:
-        """(object_id, size) of all that is whole here. What a killed daemon left unfinished is deleted."""
-        found: list[tuple[bytes, int]] = []
-        for name in sorted(os.listdir(self._path)):
-            path = os.path.join(self._path, name)
-            object_id = _id_of(name)
-            size = _size_of(path, object_id) if object_id is not None else None
-            if object_id is not None and size is not None:
-                found.append((object_id, size))
-            elif name.endswith((_OBJECT, _PARTIAL)):
-                os.unlink(path)
-        return found
+    def list(self) -> list[tuple[bytes, int, int]]:
+        """(object_id, size, number) of all files; of those that are no whole objects of the store, the id is empty and the size 0."""
+        found: list[tuple[bytes, int, int]] = []
+        for name in os.listdir(self._path):
+            number, dot, ending = name.partition(".")
+            if dot + ending not in (_OBJECT, _PARTIAL) or not (number.isascii() and number.isdecimal()):
+                continue
+            object_id, size = contents(os.path.join(self._path, name)) if dot + ending == _OBJECT else (b"", 0)
+            found.append((object_id, size, int(number)))
+        return sorted(found, key=lambda row: row[2])
+
+
+def _fill(descriptor: int, object_id: bytes, pieces: Iterable[bytes | memoryview]) -> None:
+    """Write an object's bytes behind its header, which comes last."""
+    os.lseek(descriptor, _HEADER.size, os.SEEK_SET)
+    checksum = size = 0
+    for piece in pieces:
+        data = memoryview(piece)
+        for start in range(0, len(data), _CHUNK):
+            chunk = data[start : start + _CHUNK]
+            checksum = zlib.crc32(chunk, checksum)
+            _write_all(descriptor, chunk)
+        size += len(data)
+    os.pwrite(descriptor, _HEADER.pack(_MAGIC, size, checksum, object_id), 0)
 
 
 def _write_all(descriptor: int, data: memoryview) -> None:
@@ -101,23 +177,13 @@ def _write_all(descriptor: int, data: memoryview) -> None:
         data = data[os.write(descriptor, data) :]
 
 
-def _id_of(name: str) -> bytes | None:
-    if not name.endswith(_OBJECT):
-        return None
-    try:
-        object_id = bytes.fromhex(name[: -len(_OBJECT)])
-    except ValueError:
-        return None
-    return object_id if len(object_id) == OBJECT_BYTES else None
-
-
-def _size_of(path: str, object_id: bytes) -> int | None:
-    """The payload's size if the file is as long as its header says."""
+def contents(path: str) -> tuple[bytes, int]:
+    """(object id, size) of what a file holds, if it is as long as its header says; otherwise an empty id."""
     with open(path, "rb") as file:
         header = file.read(_HEADER.size)
         length = os.fstat(file.fileno()).st_size
-    if len(header) != _HEADER.size:
-        return None
-    magic, size, _, written_id = _HEADER.unpack(header)
-    whole = magic == _MAGIC and written_id == object_id and length == _HEADER.size + size
-    return int(size) if whole else None
+    if len(header) == _HEADER.size:
+        magic, size, _, object_id = _HEADER.unpack(header)
+        if magic == _MAGIC and len(object_id) == OBJECT_BYTES and length == _HEADER.size + size:
+            return object_id, int(size)
+    return b"", 0

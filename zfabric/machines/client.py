@@ -9,7 +9,7 @@ gone: after a restart of the daemon, ``rejoin`` says all of it again.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -67,6 +67,8 @@ class Client:
         """Objects without an outcome whose tasks this process asked to cancel: (force, recursive)."""
         self.fetching: set[bytes] = set()
         """Objects asked for, and not answered yet."""
+        self.gets: dict[int, Sequence[bytes]] = {}
+        """Objects that each ``get`` in progress waits for: what has come stays until all has, so room for one is never made of another."""
         self.watchers: dict[bytes, list[Callable[[bytes], None]]] = {}
         """Whom to tell once an object is at hand."""
         self.handing = Handing(self)
@@ -440,7 +442,7 @@ class Client:
     def on_recall(self, message: m.Recall) -> None:
         """The store is short of room: what nothing looks at is unpinned, and fetched again when it is wanted."""
         for identifier in message.object_ids:
-            if self.pins.viewed(identifier):
+            if self.pins.viewed(identifier) or any(identifier in each for each in self.gets.values()):
                 continue
             entry = self.entry(identifier)
             if entry is not None and type(entry.data) is tuple:

@@ -12,6 +12,10 @@ The first copy of an object stays for as long as the object does. Its states: wr
 disk (*spilling*), on disk only (*spilled*), *waiting* for room to come back (as inline values do that move in), being read back
 (*restoring*), sealed again. The copy on disk is kept when it comes back, so that dropping it again costs nothing.
 
+Where the arena has no room and will have none soon, an object is born in a file (a grant is for a file then), and one that is
+spilled is *checked* and read where it is: its readers map the file, which stays as long as they have pins. While anybody reads it
+there, others do too.
+
 Room itself (the queue for it, and what is done when there is none) is ``parts.room``; what is known, ``parts.stored``. After a
 daemon's restart the machine first gathers claims (``parts.claims``) and moves nothing until ``Keep``.
 """
@@ -24,9 +28,21 @@ from typing import Any
 from zfabric.config import Config
 from zfabric.machines.parts import store_report
 from zfabric.machines.parts.claims import Claims
-from zfabric.machines.parts.extents import ALIGNMENT, HEADER_BYTES, arena_bytes, data_start, footprint, round_up
+from zfabric.machines.parts.extents import ALIGNMENT, HEADER_BYTES, arena_bytes, data_start, file_number, file_offset, footprint, round_up
 from zfabric.machines.parts.room import Room
-from zfabric.machines.parts.stored import RESTORING, SEALED, SPILLED, SPILLING, WAITING, Entry, Grant, StoreTables, Waiter
+from zfabric.machines.parts.stored import (
+    CHECKING,
+    RESTORING,
+    SEALED,
+    SPILLED,
+    SPILLING,
+    WAITING,
+    Entry,
+    FileGrant,
+    Grant,
+    StoreTables,
+    Waiter,
+)
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address, short
@@ -124,6 +140,13 @@ class ObjectStore:
 
     def on_return_grant(self, now: float, source: Address, message: m.ReturnGrant) -> None:
         """A process writes no more into a grant; what it wrote there is sealed by now, or will be by messages on their way."""
+        if message.offset < 0:
+            number = file_number(message.offset + HEADER_BYTES)
+            if self._granted_file(number, source[1:]):
+                self._tables.close_file(number)
+            else:
+                self._tables.counts["refused"] += 1
+            return
         grant = self._tables.grants.get(message.offset)
         if grant is None or grant.holder != source[1:] or grant.returned:
             self._tables.counts["refused"] += 1
@@ -147,8 +170,13 @@ class ObjectStore:
         """A process registers late, after the store has begun: its grants are good only if they are known here."""
         for offset, _, _ in message.rows:
             grant = self._tables.grants.get(offset)
-            if grant is None or grant.holder != source[1:]:
+            known = grant is not None and grant.holder == source[1:]
+            if not known and not (offset < 0 and self._granted_file(file_number(offset + HEADER_BYTES), source[1:])):
                 self._refuse(source, f"the grant at {offset} was given to others after a restart")
+
+    def _granted_file(self, number: int, process: bytes) -> bool:
+        file = self._tables.files.get(number)
+        return file is not None and file.holder == process
 
     # -- objects -----------------------------------------------------------------------------------------------------------
 
@@ -157,8 +185,11 @@ class ObjectStore:
         tables = self._tables
         for object_id, offset, size, writer, rebuildable in message.rows:
             entry = tables.entries.get(object_id)
-            if entry is not None and entry.offset == offset:
+            if entry is not None and (entry.offset == offset or entry.lies_at(offset)):
                 tables.revive(entry)
+                continue
+            if offset < 0:
+                self._sealed_on_disk(entry, object_id, file_number(offset), size, writer, rebuildable)
                 continue
             start, length = offset - HEADER_BYTES, footprint(size)
             grant = tables.grant_of(start)
@@ -177,6 +208,25 @@ class ObjectStore:
                 tables.revive(entry)
             if grant.exact or (grant.returned and not grant.open.total):
                 tables.close_grant(grant)
+
+    def _sealed_on_disk(self, entry: Entry | None, object_id: bytes, number: int, size: int, writer: bytes, rebuildable: bool) -> None:
+        """An object was written to a file."""
+        tables = self._tables
+        if not self._granted_file(number, writer) or tables.files[number].room != footprint(size):
+            tables.counts["refused"] += 1
+            if entry is None:
+                tables.lost[object_id] = "missing"
+        elif entry is None:
+            del tables.files[number]
+            tables.counts["written_on_disk"] += 1
+            tables.effects.append(e.WriteHeader(file_offset(number), e.SEALED))
+            entry = _spilled(object_id, size, number, writer, rebuildable)
+            entry.fresh = True
+            tables.enter(entry)
+        else:
+            tables.counts["copies_dropped"] += 1
+            tables.close_file(number)
+            tables.revive(entry)
 
     def on_absorb(self, now: float, source: Address, message: m.Absorb) -> None:
         """Inline values move in as soon as there is room."""
@@ -200,7 +250,7 @@ class ObjectStore:
                 continue
             if entry is None:
                 self._tables.lost[object_id] = "missing"
-            elif entry.state in (SEALED, SPILLING):
+            elif entry.lies_at(entry.place) and (entry.offset is not None or entry.pins or (entry.fresh and process == entry.writer)):
                 self._tables.tell(entry, process)
             else:
                 entry.asked.append(process)
@@ -212,7 +262,7 @@ class ObjectStore:
         """A process registers late, after the store has begun: what it knows is good only where the object still is."""
         for object_id, offset, _ in message.rows:
             entry = self._tables.entries.get(object_id)
-            if entry is not None and entry.offset == offset and entry.state in (SEALED, SPILLING):
+            if entry is not None and entry.lies_at(offset):
                 self._tables.pin(entry, source[1:])
             else:
                 self._refuse(source, f"object {short(object_id)} was moved after a restart")
@@ -253,19 +303,28 @@ class ObjectStore:
         self._room.spilled(now, self._entry(message.object_id, SPILLING), message.error)
 
     def on_unspilled(self, now: float, source: Address, message: m.Unspilled) -> None:
-        """An object's bytes are back in the arena, or its copy on disk is of no use."""
-        entry = self._entry(message.object_id, RESTORING)
+        """An object's bytes are back in the arena, or whole on disk; or its copy on disk is of no use."""
+        entry = self._entry(message.object_id, RESTORING, CHECKING)
         if message.error:
             self._tables.lost[entry.object_id] = f"unreadable: {message.error}"
             self._tables.end_of(entry, f"unreadable: {message.error}")
+        elif entry.state == CHECKING:
+            self._tables.counts["read_on_disk"] += 1
+            self._room.checked(entry)
         else:
             self._tables.counts["restores"] += 1
             self._room.arrived(entry)
 
-    def _entry(self, object_id: bytes, state: str) -> Entry:
+    def on_file_ready(self, now: float, source: Address, message: m.FileReady) -> None:
+        """A file can be written to, or could not be made."""
+        if message.file not in self._tables.making:
+            raise Refusal(f"file {message.file} is not being made")
+        self._room.file_made(now, message.file, message.error)
+
+    def _entry(self, object_id: bytes, *states: str) -> Entry:
         entry = self._tables.entries.get(object_id)
-        if entry is None or entry.state != state:
-            raise Refusal(f"object {short(object_id)} is not {state}")
+        if entry is None or entry.state not in states:
+            raise Refusal(f"object {short(object_id)} is not {' or '.join(states)}")
         return entry
 
     # -- after a restart -----------------------------------------------------------------------------------------------------
@@ -280,17 +339,26 @@ class ObjectStore:
         for begin, size, holder, exact, parts in layout.grants:
             tables.add_grant(Grant(begin, size, holder, exact, parts))
         for object_id, offset, size, writer, rebuildable in layout.objects:
-            entry = Entry(object_id, size, SEALED, offset, writer, rebuildable)
-            entry.on_disk = claims.spilled.get(object_id) == size
-            entry.pins = layout.pins.get(object_id, {})
-            tables.entries[object_id] = entry
+            entry = tables.entries[object_id] = Entry(object_id, size, SEALED, offset, writer, rebuildable)
             tables.effects.append(e.WriteHeader(offset, e.SEALED))
-        for object_id, size in claims.spilled.items():
-            if object_id not in tables.entries:
-                entry = tables.entries[object_id] = Entry(object_id, size, SPILLED, None, b"", False)
-                entry.on_disk = True
-            elif not tables.entries[object_id].on_disk:
-                tables.unlink.append(object_id)
+        disk = claims.on_disk()
+        tables.last_file, tables.unlink = disk.last, disk.unlink
+        tables.files = {number: FileGrant(process, room) for number, (process, room) in disk.grants.items()}
+        for object_id, size, number, writer, rebuildable in disk.objects:
+            known = tables.entries.get(object_id)
+            if known is None:
+                tables.entries[object_id] = _spilled(object_id, size, number, writer, rebuildable)
+                tables.effects.append(e.WriteHeader(file_offset(number), e.SEALED))
+            elif known.size == size:
+                known.file, known.on_disk = number, True
+            else:
+                tables.unlink.append(number)
+        for object_id, pins in layout.pins.items():
+            tables.entries[object_id].pins = pins
+        for object_id, process, number in disk.pins:
+            known = tables.entries.get(object_id)
+            if known is not None and known.on_disk and known.file == number:
+                known.pins[process] = known.pins.get(process, 0) + 1
         for entry in list(tables.entries.values()):
             entry.freed = entry.object_id not in claims.kept
             tables.settle(entry)
@@ -319,7 +387,15 @@ class ObjectStore:
         m.ExtentReady: on_extent_ready,
         m.Spilled: on_spilled,
         m.Unspilled: on_unspilled,
+        m.FileReady: on_file_ready,
         m.ArenaFound: on_claim,
         m.Keep: on_claim,
         m.Query: on_query,
     }
+
+
+def _spilled(object_id: bytes, size: int, number: int, writer: bytes, rebuildable: bool) -> Entry:
+    """An object that is on disk only."""
+    entry = Entry(object_id, size, SPILLED, None, writer, rebuildable)
+    entry.file, entry.on_disk = number, True
+    return entry

@@ -73,25 +73,46 @@ class Punch(NamedTuple):
 
 
 class Spill(NamedTuple):
-    """Copy an object from the arena to disk; the shell answers ``Spilled`` when the bytes are there."""
+    """Copy an object to the file of this number; the shell answers ``Spilled`` when the bytes are there.
+
+    They lie at ``offset`` of the arena, or are ``value`` (an inline value, ``offset`` 0).
+    """
 
     object_id: bytes
+    file: int
     offset: int
     size: int
+    value: bytes
 
 
 class Unspill(NamedTuple):
     """Copy a spilled object back into the arena at ``offset``; the shell answers ``Unspilled``."""
 
     object_id: bytes
+    file: int
     offset: int
     size: int
 
 
-class Unlink(NamedTuple):
-    """Delete spilled objects from disk."""
+class CheckFile(NamedTuple):
+    """Read a spilled object's file and compare it with its checksum; the shell answers ``Unspilled``. It is read where it is then."""
 
-    object_ids: tuple[bytes, ...]
+    object_id: bytes
+    file: int
+    size: int
+
+
+class MakeFile(NamedTuple):
+    """Make a file for an object of ``size`` bytes, with the disk's room behind all of it; the shell answers ``FileReady``."""
+
+    file: int
+    size: int
+
+
+class Unlink(NamedTuple):
+    """Delete files of spilled objects, finished or not. Who has one mapped goes on reading it."""
+
+    files: tuple[int, ...]
 
 
 class WriteValue(NamedTuple):
@@ -105,7 +126,8 @@ class WriteValue(NamedTuple):
 class WriteHeader(NamedTuple):
     """Take the object whose payload is at ``offset`` into the arena's index, or out of it (``state``: ``SEALED`` or ``FREED``).
 
-    What is in the index is what a restarted daemon finds (``zfabric.adapters.arena``).
+    What is in the index is what a restarted daemon finds (``zfabric.adapters.arena``). A file that a process has written
+    (``offset`` is negative) gets the name under which it is found.
     """
 
     offset: int
@@ -124,5 +146,19 @@ class Say(NamedTuple):
 
 
 Effect: TypeAlias = (
-    Send | Store | SpawnWorker | KillProcess | WatchProcess | MakeReady | Punch | Spill | Unspill | Unlink | WriteValue | WriteHeader | Say
+    Send
+    | Store
+    | SpawnWorker
+    | KillProcess
+    | WatchProcess
+    | MakeReady
+    | Punch
+    | Spill
+    | Unspill
+    | CheckFile
+    | MakeFile
+    | Unlink
+    | WriteValue
+    | WriteHeader
+    | Say
 )

@@ -1,11 +1,15 @@
-"""Large values on their way into the arena: room is reserved, written, sealed, and told of by whoever asked."""
+"""Large values on their way into the arena, or to the file that the store gives instead: room is reserved, written, sealed, and told of by
+whoever asked; and where they are read.
+"""
 
 from __future__ import annotations
 
 from functools import partial
 
 from zfabric.adapters.arena import Arena
-from zfabric.exceptions import ObjectStoreFullError, ObjectTooLargeError
+from zfabric.adapters.spill import SpillFiles
+from zfabric.exceptions import ObjectLostError, ObjectStoreFullError, ObjectTooLargeError, OutOfDiskError
+from zfabric.machines.parts.extents import file_number
 from zfabric.protocol import messages as m
 from zfabric.runtime.connection import Connection, clock
 from zfabric.runtime.interface import Serialized
@@ -14,30 +18,55 @@ from zfabric.runtime.interface import Serialized
 class ArenaAccess:
     """One process's access to its node's arena, mapped on first use."""
 
-    def __init__(self, connection: Connection, path: str, size: int) -> None:
+    def __init__(self, connection: Connection, path: str, size: int, spill: str) -> None:
         self._connection = connection
         self._arena_path = path
         self.size = size
         """Of the whole arena, in bytes."""
         self._arena: Arena | None = None
+        self._files = SpillFiles(spill)
 
     def write(self, identifier: bytes, value: Serialized) -> tuple[int, int]:
-        """Write a large value into the arena and seal it: (offset, size). The caller says ``finished`` when it has told of it."""
+        """Write a large value where the store gives it room, and seal it: (offset, size).
+
+        The caller says ``finished`` when it has told of it.
+        """
         size = value.size
         offset = self._room_for(size)
         arena = self.arena()
         try:
-            value.write_into(arena.writable(offset, size))
-            arena.seal(offset, identifier, size)
+            if offset < 0:
+                self._write_file(offset, identifier, value)
+            else:
+                value.write_into(arena.writable(offset, size))
+                arena.seal(offset, identifier, size)
         except BaseException:  # an interrupt of the task, or the user's own buffers: the room is not to be waited for
             with self._connection.lock:
                 self._connection.machine.room.abandon(offset)
             raise
         return offset, size
 
+    def _write_file(self, offset: int, identifier: bytes, value: Serialized) -> None:
+        try:
+            self._files.fill(file_number(offset), identifier, value.pieces())
+        except OSError as error:
+            raise OutOfDiskError(f"the value cannot be written to disk ({error}), and the object store has no room for it") from None
+
+    def view(self, place: tuple[int, int]) -> memoryview:
+        """The bytes at a place that this process was told: read-only in the arena, a private mapping of a file."""
+        offset, size = place
+        arena = self.arena()
+        if offset >= 0:
+            return arena.view(offset, size)
+        try:
+            return self._files.map(file_number(offset), size)
+        except FileNotFoundError:
+            raise ObjectLostError("the file that the value was in is gone") from None
+        except OSError as error:
+            raise ObjectStoreFullError(f"the file that the value is in cannot be read ({error})") from None
+
     def _room_for(self, size: int) -> int:
         connection, room = self._connection, self._connection.machine.room
-        exact = not room.shares(size)
         deadline = clock() + connection.config.put_patience
         if room.ahead:
             connection.look()  # It may have come; then the one after it is asked for now, and not when this one is used up.
@@ -45,6 +74,7 @@ class ArenaAccess:
             with connection.lock:
                 connection.check_usable()
                 asked_before = room.ahead
+                exact = not room.shares(size)
                 if not exact:
                     offset = room.allocate(size)
                     if offset is not None:
@@ -68,6 +98,8 @@ class ArenaAccess:
                     room.grants.add(answer.offset, answer.size)
                     continue
                 if answered and token == ahead:
+                    continue
+                if type(answer) is m.NoSpace and answer.kind == "alone":
                     continue
                 room.forsake(token)
             text = answer.text if type(answer) is m.NoSpace else "the object store did not answer in time"

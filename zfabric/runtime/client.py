@@ -16,7 +16,6 @@ import zmq
 from zfabric.exceptions import (
     FabricError,
     GetTimeoutError,
-    ObjectStoreFullError,
     ObjectTooLargeError,
     OutOfDiskError,
     PendingCallsLimitExceededError,
@@ -52,7 +51,7 @@ class FabricClient(Connection):
         self._watcher: threading.Thread | None = None
         self._namer: Namer | None = None
         description = session.describe()
-        self.values = ArenaAccess(self, str(description["arena"]), int(description["arena_size"]))
+        self.values = ArenaAccess(self, str(description["arena"]), int(description["arena_size"]), str(description["spill"]))
         self._batch_rows = self.config.batch_rows
         self.drop_reference = self.machine.dropped.append
         self._unview = self.machine.unviewed.append
@@ -265,16 +264,13 @@ class FabricClient(Connection):
                     self._show_output()
                 return [known]
         found: list[bytes | None] = []
-        """Small values as they come, which stay as long as there are refs; None for others, which may go again."""
-        patience, together = 0.0, 0
-        seen: set[bytes] = set()
-        """Large values that were at hand, though perhaps not at the same time."""
+        """Small values as they come; None for others."""
         failures = 0
         """How many failures this process had received when the rest of the list was last searched for one."""
         failed: tuple[bytes, ...] = ()
 
         def ready() -> bool:
-            nonlocal together, failures, failed
+            nonlocal failures, failed
             entries = machine.entries
             at = len(found)
             while at < count:
@@ -289,44 +285,31 @@ class FabricClient(Connection):
                             failures = machine.failures
                             failed = machine.first_failure(object_ids)
                         return bool(failed)
-                    if type(entry.data) is tuple and object_ids[at] not in seen:
-                        seen.add(object_ids[at])
-                        together += entry.data[1]
-                        if together > self.values.size:
-                            return True  # They will never be here at the same time.
                     found.append(None)
                 at += 1
             return True
 
-        with self.lock:
-            self.check_usable()
-            self._settle()
-            if not ready():
-                machine.want(object_ids[len(found) :])
-        while True:
+        try:
+            with self.lock:
+                self.check_usable()
+                self._settle()
+                machine.gets[id(found)] = object_ids
+                if not ready():
+                    machine.want(object_ids[len(found) :])
             needed = 0 if timeout == 0 else count
             if len(found) < count and not failed and not self.wait_for(object_ids, ready, deadline, plain=timeout is None, needed=needed):
                 with self.lock:
                     missing = sum(1 for each in object_ids if not machine.known(each))
                 if not missing:
-                    text = f"{count} values were not in the object store at the same time within {timeout} s; get fewer at a time"
-                    raise GetTimeoutError(text)
+                    raise GetTimeoutError(f"not all of the {count} values, which exist, were brought here within {timeout} s")
                 raise GetTimeoutError(f"{missing} of {count} object(s) had no value within {timeout} s; their tasks go on")
             with self.lock:
-                outcomes = self._outcomes(failed, ()) if failed else self._outcomes(object_ids, found)
-            if outcomes is not None:
-                if machine.printed or machine.notices:
-                    self._show_output()
-                return outcomes
-            failures, failed = 0, ()
-            found.clear()  # Something was recalled between its arrival and now.
-            patience = patience or clock() + self.config.put_patience
-            if together > self.values.size or clock() > patience:
-                # For each that comes, another one goes, without end.
-                raise ObjectStoreFullError(
-                    f"{len(seen)} of the {count} values have {together / 2**20:.1f} MiB, which are never in the object store at the same "
-                    f"time, of {self.values.size / 2**20:.1f} MiB; get fewer at a time, or give init() a larger object_store_memory"
-                )
+                outcomes = self._outcomes(failed, (None,)) if failed else self._outcomes(object_ids, found)
+        finally:
+            machine.gets.pop(id(found), None)
+        if machine.printed or machine.notices:
+            self._show_output()
+        return outcomes
 
     def _show_output(self) -> None:
         """In a driver, show what those wrote whose outcomes are here. The daemon reads it; it has come when the daemon has answered."""
@@ -356,30 +339,30 @@ class FabricClient(Connection):
         """
         return self.wait_until(done, deadline)
 
-    def _outcomes(self, object_ids: Sequence[bytes], found: Sequence[bytes | None]) -> list[bytes | Outcome] | None:
-        """The outcomes of all, or None if some is missing; ``found`` has the first of them that are small. The caller holds the lock."""
-        entries = self.machine.entries
-        outcomes: list[Any] = [*found, *[None] * (len(object_ids) - len(found))]
-        large: dict[int, tuple[int, int]] = {}
-        for at, outcome in enumerate(outcomes):
-            if outcome is None:
-                entry = entries.get(object_ids[at])
-                if type(entry) is bytes:
-                    outcomes[at] = entry
-                elif not isinstance(entry, Entry) or entry.data is None:
-                    return None
-                elif isinstance(entry.data, bytes):
-                    outcomes[at] = Outcome(entry.status, entry.data, None)
+    def _outcomes(self, object_ids: Sequence[bytes], found: Sequence[bytes | None]) -> list[bytes | Outcome]:
+        """The outcomes of all, which are at hand; ``found`` has those that are small. The caller holds the lock."""
+        outcomes: list[bytes | Outcome] = []
+        try:
+            for identifier, value in zip(object_ids, found, strict=True):
+                if value is not None:
+                    outcomes.append(value)
+                    continue
+                entry = self.machine.lookup(identifier)
+                if type(entry.data) is tuple:
+                    outcomes.append(self._view(identifier, entry.data))
                 else:
-                    large[at] = entry.data
-        for at, place in large.items():
-            outcomes[at] = self._view(object_ids[at], place)
+                    outcomes.append(Outcome(entry.status, entry.data, None))  # type: ignore[arg-type]  # at hand: it is not None
+        except BaseException:
+            for outcome in outcomes:
+                if isinstance(outcome, Outcome) and outcome.release is not None:
+                    outcome.release()
+            raise
         return outcomes
 
     def _view(self, identifier: bytes, place: tuple[int, int]) -> Outcome:
+        view = self.values.view(place)
         self.machine.pins.view(identifier)
-        unview = self._unview
-        return Outcome(OK, self.values.arena().view(*place), partial(unview, identifier))
+        return Outcome(OK, view, partial(self._unview, identifier))
 
     def wait(self, object_ids: Sequence[bytes], num_returns: int, timeout: float | None, fetch_local: bool) -> set[bytes]:
         """See ``ClientInterface``."""

@@ -16,7 +16,7 @@ from zfabric.protocol.options import Demand
 class Outcome(NamedTuple):
     """What became of an object. ``status`` as in ``protocol.messages`` (OK, ERROR, FAILED).
 
-    ``data`` is what ``adapters.serialization.deserialize`` reads: bytes, or a read-only memoryview of the arena. ``release``
+    ``data`` is what ``adapters.serialization.deserialize`` reads: bytes, or a memoryview of where the value lies. ``release``
     is None for bytes; for a view it must be called once, from any thread (also a finalizer), when nothing uses the view any more.
     """
 
@@ -33,6 +33,9 @@ class Serialized(Protocol):
 
     def to_bytes(self) -> bytes:
         """The whole as one bytes object, for inline values."""
+
+    def pieces(self) -> Iterable[bytes | memoryview]:
+        """The whole, in pieces that follow each other."""
 
     def write_into(self, target: memoryview) -> None:
         """The whole, written at the start of ``target`` (64-byte aligned, at least ``size`` long)."""

@@ -8,6 +8,7 @@ No other effect touches the index, and none that is still queued touches the roo
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any
 
 from zfabric.adapters.arena import Arena
 from zfabric.adapters.spill import SpillDirectory
+from zfabric.machines.parts.extents import file_number
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.messages import Row
@@ -53,8 +55,11 @@ class Storage:
         arena = self._arena
         if arena is None:
             return
-        if type(effect) is e.WriteHeader:
+        if type(effect) is e.WriteHeader and effect.offset >= 0:
             arena.mark(effect.offset, effect.state)
+        elif type(effect) is e.WriteHeader:
+            with contextlib.suppress(OSError):  # It may have its name since before a restart; what is not there, a check finds out.
+                self._spill.take_over(file_number(effect.offset))
         elif type(effect) is e.WriteValue:
             arena.write(effect.offset, effect.object_id, effect.value)
         elif type(effect) is e.MakeReady:
@@ -65,9 +70,14 @@ class Storage:
             self._answer(m.Spilled(effect.object_id, self._attempt(self._write, effect, arena)))
         elif type(effect) is e.Unspill:
             self._answer(m.Unspilled(effect.object_id, self._attempt(self._read, effect, arena)))
+        elif type(effect) is e.CheckFile:
+            self._answer(m.Unspilled(effect.object_id, self._attempt(self._check, effect, arena)))
+        elif type(effect) is e.MakeFile:
+            self._answer(m.FileReady(effect.file, self._attempt(self._make, effect, arena)))
         elif type(effect) is e.Unlink:
-            for object_id in effect.object_ids:
-                self._spill.remove(object_id)
+            for number in effect.files:
+                with contextlib.suppress(OSError):
+                    self._spill.remove(number)
 
     def _attempt(self, action: Callable[[Any, Arena], None], effect: Any, arena: Arena) -> str:
         try:
@@ -77,11 +87,18 @@ class Storage:
         return ""
 
     def _write(self, effect: e.Spill, arena: Arena) -> None:
-        self._spill.write(effect.object_id, arena.view(effect.offset, effect.size))
+        data = arena.view(effect.offset, effect.size) if effect.offset else effect.value
+        self._spill.write(effect.file, effect.object_id, data)
 
     def _read(self, effect: e.Unspill, arena: Arena) -> None:
-        self._spill.read_into(effect.object_id, arena.writable(effect.offset, effect.size))
+        self._spill.read_into(effect.file, effect.object_id, arena.writable(effect.offset, effect.size))
         arena.seal(effect.offset, effect.object_id, effect.size)
+
+    def _check(self, effect: e.CheckFile, arena: Arena) -> None:
+        self._spill.check(effect.file, effect.object_id, effect.size)
+
+    def _make(self, effect: e.MakeFile, arena: Arena) -> None:
+        self._spill.make(effect.file, effect.size)
 
     def close(self) -> None:
         """End the thread after what it has to do."""

@@ -227,7 +227,12 @@ class UserCode(WorkerConnection):
                 with self.lock:
                     self.machine.pins.told(identifier, value)
                     self.machine.pins.view(identifier)
-                values.append(serialization.deserialize(self.values.arena().view(*value), partial(self._unview, identifier)))
+                try:
+                    data = self.values.view(value)
+                except BaseException:
+                    self._unview(identifier)
+                    raise
+                values.append(serialization.deserialize(data, partial(self._unview, identifier)))
             else:
                 values.append(serialization.deserialize(value))
         return values

@@ -44,6 +44,8 @@ EXPECTED_STATES = (
     "tasks_failed",
     "spills",
     "restores",
+    "written_on_disk",
+    "read_on_disk",
     "calm checked",
     "daemon restarted",
     "driver crashed",

@@ -10,7 +10,7 @@ import random
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zfabric.machines.parts.extents import HEADER_BYTES, PIECE, data_start, footprint
+from zfabric.machines.parts.extents import HEADER_BYTES, PIECE, data_start, file_number, footprint
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import OBJECT_STORE, short
@@ -41,10 +41,18 @@ class Arena:
         self.contents: dict[int, Content] = {}
         """By the offset of the payload."""
         self.index: set[int] = set()
-        self.disk: dict[bytes, Content] = {}
+        self.disk: dict[int, Content] = {}
+        """By the number of the file: those that are the store's."""
+        self.unfinished: dict[int, Content | None] = {}
+        """Files that processes may write, or have written without the store's having taken them over."""
 
     def write(self, offset: int, content: Content) -> None:
         """Write and seal an object; whatever it overlaps is overwritten."""
+        if offset < 0:
+            if file_number(offset) not in self.unfinished:
+                self.world.fail(f"{short(content.object_id)} is written to file {file_number(offset)}, which nobody was given")
+            self.unfinished[file_number(offset)] = content
+            return
         self.overwrite(offset - HEADER_BYTES, footprint(content.size))
         self.contents[offset] = content
 
@@ -56,7 +64,8 @@ class Arena:
 
     def read(self, reader: str, object_id: bytes, offset: int, size: int) -> bytes:
         """The payload that a process sees at a place it was told."""
-        content = self.contents.get(offset)
+        number = file_number(offset)
+        content = self.contents.get(offset) if offset >= 0 else self.disk.get(number) or self.unfinished.get(number)
         if content is None or content.object_id != object_id or content.size != size:
             found = "nothing whole" if content is None else short(content.object_id)
             self.world.fail(f"{reader} reads {short(object_id)} at {offset} and finds {found} there")
@@ -66,8 +75,8 @@ class Arena:
         """What a restarted daemon finds."""
         places = [(offset, self.contents[offset]) for offset in sorted(self.index) if offset in self.contents]
         sealed = tuple((content.object_id, offset, content.size) for offset, content in places)
-        spilled: Rows = tuple((object_id, content.size) for object_id, content in sorted(self.disk.items()))
-        return m.ArenaFound(sealed, spilled)
+        spilled: Rows = tuple((content.object_id, content.size, number) for number, content in self.disk.items())
+        return m.ArenaFound(sealed, (*spilled, *((b"", 0, number) for number in self.unfinished)))
 
 
 class Storage:
@@ -109,7 +118,11 @@ class Storage:
 
     def _do(self, effect: Any) -> m.Message | None:
         arena = self.arena
-        if isinstance(effect, e.WriteHeader):
+        if isinstance(effect, e.WriteHeader) and effect.offset < 0:
+            content = arena.unfinished.pop(file_number(effect.offset), None)
+            if content is not None:
+                arena.disk[file_number(effect.offset)] = content
+        elif isinstance(effect, e.WriteHeader):
             if effect.state == e.SEALED:
                 arena.index.add(effect.offset)
             else:
@@ -121,18 +134,36 @@ class Storage:
         elif isinstance(effect, e.Punch):
             arena.overwrite(effect.offset, effect.size)
         elif isinstance(effect, e.Spill):
-            content = arena.contents.get(effect.offset)
+            content = arena.contents.get(effect.offset) if effect.offset else Content(effect.object_id, effect.size, effect.value)
             if content is None or content.object_id != effect.object_id:
                 self.world.fail(f"{short(effect.object_id)} is to be spilled and is not where it should be")
-            arena.disk[effect.object_id] = content
+            if self._full():
+                return m.Spilled(effect.object_id, "no space left on device")
+            arena.disk[effect.file] = content
             return m.Spilled(effect.object_id, "")
         elif isinstance(effect, e.Unspill):
-            content = arena.disk.get(effect.object_id)
+            content = arena.disk.get(effect.file)
             if content is None:
                 return m.Unspilled(effect.object_id, "no such file")
             arena.write(effect.offset, content)
             return m.Unspilled(effect.object_id, "")
+        elif isinstance(effect, e.CheckFile):
+            content = arena.disk.get(effect.file)
+            whole = content is not None and content[:2] == (effect.object_id, effect.size)
+            return m.Unspilled(effect.object_id, "" if whole else "no such file")
+        elif isinstance(effect, e.MakeFile):
+            if self._full():
+                return m.FileReady(effect.file, "no space left on device")
+            if effect.file in arena.disk or effect.file in arena.unfinished:
+                self.world.fail(f"file {effect.file} is made a second time")
+            arena.unfinished[effect.file] = None
+            return m.FileReady(effect.file, "")
         elif isinstance(effect, e.Unlink):
-            for object_id in effect.object_ids:
-                arena.disk.pop(object_id, None)
+            for number in effect.files:
+                arena.disk.pop(number, None)
+                arena.unfinished.pop(number, None)
         return None
+
+    def _full(self) -> bool:
+        """Whether the disk takes nothing."""
+        return bool(self.world.disk_full)

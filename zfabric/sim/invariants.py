@@ -135,7 +135,7 @@ class Invariants:
             left.append(f"{daemon.scheduler.references.lineage_bytes} bytes of lineage")
         if tables.counts["inline_bytes"]:
             left.append(f"{tables.counts['inline_bytes']} inline bytes")
-        left += [f"{short(identifier)} on disk" for identifier in self.world.arena.disk]
+        left += self._files()
         for process in self.world.processes():
             machine = process.machine
             left += [f"entry {short(each)} of {process.name}" for each in machine.entries]
@@ -145,6 +145,11 @@ class Invariants:
             left += [f"pin on {short(each)} of {process.name}" for each in machine.pins.tellings]
             left += [f"a reservation of {process.name}" for _ in machine.room.answers]
         return left + self.world.calls.left()
+
+    def _files(self) -> list[str]:
+        """Files that are left."""
+        arena = self.world.arena
+        return [f"{short(content.object_id)} on disk" for content in arena.disk.values()] + [f"file {each}" for each in arena.unfinished]
 
     def job_gone(self, job: bytes) -> list[str]:
         """What is left of a job that has ended."""
@@ -159,7 +164,7 @@ class Invariants:
         left += [f"a grant of {self.world.who(grant.holder)}" for grant in daemon.store._tables.grants.values() if self._dead(grant.holder)]
         for table in ("task", "object", "function", "log", "checkpoint"):
             left += [f"{short(key)} of the {table} table" for key, _ in daemon.journal.scan(table)]
-        left += [f"{short(each)} on disk" for each in self.world.arena.disk]
+        left += self._files()
         left += [f"the record of actor {short(each)}" for each in daemon.scheduler.actors.records]
         left += [f"the name of actor {each}" for each in daemon.scheduler.actors.named]
         return left

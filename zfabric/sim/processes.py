@@ -365,6 +365,7 @@ class Process:
     def ended(self, frame: Frame, status: int, result: Any) -> None:
         """A body has ended."""
         self.frames.pop()
+        self.machine.gets.pop(id(frame), None)
 
     # -- what user code can do at once --
 
@@ -472,10 +473,12 @@ class Process:
             return not missing
 
         def finish(ready: bool) -> Any:
+            machine.gets.pop(id(frame), None)
             if not ready:
                 return None
             return [(entry.status, entry.data) for entry in (machine.lookup(identifier) for identifier in identifiers)]
 
+        machine.gets[id(frame)] = identifiers
         deadline = None if timeout is None else self.world.now + timeout
         if not done():
             if self.block(frame, identifiers, timeout is None and type(frame.item) is not Invocation, timeout is None):
@@ -526,6 +529,8 @@ class Process:
             answer = room.take(token)
             if type(answer) is m.Granted and exact:
                 return room.grants.add_exact(answer.offset, answer.size)
+            if type(answer) is m.NoSpace and answer.kind == "alone":
+                return None  # Another try, which asks for its own room.
             if type(answer) is m.Granted:
                 room.grants.add(answer.offset, answer.size)
             offset = room.grants.allocate(size)

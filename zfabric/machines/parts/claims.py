@@ -1,7 +1,8 @@
 """What an object store is told after a daemon's restart, gathered until the picture is whole.
 
 The arena's index says what the store before this one had taken over, processes repeat what they hold, and the local scheduler
-what was written and, last, what is referred to (``Keep``). Nothing is moved before that. Then the claims are laid out, the
+what was written and, last, what is referred to (``Keep``). Nothing is moved before that. Files on disk that nobody claims
+are deleted then (``on_disk``), and the other claims are laid out, the
 index first: a claim that overlaps an earlier one is void, unless a process reads there, in which case its place stays blocked
 for as long as the process lives. What was written where a process may write now is void, too, be it the one that wrote it: it is said
 again although the store before this one had taken it over, freed it, and given its room away.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from zfabric.machines.parts.extents import HEADER_BYTES, PIECE, Range, Ranges, footprint, round_up
+from zfabric.machines.parts.extents import HEADER_BYTES, PIECE, Range, Ranges, file_number, footprint, round_up
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address
 
@@ -26,13 +27,25 @@ class Layout(NamedTuple):
     cold: Ranges
 
 
+class Disk(NamedTuple):
+    """What lies in files: objects ``(object_id, size, file, writer, rebuildable)``, pins ``(object_id, process, file)``, one for every
+    telling, files that processes may write ``(process, footprint)``, files to delete, and the highest number of all.
+    """
+
+    objects: list[tuple[bytes, int, int, bytes, bool]]
+    pins: list[tuple[bytes, bytes, int]]
+    grants: dict[int, tuple[bytes, int]]
+    unlink: list[int]
+    last: int
+
+
 class Claims:
     """Everything said before the store begins. ``deferred`` is what cannot be answered until then."""
 
     def __init__(self) -> None:
-        self.spilled: dict[bytes, int] = {}
         self.kept: set[bytes] = set()
         self.deferred: list[tuple[Address, m.Message]] = []
+        self._files: list[tuple[bytes, int, int]] = []
         self._found: list[tuple[bytes, int, int, bytes, bool]] = []
         self._written: list[tuple[bytes, int, int, bytes, bool]] = []
         self._pinned: list[tuple[bytes, bytes, int, int]] = []
@@ -49,7 +62,7 @@ class Claims:
         if isinstance(message, m.ArenaFound):
             self._heard.add(m.ArenaFound)
             self._found += [(object_id, offset, size, b"", False) for object_id, offset, size in message.sealed]
-            self.spilled.update(message.spilled)
+            self._files += message.spilled
         elif isinstance(message, m.Keep):
             self._heard.add(m.Keep)
             self.kept.update(message.object_ids)
@@ -88,6 +101,29 @@ class Claims:
                 grants += [(begin, length, process, True, Ranges(((begin, length),))) for begin, length in parts]
         ready, cold = _by_temperature(free)
         return Layout(list(objects.values()), pins, grants, ready, cold)
+
+    def on_disk(self) -> Disk:
+        """Whose the files are. One that a process may still write is no object, whatever is in it by now."""
+        there = {number for _, _, number in self._files}
+        grants = {file_number(offset + HEADER_BYTES): (process, size) for process, offset, size, _ in self._grants if offset < 0}
+        written = {file_number(row[1]): row for row in self._written if row[1] < 0}
+        pins = [(object_id, process, file_number(offset)) for process, object_id, offset, _ in self._pinned if offset < 0]
+        read = {number for _, _, number in pins}
+        objects: dict[bytes, tuple[bytes, int, int, bytes, bool]] = {}
+        unlink: list[int] = []
+        # Of two files of one object, an older one was to be deleted; but not one that is read.
+        for found_id, found_size, number in sorted(self._files, key=lambda row: (row[2] in read, row[2]), reverse=True):
+            if number in grants:
+                continue
+            object_id, _, size, writer, rebuildable = written.get(number, (found_id, 0, found_size, b"", False))
+            if found_id and found_id != object_id:
+                object_id, size, writer, rebuildable = found_id, found_size, b"", False
+            if object_id and object_id not in objects:
+                objects[object_id] = (object_id, size, number, writer, rebuildable)
+            else:
+                unlink.append(number)
+        last = max((*there, *grants, *written, *read), default=0)
+        return Disk(list(objects.values()), pins, {number: grant for number, grant in grants.items() if number in there}, unlink, last)
 
     def _given_away(self, row: tuple[bytes, int, int, bytes, bool]) -> bool:
         """Whether another process may write where an object is said to be, or its own writer may, anew: into room that it has not used."""

@@ -7,6 +7,9 @@ can be made cold again. The layout of the arena file is fixed here too, since th
 
     0 … data_start        the index: what a restarted daemon reads to find the sealed objects
     data_start … end      objects, each a header of 64 bytes and then its payload, both aligned to 64 bytes
+
+An object that the arena has no room for lies in a file of its own. Files are numbered, and a negative offset names one
+(``file_offset``), so that whoever handles places need not know which kind a place is.
 """
 
 from __future__ import annotations
@@ -47,6 +50,16 @@ def arena_bytes(wanted: int) -> int:
 def data_start(size: int) -> int:
     """Where the objects begin in an arena file of ``size`` bytes; the index is before it."""
     return round_up(size // INDEX_SHARE * INDEX_ENTRY_BYTES, PIECE)
+
+
+def file_offset(number: int) -> int:
+    """The payload offset that stands for file ``number`` (1 or more) of the spill directory. Negative: outside the arena."""
+    return -number * HEADER_BYTES
+
+
+def file_number(offset: int) -> int:
+    """The number of the file that a negative payload offset stands for."""
+    return -offset // HEADER_BYTES
 
 
 class Ranges:

@@ -115,7 +115,7 @@ class Recovery:
     def found_in_arena(self, message: m.ArenaFound) -> None:
         """What the store before this one had taken over."""
         self._stored.update((object_id, size) for object_id, _, size in message.sealed)
-        self._stored.update(message.spilled)
+        self._stored.update((object_id, size) for object_id, size, _ in message.spilled if object_id)
 
     # -- rebuilding --
 

@@ -154,7 +154,7 @@ def store_answered(scheduler: LocalScheduler, now: float, about: tuple[Address, 
             entry = known.get(bytes.fromhex(row["object_id"]))
             if entry is not None:
                 state, row["in_use_by"], row["on_disk"] = entry
-                row["where"] = "disk" if state in ("spilled", "waiting", "restoring") else "memory"
+                row["where"] = "disk" if state in ("spilled", "waiting", "restoring", "checking") else "memory"
     scheduler.tables.send(source, m.Answer(token, payload, ""))
 
 

@@ -1,7 +1,8 @@
 """The client's side of room in the arena: what was asked of the object store, what it answered, and the grants that came of it.
 
 Room for one large object is reserved exactly; smaller ones share grants. A process that uses up one grant after the other asks for the
-next while it writes into the last (``ahead``), so that a put waits for no round trip, and wishes for larger and larger ones (``wish``):
+next while it writes into the last (``ahead``), so that a put waits for no round trip, and wishes for larger and larger ones (``wish``);
+where the store has no room for grants, each object has a room of its own, which may be a file on disk. The wish grows since
 the more a grant holds, the longer its successor may take to come, and the larger may be what shares it. When it writes no more, it
 gives back what it has too much (``rest``). Not thread-safe: the client's lock is held.
 """
@@ -36,6 +37,8 @@ class Reservations:
         """The request for the next grant, made before the last one is used up; 0 if there is none."""
         self.wish = config.grant_bytes
         """How large the next grant is liked best: twice as large as the one before."""
+        self._alone = False
+        """Whether the store has no grants to share at present."""
         self._rested = False
         self._grant_bytes = config.grant_bytes
         self._token = token
@@ -45,7 +48,7 @@ class Reservations:
 
     def shares(self, size: int) -> bool:
         """Whether an object of ``size`` bytes is to share a grant with others, rather than have room of its own."""
-        return footprint(size) <= self.wish // 2
+        return footprint(size) <= self.wish // 2 and not self._alone
 
     def reserve(self, size: int, exact: bool, patience: float) -> int:
         """Ask for room; the answer comes under the token."""
@@ -108,6 +111,7 @@ class Reservations:
             self.ahead = 0
             self.grants.add(message.offset, message.size)
         else:
+            self._alone = self._alone and message.offset < 0
             self.answers[message.token] = message
 
     def refused(self, message: m.NoSpace) -> None:
@@ -115,6 +119,7 @@ class Reservations:
         if self.requests.pop(message.token, None) is None:
             return
         self.wish = self._grant_bytes
+        self._alone = self._alone or message.kind == "alone"
         if message.token == self.ahead:
             self.ahead = 0  # Whoever needs the room asks again, with more patience.
         else:

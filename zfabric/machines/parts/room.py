@@ -5,6 +5,9 @@ move in. While the head of the queue finds none, room is made, cheapest first: u
 on disk is current are dropped, rebuildable ones too, others are copied to disk in the order in which they were last used, and
 readers are asked for pins they no longer need. A reservation waits for its own patience, a restore for ``put_patience``.
 
+Where all this makes no room, nobody has to wait for it: the disk will do (``_use_disk``). A writer is given a file, a reader reads the
+object's file where it is, an inline value is written to one. A reservation that is refused in spite of that finds the disk full.
+
 Room is ready before it is given. A few grants' worth are made ready ahead of demand; once somebody had to wait for more, so
 much is made ready ahead too, while he writes into the first; and whoever waits gets what is being made ready already. Freed room
 stays ready for the next, up to a bound at once and down to those few grants after a while without demand.
@@ -16,9 +19,22 @@ from heapq import heappop, heappush
 from itertools import count
 
 from zfabric.config import Config
-from zfabric.machines.parts.extents import HEADER_BYTES, PIECE, Ranges, Taken
+from zfabric.machines.parts.extents import HEADER_BYTES, PIECE, Ranges, Taken, file_offset
 from zfabric.machines.parts.store_report import why_full
-from zfabric.machines.parts.stored import RESTORING, SEALED, SPILLED, SPILLING, Entry, Grant, Preparation, StoreTables, Waiter
+from zfabric.machines.parts.stored import (
+    CHECKING,
+    RESTORING,
+    SEALED,
+    SPILLED,
+    SPILLING,
+    WAITING,
+    Entry,
+    FileGrant,
+    Grant,
+    Preparation,
+    StoreTables,
+    Waiter,
+)
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CLIENT
@@ -44,7 +60,8 @@ SPILL_AHEAD_BYTES = 64 * MiB
 DROP_SHARE = 16
 """At least one part in this many of what is wanted is let go of in one round, where copies make that cheap: free room may be in pieces."""
 PRESSURE_PAUSE = 0.25
-"""Seconds between two rounds of making room for the same head of the queue, if nothing else happens."""
+"""Seconds between two rounds of making room for the same head of the queue, if nothing else happens; and as long is waited for pins and
+grants that were asked back, before the disk is used."""
 RECALL_PAUSE = 1.0
 """Seconds before a process is asked again for a pin or a grant that it kept."""
 FAULT_PAUSE = 1.0
@@ -65,6 +82,8 @@ class Room:
         self.disk_again = NEVER
         self.memory_again = NEVER
         self.pressure_at: float | None = None
+        self.full_since: float | None = None
+        """When nothing was found that would make room, if nobody was given any since."""
         self.cool_at: float | None = None
         self._deadlines: list[tuple[float, int, Waiter]] = []
         self._numbers = count()
@@ -98,10 +117,13 @@ class Room:
         queue = self.tables.queue
         self.pressure_at = None
         while queue:
-            if queue[0].cancelled or self._place(now, queue[0]):
+            head = queue[0]
+            if head.cancelled or self._place(now, head):
                 queue.popleft().queued = False
-            elif not self._make_room(now, queue[0]):
-                break
+            elif not self._make_room(now, head):
+                if not self._use_disk(now, head):
+                    break
+                queue.popleft().queued = False
         self._make_ready_ahead(now)
         self._cool(now)
 
@@ -109,22 +131,17 @@ class Room:
         """End the patience of those who waited too long."""
         while self._deadlines and self._deadlines[0][0] <= now:
             waiter = heappop(self._deadlines)[2]
-            if _waits(waiter):
+            if _waits(waiter) and waiter.entry is not None and waiter.entry.on_disk:
+                waiter.cancelled = True
+                self._read_on_disk(waiter.entry)
+            elif _waits(waiter):
                 self.give_up(waiter, "memory" if self.tables.memory_error else "full", why_full(self.tables, waiter.size))
 
     def give_up(self, waiter: Waiter, kind: str, text: str) -> None:
-        """There will be no room for this one."""
+        """There will be no room for this reservation."""
         waiter.cancelled = True
         self.tables.counts["full"] += 1
-        entry = waiter.entry
-        if entry is None:
-            self.tables.effects.append(e.Send(CLIENT + waiter.process, m.NoSpace(waiter.token, kind, text)))
-        else:
-            entry.state = SPILLED
-            if entry.asked:
-                self.tables.lost[entry.object_id] = f"full: {text}"
-                entry.asked = []
-            self.tables.settle(entry)
+        self.tables.effects.append(e.Send(CLIENT + waiter.process, m.NoSpace(waiter.token, kind, text)))
 
     # -- giving ------------------------------------------------------------------------------------------------------------
 
@@ -178,6 +195,7 @@ class Room:
 
     def _give(self, waiter: Waiter, start: int, size: int) -> None:
         """The waiter's room is ready and its own."""
+        self.full_since = None
         entry = waiter.entry
         effects = self.tables.effects
         if entry is None:
@@ -187,7 +205,7 @@ class Room:
         entry.offset = start + HEADER_BYTES
         if entry.value is None:
             entry.state = RESTORING
-            effects.append(e.Unspill(entry.object_id, entry.offset, entry.size))
+            effects.append(e.Unspill(entry.object_id, entry.file, entry.offset, entry.size))
         else:
             effects.append(e.WriteValue(entry.offset, entry.object_id, entry.value))
             entry.value = None
@@ -197,10 +215,7 @@ class Room:
         """The object is in the arena; tell who asked."""
         entry.state = SEALED
         self.tables.effects.append(e.WriteHeader(entry.offset or 0, e.SEALED))
-        asked, entry.asked = entry.asked, []
-        for process in asked:
-            self.tables.tell(entry, process)
-        self.tables.settle(entry)
+        self.tables.tell_askers(entry)
 
     # -- making ready ------------------------------------------------------------------------------------------------------
 
@@ -304,10 +319,6 @@ class Room:
             return True
         if not tables.spilling:
             self._recall_pins(now, waiter.need)
-        hopeless = not (tables.idle or tables.pinned or tables.spilling or tables.preparing or tables.grants)
-        if hopeless and now < self.memory_again and (waiter.entry is None or waiter.entry.value is None):
-            self.give_up(waiter, "memory", why_full(tables, waiter.size))
-            return True
         return False
 
     def _recall_grants(self, now: float) -> None:
@@ -348,8 +359,9 @@ class Room:
             tables.unlink = []
         for entry in victims:
             entry.state = SPILLING
+            entry.file = tables.new_file()
             tables.spilling += entry.room
-            tables.effects.append(e.Spill(entry.object_id, entry.offset or 0, entry.size))
+            tables.effects.append(e.Spill(entry.object_id, entry.file, entry.offset or 0, entry.size, b""))
             tables.settle(entry)
         return False
 
@@ -369,7 +381,8 @@ class Room:
         asked: dict[bytes, list[bytes]] = {}
         lately = {True: list[Entry](), False: list[Entry]()}
         for entry in self.tables.pinned.values():
-            lately[now - entry.recalled < RECALL_PAUSE].append(entry)
+            if entry.offset is not None or entry.freed:
+                lately[now - entry.recalled < RECALL_PAUSE].append(entry)
         wanted -= sum(entry.room for entry in lately[True])
         for entry in sorted(lately[False], key=lambda entry: entry.recalled):
             if wanted <= 0 and not entry.freed:
@@ -385,18 +398,89 @@ class Room:
     def spilled(self, now: float, entry: Entry, error: str) -> None:
         """An object's bytes are on disk, or the disk would not take them."""
         tables = self.tables
-        tables.spilling -= entry.room
-        entry.state = SEALED
-        tables.disk_error = error
-        if error:
-            self.disk_again = now + FAULT_PAUSE
-        else:
+        self._disk_answered(now, error)
+        if not error:
             tables.counts["spills"] += 1
             entry.on_disk = True
-            if not entry.pins and not entry.freed:
+        if entry.value is None:
+            tables.spilling -= entry.room
+            entry.state = SEALED
+            if entry.on_disk and not entry.pins and not entry.freed:
                 entry.state = SPILLED
                 tables.vacate(entry)
+        elif error:
+            entry.state = WAITING
+            self.enqueue(Waiter(entry.size, float("inf"), entry=entry), front=True)
+        else:
+            entry.state, entry.value = SPILLED, None
+            tables.tell_askers(entry)
+            return
         tables.settle(entry)
+
+    # -- doing without room ------------------------------------------------------------------------------------------------
+
+    def _use_disk(self, now: float, waiter: Waiter) -> bool:
+        """Let the head of the queue have the disk instead of the arena, unless room is being made. True if it waits no more for room."""
+        tables, entry = self.tables, waiter.entry
+        if tables.spilling or tables.preparing:
+            return False
+        if self.full_since is None:
+            self.full_since = now
+        ask_until = self.full_since + PRESSURE_PAUSE
+        asked = any(each.offset is not None for each in tables.pinned.values()) or any(not grant.exact for grant in tables.grants.values())
+        if asked and now < ask_until:
+            self.pressure_at = min(ask_until, self.pressure_at or ask_until)
+            return False
+        if entry is not None and entry.on_disk:
+            self._read_on_disk(entry)
+        elif now < self.disk_again:
+            # Neither memory nor disk, and nobody who would let go of any.
+            if entry is None and now < self.memory_again and not (tables.idle or tables.pinned or tables.grants):
+                self.give_up(waiter, "memory", why_full(tables, waiter.size))
+            return waiter.cancelled
+        elif entry is not None:
+            entry.state, entry.file = SPILLING, tables.new_file()
+            tables.effects.append(e.Spill(entry.object_id, entry.file, 0, entry.size, entry.value or b""))
+            tables.settle(entry)
+        elif waiter.exact:
+            number = tables.new_file()
+            tables.making[number] = waiter
+            tables.effects.append(e.MakeFile(number, waiter.size))
+        else:
+            text = "the object store has no room for more than one object at a time"
+            tables.effects.append(e.Send(CLIENT + waiter.process, m.NoSpace(waiter.token, "alone", text)))
+        return True
+
+    def _read_on_disk(self, entry: Entry) -> None:
+        """Who asked for an object reads its file, once that was found whole."""
+        entry.state = CHECKING
+        self.tables.effects.append(e.CheckFile(entry.object_id, entry.file, entry.size))
+        self.tables.settle(entry)
+
+    def checked(self, entry: Entry) -> None:
+        """An object's file is whole; tell who asked."""
+        entry.state = SPILLED
+        self.tables.tell_askers(entry)
+
+    def file_made(self, now: float, number: int, error: str) -> None:
+        """A file can be written to, or the disk has no room for it."""
+        tables = self.tables
+        waiter = tables.making.pop(number)
+        self._disk_answered(now, error)
+        if error:
+            self.enqueue(waiter, front=True)
+            return
+        tables.files[number] = FileGrant(waiter.process, waiter.need)
+        if waiter.cancelled:
+            tables.close_file(number)
+        else:
+            start = file_offset(number) - HEADER_BYTES
+            tables.effects.append(e.Send(CLIENT + waiter.process, m.Granted(waiter.token, start, waiter.need)))
+
+    def _disk_answered(self, now: float, error: str) -> None:
+        self.tables.disk_error = error
+        if error:
+            self.disk_again = now + FAULT_PAUSE
 
 
 def _waits(waiter: Waiter) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 from zfabric.machines.parts.extents import HEADER_BYTES
-from zfabric.machines.parts.stored import RESTORING, SEALED, SPILLED, SPILLING, WAITING, StoreTables
+from zfabric.machines.parts.stored import CHECKING, RESTORING, SEALED, SPILLED, SPILLING, WAITING, StoreTables
 from zfabric.protocol.ids import short
 from zfabric.protocol.machine import Explanation, InvariantViolation
 from zfabric.protocol.messages import Row
@@ -19,6 +19,7 @@ _REASONS = {
     SPILLED: "it is on disk and comes back when it is asked for",
     WAITING: "it waits for room in shared memory",
     RESTORING: "it is being read back from disk",
+    CHECKING: "there is no room for it in shared memory: its file is being checked, to be read where it is",
 }
 
 
@@ -44,20 +45,23 @@ def statistics(tables: StoreTables) -> Mapping[str, float]:
     """Bytes by whose they are, objects by state, and counters."""
     resident = [entry for entry in tables.entries.values() if entry.offset is not None]
     spilled = [entry for entry in tables.entries.values() if entry.on_disk]
+    on_disk = sum(entry.size for entry in spilled) + sum(file.room for file in tables.files.values())
     return {
         "capacity": tables.capacity,
         "used": sum(entry.room for entry in resident),
         "granted": sum(grant.open.total for grant in tables.grants.values()),
         "ready": tables.space.ready.total,
         "cold": tables.space.cold.total,
-        "pinned": sum(entry.room for entry in tables.pinned.values()),
-        "spilled": sum(entry.size for entry in spilled),
+        "pinned": sum(entry.room for entry in tables.pinned.values() if entry.offset is not None),
+        "spilled": on_disk,
         "spilling": tables.spilling,
         "objects": len(tables.entries),
         "objects_in_arena": len(resident),
         "objects_pinned": len(tables.pinned),
         "objects_spilled": len(spilled),
+        "objects_read_on_disk": sum(entry.offset is None for entry in tables.pinned.values()),
         "grants": len(tables.grants),
+        "files_granted": len(tables.files) + len(tables.making),
         "waiting": sum(not waiter.cancelled for waiter in tables.waiters()),
         **tables.counts,
     }
@@ -79,6 +83,8 @@ def explain(tables: StoreTables, subject: bytes) -> Explanation | None:
         reason = "nobody refers to it any more; it goes once those who still use it have let go"
     elif entry.state == WAITING:
         reason = why_full(tables, entry.size)
+    elif entry.state == SPILLED and entry.pins:
+        reason = "it is on disk, and read there: shared memory had no room for it"
     return Explanation(subject, entry.state, reason, tuple(facts))
 
 
@@ -124,20 +130,25 @@ def _check_entries(tables: StoreTables) -> None:
     waiting = {waiter.entry.object_id for waiter in tables.waiters() if waiter.entry is not None and not waiter.cancelled}
     for object_id, entry in tables.entries.items():
         name = f"object {short(object_id)} ({entry.state})"
-        resident = entry.state in (SEALED, SPILLING, RESTORING)
+        resident = entry.state in (SEALED, RESTORING) or (entry.state == SPILLING and entry.value is None)
         _require((entry.offset is not None) == resident, f"{name}: in the arena or not")
         _require((object_id in tables.idle) == (entry.state == SEALED and not entry.pins), f"{name}: idle or not")
         _require((object_id in tables.pinned) == bool(entry.pins), f"{name}: pinned or not")
         _require(all(count > 0 for count in entry.pins.values()), f"{name}: pins that are none")
-        _require(not entry.pins or entry.state in (SEALED, SPILLING), f"{name}: pinned where it is not")
-        _require(not entry.asked or entry.state in (WAITING, RESTORING), f"{name}: keeps readers waiting")
+        readable = entry.state in (SEALED, SPILLED) or (entry.state == SPILLING and entry.value is None)
+        _require(not entry.pins or readable, f"{name}: pinned where it is not")
+        _require(not entry.asked or not readable, f"{name}: keeps readers waiting")
         _require((entry.state == WAITING) == (object_id in waiting), f"{name}: in the queue or not")
-        _require(entry.value is None or entry.state == WAITING, f"{name}: its inline value")
-        _require(entry.state != SPILLED or entry.on_disk, f"{name}: on disk or not")
-        _require(not entry.freed or bool(entry.pins) or entry.state in (SPILLING, RESTORING), f"{name}: freed, but not gone")
+        _require(entry.value is None or entry.state in (WAITING, SPILLING), f"{name}: its inline value")
+        _require(entry.state not in (SPILLED, CHECKING) or entry.on_disk, f"{name}: on disk or not")
+        _require(not entry.on_disk or 0 < entry.file <= tables.last_file, f"{name}: its file")
+        _require(not entry.freed or bool(entry.pins) or entry.state in (SPILLING, RESTORING, CHECKING), f"{name}: freed, but not gone")
     _require(set(tables.idle) | set(tables.pinned) <= set(tables.entries), "objects that are not there")
-    spilling = sum(entry.room for entry in tables.entries.values() if entry.state == SPILLING)
+    spilling = sum(entry.room for entry in tables.entries.values() if entry.state == SPILLING and entry.value is None)
     _require(spilling == tables.spilling, "the bytes being spilled")
+    written = [entry.file for entry in tables.entries.values() if entry.on_disk or entry.state == SPILLING]
+    files = [*written, *tables.files, *tables.making, *tables.unlink]
+    _require(len(set(files)) == len(files), "a file that is two objects'")
 
 
 def _require(condition: bool, text: str) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections import deque
 
-from zfabric.machines.parts.extents import HEADER_BYTES, FreeSpace, Ranges, Taken, footprint
+from zfabric.machines.parts.extents import HEADER_BYTES, FreeSpace, Ranges, Taken, file_offset, footprint
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 
-SEALED, SPILLING, SPILLED, WAITING, RESTORING = "sealed", "spilling", "spilled", "waiting", "restoring"
-"""In the arena; there and being copied to disk; on disk only; waiting for room in the arena; being read into it."""
+SEALED, SPILLING, SPILLED, WAITING, RESTORING, CHECKING = "sealed", "spilling", "spilled", "waiting", "restoring", "checking"
+"""In the arena; being copied to disk; on disk only, where it may be read; waiting for room in the arena; being read into it;
+being checked on disk before it is read there."""
 
 GONE_MAX = 4096
 """Dead processes remembered, so that what they said before they died gives them nothing."""
@@ -26,10 +27,26 @@ class Entry:
     """An object. ``offset`` is that of its payload, None while it is not in the arena; ``value`` waits to be moved in.
 
     ``pins`` counts tellings by process; ``asked`` lists the processes to tell once it is there; ``freed`` says that nobody
-    refers to it any more; ``on_disk``, that a copy is there.
+    refers to it any more; ``on_disk``, that ``file`` has a copy. ``file`` is the number of its file, also while that is being written.
+    ``fresh``: its writer has just written that, and need not have it checked.
     """
 
-    __slots__ = ("asked", "freed", "object_id", "offset", "on_disk", "pins", "rebuildable", "recalled", "size", "state", "value", "writer")
+    __slots__ = (
+        "asked",
+        "file",
+        "freed",
+        "fresh",
+        "object_id",
+        "offset",
+        "on_disk",
+        "pins",
+        "rebuildable",
+        "recalled",
+        "size",
+        "state",
+        "value",
+        "writer",
+    )
 
     def __init__(self, object_id: bytes, size: int, state: str, offset: int | None, writer: bytes, rebuildable: bool) -> None:
         self.object_id = object_id
@@ -39,8 +56,10 @@ class Entry:
         self.writer = writer
         self.rebuildable = rebuildable
         self.value: bytes | None = None
+        self.file = 0
         self.on_disk = False
         self.freed = False
+        self.fresh = False
         self.pins: dict[bytes, int] = {}
         self.asked: list[bytes] = []
         self.recalled = float("-inf")
@@ -49,6 +68,17 @@ class Entry:
     def room(self) -> int:
         """Bytes of the arena it takes."""
         return footprint(self.size)
+
+    @property
+    def place(self) -> int:
+        """Where it is read: its offset in the arena, or the one that stands for its file."""
+        return file_offset(self.file) if self.offset is None else self.offset
+
+    def lies_at(self, offset: int) -> bool:
+        """Whether there is a copy at this place that may be read."""
+        if offset < 0:
+            return self.on_disk and file_offset(self.file) == offset and self.state in (SEALED, SPILLED)
+        return self.offset == offset and self.state in (SEALED, SPILLING)
 
 
 class Grant:
@@ -105,6 +135,16 @@ class Preparation:
         self.failed: list[tuple[int, int]] = []
 
 
+class FileGrant:
+    """A file that ``holder`` may write one object to, whose footprint is ``room``."""
+
+    __slots__ = ("holder", "room")
+
+    def __init__(self, holder: bytes, room: int) -> None:
+        self.holder = holder
+        self.room = room
+
+
 class StoreTables:
     """Every table of the store, and what is to be said and done next."""
 
@@ -122,6 +162,12 @@ class StoreTables:
         self.grant_starts: list[int] = []
         self.queue: deque[Waiter] = deque()
         self.preparing: dict[int, Preparation] = {}
+        self.files: dict[int, FileGrant] = {}
+        """Files that processes may write, by number."""
+        self.making: dict[int, Waiter] = {}
+        """Files being made, by number, and for whom."""
+        self.last_file = 0
+        """The highest number of a file so far; none is used again."""
         self.spilling = 0
         self.gone: dict[bytes, None] = {}
         self.hints: dict[bytes, deque[tuple[int, int]]] = {}
@@ -130,8 +176,9 @@ class StoreTables:
         self.effects: list[e.Effect] = []
         self.located: list[m.Row] = []
         self.lost: dict[bytes, str] = {}
-        self.unlink: list[bytes] = []
-        self.counts = dict.fromkeys(("spills", "restores", "evictions", "recalls", "refused", "full", "copies_dropped"), 0)
+        self.unlink: list[int] = []
+        counted = ("spills", "restores", "evictions", "recalls", "refused", "full", "copies_dropped", "written_on_disk", "read_on_disk")
+        self.counts = dict.fromkeys(counted, 0)
 
     # -- objects --
 
@@ -168,7 +215,15 @@ class StoreTables:
     def tell(self, entry: Entry, process: bytes) -> None:
         """Pin the object and say where it is."""
         self.pin(entry, process)
-        self.located.append((entry.object_id, process, entry.offset, entry.size))
+        entry.fresh = False
+        self.located.append((entry.object_id, process, entry.place, entry.size))
+
+    def tell_askers(self, entry: Entry) -> None:
+        """Tell all who asked for the object while it could not be read."""
+        asked, entry.asked = entry.asked, []
+        for process in asked:
+            self.tell(entry, process)
+        self.settle(entry)
 
     def end_of(self, entry: Entry, reason: str) -> None:
         """Forget an object: its room and its copy on disk are free, those who asked for it learn that it is lost."""
@@ -183,7 +238,7 @@ class StoreTables:
                 waiter.cancelled = waiter.cancelled or waiter.entry is entry
         self.vacate(entry)
         if entry.on_disk:
-            self.unlink.append(object_id)
+            self.unlink.append(entry.file)
 
     def vacate(self, entry: Entry) -> None:
         """Give back the room of an object in the arena, if it has any."""
@@ -195,7 +250,17 @@ class StoreTables:
     def waiters(self) -> list[Waiter]:
         """All who wait for room, also for room that is being made ready for them."""
         waiting = [p.waiter for p in self.preparing.values() if p.waiter is not None]
-        return [*self.queue, *waiting] if waiting else list(self.queue)
+        return [*self.queue, *waiting, *self.making.values()] if waiting or self.making else list(self.queue)
+
+    def new_file(self) -> int:
+        """The number of a file that does not exist yet."""
+        self.last_file += 1
+        return self.last_file
+
+    def close_file(self, number: int) -> None:
+        """Nobody will write to this file: it goes."""
+        del self.files[number]
+        self.unlink.append(number)
 
     # -- room --
 
@@ -264,6 +329,8 @@ class StoreTables:
                 waiter.cancelled = waiter.cancelled or waiter.process == process
         for grant in [grant for grant in self.grants.values() if grant.holder == process]:
             self.close_grant(grant)
+        for number in [number for number, file in self.files.items() if file.holder == process]:
+            self.close_file(number)
         for entry in list(self.entries.values()):
             if process in entry.asked:
                 entry.asked = [other for other in entry.asked if other != process]

@@ -51,6 +51,7 @@ from zfabric.protocol.messages.actors import Whereabouts as Whereabouts
 from zfabric.protocol.messages.arena import Absorb as Absorb
 from zfabric.protocol.messages.arena import ArenaFound as ArenaFound
 from zfabric.protocol.messages.arena import ExtentReady as ExtentReady
+from zfabric.protocol.messages.arena import FileReady as FileReady
 from zfabric.protocol.messages.arena import Free as Free
 from zfabric.protocol.messages.arena import Granted as Granted
 from zfabric.protocol.messages.arena import GrantsHeld as GrantsHeld

@@ -1,4 +1,8 @@
-"""The arena: client <-> object store, local scheduler <-> object store."""
+"""The arena: client <-> object store, local scheduler <-> object store.
+
+A place is the offset of an object's payload in the arena. A negative one stands for a file of the node's spill directory: what the
+arena has no room for is written there by whoever makes it, and read there by whoever wants it (``zfabric.machines.parts.extents``).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,10 @@ class Reserve(NamedTuple):
 
 
 class Granted(NamedTuple):
-    """object store -> client. The range ``offset … offset + size`` of the arena is yours to write."""
+    """object store -> client. The range ``offset … offset + size`` of the arena is yours to write.
+
+    To a request for one object's room, the answer may be a file (``offset`` is negative): the arena has no room, and will have none soon.
+    """
 
     token: int
     offset: int
@@ -28,7 +35,10 @@ class Granted(NamedTuple):
 
 
 class NoSpace(NamedTuple):
-    """object store -> client. No grant. ``kind`` is "too_large", "full" or "memory"; ``text`` says what to do."""
+    """object store -> client. No grant. ``kind`` is "too_large", "full" or "memory"; ``text`` says what to do.
+
+    "alone": the arena has no room for a range to bump-allocate in; ask for one object's room (``wish`` 0), which may be a file.
+    """
 
     token: int
     kind: str
@@ -120,8 +130,8 @@ class Located(NamedTuple):
 class Lost(NamedTuple):
     """object store -> local scheduler. Rows ``(object_id, reason)``: no copy is left here.
 
-    ``reason`` is "evicted" (a rebuildable value made room), "missing", or starts with "unreadable:" or "full:". After "full:" the copy on
-    disk is still there: there was no room to bring it back within ``put_patience``.
+    ``reason`` is "evicted" (a rebuildable value made room), "missing", or starts with "unreadable:" or "full:" (an inline value that is
+    larger than the whole store).
     """
 
     rows: Rows
@@ -161,14 +171,24 @@ class Spilled(NamedTuple):
 
 
 class Unspilled(NamedTuple):
-    """shell -> object store. The object's bytes are back in the arena, or (``error`` not empty) could not be read."""
+    """shell -> object store. The object's bytes are back in the arena, or whole on disk; or (``error`` not empty) could not be read."""
 
     object_id: bytes
     error: str
 
 
+class FileReady(NamedTuple):
+    """shell -> object store. A file has the disk's room behind it, or (``error`` not empty) could not be made."""
+
+    file: int
+    error: str
+
+
 class ArenaFound(NamedTuple):
-    """shell -> object store, first after a restart. Sealed in the arena: ``(object_id, offset, size)``; on disk: ``(object_id, size)``."""
+    """shell -> object store, first after a restart. Sealed in the arena: ``(object_id, offset, size)``; files: ``(object_id, size, file)``.
+
+    A file that is not known to be whole is listed without an id: a process may still be writing it.
+    """
 
     sealed: Rows
     spilled: Rows

@@ -1,0 +1,74 @@
+"""Ranges of files as memory: shared by all who map them, or private, so that what is written there stays in this process."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from typing import Any
+
+from zfabric.machines.parts.extents import PIECE
+
+_PROT_NONE, _MAP_FIXED, _MAP_NORESERVE = 0, 0x10, 0x4000
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+class Mapping:
+    """``size`` bytes of a file from ``offset`` (of a page), unmapped when the last view of them is gone. The file may be closed before.
+
+    Address and offset agree within 2 MiB, so that huge pages stay huge. Raises OSError if the range cannot be mapped.
+    """
+
+    def __init__(self, descriptor: int, offset: int, size: int, writable: bool, private: bool = False) -> None:
+        self.size = size
+        spare_size = size + 2 * PIECE
+        spare = _map(None, spare_size, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+        self.address = spare + (offset - spare) % PIECE
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        flags = (mmap.MAP_PRIVATE if private else mmap.MAP_SHARED) | _MAP_FIXED
+        try:
+            _map(self.address, size, protection, flags, descriptor, offset)
+        except OSError:
+            _libc.munmap(spare, spare_size)
+            raise
+        end = -(-(self.address + size) // mmap.PAGESIZE) * mmap.PAGESIZE
+        if self.address > spare:
+            _libc.munmap(spare, self.address - spare)
+        _libc.munmap(end, spare + spare_size - end)
+
+    def memory(self) -> memoryview:
+        """All of it; the mapping lives for as long as this or anything made of it does."""
+        memory: Any = (ctypes.c_ubyte * self.size).from_address(self.address)
+        memory.owner = self
+        return memoryview(memory).cast("B")
+
+    def advise(self, offset: int, size: int, advice: int) -> None:
+        """Tell the kernel what is to become of a part of it (``madvise``). What it refuses is of no consequence."""
+        _libc.madvise(self.address + offset, size, advice)
+
+    def __del__(self) -> None:
+        if hasattr(self, "address"):
+            _libc.munmap(self.address, self.size)
+
+
+def private_view(descriptor: int, offset: int, size: int) -> memoryview:
+    """``size`` bytes of a file from ``offset``, writable: what is written stays in this process, and the file as it is.
+
+    Raises OSError if they cannot be mapped.
+    """
+    if not size:
+        return memoryview(bytearray())
+    before = offset % mmap.PAGESIZE
+    return Mapping(descriptor, offset - before, before + size, writable=True, private=True).memory()[before:]
+
+
+def _map(address: int | None, size: int, protection: int, flags: int, descriptor: int, offset: int) -> int:
+    mapped: int | None = _libc.mmap(address, size, protection, flags | _MAP_NORESERVE, descriptor, offset)
+    if mapped is None or mapped == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), f"the object store's {size} bytes cannot be mapped: {os.strerror(ctypes.get_errno())}")
+    return mapped
