@@ -551,6 +551,49 @@ def test_methods_are_values() -> None:
     assert value_of(call.remote(add, 1)) == 6
 
 
+@zf.remote
+class Lonely:
+    """Keeps a handle of itself."""
+
+    def __init__(self) -> None:
+        self.me = zf.get_runtime_context().current_actor
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def give(self) -> Any:
+        return self.me
+
+
+def test_what_an_actor_has_of_itself_does_not_keep_it_alive() -> None:
+    actor = Lonely.remote()
+    pid, given = value_of([actor.pid.remote(), actor.give.remote()])
+    assert value_of(given.pid.remote()) == pid
+    del actor
+    eventually(lambda: gone(pid), "it ends with its last handle that counts")
+    assert isinstance(death_of(given.pid), zf.ActorDiedError)
+
+
+def test_what_get_actor_gives_does_not_keep_the_actor_alive() -> None:
+    @zf.remote
+    def pass_on(handle: Any) -> tuple[int, Any]:
+        return zf.get(handle.pid.remote()), handle
+
+    actor = Lonely.options(name="lonely").remote()
+    found = zf.get_actor("lonely")
+    assert found == actor
+    pid, again = value_of(pass_on.remote(found))
+    assert value_of([found.pid.remote(), again.pid.remote(), copy.copy(found).pid.remote()]) == [pid] * 3
+    method, counts = found.pid, Lonely.options(name="lonely", get_if_exists=True).remote()
+    del actor
+    assert value_of(method.remote()) == pid
+    del counts
+    eventually(lambda: gone(pid), "it ends with its last handle that counts")
+    assert isinstance(death_of(method), zf.ActorDiedError)
+    client: Any = interface.current()
+    eventually(lambda: not any(each == found._actor_id for each in client.machine.calls.targets), "nothing is kept of it")
+
+
 # --- names --------------------------------------------------------------------------------------------------------------------
 
 

@@ -245,14 +245,18 @@ def test_retries_of_a_method_after_the_loss_of_its_process(tmp_path: Path) -> No
     assert isinstance(failure(Dying.remote().die_until.options(max_task_retries=1).remote(2)), ray.ActorUnavailableError)
 
 
-def test_what_yields_is_not_called_again() -> None:
-    with pytest.raises(ray.OptionError, match="yielded"):
+def test_a_method_that_yields_is_called_again_too() -> None:
+    @ray.remote
+    class Numbers:
+        tries = 0
 
-        @ray.remote
-        class Numbers:
-            @ray.method(retry_exceptions=True)
-            def all(self) -> Iterator[int]:
-                yield 1
+        @ray.method(retry_exceptions=True, max_task_retries=1)
+        def all(self) -> Iterator[int]:
+            yield 1
+            self.tries += 1
+            yield 10 // (self.tries - 1)
+
+    assert value(list(Numbers.remote().all.remote())) == [1, 10]
 
 
 # --- refs, generators, waiting -----------------------------------------------------------------------------------------------------

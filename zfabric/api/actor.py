@@ -33,7 +33,7 @@ from zfabric.api.options import (
     pairs_of_method,
     runs_several,
 )
-from zfabric.api.refs import ObjectRef
+from zfabric.api.refs import ObjectRef, UncountedRef
 from zfabric.api.remote_function import Export, dump_call
 from zfabric.api.signatures import misfit, positional, shape_of, shown
 from zfabric.exceptions import ActorNameTakenError, ActorNotFoundError, ArgumentTypeError, OptionError
@@ -378,7 +378,7 @@ class ActorClass:
         name = self._options.get("name")
         if name is None and self._options.get("get_if_exists"):
             raise OptionError("get_if_exists=True needs a name to look for: .options(name=...)")
-        found = None if name is None else _find(client, name, self._options.get("namespace"))
+        found = None if name is None else _find(client, name, self._options.get("namespace"), weak=False)
         if found is None or found == made:
             return None
         if not self._options.get("get_if_exists"):
@@ -478,7 +478,8 @@ class ActorHandle:
     """A handle to an actor: its methods are attributes, each with ``.remote(...)``.
 
     The actor lives until its last handle has gone, wherever handles are, and the calls that were made have run; and no longer than its
-    program, unless it is detached. At such an end ``__exit__`` runs, if its class has that, and ``__del__``; not if it is killed.
+    program, unless it is detached. What ``get_actor`` gives does not count, nor what an actor is given of itself (``current_actor``).
+    At such an end ``__exit__`` runs, if its class has that, and ``__del__``; not if it is killed.
     ``dir(handle)`` lists the methods; ``help(handle.method)`` shows what one takes.
 
     >>> import zfabric as zf
@@ -549,20 +550,25 @@ def _bound(ref: ObjectRef, blueprint: tuple[Any, ...], known: tuple[Any, ...], o
     return ActorMethod(ref, handle._blueprint, handle._terms, Method(*known), options)
 
 
-def _find(client: ClientInterface, name: str, namespace: str | None) -> ActorHandle | None:
+def _find(client: ClientInterface, name: str, namespace: str | None, weak: bool) -> ActorHandle | None:
     answer = client.query("actor", name, client.namespace if namespace is None else namespace)
     if answer is None:
         return None
-    return handle_of(*answer)
+    actor_id, blueprint = answer
+    return handle_of(actor_id, blueprint, weak)
 
 
-def handle_of(actor_id: bytes, blueprint: bytes) -> ActorHandle:
-    """A further handle to an actor that is known by its id, with what its class has said of itself."""
-    return _handle(ObjectRef(actor_id + FIRST_RETURN), msgpack.unpackb(blueprint, use_list=False))
+def handle_of(actor_id: bytes, blueprint: bytes, weak: bool = True) -> ActorHandle:
+    """A further handle to an actor that is known by its id, with what its class has said of itself. A weak one keeps nothing alive."""
+    made = UncountedRef if weak else ObjectRef
+    return _handle(made(actor_id + FIRST_RETURN), msgpack.unpackb(blueprint, use_list=False))
 
 
 def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
     """The actor with this name, in this process's namespace or another. ActorNotFoundError (a ValueError) if there is none.
+
+    The handle is weak, and so are its copies: the actor lives as long as other handles, or as it is detached, and calls of it then
+    raise ActorDiedError. ``get_if_exists=True`` gives a handle that counts.
 
     >>> import zfabric as zf
     >>> @zf.remote
@@ -580,7 +586,7 @@ def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
     if not is_text(name + (namespace or "")):
         raise ActorNotFoundError(f"no actor is called {name!r} in namespace {namespace!r}: names are text in UTF-8")
     client = connected()
-    found = _find(client, name, namespace)
+    found = _find(client, name, namespace, weak=True)
     if found is None:
         where = client.namespace if namespace is None else namespace
         raise ActorNotFoundError(f"no living actor is called {name!r} in {f'namespace {where!r}' if where else 'the default namespace'}")

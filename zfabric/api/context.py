@@ -108,7 +108,7 @@ class RuntimeContext:
     def current_actor(self) -> ActorHandle:
         """A handle of the actor this code belongs to, to pass on or to call. RuntimeError in a task or driver.
 
-        As long as the actor keeps it, it has a handle, and goes on.
+        It is weak, and so are its copies: an actor that nobody else has a handle of ends, whatever it keeps of itself.
 
         >>> import zfabric as zf
         >>> @zf.remote

@@ -141,8 +141,8 @@ def owner_of(ref: ObjectRef, lost: str = "its value went") -> ClientInterface:
     client = interface.current()
     if client is not ref._client:
         if ref._client is None:  # unpickled before there was a client
-            client = ref._client = connected()
-            client.add_reference(ref._id)
+            client = connected()
+            ref.join(client)
         elif client is None or not client.job:  # the second raises with advice in a forked child
             raise NotInitializedError(f"there is no cluster any more: zf.shutdown() was called, and {lost} with it")
         else:

@@ -86,6 +86,11 @@ class ObjectRef:
     def __class_getitem__(cls, item: Any) -> GenericAlias:
         return GenericAlias(cls, item)  # For annotations: ``ObjectRef[int]``.
 
+    def join(self, client: ClientInterface) -> None:
+        """Count a ref that was unpickled before there was a client."""
+        self._client = client
+        client.add_reference(self._id)
+
     # -- copies --
 
     def travel(self) -> bytes:
@@ -154,6 +159,33 @@ class ObjectRef:
     __bool__ = __iter__ = __len__ = __getitem__ = __int__ = __float__ = __index__ = __neg__ = _no
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __mod__ = __pow__ = _no
     __floordiv__ = __rfloordiv__ = __matmul__ = __rmatmul__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = _no
+
+
+class UncountedRef(ObjectRef):
+    """A ref that keeps nothing alive: what a weak handle of an actor has."""
+
+    __slots__ = ()
+
+    def __init__(self, object_id: bytes) -> None:
+        self._id = object_id
+        self._client = interface.current()
+
+    def __del__(self) -> None:
+        pass  # There is nothing to drop.
+
+    def join(self, client: ClientInterface) -> None:
+        """Use a client that was not there when this was unpickled."""
+        self._client = client
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self.travel()
+        return UncountedRef, (self._id,)
+
+    def __copy__(self) -> UncountedRef:
+        return UncountedRef(self._id)
+
+    def __deepcopy__(self, memo: Any) -> UncountedRef:
+        return UncountedRef(self._id)
 
 
 register_plain(ObjectRef)

@@ -495,6 +495,8 @@ class Calls:
             if target.parked:
                 self._unpark_all(target)
             self._advance(target)
+            if state == DEAD and not target.sent and target.handle not in self.client.entries:
+                self.targets.pop(actor_id, None)  # It was called by a handle that does not count.
 
     def _interrupted(self, target: Target, executing: bytes) -> None:
         """The process that had these calls is gone: some may have run."""
