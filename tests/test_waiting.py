@@ -321,3 +321,24 @@ def _read(terminal: int) -> bytes:
         return os.read(terminal, 2**16)
     except OSError:  # nobody has its other end any more
         return b""
+
+
+@zf.remote
+def waits_for_another_kind(depth: int, kinds: list[dict[str, Any]]) -> int:
+    """A task that waits for one with other options, and so on."""
+    if not depth:
+        return 1
+    return 1 + int(zf.get(waits_for_another_kind.options(**kinds[depth % len(kinds)]).remote(depth - 1, kinds)))
+
+
+OTHER_KINDS: list[list[dict[str, Any]]] = [
+    [{"num_cpus": 2}, {"num_cpus": 1}],
+    [{"runtime_env": {"env_vars": {"KIND": "0"}}}, {"runtime_env": {"env_vars": {"KIND": "1"}}}, {}],
+    [{"inline": False}, {}],
+]
+
+
+@pytest.mark.parametrize("kinds", OTHER_KINDS, ids=["demands", "environments", "not on top"])
+def test_what_may_run_on_top_of_no_waiting_task_gets_a_worker(kinds: list[dict[str, Any]]) -> None:
+    """However many others wait."""
+    assert zf.get(waits_for_another_kind.remote(15, kinds), timeout=PATIENCE) == 16

@@ -60,7 +60,7 @@ class WorkerPool:
             if worker.state == IDLE and self.is_awaited(worker):
                 # It may stay for long, and is of no use for what is for life, or for others.
                 active -= queue.for_life or worker.job is not queue.job or worker.environment != queue.environment
-        plain, others = self._count_blocked()
+        plain, others = self._count_blocked(queue)
         if not (queue.actors or queue.shared) and (plain > self.cpus or others > self.tables.config.workers_blocked_max):
             self.held_up = True
             return
@@ -68,18 +68,20 @@ class WorkerPool:
             return
         self.spawn(queue.job, queue.environment, now)
 
-    def _count_blocked(self) -> tuple[int, int]:
-        """Blocked workers that may run what they wait for on top of it, and those that may not.
+    def _count_blocked(self, queue: ShapeQueue) -> tuple[int, int]:
+        """Blocked workers on top of which tasks of ``queue`` may run where those wait for them, and those on which they may not.
 
         The former need no others in their place: where all tasks wait, one that could run is waited for by some of them, and is
         put on top of it. A few more workers than CPUs only keep CPUs busy meanwhile. The latter are replaced, up to a cap.
         """
         depth = self.tables.config.inline_depth
+        may_run_inline = queue.light and queue.tasks[0].function.inline
         plain = others = 0
         for worker in self.tables.workers.values():
             if worker.frames:
                 frame = worker.frames[-1]
-                if frame.inline and not frame.barred and len(worker.frames) < depth:
+                same = may_run_inline and worker.job is queue.job and worker.environment == queue.environment
+                if same and frame.inline and not frame.barred and len(worker.frames) < depth:
                     plain += 1
                 else:
                     others += 1
