@@ -253,8 +253,11 @@ class RunningWorker(UserCode):
             elif type(item) is Invocation:
                 plain = (self.host.method(item), never) if item.options is None else None
             elif len(row) == 4:
-                plain = self._plain.get(row[1])
-            prepared = self.prepare(item) if plain is None else None
+                plain = self._plain.get(row[1]) if self.thread_limit == 1 else None
+            if plain is None:
+                if type(item) is Item:
+                    self.limit_threads(row)
+                prepared = self.prepare(item)
         except TaskInterrupt:
             return INTERRUPTED, (), None
         except Exception as error:  # the user's modules are imported and values unpickled here: what they raise is the task's error
@@ -262,7 +265,7 @@ class RunningWorker(UserCode):
         if plain is not None:
             function, retryable = plain
             return self._run_plain(item, function, retryable)
-        function, retryable, args, kwargs = prepared  # type: ignore[misc]
+        function, retryable, args, kwargs = prepared
         del prepared  # The arguments go before what is returned is stored: both may have no room together.
         if row[1] in self._classes:
             function = replay.logged(function, item, self)  # type: ignore[arg-type]

@@ -23,14 +23,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from zfabric.adapters import processes
+from zfabric.adapters import numeric_threads, processes
+from zfabric.adapters.numeric_threads import VARIABLES
 from zfabric.config import Config
 from zfabric.runtime.logs import log_path
 from zfabric.runtime.session import Session, Specification
 from zfabric.runtime.supervision import Channel
-
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""What numerical libraries read, when they are loaded, to decide how many threads to start."""
 
 
 def entry_point(name: str) -> Callable[..., object]:
@@ -42,8 +40,8 @@ def entry_point(name: str) -> Callable[..., object]:
 
 def run(specification: Specification, channel: Channel, supervisor: int) -> None:
     """Be the template: prepare, say "ready" (or why it cannot be), and fork a worker for each request until the channel ends."""
-    chosen = {name: os.environ.get(name) for name in THREAD_VARIABLES}
-    os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
+    chosen = {name: os.environ.get(name) for name in VARIABLES}
+    os.environ.update(dict.fromkeys(VARIABLES, "1"))
     if specification.paths:
         sys.path[:] = specification.paths
     problem = _preload(Config.of(dict(specification.config)).preload)
@@ -162,9 +160,8 @@ def _become_worker(
 
 
 def _set_environment(environment: Mapping[str, str], threads: int) -> None:
-    for name in THREAD_VARIABLES:
-        os.environ.setdefault(name, str(max(1, threads)))
     os.environ.update(environment)
+    numeric_threads.begin(max(1, threads))
 
 
 def _reseed() -> None:

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from zfabric.adapters import serialization
+from zfabric.adapters import numeric_threads, serialization
 from zfabric.adapters.processes import visible_gpus
 from zfabric.exceptions import FabricError, SerializationError
 from zfabric.machines.parts.given import Item, actor_of
@@ -24,7 +24,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, call_value, object_id, tries_of
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
-from zfabric.protocol.options import NO_ENVIRONMENT, ONE_CPU, option
+from zfabric.protocol.options import NO_ENVIRONMENT, ONE_CPU, RESOURCE_UNIT, Demand, option
 from zfabric.runtime import interface
 from zfabric.runtime.connection import clock
 from zfabric.runtime.crew import current_call
@@ -53,10 +53,14 @@ class UserCode(WorkerConnection):
         super().__init__(session, token, job)
         self._functions: dict[bytes, Loaded] = {}
         self._plain: dict[bytes, Loaded] = {}
-        """Those of them that return one value, and make neither streams nor actors."""
+        """Those of them that return one value, ask for one CPU at most, and make neither streams nor actors."""
         self._options: dict[bytes, tuple[str, int]] = {}
         self._streams: dict[bytes, int] = {}
         """Functions whose calls make streams, and how many values those may be ahead (0: as configured)."""
+        self._cpus: dict[bytes, int] = {}
+        """How many threads numeric libraries have in functions, where their calls do not say otherwise."""
+        self.thread_limit = 1
+        """How many they have now."""
         self._classes: set[bytes] = set()
         """Functions whose calls make actors."""
         self._namers: list[Namer | None] = []
@@ -182,6 +186,21 @@ class UserCode(WorkerConnection):
             return function, retryable, *serialization.load_arguments(row[2], self._values(item))
         return function, retryable, (), {}
 
+    def limit_threads(self, task: Row) -> None:
+        """Give numeric libraries a thread for each whole CPU of a task, or one: before it is loaded, and with it those it imports."""
+        count = self._cpus_of(task[1])
+        if len(task) > 4 and (demand := option(task[4], "demand")):
+            count = _whole_cpus(demand)
+        if count != self.thread_limit:
+            self.thread_limit = count
+            numeric_threads.limit(count)
+
+    def _cpus_of(self, function_id: bytes) -> int:
+        count = self._cpus.get(function_id)
+        if count is None:
+            count = self._cpus[function_id] = _whole_cpus(option(self.worker.functions[function_id][3], "demand", ONE_CPU))
+        return count
+
     def _arguments(self, item: Item | Invocation) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return serialization.load_arguments(item.row[2], self._values(item))
 
@@ -200,7 +219,7 @@ class UserCode(WorkerConnection):
                 self._streams[function_id] = ahead
             if option(row[3], "actor") is not None:
                 self._classes.add(function_id)
-            elif ahead is None and option(row[3], "num_returns", 1) == 1:
+            elif ahead is None and option(row[3], "num_returns", 1) == 1 and self._cpus_of(function_id) == 1:
                 self._plain[function_id] = found
         return found
 
@@ -483,6 +502,10 @@ class _Again:
                     raise
             args, kwargs = self.arguments()
             values = self.function(*args, **kwargs)
+
+
+def _whole_cpus(demand: Demand) -> int:
+    return max(1, dict(demand).get("CPU", 0) // RESOURCE_UNIT)
 
 
 def _gpu_name(place: int) -> str:

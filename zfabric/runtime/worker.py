@@ -195,6 +195,8 @@ class WorkerRuntime(RunningWorker):
                 self.lending.resume(item.row[0])
                 if not self._armed:
                     self._arm_flusher()  # What follows, a completion most often, takes the news along.
+            if type(item) is Item:
+                self.limit_threads(item.row)  # What ran on top may have changed it.
 
     def _wait_beside(self, wanted: tuple[bytes, ...], done: Callable[[], bool], deadline: float | None) -> bool:
         """A thread that runs a call waits, or one of the program's own."""

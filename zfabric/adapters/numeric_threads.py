@@ -1,0 +1,113 @@
+"""How many threads numeric libraries use in this process: OpenMP, OpenBLAS, MKL and torch.
+
+Left alone, each takes all CPUs of the machine, in every worker. A library that is loaded reads a variable of the environment, so the
+variables are set before user code is. One that is loaded already, by an earlier task or before this process was forked, is told by its own
+function. What whoever started the cluster, or a ``runtime_env``, sets has precedence; ``OMP_NUM_THREADS`` counts for all of them, as they
+see it themselves.
+
+A limit is its process's, OpenMP's the calling thread's: other threads have what the environment said when OpenMP was loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import sys
+from typing import NamedTuple
+
+OPENMP = "OMP_NUM_THREADS"
+VARIABLES = (OPENMP, "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""What they read, when they are loaded, to decide how many threads to start."""
+
+
+class _Library(NamedTuple):
+    """``parts`` are of the names of its files; ``setters`` are what to call, whichever it has; the first of ``variables`` decides."""
+
+    parts: tuple[str, ...]
+    setters: tuple[str, ...]
+    variables: tuple[str, ...]
+
+
+_OPENBLAS_SETTERS = tuple(f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("", "scipy_") for suffix in ("", "64_", "_64"))
+_LIBRARIES = (
+    _Library(("openblas",), _OPENBLAS_SETTERS, ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", OPENMP)),
+    _Library(("libmkl_rt",), ("MKL_Set_Num_Threads",), ("MKL_NUM_THREADS", OPENMP)),
+    _Library(("libgomp", "libomp", "libiomp"), ("omp_set_num_threads",), (OPENMP,)),
+)
+_TORCH = (OPENMP, "MKL_NUM_THREADS")
+
+_said: dict[str, str] = {}
+"""The variables that the user has set."""
+_count = 1
+"""How many threads libraries have where the user says nothing."""
+
+
+def begin(count: int) -> None:
+    """Limit the threads of this process, whose libraries, if any are loaded, have one each. The environment is the user's so far."""
+    global _count
+    names = {*VARIABLES, *(name for library in _LIBRARIES for name in library.variables)}
+    _said.clear()
+    _said.update({name: os.environ[name] for name in names if name in os.environ})
+    _count = count
+    _set_variables()
+    if count != 1 or _said:
+        _set_libraries()
+
+
+def limit(count: int) -> None:
+    """Change how many threads libraries have. Takes a millisecond or two if that is another number than before."""
+    global _count
+    if count != _count:
+        _count = count
+        _set_variables()
+        _set_libraries()
+
+
+def _set_variables() -> None:
+    if OPENMP not in _said:
+        for name in VARIABLES:
+            if name not in _said:
+                os.environ[name] = str(_count)
+
+
+def _set_libraries() -> None:
+    for path in _loaded():
+        name = os.path.basename(path)
+        for library in _LIBRARIES:
+            if any(part in name for part in library.parts):
+                _call(path, library.setters, _wanted(library.variables))
+    torch, count = sys.modules.get("torch"), _wanted(_TORCH)
+    if torch is not None and count and hasattr(torch, "set_num_threads"):
+        with contextlib.suppress(RuntimeError):  # it is torch's to say when that can be changed
+            torch.set_num_threads(count)
+
+
+def _wanted(variables: tuple[str, ...]) -> int:
+    """What is said of a library; 0 if that is no number, and the library is to make of it what it will."""
+    for name in variables:
+        if name in _said:
+            first = _said[name].partition(",")[0].strip()
+            return int(first) if first.isdecimal() else 0
+    return _count
+
+
+def _loaded() -> set[str]:
+    """The files of the shared libraries in this process."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
+            lines = (line.split(maxsplit=5) for line in file)
+            return {fields[5].rstrip("\n") for fields in lines if len(fields) == 6 and ".so" in fields[5]}
+    except OSError:  # no file can be opened any more: the task is not to fail for that
+        return set()
+
+
+def _call(path: str, setters: tuple[str, ...], count: int) -> None:
+    try:
+        library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:  # its file was replaced while it was in use
+        return
+    for name in setters:
+        if count and hasattr(library, name):
+            getattr(library, name)(count)
+            return
