@@ -180,6 +180,20 @@ def test_a_dependent_task_waits_and_gets_the_value_with_its_row(node: Node) -> N
     assert (to, dispatch.details) == (WORKER + worker, ((0, 0, (b"value",), ()),))
 
 
+def test_inline_values_that_are_too_many_for_one_row_are_left_to_be_fetched() -> None:
+    node = Node(inline_bytes=100)  # 1,600 bytes for one row, and any number of values up to 1 KiB.
+    values = [b"a" * 1500, b"b" * 1500, b"c" * 1000, b"d" * 50]
+    node.driver()
+    (worker,) = node.workers()
+    for number, value in enumerate(values, 1):
+        node.submit(row(number))
+        node.complete(worker, number, 0, m.OK, value)
+    node.sent.clear()
+    node.submit(row(9, *(ref(number) for number in range(1, 5))))
+    ((_, dispatch),) = node.take(m.Dispatch)
+    assert dispatch.details[0][2] == (values[0], None, values[2], values[3])
+
+
 def test_an_error_passes_to_all_that_depend_on_it_however_long_the_chain(node: Node) -> None:
     (worker,) = node.workers()
     node.submit(*(row(number, *((ref(number - 1),) if number else ())) for number in range(3000)))

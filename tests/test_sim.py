@@ -13,6 +13,7 @@ import pytest
 
 from zfabric.config import FRAME_BYTES_MIN
 from zfabric.protocol import messages as m
+from zfabric.protocol import pieces
 from zfabric.protocol.codec import encode
 from zfabric.sim import __main__ as command
 from zfabric.sim import network
@@ -280,6 +281,22 @@ def test_programs_end_as_they_should_where_frames_are_small_and_no_sender_makes_
             assert world.run().failure == "", (seed, kind)
             cut.update(world.network.cut)
     assert cut.keys() >= CUT_HERE
+
+
+def test_programs_end_as_they_should_where_values_are_too_many_for_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "SMALL_BYTES", 0)
+    missing: Counter[str] = Counter()
+
+    def hear(now: float, source: str, to: str, message: Any) -> None:
+        if isinstance(message, m.Dispatch):
+            missing["tasks"] += sum(row[2].count(None) for row in message.details)
+        elif isinstance(message, m.Call):
+            missing["calls"] += sum(row[4].count(None) for row in message.rows if len(row) > 3)
+
+    for seed in range(24):
+        assert World(seed, settings={"inline_bytes": 1}, observer=hear, actors=True).run().failure == "", seed
+    assert missing["tasks"]
+    assert missing["calls"]
 
 
 def test_a_world_fails_where_a_frame_is_larger_than_its_receiver_accepts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,11 @@ ROWS_MAX = 1024
 """Rows in one message at most, whatever is said: what a receiver takes in at once."""
 ROW_BYTES = 1024
 """More than a row has besides a value."""
+ROW_VALUES = 16
+"""Inline bytes that one row has at most, in units of ``inline_bytes``: of all arguments of a task together, of the values of all its
+dependencies, or of all that it returns. What is more goes through the store, or is fetched."""
+SMALL_BYTES = 1 * KiB
+"""Values up to this size travel with their row however many they are: by themselves they would cost more."""
 FRAME_BYTES_MAX = 256 * MiB
 """Largest frame that is decoded."""
 FRAME_BYTES_MIN = 128
@@ -199,6 +204,11 @@ class Config:
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise ConfigError(f"there is no config called {name!r}{hint}")
         return cls(**(overrides or {}))
+
+    @property
+    def row_bytes(self) -> int:
+        """Inline bytes that one row has at most."""
+        return self.inline_bytes * ROW_VALUES
 
     def pairs(self) -> tuple[tuple[str, Any], ...]:
         """All settings as (name, value) pairs, as messages and files carry them."""

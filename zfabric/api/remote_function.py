@@ -36,9 +36,6 @@ from zfabric.runtime.interface import ClientInterface
 
 FUNCTION_BYTES_MAX = 64 * 2**20
 """Largest function, with all it captures: it travels in one message, and again to every worker."""
-ARGUMENTS_BYTES_MAX = 16
-"""Most that the inline arguments of one call may have together, in units of ``config.inline_bytes``."""
-
 ASYNC_CONCURRENCY = 1000
 """Tasks of one ``async def`` function that run in one worker at the same time, if its options do not say."""
 
@@ -376,7 +373,7 @@ def _store_large(
     total = sum(serialized.size for _, serialized in values.values())
     stored: dict[int, ObjectRef] = {}
     for key, (name, serialized) in sorted(values.items(), key=lambda entry: -entry[1][1].size):
-        if serialized.size <= limit and total <= limit * ARGUMENTS_BYTES_MAX:
+        if serialized.size <= limit and total <= client.config.row_bytes:
             break
         try:
             stored[key] = ObjectRef(client.put(serialized, False), client)

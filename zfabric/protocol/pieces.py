@@ -6,9 +6,10 @@ task waits for) are sent as parts of their bytes, and the receiver's link puts t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from zfabric.config import SMALL_BYTES
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import FUNCTION_BYTES, TASK_BYTES
 from zfabric.protocol.trace import SPAN_BYTES
@@ -104,3 +105,14 @@ def _completed(message: m.Completed) -> tuple[m.Message, m.Message] | None:
 
 
 _SPECIAL: dict[type[Any], Callable[[Any], tuple[m.Message, m.Message] | None]] = {m.Dispatch: _dispatch, m.Completed: _completed}
+
+
+def within_row(values: Sequence[object], limit: int) -> tuple[object, ...]:
+    """Values of dependencies as they travel with a row: None in place of inline ones over ``limit`` bytes together, which are fetched."""
+    kept: list[object] = []
+    for value in values:
+        if type(value) is bytes and len(value) > SMALL_BYTES:
+            limit -= len(value)
+            value = value if limit >= 0 else None
+        kept.append(value)
+    return tuple(kept)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from zfabric.adapters import numeric_threads, serialization
 from zfabric.adapters.processes import visible_gpus
+from zfabric.config import NUMBER_MAX, SMALL_BYTES
 from zfabric.exceptions import FabricError, SerializationError
 from zfabric.machines.parts.given import Item, actor_of
 from zfabric.machines.parts.mailbox import Invocation
@@ -238,6 +239,19 @@ class UserCode(WorkerConnection):
                     os.chdir(directory)
 
     def _values(self, item: Item | Invocation) -> list[Any]:
+        if item.values.count(None) < 2:
+            return self._loaded(item)
+        missing = [identifier for identifier, value in zip(item.row[3], item.values, strict=True) if value is None]
+        with self.lock:  # Asked for together: one at a time each would wait for its own way there and back.
+            for identifier in missing:
+                self.machine.add_reference(identifier)
+            self.machine.want(missing)
+        try:
+            return self._loaded(item)
+        finally:
+            self.machine.dropped.extend(missing)
+
+    def _loaded(self, item: Item | Invocation) -> list[Any]:
         values = []
         for identifier, value in zip(item.row[3], item.values, strict=True):
             if value is None:
@@ -257,7 +271,7 @@ class UserCode(WorkerConnection):
         return values
 
     def _fetched(self, identifier: bytes) -> Any:
-        """A large argument of a call: its caller holds it."""
+        """An argument that did not come with the row of a task or a call: who submitted that holds it."""
         with self.lock:
             self.machine.add_reference(identifier)
         try:
@@ -289,9 +303,9 @@ class UserCode(WorkerConnection):
             if fence is not self._fence:
                 fence.forget()
 
-    def store(self, identifier: bytes, packed: serialization.SerializedValue) -> Any:
-        """A value as it is reported: inline bytes, or the place in the arena that it was written to."""
-        if packed.size <= self.config.inline_bytes:
+    def store(self, identifier: bytes, packed: serialization.SerializedValue, room: int = NUMBER_MAX) -> Any:
+        """A value as it is reported: inline bytes, ``room`` at most, or the place in the arena that it was written to."""
+        if packed.size <= self.config.inline_bytes and packed.size <= max(room, SMALL_BYTES):
             return packed.to_bytes()
         place = self.values.write(identifier, packed)
         self._unfinished_writes.setdefault(identifier[:TASK_BYTES], []).append(place[0])
@@ -354,10 +368,12 @@ class UserCode(WorkerConnection):
         name_value = call_value if type(item) is Invocation else object_id
         outputs: list[Any] = []
         contained: list[tuple[bytes, ...]] = []
+        room = self.config.row_bytes
         for index, each in enumerate(values):
             packed = serialization.serialize(each, f"what {name or self.name_of(item)} returned")
             contained.append(packed.contained)
-            outputs.append(self.store(name_value(row[0], index), packed))
+            outputs.append(self.store(name_value(row[0], index), packed, room))
+            room -= packed.size if type(outputs[-1]) is bytes else 0
         extra = (tuple(contained), ()) if any(contained) else None
         if extra is not None:
             with self.lock:

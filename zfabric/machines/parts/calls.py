@@ -24,6 +24,7 @@ from zfabric.protocol.ids import ACTOR, CALL_RETURN, CONTROL, TASK_BYTES, call_v
 from zfabric.protocol.messages import ALIVE, CREATING, DEAD, FAILED, OK, Row
 from zfabric.protocol.names import brief
 from zfabric.protocol.options import LOGGED, option
+from zfabric.protocol.pieces import within_row
 
 if TYPE_CHECKING:
     from zfabric.machines.client import Client
@@ -210,7 +211,10 @@ class Calls:
         if broken is not None:
             self.returned(((row[0], broken.status, (broken.data if type(broken.data) is bytes else b"",)),))
             return None
-        values = tuple(entry.data if type(entry.data) is bytes else None for entry in entries)
+        inline = [entry.data if type(entry.data) is bytes else None for entry in entries]
+        values = within_row(inline, client.config.row_bytes)
+        if values.count(None) > inline.count(None):  # The scheduler is to have what the actor fetches.
+            self.results.share(identifier for identifier, value in zip(row[3], values, strict=True) if value is None)
         told = None in values or option(row[5], "contains") or row[0] in self._streams
         if told and row[0] not in self._heard:
             if row[0] not in self._barriers.values():

@@ -11,6 +11,8 @@ it, directly or through others; so a task buried under another can only be waite
 
 from __future__ import annotations
 
+from typing import Any
+
 from zfabric.machines.parts.introductions import Introductions
 from zfabric.machines.parts.outcomes import Outcomes
 from zfabric.machines.parts.rebuilding import Rebuilding
@@ -38,6 +40,7 @@ from zfabric.protocol.effects import KillProcess
 from zfabric.protocol.ids import WORKER, is_call, short
 from zfabric.protocol.messages import OK
 from zfabric.protocol.options import RESOURCE_UNIT, Demand
+from zfabric.protocol.pieces import within_row
 
 INLINE_SEARCH_MAX = 256
 """Objects looked at in one turn to find a task that a blocked worker can run."""
@@ -376,7 +379,7 @@ class Dispatcher:
 
     def _values(self, task: TaskRecord, worker: WorkerRecord) -> tuple[object, ...] | None:
         """The values of a task's dependencies; None if the store is to tell first where some of them are."""
-        values: list[object] = []
+        values: list[Any] = []
         missing: dict[bytes, object] = {}
         incarnation = worker.process.incarnation if worker.process is not None else b""
         for object_id in task.row[3]:
@@ -398,7 +401,8 @@ class Dispatcher:
                 self.tables.locates.append((object_id, incarnation))
             values.append(value)
         if not missing:
-            return tuple(values)
+            limit = self.tables.config.row_bytes
+            return tuple(values) if sum(map(len, values)) <= limit else within_row(values, limit)
         # Inline values are noted as they are now: they may have moved to the arena until the others are told.
         missing.update((object_id, value) for object_id, value in zip(task.row[3], values, strict=True) if type(value) is not Stored)
         task.facts().wait_locations = missing
@@ -426,8 +430,8 @@ class Dispatcher:
         for object_id in task.row[3]:
             record = self.tables.find(object_id)
             values.append(places.get(object_id, record.value if record is not None else None))
-        waits = worker.waits if worker.frames else 0
-        self._to(worker, m.Dispatch((task.row,), ((0, task.attempt, tuple(values), worker.gpus),), waits))
+        details = (0, task.attempt, within_row(values, self.tables.config.row_bytes), worker.gpus)
+        self._to(worker, m.Dispatch((task.row,), (details,), worker.waits if worker.frames else 0))
 
     # -- workers that wait --
 
