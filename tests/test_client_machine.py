@@ -72,6 +72,28 @@ def test_everything_is_said_in_the_order_in_which_it_was_done(client: Client) ->
     assert second != third
 
 
+@pytest.mark.parametrize("act", [Client.take_effects, lambda client, now: client.keeping.settle()])
+def test_what_was_only_appended_is_submitted_before_its_value_is_dropped(client: Client, act: Any) -> None:
+    row = (NAMER.child(), FUNCTION, b"arguments", ())
+    client.submitted.append((row, None))
+    assert client.has_unsent
+    assert client.urgent
+    client.dropped.append(row[0] + FIRST_RETURN)
+    effects = list(act(client, 0.0) or ()) + client.take_effects(0.0)
+    assert [effect.message for effect in effects] == [m.Submit((row,)), m.Release((row[0] + FIRST_RETURN,))]
+    hear(client, m.Results(((row[0], m.OK, (b"value",)),)))
+    assert client.entries == {}
+    assert client.unfinished == 0
+
+
+def test_a_call_that_was_only_appended_is_made(client: Client) -> None:
+    row = (NAMER.child(), "method", b"arguments")
+    client.submitted.append((row, (b"a" * 16, 0, False, False)))
+    client.take_effects(0.0)
+    assert client.calls.count(b"a" * 16) == 1
+    assert client.unfinished == 1
+
+
 def test_the_row_of_large_values_is_kept_for_as_long_as_any_of_them_is_held(client: Client) -> None:
     task = submit(client, returns=200, num_returns=200)
     hear(client, m.Results(((task, m.OK, (None,) * 200),)))

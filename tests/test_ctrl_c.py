@@ -1,21 +1,30 @@
-"""Ctrl-C at every line of the fabric that a program comes to: what it has refs to arrives, and no call of an actor runs twice."""
+"""Ctrl-C at every line of the fabric that a program comes to: what it has refs to arrives, and no call of an actor runs twice.
+
+And where handlers of signals run: at once while the program waits, at the end of whatever else the fabric does, and nowhere else.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import signal
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from bad_days import PATIENCE
+from bad_days import PATIENCE, eventually
 from conftest import running_cluster
 
 import zfabric as zf
 from zfabric.runtime import interface
 
 PACKAGE = str(Path(zf.__file__).parent)
+FENCED = tuple(f"{PACKAGE}/{part}/" for part in ("runtime", "machines", "protocol"))
 REPEAT = 0.2
 """What a frame was lost in the middle of being taken in is repeated by its sender after so many seconds."""
 
@@ -45,7 +54,7 @@ class Notes:
 
 
 class CtrlC:
-    """Raises KeyboardInterrupt at one line of the fabric: the one that this thread comes to after so many others."""
+    """Sends SIGINT at one line of the fabric: the one that this thread comes to after so many others."""
 
     def __init__(self, after: int) -> None:
         self.left = after
@@ -56,14 +65,12 @@ class CtrlC:
         return self._line if frame.f_code.co_filename.startswith(PACKAGE) else None
 
     def _line(self, frame: Any, event: str, _: Any) -> Any:
-        # A lock that is taken in one statement and let go of in the "finally" of the next is no place: the interpreter itself is
-        # interrupted there only if the signal comes in the middle of taking it.
-        if event == "line" and not (frame.f_code.co_name in ("wait_until", "look") and self.client._pump_lock.locked()):
+        if event == "line":
             self.left -= 1
             if not self.left:
                 self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
                 sys.settrace(None)
-                raise KeyboardInterrupt
+                signal.raise_signal(signal.SIGINT)
         return self._line
 
 
@@ -142,3 +149,150 @@ def test_calls_of_an_actor(how: Any, every: int, rests: bool) -> None:
     assert arrived <= ran.keys()
     client: Any = interface.current()
     client.wait_until(lambda: client.machine.unfinished == 0, None)
+
+
+# --- handlers of signals ------------------------------------------------------------------------------------------------------------
+
+
+class Alarm(BaseException):
+    """What a program's handler raises."""
+
+
+@zf.remote
+def first_of(array: Any) -> int:
+    return int(array[0])
+
+
+@zf.remote
+def when(path: Path) -> int:
+    while not path.exists():
+        pass
+    return 5
+
+
+@pytest.fixture
+def raising(request: pytest.FixtureRequest) -> Iterator[int]:
+    """A signal that a handler of the program's raises ``Alarm`` at."""
+
+    def raise_alarm(*_: Any) -> None:
+        raise Alarm
+
+    number = request.param
+    before = signal.signal(number, raise_alarm)
+    yield number
+    signal.signal(number, before)
+
+
+def storm(number: int, times: int, act: Callable[[], None], error: type[BaseException]) -> int:
+    """Do it again and again while signals arrive, each some lines later than the one before. How many were raised."""
+    raised = 0
+    client: Any = interface.current()
+    for after in range(1, times + 1):
+        left = after
+
+        def line(frame: Any, event: str, _: Any) -> Any:
+            nonlocal left
+            # Between the end of a call and the ref that is made of what it returns there is nobody yet who would release the value.
+            making_a_ref = frame.f_code.co_name in ("guarded", "__init__", "submit", "call") and not client.signals.closed
+            if event != "line" or making_a_ref:
+                return line
+            left -= 1
+            if not left:
+                signal.raise_signal(number)
+            return line
+
+        def calls(frame: Any, event: str, _: Any) -> Any:
+            return line if frame.f_code.co_filename.startswith(FENCED) else None
+
+        before = sys.gettrace()
+        sys.settrace(calls)
+        try:
+            act()
+        except error:
+            raised += 1
+        finally:
+            sys.settrace(before)
+    return raised
+
+
+def stored() -> tuple[int, int]:
+    """Objects in the store, and those of them that somebody reads."""
+    client: Any = interface.current()
+    with client.lock:
+        client.flush()  # What finalizers have dropped leaves ahead of the question.
+    store = client.query("status")["store"]
+    return store["objects"], store["objects_pinned"]
+
+
+@pytest.mark.parametrize("raising", [signal.SIGINT, signal.SIGALRM], indirect=True)
+def test_arrays_in_a_storm_of_signals_are_put_and_read_and_leave_nothing(raising: int) -> None:
+    def act() -> None:
+        ref = zf.put(np.full(20_000, 7))
+        array = zf.get(ref, timeout=PATIENCE)
+        assert array[0] == 7
+        assert zf.get(first_of.remote(ref), timeout=PATIENCE) == 7
+
+    assert storm(raising, 400, act, Alarm) > 200
+    act()
+    gc.collect()  # Tracebacks of what was raised refer to frames, and those to arrays.
+    eventually(lambda: stored() == (0, 0), "nothing is in the store")
+
+
+def test_handlers_of_the_program_are_in_force_outside_of_the_fabric(tmp_path: Path) -> None:
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    ref = when.remote(tmp_path / "go")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    seen: list[Any] = []
+
+    def mine(number: int, frame: Any) -> None:
+        seen.append(frame.f_code.co_filename)
+        (tmp_path / "go").touch()
+
+    signal.signal(signal.SIGINT, mine)
+    main = threading.main_thread().ident
+    assert main is not None
+    timer = threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT))
+    try:
+        timer.start()
+        assert zf.get(ref, timeout=PATIENCE) == 5, "a handler that does not raise lets what waits go on"
+        assert signal.getsignal(signal.SIGINT) is mine
+        assert len(seen) == 1
+    finally:
+        timer.join()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_a_signal_is_handled_at_the_end_of_what_the_fabric_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    client: Any = interface.current()
+    whole: list[str] = []
+    query = client.machine.query
+
+    def interrupted(*arguments: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        query(*arguments)
+        whole.append("asked")
+
+    monkeypatch.setattr(client.machine, "query", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        client.query("nothing")
+    assert whole == ["asked"]
+
+
+def test_ctrl_c_cancels_what_asyncio_runs(tmp_path: Path) -> None:
+    cancelled: list[bool] = []
+
+    async def main() -> None:
+        ref = when.remote(tmp_path / "go")
+        asyncio.get_running_loop().call_later(0.05, signal.raise_signal, signal.SIGINT)
+        try:
+            await ref
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            (tmp_path / "go").touch()
+            assert await ref == 5
+            raise
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(main())
+    assert cancelled == [True]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -16,17 +16,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import zmq
 from bad_days import PATIENCE, eventually, failure, query, worker_rows
 
 import zfabric as zf
-from zfabric.adapters.datagrams import FRAME_BYTES
-from zfabric.adapters.sockets import Post
-from zfabric.config import Config
-from zfabric.protocol import messages as m
-from zfabric.protocol.ids import CLIENT
 from zfabric.runtime import interface
-from zfabric.runtime.connect import new_incarnation
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -591,23 +584,6 @@ def test_ctrl_c_in_get_raises_and_loses_nothing(tmp_path: Path) -> None:
     assert zf.get(ref, timeout=PATIENCE) == 5
 
 
-def test_ctrl_c_while_rows_leave_loses_none_of_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    client: Any = interface.current()
-    waiting = sleeper.remote(str(tmp_path), "waits")
-
-    def pressed(*_: Any) -> None:
-        monkeypatch.undo()
-        raise KeyboardInterrupt
-
-    with client.lock:
-        unsent = identity.remote(5)  # Another one is under way, so this waits for more.
-        monkeypatch.setattr(client.post, "send", pressed)
-        with pytest.raises(KeyboardInterrupt):
-            client.flush()
-    assert zf.get(unsent, timeout=PATIENCE) == 5
-    zf.cancel(waiting)
-
-
 def test_who_comes_to_wait_while_the_one_who_receives_leaves_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     client: Any = interface.current()
     receives, woken = [True], []
@@ -630,45 +606,6 @@ def test_who_comes_to_wait_while_the_one_who_receives_leaves_takes_its_place(mon
     client._follow(lambda: False, 0.0)
     monkeypatch.undo()
     assert len(woken) == 1, "else it would sleep on, and nobody would receive"
-
-
-def test_what_ctrl_c_left_of_a_frame_is_let_go_of(tmp_path: Path) -> None:
-    """It came between the two parts of a message: the second one is taken for a sender then, and nothing follows."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
-    mine, theirs = (Post(context, str(tmp_path), new_incarnation(), Config()) for _ in range(2))
-    try:
-        theirs.send_envelopes(mine.incarnation, [(CLIENT, CLIENT, m.Query(1, "x" * FRAME_BYTES, ()))], 0.0)
-        assert mine.poll(PATIENCE)
-        assert mine.router.recv() == theirs.incarnation
-        assert mine.receive() == []
-        theirs.send_envelopes(mine.incarnation, [(CLIENT, CLIENT, m.Ready())], 0.0)
-        assert mine.poll(PATIENCE)
-        ((sender, _),) = mine.receive()
-        assert sender == theirs.incarnation
-    finally:
-        mine.close()
-        theirs.close()
-        context.term()
-
-
-def test_ctrl_c_while_all_is_said_again_is_no_reason_to_say_it_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    client: Any = interface.current()
-    with client.lock:  # As if Ctrl-C had come before the row left.
-        monkeypatch.setattr(client.post, "send_envelopes", lambda *_: None)
-        ref = identity.remote(7)
-        client.flush()
-        monkeypatch.undo()
-        client._unsynchronised = True
-    rejoin = client.machine.rejoin
-
-    def interrupted(*_: Any) -> None:
-        monkeypatch.setattr(client.machine, "rejoin", rejoin)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(client.machine, "rejoin", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        zf.get(ref, timeout=PATIENCE)
-    assert zf.get(ref, timeout=PATIENCE) == 7
 
 
 def test_fifty_ctrl_c_in_quick_succession_lose_nothing() -> None:

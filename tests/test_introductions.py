@@ -14,7 +14,7 @@ from conftest import running_cluster
 from test_client_machine import client as client  # a fixture
 from test_client_machine import hear, submit
 from test_client_machine import said as client_said
-from test_local_scheduler import DRIVER, FUNCTION, JOB, OWN, Node, ref, row, task_id
+from test_local_scheduler import DRIVER, FUNCTION, OWN, Node, ref, row, task_id
 from test_worker_machine import DAEMON, begin, finish, give, said
 from test_worker_machine import row as worker_row
 from test_worker_machine import worker as worker  # a fixture
@@ -202,20 +202,6 @@ def test_who_drops_a_task_before_its_end_hears_of_that_although_its_worker_dies(
     assert task_id(4) not in node.scheduler.tables.tasks
     node.dies()
     assert node.results() == {4: (m.OK, ())}, "else it would wait for that, and say the row again to the next daemon"
-
-
-def test_a_driver_that_registers_again_may_not_have_heard_what_the_worker_told_it() -> None:
-    node = Introduced(introduced_for=1000.0)
-    node.hand(4)
-    node.hand(5)
-    node.complete(node.worker, 4)
-    node.say(CLIENT + DRIVER, m.Register(m.PROTOCOL_VERSION, "driver", 50, 1, JOB, b"program", b"", "", ""))
-    node.say(CLIENT + DRIVER, m.Submit((row(4), row(5))))
-    node.say(CLIENT + DRIVER, m.Ready())
-    node.complete(node.worker, 5)
-    assert node.results() == {4: (m.OK, (b"value",)), 5: (m.OK, (b"value",))}
-    assert node.take(m.Introduced) == [(CLIENT + DRIVER, m.Introduced(node.worker, (), 0))]
-    assert dict(node.scheduler.pool.available())["CPU"] > 0
 
 
 def test_a_driver_is_answered_in_the_knowledge_of_what_it_knows() -> None:
@@ -470,21 +456,6 @@ def pid(wish: str = "") -> int:
 def note(path: str) -> None:
     with open(path, "a") as file:
         file.write("ran\n")
-
-
-def test_a_handed_task_runs_once_although_all_is_said_again_before_the_daemon_has_heard_of_it(shared: Any, tmp_path: Path) -> None:
-    until_introduced(note, str(tmp_path / "before"))
-    client: Any = interface.current()
-    path = tmp_path / "ran"
-    with client.lock:
-        ref = note.remote(str(path))
-        assert not client.machine.handing.urgent
-        assert client.machine.handing.unsent
-        client._unsynchronised = True  # As Ctrl-C in the middle of a delivery leaves it.
-    zf.get(ref, timeout=PATIENCE)
-    for _ in range(5):  # Behind whatever was submitted before.
-        zf.get([note.remote(str(tmp_path / "after")) for _ in range(10)], timeout=PATIENCE)
-    assert path.read_text() == "ran\n"
 
 
 def test_tasks_that_are_waited_for_one_by_one_are_handed_over(shared: Any) -> None:

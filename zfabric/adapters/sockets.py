@@ -24,7 +24,6 @@ from zfabric.machines.parts.link import ACKNOWLEDGE_AFTER, Link
 from zfabric.protocol.codec import Envelope, MalformedFrame, decode, encode_body
 from zfabric.protocol.effects import Send
 from zfabric.protocol.ids import INCARNATION_BYTES, Address
-from zfabric.protocol.pieces import Piece
 
 FRAME_ROWS = 2048
 """Rows after which a frame is full: its receiver takes it in within one turn of its loop, a few milliseconds."""
@@ -240,7 +239,7 @@ class Post:
                 # A message has a part behind its sender, and says itself whether one more follows: asking the socket costs twice as much.
                 part = _recv(router, DONTWAIT, False)
             except zmq.Again:
-                return None  # Nothing has come, or only the rest of what Ctrl-C has interrupted in its middle.
+                return None  # Nothing has come.
             if len(sender) == INCARNATION_BYTES and not part.more:
                 return sender, part.bytes
             while part.more:
@@ -277,29 +276,6 @@ class Post:
         if len(ready) == 1:
             return ready[0]
         return [envelope for batch in ready for envelope in batch]
-
-    def accepted(self, sender: bytes, frame: bytes) -> list[Envelope] | None:
-        """What a frame says that was accepted, and not delivered, or not all of it; None of one that was not accepted."""
-        peer = self.peers.get(sender)
-        try:
-            sequence, _, body = decode(frame)
-        except MalformedFrame:
-            return None
-        if peer is None or not 0 < sequence <= peer.link.received:
-            return None
-        return peer.link.complete_with(sequence) if isinstance(body, Piece) else list(body)
-
-    def has(self, send: Send) -> bool:
-        """Whether the link has this message, and sees to it that it arrives, though it may not have left."""
-        peer = self.peers.get(send.to[1:])
-        return peer is not None and peer.link.has(send.message)
-
-    def hasten(self, now: float) -> None:
-        """Repeat at once what nobody has acknowledged, after Ctrl-C in the middle of sending."""
-        for peer in self.peers.values():
-            peer.link.hasten(now)
-        self._due_at = now
-        self.tick(now)
 
     def forget(self, incarnation: bytes) -> list[Envelope]:
         """A peer is gone: close the socket to it; what it had not acknowledged comes back."""

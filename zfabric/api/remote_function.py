@@ -82,8 +82,10 @@ class Export:
                     f"{self.name} has {len(payload) / 2**20:.0f} MiB with what it captures, which is over the limit of "
                     f"{FUNCTION_BYTES_MAX / 2**20:.0f} MiB; zf.put the data and pass the ref as an argument"
                 )
-            self.function_id, self.job, self.environment = function_identity(payload, pairs), client.job, environment
-            client.export(self.function_id, self.name, payload, pairs)
+            function_id = function_identity(payload, pairs)
+            client.export(function_id, self.name, payload, pairs)
+            # Not before: Ctrl-C may be raised by any of these lines.
+            self.function_id, self.job, self.environment = function_id, client.job, environment
         self.client = client
 
     def _pairs(self) -> Pairs:
@@ -249,7 +251,7 @@ class RemoteFunction:
         calls = zip(iterable, *iterables, strict=False)
         while chunk := list(islice(calls, size)):
             held: list[ObjectRef] = []
-            firsts = client.submit_many(export.function_id, self._rows(client, chunk, held), returns)
+            firsts = client.submit_many(export.function_id, list(self._rows(client, chunk, held)), returns)
             if returns == 1:
                 results += [ObjectRef(first, client) for first in firsts]
             else:

@@ -38,6 +38,9 @@ from zfabric.protocol.machine import Explanation, InvariantViolation
 from zfabric.protocol.messages import CREATING, DEAD, OK, Row
 from zfabric.protocol.options import option
 
+CallTerms = tuple[bytes, int, bool, bool]
+"""Of a call: the actor's id, and ``retries``, ``keeps`` and ``unordered`` as ``Calls.call`` takes them."""
+
 
 class Client:
     """One process's side of the fabric. The shell holds one lock around every call."""
@@ -94,8 +97,8 @@ class Client:
         """Whether something was printed that is to be shown ahead of an outcome: here, or by what has ended elsewhere."""
         self.counts: Counter[str] = Counter()
         self._controls: list[Effect] = []
-        self.taken: list[Send] = []
-        """What was taken to be sent to other processes: the shell empties this once it has left. All else is said again by ``rejoin``."""
+        self.submitted: deque[tuple[Row, CallTerms | None]] = deque()
+        """Plain rows of tasks, and of calls with their terms, that the tables do not have yet: see ``take_up``."""
         self._next_token = 1
 
     # -- saying things --
@@ -108,12 +111,12 @@ class Client:
     @property
     def has_unsent(self) -> bool:
         """Whether anything waits to be sent."""
-        return bool(self.outbox or self._controls or self.calls.unsent or self.handing.unsent)
+        return bool(self.submitted or self.outbox or self._controls or self.calls.unsent or self.handing.unsent)
 
     @property
     def urgent(self) -> bool:
         """Whether some of it is to leave at once: all but refs that were let go of, and tasks that a worker has already."""
-        return self.outbox.urgent or bool(self._controls) or self.calls.unsent or self.handing.urgent
+        return bool(self.submitted) or self.outbox.urgent or bool(self._controls) or self.calls.unsent or self.handing.urgent
 
     def token(self) -> int:
         """A number for a question."""
@@ -160,6 +163,19 @@ class Client:
         else:
             outbox.add(m.Submit, row)
         return identifier
+
+    def take_up(self) -> None:
+        """Enter into the tables what was appended to ``submitted``, in order.
+
+        Appending is one step, which no signal divides. The shell has this done before it looks at a table.
+        """
+        submitted = self.submitted
+        while submitted:
+            row, terms = submitted.popleft()
+            if terms is None:
+                self.submit(row, 1)
+            else:
+                self.calls.call(terms[0], row, 1, terms[1], terms[2], terms[3])
 
     def _submit_again(self, identifier: bytes, row: Row | None) -> bool:
         """A value that may be known here, since its parent ran here before or a ref came from elsewhere. True if its row is news."""
@@ -358,13 +374,6 @@ class Client:
                 self._notify(identifier, entry)
         self.unfinished -= finished
 
-    def put_right(self) -> None:
-        """Ctrl-C has come in the middle of something: count again, and let nothing be sent again that was ``taken``."""
-        self.handing.take()
-        waiting = [each for each, entry in self.entries.items() if type(entry) is tuple or (type(entry) is Entry and entry.row is not None)]
-        tasks = sum(not is_call(identifier) for identifier in waiting) + len(self.several)
-        self.unfinished = tasks + self.calls.put_right(self.taken)
-
     def _stopped(self, message: m.Results) -> None:
         """Whatever came of tasks that were to be cancelled, it is final."""
         outcomes = {task_id for task_id, _, _ in message.rows}
@@ -553,6 +562,8 @@ class Client:
 
     def take_effects(self, now: float) -> list[Effect]:
         """Everything waiting to be sent, as one batch a kind."""
+        if self.submitted:
+            self.take_up()
         if self.dropped or self.unviewed:
             self.keeping.settle()
         return self.take_said()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import partial
 from typing import Any
 
 import zmq
@@ -36,6 +35,24 @@ OUTPUT_SECONDS = 1.0
 """How long ``get`` waits for the output of what it has the outcome of, at most."""
 FEW = 32
 """So few are looked at one by one."""
+
+
+class View:
+    """One view of a value in the arena. It ends when this is called, or, where an exception kept that from happening, with this object."""
+
+    __slots__ = ("_end", "_identifier")
+
+    def __init__(self, end: Callable[[bytes], None], identifier: bytes) -> None:
+        self._end = end
+        self._identifier: bytes | None = identifier
+
+    def __call__(self) -> None:
+        """Nothing looks at the value through this view any more."""
+        identifier, self._identifier = self._identifier, None
+        if identifier is not None:
+            self._end(identifier)
+
+    __del__ = __call__
 
 
 class FabricClient(Connection):
@@ -97,17 +114,13 @@ class FabricClient(Connection):
         """See ``ClientInterface``."""
         machine = self.machine
         with self.lock:
-            if self.closed or machine.farewell or machine.refused or self._unsynchronised:
+            if self.closed or machine.farewell or machine.refused:
                 self.check_usable()
             task_id = self.namer().child()
-            try:
-                if options is None:
-                    first = machine.submit((task_id, function_id, arguments, dependencies), num_returns)
-                else:
-                    first = machine.submit((task_id, function_id, arguments, dependencies, options), num_returns)
-            except KeyboardInterrupt:
-                self._unsynchronised = True
-                raise
+            if options is None:
+                first = machine.submit((task_id, function_id, arguments, dependencies), num_returns)
+            else:
+                first = machine.submit((task_id, function_id, arguments, dependencies, options), num_returns)
             if machine.unfinished == 1:
                 self._flush_first()
             elif len(machine.outbox.tail) >= self._batch_rows:
@@ -148,16 +161,12 @@ class FabricClient(Connection):
         if terms.pending:
             self._await_room(actor_id, terms)
         with self.lock:
-            if self.closed or machine.farewell or machine.refused or self._unsynchronised:
+            if self.closed or machine.farewell or machine.refused:
                 self.check_usable()
             row: Row = (self.namer().child(), method, arguments)
             if dependencies or options is not None:
                 row = (*row, dependencies, (), options)
-            try:
-                first = machine.calls.call(actor_id, row, num_returns, terms.retries, terms.keeps, terms.unordered)
-            except KeyboardInterrupt:
-                self._unsynchronised = True
-                raise
+            first = machine.calls.call(actor_id, row, num_returns, terms.retries, terms.keeps, terms.unordered)
             if machine.unfinished == 1 or machine.calls.queued >= self._batch_rows:
                 self._flush_first()
                 if machine.calls.delayed and not self._armed:
@@ -362,7 +371,7 @@ class FabricClient(Connection):
     def _view(self, identifier: bytes, place: tuple[int, int]) -> Outcome:
         view = self.values.view(place)
         self.machine.pins.view(identifier)
-        return Outcome(OK, view, partial(self._unview, identifier))
+        return Outcome(OK, view, View(self._unview, identifier))
 
     def wait(self, object_ids: Sequence[bytes], num_returns: int, timeout: float | None, fetch_local: bool) -> set[bytes]:
         """See ``ClientInterface``."""

@@ -11,8 +11,8 @@ from zfabric.config import Config
 from zfabric.exceptions import ConfigError, ConnectionLostError, VersionMismatchError
 from zfabric.protocol.ids import INCARNATION_BYTES
 from zfabric.protocol.names import is_text
-from zfabric.runtime.client import FabricClient
 from zfabric.runtime.connection import clock
+from zfabric.runtime.driver import DriverClient
 from zfabric.runtime.session import Session, started_session
 
 LOCAL = "local"
@@ -26,10 +26,10 @@ def new_incarnation() -> bytes:
     return bytes((1 + os.urandom(1)[0] % 127,)) + os.urandom(INCARNATION_BYTES - 1)
 
 
-def attach(session: Session, kind: str = "driver", namespace: str = "", failure: Callable[[], str] = lambda: "") -> FabricClient:
+def attach(session: Session, kind: str = "driver", namespace: str = "", failure: Callable[[], str] = lambda: "") -> DriverClient:
     """Connect this process to a session that runs, or that is just starting, as a driver or a tool."""
     daemon = _await_daemon(session, failure)
-    client = FabricClient(session, new_incarnation(), kind, b"", b"", namespace)
+    client = DriverClient(session, new_incarnation(), kind, b"", b"", namespace)
     try:
         client.connect(daemon)
     except BaseException:  # Ctrl-C too: sockets and the context's threads would stay
@@ -64,7 +64,7 @@ def session_to_join(address: str | None) -> Session | None:
     return find_session(address) if address else started_session()
 
 
-def join(session: Session, namespace: str, log_to_driver: bool) -> FabricClient:
+def join(session: Session, namespace: str, log_to_driver: bool) -> DriverClient:
     """Connect this process to a cluster that runs, as a driver. VersionMismatchError if its Python is another one."""
     from zfabric.adapters.processes import module_paths, working_directory
 
@@ -92,7 +92,7 @@ def start(
     namespace: str,
     config: Config,
     log_to_driver: bool,
-) -> FabricClient:
+) -> DriverClient:
     """Start an embedded cluster and connect to it."""
     from zfabric.runtime.launch import launch
 

@@ -3,8 +3,7 @@
 The thread that waits pumps the sockets itself; when several wait, one leads, and wakes each of the others when what that one waits for
 has come, or to take its place when it leaves. The only thread of its own is the flusher, asleep until a row has waited unsent for two
 milliseconds. It is awake once a second, to answer what the fabric asks while the program is busy elsewhere, and more often for as long as
-others wait for what this process does with news that have yet to come. An exception out of the middle of a delivery or of sending (Ctrl-C)
-marks the connection unsynchronised: the client then says again all that it holds, as after a restart of the daemon.
+others wait for what this process does with news that have yet to come.
 """
 
 from __future__ import annotations
@@ -95,11 +94,8 @@ class Connection:
         self._following = threading.Lock()
         """Who comes and goes among them. Nothing else is locked under it."""
         self._inbox: deque[tuple[bytes, bytes]] = deque()
-        self._half_heard: tuple[bytes, bytes] | None = None
-        """The frame that was being delivered when Ctrl-C came."""
         self._peers: set[bytes] = set()
         """Actors that this process calls, and processes that call it."""
-        self._unsynchronised = False
         self._armed = False
         self._arm = threading.Lock()
         self._arm.acquire()
@@ -183,32 +179,17 @@ class Connection:
 
     def flush(self) -> None:
         """Send what waits, as one frame. The caller holds the lock."""
-        try:
-            sends = self._sends()
-            if sends:
-                self._sent_at = clock()
-                self.post.send(sends, self._sent_at)
-            self.machine.taken.clear()
-        except KeyboardInterrupt:
-            self._interrupted_in_sending()
-            raise
-
-    def _interrupted_in_sending(self) -> None:
-        """What was taken to be sent has perhaps not left. The links know, as long as nothing else has come."""
-        self._unsynchronised = True
-        self.machine.taken = [each for each in self.machine.taken if not self.post.has(each)]
+        sends = self._sends()
+        if sends:
+            self._sent_at = clock()
+            self.post.send(sends, self._sent_at)
 
     def _flush_first(self) -> None:
         """The same, where the program is about to wait for one task or call: that leaves at once, the rest behind it."""
-        try:
-            first = self.machine.take_first()
-            if first is not None:
-                to, message, _ = first
-                self.post.send_envelopes(to[1:], [(to[:1], CLIENT, message)], clock())
-                self.machine.taken.clear()
-        except KeyboardInterrupt:
-            self._interrupted_in_sending()
-            raise
+        first = self.machine.take_first()
+        if first is not None:
+            to, message, _ = first
+            self.post.send_envelopes(to[1:], [(to[:1], CLIENT, message)], clock())
         if first is None or self.machine.urgent:
             self.flush()
         elif self.machine.has_unsent and not self._armed:
@@ -258,24 +239,15 @@ class Connection:
             # What an actor has said comes before the news of its end, if both are here: the daemon is told that last.
             self._inbox = deque(sorted(self._inbox, key=lambda frame: frame[0] not in self._peers))
         with self.lock:
-            try:
-                now = clock()
-                while self._inbox:
-                    sender, frame = self._inbox[0]
-                    if sender == self.daemon or (sender not in self._peers and not self._is_peer(sender) and self._is_new_daemon(sender)):
-                        for to, role, message in self.post.accept(sender, frame, now):
-                            self._deliver(now, to, role + sender, message)
-                    elif sender in self._peers:
-                        for to, role, message in self.post.accept(sender, frame, now):
-                            self._deliver_from_peer(now, to, role + sender, message)
-                    self._inbox.popleft()
-            except BaseException as error:  # Ctrl-C in the middle of a delivery: what is known here may be half of what was said
-                self._unsynchronised = True
-                if isinstance(error, KeyboardInterrupt):
-                    self._half_heard = self._inbox[0] if self._inbox else None
-                else:
-                    self._inbox.clear()
-                raise
+            now = clock()
+            while self._inbox:
+                sender, frame = self._inbox.popleft()
+                if sender == self.daemon or (sender not in self._peers and not self._is_peer(sender) and self._is_new_daemon(sender)):
+                    for to, role, message in self.post.accept(sender, frame, now):
+                        self._deliver(now, to, role + sender, message)
+                elif sender in self._peers:
+                    for to, role, message in self.post.accept(sender, frame, now):
+                        self._deliver_from_peer(now, to, role + sender, message)
         if self.machine.notices:
             self._show_notices()
 
@@ -321,7 +293,7 @@ class Connection:
         """Wake those who need not wait any longer. Something has come, or is known now."""
         with self.lock:
             machine = self.machine
-            all_over = self.closed or self._unsynchronised or machine.farewell or machine.refused or self._died
+            all_over = self.closed or machine.farewell or machine.refused or self._died
             for follower in [each for each in list(self._followers) if all_over or each.done()]:
                 self._wake(follower)
 
@@ -400,10 +372,13 @@ class Connection:
             with self.lock:
                 if done():  # It may have come before the one that leads knew of this thread.
                     return
-            follower.bell.acquire(timeout=max(0.0, pause))
+            self._await_bell(follower, max(0.0, pause))
         finally:
             with self._following:
                 self._followers.pop(follower, None)
+
+    def _await_bell(self, follower: Follower, timeout: float) -> None:
+        follower.bell.acquire(timeout=timeout)
 
     @property
     def forked(self) -> bool:
@@ -419,39 +394,11 @@ class Connection:
                 "this process was forked from one that uses zfabric, and cannot share its connection; start it with multiprocessing's "
                 "'spawn' method (or subprocess), or use tasks"
             )
-        if self._unsynchronised:
-            self._synchronise()
         if self.machine.refused is not None and self.machine.welcomed:
             refused, self.machine.refused = self.machine.refused, None
             raise _error(refused.kind, refused.text)
         if self.machine.farewell:
             raise ConnectionLostError(f"the job has ended: {self.machine.farewell}")
-
-    def _synchronise(self) -> None:
-        """Put right what Ctrl-C has left half done. It may come again in the middle of this: nothing is taken for done before the end."""
-        now, machine = clock(), self.machine
-        if self._half_heard is not None:
-            self._hear_again(*self._half_heard)
-        machine.taken = [each for each in machine.taken if not self.post.has(each)]
-        machine.put_right()
-        self.post.send([(CLIENT, each) for each in machine.taken], now)
-        machine.taken.clear()
-        # Workers have these already: as rows like others, which the daemon is told next, they would run a second time.
-        self.post.send([(CLIENT, Send(machine.scheduler, message)) for message in machine.handing.unsaid()], now)
-        machine.rejoin(self.register(), self.running(), self.unread())
-        self.flush()
-        self.post.hasten(now)
-        self._unsynchronised = False
-
-    def _hear_again(self, sender: bytes, frame: bytes) -> None:
-        """What a peer has said counts once, however often it is heard; the daemon says again what was half heard, once it is joined."""
-        heard = self.post.accepted(sender, frame)
-        if heard is not None and sender in self._peers:
-            for to, role, message in heard:
-                self._deliver_from_peer(clock(), to, role + sender, message)
-        if heard is not None and self._inbox and self._inbox[0][1] is frame:
-            self._inbox.popleft()
-        self._half_heard = None
 
     def _check_node(self) -> None:
         if not self._died and not self.alive():

@@ -138,7 +138,6 @@ class Process:
         for incarnation, sends in order:
             self.crash_point()
             self.post.send(incarnation, sends, self.world.now)
-        self.machine.taken.clear()
 
     def crash_point(self) -> None:
         """Die here, if this is the effect that was chosen."""

@@ -329,7 +329,6 @@ class Calls:
         if target.keeps or len(target.outbox) != 1:
             return None
         send = Send(ACTOR + target.incarnation, m.Call(target.actor_id, target.attempt, tuple(target.outbox)))
-        self.client.taken.append(send)
         target.outbox = []
         self._full.clear()
         self.queued = 0
@@ -350,7 +349,6 @@ class Calls:
                 batch = tuple(rows[start : start + ROWS_MAX])
                 sends.append(Send(ACTOR + target.incarnation, m.Call(target.actor_id, target.attempt, batch)))
         sends += self._orders
-        self.client.taken += sends  # From here on they are taken, and may not be again: see ``put_right``.
         for target in self._receipts:
             target.untaken = []
         for target in self._full:
@@ -360,25 +358,6 @@ class Calls:
         self._orders = []
         self.queued = 0
         return sends
-
-    def put_right(self, taken: list[Send]) -> int:
-        """Ctrl-C has come in the middle of something: what is ``taken`` waits no more. How many calls have no outcome."""
-        messages = [send.message for send in taken]
-        rows = {row[0] for message in messages if type(message) is m.Call for row in message.rows}
-        for target in self.targets.values():
-            target.outbox = [row for row in target.outbox if row[0] not in rows]
-            leaving = {row[0]: row for row in target.outbox}
-            self._unpark_all(target)
-            lanes = {order: deque(row for row in lane if row[0] not in leaving) for order, lane in target.lanes.items()}
-            target.lanes = {order: lane for order, lane in lanes.items() if lane}
-            target.sent.update(leaving)
-            queued = {row[0] for row in target.unsent()}
-            for call_id in [each for each, of in self.pending.items() if of is target and each not in target.sent and each not in queued]:
-                del self.pending[call_id]  # Who made it was interrupted, and has no refs to its values.
-        self._full = {target: None for target in self.targets.values() if target.outbox}
-        self.queued = sum(len(target.outbox) for target in self._full)
-        self._orders = [order for order in self._orders if not any(order.message is message for message in messages)]
-        return len(self.pending)
 
     @property
     def expectant(self) -> bool:
@@ -427,7 +406,7 @@ class Calls:
                 self._heard.discard(call_id)
             if self._several:
                 self._several.pop(call_id, None)
-            del pending[call_id]  # Not before: Ctrl-C may come in the middle of this, which is done again then.
+            del pending[call_id]
             client.unfinished -= 1
             if self.awaited and call_id in self.awaited:
                 self._news.append(call_id)

@@ -26,8 +26,8 @@ class Handing:
         """Functions whose tasks may be handed to a worker, and that worker."""
         self.introduced: set[bytes] = set()
         """Workers that tasks were handed to: they tell what values those have."""
-        self.told: dict[bytes, tuple[int, bytes]] = {}
-        """How many values each of those has told, and of which task the last one was."""
+        self.told: dict[bytes, int] = {}
+        """How many values each of those has told."""
         self._first_attempt = 0
         self._handed: Send | None = None
         """The task that is to be sent now."""
@@ -54,7 +54,6 @@ class Handing:
         """The task that is to be sent, if there is one: ahead of what the scheduler hears."""
         handed = self._handed
         if handed is not None:
-            self.client.taken.append(handed)
             self._handed = None
         return handed
 
@@ -80,14 +79,12 @@ class Handing:
             self.client.say(m.Handed(message.worker, ()))
 
     def heard(self, worker: bytes, rows: tuple[Row, ...]) -> None:
-        """A worker has told these values, which may be heard again after Ctrl-C, and count once."""
-        number, last = self.told.get(worker, (0, b""))
-        if rows and rows[-1][0] != last:
-            self.told[worker] = number + len(rows), rows[-1][0]
+        """A worker has told these values."""
+        self.told[worker] = self.told.get(worker, 0) + len(rows)
 
     def say_what_was_told(self) -> None:
         """The scheduler is to answer, or to end, in the knowledge of what this process knows."""
-        for worker, (number, _) in self.told.items():
+        for worker, number in self.told.items():
             self.client.say(m.Told(worker, number))
 
     def forget(self, worker: bytes) -> None:

@@ -222,11 +222,6 @@ class Introductions:
         if made.driver.incarnation in self.tables.processes:
             self.tables.tell(made.driver, m.Introduced(worker.token, (), self.tables.first_attempt))
 
-    def registered_again(self, driver: ProcessRecord) -> None:
-        """What a driver has heard from workers may be lost to it (Ctrl-C), and it hands over nothing until it is introduced anew."""
-        for made in driver.introductions.values():
-            self.end(made.worker)
-
     def worker_lost(self, worker: WorkerRecord, died: m.ProcessDied) -> None:
         """A worker is dead; tasks may yet come that its driver had handed to it."""
         made = worker.introduced

@@ -71,6 +71,9 @@ class Keeping:
         while dropped:
             identifier = dropped.popleft()
             entry = entries.get(identifier)
+            if entry is None and client.submitted:
+                client.take_up()  # It may be the value of a row that was only appended.
+                entry = entries.get(identifier)
             if entry is None:
                 continue
             if type(entry) is bytes and not rare:

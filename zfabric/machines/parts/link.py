@@ -40,7 +40,6 @@ class Link:
     __slots__ = (
         "_acknowledge_at",
         "_early",
-        "_joined",
         "_parts",
         "_pause",
         "_repeat_at",
@@ -63,8 +62,6 @@ class Link:
         self._early: dict[int, Body] = {}
         self._parts: dict[int, bytes] = {}
         """What has come of a message that comes in pieces, by the number of the frame."""
-        self._joined: tuple[int, list[Envelope]] = 0, []
-        """What came in pieces last, and the number of the last frame of it."""
         self.refused = 0
         """Messages that came in pieces and could not be read."""
         self._unacknowledged = 0
@@ -74,7 +71,7 @@ class Link:
 
     @property
     def next_out(self) -> int:
-        """The number of the next frame. It follows from those that were sent: Ctrl-C may come between any two statements."""
+        """The number of the next frame. It follows from those that were sent."""
         return (self._sent[-1][0] if self._sent else self.heard) + 1
 
     def pack(self, envelopes: list[Envelope], now: float, limit: int) -> list[bytes]:
@@ -134,7 +131,7 @@ class Link:
         return ready
 
     def _join(self, sequence: int, piece: Piece) -> list[Envelope]:
-        """Take in a piece of a message: what is complete with it. Done again without harm, after Ctrl-C in the middle of it."""
+        """Take in a piece of a message: what is complete with it."""
         parts = self._parts
         parts[sequence] = piece.data
         if piece.left:
@@ -144,16 +141,12 @@ class Link:
             self.refused += 1
             return []
         try:
-            self._joined = sequence, decode_messages(b"".join(parts.values()))
+            return decode_messages(b"".join(parts.values()))
         except MalformedFrame:
-            self._joined = sequence, []
             self.refused += 1
-        parts.clear()
-        return self._joined[1]
-
-    def complete_with(self, sequence: int) -> list[Envelope]:
-        """What came in pieces, of which the last was in the frame with this number."""
-        return self._joined[1] if self._joined[0] == sequence else []
+            return []
+        finally:
+            parts.clear()
 
     def _forget(self, acknowledged: int, now: float) -> None:
         sent = self._sent
@@ -188,21 +181,9 @@ class Link:
             self._unacknowledged = 0
         return frames
 
-    def hasten(self, now: float) -> None:
-        """Repeat at once what is not acknowledged: some of it may not have left."""
-        if self._sent:
-            self._pause = self.repeat
-            self._repeat_at = now
-
     def unacknowledged(self) -> list[Envelope]:
         """What was said and not acknowledged, in order: for whoever must say it to the next incarnation."""
         return [envelope for _, body in self._sent for envelope in (body.envelopes if isinstance(body, Piece) else body)]
-
-    def has(self, message: Message) -> bool:
-        """Whether this message was sent, and not acknowledged, or not all of it."""
-        return any(
-            body.origin is message if isinstance(body, Piece) else any(each is message for _, _, each in body) for _, body in self._sent
-        )
 
     def cut(self) -> Iterator[Message]:
         """Messages that travel in several frames, and are not acknowledged, or not all of each: once for every frame."""

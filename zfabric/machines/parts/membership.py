@@ -115,7 +115,6 @@ class Membership:
                 return
             process.job = job
             job.driver = process
-            self.scheduler.introductions.registered_again(process)
             self._welcome(process)
         elif process.job is not None:
             self._welcome(process)  # The daemon before this one made its job, and died before it could say so.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 from zfabric.protocol.ids import CHILDREN_MAX, FIRST_PUT_INDEX, child_prefix, daemons_of, object_id, pack_counter
 
 
@@ -24,28 +26,30 @@ def _packed(attempt: int) -> bytes:
 
 
 class Namer:
-    """Names the children of one attempt of a parent: ids in order, without a hash per child."""
+    """Names the children of one attempt of a parent: ids in order, without a hash per child. Several threads may ask, without a lock."""
 
-    __slots__ = ("_counter", "_epoch", "_prefix", "_puts", "job", "parent", "salt")
+    __slots__ = ("_counter", "_later", "_prefix", "_puts", "job", "parent", "salt")
 
     def __init__(self, job: bytes, parent: bytes, salt: bytes = b"", attempt: int = 0) -> None:
         self.job = job
         self.parent = parent
         self.salt = salt + salt_of(attempt)
-        self._epoch = 0
-        self._counter = 0
+        self._counter = count()
+        self._later: dict[int, bytes] = {}
+        """Prefixes of children beyond the first ``CHILDREN_MAX``, by epoch."""
         self._prefix = child_prefix(job, parent, 0, self.salt)
         self._puts = PutNamer(job, parent, salt, attempt)
 
     def child(self) -> bytes:
         """The next child's id."""
-        counter = self._counter
-        if counter > CHILDREN_MAX:
-            self._epoch += 1
-            self._prefix = child_prefix(self.job, self.parent, self._epoch, self.salt)
-            counter = 0
-        self._counter = counter + 1
-        return self._prefix + pack_counter(counter)
+        counter = next(self._counter)
+        if counter <= CHILDREN_MAX:
+            return self._prefix + pack_counter(counter)
+        epoch, counter = divmod(counter, CHILDREN_MAX + 1)
+        prefix = self._later.get(epoch)
+        if prefix is None:
+            prefix = self._later[epoch] = child_prefix(self.job, self.parent, epoch, self.salt)
+        return prefix + pack_counter(counter)
 
     def put(self) -> bytes:
         """The next ``put`` value's id."""

@@ -33,11 +33,9 @@ class Outbox:
     def add(self, kind: Any, item: Any) -> None:
         """A row of a message of this kind."""
         if self.kind is not kind or len(self.tail) >= ROWS_MAX:
-            self.kind = None  # In this order: Ctrl-C in the middle leaves no batch to be filled that is not in the outbox.
-            tail: list[Any] = []
-            self._batches.append((kind, tail))
-            self.tail = tail
             self.kind = kind
+            self.tail = []
+            self._batches.append((kind, self.tail))
         self.tail.append(item)
 
     def add_message(self, message: m.Message) -> None:

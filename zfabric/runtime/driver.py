@@ -1,0 +1,277 @@
+"""A driver's client: signals are deferred while it works, and raised at once while it waits.
+
+A handler of a signal may raise at any line of the main thread, as Ctrl-C does by ``KeyboardInterrupt``. Half of a message delivered, or
+half of a task submitted, would leave tables that contradict each other. So every call of the client is a *fence* in the main thread:
+it puts handlers of its own in place of the program's, notes signals that arrive, restores the program's handlers at its end, and
+calls them then. While the call waits (for a frame, for another thread, for its output to be read) it is open: signals are handled
+where they arrive. Outside of such calls the program's handlers are in force; ``signal.getsignal`` returns them, and a program (or asyncio,
+or a notebook) may replace them at any time.
+
+Replacing and restoring a handler takes a tenth of what submitting a task takes. A plain task or call that is submitted while others
+are under way is therefore only appended to ``Client.submitted``, which is one step that no signal divides; the next fence, or the flusher's
+thread, where no handler ever runs, enters it into the tables.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # Beneath ``signal``, whose enumerations cost as much as the call itself.
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from functools import wraps
+from threading import get_ident
+from typing import Any, TypeVar
+
+from zfabric.protocol.ids import CALL_RETURN, FIRST_RETURN, TASK_BYTES, call_value, is_call, object_id
+from zfabric.protocol.messages import Row
+from zfabric.runtime.client import FabricClient
+from zfabric.runtime.connection import Follower
+from zfabric.runtime.interface import Outcome, Terms
+from zfabric.runtime.session import Session
+
+SIGINT, SIGTERM, SIGALRM = int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGALRM)
+"""Signals whose handlers programs let raise: Ctrl-C, a request to end, a limit of time. Most programs have handlers for the first alone."""
+NO_HANDLERS = (int, type(None))
+"""Types of what ``getsignal`` returns where no handler is in Python."""
+
+_NOTHING = object()
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+_getsignal: Callable[[int], Any] = _signal.getsignal
+_set_handler: Callable[[int, Any], Any] = _signal.signal
+
+
+class DeferredSignals:
+    """The fence of the main thread. All methods are called in it; ``closed`` is false while signals are handled where they arrive."""
+
+    __slots__ = ("_arrived", "_handler", "_others", "_program", "closed", "open", "thread")
+
+    def __init__(self) -> None:
+        self.thread = threading.main_thread().ident
+        self.closed = False
+        """Whether the main thread is in a call of the client."""
+        self.open = False
+        """Whether that call waits."""
+        self._program: Any = None
+        """The program's handler of SIGINT, while that of the fence is in place."""
+        self._others: dict[int, Any] = {}
+        """The same for further signals."""
+        self._arrived: list[int] = []
+        """Signals to be handled at the end of the call."""
+        self._handler = self._handle
+
+    def close(self) -> None:
+        """Defer signals from here on. One that arrives before is raised by this method, and the fence is not closed then."""
+        program = _getsignal(SIGINT)
+        if program.__class__ not in NO_HANDLERS and program is not self._handler:
+            self._program = program
+            _set_handler(SIGINT, self._handler)
+        # From here on nothing is raised but by the other handlers, if there are any.
+        if _getsignal(SIGTERM).__class__ is not int or _getsignal(SIGALRM).__class__ is not int:
+            self._close_others()
+        self.closed = True
+
+    def _close_others(self) -> None:
+        for number in (SIGTERM, SIGALRM):
+            other = _getsignal(number)
+            if other.__class__ not in NO_HANDLERS and other is not self._handler:
+                self._others[number] = other
+                _set_handler(number, self._handler)
+
+    def end(self) -> None:
+        """Restore the program's handlers, and call those of signals that have arrived: what they raise is raised by this method."""
+        self.closed = False
+        if self._others:
+            for number, handler in list(self._others.items()):
+                _set_handler(number, handler)
+            self._others.clear()
+        if self._program is not None:
+            _set_handler(SIGINT, self._program)
+        if self._arrived:
+            self._catch_up()
+
+    def pause(self) -> None:
+        """The call begins to wait: handle what has arrived, and whatever arrives, at once."""
+        self.open = True
+        if self._arrived:
+            self.open = False
+            self._catch_up()
+            self.open = True
+
+    def _catch_up(self) -> None:
+        numbers, self._arrived = self._arrived, []
+        for number in numbers:
+            handler = self._of_program(number)
+            if callable(handler):
+                handler(number, sys._getframe(2))
+
+    def _of_program(self, number: int) -> Any:
+        return self._program if number == SIGINT else self._others.get(number) or _getsignal(number)
+
+    def _handle(self, number: int, frame: Any) -> None:
+        if self.closed and not self.open:
+            if number not in self._arrived:
+                self._arrived.append(number)
+            return
+        handler = self._of_program(number)
+        if not self.closed:
+            # It arrived while handlers were being replaced or restored, or a handler raised in the middle of that.
+            _set_handler(number, handler)
+        self.open = False  # What unwinds the call is not interrupted again.
+        handler(number, frame)
+        self.open = self.closed
+
+
+def fenced(method: _Method, undo: Callable[..., None] | None = None) -> _Method:
+    """The same, with signals deferred to its end. ``undo(client, result, *args)`` is called if a handler raises there."""
+
+    @wraps(method)
+    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        signals = self.signals
+        if signals.closed or get_ident() != signals.thread:
+            if self.machine.submitted:
+                self.take_up()
+            return method(self, *args, **kwargs)
+        result: Any = _NOTHING
+        signals.close()
+        try:
+            try:
+                if self.machine.submitted:
+                    self.take_up()
+                result = method(self, *args, **kwargs)
+            finally:
+                signals.end()
+        except BaseException:
+            if undo is not None and result is not _NOTHING:
+                undo(self, result, *args)
+            raise
+        return result
+
+    return guarded  # type: ignore[return-value]
+
+
+def _drop_values(client: DriverClient, firsts: Sequence[bytes], count: int) -> None:
+    """Drop the refs to all values of tasks or calls that were submitted, each with its first value's id: nobody has received them."""
+    for first in firsts:
+        name = call_value if is_call(first) else object_id
+        for index in range(count):
+            client.drop_reference(name(first[:TASK_BYTES], index))
+
+
+class DriverClient(FabricClient):
+    """The client of a program. Each of its calls is a fence."""
+
+    def __init__(self, session: Session, incarnation: bytes, kind: str, name: bytes, job: bytes, namespace: str) -> None:
+        self.signals = DeferredSignals()
+        super().__init__(session, incarnation, kind, name, job, namespace)
+
+    connect = fenced(FabricClient.connect)
+    export = fenced(FabricClient.export)
+    submit_many = fenced(FabricClient.submit_many, lambda self, firsts, *args: _drop_values(self, firsts, args[2]))
+    kill_actor = fenced(FabricClient.kill_actor)
+    put = fenced(FabricClient.put, lambda self, identifier, *_: self.drop_reference(identifier))
+    add_reference = fenced(FabricClient.add_reference, lambda self, _, identifier: self.drop_reference(identifier))
+    follow = fenced(FabricClient.follow, lambda self, _, identifiers: self.machine.dropped.extend(identifiers))
+    wait = fenced(FabricClient.wait)
+    watch = fenced(FabricClient.watch)
+    await_watched = fenced(FabricClient.await_watched)
+    add_done_callback = fenced(FabricClient.add_done_callback)
+    cancel = fenced(FabricClient.cancel)
+    explain_call = fenced(FabricClient.explain_call)
+    query = fenced(FabricClient.query)
+    close = fenced(FabricClient.close)
+    _get = fenced(FabricClient.get)
+    _submit = fenced(FabricClient.submit, lambda self, first, *args: _drop_values(self, [first], args[4]))
+    _call = fenced(FabricClient.call, lambda self, first, *args: _drop_values(self, [first], args[5]))
+
+    def get(self, object_ids: Sequence[bytes], timeout: float | None, fail_fast: bool = True) -> list[bytes | Outcome]:
+        """See ``ClientInterface``. A small value that has come is only read."""
+        machine = self.machine
+        if len(object_ids) == 1 and not (self.closed or machine.printed or machine.notices):
+            known = machine.entries.get(object_ids[0])
+            if type(known) is bytes:
+                return [known]
+        return self._get(object_ids, timeout, fail_fast)
+
+    def submit(
+        self, function_id: bytes, arguments: bytes, dependencies: tuple[bytes, ...], options: tuple[Row, ...] | None, num_returns: int
+    ) -> bytes:
+        """See ``ClientInterface``."""
+        if self._armed and options is None and not dependencies and num_returns == 1 and self._may_append():
+            task_id = self._namer.child()  # type: ignore[union-attr]  # It is there: see ``_may_append``.
+            self.machine.submitted.append(((task_id, function_id, arguments, dependencies), None))
+            if not self._armed:
+                self._arm_again()
+            return task_id + FIRST_RETURN
+        return self._submit(function_id, arguments, dependencies, options, num_returns)
+
+    def call(
+        self,
+        actor_id: bytes,
+        method: str,
+        arguments: bytes,
+        dependencies: tuple[bytes, ...],
+        options: tuple[Row, ...] | None,
+        num_returns: int,
+        terms: Terms,
+    ) -> bytes:
+        """See ``ClientInterface``."""
+        if self._armed and options is None and not dependencies and num_returns == 1 and not terms.pending and self._may_append():
+            call_id = self._namer.child()  # type: ignore[union-attr]  # as above
+            self.machine.submitted.append(((call_id, method, arguments), (actor_id, terms.retries, terms.keeps, terms.unordered)))
+            if not self._armed:
+                self._arm_again()
+            return call_id + CALL_RETURN
+        return self._call(actor_id, method, arguments, dependencies, options, num_returns, terms)
+
+    def _may_append(self) -> bool:
+        """Whether what is submitted may wait for the flusher, since something is under way. No lock is held, here or by who appends."""
+        machine = self.machine
+        waits = machine.unfinished and self._namer is not None and len(machine.submitted) < self._batch_rows
+        return bool(waits) and not (self.closed or machine.farewell or machine.refused)
+
+    @fenced
+    def _arm_again(self) -> None:
+        """The flusher may have looked just before a row was appended."""
+        with self.lock:
+            if not self._armed:
+                self._arm_flusher()
+
+    def take_up(self) -> None:
+        """Enter into the tables what was only appended."""
+        with self.lock:
+            self.machine.take_up()
+
+    # -- where a call waits --
+
+    def _wait_readable(self, timeout: float) -> bool:
+        signals = self.signals
+        if not signals.closed or get_ident() != signals.thread:
+            return self.post.poll(timeout)
+        try:
+            signals.pause()
+            return self.post.poll(timeout)
+        finally:
+            signals.open = False
+
+    def _await_bell(self, follower: Follower, timeout: float) -> None:
+        signals = self.signals
+        if not signals.closed or get_ident() != signals.thread:
+            super()._await_bell(follower, timeout)
+            return
+        try:
+            signals.pause()
+            super()._await_bell(follower, timeout)
+        finally:
+            signals.open = False
+
+    def _show_notices(self) -> None:
+        signals = self.signals
+        if not signals.closed or get_ident() != signals.thread:
+            super()._show_notices()
+            return
+        try:
+            signals.pause()
+            super()._show_notices()
+        finally:
+            signals.open = False
