@@ -434,6 +434,16 @@ def test_state_of_a_store_that_no_daemon_has_open(place: Place) -> None:
     assert place.run("submit", "--address", "auto", "p.py").stdout == "1\n"
     assert {row["key"] for row in place.json("state", "dump", "--table", "job")} == {"00000001", "00000002"}
     place.run("stop")
+    data = Path(place.directory, "kept/data.mdb")
+    whole = data.read_bytes()
+    data.write_bytes(whole[:9000])
+    refused = place.run("state", "dump", "kept", code=1)
+    assert "kept is damaged (data.mdb: it ends after 9,000 bytes" in refused.stderr
+    begun = place.run("start", "--num-cpus", 1, "--object-store-memory", "64MiB", "--store", "kept")
+    assert "kept is damaged" in begun.stderr
+    assert "kept.set-aside-1, and begun anew" in begun.stderr
+    place.run("stop")
+    assert Path(place.directory, "kept.set-aside-1/data.mdb").stat().st_size == 9000
 
 
 UNFINISHED = """

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import pytest
-from bad_days import PATIENCE, eventually, in_own_mounts, kill_daemon, processes_named, query
+from bad_days import PATIENCE, eventually, in_own_mounts, kill_daemon, processes_named, query, session
 
 import zfabric as zf
 
@@ -119,3 +121,22 @@ def test_files_that_may_not_grow_stop_nothing(cluster: Callable[..., Any], tmp_p
         resource.prlimit(daemon, resource.RLIMIT_FSIZE, (size, hard))
 
     outlive(lambda: limit(MIB), lambda: limit(hard), "cannot be written", str(tmp_path), restart=False)
+
+
+@pytest.mark.parametrize("damage", ["foreign", "cut"])
+def test_a_store_that_is_damaged_while_it_is_used_ends_its_session_and_says_why(cluster: Callable[..., Any], damage: str) -> None:
+    cluster(config=SETTINGS)
+    assert zf.get(follow.remote(1, b""), timeout=PATIENCE) == 2
+    path = session().describe()["store"]
+    (daemon,) = processes_named("zf-daemon")
+    os.kill(daemon, signal.SIGSTOP)
+    if damage == "cut":
+        os.truncate(f"{path}/data.mdb", 9000)
+    else:
+        environment = lmdb.open(path, max_dbs=32, lock=False, lib_version=0)
+        with environment.begin(write=True) as transaction:
+            transaction.put(b"foreign", b"\xc1 foreign", db=environment.open_db(b"job", txn=transaction))
+        environment.close()
+    kill_daemon()
+    with pytest.raises(zf.NodeDiedError, match=r"the control store in .* is damaged \(data.mdb: "):
+        zf.get(follow.remote(2, b""), timeout=PATIENCE)

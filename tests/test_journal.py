@@ -15,13 +15,16 @@ import threading
 
 import hypothesis.strategies as st
 import lmdb
+import msgpack
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from zfabric.adapters import journal as journal_module
+from zfabric.adapters.dump import dump
 from zfabric.adapters.journal import Journal, ReadOnlyJournal
 from zfabric.adapters.memory_journal import MemoryJournal
+from zfabric.adapters.store_check import find_damage
 from zfabric.exceptions import ConfigError, FabricError, VersionMismatchError
 from zfabric.machines.parts.tables import KEY_BYTES_MAX, TABLES
 from zfabric.protocol.effects import Store
@@ -316,12 +319,111 @@ def test_what_the_binding_writes_is_what_we_say_it_writes(tmp_path):
     assert stamp["boot"] == journal_module.boot_id()
 
 
-def test_a_damaged_file_is_a_typed_error_and_frees_the_lock(tmp_path):
-    Journal.open(str(tmp_path), MiB, "process").close()
-    (tmp_path / "data.mdb").write_bytes(b"x" * 8192)
-    for _ in range(2):
-        with pytest.raises(FabricError, match="cannot be opened"):
-            Journal.open(str(tmp_path), MiB, "process")
+def damaged_store(path):
+    """A store of every shape: rows in pages of their own, in several levels, overwritten and deleted ones."""
+    journal = Journal.open(str(path), 16 * MiB, "process")
+    for turn in range(4):
+        commit(journal, store([("event", b"%d/%d" % (turn, n), bytes([turn]) * (9000 if n % 7 == 0 else 90)) for n in range(100)]))
+        commit(
+            journal,
+            store([("job", b"%04d" % turn, msgpack.packb({"status": "ended"}))], [("event", b"%d/%d" % (turn, n)) for n in range(30)]),
+        )
+    journal.close()
+    return (path / "data.mdb").read_bytes()
+
+
+def test_a_damaged_store_is_set_aside_and_reported(tmp_path):
+    path = tmp_path / "store"
+    whole = damaged_store(path)
+    for number, content in enumerate((b"x" * 8192, whole[:5000], whole[: len(whole) // 2]), 1):
+        (path / "data.mdb").write_bytes(content)
+        with pytest.raises(FabricError, match=r"is damaged .*sets it aside"):
+            list(dump(str(path)))
+        journal = Journal.open(str(path), 16 * MiB, "process")
+        assert "is damaged" in journal.report
+        assert f"{path}.set-aside-{number}" in journal.report
+        assert (tmp_path / f"store.set-aside-{number}/data.mdb").read_bytes() == content
+        assert journal.scan("event") == []
+        journal.close()
+
+
+def test_every_cut_is_found_out_before_the_file_is_mapped(tmp_path):
+    whole = damaged_store(tmp_path / "store")
+    cut = tmp_path / "store/data.mdb"
+    rows = list(dump(str(tmp_path / "store")))
+    found = 0
+    for size in range(4096, len(whole), 4096):
+        cut.write_bytes(whole[:size])
+        if find_damage(str(cut), thorough=False):
+            found += 1
+        else:
+            assert list(dump(str(tmp_path / "store"))) == rows, "only pages that nothing refers to are missing"
+    assert found > len(whole) // 4096 // 2
+    cut.write_bytes(whole)
+    assert find_damage(str(cut), thorough=True) == ""
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "value"),
+    [
+        ("job", b"job1", b"\xc1 foreign"),
+        ("job", b"job1", msgpack.packb({"status": "running"})),
+        ("meta", b"jobs", msgpack.packb("many")),
+        ("task", b"job1" + bytes(12), msgpack.packb([[1, 2]])),
+        ("function", b"job1" + bytes(16), msgpack.packb(7)),
+        ("log", bytes(24), b""),
+        ("checkpoint", bytes(28), msgpack.packb(["one", [], b""])),
+    ],
+)
+def test_rows_that_no_daemon_could_take_in_are_damage_too(tmp_path, table, key, value):
+    path = tmp_path / "store"
+    journal = Journal.open(str(path), MiB, "process")
+    commit(journal, store([(table, key, value)]))
+    journal.close()
+    assert [row["table"] for row in dump(str(path))] == [table], "people are shown it"
+    assert Journal.open(str(path), MiB, "process", thorough=False).close() is None
+    journal = Journal.open(str(path), MiB, "process", thorough=True)
+    assert f"a row of the table {table!r}" in journal.report
+    journal.close()
+
+
+SCRIBBLE = """
+import random, sys
+from zfabric.adapters.journal import Journal
+from zfabric.machines.parts.tables import TABLES
+
+path = sys.argv[1]
+with open(path + "/data.mdb", "rb") as file:
+    whole = file.read()
+found = 0
+for seed in range(200):
+    rng = random.Random(seed)
+    data = bytearray(whole)
+    at = rng.randrange(len(data) // 4096) * 4096 + rng.choice((0, 8, 10, 12, 16, 24, 40, rng.randrange(4000)))
+    size = rng.choice((1, 2, 8, 64))
+    data[at : at + size] = rng.randbytes(size)
+    with open(path + "/data.mdb", "wb") as file:
+        file.write(data)
+    with open(path + "/stamp.json", "rb") as file:
+        stamp = file.read()
+    try:
+        journal = Journal.open(path, 2**24, "process", thorough=True)
+    except Exception as error:
+        assert "LMDB data format" in str(error), error
+        continue
+    found += bool(journal.report)
+    for table in TABLES:
+        journal.scan(table, limit=10_000)
+    journal.close()
+assert found > 20, found
+"""
+
+
+def test_foreign_bytes_anywhere_never_end_the_process(tmp_path):
+    path = tmp_path / "store"
+    damaged_store(path)
+    done = subprocess.run([sys.executable, "-c", SCRIBBLE, str(path)], timeout=120, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_unsynced_rows_of_another_boot_are_set_aside_and_reported(tmp_path):

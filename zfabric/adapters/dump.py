@@ -15,7 +15,7 @@ import msgpack
 from zfabric.adapters.journal import ReadOnlyJournal
 from zfabric.exceptions import ConfigError
 from zfabric.machines.parts.blocks import read_block
-from zfabric.machines.parts.call_log import calls_in
+from zfabric.machines.parts.call_log import LoggedCall, calls_in
 from zfabric.machines.parts.kept_logs import CHECKPOINT, LOG
 from zfabric.machines.parts.tables import TABLES, Pair
 from zfabric.protocol.ids import TASK_BYTES
@@ -23,6 +23,8 @@ from zfabric.protocol.ids import TASK_BYTES
 HEX_BYTES_MAX = 32
 """Longest bytes shown in hex: every id; arguments and values are longer and say nothing to people."""
 _PAGE = 256
+_UNREADABLE = (ValueError, TypeError, AttributeError, KeyError, IndexError, RecursionError, msgpack.UnpackException)
+"""What reading a row raises whose bytes are not ours: it is shown as it is."""
 
 
 def dump(path: str, table: str | None = None, limit: int | None = None) -> Iterator[dict[str, Any]]:
@@ -67,40 +69,44 @@ def plain(value: Any) -> Any:
 
 def _tasks(key: bytes, value: bytes) -> Iterator[dict[str, Any]]:
     try:
-        rows = [(task_id, function_id, arguments, ids, *options) for task_id, function_id, arguments, ids, *options in read_block(value)]
-    except (ValueError, TypeError, msgpack.UnpackException):
-        yield {"table": "task", "key": key.hex(), "value": plain(value)}
-        return
-    for task_id, function_id, arguments, dependencies, *options in rows:
-        yield {
-            "table": "task",
-            "key": plain(task_id),
-            "function": plain(function_id),
-            "arguments": f"<{len(arguments)} bytes>",
-            "dependencies": plain(dependencies),
-            "options": {name: plain(option) for name, option in (options[0] if options and options[0] else ())},
-        }
+        rows = [_task(*row) for row in read_block(value)]
+    except _UNREADABLE:
+        rows = [{"table": "task", "key": key.hex(), "value": plain(value)}]
+    yield from rows
+
+
+def _task(task_id: bytes, function_id: bytes, arguments: bytes, dependencies: Any, options: Any = None) -> dict[str, Any]:
+    return {
+        "table": "task",
+        "key": plain(task_id),
+        "function": plain(function_id),
+        "arguments": f"<{len(arguments)} bytes>",
+        "dependencies": plain(dependencies),
+        "options": {str(name): plain(option) for name, option in options or ()},
+    }
 
 
 def _calls(key: bytes, value: bytes) -> Iterator[dict[str, Any]]:
     """Calls that an actor has run."""
     try:
-        calls = calls_in(_unpacked(value)[2])
-    except (ValueError, TypeError, IndexError, msgpack.UnpackException):
-        yield {"table": LOG, "key": key.hex(), "value": plain(value)}
-        return
-    for call in calls:
-        size = sum(len(output) for output in call.outputs if output is not None)
-        yield {
-            "table": LOG,
-            "key": plain(key[:TASK_BYTES]),
-            "number": call.number,
-            "call": plain(call.call_id),
-            "method": call.method,
-            "arguments": f"<{len(call.arguments)} bytes>",
-            "status": call.status,
-            "outputs": f"<{size} bytes>" if None not in call.outputs else "in the object store",
-        }
+        rows = [_call(key, call) for call in calls_in(_unpacked(value)[2])]
+    except _UNREADABLE:
+        rows = [{"table": LOG, "key": key.hex(), "value": plain(value)}]
+    yield from rows
+
+
+def _call(key: bytes, call: LoggedCall) -> dict[str, Any]:
+    size = sum(len(output) for output in call.outputs if output is not None)
+    return {
+        "table": LOG,
+        "key": plain(key[:TASK_BYTES]),
+        "number": plain(call.number),
+        "call": plain(call.call_id),
+        "method": plain(call.method),
+        "arguments": f"<{len(call.arguments)} bytes>",
+        "status": plain(call.status),
+        "outputs": f"<{size} bytes>" if None not in call.outputs else "in the object store",
+    }
 
 
 def _checkpoint(key: bytes, value: bytes) -> dict[str, Any]:
@@ -108,10 +114,10 @@ def _checkpoint(key: bytes, value: bytes) -> dict[str, Any]:
     row: dict[str, Any] = {"table": CHECKPOINT, "key": plain(key[:TASK_BYTES])}
     try:
         parts, _, data = _unpacked(value)
-    except (ValueError, TypeError, msgpack.UnpackException):
+        number, part = int.from_bytes(key[TASK_BYTES:-4], "big"), int.from_bytes(key[-4:], "big")
+        return {**row, "number": number, "part": f"{part + 1} of {plain(parts)}", "value": f"<{len(data)} bytes>"}
+    except _UNREADABLE:
         return {**row, "value": plain(value)}
-    number, part = int.from_bytes(key[TASK_BYTES:-4], "big"), int.from_bytes(key[-4:], "big")
-    return {**row, "number": number, "part": f"{part + 1} of {parts}", "value": f"<{len(data)} bytes>"}
 
 
 def _key(table: str, key: bytes) -> str:
@@ -124,7 +130,7 @@ def _key(table: str, key: bytes) -> str:
 def _decoded(value: bytes) -> Any:
     try:
         return plain(_unpacked(value))
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException):
+    except _UNREADABLE:
         return plain(value)
 
 

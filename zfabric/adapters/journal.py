@@ -6,9 +6,9 @@ What is acknowledged is in a committed transaction; what a transaction holds is 
 **Durability.** "process": the commit runs inline and syncs nothing. The pages are in the kernel's hands, so they outlive
 every process, but not a power loss, and LMDB without sync may be *corrupt* after one. So the directory carries a stamp with
 the boot it was written in. Opened in another boot it is renamed aside, which is reported, and a fresh one begun; nothing of
-the old boot still runs that could miss it. "power": rows are put on the caller's thread (cheap there; on a second thread
-that fights for the interpreter they cost two hundred times as much) and the filled transaction is handed to a
-thread for its one synced ``commit()``.
+the old boot still runs that could miss it. The same is done with a store that is damaged (``adapters.store_check``). "power": rows
+are put on the caller's thread (cheap there; on a second thread that fights for the interpreter they cost two hundred times as much)
+and the filled transaction is handed to a thread for its one synced ``commit()``.
 
 **The stamp is a file of its own**, not a row: it must be read before LMDB maps a file that may be corrupt or of another
 format, since LMDB trusts what it maps. It is written and synced before the data file exists.
@@ -41,6 +41,7 @@ from typing import Any, NamedTuple, Protocol
 
 import lmdb
 
+from zfabric.adapters.store_check import find_damage
 from zfabric.exceptions import ConfigError, FabricError, VersionMismatchError
 from zfabric.machines.parts.tables import TABLES, Pair
 from zfabric.protocol.messages import PROTOCOL_VERSION
@@ -57,6 +58,7 @@ _STAMP_NEW = _STAMP + ".new"
 _KIND = "zfabric control store"
 _LMDB_MAGIC = 0xBEEFC0DE
 _HEADROOM_MIN = 1 << 20
+_UNSYNCED = "was written without sync before this boot and may be corrupt"
 
 Done = Callable[[str], None]
 """Called once per commit: with "" when it is durable, else with the reason why it was rolled back."""
@@ -113,11 +115,13 @@ class Journal:
         self._environment, self._tables = self._open_environment()
 
     @classmethod
-    def open(cls, path: str, size: int, durability: str, boot: str | None = None) -> Journal:
+    def open(cls, path: str, size: int, durability: str, boot: str | None = None, thorough: bool = False, in_use: bool = False) -> Journal:
         """Open (or begin) the store in the directory ``path``, which may grow to ``size`` bytes.
 
         VersionMismatchError for a format we do not know, ConfigError for a directory that is not ours, FabricError if
-        another process has it open. A directory of an earlier boot written without sync is set aside (see ``report``).
+        another process has it open. A directory of an earlier boot written without sync is set aside (see ``report``), and so
+        is one that is damaged; ``thorough`` reads it from its beginning to its end to find out, and judges its rows. A damaged
+        store of which a session has living jobs (``in_use``) is a FabricError: what these hold is nowhere else.
         """
         boot = boot or boot_id()
         path = os.path.abspath(path)
@@ -127,13 +131,14 @@ class Journal:
             stamp = _read_stamp(path)
             if stamp is not None:
                 _check_format(path, stamp)
-                if stamp.durability == "process" and stamp.boot != boot:
+                damage = _UNSYNCED if stamp.durability == "process" and stamp.boot != boot else _damage(path, thorough)
+                if damage and in_use:
+                    raise FabricError(f"the control store in {path} {damage}, and this session cannot go on without it")
+                if damage:
                     aside = _set_aside(path)
                     lock = _take_directory(path, lock)
                     stamp = None
-                    report = (
-                        f"the control store in {path} was written without sync before this boot and may be corrupt: set aside as {aside}"
-                    )
+                    report = f"the control store in {path} {damage}: set aside as {aside}, and begun anew"
             ours = _Stamp(STORE_VERSION, PROTOCOL_VERSION, _engine(), LMDB_DATA_VERSION, durability, boot)
             if stamp is None or stamp.durability == durability:
                 if stamp != ours:
@@ -330,13 +335,19 @@ class ReadOnlyJournal(Journal):
             raise ConfigError(f"there is no control store in {path}")
         _check_format(path, stamp)
         if stamp.durability == "process" and stamp.boot != boot_id():
-            raise FabricError(f"the control store in {path} was written without sync before this boot and may be corrupt")
+            raise FabricError(f"the control store in {path} {_UNSYNCED}")
         lock = _lock(path)
         try:
+            damage = _damage(path, thorough=True, rows=False)
+            if damage:
+                raise FabricError(f"the control store in {path} {damage}; a cluster that is started with it sets it aside, and begins anew")
             return cls(path, lock)
         except lmdb.Error as error:
             os.close(lock)
             raise FabricError(f"the control store in {path} cannot be opened: {error}") from error
+        except FabricError:
+            os.close(lock)
+            raise
 
     def commit(self, transactions: Sequence[Transaction], done: Done) -> None:
         """Refused."""
@@ -434,6 +445,12 @@ def _check_format(path: str, stamp: _Stamp) -> None:
         raise VersionMismatchError(
             f"{path}/{_DATA} is in LMDB data format {data}; this zfabric writes format {LMDB_DATA_VERSION} (LMDB {_engine()})"
         )
+
+
+def _damage(path: str, thorough: bool, rows: bool = True) -> str:
+    """What is wrong with the data file, as the rest of a sentence; empty if nothing is. (A format we do not know was refused before.)"""
+    problem = find_damage(os.path.join(path, _DATA), thorough, rows)
+    return f"is damaged ({_DATA}: {problem})" if problem else ""
 
 
 def _data_version(path: str) -> int:

@@ -80,7 +80,10 @@ def _check_store(path: str, settings: Config) -> None:
     from zfabric.adapters.journal import Journal
 
     try:
-        Journal.open(path, settings.control_store_bytes, settings.durability).close()
+        journal = Journal.open(path, settings.control_store_bytes, settings.durability, thorough=True)
+        journal.close()
+        if journal.report:
+            click.echo(f"Warning: {journal.report}", err=True)
     except OSError as error:
         raise click.BadParameter(f"{path} cannot be used: {error.strerror or error}", param_hint="--store") from None
 

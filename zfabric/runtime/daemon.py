@@ -96,7 +96,11 @@ class Daemon:
 
         total = tuple(sorted((name, round(amount * RESOURCE_UNIT)) for name, amount in description["resources"].items()))
         self.journal = Journal.open(
-            description.get("store") or f"{session.directory}/store", self.config.control_store_bytes, self.config.durability
+            description.get("store") or f"{session.directory}/store",
+            self.config.control_store_bytes,
+            self.config.durability,
+            thorough=daemons != 1,  # The first restart is to be quick. One after another may be for what the store says.
+            in_use=daemons > 0,
         )
         if self.journal.report:
             self.say("warning", self.journal.report)
