@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zfabric.adapters import serialization as s
+from zfabric.adapters import task_errors
 from zfabric.adapters.unpicklable import blame
 from zfabric.exceptions import FabricError, GetTimeoutError, SerializationError, TaskError, WorkerCrashedError
 from zfabric.protocol.failures import pack_failure
@@ -638,6 +639,7 @@ def test_classes_of_main_keep_their_identity_through_a_worker():
     program = """
 import subprocess, sys, base64
 from zfabric.adapters import serialization as s
+from zfabric.adapters import task_errors
 class Mine(Exception):
     def __init__(self, a, b):
         super().__init__(a)
@@ -647,6 +649,7 @@ def f():
 worker = '''
 import sys, base64
 from zfabric.adapters import serialization as s
+from zfabric.adapters import task_errors
 function, _ = s.load_function(base64.b64decode(sys.stdin.read()))
 try: function()
 except Exception as error: print(base64.b64encode(s.dump_error(error, {})).decode())
@@ -659,3 +662,67 @@ print("fine")
 """
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert ran.stdout == "fine\n", ran.stderr
+
+
+# --- errors that are too large to travel whole ------------------------------------------------------------------------------------
+
+
+class Heavy(Exception):
+    def __init__(self, text, code):
+        super().__init__(text)
+        self.code = code
+        self.array = np.zeros(400_000)
+        self.numbers = list(range(1_000_000))
+
+
+def with_a_long_note():
+    error = ValueError("short")
+    error.add_note("n" * 3_000_000)
+    return error
+
+
+LARGE_ERRORS = [
+    lambda: ValueError("x" * 3_000_000),
+    lambda: Heavy("what the user says", 7),
+    lambda: KeyError({number: number for number in range(300_000)}),
+    lambda: ValueError(*(bytes([number]) * 60_000 for number in range(100))),
+    lambda: UnicodeDecodeError("utf-8", b"x" * 3_000_000, 0, 1, "why"),
+    lambda: OSError(2, "x" * 3_000_000),
+    lambda: ExceptionGroup("several", [ValueError("x" * 3_000_000), Heavy("inside", 8)]),
+    with_a_long_note,
+]
+
+
+@pytest.mark.parametrize("make", LARGE_ERRORS)
+def test_an_error_that_is_too_large_is_cut_down_and_keeps_its_class(make):
+    made = make()
+    error = raised(made)
+    assert len(vars(error)["_payload"]) <= task_errors.ERROR_BYTES_MAX + 100_000
+    assert isinstance(error, type(made))
+    assert isinstance(error, TaskError)
+    assert len(str(error)) < 40_000
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again)) == (type(error), str(error))
+    if isinstance(made, Heavy):
+        assert str(error) == "what the user says"
+        assert error.code == 7
+        assert "0." in error.array
+        assert "[0, 1, 2" in error.numbers
+    if isinstance(made, ExceptionGroup):
+        assert [type(each) for each in error.cause.exceptions] == [ValueError, Heavy]
+
+
+def raised(error):
+    try:
+        raise error
+    except BaseException as caught:
+        return s.load_error(s.dump_error(caught, {"pid": 1}))
+
+
+def test_errors_inside_each_other_do_not_grow_without_end():
+    error = ValueError("the first " + "x" * 30_000)
+    for _ in range(60):
+        error = raised(error)
+    assert len(vars(error)["_payload"]) <= task_errors.ERROR_BYTES_MAX
+    assert isinstance(error, ValueError)
+    assert str(error).startswith("the first")

@@ -17,9 +17,11 @@ without a fabric. Where it was raised, and the remote traceback, follow as a not
 from __future__ import annotations
 
 import pickle
+import reprlib
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from zfabric import exceptions
@@ -27,7 +29,13 @@ from zfabric.exceptions import FabricError, TaskError
 from zfabric.protocol.failures import unpack_failure
 
 TRACEBACK_BYTES_MAX = 32 * 1024
-"""Longest remote traceback that travels: more than anyone reads, and no burden if a million tasks fail."""
+"""Longest remote traceback, or text of an error, that travels: more than anyone reads, and no burden if a million tasks fail."""
+ERROR_BYTES_MAX = 2**20
+"""Largest pickled exception that travels: it is sent to everybody whose tasks depend on the one that failed. Of a larger one, what it holds
+is cut down to texts.
+"""
+ITEMS_BYTES_MAX = (64 * 1024, 1024)
+"""Largest argument or attribute of an exception that is too large as a whole; the second, if it still is with the first."""
 
 NODE_DIGITS = 8
 """Digits of a node's id that people are shown."""
@@ -70,7 +78,7 @@ def _text_of(exception: BaseException) -> str:
     if isinstance(exception, TaskError) and "_text" in vars(exception):
         return str(vars(exception)["_text"])
     try:
-        return str(exception)
+        return _cut_text(str(exception))
     except _THEIRS:  # a broken __str__ must not hide the error
         return "<its text cannot be had>"
 
@@ -92,28 +100,83 @@ def _traceback_of(exception: BaseException, notes: bool) -> str:
         text = "".join(whole.format())
     except _THEIRS:  # formatting runs the user's __str__ and __repr__
         text = "".join(traceback.format_tb(trace)) + type(exception).__qualname__ + "\n"
-    if len(text) > TRACEBACK_BYTES_MAX:
-        half = TRACEBACK_BYTES_MAX // 2
-        text = f"{text[:half]}\n  ... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
-    return text
+    return _cut_text(text)
+
+
+def _cut_text(text: str, most: int = TRACEBACK_BYTES_MAX) -> str:
+    """``text`` without its middle if it is very long."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]}\n  ... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
 
 
 def _pickled(exception: BaseException) -> bytes | None:
-    """The exception in the best form that survives a round trip: itself, its class and state, or None."""
+    """The exception in the best form that survives a round trip: itself, its class and state, as much of that as may travel, or None."""
+    while isinstance(exception, TaskError) and len(vars(exception).get("_payload", b"")) > ERROR_BYTES_MAX // 2:
+        cause = vars(exception).get("cause")  # Errors of tasks that wait for each other are inside each other.
+        if not isinstance(cause, BaseException):
+            break
+        exception = cause
+    kind, arguments, state = type(exception), _arguments_of(exception), vars(exception)
+    candidates: list[Callable[[], Any]] = [
+        lambda: exception,
+        lambda: _Remains(kind, arguments, state),
+        lambda: _Remains(kind, _safe(arguments), _safe(state)),
+    ]
+    data = _first_whole(candidates, kind)
+    for most in ITEMS_BYTES_MAX:
+        if data is None or len(data) <= ERROR_BYTES_MAX:
+            break
+        data = _first_whole([partial(_Remains, kind, _cut(arguments, most), _cut(state, most))], kind)
+    return data if data is None or len(data) <= ERROR_BYTES_MAX else None
+
+
+def _first_whole(candidates: Iterable[Callable[[], Any]], kind: type[BaseException]) -> bytes | None:
+    """The first of these that is an exception of this class again once it is unpickled. Of one that is too large, only its size matters."""
     import cloudpickle
 
-    arguments = _arguments_of(exception)
-    candidates: list[Any] = [lambda: exception, lambda: _Remains(type(exception), arguments, vars(exception))]
-    candidates.append(lambda: _Remains(type(exception), _safe(arguments), _safe(vars(exception))))
     for candidate in candidates:
         try:
             data: bytes = cloudpickle.dumps(candidate(), 5)
-            loaded = pickle.loads(data)
+            if len(data) > ERROR_BYTES_MAX or isinstance(pickle.loads(data), kind):
+                return data
         except _THEIRS:  # whatever the user's class does when it is pickled, the next form may still work
             continue
-        if isinstance(loaded, type(exception)):
-            return data
     return None
+
+
+def _cut(value: Any, most: int) -> Any:
+    """``value`` (a dict or tuple) with what is larger than so many bytes replaced by a short text."""
+    if isinstance(value, dict):
+        return {name: _cut_item(item, most) for name, item in value.items()}
+    return tuple(_cut_item(item, most) for item in value)
+
+
+def _cut_item(value: Any, most: int) -> Any:
+    import cloudpickle
+
+    if type(value) is str:
+        return _cut_text(value, min(most, TRACEBACK_BYTES_MAX))
+    if type(value) is list and all(type(each) is str for each in value):  # such as notes
+        return [_cut_text(each, most // 4) for each in value[:8]]
+    if isinstance(value, BaseException):
+        return _Remains(type(value), _cut(_arguments_of(value), most), _cut(vars(value), most))
+    if type(value) in (list, tuple) and len(value) <= GROUP_MAX and any(isinstance(each, BaseException) for each in value):
+        return type(value)(_cut_item(each, most) for each in value)  # As in a group.
+    try:
+        if len(cloudpickle.dumps(value, 5)) <= most:
+            return value
+    except _THEIRS:  # as above
+        pass
+    if type(value) is bytes:
+        return value[: most // 2]
+    return _cut_text(reprlib.repr(value) if type(value) in _CONTAINERS else _repr(value), most // 2)
+
+
+GROUP_MAX = 16
+"""Exceptions of a group that is too large as a whole; of more, none is left."""
+_CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
 def _safe(value: Any) -> Any:
