@@ -211,9 +211,9 @@ def test_what_is_said_again_takes_no_room_that_has_been_given_to_another() -> No
     claims = Claims()
     old, now = b"old-one0", b"new-one0"
     claims.take(b"", m.Sealed(((b"o" * 20, MiB + HEADER_BYTES, MiB, old, False),)))
-    claims.take(now, m.GrantsHeld(((MiB, 2 * MiB, 0),)))
+    claims.take(now, m.GrantsHeld(((MiB, 2 * MiB, 2 * MiB),)))
     layout = claims.layout(0, 4 * MiB)
     assert layout.objects == []
     claims.take(b"", m.Sealed(((b"p" * 20, MiB + HEADER_BYTES, 1000, now, False),)))
-    assert [row[0] for row in claims.layout(0, 4 * MiB).objects] == [b"p" * 20], "it may write there itself"
+    assert [row[0] for row in claims.layout(0, 4 * MiB).objects] == [b"p" * 20], "it is being written there"
     assert [(offset, size, holder) for offset, size, holder, _, _ in layout.grants] == [(MiB, 2 * MiB, now)]
