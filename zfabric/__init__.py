@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from zfabric import _beginning as _beginning
 from zfabric import actor
 from zfabric._version import __version__
-from zfabric.api.actor import ActorClass, ActorHandle, exit_actor, get_actor, kill, method
+from zfabric.api.actor import ActorClass, ActorHandle, exit_actor, get_actor, kill, method, typed
 from zfabric.api.cluster import available_resources, cluster_resources, explain, nodes, timeline
 from zfabric.api.context import get_gpu_ids, get_runtime_context
 from zfabric.api.core import as_completed, cancel, get, put, wait
@@ -149,6 +149,7 @@ __all__ = [
     "remote",
     "shutdown",
     "timeline",
+    "typed",
     "wait",
 ]
 

@@ -8,9 +8,9 @@ they say of themselves, wherever it is.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from types import FunctionType, GenericAlias
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, NoReturn, Protocol, cast, overload
 
 import msgpack
 
@@ -36,6 +36,7 @@ from zfabric.api.options import (
 from zfabric.api.refs import ObjectRef, UncountedRef
 from zfabric.api.remote_function import Export, dump_call
 from zfabric.api.signatures import misfit, positional, shape_of, shown
+from zfabric.api.types import Instance_co, P, Parameters, R, TypedMethod
 from zfabric.exceptions import ActorNameTakenError, ActorNotFoundError, ArgumentTypeError, OptionError
 from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, call_value
 from zfabric.protocol.names import is_text
@@ -94,8 +95,27 @@ class Blueprint(NamedTuple):
     """Whether it runs several calls of one group at once: in threads, or in an event loop."""
 
 
+class MethodDecorator(Protocol):
+    """What ``@zf.method(timeout=2)`` gives."""
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /) -> TypedMethod[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[Any, P], R], /) -> TypedMethod[P, R]: ...
+
+
+@overload
+def method(function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /) -> TypedMethod[P, R]: ...
+@overload
+def method(function: Callable[Concatenate[Any, P], R], /) -> TypedMethod[P, R]: ...
+@overload
+def method(*, num_returns: Any, **options: Any) -> Callable[[Callable[..., Any]], Any]: ...
+@overload
+def method(**options: Any) -> MethodDecorator: ...
 def method(*args: Any, **options: Any) -> Any:
     """Options of a method: ``@zf.method(num_returns=2)`` inside a class that is made remote.
+
+    Without any (``@zf.method``) it changes nothing, and type checkers see through ``zf.typed(handle)`` what the method takes and gives.
 
     ``readonly=True`` says that it changes nothing: where calls are logged (``checkpoint_every``), its calls are not, and no checkpoint
     waits for them.
@@ -125,6 +145,8 @@ def method(*args: Any, **options: Any) -> Any:
     >>> zf.get(Pair.remote().both.remote())
     [1, 2]
     """
+    if len(args) == 1 and not options and callable(args[0]):
+        return args[0]
     if args or not options:
         raise TypeError("zf.method() takes options by name, such as @zf.method(num_returns=2)")
     settings = checked_method(options)
@@ -201,7 +223,7 @@ def _of_instances(kind: type, function: FunctionType) -> Callable[..., Any]:
     return method
 
 
-class ActorClass:
+class ActorClass(Generic[Parameters, Instance_co]):
     """A class whose instances are actors. Made by ``zf.remote``.
 
     Options: ``num_cpus``, ``num_gpus``, ``resources`` (a dict) are held for life; ``name``, ``namespace``, ``get_if_exists`` for
@@ -275,7 +297,7 @@ class ActorClass:
             raise OptionError(f"{kind.__qualname__}: {error.object!r}, in a name or a docstring, is no text (it has no UTF-8)") from None
         shared = {name: value for name, value in options.items() if name not in NAMING}
         self._export = Export(kind, {**shared, **said}, packed)
-        functools.update_wrapper(self, kind, updated=())
+        functools.update_wrapper(cast(Any, self), kind, updated=())
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_kind": self._kind, "_options": self._options}
@@ -284,18 +306,22 @@ class ActorClass:
         # No look at the class yet: one that uses itself is unpickled before it is whole.
         self.__dict__.update(state)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not possible: an actor is made with ``.remote(...)``."""
-        name = self._kind.__qualname__
-        raise TypeError(
-            f"{name} is a remote class: write {name}.remote(...) to make an actor, or {name}._kind(...) for a plain instance here"
-        )
+    if not TYPE_CHECKING:
+
+        def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+            """Not possible: an actor is made with ``.remote(...)``."""
+            name = self._kind.__qualname__
+            raise TypeError(
+                f"{name} is a remote class: write {name}.remote(...) to make an actor, or {name}._kind(...) for a plain instance here"
+            )
 
     def __repr__(self) -> str:
         return f"ActorClass({self._kind.__qualname__})"
 
-    def __class_getitem__(cls, item: Any) -> GenericAlias:
-        return GenericAlias(cls, item)
+    if not TYPE_CHECKING:
+
+        def __class_getitem__(cls, item: Any) -> GenericAlias:
+            return GenericAlias(cls, item)
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> NoReturn:
         name = self._kind.__qualname__
@@ -330,7 +356,7 @@ class ActorClass:
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *dir(self._kind)})
 
-    def options(self, **options: Any) -> ActorClass:
+    def options(self, **options: Any) -> ActorClass[Parameters, Instance_co]:
         """The same class with other options for the actors made through what this returns."""
         wanted = checked_actor(options)
         merged = {**self._options, **wanted}
@@ -341,6 +367,14 @@ class ActorClass:
         vars(named).update(vars(self), _options=merged, _export=export)
         return named
 
+    @overload
+    def remote(self, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> ActorHandle[Instance_co]: ...
+    @overload
+    def remote(self, first: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ActorHandle[Instance_co]: ...
+    @overload
+    def remote(self, first: Any, second: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ActorHandle[Instance_co]: ...
+    @overload
+    def remote(self, first: Any, second: Any, third: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ActorHandle[Instance_co]: ...
     def remote(self, /, *args: Any, **kwargs: Any) -> ActorHandle:
         """Make an actor; its handle comes at once, while ``__init__`` runs in the actor's process.
 
@@ -474,7 +508,7 @@ class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
             raise TypeError(f"{text}: {problem}; it takes {known.signature}")
 
 
-class ActorHandle:
+class ActorHandle(Generic[Instance_co]):
     """A handle to an actor: its methods are attributes, each with ``.remote(...)``.
 
     The actor lives until its last handle has gone, wherever handles are, and the calls that were made have run; and no longer than its
@@ -520,8 +554,10 @@ class ActorHandle:
         bound = self.__dict__[name] = ActorMethod(self._ref, self._blueprint, self._terms, found, found.options)
         return bound  # From now on this is an attribute like others, and not asked for here.
 
-    def __class_getitem__(cls, item: Any) -> GenericAlias:
-        return GenericAlias(cls, item)
+    if not TYPE_CHECKING:
+
+        def __class_getitem__(cls, item: Any) -> GenericAlias:
+            return GenericAlias(cls, item)
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._methods]
@@ -537,6 +573,26 @@ class ActorHandle:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _handle, (self._ref, tuple(self._blueprint))
+
+
+def typed(handle: ActorHandle[R]) -> R:
+    """The same handle, which type checkers take for an instance of its class: methods marked ``@zf.method`` have a typed ``remote``.
+
+    Types cannot say of all methods of a class at once that they have a ``remote``; a handle's methods are ``Any`` otherwise.
+
+    >>> import zfabric as zf
+    >>> @zf.remote
+    ... class Counter:
+    ...     @zf.method
+    ...     def add(self, amount: int) -> int:
+    ...         return amount
+    >>> counter = zf.typed(Counter.remote())
+    >>> zf.get(counter.add.remote(2))
+    2
+    """
+    if not isinstance(handle, ActorHandle):
+        raise ArgumentTypeError(f"typed() takes the handle of an actor, not {a(handle)}")
+    return handle  # type: ignore[return-value] # what it is there for
 
 
 def _handle(ref: ObjectRef, blueprint: tuple[Any, ...]) -> ActorHandle:

@@ -6,12 +6,13 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Real
-from typing import Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from zfabric.adapters.serialization import deserialize, deserialize_all, serialize
 from zfabric.api.errors import a, check_flag, error_of
 from zfabric.api.lifecycle import connected
 from zfabric.api.refs import ObjectRef
+from zfabric.api.types import R
 from zfabric.exceptions import ArgumentTypeError, GetTimeoutError, NotInitializedError
 from zfabric.protocol.ids import is_put
 from zfabric.protocol.messages import OK
@@ -19,13 +20,40 @@ from zfabric.runtime import interface
 from zfabric.runtime.interface import ClientInterface, Outcome
 
 _ONLY_REFS, _ONLY_SMALL = {ObjectRef}, {bytes}
+S = TypeVar("S")
 Waitable = TypeVar("Waitable")
 """A ref, or a generator of refs."""
+if TYPE_CHECKING:
+    from zfabric.api.generators import DynamicObjectRefGenerator, ObjectRefGenerator
+
+    Generated = TypeVar("Generated", ObjectRefGenerator, DynamicObjectRefGenerator)
 
 
 # --- values -----------------------------------------------------------------------------------------------------------------------
 
 
+@overload
+def get(refs: ObjectRef[R], *, timeout: float | None = None, copy: bool = False, return_exceptions: Literal[False] = False) -> R: ...
+@overload
+def get(
+    refs: list[ObjectRef[R]], *, timeout: float | None = None, copy: bool = False, return_exceptions: Literal[False] = False
+) -> list[R]: ...
+@overload
+def get(
+    refs: tuple[ObjectRef[R], ObjectRef[S]], *, timeout: float | None = None, copy: bool = False, return_exceptions: Literal[False] = False
+) -> tuple[R, S]: ...
+@overload
+def get(
+    refs: tuple[ObjectRef[R], ...], *, timeout: float | None = None, copy: bool = False, return_exceptions: Literal[False] = False
+) -> tuple[R, ...]: ...
+@overload
+def get(refs: ObjectRef[R], *, timeout: float | None = None, copy: bool = False, return_exceptions: bool) -> R | Exception: ...
+@overload
+def get(refs: list[ObjectRef[R]], *, timeout: float | None = None, copy: bool = False, return_exceptions: bool) -> list[R | Exception]: ...
+@overload
+def get(refs: Sequence[Any], *, timeout: float | None = None, copy: bool = False, return_exceptions: bool = False) -> Any: ...
+@overload
+def get(refs: Generated, *, timeout: float | None = None, copy: bool = False, return_exceptions: bool = False) -> Generated: ...
 def get(refs: Any, *, timeout: float | None = None, copy: bool = False, return_exceptions: bool = False) -> Any:
     """The value of a ref, or the values of a list (or tuple, also nested) of refs, in its shape. Waits for them.
 
@@ -162,7 +190,7 @@ def check_timeout(timeout: Any) -> None:
         raise ValueError(f"timeout cannot be negative: {timeout!r}")
 
 
-def put(value: Any, *, durable: bool = False) -> ObjectRef:
+def put(value: R, *, durable: bool = False) -> ObjectRef[R]:
     """Store a value once, to be passed to many tasks or read by many; returns its ref.
 
     With ``durable`` the value is in the control store when this returns, and stays there for as long as the job needs it, whatever
@@ -258,16 +286,20 @@ def _check_refs(refs: Iterable[Any], name: str) -> None:
 
 @overload
 def as_completed(
-    refs: Iterable[ObjectRef],
+    refs: Iterable[ObjectRef[R]],
     *,
     timeout: float | None = None,
     with_values: Literal[False] = False,
     return_exceptions: Literal[False] = False,
-) -> Iterator[ObjectRef]: ...
+) -> Iterator[ObjectRef[R]]: ...
 @overload
 def as_completed(
-    refs: Iterable[ObjectRef], *, timeout: float | None = None, with_values: Literal[True], return_exceptions: bool = False
-) -> Iterator[tuple[ObjectRef, Any]]: ...
+    refs: Iterable[ObjectRef[R]], *, timeout: float | None = None, with_values: Literal[True], return_exceptions: Literal[False] = False
+) -> Iterator[tuple[ObjectRef[R], R]]: ...
+@overload
+def as_completed(
+    refs: Iterable[ObjectRef[R]], *, timeout: float | None = None, with_values: Literal[True], return_exceptions: bool
+) -> Iterator[tuple[ObjectRef[R], R | Exception]]: ...
 def as_completed(
     refs: Iterable[ObjectRef], *, timeout: float | None = None, with_values: bool = False, return_exceptions: bool = False
 ) -> Iterator[Any]:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Iterator, Mapping
 from functools import partial
 from types import GenericAlias
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 from zfabric.adapters.serialization import Raises, Unfinished, register_plain, serialize
 from zfabric.api.core import check_timeout, owner_of
@@ -18,6 +18,7 @@ from zfabric.api.errors import a
 from zfabric.api.lifecycle import connected
 from zfabric.api.refs import ObjectRef
 from zfabric.api.remote_function import Export, RemoteFunction
+from zfabric.api.types import Value_co
 from zfabric.exceptions import GetTimeoutError
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import object_id
@@ -28,7 +29,7 @@ ASK_EACH_TIME = 8
 """A stream that may be no further ahead than this is asked for one more value with each that is taken; others for half as many at once."""
 
 
-class ObjectRefGenerator:
+class ObjectRefGenerator(Generic[Value_co]):
     """Refs to the values of a task that yields them, in order, each as soon as it exists. Made by ``num_returns="streaming"``.
 
     Iterate over it with ``for`` or ``async for``; of several threads, one at a time. If the task fails, the next ref raises its error when
@@ -62,16 +63,16 @@ class ObjectRefGenerator:
 
     # -- iteration --
 
-    def __iter__(self) -> ObjectRefGenerator:
+    def __iter__(self) -> ObjectRefGenerator[Value_co]:
         return self
 
-    def __aiter__(self) -> ObjectRefGenerator:
+    def __aiter__(self) -> ObjectRefGenerator[Value_co]:
         return self
 
-    def __next__(self) -> ObjectRef:
+    def __next__(self) -> ObjectRef[Value_co]:
         return self.next()
 
-    def next(self, timeout: float | None = None) -> ObjectRef:
+    def next(self, timeout: float | None = None) -> ObjectRef[Value_co]:
         """The next ref, once its value exists. StopIteration at the end; GetTimeoutError if ``timeout`` seconds pass first.
 
         >>> import zfabric as zf
@@ -87,7 +88,7 @@ class ObjectRefGenerator:
             raise StopIteration
         return self._take()
 
-    async def __anext__(self) -> ObjectRef:
+    async def __anext__(self) -> ObjectRef[Value_co]:
         from zfabric.api.futures import arrival
 
         if self._finished:
@@ -141,8 +142,10 @@ class ObjectRefGenerator:
         self._finished = True
         self._window.clear()
 
-    def __class_getitem__(cls, item: Any) -> GenericAlias:
-        return GenericAlias(cls, item)
+    if not TYPE_CHECKING:
+
+        def __class_getitem__(cls, item: Any) -> GenericAlias:
+            return GenericAlias(cls, item)
 
     # -- more about it --
 
@@ -214,7 +217,7 @@ class ObjectRefGenerator:
 register_plain(ObjectRefGenerator)
 
 
-class DynamicObjectRefGenerator:
+class DynamicObjectRefGenerator(Generic[Value_co]):
     """Refs to all values that a task yielded, once it is done: what a ref of ``num_returns="dynamic"`` has as its value.
 
     If the task raised while it yielded, the last ref raises that error when it is read.
@@ -231,7 +234,7 @@ class DynamicObjectRefGenerator:
     def __init__(self, refs: Iterable[ObjectRef]) -> None:
         self._refs = tuple(refs)
 
-    def __iter__(self) -> Iterator[ObjectRef]:
+    def __iter__(self) -> Iterator[ObjectRef[Value_co]]:
         return iter(self._refs)
 
     def __len__(self) -> int:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Generator
 from types import GenericAlias
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Generic, NoReturn
 
 from zfabric.adapters.collector import untrack
 from zfabric.adapters.serialization import note_reference, register_plain
+from zfabric.api.types import Value_co
 from zfabric.exceptions import ArgumentTypeError, NotInitializedError
 from zfabric.protocol.ids import JOB_BYTES, OBJECT_BYTES, TASK_BYTES
 from zfabric.runtime import interface
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 
-class ObjectRef:
+class ObjectRef(Generic[Value_co]):
     """The name of a value that exists or will; ``zf.get(ref)`` has the value.
 
     As long as a ref to it lives in any process, the value does. A ref can be passed to tasks (as an argument of its own it
@@ -83,8 +84,10 @@ class ObjectRef:
         """Whether this names nothing: never, here."""
         return False
 
-    def __class_getitem__(cls, item: Any) -> GenericAlias:
-        return GenericAlias(cls, item)  # For annotations: ``ObjectRef[int]``.
+    if not TYPE_CHECKING:
+
+        def __class_getitem__(cls, item: Any) -> GenericAlias:
+            return GenericAlias(cls, item)  # For annotations: ``ObjectRef[int]``.
 
     def join(self, client: ClientInterface) -> None:
         """Count a ref that was unpickled before there was a client."""
@@ -114,12 +117,12 @@ class ObjectRef:
 
     # -- waiting --
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[Any, None, Value_co]:
         from zfabric.api.futures import wait_in_loop
 
         return wait_in_loop(self).__await__()
 
-    def future(self) -> Future[Any]:
+    def future(self) -> Future[Value_co]:
         """A ``concurrent.futures.Future`` of the value. Cancelling it stops the waiting, not the task.
 
         Callbacks of futures are called in one thread, one after the other: one that waits for another future holds up all of them.
@@ -132,7 +135,7 @@ class ObjectRef:
 
         return future_of(self)
 
-    def as_future(self) -> asyncio.Future[Any]:
+    def as_future(self) -> asyncio.Future[Value_co]:
         """An asyncio future of the value, in the running event loop: what ``asyncio.wait`` takes.
 
         >>> import asyncio, zfabric as zf
@@ -148,17 +151,19 @@ class ObjectRef:
 
         return asyncio.ensure_future(wait_in_loop(self))
 
-    # -- what people try first --
+    # -- what people try first (and type checkers are not to see) --
 
-    def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"an ObjectRef is the name of a value and has no {name!r}; zf.get(ref) has the value", name=name, obj=self)
+    if not TYPE_CHECKING:
 
-    def _no(self, *_: Any) -> NoReturn:
-        raise TypeError(f"this is an ObjectRef, the name of a value; call zf.get(ref) for the value ({self!r})")
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(f"an ObjectRef is the name of a value and has no {name!r}; zf.get(ref) has the value", name=name, obj=self)
 
-    __bool__ = __iter__ = __len__ = __getitem__ = __int__ = __float__ = __index__ = __neg__ = _no
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __mod__ = __pow__ = _no
-    __floordiv__ = __rfloordiv__ = __matmul__ = __rmatmul__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = _no
+        def _no(self, *_: Any) -> NoReturn:
+            raise TypeError(f"this is an ObjectRef, the name of a value; call zf.get(ref) for the value ({self!r})")
+
+        __bool__ = __iter__ = __len__ = __getitem__ = __int__ = __float__ = __index__ = __neg__ = _no
+        __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __mod__ = __pow__ = _no
+        __floordiv__ = __rfloordiv__ = __matmul__ = __rmatmul__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = _no
 
 
 class UncountedRef(ObjectRef):

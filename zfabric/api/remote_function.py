@@ -9,9 +9,9 @@ calls make the same task rows in whatever worker they are made.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, cast, overload
 
 from zfabric.adapters.serialization import (
     ArgumentsTooLarge,
@@ -27,12 +27,17 @@ from zfabric.api.lifecycle import connected, default_environment
 from zfabric.api.options import ACTOR_OPTIONS, Pairs, check_node, checked, checked_actor, difference, mode_of, pairs_of, pairs_of_actor
 from zfabric.api.refs import ObjectRef
 from zfabric.api.signatures import shown
+from zfabric.api.types import C_co, ClassOf, Given_co, P, Parameters, R
 from zfabric.exceptions import ObjectStoreError, OptionError, SerializationError
 from zfabric.protocol.ids import object_id, task_of
 from zfabric.protocol.names import is_text
 from zfabric.protocol.options import NO_ENVIRONMENT
 from zfabric.runtime import interface
 from zfabric.runtime.interface import ClientInterface
+
+if TYPE_CHECKING:
+    from zfabric.api.actor import ActorClass
+    from zfabric.api.generators import ObjectRefGenerator
 
 FUNCTION_BYTES_MAX = 64 * 2**20
 """Largest function, with all it captures: it travels in one message, and again to every worker."""
@@ -119,7 +124,7 @@ class Export:
             self.function_id, self.job, self.environment = function_id, client.job, default_environment()
 
 
-class RemoteFunction:
+class RemoteFunction(Generic[Parameters, Given_co]):
     """A function whose calls are tasks. Made by ``zf.remote``.
 
     >>> import zfabric as zf
@@ -137,7 +142,7 @@ class RemoteFunction:
         self._options = dict(options)
         self._export = export or Export(function, self._options)
         self._client: ClientInterface | None = None
-        functools.update_wrapper(self, function, updated=())
+        functools.update_wrapper(cast(Any, self), function, updated=())
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_function": self._function, "_options": self._options, "_export": self._export}
@@ -153,7 +158,7 @@ class RemoteFunction:
             function, options, export = self._function, self._options, self._export
             check_node(options, client.node, export.name)
             export.bind(client)
-            functools.update_wrapper(self, function, updated=())
+            functools.update_wrapper(cast(Any, self), function, updated=())
             returns = options.get("num_returns")
             self._num_returns: int = returns if isinstance(returns, int) else 1
             if returns in (None, 1) and _flags(function) & (_GENERATOR | _ASYNC_GENERATOR):
@@ -169,15 +174,21 @@ class RemoteFunction:
             self._client = client
         return client
 
-    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not possible: a remote function is called with ``.remote(...)``."""
-        name = self._export.name
-        raise TypeError(f"{name} is a remote function: write {name}.remote(...), or {name}._function(...) to run it here and now")
+    if not TYPE_CHECKING:
+
+        def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+            """Not possible: a remote function is called with ``.remote(...)``."""
+            name = self._export.name
+            raise TypeError(f"{name} is a remote function: write {name}.remote(...), or {name}._function(...) to run it here and now")
 
     def __repr__(self) -> str:
         return f"RemoteFunction({self._export.name})"
 
-    def options(self, **options: Any) -> RemoteFunction:
+    @overload
+    def options(self, *, num_returns: Any, **options: Any) -> RemoteFunction[Parameters, Any]: ...
+    @overload
+    def options(self, **options: Any) -> RemoteFunction[Parameters, Given_co]: ...
+    def options(self, **options: Any) -> RemoteFunction[Any, Any]:
         """The same function with other options for the calls made through what this returns; None takes one back.
 
         >>> import zfabric as zf
@@ -198,6 +209,16 @@ class RemoteFunction:
         _check_kind(self._function, merged)
         return type(self)(self._function, merged, self._export)
 
+    @overload
+    def remote(self, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Given_co: ...
+    @overload
+    def remote(self, first: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> Given_co: ...
+    @overload
+    def remote(self, first: Any, second: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> Given_co: ...
+    @overload
+    def remote(self, first: Any, second: Any, third: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> Given_co: ...
+    @overload
+    def remote(self, first: Any, second: Any, third: Any, fourth: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> Given_co: ...
     def remote(self, /, *args: Any, **kwargs: Any) -> Any:
         """Submit a call; returns its ref at once (a list of refs for ``num_returns`` above 1, None for 0).
 
@@ -224,7 +245,7 @@ class RemoteFunction:
             return ObjectRef(first, client)
         return _refs(first, returns, client)
 
-    def map(self, iterable: Iterable[Any], /, *iterables: Iterable[Any], chunksize: int | str = "auto") -> list[Any]:
+    def map(self, iterable: Iterable[Any], /, *iterables: Iterable[Any], chunksize: int | str = "auto") -> list[Given_co]:
         """Call the function on every item; returns what ``remote`` returns for each, in order.
 
         Of several iterables, each call takes one item of each, up to the end of the shortest, as the built-in ``map`` does. Every call is
@@ -386,6 +407,39 @@ def _store_large(
     return swapped, {name: stored.get(id(value), value) for name, value in kwargs.items()}, list(stored.values())
 
 
+class RemoteDecorator(Protocol):
+    """What ``@zf.remote(num_cpus=2)`` gives: it makes a function or a class remote."""
+
+    @overload
+    def __call__(self, function: ClassOf[P, C_co], /) -> ActorClass[P, C_co]: ...  # type: ignore[overload-overlap] # called, too
+    @overload
+    def __call__(self, function: type[R], /) -> ActorClass[..., R]: ...  # type: ignore[overload-overlap] # called, too
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> RemoteFunction[P, ObjectRef[R]]: ...
+    @overload
+    def __call__(self, function: Callable[P, Iterator[R]], /) -> RemoteFunction[P, ObjectRefGenerator[R]]: ...  # type: ignore[overload-overlap] # it yields
+    @overload
+    def __call__(self, function: Callable[P, AsyncIterator[R]], /) -> RemoteFunction[P, ObjectRefGenerator[R]]: ...  # type: ignore[overload-overlap] # it yields
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> RemoteFunction[P, ObjectRef[R]]: ...
+
+
+@overload
+def remote(function: ClassOf[P, C_co], /) -> ActorClass[P, C_co]: ...  # type: ignore[overload-overlap] # called, too
+@overload
+def remote(function: type[R], /) -> ActorClass[..., R]: ...  # type: ignore[overload-overlap] # called, too
+@overload
+def remote(function: Callable[P, Coroutine[Any, Any, R]], /) -> RemoteFunction[P, ObjectRef[R]]: ...
+@overload
+def remote(function: Callable[P, Iterator[R]], /) -> RemoteFunction[P, ObjectRefGenerator[R]]: ...  # type: ignore[overload-overlap] # it yields
+@overload
+def remote(function: Callable[P, AsyncIterator[R]], /) -> RemoteFunction[P, ObjectRefGenerator[R]]: ...  # type: ignore[overload-overlap] # it yields
+@overload
+def remote(function: Callable[P, R], /) -> RemoteFunction[P, ObjectRef[R]]: ...
+@overload
+def remote(*, num_returns: Any, **options: Any) -> Callable[[Callable[P, Any]], RemoteFunction[P, Any]]: ...
+@overload
+def remote(**options: Any) -> RemoteDecorator: ...
 def remote(*args: Any, **options: Any) -> Any:
     """Make a function or a class remote: ``@zf.remote``, ``@zf.remote(num_cpus=2, …)`` or ``zf.remote(f)``.
 

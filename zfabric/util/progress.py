@@ -33,7 +33,7 @@ def progress(
         raise TypeError(f"progress(): description is a str, not {description!r}")
     if not isinstance(fail_fast, bool):
         raise TypeError(f"progress(): fail_fast is True or False, not {fail_fast!r}")
-    listed = [refs] if isinstance(refs, zf.ObjectRef) else list(refs)
+    listed: list[zf.ObjectRef] = [refs] if isinstance(refs, zf.ObjectRef) else list(refs)
     done = failures = 0
     drawn_at = 0.0
     with _bar(description) as bar:

@@ -39,7 +39,7 @@ class Queue:
         if isinstance(maxsize, bool) or not isinstance(maxsize, int):
             raise TypeError(f"maxsize is a number of items, or 0 for no limit, not {maxsize!r}")
         self.maxsize = maxsize
-        self.actor = zf.remote(_Items).options(**(actor_options or {})).remote(maxsize)
+        self.actor: Any = zf.remote(_Items).options(**(actor_options or {})).remote(maxsize)
 
     def __len__(self) -> int:
         return self.size()
