@@ -40,6 +40,11 @@ CHECK_EVERY = 1.0
 """How often a thread that waits looks whether the node is still there, in seconds."""
 
 
+IN_FINALIZER = (
+    "a finalizer (__del__) that the garbage collector ran in the middle of the fabric's own work cannot wait for it; release resources "
+    "in a method that you call, or break the cycle that keeps the object alive"
+)
+
 _forks = 0
 """How often this process, and those before it, were forked: asking for its pid is a call of the system, in every turn of ``wait_until``."""
 
@@ -324,6 +329,8 @@ class Connection:
 
         It is asked under the lock, perhaps by another thread and more than once: its answer may be lost.
         """
+        if self.lock._is_owned():  # type: ignore[attr-defined]  # As ``threading.Condition`` asks.
+            raise FabricError(IN_FINALIZER)
         check_at = clock() + CHECK_EVERY
         try:
             while True:

@@ -52,6 +52,9 @@ class RunningWorker(UserCode):
         self._handler = self._interrupted
         self._first_unreported = 0.0
         self._returned: Any = None
+        """What the task or call on top has returned, until it is packed."""
+        self._returned_refs: set[bytes] = set()
+        """Refs inside of it: retained until its end is reported, or they would be released first."""
         self._turn_bells: dict[bytes, threading.Semaphore] = {}
         """What wakes calls that wait for their turn, by actor."""
         self.lending = Lending(self.worker)
@@ -82,6 +85,8 @@ class RunningWorker(UserCode):
                 started = clock()
                 try:
                     ending = self._run_user_code(item)
+                    if self._returned is not None:
+                        self._drop_returned(ending)
                 finally:
                     contexts.pop()
                 ended = clock()
@@ -118,7 +123,9 @@ class RunningWorker(UserCode):
         else:
             answered = bool(item.driver) and extra is None and self._answer(item, status, outputs, ended)  # type: ignore[union-attr]
             unreported = worker.finish(item, status, outputs, extra, started, ended - started, answered)  # type: ignore[arg-type]
-        self._returned = None
+        if self._returned_refs:
+            self.machine.dropped.extend(self._returned_refs)
+            self._returned_refs = set()
         if self._unfinished_writes:
             self.finish_writes(item.row[0])
         if unreported == 1:
@@ -137,6 +144,17 @@ class RunningWorker(UserCode):
         if not self._armed and (following is not None or worker.queue or worker.inline or worker.mailbox.queue):
             self._arm_flusher()
         return following
+
+    def _drop_returned(self, ending: Ending) -> None:
+        """Drop what was returned while the task still runs: its finalizers are user code, and may wait for other tasks."""
+        refs: set[bytes] = set()
+        if ending[2] is not None:
+            refs.update(*ending[2][0])
+            with self.lock:
+                for each in refs:
+                    self.machine.add_reference(each)
+        self._returned = None
+        self._returned_refs = refs
 
     def _answer(self, item: Item | Invocation, status: int, outputs: Row, now: float) -> bool:
         """Send what came of it to the one that waits, ahead of all else, if that may be. The caller holds the lock."""
@@ -288,7 +306,7 @@ class RunningWorker(UserCode):
         if row[1] in self._classes:
             self.become_actor(item, value)  # type: ignore[arg-type]
             value = None
-        self._returned = value  # The refs in it live until its end is told: they would be let go of first otherwise.
+        self._returned = value
         return self.packed(item, value)
 
     def _run_plain(self, item: Item | Invocation, function: Callable[[], Any], retryable: Callable[[BaseException], bool]) -> Ending:

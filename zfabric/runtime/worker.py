@@ -24,7 +24,7 @@ from zfabric.machines.parts.given import Item, actor_of
 from zfabric.machines.parts.mailbox import Invocation
 from zfabric.protocol.messages import Rows
 from zfabric.runtime import interface, replay
-from zfabric.runtime.connection import clock
+from zfabric.runtime.connection import IN_FINALIZER, clock
 from zfabric.runtime.crew import Loop, StandIns, Threads, current_call
 from zfabric.runtime.interrupts import INTERRUPT, TaskInterrupt, closed_to_interrupts
 from zfabric.runtime.printing import name_output
@@ -155,6 +155,8 @@ class WorkerRuntime(RunningWorker):
         if self.worker.turns is not None:
             return self._wait_turn(object_ids, done, deadline, needed)
         if threading.get_ident() != self._main or not self._contexts:
+            if threading.get_ident() == self._main and not (self.host.instances or self.host.leaving):
+                raise FabricError(IN_FINALIZER)
             return self._wait_beside(tuple(object_ids), done, deadline)
         item = self._contexts[-1]
         if type(item) is Invocation:

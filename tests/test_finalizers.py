@@ -1,0 +1,61 @@
+"""Finalizers of user code that wait for tasks: of what a task returns, and in the middle of the fabric's own work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bad_days import PATIENCE
+from conftest import running_cluster
+
+import zfabric as zf
+from zfabric.runtime import interface
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared() -> Iterator[Any]:
+    """One CPU: what the finalizer waits for can only run if the task lends its own."""
+    with running_cluster(num_cpus=1) as context:
+        yield context
+
+
+@zf.remote
+def note_of(path: Path, text: str) -> str:
+    path.write_text(text)
+    return text
+
+
+class Asks:
+    """Waits for a task when it is dropped, and pickles as a text."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return str, ("packed",)
+
+    def __del__(self) -> None:
+        zf.get(note_of.remote(self.path, "asked"), timeout=PATIENCE)
+
+
+@zf.remote
+def returns_one_that_asks(path: Path) -> Any:
+    return [Asks(path), zf.put("inside")]
+
+
+def test_a_finalizer_of_what_a_task_returns_may_wait_for_another_task(tmp_path: Path) -> None:
+    first = returns_one_that_asks.remote(tmp_path / "asked")
+    behind = note_of.remote(tmp_path / "behind", "behind")
+    text, inside = zf.get(first, timeout=PATIENCE)
+    assert text == "packed"
+    assert zf.get([inside, behind], timeout=PATIENCE) == ["inside", "behind"]
+    assert (tmp_path / "asked").read_text() == "asked"
+
+
+def test_a_finalizer_in_the_middle_of_the_fabrics_own_work_is_refused() -> None:
+    client: Any = interface.current()
+    ref = zf.put(1)
+    with client.lock, pytest.raises(zf.FabricError, match="__del__"):
+        zf.wait([ref, note_of.remote(Path("/dev/null"), "")], num_returns=2)
