@@ -646,3 +646,20 @@ def test_fifty_ctrl_c_in_quick_succession_lose_nothing() -> None:
     assert interrupted > 10
     numbers = [number for number, _ in held]
     assert zf.get([ref for _, ref in held], timeout=PATIENCE) == numbers
+
+
+@pytest.mark.usefixtures("shared")
+def test_who_writes_to_an_array_of_the_fabric_is_told_how_to() -> None:
+    @zf.remote
+    def adds(array: Any) -> None:
+        array += 1
+
+    @zf.remote
+    def sets(array: Any) -> None:
+        array[0] = 1
+
+    for task in (adds, sets):
+        error = failure(task.remote(np.zeros(10)))
+        assert isinstance(error, ValueError)
+        assert str(error).endswith("is read-only")
+        assert "zf.get(ref, copy=True)" in "".join(error.__notes__)

@@ -102,7 +102,7 @@ def test_buffers_are_aligned_and_not_copied():
     assert data[0] != 0x80
     whole = np.frombuffer(data, np.uint8)
     start = whole.ctypes.data
-    for array in s.deserialize(data):
+    for array in s.deserialize(memoryview(data)):  # as it lies in the arena, which begins at a page
         assert (array.ctypes.data - start) % 64 == 0
         assert np.shares_memory(array, whole)
 
@@ -726,3 +726,13 @@ def test_errors_inside_each_other_do_not_grow_without_end():
     assert len(vars(error)["_payload"]) <= task_errors.ERROR_BYTES_MAX
     assert isinstance(error, ValueError)
     assert str(error).startswith("the first")
+
+
+@pytest.mark.parametrize("size", [1, 100, 8000, 60_000])
+def test_small_arrays_are_aligned_like_large_ones(size: int) -> None:
+    packed = [s.serialize(np.arange(size, dtype=np.uint8)).to_bytes() for _ in range(8)]
+    for data in packed:
+        array = s.deserialize(data)
+        assert array.__array_interface__["data"][0] % 64 == 0
+        assert not array.flags.writeable
+        assert (array == np.arange(size, dtype=np.uint8)).all()

@@ -150,3 +150,15 @@ def test_a_program_of_another_version_is_refused_in_words(cluster: Callable[...,
             attach(Session(session.directory), kind="tool")
     finally:
         path.write_text(before)
+
+
+@pytest.mark.parametrize("size", [float("nan"), float("inf"), -1.0, True, "1GB"])
+def test_an_object_store_memory_that_is_no_amount_is_refused(size: Any) -> None:
+    zf.shutdown()
+    with pytest.raises(zf.ConfigError, match="init: object_store_memory is a number from 0, not"):
+        zf.init("local", num_cpus=1, object_store_memory=size)
+
+
+def test_object_store_memory_may_be_a_share_of_something(cluster: Any) -> None:
+    cluster(num_cpus=1, object_store_memory=0.7 * 100 * MiB + 0.5)
+    assert zf.get(zf.put(b"x" * MiB)) == b"x" * MiB

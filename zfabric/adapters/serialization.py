@@ -19,6 +19,7 @@ value always work. Refs inside a value report themselves to the ``serialize`` ca
 from __future__ import annotations
 
 import copyreg
+import ctypes
 import functools
 import hashlib
 import pickle
@@ -68,6 +69,8 @@ BUFFER_MIN = 16 * 1024
 
 _REGISTERED = copyreg.dispatch_table
 """Classes that a program has registered a serializer for: what that does may need cloudpickle."""
+_CONTENTS = bytes.__basicsize__ - 1
+"""Where in a ``bytes`` object its contents are."""
 _TAG = 0x01
 _PICKLE = 0x80
 _HEAD = struct.Struct("<B3xIQ")
@@ -274,7 +277,7 @@ def deserialize(data: bytes | memoryview, owner: Callable[[], None] | None = Non
         finally:
             if owner is not None:
                 _let_go(owner)
-    view = memoryview(data)
+    view = memoryview(data) if owner is not None else _aligned(data)
     if owner is not None:
         import numpy
 
@@ -288,6 +291,17 @@ def deserialize(data: bytes | memoryview, owner: Callable[[], None] | None = Non
     if copy:
         return _load(stream, [bytearray(buffer) for buffer in buffers], copy)
     return _load(stream, buffers)
+
+
+def _aligned(data: bytes | memoryview) -> memoryview:
+    """``data``, or a copy of it at a multiple of ``ALIGNMENT``: the contents of ``bytes`` are only at multiples of 16."""
+    if type(data) is not bytes or (id(data) + _CONTENTS) % ALIGNMENT == 0:
+        return memoryview(data)
+    room = bytearray(len(data) + ALIGNMENT)
+    begin = -ctypes.addressof(ctypes.c_char.from_buffer(room)) % ALIGNMENT
+    view = memoryview(room)[begin : begin + len(data)]
+    view[:] = data
+    return view
 
 
 def deserialize_all(values: Iterable[bytes]) -> list[Any]:

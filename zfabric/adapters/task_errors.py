@@ -45,6 +45,8 @@ _UNFIT = (StopIteration, StopAsyncIteration, KeyboardInterrupt, SystemExit, Gene
 """Not combined with, and ``asyncio.CancelledError`` neither: Python gives these a meaning of their own. One that a task has raised would
 end the generator, the coroutine or the whole program that asks for its value, without a word.
 """
+_READ_ONLY = ("assignment destination is read-only", "output array is read-only")
+_HINT = "Arrays that come from zfabric (arguments, and what zf.get returns) are read-only: take array.copy(), or zf.get(ref, copy=True)."
 _THEIRS = (Exception, SystemExit, GeneratorExit)
 """What user code may raise while its exceptions are pickled or unpickled; Ctrl-C and interrupts of tasks are for somebody else."""
 
@@ -54,6 +56,7 @@ _THEIRS = (Exception, SystemExit, GeneratorExit)
 
 def dump_error(exception: BaseException, facts: Mapping[str, Any]) -> bytes:
     """``exception`` as bytes, whatever it is made of. ``facts`` are plain data: function, node, pid, attempt, …"""
+    _hint(exception)
     user_class = _raised_class(exception)
     pickled = _pickled(exception)
     return pickle.dumps(
@@ -66,6 +69,13 @@ def dump_error(exception: BaseException, facts: Mapping[str, Any]) -> bytes:
         ),
         5,
     )
+
+
+def _hint(exception: BaseException) -> None:
+    """Say what to do where the text of an error does not: numpy's about arrays that cannot be written to, as those of the fabric cannot."""
+    text = exception.args[0] if type(exception) is ValueError and exception.args else None
+    if isinstance(text, str) and text in _READ_ONLY and _HINT not in getattr(exception, "__notes__", ()):
+        exception.add_note(_HINT)
 
 
 def _raised_class(exception: BaseException) -> type[BaseException]:

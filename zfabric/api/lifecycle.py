@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import math
 import os
 import sys
 import threading
@@ -140,7 +141,7 @@ def init(
     num_cpus: int | None = None,
     num_gpus: int | None = None,
     resources: dict[str, float] | None = None,
-    object_store_memory: int | None = None,
+    object_store_memory: float | None = None,
     namespace: str | None = None,
     config: dict[str, Any] | Config | None = None,
     log_to_driver: bool = True,
@@ -220,7 +221,7 @@ def init(
                 num_cpus=num_cpus,
                 num_gpus=num_gpus,
                 resources=resources,
-                object_store_memory=object_store_memory,
+                object_store_memory=None if object_store_memory is None else int(object_store_memory),
                 namespace=namespace or "",
                 config=settings,
                 log_to_driver=log_to_driver,
@@ -248,14 +249,21 @@ def _checked(address: Any, num_cpus: Any, num_gpus: Any, resources: Any, object_
     if namespace and not is_text(namespace):
         raise ConfigError(f"init: namespace is text, and {namespace!r} is not (it has no UTF-8)")
     for name, count in (("num_cpus", num_cpus), ("num_gpus", num_gpus), ("object_store_memory", object_store_memory)):
-        if count is not None and (isinstance(count, bool) or not isinstance(count, (int, float)) or count != int(count) or count < 0):
-            raise ConfigError(f"init: {name} is a whole number from 0, not {count!r}")
+        whole = name != "object_store_memory"  # Bytes are often a share of the memory: what is less than one of them does not matter.
+        if count is not None and not _is_amount(count, whole):
+            raise ConfigError(f"init: {name} is a {'whole ' if whole else ''}number from 0, not {count!r}")
     demand_of(num_cpus, num_gpus, resources)
     if isinstance(config, Config):
         return config
     if not (config is None or isinstance(config, dict)):
         raise TypeError(f"init: config is a dict of settings, not {config!r}")
     return Config.of(config)
+
+
+def _is_amount(count: Any, whole: bool) -> bool:
+    if isinstance(count, bool) or not isinstance(count, (int, float)) or not math.isfinite(count) or count < 0:
+        return False
+    return not whole or count == int(count)
 
 
 def _checked_environment(runtime_env: Any) -> Environment | None:
