@@ -172,6 +172,7 @@ def statuses(source: str) -> str:
 SHELLS = {
     "Rejoin": "the shell of a process (`Connection._deliver`, `WorkerRuntime._controlled`), which registers again",
     "Inspect": "the shell of a process (`Connection._deliver`, `WorkerRuntime._controlled`), which walks its threads",
+    "CollectGarbage": "the shell of a process (`Connection._deliver`, `WorkerRuntime._controlled`), which runs the collector",
 }
 
 

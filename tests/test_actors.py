@@ -594,6 +594,46 @@ def test_what_get_actor_gives_does_not_keep_the_actor_alive() -> None:
     eventually(lambda: not any(each == found._actor_id for each in client.machine.calls.targets), "nothing is kept of it")
 
 
+def hide(handle: Any) -> None:
+    """Leave a handle to the garbage collector."""
+    cycle = [handle]
+    cycle.append(cycle)
+
+
+@zf.remote
+class Hoarder:
+    """Makes an actor that holds both CPUs, and forgets it in a cycle."""
+
+    def __init__(self) -> None:
+        gc.disable()
+
+    def hoard(self) -> None:
+        made = Counter.options(num_cpus=2).remote()
+        zf.get(made.add.remote())
+        hide(made)
+
+
+@pytest.mark.parametrize("where", ["driver", "actor"])
+def test_a_handle_in_a_cycle_gives_back_what_its_actor_holds(where: str) -> None:
+    @zf.remote
+    def pid() -> int:
+        return os.getpid()
+
+    hoarder = Hoarder.options(num_cpus=0).remote()
+    gc.disable()
+    try:
+        if where == "driver":
+            made = Counter.options(num_cpus=2).remote()
+            value_of(made.add.remote())
+            hide(made)
+            del made
+        else:
+            value_of(hoarder.hoard.remote())
+        assert value_of(pid.remote()) > 0
+    finally:
+        gc.enable()
+
+
 # --- names --------------------------------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from zfabric.machines.parts.partings import PARTING_SECONDS
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
-from zfabric.protocol.ids import CLIENT, WORKER, call_value, child_prefix, pack_counter
+from zfabric.protocol.ids import CLIENT, CONTROL, WORKER, call_value, child_prefix, pack_counter
 
 KIND = b"k" * 16
 ACTOR = task_id(0)
@@ -54,6 +54,39 @@ def test_an_actor_that_ends_in_the_turn_in_which_it_was_made_is_dead_once_its_pr
     state, reason = whereabouts(node)[-1]
     assert state == m.DEAD
     assert ("exit_actor" if "left" in order else "zf.kill") in reason
+
+
+def asked_to_collect(node: Node, seconds: float) -> list[bytes]:
+    """Who is asked for a collection of garbage, so much later."""
+    node.now += seconds
+    node.scheduler.tick(node.now)
+    node.turn()
+    return [to for to, _ in node.take(m.CollectGarbage)]
+
+
+def test_collections_are_requested_while_a_demand_waits_for_what_actors_hold() -> None:
+    node = made(1)
+    after = node.config.collect_seconds
+    node.submit((ACTOR, KIND, b"", (), (("demand", (("CPU", 10_000),)),)))
+    worker, *_ = node.workers()
+    node.say(WORKER + worker, MADE)
+    assert asked_to_collect(node, 10 * after) == [], "nothing waits"
+    node.submit(row(1))
+    assert node.scheduler.next_deadline() <= node.now + after
+    control = CONTROL + bytes((worker[0] ^ 0x80,)) + worker[1:]
+    assert {control, CLIENT + DRIVER} <= set(asked_to_collect(node, after))
+    assert asked_to_collect(node, after) == [], "the pauses grow"
+    assert asked_to_collect(node, after)
+    died(node, worker, None)
+    assert asked_to_collect(node, 100 * after) == [], "it has what it waited for"
+
+
+def test_no_collection_is_requested_where_tasks_hold_what_is_waited_for() -> None:
+    node = made(1)
+    node.submit(row(1))
+    node.say(CLIENT + DRIVER, m.Export(((b"x" * 16, "x", b"payload", (("demand", (("CPU", 10_000),)), ("env", ((("A", "B"),), "", ())))),)))
+    node.submit((task_id(2), b"x" * 16, b"", ()))
+    assert asked_to_collect(node, 10 * node.config.collect_seconds) == []
 
 
 def test_an_actor_is_not_made_in_a_process_that_owes_others_results_of_its_calls() -> None:
@@ -123,8 +156,8 @@ def test_workers_that_owe_results_do_not_keep_other_environments_waiting() -> No
 
 
 def test_deaths_while_an_actor_is_made_count_until_it_lives(node: Node) -> None:
-    """Made again often enough, each would be condemned else, or have no retry left."""
-    node.submit((ACTOR, KIND, b"", (), (("max_restarts", -1), ("max_retries", 1))))
+    """Made again often enough, each would be condemned else. (Restarts are counted over all lives.)"""
+    node.submit((ACTOR, KIND, b"", (), (("max_restarts", -1), ("max_retries", -1))))
     for life in range(6):
         node.workers()
         ((worker, _, attempt),) = node.dispatched()

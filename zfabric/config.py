@@ -87,6 +87,9 @@ class Config:
     infeasible_warning: float = 0.5
     """How long a demand may be infeasible before its driver is warned: two seconds after the submission it has read it, though a
     program that computes looks at what has come only once a second."""
+    collect_seconds: float = 1.0
+    """How long a demand waits for what actors hold before all processes are asked to collect garbage, which handles may be in: longer
+    than most of what actors are made for, since a collection stops a program for a moment. The next ones come after growing pauses."""
     register_seconds: float = 15.0
     """How long a process waits for the daemon's welcome before it raises."""
     recovery_seconds: float = 10.0

@@ -48,6 +48,7 @@ from zfabric.machines.parts.records import (
 from zfabric.machines.parts.references import References, add_holder, row_names
 from zfabric.machines.parts.remakes import Remakes
 from zfabric.machines.parts.resources import Pool
+from zfabric.machines.parts.starvation import Starvation
 from zfabric.machines.parts.state import Tables
 from zfabric.machines.parts.stopping import Stopping
 from zfabric.machines.parts.streams import Streams
@@ -97,6 +98,7 @@ class LocalScheduler:
         self.dispatcher = Dispatcher(self.tables, self.outcomes, self.rebuilding, self.pool, self.workers)
         self.stopping = Stopping(self.tables, self.outcomes)
         self.infeasible = Infeasible(self.tables, self.outcomes, self.pool)
+        self.starvation = Starvation(self.tables, self.pool, self.dispatcher)
         self.questions = Questions(self)
         self.values = Values(self)
         self.actors = Actors(self)
@@ -145,6 +147,7 @@ class LocalScheduler:
         if self._trim_at is not None and now >= self._trim_at:
             self._trim_at = self.workers.trim(now)
         self.infeasible.tick(now)
+        self.starvation.tick(now)
         self.actors.tick(now)
         self.logs.tick(now)
         self.membership.tick(now)
@@ -160,6 +163,7 @@ class LocalScheduler:
             self.membership.next_deadline(),
             self.stopping.next_deadline(),
             self.infeasible.next_deadline(),
+            self.starvation.next_deadline(),
             self.actors.next_deadline(),
             self.logs.next_deadline(),
             self.introductions.next_deadline(),
@@ -179,6 +183,7 @@ class LocalScheduler:
             self.introductions.end_of_turn(now)
             self._overdue_at = self._look_again(self._overdue_at, now)
             self.infeasible.ask(now)
+            self.starvation.end_of_turn(now)
             if self._trim_at is None:
                 self._trim_at = self.workers.trim(now)
         for process in tables.touched:

@@ -8,6 +8,7 @@ others wait for what this process does with news that have yet to come.
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -272,8 +273,18 @@ class Connection:
     def _deliver(self, now: float, to: bytes, source: bytes, message: Any) -> None:
         if type(message) is m.Inspect:
             self.machine.say(m.Inspected(message.asker, message.token, self.threads()))
+        elif type(message) is m.CollectGarbage:
+            self.collect_garbage()
         elif type(message) is not m.Rejoin:
             self.machine.step(now, source, message)
+
+    def collect_garbage(self) -> None:
+        """Run the collector, in a thread of its own: the finalizers that it calls may do, and wait for, anything."""
+        threading.Thread(target=self._collect_garbage, name="zfabric-collect", daemon=True).start()
+
+    def _collect_garbage(self) -> None:
+        gc.collect()
+        self._attempt(self._flush_armed)
 
     def threads(self) -> Rows:
         """What the threads of this process run (see ``stacks``)."""

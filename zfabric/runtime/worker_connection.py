@@ -276,6 +276,8 @@ class WorkerConnection(FabricClient):
             return
         if type(message) is m.Inspect:
             self.machine.say(m.Inspected(message.asker, message.token, self.threads()))
+        elif type(message) is m.CollectGarbage:
+            self.collect_garbage()
         elif type(message) is m.Recall or type(message) is m.RecallGrant:
             self.machine.step(now, source, message)
         else:

@@ -67,6 +67,7 @@ EXPECTED_OF_ACTORS = (
     "Retire",
     "Ended",
     "CallerGone",
+    "CollectGarbage",
     "call made again",
     "Logged",
     "Checkpoint",

@@ -6,7 +6,8 @@ when; that calls run once, in order and in one process is watched as they begin 
 Actors are numbered as they are made, and whatever is inside the arguments of a call may only lead to actors with smaller numbers than
 the one that is called. So no actor waits for itself, and none keeps itself alive.
 
-Statements beyond those of ``programs``: ``make``, ``invoke``, ``keep`` (a ref, for as long as the actor lives), ``kill``, ``exit``.
+Statements beyond those of ``programs``: ``make``, ``invoke``, ``keep`` (a ref, for as long as the actor lives), ``kill``, ``exit``,
+``abandon`` (a handle that is left to the garbage collector).
 """
 
 from __future__ import annotations
@@ -19,17 +20,20 @@ from zfabric.sim.logged import READONLY
 from zfabric.sim.network import Faults
 from zfabric.sim.programs import (
     ACTOR,
+    CRASHED,
     LIGHT,
     LOST,
     MODULUS,
     NOTHING,
     PAIR,
     PLAIN,
+    SLOT,
     STOPPED,
     VOID,
     Author,
     Handle,
     Outcome,
+    Program,
     Scope,
     mix,
     reach,
@@ -60,8 +64,20 @@ class ActorAuthor(Author):
         self._sheltered: set[int] = set()
         """Lightweight actors that such ones make. They kill no process: their makers may live there, and would make them anew for ever."""
         self.several = random.Random(f"actors of {seed} that run several calls at once")
+        self.cycles = random.Random(f"{seed}/reference cycles")
         self.more_calls = self.several.choice((6, 12, 24))
         """Calls of those among them that have checkpoints, beyond the calls of others: so that there are some, at the same time."""
+
+    def write(self) -> Program:
+        """At the end of some programs, a task needs what an actor holds of which only a reference cycle has a handle."""
+        program = super().write()
+        if self.cycles.random() > 0.3:
+            return program
+        slot = 10**6
+        actor = ("make", slot, ACTOR, (1, False, (), ((0, ()),)), (("max_restarts", 0), *SLOT), ())
+        task = ("call", (slot + 1,), PLAIN, (2, False, (), ((0, ()),)), SLOT, (), ())
+        found = ("peek", ((slot + 1, mix(2, 0), tuple(sorted(CRASHED | LOST))),))
+        return program._replace(statements=(*program.statements, actor, ("abandon", slot), task, found), tasks=program.tasks + 1)
 
     def _statement(self, scope: Scope) -> None:
         choice = self.random.random()

@@ -227,6 +227,12 @@ def _do_drop(state: _State, slot: int) -> None:
     state.process.drop(identifier)
 
 
+def _do_abandon(state: _State, slot: int) -> None:
+    identifier = state.slots.pop(slot)
+    state.held.remove(identifier)
+    state.process.abandon(identifier)
+
+
 def _do_cancel(state: _State, slot: int, force: bool, recursive: bool) -> None:
     state.process.machine.cancel((state.slots[slot],), force, recursive)
 
@@ -256,6 +262,7 @@ _ACTIONS: dict[str, Any] = {
     "timed": _do_timed,
     "wait": _do_wait,
     "drop": _do_drop,
+    "abandon": _do_abandon,
     "cancel": _do_cancel,
     "fail": _do_fail,
     "lose": _do_lose,
@@ -321,3 +328,4 @@ def driver_body(process: Driver, program: Program) -> Running:
         yield from process.world.before_release(process)
     finally:
         state.let_go()
+        process.collect_garbage()

@@ -140,7 +140,7 @@ class Daemon:
         self._awake_at = float("inf")
         roles = (LOCAL_SCHEDULER, OBJECT_STORE, CONTROL_STORE, GLOBAL_SCHEDULER)
         scheduler, store, control, placer = (role + incarnation for role in roles)
-        total = (("CPU", world.cpus * RESOURCE_UNIT),)
+        total = (("CPU", world.cpus * RESOURCE_UNIT), ("slot", RESOURCE_UNIT))
         first = int.from_bytes(incarnation[:4], "big") << 32 | 1
         self.scheduler = LocalScheduler(scheduler, b"node", self.config, total, store, control, placer, first, daemons)
         self.store = ObjectStore(store, scheduler, self.config, world.arena.capacity, recovering=daemons > 0)

@@ -52,6 +52,8 @@ class Process:
         self.post = Post(world.network, incarnation, self.config)
         self.frames: list[Frame] = []
         self.inbox: deque[tuple[bytes, bytes]] = deque()
+        self.garbage: list[bytes] = []
+        """Refs that only reference cycles have."""
         self._awake_at = float("inf")
         self._house_at = 0.0
         self._rest_at = 0.0
@@ -171,6 +173,10 @@ class Process:
             or type(message) is m.Returned
             or (type(message) is m.Results and sender in self.machine.handing.introduced)
         ):
+            if type(message) is m.CollectGarbage:
+                self.collect_garbage()
+                self.flush()
+                return
             if type(message) is m.Returned:
                 self.world.calls.released(message.rows)
             self.machine.step(self.world.now, source, message)
@@ -429,6 +435,15 @@ class Process:
     def keep(self, identifier: bytes) -> None:
         """A ref that goes with the process."""
         self.machine.add_reference(identifier)
+
+    def abandon(self, identifier: bytes) -> None:
+        """A ref that only a reference cycle has: it goes with the next collection of garbage."""
+        self.garbage.append(identifier)
+
+    def collect_garbage(self) -> None:
+        """Drop what only cycles have."""
+        self.machine.dropped.extend(self.garbage)
+        self.garbage.clear()
 
     def drop(self, identifier: bytes) -> None:
         """One ref less."""

@@ -54,6 +54,9 @@ def function_id(kind: int) -> bytes:
     return bytes([kind + 1]) * FUNCTION_BYTES
 
 
+SLOT = (("demand", (("slot", RESOURCE_UNIT),)),)
+"""Options of what holds the only one of a resource."""
+
 FUNCTIONS = {
     function_id(kind): (_NAMES[kind], b"", (("demand", ONE_CPU), ("max_retries", -1), *options)[0 if kind < HALF else 1 :])
     for kind, options in enumerate(_OPTIONS)

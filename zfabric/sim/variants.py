@@ -30,6 +30,7 @@ from zfabric.machines.parts.outcomes import Outcomes
 from zfabric.machines.parts.quiescence import Gate
 from zfabric.machines.parts.recovery import Recovery
 from zfabric.machines.parts.references import References
+from zfabric.machines.parts.starvation import Starvation
 from zfabric.machines.parts.state import Tables
 from zfabric.machines.parts.stored import StoreTables
 from zfabric.machines.parts.turns import Turns
@@ -457,6 +458,7 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "checkpoint-while-calls-run": ((Gate, "began", _nothing),),
     "lost-calls-not-counted": ((KeptLogs, "left", _nothing),),
     "asked-for-runs-again": ((Mailbox, "accept", _asked_for_runs_again),),
+    "garbage-never-collected": ((Starvation, "_actors_hold_it", _nothing),),
     "log-not-dropped": ((KeptLogs, "drop", _nothing),),
     "rows-of-the-dead-written": ((KeptLogs, "process_gone", _nothing),),
     "stale-incarnation-commits": ((KeptLogs, "on_logged", _written_later), (KeptLogs, "process_gone", _nothing)),

@@ -150,7 +150,9 @@ class WorkerProcess(Process):
             return
         if type(message) is m.Retire:
             self.world.calls.over(message.actor_id)
-        if type(message) in (m.Recall, m.RecallGrant):
+        if type(message) is m.CollectGarbage:
+            self.collect_garbage()
+        elif type(message) in (m.Recall, m.RecallGrant):
             self.machine.step(self.world.now, source, message)
         else:
             self.worker.step(self.world.now, source, message)

@@ -98,6 +98,11 @@ class Dispatcher:
         self._starved = starved
 
     @property
+    def starved(self) -> bool:
+        """Whether tasks of some shape are ready, and none of them runs."""
+        return self._starved
+
+    @property
     def searching(self) -> bool:
         """Whether the next turn is to come at once: something is ready, nobody may be started for it, and a search is not at its end."""
         return self._unfinished and self.workers.held_up

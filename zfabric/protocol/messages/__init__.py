@@ -90,6 +90,7 @@ from zfabric.protocol.messages.node import ProcessDied as ProcessDied
 from zfabric.protocol.messages.node import ProcessTable as ProcessTable
 from zfabric.protocol.messages.node import WorkerSpawned as WorkerSpawned
 from zfabric.protocol.messages.people import Answer as Answer
+from zfabric.protocol.messages.people import CollectGarbage as CollectGarbage
 from zfabric.protocol.messages.people import Inspect as Inspect
 from zfabric.protocol.messages.people import Inspected as Inspected
 from zfabric.protocol.messages.people import LogLines as LogLines

@@ -48,6 +48,13 @@ class Inspected(NamedTuple):
     threads: Rows
 
 
+class CollectGarbage(NamedTuple):
+    """local scheduler -> the control thread of a worker, or a driver. Run Python's garbage collector once.
+
+    Sent while a demand waits for what actors hold: their last handles may be in reference cycles. If lost, the next one comes later.
+    """
+
+
 class LogLines(NamedTuple):
     """shell -> local scheduler -> driver. Output of workers: rows ``(pid, name, stream, text)``, stream "out" or "err".
 
