@@ -23,7 +23,7 @@ from zfabric.cli.main import SECTIONS, main, program
 from zfabric.cli.options import parse_size
 from zfabric.protocol.ids import call_value, child_prefix, job_id, object_id
 from zfabric.protocol.names import brief, matcher
-from zfabric.runtime.session import Session
+from zfabric.runtime.session import Session, kept_sessions
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -428,6 +428,69 @@ def test_tasks_of_a_program_that_joined_run_where_it_runs(place: Place) -> None:
         assert place.run("submit", "p.py", name).stdout.split() == [f"{place.directory}/{name}"] * 3 + ["/usr"]
     assert place.run("submit", "p.py", "other", "removed").stdout.split() == [place.directory] * 3 + ["/usr"]
     place.run("stop")
+
+
+KEPT = """
+    import sys, zfabric as zf
+    @zf.remote
+    def double(x): print(f"doubled {x}"); return 2 * x
+    @zf.remote
+    class Sum:
+        value = 0
+        def add(self, x): self.value += x; return self.value
+        def leave(self): zf.exit_actor()
+    total = Sum.remote()
+    calls = [total.add.remote(double.remote(x)) for x in range(5)]
+    print(zf.get(calls[-1]))
+    try: zf.get(total.leave.remote())
+    except zf.ActorDiedError: pass
+    zf.wait([total.add.remote(1)])
+    if len(sys.argv) > 1: print("ready", flush=True); sys.stdin.readline()
+"""
+
+
+def test_a_session_that_was_kept_can_be_looked_at(place: Place) -> None:
+    Path(place.directory, "p.py").write_text(textwrap.dedent(KEPT))
+    ended = place.run("submit", "--keep", "p.py")
+    (kept,) = place.json("sessions")
+    assert (kept["state"], kept["session"] in ended.stderr, place.left()) == ("kept", True, [f"kept-{kept['session']}"])
+    names = [row["name"] for row in place.json("tasks", "--session", kept["session"])]
+    assert sorted(names) == ["Sum", *["double"] * 5]
+    assert [row["name"] for row in place.json("actors", "--session", "last")][:5] == ["Sum.add"] * 5
+    assert place.run("tasks", "--session", "last").stdout.count("double") == 5
+    assert place.run("logs", "--session", "last").stdout.count("doubled") == 5
+    place.run("timeline", "--session", "last", "-o", "t.json")
+    assert len([event for event in json.loads(Path(place.directory, "t.json").read_text()) if event["ph"] == "X"]) >= 11
+    assert {"event", "job"} <= {row["table"] for row in place.json("state", "dump", kept["directory"])}
+    with place.program(KEPT, "stays", command=("submit",), ZFABRIC_KEEP="1") as running:
+        assert running.stdout is not None
+        eventually(lambda: running.stdout is not None and running.stdout.readline() == "ready\n", "its last line")
+        assert [row["state"] for row in place.json("sessions")] == ["running", "kept"]
+        supervisor = place.json("status")["supervisor"]
+        os.kill(supervisor, signal.SIGKILL)  # It keeps nothing itself then: who next looks after dead sessions does.
+        eventually(lambda: gone(supervisor), "its end")
+        running.kill()
+    place.run("submit", "p.py")
+    assert [row["state"] for row in place.json("sessions")] == ["kept"] * 2
+    assert place.run("logs", "--session", "last").stdout.count("doubled") == 5
+    assert "exclude each other" in place.run("logs", "--session", "last", "--address", "x", code=2).stderr
+    assert place.run("sessions", "--remove", kept["session"][:4]).stdout == f"Removed {kept['session']}.\n"
+    place.run("sessions", "--remove", "all")
+    assert place.left() == []
+    assert "--keep" in place.run("logs", "--session", "last", code=1).stderr
+
+
+def test_no_more_than_so_many_sessions_are_kept(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zfabric.runtime.session.KEPT_MAX", 2)
+    made = []
+    for _ in range(4):
+        session, lock = Session.create(place.directory)
+        session.write_description({"keep": True, "directory": session.directory, "store": f"{session.directory}/store", "spill": ""})
+        os.close(lock)
+        session.remove()
+        session.remove()
+        made.append(session.identifier)
+    assert [session.identifier for session in kept_sessions(place.directory)] == made[2:]
 
 
 # --- doctor ------------------------------------------------------------------------------------------------------------------------

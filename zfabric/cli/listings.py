@@ -10,9 +10,10 @@ import click
 from zfabric.adapters.processes import resident_bytes
 from zfabric.cli.options import address_option, json_option
 from zfabric.cli.output import amounts, print_json, print_table, size
-from zfabric.cli.sessions import chosen_session, connected, seconds
+from zfabric.cli.sessions import chosen_session, connected, seconds, session_option, tables_of
 from zfabric.machines.parts.report import LIST_LIMIT, TASK_STATES
 from zfabric.protocol.names import brief, is_text
+from zfabric.runtime.timeline import trace_events
 
 LIMIT = 100
 """Rows shown where nothing else was said."""
@@ -30,10 +31,11 @@ def limit_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command(short_help="The tasks, those that run first.")
 @address_option
+@session_option
 @click.option("--state", "states", type=click.Choice(["pending", *TASK_STATES]), multiple=True, help="Only these; may be repeated.")
 @limit_option
 @json_option
-def tasks(address: str | None, states: tuple[str, ...], limit: int, as_json: bool) -> None:
+def tasks(address: str | None, ended: str | None, states: tuple[str, ...], limit: int, as_json: bool) -> None:
     """The tasks, those that run first.
 
     \b
@@ -43,7 +45,14 @@ def tasks(address: str | None, states: tuple[str, ...], limit: int, as_json: boo
     ready       waits for resources        failed      likewise, with an error
 
     "pending" is all that have not begun.
+
+    With --session, the attempts that ran in a session that has ended, in the order they began.
     """
+    if ended:
+        if states:
+            raise click.UsageError("--state and --session exclude each other: of a session that has ended there are the tasks that ran")
+        _show_ran("task", address, ended, limit, as_json)
+        return
     wanted = tuple(dict.fromkeys(each for state in states for each in (PENDING if state == "pending" else (state,))))
     with connected(chosen_session(address)) as client:
         rows = client.query("tasks", limit + 1, wanted)
@@ -96,6 +105,35 @@ def objects(address: str | None, limit: int, as_json: bool) -> None:
     _say_more(len(rows) > limit, limit)
 
 
+def _show_ran(kind: str, address: str | None, ended: str, limit: int, as_json: bool) -> None:
+    """What the events of a session that has ended say of its tasks, or calls of actors: rows of a table go with their job."""
+    with tables_of(address, ended) as tables:
+        found = [event for event in trace_events(tables) if event["ph"] == "X" and event["cat"].split(",")[0] == kind]
+    rows = [
+        {
+            f"{kind}_id": event["args"]["task_id"],
+            "name": event["name"],
+            "began": event["ts"] / 1e6,
+            "seconds": event["dur"] / 1e6,
+            "worker": event["tid"],
+        }
+        for event in sorted(found, key=lambda event: float(event["ts"]))
+    ]
+    shown = rows[:limit]
+    if as_json:
+        print_json(shown)
+    elif not shown:
+        click.echo(f"No {kind} ran there.")
+    else:
+        first = rows[0]["began"]
+        cells = [
+            (brief(bytes.fromhex(row[f"{kind}_id"])), row["name"], seconds(row["began"] - first), seconds(row["seconds"]), row["worker"])
+            for row in shown
+        ]
+        print_table((kind, "name", ">began after", ">ran for", ">worker"), cells, flexible="name")
+    _say_more(len(rows) > limit, limit)
+
+
 def _say_more(more: bool, limit: int) -> None:
     if more:
         click.echo(f"only the first {limit:,} are shown; --limit shows more", err=True)
@@ -103,9 +141,10 @@ def _say_more(more: bool, limit: int) -> None:
 
 @click.command(short_help="The actors, and who has them.")
 @address_option
+@session_option
 @limit_option
 @json_option
-def actors(address: str | None, limit: int, as_json: bool) -> None:
+def actors(address: str | None, ended: str | None, limit: int, as_json: bool) -> None:
     """The actors, and how many processes have handles and call them.
 
     \b
@@ -115,7 +154,12 @@ def actors(address: str | None, limit: int, as_json: bool) -> None:
 
     Where some are of a namespace, it is shown. Where actors have checkpoints: "every" so many calls, how many have ended "since" the
     last one, and, of those whose calls are not logged, how many were "lost" in restarts.
+
+    With --session, the calls that ran in a session that has ended, in the order they began.
     """
+    if ended:
+        _show_ran("call", address, ended, limit, as_json)
+        return
     with connected(chosen_session(address)) as client:
         rows = client.query("actors", limit + 1)
     shown = rows[:limit]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import click
 
 from zfabric.cli.options import address_option
-from zfabric.cli.sessions import chosen_session
+from zfabric.cli.sessions import looked_at, session_option
 from zfabric.runtime.lines import Lines
 from zfabric.runtime.logs import STREAMS, log_path, worker_pids
 from zfabric.runtime.session import Session
@@ -33,11 +33,12 @@ class Source(NamedTuple):
 
 @click.command(short_help="What the workers printed.")
 @address_option
+@session_option
 @click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until Ctrl-C or the end of the cluster.")
 @click.option("--worker", "pid", type=click.IntRange(min=1), metavar="PID", help="Only this worker's; also one that has ended.")
 @click.option("--daemon", is_flag=True, help="The fabric's own processes instead of the workers.")
 @click.option("-n", "--tail", "lines", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each file.")
-def logs(address: str | None, follow: bool, pid: int | None, daemon: bool, lines: int | None) -> None:
+def logs(address: str | None, ended: str | None, follow: bool, pid: int | None, daemon: bool, lines: int | None) -> None:
     """What the workers printed, their standard output before their standard error.
 
     Each line has the name of the task or actor that wrote it, where that is known, and the worker's pid.
@@ -46,7 +47,7 @@ def logs(address: str | None, follow: bool, pid: int | None, daemon: bool, lines
     """
     if daemon and pid is not None:
         raise click.UsageError("--daemon and --worker exclude each other")
-    session = chosen_session(address)
+    session = looked_at(address, ended)
     known: dict[str, Lines] = {}
     found = list(_sources(session, pid, daemon, known))
     if pid is not None and not found:

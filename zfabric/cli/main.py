@@ -33,6 +33,7 @@ SECTIONS: tuple[tuple[str, tuple[Entry, ...]], ...] = (
             Entry("start", "clusters", "Start a cluster that outlives programs."),
             Entry("stop", "clusters", "Stop it, with all its processes and files."),
             Entry("status", "clusters", "Resources, tasks, object store, jobs."),
+            Entry("sessions", "sessions", "Clusters that run, and what was kept of those that have ended."),
         ),
     ),
     (

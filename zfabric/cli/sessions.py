@@ -1,19 +1,24 @@
-"""Which cluster a command is about, and a connection to it."""
+"""Which cluster a command is about, and a connection to it; ``zfabric sessions``; what is left of one that has ended."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import click
 
+from zfabric.adapters.journal import ReadOnlyJournal
 from zfabric.api.lifecycle import ADDRESS_VARIABLE
+from zfabric.cli.options import json_option
+from zfabric.cli.output import print_json, print_table
 from zfabric.exceptions import FabricError
 from zfabric.runtime.client import FabricClient
 from zfabric.runtime.connect import attach, find_session
-from zfabric.runtime.session import Session, find_sessions, started_session
+from zfabric.runtime.session import Session, find_sessions, kept_sessions, started_session
 
 
 def chosen_session(address: str | None) -> Session:
@@ -43,6 +48,105 @@ def about(session: Session) -> str:
     if description["kind"] == "started":
         return f"started {age} ago"
     return f"of program {description['launcher']}, {age} old"
+
+
+def session_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Which session that has ended a tool looks at instead."""
+    text = 'A session that has ended and was kept, as `zfabric sessions` lists it; "last" is the latest.'
+    return click.option("--session", "ended", metavar="ID", help=text)(function)
+
+
+def kept_session(identifier: str) -> Session:
+    """The session that was kept under this id, of which the first digits will do; "last" is the latest."""
+    sessions = kept_sessions()
+    found = sessions[-1:] if identifier == "last" else [each for each in sessions if each.identifier.startswith(identifier)]
+    if len(found) != 1:
+        known = ", ".join(each.identifier for each in sessions)
+        hint = f"there are {known}" if known else "run a program with `zfabric submit --keep` to have one"
+        raise click.ClickException(f"{'no' if not found else 'more than one'} session is kept as {identifier!r}; {hint}")
+    return found[0]
+
+
+def looked_at(address: str | None, ended: str | None) -> Session:
+    """The session that ``--session`` names, else the cluster that ``chosen_session`` finds."""
+    if address and ended:
+        raise click.UsageError("--address and --session exclude each other")
+    return kept_session(ended) if ended else chosen_session(address)
+
+
+class KeptTables:
+    """The control store of a session that has ended, which answers what a daemon would of its rows."""
+
+    def __init__(self, session: Session) -> None:
+        self._journal = ReadOnlyJournal.look_into(str(session.describe()["store"]))
+
+    def query(self, what: str, *arguments: Any, timeout: float = 10.0) -> Any:
+        """(rows, whether there are more) of a table: ``query("rows", table, after, count)``, and nothing else."""
+        assert what == "rows", what
+        table, after, count = arguments
+        rows = self._journal.scan(table, b"", after, count)
+        return rows, len(rows) == count
+
+    def close(self) -> None:
+        """Close the store."""
+        self._journal.close()
+
+
+@contextmanager
+def tables_of(address: str | None, ended: str | None) -> Iterator[FabricClient | KeptTables]:
+    """What answers ``query("rows", …)``: the daemon of a cluster, or the store of a session that has ended."""
+    session = looked_at(address, ended)
+    tables = KeptTables(session) if ended else attach(session, kind="tool")
+    try:
+        yield tables
+    finally:
+        tables.close()
+
+
+@click.command(short_help="Clusters that run, and what was kept of those that have ended.")
+@click.option(
+    "--remove", "unwanted", multiple=True, metavar="ID", help='Delete a session that was kept; "all" deletes each. May be repeated.'
+)
+@json_option
+def sessions(unwanted: tuple[str, ...], as_json: bool) -> None:
+    """Clusters that run, and sessions that have ended and were kept (`zfabric submit --keep`, or ZFABRIC_KEEP=1 in the environment).
+
+    Read those with `zfabric logs`, `timeline`, `tasks` and `actors`, each with --session ID. The last 20 are kept.
+    """
+    gone = kept_sessions() if "all" in unwanted else [kept_session(identifier) for identifier in unwanted]
+    for session in gone:
+        shutil.rmtree(session.directory, ignore_errors=True)
+    if unwanted:
+        removed = [session.identifier for session in gone]
+        print_json(removed) if as_json else click.echo(f"Removed {', '.join(removed) or 'nothing'}.")
+        return
+    rows = [_facts(session, state) for state, found in (("running", find_sessions()), ("kept", kept_sessions())) for session in found]
+    if as_json:
+        print_json(rows)
+    elif not rows:
+        click.echo("There are none. `zfabric submit --keep PROGRAM` keeps what is left of a program's cluster.")
+    else:
+        now = time.time()
+        cells = [
+            (row["session"], row["state"], row["program"] or "-", seconds(now - row["created"]), row["directory"]) for row in rows
+        ]  # fmt: skip
+        print_table(("session", "state", ">program", ">age", "directory"), cells, flexible="directory")
+
+
+def _facts(session: Session, state: str) -> dict[str, Any]:
+    try:
+        description = session.describe()
+    except FabricError:
+        description = {}
+    return {
+        "session": session.identifier,
+        "state": state,
+        "kind": description.get("kind", ""),
+        "program": description.get("launcher") if description.get("kind") == "embedded" else None,
+        "created": description.get("created", 0.0),
+        "ended": description.get("ended"),
+        "directory": session.directory,
+    }
 
 
 @contextmanager

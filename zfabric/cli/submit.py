@@ -20,11 +20,15 @@ import click
 from zfabric.api.lifecycle import ADDRESS_VARIABLE, SUBMIT_VARIABLE, shutdown
 from zfabric.cli.main import INTERRUPTED
 from zfabric.cli.options import cluster_options
+from zfabric.runtime.session import KEEP_VARIABLE
 
 
 @click.command(context_settings={"allow_interspersed_args": False}, short_help="Run a program on a cluster.")
 @click.option("--address", metavar="ADDRESS", help='The cluster to join: a session directory, or "auto" for the started one.')
 @cluster_options
+@click.option(
+    "--keep", is_flag=True, help="Keep logs and tables of the cluster when it ends; `zfabric sessions` lists them. [env: ZFABRIC_KEEP]"
+)
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
 def submit(
@@ -34,6 +38,7 @@ def submit(
     resources: dict[str, float] | None,
     object_store_memory: int | None,
     config: dict[str, Any],
+    keep: bool,
     script: str,
     arguments: tuple[str, ...],
 ) -> Callable[[], NoReturn]:
@@ -55,14 +60,16 @@ def submit(
     from zfabric.runtime.connect import LOCAL, session_to_join
 
     named = bool(where) and where != LOCAL
-    session = None if given and named else session_to_join(where)  # says what is wrong before the program begins
-    if given and (named or session is not None):
-        options = ", ".join("--" + name.replace("_", "-") for name in given)
+    session = None if (given or keep) and named else session_to_join(where)  # says what is wrong before the program begins
+    if (given or keep) and (named or session is not None):
+        options = ", ".join("--" + name.replace("_", "-") for name in (*given, *["keep"] * keep))
         which = where if session is None else f"that you have started, {session.directory},"
         raise click.UsageError(f"{options}: the cluster {which} has what it was started with (--address local starts another)")
     code = _compiled(script)
     if where:
         os.environ[ADDRESS_VARIABLE] = where
+    if keep:
+        os.environ[KEEP_VARIABLE] = "1"
     os.environ.pop(SUBMIT_VARIABLE, None)
     if given:
         os.environ[SUBMIT_VARIABLE] = json.dumps(given)

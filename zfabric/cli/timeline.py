@@ -11,22 +11,23 @@ from typing import IO
 import click
 
 from zfabric.cli.options import address_option
-from zfabric.cli.sessions import chosen_session, connected
+from zfabric.cli.sessions import session_option, tables_of
 from zfabric.runtime.timeline import trace_events, write_trace
 
 
 @click.command(short_help="What ran when and where, for Perfetto.")
 @address_option
+@session_option
 @click.option("-o", "--output", required=True, metavar="FILE", help='Where it goes; "-" is standard output.')
-def timeline(address: str | None, output: str) -> None:
+def timeline(address: str | None, ended: str | None, output: str) -> None:
     """Write what ran when and where as a Chrome trace.
 
     Open it at https://ui.perfetto.dev or in chrome://tracing: each node is a process, each worker a thread, each attempt of a task a bar
     with the function's name. Arrows lead to it from what submitted it, what made its arguments, and the call before it of the same actor.
     The cluster keeps the last events_bytes of it, also of jobs that have ended; arguments, as long as they may be needed again.
     """
-    with connected(chosen_session(address)) as client:
-        events = trace_events(client)
+    with tables_of(address, ended) as tables:
+        events = trace_events(tables)
         if output == "-":
             write_trace(events, sys.stdout)
             return

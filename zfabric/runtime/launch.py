@@ -10,6 +10,7 @@ The pipe stays open as the embedded session's lifeline: however the driver ends,
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -21,7 +22,7 @@ from zfabric.adapters import processes
 from zfabric.config import Config
 from zfabric.exceptions import ConfigError, FabricError
 from zfabric.runtime.logs import tail
-from zfabric.runtime.session import EMBEDDED, STARTED, Session, Specification, sweep
+from zfabric.runtime.session import EMBEDDED, KEEP_VARIABLE, STARTED, Session, Specification, sweep
 
 DAEMON_ENTRY = "zfabric.runtime.daemon:run"
 WORKER_ENTRY = "zfabric.runtime.worker:run"
@@ -41,8 +42,9 @@ class Launched:
     In a child forked by this process it is inert: the session is the parent's.
     """
 
-    def __init__(self, session: Session, kind: str, pid: int, lifeline: int) -> None:
+    def __init__(self, session: Session, kind: str, pid: int, lifeline: int, keep: bool = False) -> None:
         self.session = session
+        self.keep = keep
         self.kind = kind
         self.pid = pid
         self._lifeline = lifeline
@@ -83,6 +85,11 @@ class Launched:
             pass
         self.session.remove()
         self._release()
+        if self.keep and sys.stderr is not None:
+            with contextlib.suppress(OSError, ValueError):  # nobody may read it
+                print(
+                    f"zfabric: logs and tables are kept; `zfabric sessions` lists them (session {self.session.identifier})", file=sys.stderr
+                )
 
     def _close_lifeline(self) -> None:
         if self._lifeline >= 0:
@@ -115,7 +122,8 @@ def launch(
 
     ``kind`` "embedded" ends with this process, "started" when ``stop`` is called. ``arena_size`` is in bytes, -1 for what
     ``config`` says, 0 for none. ``paths`` is the workers' ``sys.path``, by default this process's. ``base`` is the directory
-    for temporary files. FabricError if the session cannot be made, ConfigError if ``config`` asks for what is not there.
+    for temporary files. ``ZFABRIC_KEEP`` in the environment has logs and tables kept when the session ends. FabricError if the session
+    cannot be made, ConfigError if ``config`` asks for what is not there.
     """
     settings = _checked(config or Config(), arena_size)
     if not sys.executable:
@@ -136,11 +144,12 @@ def launch(
         daemon=daemon,
         worker=worker,
         imports=tuple(imports),
+        keep=os.environ.get(KEEP_VARIABLE, "0") not in ("", "0"),
     )
     lifeline = -1
     try:
         pid, lifeline = _spawn(session, lock)
-        launched = Launched(session, kind, pid, lifeline)
+        launched = Launched(session, kind, pid, lifeline, specification.keep)
     except OSError as error:
         if lifeline >= 0:
             os.close(lifeline)

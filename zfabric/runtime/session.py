@@ -14,6 +14,9 @@
 All of it belongs to one user: the parent directory is refused unless it is that user's and closed to all others, so
 nothing inside needs further care. The names are short since the path of an ipc socket must stay below 108 bytes.
 
+With ``ZFABRIC_KEEP`` set, logs, store and ``session.json`` stay when the session has ended, as ``<tmp>/zfabric-<uid>/kept-<8 hex>/``; those
+of the last ``KEPT_MAX`` such sessions.
+
 A directory is born locked (under a lock of the parent, so that no sweep sees it before), the lock goes over to the
 supervisor by inheritance, and a sweep removes what nobody holds. That needs no pid and no age.
 """
@@ -43,6 +46,11 @@ SOCKET_PATH_MAX = 100
 _FIXED_PART = len("/zfabric-4294967295/s-00000000/sockets/") + 2 * INCARNATION_BYTES + len(SUFFIX)
 
 EMBEDDED, STARTED = "embedded", "started"
+KEEP_VARIABLE = "ZFABRIC_KEEP"
+"""Environment variable that says whether a session is kept that this process starts: neither empty nor "0"."""
+KEPT = "kept-"
+KEPT_MAX = 20
+"""Ended sessions that are kept; the oldest go first. Their logs and events are bounded while they run."""
 
 
 class Specification(NamedTuple):
@@ -68,6 +76,8 @@ class Specification(NamedTuple):
     daemon: str
     worker: str
     imports: tuple[str, ...]
+    keep: bool = False
+    """Whether logs and tables stay when the session has ended."""
 
     def pack(self) -> bytes:
         """The specification as bytes."""
@@ -224,6 +234,23 @@ class Session:
         name = os.path.basename(self.directory).removeprefix("dead-")
         return f"{directory}/zfabric-spill-{name}" if directory else f"{self.directory}/spill"
 
+    def _note_end(self) -> None:
+        """Put into ``session.json`` that the session has ended, and that its directory has another name now."""
+        description = self._written()
+        store = str(description["store"])
+        if os.path.dirname(store) == description["directory"]:
+            store = f"{self.directory}/store"
+        self.write_description({**description, "directory": self.directory, "store": store, "ended": time.time()})
+
+    def _kept(self) -> str:
+        """Where to, if it is to be kept; empty if it is not, or is already and is to go."""
+        try:
+            found = bool(self._written().get("keep"))
+        except (OSError, ValueError):
+            return ""
+        parent, name = os.path.split(self.directory)
+        return f"{parent}/{KEPT}{self.identifier}" if found and not name.startswith(KEPT) else ""
+
     def _spill_elsewhere(self) -> str:
         """The directory of spilled objects, if it is this session's own and lies outside of it."""
         try:
@@ -232,12 +259,27 @@ class Session:
             return ""
         return path if path == self.spill_path(os.path.dirname(path)) else ""
 
+    @property
+    def identifier(self) -> str:
+        """The part of the directory's name that is this session's own, running or kept: eight hexadecimal digits."""
+        return os.path.basename(self.directory).rpartition("-")[2]
+
     def remove(self) -> None:
-        """Delete the directory. Only for who knows that the session is dead."""
+        """Delete the directory, or what of it is not kept. Only for who knows that the session is dead."""
         if not os.path.exists(self.directory):
             return
         import shutil
 
+        kept = self._kept()
+        if kept:
+            shutil.rmtree(self._spill_elsewhere() or f"{self.directory}/spill", ignore_errors=True)
+            shutil.rmtree(self.sockets, ignore_errors=True)
+            with suppress(OSError):  # The launcher does this, too.
+                os.rename(self.directory, kept)
+                Session(kept)._note_end()
+            for session in kept_sessions(os.path.dirname(os.path.dirname(kept)))[:-KEPT_MAX]:
+                shutil.rmtree(session.directory, ignore_errors=True)
+            return
         shutil.rmtree(self._spill_elsewhere() or self.directory, ignore_errors=True)
         for _ in range(20):  # a process that is being killed may still be making files
             shutil.rmtree(self.directory, ignore_errors=True)
@@ -286,6 +328,18 @@ def find_sessions(base: str | None = None) -> list[Session]:
         session = Session(f"{parent}/{name}")
         if name.startswith("s-") and session.alive():
             with suppress(FileNotFoundError):  # It is just being made, or has ended meanwhile.
+                found[session] = os.stat(f"{session.directory}/session.json").st_mtime_ns
+    return sorted(found, key=found.__getitem__)
+
+
+def kept_sessions(base: str | None = None) -> list[Session]:
+    """This user's sessions that have ended and were kept, oldest first."""
+    parent = user_directory(base)
+    found = {}
+    for name in os.listdir(parent):
+        session = Session(f"{parent}/{name}")
+        if name.startswith(KEPT):
+            with suppress(FileNotFoundError):
                 found[session] = os.stat(f"{session.directory}/session.json").st_mtime_ns
     return sorted(found, key=found.__getitem__)
 

@@ -142,6 +142,7 @@ class Supervisor:
                 "config": dict(specification.config),
                 "resources": dict(specification.resources),
                 "namespace": specification.namespace,
+                "keep": specification.keep,
                 "arena": f"/proc/{self._pid}/fd/{self._arena}" if size else "",
                 "arena_size": size,
                 "store": specification.store or f"{specification.directory}/store",
