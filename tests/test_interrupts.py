@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from bad_days import PATIENCE
+from bad_days import PATIENCE, eventually
 from conftest import running_cluster
 
 import zfabric as zf
@@ -161,6 +163,50 @@ def stopped(ref: Any) -> bool:
     with pytest.raises(zf.TaskCancelledError):
         zf.get(ref, timeout=PATIENCE)
     return True
+
+
+@zf.remote
+def blocks_signals() -> int:
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    return os.getpid()
+
+
+@zf.remote
+def sleeps(path: Any) -> None:
+    path.write_text(str(os.getpid()))
+    time.sleep(10**6)
+
+
+@zf.remote
+class Blocker:
+    def block(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+
+    def blocked(self) -> bool:
+        return signal.SIGUSR1 in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+    def sleep(self, path: Any) -> None:
+        path.touch()
+        time.sleep(10**6)
+
+
+def test_a_task_that_blocks_signals_does_not_keep_later_ones_from_being_stopped(cluster: None, tmp_path: Any) -> None:
+    pids = {zf.get(blocks_signals.remote(), timeout=PATIENCE) for _ in range(3)}
+    later = [sleeps.remote(tmp_path / str(number)) for number in range(2)]
+    eventually(lambda: len(list(tmp_path.iterdir())) == 2, "both run")
+    assert pids & {int(eventually(path.read_text, "it has written")) for path in tmp_path.iterdir()}, "in the same process"
+    assert all(stopped(ref) for ref in later)
+    assert all(zf.get(ref) is None for ref in [zf.remote(os.kill).remote(pid, 0) for pid in pids]), "none was killed for it"
+
+
+def test_an_actor_that_blocks_signals_keeps_its_mask_and_its_methods_can_be_stopped(cluster: None, tmp_path: Any) -> None:
+    blocker = Blocker.remote()
+    zf.get(blocker.block.remote(), timeout=PATIENCE)
+    assert zf.get(blocker.blocked.remote(), timeout=PATIENCE)
+    endless = blocker.sleep.remote(tmp_path / "begun")
+    eventually((tmp_path / "begun").exists, "it has begun")
+    assert stopped(endless)
+    assert zf.get(blocker.blocked.remote(), timeout=PATIENCE)
 
 
 @pytest.mark.parametrize("threads", [None, 3])

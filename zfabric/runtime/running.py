@@ -50,6 +50,8 @@ class RunningWorker(UserCode):
     def __init__(self, session: Session, token: bytes, job: bytes) -> None:
         super().__init__(session, token, job)
         self._handler = self._interrupted
+        self._mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, ())
+        """The signals that the main thread has blocked when no user code has run."""
         self._first_unreported = 0.0
         self._returned: Any = None
         """What the task or call on top has returned, until it is packed."""
@@ -69,6 +71,16 @@ class RunningWorker(UserCode):
         if item is None and self._contexts:
             item = self._contexts[-1]
         self._slot[_TASK] = item.row[0] if item is not None else _NOTHING
+
+    def restore_signals(self) -> None:
+        """Unblock what tasks have blocked, or those after them could not be interrupted. Not for each: it is a call of the system.
+
+        An actor may block signals on purpose, in order to wait for them.
+        """
+        if self.host.instances:
+            _signal.pthread_sigmask(_signal.SIG_UNBLOCK, (INTERRUPT,))
+        else:
+            _signal.pthread_sigmask(_signal.SIG_SETMASK, self._mask)
 
     def _execute(self, item: Item | Invocation, claim: bool = False) -> Item | Invocation | None:
         """Run it, and with ``claim`` what comes next, and so on. What was claimed and is to run beside others is returned."""
@@ -132,6 +144,7 @@ class RunningWorker(UserCode):
             self._first_unreported = ended
         if unreported >= REPORT_ROWS or ended - self._first_unreported > self.config.completion_delay:
             self.mark(None)
+            self.restore_signals()
             self.flush()
             self.look()  # so that the queue does not run dry
         following = None

@@ -145,6 +145,7 @@ class WorkerRuntime(RunningWorker):
             gate = worker.gate is not None and worker.gate.wants_shell
             return bool(calls or gate or worker.queue or worker.inline or self._may_retire())
 
+        self.restore_signals()
         flush_output()  # Lines that are not at their end: they may be the last ones.
         self.wait_until(wanted, host.leaves_at if leaving and host.leaves_at > clock() else None)
 
