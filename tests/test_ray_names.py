@@ -436,3 +436,71 @@ def test_a_call_does_not_wait_for_its_caller_to_wait(tmp_path: Path, monkeypatch
 def test_a_call_out_of_a_task_does_not_wait_for_its_end(tmp_path: Path) -> None:
     actor = Noting.remote()
     assert value(calls_and_computes.remote(actor, str(tmp_path / "noted")))
+
+
+# --- taking results as they come, as Ray's helpers do -------------------------------------------------------------------------------------
+
+
+@ray.remote
+def passes_when(path: str, number: int) -> int:
+    while path and not Path(path).exists():
+        time.sleep(0.001)
+    return number
+
+
+def test_values_as_they_come(tmp_path: Path) -> None:
+    from zfabric.util import as_completed, map_unordered
+
+    late = passes_when.remote(str(tmp_path / "open"), 1)
+    refs = [late, early := passes_when.remote("", 2)]
+    found = as_completed(refs, chunk_size=1)
+    assert next(found) == 2
+    (tmp_path / "open").touch()
+    assert list(found) == [1]
+    assert set(as_completed(refs, yield_obj_refs=True)) == {late, early}
+    taken: list[int] = []
+
+    def items() -> Iterator[int]:
+        for number in range(10):
+            taken.append(number)
+            yield number
+
+    square = ray.remote(lambda number: number * number)
+    found = map_unordered(square, items(), backpressure_size=3)
+    first = next(found)
+    assert taken == [0, 1, 2], "no more are under way"
+    assert sorted([first, *found]) == [number * number for number in range(10)]
+    assert len({ray.get(ref) for ref in map_unordered(square, range(5), backpressure_size=None, yield_obj_refs=True)}) == 5
+    for wrong in (lambda: list(map_unordered(square, [1], backpressure_size=0)), lambda: list(as_completed([], chunk_size=0))):
+        with pytest.raises(ValueError, match="at least 1"):
+            wrong()
+
+
+def test_what_is_said_once() -> None:
+    from zfabric.util import log_once
+
+    assert [log_once("here"), log_once("there"), log_once("here")] == [True, True, False]
+
+
+def test_a_task_can_ask_whether_it_is_to_stop(tmp_path: Path) -> None:
+    @ray.remote(max_retries=0)
+    def asks() -> None:
+        before = ray.get_runtime_context().is_canceled()
+        (tmp_path / "runs").touch()
+        try:
+            while True:
+                time.sleep(0.001)
+        finally:
+            (tmp_path / "asked").write_text(f"{before} {ray.get_runtime_context().is_canceled()}")
+
+    ref = asks.remote()
+    eventually((tmp_path / "runs").exists, "it runs")
+    ray.cancel(ref)
+    assert isinstance(failure(ref), ray.TaskCancelledError)
+    eventually((tmp_path / "asked").exists, "it has asked")
+    assert (tmp_path / "asked").read_text() == "False True"
+    with pytest.raises(RuntimeError, match="tasks and actors"):
+        ray.get_runtime_context().is_canceled()
+    here = ray.get_runtime_context()
+    assert here.get_resource_ids() == here.get_accelerator_ids()
+    assert Path(here.get_temp_dir(), here.get_session_name()).is_dir()

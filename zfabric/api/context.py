@@ -71,6 +71,30 @@ class RuntimeContext:
         """The accelerators given to this task, by kind."""
         return {"GPU": [str(index) for index in get_gpu_ids()]}
 
+    def get_resource_ids(self) -> dict[str, list[str]]:
+        """The same as ``get_accelerator_ids()``, by its former name."""
+        return self.get_accelerator_ids()
+
+    def is_canceled(self) -> bool:
+        """Whether this task or call is to be stopped: for code that has caught what stops it, and for threads. RuntimeError in a driver."""
+        task = interface.current_task()
+        if task is None:
+            raise RuntimeError("is_canceled() is for tasks and actors; this is neither")
+        return task.cancelled
+
+    def get_temp_dir(self) -> str:
+        """The directory in which the cluster's session lies."""
+        return os.path.dirname(self.gcs_address)
+
+    @property
+    def current_placement_group_id(self) -> None:
+        """None: there are no placement groups."""
+
+    @property
+    def should_capture_child_tasks_in_placement_group(self) -> bool:
+        """False: there are no placement groups."""
+        return False
+
     def get_runtime_env_string(self) -> str:
         """The same as ``runtime_env``, as JSON."""
         import json

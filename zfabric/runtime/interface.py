@@ -172,6 +172,8 @@ class TaskContext(NamedTuple):
     """What it holds: that of its actor, in a call."""
     name: str = ""
     """What its options call it; empty if they do not."""
+    cancelled: bool = False
+    """Whether it is to be stopped."""
 
 
 def _no_task() -> TaskContext | None:

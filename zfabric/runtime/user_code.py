@@ -155,15 +155,16 @@ class UserCode(WorkerConnection):
         item = current_call.get() or (self._contexts[-1] if self._contexts else None)
         if item is None:
             return None
-        function = self._terms(item)[0]
+        function, stopped = self._terms(item)[0], self.worker.interrupted(item) != ""
         if type(item) is Invocation:
             made_by = self.worker.mailbox.actors[item.actor_id][0] if item.actor_id in self.worker.mailbox.actors else None
             gpus, demand = _gpu_ids(self._gpus), () if made_by is None else self._option_of(made_by, "demand", ())
-            return interface.TaskContext(item.row[0], tries_of(item.attempt), function, gpus, item.actor_id, demand)
+            return interface.TaskContext(item.row[0], tries_of(item.attempt), function, gpus, item.actor_id, demand, "", stopped)
         makes_actor = item.row[1] in self._classes
         actor_id, default = (item.row[0], ()) if makes_actor else (b"", ONE_CPU)
         gpus, demand, name = _gpu_ids(item.gpus), self._option_of(item.row, "demand", default), self._option_of(item.row, "name", "")
-        return interface.TaskContext(item.row[0], tries_of(item.attempt), function, gpus, actor_id, demand, "" if makes_actor else name)
+        name = "" if makes_actor else name
+        return interface.TaskContext(item.row[0], tries_of(item.attempt), function, gpus, actor_id, demand, name, stopped)
 
     def _option_of(self, row: Row, name: str, default: Any) -> Any:
         """An option of a task, whether its call says it or its function."""

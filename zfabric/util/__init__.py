@@ -4,22 +4,28 @@ from typing import Any
 
 __all__ = [
     "ActorPool",
+    "as_completed",
     "deregister_serializer",
     "get_node_ip_address",
     "inspect_serializability",
     "list_named_actors",
+    "log_once",
+    "map_unordered",
     "register_serializer",
 ]
 
 _PLACES = {
     "ActorPool": ("zfabric.util.actor_pool", "ActorPool"),
+    "as_completed": ("zfabric.util.iteration", "as_completed"),
+    "log_once": ("zfabric.util.iteration", "log_once"),
+    "map_unordered": ("zfabric.util.iteration", "map_unordered"),
     "deregister_serializer": ("zfabric.api.serializers", "deregister_serializer"),
     "get_node_ip_address": ("zfabric.api.cluster", "node_ip_address"),
     "inspect_serializability": ("zfabric.api.serializers", "inspect_serializability"),
     "list_named_actors": ("zfabric.api.cluster", "named_actors"),
     "register_serializer": ("zfabric.api.serializers", "register_serializer"),
 }
-_MODULES = ("actor_pool", "executor", "multiprocessing", "progress", "queue", "scheduling_strategies")
+_MODULES = ("actor_pool", "executor", "iteration", "multiprocessing", "progress", "queue", "scheduling_strategies")
 
 
 def __getattr__(name: str) -> Any:

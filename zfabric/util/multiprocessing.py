@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 from itertools import islice
-from multiprocessing import TimeoutError
+from multiprocessing import JoinableQueue, TimeoutError
 from queue import SimpleQueue
 from typing import Any
 
 import zfabric as zf
 
-__all__ = ["AsyncResult", "IMapIterator", "Pool", "TimeoutError"]
+__all__ = ["AsyncResult", "IMapIterator", "JoinableQueue", "Pool", "TimeoutError"]
 
 CHUNKS_EACH = 4
 """Pieces that a map is cut into for each process, if it is not told how long they are: some may take longer than others."""

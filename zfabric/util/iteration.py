@@ -1,0 +1,88 @@
+"""Ray's ways to take results as they come: ``as_completed`` and ``map_unordered`` give values, where ``zf.as_completed`` gives refs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import zfabric as zf
+
+_logged: set[str] = set()
+
+
+def as_completed(
+    refs: Iterable[zf.ObjectRef],
+    *,
+    chunk_size: int = 10,
+    yield_obj_refs: bool = False,
+    timeout: float | None = None,
+    fetch_local: bool = True,
+) -> Iterator[Any]:
+    """Values (or refs, if those are asked for) in the order in which they are there; raises what a task raised.
+
+    Each comes as soon as it is there: ``chunk_size`` and ``fetch_local`` are taken and have no effect. GetTimeoutError after ``timeout``
+    seconds.
+
+    >>> import zfabric as zf
+    >>> from zfabric.util import as_completed
+    >>> sorted(as_completed([zf.put(1), zf.put(2)]))
+    [1, 2]
+    """
+    _check(chunk_size, "chunk_size")
+    for ref in zf.as_completed(refs, timeout=timeout):
+        yield ref if yield_obj_refs else zf.get(ref)
+
+
+def map_unordered(
+    fn: zf.RemoteFunction,
+    items: Iterable[Any],
+    *,
+    backpressure_size: int | None = 100,
+    chunk_size: int = 10,
+    yield_obj_refs: bool = False,
+    timeout: float | None = None,
+    fetch_local: bool = True,
+) -> Iterator[Any]:
+    """Values of ``fn.remote(item)`` for each item, whichever is there first, with at most ``backpressure_size`` tasks under way.
+
+    The rest is as in ``as_completed``; items are taken as their tasks are made. GetTimeoutError where none is there within ``timeout``
+    seconds.
+
+    >>> import zfabric as zf
+    >>> from zfabric.util import map_unordered
+    >>> sorted(map_unordered(zf.remote(abs), range(-3, 0), backpressure_size=2))
+    [1, 2, 3]
+    """
+    _check(chunk_size, "chunk_size")
+    if backpressure_size is not None:
+        _check(backpressure_size, "backpressure_size")
+    running: list[zf.ObjectRef] = []
+    rest = iter(items)
+    while True:
+        for item in rest:
+            running.append(fn.remote(item))
+            if len(running) == backpressure_size:
+                break
+        if not running:
+            return
+        ready, running = zf.wait(running, timeout=timeout)
+        if not ready:
+            raise zf.GetTimeoutError(f"none of {len(running)} tasks had a value within {timeout} s; they go on")
+        yield ready[0] if yield_obj_refs else zf.get(ready[0])
+
+
+def _check(value: Any, name: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} is an int, at least 1, not {value!r}")
+
+
+def log_once(key: str) -> bool:
+    """True the first time that it is asked for this key in this process.
+
+    >>> from zfabric.util import log_once
+    >>> log_once("an example"), log_once("an example")
+    (True, False)
+    """
+    first = key not in _logged
+    _logged.add(key)
+    return first
