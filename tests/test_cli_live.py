@@ -142,7 +142,7 @@ def test_tasks(live: Live) -> None:
     assert len(few.stdout.splitlines()) == 3
     assert "only the first 2 are shown" in few.stderr
     printed = live.run("tasks").stdout.splitlines()
-    assert printed[0].split() == ["task", "name", "state", "attempt", "pid", "demand"]
+    assert printed[0].split() == ["task", "name", "state", "for", "attempt", "pid", "demand"]
     assert len(printed) == 1 + len(rows)
     assert max(map(len, printed)) <= 80
     assert "\x1b" not in "".join(printed)

@@ -19,6 +19,7 @@ import pytest
 from bad_days import PATIENCE, eventually, failure, query, worker_rows
 
 import zfabric as zf
+from zfabric.protocol.names import brief
 from zfabric.runtime import interface
 
 
@@ -203,6 +204,15 @@ def test_get_past_its_timeout_raises_and_the_task_goes_on(tmp_path: Path) -> Non
         zf.get(ref, timeout=0.05)
     with pytest.raises(TimeoutError):
         zf.get(ref, timeout=0)
+    dependent = five_once_there.remote(ref)
+    eventually(lambda: zf.explain(ref).state == "running", "it runs")
+    for waited, text in (
+        ([ref], r"\(five_once_there\) is running for \d+\.\d s: runs on worker \d+$"),
+        ([dependent, ref], r"\(five_once_there\) is waiting \(submitted \d+\.\d s ago\): waits for 1 of its arguments"),
+    ):
+        with pytest.raises(zf.GetTimeoutError, match=rf"; their tasks go on\. {brief(waited[0].binary())} {text}"):
+            zf.get(waited, timeout=0.01)
+    zf.cancel(dependent)
     (tmp_path / "go").touch()
     assert zf.get(ref, timeout=PATIENCE) == 5
 

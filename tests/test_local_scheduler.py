@@ -6,15 +6,17 @@ from typing import Any
 
 import pytest
 
+from zfabric.adapters.task_errors import dump_error
 from zfabric.config import Config
 from zfabric.machines.local_scheduler import HANDLERS, LocalScheduler
 from zfabric.machines.parts import records, report, state
 from zfabric.machines.parts.naming import salt_of
 from zfabric.machines.parts.records import DONE
+from zfabric.machines.parts.state import NOTICES_MAX
 from zfabric.protocol import codec
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
-from zfabric.protocol.failures import unpack_failure
+from zfabric.protocol.failures import pack_failure, unpack_failure
 from zfabric.protocol.ids import CLIENT, CONTROL, FIRST_RETURN, WORKER, child_prefix, job_id, object_id, pack_counter, root_task
 from zfabric.protocol.options import RESOURCE_UNIT
 
@@ -962,3 +964,88 @@ def test_calls_that_each_ask_for_something_else_leave_no_queues_behind(monkeypat
     node.complete(worker, 0)
     node.workers()
     assert [number for _, number, _ in node.dispatched()] == [0, 1], "its queue was let go of meanwhile, and is there again"
+
+
+# --- what people are told ---------------------------------------------------------------------------------------------------------
+
+
+def asked(node: Node, what: str, *arguments: Any) -> Any:
+    node.say(CLIENT + DRIVER, m.Query(1, what, arguments))
+    ((_, answer),) = node.take(m.Answer)
+    assert not answer.error
+    return answer.payload
+
+
+def test_how_long_a_task_runs_is_blocked_or_has_waited(node: Node) -> None:
+    (worker,) = node.workers()
+    node.submit(row(0))
+    node.now += 1.0
+    node.submit(row(1), row(2, ref(0)))
+    node.now += 2.0
+    assert {task["task_id"][-2:]: (task["state"], task["seconds"]) for task in asked(node, "tasks")} == {
+        "00": ("running", 3.0),
+        "01": ("ready", 3.0),  # Its block of lineage began with the first of them, not yet written.
+        "02": ("waiting", 3.0),
+    }
+    node.now += 1.0
+    node.turn()  # The block is written.
+    node.submit(row(3))
+    node.now += 4.0
+    assert [task["seconds"] for task in asked(node, "tasks") if task["task_id"].endswith("03")] == [4.0]
+    node.say(WORKER + worker, m.Blocked(task_id(0), (ref(1),), (), True))
+    node.now += 5.0
+    shown = {task["task_id"][-2:]: (task["state"], task["seconds"]) for task in asked(node, "tasks")}
+    assert (shown["00"], shown["01"]) == (("blocked", 5.0), ("running", 5.0))
+    assert asked(node, "workers")[0]["seconds"] == 5.0
+    _, _, facts = asked(node, "explain", task_id(0))
+    assert ("blocked", "for 5.0 s") in facts
+    _, _, facts = asked(node, "explain", task_id(3))
+    assert ("submitted", "9.0 s ago") in facts
+    node.complete(worker, 1)
+    assert [task["seconds"] for task in asked(node, "tasks", 10, ("finished",))] == [None]
+
+
+def test_workers_and_status_agree_on_a_cpu_that_is_lent(node: Node) -> None:
+    (worker,) = node.workers()
+    node.submit(row(0), row(1))
+    node.say(WORKER + worker, m.Blocked(task_id(0), (ref(1),), (), False))
+    for held, lent in (([{}, {"CPU": 1.0}], [{"CPU": 1.0}, {}]), ([{"CPU": 1.0}, {"CPU": 1.0}], [{}, {}])):
+        node.workers()
+        rows = asked(node, "workers")
+        assert [each["demand"] for each in rows] == held
+        assert [each["lent"] for each in rows] == lent
+        taken = sum(each["demand"].get("CPU", 0) for each in rows)
+        assert dict(node.scheduler.pool.available())["CPU"] == (1 - taken) * RESOURCE_UNIT
+        node.say(WORKER + worker, m.Unblocked(task_id(0)))
+
+
+def test_explain_names_the_error_of_a_failed_task(node: Node) -> None:
+    (worker,) = node.workers()
+    node.submit(row(0), row(1), row(2))
+    error = dump_error(KeyError("which \x1b[2J one\nof many"), {"function": "f"})
+    node.complete(worker, 0, 0, m.ERROR, error)
+    node.complete(worker, 1, 0, m.FAILED, pack_failure("ObjectLostError", "it is gone\nfor good"))
+    node.complete(worker, 2, 0, m.ERROR, b"no pickle")
+    assert [asked(node, "explain", task_id(number))[:2] for number in range(3)] == [
+        ("failed", "has finished with an error: KeyError: 'which \\x1b[2J one\\nof many'"),
+        ("failed", "has finished with an error: ObjectLostError: it is gone"),
+        ("failed", "has finished with an error: an error"),
+    ]
+
+
+def test_a_driver_is_told_what_runs_again_and_not_without_end(node: Node) -> None:
+    node.submit(row(0, max_retries=2, name="train"))
+    for _ in range(2):
+        (worker,) = node.workers()
+        died(node, worker, 0)
+    brief = "1-75f6-0"
+    assert [message for _, message in node.take(m.Notice)] == [
+        m.Notice("warning", f"train ({brief}) runs again, attempt {attempt} of 3: its worker (pid {pid}) died of signal 9")
+        for attempt, pid in ((2, 101), (3, 102))
+    ]
+    for number in range(1, 3 * NOTICES_MAX):
+        node.submit(row(number, max_retries=1))
+        died(node, next(iter(node.workers())), int(node.dispatched()[-1][1]))
+    notices = [message.text for _, message in node.take(m.Notice)]
+    assert len(notices) == NOTICES_MAX - 2
+    assert ["no further notices" in text for text in notices] == [False] * (NOTICES_MAX - 3) + [True]

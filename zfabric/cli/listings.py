@@ -44,7 +44,8 @@ def tasks(address: str | None, ended: str | None, states: tuple[str, ...], limit
     assigned    next on a worker           finished    and its value is still referred to
     ready       waits for resources        failed      likewise, with an error
 
-    "pending" is all that have not begun.
+    "pending" is all that have not begun. "for" is how long a task has been running or blocked, or, if it has not begun, how long ago it was
+    submitted.
 
     With --session, the attempts that ran in a session that has ended, in the order they began.
     """
@@ -63,10 +64,18 @@ def tasks(address: str | None, ended: str | None, states: tuple[str, ...], limit
         click.echo("There are no such tasks." if wanted else "There are no tasks.")
     else:
         cells = [
-            (brief(bytes.fromhex(row["task_id"])), row["name"], row["state"], row["attempt"], row["pid"] or "-", amounts(row["demand"]))
+            (
+                brief(bytes.fromhex(row["task_id"])),
+                row["name"],
+                row["state"],
+                _for(row["seconds"]),
+                row["attempt"],
+                row["pid"] or "-",
+                amounts(row["demand"]),
+            )
             for row in shown
         ]
-        print_table(("task", "name", "state", ">attempt", ">pid", "demand"), cells, flexible="name")
+        print_table(("task", "name", "state", ">for", ">attempt", ">pid", "demand"), cells, flexible="name")
     _say_more(len(rows) > limit, limit)
 
 
@@ -214,7 +223,7 @@ def workers(address: str | None, as_json: bool) -> None:
             row["queued"],
             row["depth"],
             size(row["memory_bytes"]),
-            amounts(row["demand"]) + (f" (GPU {', '.join(map(str, row['gpus']))})" if row["gpus"] else ""),
+            amounts(row["demand"]) + (f" (GPU {', '.join(map(str, row['gpus']))})" if row["gpus"] else "") + _lent(row["lent"]),
         )
         for row in rows
     ]
@@ -253,6 +262,14 @@ def explain(subject: str, address: str | None, as_json: bool) -> None:
         width = max(len(name) for name, _ in facts)
         for name, value in facts:
             click.echo(f"  {name:<{width}}  {value}")
+
+
+def _lent(lent: dict[str, float]) -> str:
+    return f" ({amounts(lent)} lent)" if lent else ""
+
+
+def _for(span: float | None) -> str:
+    return "-" if span is None else seconds(span)
 
 
 def _readable(identifier: str) -> str:

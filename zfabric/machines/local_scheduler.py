@@ -275,6 +275,7 @@ class LocalScheduler:
             self._refuse(source, "JobEndedError", "the job has ended; call zf.init() for a new one")
             return
         tasks, functions, add_row = self.tables.tasks, job.functions, self.blocks.add
+        self.blocks.now = now
         submitter, keep_rows, first = process.incarnation, self.config.lineage, self.tables.first_attempt
         orphans = self.values.take_orphans(message.rows) if self.tables.orphans else ()
         for row in message.rows:
@@ -446,7 +447,9 @@ class LocalScheduler:
         """A worker's task waits."""
         worker = self._worker_of(source)
         if worker is not None:
-            self.deadlocks.look(worker, self.dispatcher.blocked(worker, message))
+            frame = self.dispatcher.blocked(worker, message)
+            frame.at = now
+            self.deadlocks.look(worker, frame)
 
     def on_unblocked(self, now: float, source: Address, message: m.Unblocked) -> None:
         """It waits no longer."""

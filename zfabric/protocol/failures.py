@@ -6,6 +6,7 @@ pid, attempt, signal, exit code, peak memory, last lines of stderr. Clients turn
 
 from __future__ import annotations
 
+import pickletools
 from typing import Any
 
 import msgpack
@@ -17,6 +18,20 @@ def pack_failure(kind: str, text: str, facts: Facts = ()) -> bytes:
     """The failure as the one output of a FAILED row."""
     packed: bytes = msgpack.packb((kind, text, facts), use_bin_type=True)
     return packed
+
+
+def summary_of(payload: bytes, raised: bool) -> tuple[str, str]:
+    """``(kind, text)`` of an error: one that a task has ``raised``, or a failure.
+
+    What was raised is a pickle that begins with both (``adapters/task_errors``): they are read, and nothing is unpickled.
+    """
+    if not raised:
+        return unpack_failure(payload)[:2]
+    texts = (str(argument) for opcode, argument, _ in pickletools.genops(payload) if "UNICODE" in opcode.name)
+    try:
+        return next(texts), next(texts)
+    except (StopIteration, ValueError):
+        return "an error", ""
 
 
 def unpack_failure(payload: bytes) -> tuple[str, str, Facts]:

@@ -24,6 +24,7 @@ from zfabric.machines.parts.naming import Namer
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import root_task
 from zfabric.protocol.messages import OK, Row
+from zfabric.protocol.names import brief
 from zfabric.runtime.arena_access import ArenaAccess
 from zfabric.runtime.connection import Connection, clock
 from zfabric.runtime.interface import Outcome, Serialized, Terms
@@ -31,6 +32,8 @@ from zfabric.runtime.session import Session
 
 ONLY_ROWS = {tuple}
 """The types of a client's entries where nothing has an outcome (``machines.parts.entries``): seen at a glance, without a look at each."""
+EXPLAIN_SECONDS = 0.25
+"""How long a ``get`` whose time is up waits to be told what it has waited for, at most."""
 OUTPUT_SECONDS = 1.0
 """How long ``get`` waits for the output of what it has the outcome of, at most."""
 FEW = 32
@@ -311,7 +314,8 @@ class FabricClient(Connection):
                     missing = sum(1 for each in object_ids if not machine.known(each))
                 if not missing:
                     raise GetTimeoutError(f"not all of the {count} values, which exist, were brought here within {timeout} s")
-                raise GetTimeoutError(f"{missing} of {count} object(s) had no value within {timeout} s; their tasks go on")
+                text = f"{missing} of {count} object(s) had no value within {timeout} s; their tasks go on"
+                raise GetTimeoutError(text + (self._why_missing(object_ids) if timeout else ""))
             with self.lock:
                 outcomes = self._outcomes(failed, (None,)) if failed else self._outcomes(object_ids, found)
         finally:
@@ -319,6 +323,25 @@ class FabricClient(Connection):
         if machine.printed or machine.notices:
             self._show_output()
         return outcomes
+
+    def _why_missing(self, object_ids: Sequence[bytes]) -> str:
+        """What ``explain`` says of the first of these that has no value; empty if that is not known soon."""
+        missing = next((each for each in object_ids if not self.machine.known(each)), None)
+        if missing is None:
+            return ""
+        try:
+            call = self.explain_call(missing)
+            answer = (call[0], call[2], ()) if call else self.query("explain", missing, timeout=EXPLAIN_SECONDS)
+            actor = self.query("explain", call[1], timeout=EXPLAIN_SECONDS) if call else None
+        except (FabricError, zmq.ZMQError):
+            return ""
+        if answer is None:
+            return ""
+        facts = dict(answer[2])
+        name = f" ({facts['function']})" if "function" in facts else ""
+        elapsed = f" (submitted {facts['submitted']})" if "submitted" in facts else f" {facts[answer[0]]}" if answer[0] in facts else ""
+        on = f"; its actor is {actor[0]}: {actor[1]}" if actor else ""
+        return f". {brief(missing)}{name} is {answer[0]}{elapsed}: {answer[1]}{on}"
 
     def _show_output(self) -> None:
         """In a driver, show what those wrote whose outcomes are here. The daemon reads it; it has come when the daemon has answered."""

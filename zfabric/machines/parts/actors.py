@@ -30,6 +30,7 @@ from zfabric.protocol.effects import KillProcess
 from zfabric.protocol.failures import Facts, pack_failure, unpack_failure
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address, short, tries_of
 from zfabric.protocol.messages import ALIVE, CREATING, DEAD, ERROR, FAILED, OK
+from zfabric.protocol.names import brief
 
 if TYPE_CHECKING:
     from zfabric.machines.local_scheduler import LocalScheduler
@@ -428,6 +429,12 @@ class Actors:
             record.state = CREATING
             self._tell(record, record.watchers)
             why = self._make_again(record)
+            if not why:
+                again = f"restart {record.restarts}" + (f" of {limit}" if limit >= 0 else "")
+                named = f"{record.class_name} {record.name!r}" if record.name else record.class_name
+                self.tables.notify_again(
+                    record.task.function.queue.job, f"actor {named} ({brief(record.id)}) is made again, {again}: {cause}"
+                )
         if why:
             text = f"actor {record.class_name} is dead: {cause}" + (f" ({why})" if why != record.killed else "")
             if stderr and not record.killed:

@@ -40,7 +40,7 @@ Floor = Callable[[str, bytes, bytes], "tuple[bytes, bytes] | None"]
 class Block:
     """The rows of one run that were written together: ``low`` … ``high`` bound the ids, ``key`` is empty until written."""
 
-    __slots__ = ("high", "key", "low", "rows", "written")
+    __slots__ = ("high", "key", "low", "rows", "since", "written")
 
     def __init__(self, low: bytes, high: bytes) -> None:
         self.low = low
@@ -48,6 +48,8 @@ class Block:
         self.rows: dict[bytes, Row] = {}
         self.key = b""
         self.written = 0
+        self.since: float | None = None
+        """When its first row came; the others came soon after. None if that was before a restart."""
 
 
 def run_of(task_id: bytes) -> tuple[bytes, bytes]:
@@ -120,6 +122,8 @@ class BlockWriter:
         self._kept: dict[bytes, Block] = {}
         self._changed: dict[bytes, Block] = {}
         self._current = _NOTHING
+        self.now: float | None = None
+        """When the rows come that are added now."""
 
     def add(self, row: Row) -> Block:
         """Take in a task row; keep the block, which ``drop`` wants back. A row added again before it was written replaces itself."""
@@ -198,6 +202,7 @@ class BlockWriter:
         block = self._open.get(low)
         if block is None:
             block = self._open[low] = Block(low, high)
+            block.since = self.now
         return block
 
     def _written(self, block: Block) -> tuple[str, bytes, bytes]:

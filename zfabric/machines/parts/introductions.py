@@ -127,6 +127,7 @@ class Introductions:
             if made.over:
                 self._forget(made)
             return
+        self.scheduler.blocks.now = now
         for task in self.scheduler.accept(driver, message.rows):
             self._begun(made, task, now)
         made.until = now + self.tables.config.introduced_for

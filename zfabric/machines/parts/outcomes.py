@@ -27,6 +27,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.failures import Facts, pack_failure
 from zfabric.protocol.ids import TASK_BYTES, next_attempt, object_id, short, split_ids, tries_of
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY
+from zfabric.protocol.names import brief
 
 ALONE_AFTER = 2
 """Crashes after which a task is under suspicion: it is run with nothing behind it on its worker."""
@@ -447,6 +448,18 @@ class Outcomes:
             text = f"{task.name} killed every worker it was given ({rare.crashes}), {rare.alone} of them while it ran alone"
         elif self._may_retry(task):
             self.again(task)
+            limit = task.option("max_retries", self.tables.config.max_retries)
+            of = f" of {limit + 1}" if limit >= 0 else ""
+            died_of = (
+                how
+                if memory
+                else f"its worker (pid {worker.pid}) died of {how}"
+                if died.signal
+                else f"its worker (pid {worker.pid}) ended with {how}"
+            )
+            self.tables.notify_again(
+                task.function.queue.job, f"{task.name} ({brief(task.id)}) runs again, attempt {rare.retries + 1}{of}: {died_of}"
+            )
             return
         else:
             kind = "OutOfMemoryError" if memory else "WorkerCrashedError"

@@ -436,6 +436,7 @@ class Frame:
     __slots__ = (
         "actor",
         "agenda",
+        "at",
         "barred",
         "barring",
         "callees",
@@ -457,6 +458,8 @@ class Frame:
         self.inline = inline
         self.certain = inline
         """Whether it goes on only once all is there that it wants."""
+        self.at: float | None = None
+        """When it began to wait; None if that was before a restart."""
         self.name = ""
         """What waits, if it is a call."""
         self.actor = b""
@@ -567,7 +570,7 @@ class WorkerRecord:
 class JobRecord:
     """All that one driver caused. ``ended`` jobs accept nothing more."""
 
-    __slots__ = ("driver", "ended", "functions", "id", "namespace", "number", "queues", "queues_most", "started", "submitted")
+    __slots__ = ("driver", "ended", "functions", "id", "namespace", "notices", "number", "queues", "queues_most", "started", "submitted")
 
     def __init__(self, identifier: bytes, number: int, namespace: str, started: float) -> None:
         self.id = identifier
@@ -580,6 +583,8 @@ class JobRecord:
         self.queues_most = QUEUES_MOST
         self.ended = False
         self.submitted = 0
+        self.notices = 0
+        """How many times its driver was told that something runs again."""
 
 
 def make_outputs(task: TaskRecord, count: int) -> None:

@@ -32,9 +32,10 @@ from zfabric.machines.parts.records import (
 from zfabric.machines.parts.resources import describe
 from zfabric.machines.parts.tables import TABLES
 from zfabric.protocol import messages as m
+from zfabric.protocol.failures import summary_of
 from zfabric.protocol.ids import CLIENT, CONTROL, OBJECT_BYTES, TASK_BYTES, Address, tries_of
 from zfabric.protocol.machine import Explanation
-from zfabric.protocol.messages import OK
+from zfabric.protocol.messages import ERROR, OK
 from zfabric.protocol.names import brief, matcher
 from zfabric.protocol.options import RESOURCE_UNIT, Demand
 from zfabric.protocol.trace import pack_event
@@ -48,6 +49,8 @@ LIST_LIMIT = 10_000
 """Most rows one listing answers with."""
 PAGE_MAX = 1000
 """Most rows of the control store in one answer."""
+ERROR_CHARACTERS = 200
+"""What ``explain`` says of an error's text."""
 FOUND_MAX = 20
 """Most things named by what a person typed."""
 
@@ -194,7 +197,7 @@ def _tasks(scheduler: LocalScheduler, now: float, limit: int = LIST_LIMIT, state
         raise ValueError(f"there is no state {unknown[0]!r}; there are {', '.join(TASK_STATES)}")
     wanted = set(states or TASK_STATES)
     chosen = (task for task in _by_progress(scheduler, wanted) if _state_of(scheduler, task) in wanted)
-    return [_task_row(scheduler, task) for task in islice(chosen, min(limit, LIST_LIMIT))]
+    return [_task_row(scheduler, task, now) for task in islice(chosen, min(limit, LIST_LIMIT))]
 
 
 def _by_progress(scheduler: LocalScheduler, wanted: set[str]) -> Iterator[TaskRecord]:
@@ -210,7 +213,7 @@ def _by_progress(scheduler: LocalScheduler, wanted: set[str]) -> Iterator[TaskRe
         yield from (task for task in tables.tasks.values() if task.state == DONE)
 
 
-def _task_row(scheduler: LocalScheduler, task: TaskRecord) -> dict[str, Any]:
+def _task_row(scheduler: LocalScheduler, task: TaskRecord, now: float) -> dict[str, Any]:
     return {
         "task_id": task.id.hex(),
         "name": task.name,
@@ -218,9 +221,38 @@ def _task_row(scheduler: LocalScheduler, task: TaskRecord) -> dict[str, Any]:
         "attempt": tries_of(task.attempt),
         "job": task.id[:4].hex(),
         "pid": task.worker.pid if task.worker is not None else 0,
+        "seconds": _elapsed(scheduler, task, now),
         "demand": amounts(scheduler.tables.queue_of(task).demand),
         "waits_for": task.rare.unresolved if task.state == WAITING and task.rare is not None else 0,
     }
+
+
+def _elapsed(scheduler: LocalScheduler, task: TaskRecord, now: float) -> float | None:
+    """Seconds for which a task has been running, or blocked, or, if it has not begun, since it was submitted. None where that is not known.
+
+    Nothing is written down for each task: a block of lineage knows when its rows came, a worker when the task before has ended.
+    """
+    state, worker = _state_of(scheduler, task), task.worker
+    since: float | None = None
+    if state == "running" and worker is not None:
+        since = _running_since(worker)
+    elif state == "blocked" and worker is not None:
+        since = next((frame.at for frame in worker.frames if frame.task_id == task.id), None)
+    elif task.state != DONE and task.block is not None:
+        since = task.block.since
+    return None if since is None else max(0.0, now - since)
+
+
+def _running_since(worker: WorkerRecord) -> float:
+    """When what a worker runs now has begun: it ended something then, or what is below began to wait."""
+    return max([worker.last_progress, *(frame.at for frame in worker.frames if frame.at is not None)])
+
+
+def span(seconds: float) -> str:
+    """A time span as people read it."""
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _state_of(scheduler: LocalScheduler, task: TaskRecord) -> str:
@@ -265,7 +297,7 @@ def _workers(scheduler: LocalScheduler, now: float) -> list[dict[str, Any]]:
     rows = []
     for worker in scheduler.tables.workers.values():
         top = _top(worker)
-        since = worker.idle_since if worker.state == IDLE else worker.last_progress if worker.state == LEASED else worker.started_at
+        since = worker.idle_since if worker.state == IDLE else _running_since(worker) if worker.state == LEASED else worker.started_at
         rows.append(
             {
                 "pid": worker.pid,
@@ -276,7 +308,8 @@ def _workers(scheduler: LocalScheduler, now: float) -> list[dict[str, Any]]:
                 "task_id": top.id.hex() if top is not None else "",
                 "queued": max(0, len(worker.inflight) - len(worker.frames) - (1 if top is not None else 0)),
                 "depth": len(worker.frames),
-                "demand": amounts(worker.demand),
+                "demand": amounts(tuple(pair for pair in worker.demand if not (worker.lent and pair[0] == "CPU"))),
+                "lent": amounts(tuple(pair for pair in worker.demand if worker.lent and pair[0] == "CPU")),
                 "gpus": list(worker.gpus),
                 "token": worker.token.hex(),
             }
@@ -349,7 +382,7 @@ def _resources(scheduler: LocalScheduler, now: float) -> dict[str, float]:
 
 
 def _explain(scheduler: LocalScheduler, now: float, subject: bytes) -> tuple[str, str, tuple[tuple[str, str], ...]] | None:
-    explanation = explain(scheduler, subject)
+    explanation = explain(scheduler, subject, now)
     return None if explanation is None else (explanation.state, explanation.reason, explanation.facts)
 
 
@@ -424,8 +457,8 @@ QUESTIONS: dict[str, Any] = {
 """What can be asked, besides "rows" (a page of a table of the control store): name -> function of (scheduler, now, arguments)."""
 
 
-def explain(scheduler: LocalScheduler, subject: bytes) -> Explanation | None:
-    """Why the task, object, actor or worker ``subject`` is as it is, in one sentence and a few facts."""
+def explain(scheduler: LocalScheduler, subject: bytes, now: float | None = None) -> Explanation | None:
+    """Why the task, object, actor or worker ``subject`` is as it is, in one sentence and a few facts; for how long, if ``now`` is known."""
     tables = scheduler.tables
     worker = tables.workers.get(subject)
     if worker is not None:
@@ -449,10 +482,10 @@ def explain(scheduler: LocalScheduler, subject: bytes) -> Explanation | None:
         if call:
             return Explanation(subject, row["state"], f"the result of a {call}", _facts(row))
         return Explanation(subject, row["state"], f"a value that was put, {row['size']} bytes, {row['where']}", _facts(row))
-    return _explain_task(scheduler, record.task, subject)
+    return _explain_task(scheduler, record.task, subject, now)
 
 
-def _explain_task(scheduler: LocalScheduler, task: TaskRecord, subject: bytes) -> Explanation:
+def _explain_task(scheduler: LocalScheduler, task: TaskRecord, subject: bytes, now: float | None = None) -> Explanation:
     tables = scheduler.tables
     queue = tables.queue_of(task)
     state = _state_of(scheduler, task)
@@ -462,6 +495,10 @@ def _explain_task(scheduler: LocalScheduler, task: TaskRecord, subject: bytes) -
         ("attempt", str(tries_of(task.attempt))),
         ("demand", describe(queue.demand)),
     ]
+    elapsed = None if now is None else _elapsed(scheduler, task, now)
+    if elapsed is not None:
+        begun = state in ("running", "blocked")
+        facts.append((state, f"for {span(elapsed)}") if begun else ("submitted", f"{span(elapsed)} ago"))
     if task.rare is not None and task.rare.history:
         facts.append(("earlier attempts", "; ".join(task.rare.history)))
     if task.state == WAITING:
@@ -481,8 +518,18 @@ def _explain_task(scheduler: LocalScheduler, task: TaskRecord, subject: bytes) -
         return Explanation(subject, state, f"is next on worker {task.worker.pid}, behind what it runs now", tuple(facts))
     rows = [_object_row(record) for record in task.values()]
     where = ", ".join(f"{row['size']} bytes {row['where']}" for row in rows)
-    reason = f"has finished with an error ({where})" if state == "failed" else f"has finished; its values: {where}"
+    reason = f"has finished with an error: {_error_of(task)}" if state == "failed" else f"has finished; its values: {where}"
     return Explanation(subject, state, reason, tuple(facts))
+
+
+def _error_of(task: TaskRecord) -> str:
+    """The error of a failed task: its kind, and the first line of its text."""
+    record = next(record for record in task.values() if record.status not in (OK, PENDING))
+    if type(record.value) is not bytes:
+        return "it is in the object store"
+    kind, text = summary_of(record.value, raised=record.status == ERROR)
+    line = "".join(each if each.isprintable() else " " for each in text.strip().split("\n")[0][:ERROR_CHARACTERS])
+    return f"{kind}: {line}" if line else kind
 
 
 def _why_queued(scheduler: LocalScheduler, task: TaskRecord) -> str:

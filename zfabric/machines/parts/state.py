@@ -24,6 +24,9 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Say, Send
 from zfabric.protocol.ids import CLIENT, CONTROL, FIRST_RETURN, PREFIX_BYTES, TASK_BYTES, Address
 
+NOTICES_MAX = 20
+"""How many times one driver is told that something runs again after a crash."""
+
 
 class Tables:
     """What a local scheduler knows. Each fact is in one container; indexes say which one they derive from."""
@@ -86,6 +89,14 @@ class Tables:
     def say(self, level: str, text: str) -> None:
         """Write a line to the daemon's log."""
         self.effects.append(Say(level, text))
+
+    def notify_again(self, job: JobRecord, text: str) -> None:
+        """Notify the driver of a job that something runs again; a bounded number of times, the daemon's log has all."""
+        self.say("info", text)
+        if job.driver is not None and job.notices < NOTICES_MAX:
+            job.notices += 1
+            last = "; there are no further notices of this kind: `zfabric explain` says what had to run again"
+            self.tell(job.driver, m.Notice("warning", text + (last if job.notices == NOTICES_MAX else "")))
 
     def find(self, object_id: bytes) -> AnyObject | None:
         """The record of an object, or None if it is not known (any more)."""
