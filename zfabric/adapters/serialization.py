@@ -7,7 +7,8 @@ with buffers (numpy arrays, large ``bytes``, whatever offers pickle protocol 5 b
     | the pickle | each buffer, at the next multiple of 64
 
 which is written straight into its place, and read without a copy: arrays are read-only views of the bytes, at every size,
-so that a program that runs with small arrays runs with large ones. When the bytes lie in shared memory, one numpy array over
+so that a program that runs with small arrays runs with large ones. Where torch's tensors are among them, the tag says that the
+bytes are to be the reader's own (``adapters.tensors``). When the bytes lie in shared memory, one numpy array over
 all of them stands between the memory and the views; it dies exactly when the last view does, and its finalizer lets go of the
 memory (once, in whatever thread that happens).
 
@@ -27,10 +28,12 @@ import struct
 import sys
 import threading
 import weakref
+from collections import ChainMap
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from zfabric.adapters.task_errors import dump_error, load_error, load_failure
+from zfabric.adapters.tensors import reducers, tensor_types
 from zfabric.exceptions import FabricError, SerializationError
 from zfabric.protocol.ids import FUNCTION_BYTES
 
@@ -72,6 +75,8 @@ _REGISTERED = copyreg.dispatch_table
 _CONTENTS = bytes.__basicsize__ - 1
 """Where in a ``bytes`` object its contents are."""
 _TAG = 0x01
+OWN_MEMORY = 0x02
+"""The tag of a value whose reader may write to its bytes."""
 _PICKLE = 0x80
 _HEAD = struct.Struct("<B3xIQ")
 SCALARS = frozenset({int, float, str, bytes, bool, type(None), complex})
@@ -85,6 +90,8 @@ class _Collecting(threading.local):
     """What the calls in progress on this thread collect."""
 
     references: dict[bytes, None] | None = None
+    tensors = False
+    """Whether there was a tensor."""
     functions: list[Any] | None = None
     kind: type | None = None
     """The class whose instance is being loaded."""
@@ -159,10 +166,11 @@ class SerializedValue:
     The buffers are views of the user's memory: write them before the call that made this returns to the user.
     """
 
-    __slots__ = ("buffers", "contained", "size", "stream")
+    __slots__ = ("buffers", "contained", "size", "stream", "tag")
 
-    def __init__(self, stream: bytes, buffers: Sequence[memoryview] = (), contained: tuple[bytes, ...] = ()) -> None:
+    def __init__(self, stream: bytes, buffers: Sequence[memoryview] = (), contained: tuple[bytes, ...] = (), tag: int = _TAG) -> None:
         self.stream = stream
+        self.tag = tag
         self.buffers = buffers
         self.contained = contained
         size = len(stream)
@@ -177,7 +185,7 @@ class SerializedValue:
         if not self.buffers:
             return [self.stream]
         lengths = [buffer.nbytes for buffer in self.buffers]
-        head = _HEAD.pack(_TAG, len(lengths), len(self.stream)) + struct.pack(f"<{len(lengths)}Q", *lengths)
+        head = _HEAD.pack(self.tag, len(lengths), len(self.stream)) + struct.pack(f"<{len(lengths)}Q", *lengths)
         pieces: list[bytes | memoryview] = [head, self.stream]
         position = len(head) + len(self.stream)
         for buffer in self.buffers:
@@ -241,11 +249,12 @@ def _pickle(value: Any, how: int, where: str) -> SerializedValue:
     buffers: list[pickle.PickleBuffer] = []
     references: dict[bytes, None] = {}
     previous, _collecting.references = _collecting.references, references
+    tensors, _collecting.tensors = _collecting.tensors, False
+    tag = _TAG
     try:
         if how == _CLOUD:
-            import cloudpickle
-
-            stream: bytes = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+            stream = _dump_cloud(value, buffers.append)
+            tag = OWN_MEMORY if _collecting.tensors else _TAG
         else:
             stream = _dumps(value, 5, buffer_callback=buffers.append)
         raw = [buffer.raw() for buffer in buffers]
@@ -254,8 +263,36 @@ def _pickle(value: Any, how: int, where: str) -> SerializedValue:
     except Exception as error:  # whatever the user's __reduce__ raises
         raise _cannot_pickle(value, where, error) from error
     finally:
-        _collecting.references = previous
-    return SerializedValue(stream, raw, tuple(references))
+        _collecting.references, _collecting.tensors = previous, tensors
+    return SerializedValue(stream, raw, tuple(references), tag)
+
+
+def _dump_cloud(value: Any, note_buffer: Callable[[pickle.PickleBuffer], Any]) -> bytes:
+    import io
+
+    import cloudpickle
+
+    kinds = tensor_types()
+    if not kinds or any(kind in _REGISTERED for kind in kinds):
+        stream: bytes = cloudpickle.dumps(value, protocol=5, buffer_callback=note_buffer)
+        return stream
+    file = io.BytesIO()
+    _tensor_pickler()(file, protocol=5, buffer_callback=note_buffer).dump(value)
+    return file.getvalue()
+
+
+@functools.cache
+def _tensor_pickler() -> Any:
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        dispatch_table = ChainMap(reducers(_note_tensor), cloudpickle.Pickler.dispatch_table)
+
+    return Pickler
+
+
+def _note_tensor() -> None:
+    _collecting.tensors = True
 
 
 def _cannot_pickle(value: Any, where: str, error: Exception) -> SerializationError:
@@ -269,15 +306,22 @@ def deserialize(data: bytes | memoryview, owner: Callable[[], None] | None = Non
     """The value of what ``SerializedValue`` wrote.
 
     Arrays in it are read-only views of ``data``, or with ``copy`` writable copies. ``owner`` is called exactly once: when the
-    last view of ``data`` dies (in whatever thread that happens), or before this returns if there is none.
+    last view of ``data`` dies (in whatever thread that happens), or before this returns if there is none. Tensors are writable views
+    if ``data`` is memory that may be written to, and otherwise of a copy of it.
     """
-    if not len(data) or data[0] != _TAG:
+    if not len(data) or data[0] > OWN_MEMORY:
         try:
             return _load(data, ())
         finally:
             if owner is not None:
                 _let_go(owner)
-    view = memoryview(data) if owner is not None else _aligned(data)
+    if data[0] == OWN_MEMORY and (type(data) is bytes or memoryview(data).readonly):
+        view = _copied(data)
+        if owner is not None:
+            _let_go(owner)
+            owner = None
+    else:
+        view = memoryview(data) if owner is not None else _aligned(data)
     if owner is not None:
         import numpy
 
@@ -297,6 +341,10 @@ def _aligned(data: bytes | memoryview) -> memoryview:
     """``data``, or a copy of it at a multiple of ``ALIGNMENT``: the contents of ``bytes`` are only at multiples of 16."""
     if type(data) is not bytes or (id(data) + _CONTENTS) % ALIGNMENT == 0:
         return memoryview(data)
+    return _copied(data)
+
+
+def _copied(data: bytes | memoryview) -> memoryview:
     room = bytearray(len(data) + ALIGNMENT)
     begin = -ctypes.addressof(ctypes.c_char.from_buffer(room)) % ALIGNMENT
     view = memoryview(room)[begin : begin + len(data)]
@@ -308,7 +356,7 @@ def deserialize_all(values: Iterable[bytes]) -> list[Any]:
     """What ``deserialize`` makes of each of them: many small ones cost half as much together."""
     loads = _loads
     try:
-        return [loads(data) if data[0] != _TAG else deserialize(data) for data in values]
+        return [loads(data) if data[0] > OWN_MEMORY else deserialize(data) for data in values]
     except (FabricError, MemoryError):
         raise
     except Exception as error:  # user code runs here too (__setstate__, imports)

@@ -7,12 +7,15 @@ from __future__ import annotations
 from functools import partial
 
 from zfabric.adapters.arena import Arena
+from zfabric.adapters.serialization import OWN_MEMORY
 from zfabric.adapters.spill import SpillFiles
 from zfabric.exceptions import ObjectLostError, ObjectStoreFullError, ObjectTooLargeError, OutOfDiskError
 from zfabric.machines.parts.extents import file_number
 from zfabric.protocol import messages as m
 from zfabric.runtime.connection import Connection, clock
 from zfabric.runtime.interface import Serialized
+
+_OWN_MEMORY = bytes((OWN_MEMORY,))
 
 
 class ArenaAccess:
@@ -53,17 +56,18 @@ class ArenaAccess:
             raise OutOfDiskError(f"the value cannot be written to disk ({error}), and the object store has no room for it") from None
 
     def view(self, place: tuple[int, int]) -> memoryview:
-        """The bytes at a place that this process was told: read-only in the arena, a private mapping of a file."""
+        """The bytes at a place that this process was told: read-only in the arena, a private mapping of a file, or of what has tensors."""
         offset, size = place
         arena = self.arena()
-        if offset >= 0:
-            return arena.view(offset, size)
         try:
+            if offset >= 0:
+                view = arena.view(offset, size)
+                return arena.private(offset, size) if view[:1] == _OWN_MEMORY else view
             return self._files.map(file_number(offset), size)
         except FileNotFoundError:
             raise ObjectLostError("the file that the value was in is gone") from None
         except OSError as error:
-            raise ObjectStoreFullError(f"the file that the value is in cannot be read ({error})") from None
+            raise ObjectStoreFullError(f"the value cannot be mapped ({error})") from None
 
     def _room_for(self, size: int) -> int:
         connection, room = self._connection, self._connection.machine.room

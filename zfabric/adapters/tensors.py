@@ -1,0 +1,75 @@
+"""Tensors of torch on the CPU: written from where they are, and read where they lie, on memory that is the reader's own.
+
+torch has no read-only tensors, and a write through a read-only mapping ends the process. So a value with tensors is marked, and its reader
+maps it privately: what it writes is copied page by page at that moment, and the stored value stays as it is. Whatever else there is to a
+tensor (views, gradients, parameters, names) is torch's own pickling; only the storage, where the numbers are, is a buffer here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import pickle
+import sys
+from collections.abc import Callable
+from typing import Any
+
+SHARE_LEAST = 0.5
+"""A tensor that uses less of its storage than this is pickled without the rest: a slice of a large one would be as large."""
+
+Reducer = Callable[[Any], Any]
+
+
+def tensor_types() -> tuple[type[Any], ...]:
+    """The types that have a reducer here; none as long as torch is not loaded."""
+    torch: Any = sys.modules.get("torch")
+    storage = getattr(getattr(torch, "storage", None), "TypedStorage", None)
+    return (torch.Tensor, storage) if storage is not None and hasattr(torch, "frombuffer") else ()
+
+
+def reducers(note: Callable[[], None]) -> dict[type[Any], Reducer]:
+    """How tensors and storages are pickled, by type. ``note`` is called for each storage that becomes a buffer."""
+
+    def reduce_storage(storage: Any) -> Any:
+        untyped = storage._untyped_storage  # What torch's own pickling reads: asking for it otherwise warns.
+        if untyped.device.type != "cpu":
+            return storage.__reduce_ex__(5)
+        note()
+        return _storage, (pickle.PickleBuffer(_memory(untyped)), storage.dtype)
+
+    tensor, storage = tensor_types()
+    return {tensor: _reduce_tensor, storage: reduce_storage}
+
+
+def _reduce_tensor(tensor: Any) -> Any:
+    torch: Any = sys.modules["torch"]
+    if tensor.device.type == "cpu" and tensor.layout is torch.strided:
+        used = tensor.numel() * tensor.element_size()
+        if used < SHARE_LEAST * tensor.untyped_storage().nbytes() and not tensor.__dict__:
+            tensor = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    return tensor.__reduce_ex__(5)
+
+
+def _memory(untyped: Any) -> Any:
+    """The bytes of a storage, which lives as long as they are used."""
+    if not untyped.nbytes():
+        return b""
+    memory: Any = (ctypes.c_ubyte * untyped.nbytes()).from_address(untyped.data_ptr())
+    memory.owner = untyped
+    return memory
+
+
+def _storage(buffer: Any, dtype: Any) -> Any:
+    """A storage on the memory of ``buffer``, which may be written to although the buffer says otherwise (see ``deserialize``)."""
+    import numpy
+
+    torch: Any = importlib.import_module("torch")
+    size = len(buffer)
+    if not size:
+        return torch.storage.TypedStorage(wrap_storage=torch.UntypedStorage(0), dtype=dtype, _internal=True)
+
+    address: int = numpy.frombuffer(buffer, numpy.uint8).__array_interface__["data"][0]
+    memory: Any = (ctypes.c_ubyte * size).from_address(address)
+    memory.owner = buffer
+    untyped = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+    return torch.storage.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)
