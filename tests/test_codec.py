@@ -110,9 +110,6 @@ ROWS: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("Blocked", "returned"): many(task_ids),
     ("Awaits", "task_id"): task_ids,
     ("Awaits", "callees"): many(st.tuples(object_ids, task_ids)),
-    ("StillWaits", "task_id"): task_ids,
-    ("Deadlock", "task_id"): task_ids,
-    ("Deadlock", "object_id"): object_ids,
     ("Cancel", "object_ids"): many(object_ids),
     ("Kept", "object_ids"): many(object_ids),
     ("TakeBack", "task_ids"): many(task_ids),
@@ -130,7 +127,7 @@ ROWS: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("Traced", "names"): many(st.tuples(function_ids, texts)),
     ("Traced", "trace"): st.lists(st.binary(min_size=EACH_BYTES, max_size=EACH_BYTES), max_size=3).map(b"".join),
     ("Delays", "running"): st.one_of(task_ids, st.just(b"")),
-    ("Delays", "rows"): many(st.tuples(task_ids, task_ids, many(object_ids), many(task_ids))),
+    ("Delays", "rows"): many(st.tuples(task_ids, task_ids, many(object_ids), many(task_ids), st.booleans())),
     ("Traced", "arguments"): many(st.tuples(task_ids, many(object_ids))),
     **{
         (name, "actor_id"): task_ids
@@ -584,8 +581,14 @@ CASES: list[tuple[str, int, tuple[Any, ...], Any, list[Any]]] = [
         "Delays",
         1,
         (b"", ()),
-        (TASK, TASK, (OBJECT,), (TASK,)),
-        [(TASK,), (TASK, OBJECT, (), ()), (TASK, TASK, (TASK,), ()), (TASK, TASK, (), (OBJECT,))],
+        (TASK, TASK, (OBJECT,), (TASK,), True),
+        [
+            (TASK,),
+            (TASK, OBJECT, (), (), True),
+            (TASK, TASK, (TASK,), (), True),
+            (TASK, TASK, (), (OBJECT,), True),
+            (TASK, TASK, (), (), 1),
+        ],
     ),
     ("ReturnGrant", 2, (0, 0, ()), (64, 128), [(64,), (64, 128, 0), (64, "128"), (b"64", 128)]),
     ("TakenBack", 0, ((), b""), TASK, [OBJECT, "t" * TASK_BYTES, 7]),
@@ -598,7 +601,7 @@ def frame_of(name: str, field: int, fields: tuple[Any, ...], rows: list[Any]) ->
 
 
 def test_every_row_check_has_cases() -> None:
-    without = {"Kill", "Leaving", "Stopped", "Durable", "Counted", "Retire", "Ended", "Told", "StillWaits", "Deadlock"}
+    without = {"Kill", "Leaving", "Stopped", "Durable", "Counted", "Retire", "Ended", "Told"}
     assert {name for name, *_ in CASES} | without == set(codec._ROW_CHECKS), "those have no rows"
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -673,44 +675,81 @@ class Asker:
     def by_an_argument(self, mine: Any) -> str:
         return str(zf.get(identity.remote(mine.end.remote())))
 
-    def after_it_was_told(self, other: Any, mine: Any) -> list[str]:
-        """What is refused can be caught, and something else done."""
-        try:
-            zf.get(other.ask.remote(mine))
-        except zf.DeadlockError:
-            pass
-        return [zf.get(other.end.remote()), zf.get(asks.remote(other))]
-
 
 @zf.remote
 def asks(other: Any) -> str:
     return str(zf.get(other.end.remote()))
 
 
-def test_a_circle_of_actors_is_refused_and_shown() -> None:
-    """In the one that closes it, and with that in all of them."""
-    a, b, c = (Asker.options(name=name).remote() for name in "abc")
+def test_the_driver_is_warned_of_a_circle_of_actors_and_can_break_it(capfd: pytest.CaptureFixture[str]) -> None:
+    """By a kill, a cancel, or a timeout that the call has had: whoever waits goes on with that."""
+    a, b, c, d, e = (Asker.options(name=name).remote() for name in "abcde")
+    shared = [Asker.options(name=f"light {name}", lightweight=True).remote() for name in "fg"]
     assert value_of(a.ask.remote(b, c)) == "the end", "waiting in a row is no circle"
-    for call, circle in (
-        (lambda: a.ask.remote(b, a), "Asker.ask (b) -> Asker.ask (a) -> Asker.ask (b)"),
-        (lambda: b.ask.remote(c, a, b), "Asker.ask (a) -> Asker.ask (b) -> Asker.ask (c) -> Asker.ask (a)"),
-        (lambda: a.by_a_task.remote(a), "asks -> Asker.by_a_task (a) -> asks"),
-        (lambda: a.by_an_argument.remote(a), "Asker.by_an_argument (a) -> identity -> Asker.by_an_argument (a)"),
-    ):
-        error = failure(call())
-        assert isinstance(error, zf.DeadlockError)
-        assert circle in str(error)
-    assert value_of(a.after_it_was_told.remote(b, a)) == ["the end", "the end"]
-    assert value_of([each.end.remote() for each in (a, b, c)]) == ["the end"] * 3
+    two, three = a.ask.remote(b, a), c.ask.remote(d, e, c)
+    light = shared[0].ask.remote(shared[1], shared[0])
+    by_argument = (own := Asker.options(name="own").remote()).by_an_argument.remote(own)
+    by_task = (other := Asker.options(name="other").remote()).by_a_task.options(timeout=20).remote(other)
+    said = ""
+
+    def shown(*circles: str) -> bool:
+        nonlocal said
+        zf.wait([two], timeout=0.01)
+        said += capfd.readouterr().err
+        return all(circle in said for circle in circles)
+
+    end = "nothing but a timeout, a cancel or a kill will end it: "
+    eventually(lambda: shown("Asker.ask (a)", "Asker.ask (b)", "Asker.ask (e)", "Asker (light", "identity"), "the driver is warned of each")
+    assert said.count(end) == 4, "once"
+    assert "Asker.by_a_task" not in said, "that ends by itself"
+    assert "it waits for itself: Asker.ask (a) -> Asker.ask (b) -> Asker.ask (a)" in str(zf.explain(a))
+    zf.kill(b)
+    assert isinstance(failure(two), zf.ActorDiedError)
+    zf.kill(shared[1])
+    assert isinstance(failure(light), zf.ActorDiedError)
+    for ref in (three, by_argument, by_task):
+        zf.cancel(ref)
+        assert isinstance(failure(ref), zf.TaskCancelledError)
+    assert value_of([each.end.remote() for each in (a, c, d, e, shared[0], own, other)]) == ["the end"] * 7
 
 
-def test_a_circle_that_the_next_daemon_finds_is_refused() -> None:
+def test_a_program_ends_though_its_actors_wait_for_each_other() -> None:
+    program = """if True:
+        import zfabric as zf
+
+        @zf.remote
+        class Asker:
+            def ask(self, *others):
+                print("asks", flush=True)
+                return zf.get(others[0].ask.remote(*others[1:])) if others else None
+
+        zf.init(num_cpus=2)
+        for options in ({}, {"lightweight": True}):
+            a, b = (Asker.options(**options).remote() for _ in range(2))
+            circle = a.ask.remote(b, a)
+            try:
+                zf.get(circle, timeout=1.0)
+            except zf.GetTimeoutError:
+                print("and waits", flush=True)
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert done.stdout.count("and waits") == 2
+
+
+def test_a_circle_that_the_next_daemon_finds(capfd: pytest.CaptureFixture[str]) -> None:
     """One waits when the daemon dies, the other closes the circle for the next one."""
-    a, b = Asker.remote(), Subject.remote()
-    value_of([a.end.remote(), b.pid.remote()])
+    a = Asker.remote()
+    value_of(a.end.remote())
     kill_daemon()
-    error = failure(a.ask.remote(Asker.remote(), a))
-    assert isinstance(error, zf.DeadlockError)
+    waits = a.ask.remote(Asker.remote(), a)
+
+    def warned() -> bool:
+        zf.wait([waits], timeout=0.01)
+        return "wait for each other" in capfd.readouterr().err
+
+    eventually(warned, "the driver is warned")
+    zf.kill(a)
+    assert isinstance(failure(waits), zf.ActorDiedError)
 
 
 @zf.remote

@@ -278,10 +278,10 @@ def test_why_one_does_not_go_on_is_known_where_its_process_has_said_so() -> None
     ((worker, _, _),) = node.dispatched()
     pid = node.pids[worker]
     assert explained(node, 0) == ("alive", f"lives in process {pid}, and runs what it is called for")
-    waits = (task_id(0), task_id(50), (call_value(task_id(51), 0), ref(99)), (task_id(1), bytes(16)))
-    streams = (task_id(2), task_id(52), (), ())
-    made_slowly = (task_id(3), task_id(3), (call_value(task_id(54), 0),), (task_id(0),))
-    runs = (task_id(1), task_id(53), (), ())
+    waits = (task_id(0), task_id(50), (call_value(task_id(51), 0), ref(99)), (task_id(1), bytes(16)), True)
+    streams = (task_id(2), task_id(52), (), (), True)
+    made_slowly = (task_id(3), task_id(3), (call_value(task_id(54), 0),), (task_id(0),), True)
+    runs = (task_id(1), task_id(53), (), (), True)
     node.say(WORKER + worker, m.Delays(task_id(53), (waits, streams, made_slowly, runs)))
     state, reason = explained(node, 0)
     assert state == "blocked"
@@ -594,89 +594,45 @@ def test_a_call_that_has_lent_its_turn_and_waits_then_has_it_again(worker: Worke
     assert worker.turns.lent == {}
 
 
-def refused(worker: Worker, actor_id: bytes, *callees: bytes, needed: int = 0, **calls: bytes) -> list[bytes]:
-    """The cycle that would be, if an actor waited for ``needed`` (all) of calls of these; ``calls`` are those of others, by number."""
-    mine = {result_of(80 + number): each for number, each in enumerate(callees)}
-    others = {result_of(int(name[1:])): each for name, each in calls.items()}
-    begun = [each for each in (*worker.stack, *worker.running_calls.values()) if actor_of(each) == actor_id]
-    return worker.refused(begun[0] if begun else begin(worker), tuple(mine), needed or len(mine), {**mine, **others}.get)
-
-
-def test_a_cycle_is_seen(worker: Worker) -> None:
-    call(worker, A, 0)
-    call(worker, B, 1)
-    worker.give_up_turn(begin(worker), (result_of(7),))
-    begin(worker)
-    assert refused(worker, B, A, _7=B) == [A, B]
-    assert refused(worker, A, A) == [A]
-    assert refused(worker, B, A, _7=b"another") == []
-
-
-def test_who_does_not_need_all_is_refused_once_too_many_never_come(worker: Worker) -> None:
-    call(worker, A, 0)
-    call(worker, B, 1)
-    worker.give_up_turn(begin(worker), (result_of(7),))
-    begin(worker)
-    assert refused(worker, B, A, b"another", needed=1, _7=B) == []
-    assert refused(worker, B, A, A, needed=1, _7=B) == [A, B]
-    assert refused(worker, B, A, b"another", needed=2, _7=B) == [A, B]
-
-
-def test_what_goes_on_by_itself_closes_no_cycle(worker: Worker) -> None:
-    for number, actor_id in enumerate((A, B, B)):
+def test_an_actor_that_would_wait_for_a_call_of_itself_is_refused_and_others_are_not(worker: Worker) -> None:
+    for number, actor_id in enumerate((A, B)):
         call(worker, actor_id, number)
+    own, others, another = result_of(7), result_of(8), result_of(9)
+    callee = {own: A, others: B}.get
     first = begin(worker)
-    worker.give_up_turn(first, (result_of(7),), may_end=True)
-    second = begin(worker)
-    assert refused(worker, B, A, _7=B) == []
-    assert not worker.take_turn(first)
-    end(worker, second)
-    assert worker.take_turn(first)
-    worker.give_up_turn(first, (result_of(7),))
-    begin(worker)
-    assert refused(worker, B, A, _7=B) == [A, B]
-    worker.step(0.0, CLIENT + DRIVER, m.Stopped(first.row[0], "cancelled"))
-    assert refused(worker, B, A, _7=B) == [], "it is stopped"
+    assert worker.refused(first, (own,), 1, callee)
+    assert worker.refused(first, (own, another), 2, callee)
+    assert not worker.refused(first, (own, another), 1, callee), "the other one is enough"
+    assert not worker.refused(first, (others,), 1, callee)
+    worker.give_up_turn(first, (others,))
+    assert not worker.refused(begin(worker), (own,), 1, callee), "a circle of two: the driver is warned"
 
 
-def test_what_has_a_limit_of_time_closes_no_cycle(worker: Worker) -> None:
-    row = (bytes(16), "method", b"arguments", (), (), (("timeout", 5.0),))
-    worker.step(0.0, CLIENT + DRIVER, m.Call(A, 0, (row,)))
-    call(worker, B, 1)
-    worker.give_up_turn(begin(worker), (result_of(7),))
-    assert refused(worker, B, A, _7=B) == []
-
-
-def test_a_result_on_its_way_closes_no_cycle(worker: Worker) -> None:
-    """The call that is waited for has ended; who waits has not heard of it, and another call of that actor runs already."""
-    own = worker.address[1:]
-    call(worker, B, 1)
-    waits = begin(worker)
-    worker.give_up_turn(waits, (result_of(2),))
+def test_an_actor_may_wait_for_a_call_of_itself_whose_result_is_on_its_way(worker: Worker) -> None:
+    """The call has ended, and its caller has not been told; another call of the actor runs already."""
+    own, result = worker.address[1:], result_of(2)
     worker.step(0.0, CLIENT + own, m.Call(A, 0, (((2).to_bytes(16, "big"), "method", b""),)))
     call(worker, A, 3)
     ended = begin(worker)
-    assert refused(worker, A, B, _2=A) == [B, A], "it runs"
     end(worker, ended)
-    assert number_of(begin(worker)) == 3
-    assert refused(worker, A, B, _2=A) == []
+    waits = begin(worker)
+    assert number_of(waits) == 3
+    assert not worker.refused(waits, (result,), 1, {result: A}.get)
     assert said(worker)
     worker.mailbox.have_come({(2).to_bytes(16, "big"): None})
-    assert refused(worker, A, B, _2=A) == [], "it is still on its way"
+    assert not worker.refused(waits, (result,), 1, {result: A}.get), "it is still on its way"
     worker.mailbox.have_come({})
-    assert refused(worker, A, B, _2=A) == [B, A], "nobody would ask for what has come"
+    assert worker.refused(waits, (result,), 1, {result: A}.get), "nobody would ask for what has come"
 
 
-def test_a_call_that_was_stopped_before_it_ran_closes_no_cycle(worker: Worker) -> None:
-    own = worker.address[1:]
-    call(worker, B, 1)
-    worker.give_up_turn(begin(worker), (result_of(2),))
+def test_an_actor_may_wait_for_a_call_of_itself_that_was_stopped_before_it_ran(worker: Worker) -> None:
+    own, result = worker.address[1:], result_of(2)
     call(worker, A, 3)
-    assert number_of(begin(worker)) == 3
+    waits = begin(worker)
     worker.step(0.0, CLIENT + own, m.Call(A, 0, (((2).to_bytes(16, "big"), "method", b""),)))
-    assert refused(worker, A, B, _2=A) == [B, A]
+    assert worker.refused(waits, (result,), 1, {result: A}.get)
     worker.step(0.0, CLIENT + own, m.Stopped((2).to_bytes(16, "big"), "cancelled"))
-    assert refused(worker, A, B, _2=A) == []
+    assert not worker.refused(waits, (result,), 1, {result: A}.get)
 
 
 def delays(worker: Worker) -> list[tuple[bytes, set[bytes]]]:
@@ -692,7 +648,7 @@ def test_what_lasts_is_told_once_and_again_to_a_restarted_daemon(worker: Worker)
     worker.give_up_turn(first, (ref(7), ref(8)))
     second = begin(worker)
     assert delays(worker) == [], "they have only just begun"
-    rows = {(A, first.row[0], (ref(7), ref(8)), (B, bytes(16))), (B, second.row[0], (), ())}
+    rows = {(A, first.row[0], (ref(7), ref(8)), (B, bytes(16)), True), (B, second.row[0], (), (), True)}
     assert delays(worker) == [(second.row[0], rows)]
     assert delays(worker) == []
     worker.running()
@@ -701,6 +657,19 @@ def test_what_lasts_is_told_once_and_again_to_a_restarted_daemon(worker: Worker)
     assert worker.take_turn(first)
     end(worker, first)
     assert delays(worker) == [(b"", set())]
+
+
+@pytest.mark.parametrize("why", ["may end", "is stopped", "has a timeout"])
+def test_what_goes_on_by_itself_is_not_said_to_wait_for_all_that_it_wants(worker: Worker, why: str) -> None:
+    options = (("timeout", 5.0),) if why == "has a timeout" else None
+    worker.step(0.0, CLIENT + DRIVER, m.Call(A, 0, ((bytes(16), "method", b"arguments", (), (), options),)))
+    item = begin(worker)
+    worker.give_up_turn(item, (ref(7),), may_end=why == "may end")
+    if why == "is stopped":
+        worker.step(0.0, CLIENT + DRIVER, m.Stopped(item.row[0], "cancelled"))
+    delays(worker)
+    ((_, rows),) = delays(worker)
+    assert [row[-1] for row in rows] == [False]
 
 
 def test_a_restarted_daemon_hears_who_lives_here(worker: Worker) -> None:

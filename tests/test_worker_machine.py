@@ -145,46 +145,6 @@ def test_a_call_with_a_timeout_does_not_wait_for_ever(worker: Worker) -> None:
     assert [message.certain for message in said(worker) if type(message) is m.Awaits] == [False]
 
 
-def test_what_still_waits_says_so_when_it_is_asked_unless_it_is_to_be_stopped(worker: Worker) -> None:
-    def asked(number: int) -> list[Any]:
-        worker.step(0.0, b"L" + DAEMON, m.StillWaits(row(number)[0]))
-        return said(worker)
-
-    wanted = (object_id(b"w" * 16),)
-    give(worker, 1)
-    begin(worker)
-    assert asked(1) == []
-    worker.block(wanted, True)
-    assert said(worker) == [m.Blocked(row(1)[0], wanted, (), True)]
-    assert asked(1) == [m.Awaits(row(1)[0], "", (), True)]
-    assert asked(2) == []
-    worker.unblock()
-    worker.block(wanted, False, callees=((wanted[0], b"a" * 16),), certain=True)
-    said(worker)
-    assert asked(1) == [m.Awaits(row(1)[0], "", ((wanted[0], b"a" * 16),), True)]
-    worker.step(0.0, b"L" + DAEMON, m.Deadlock(row(1)[0], wanted[0], "f -> f"))
-    assert asked(1) == [], "it will not for long"
-    worker.unblock()
-    worker.block(wanted, True)
-    worker.step(0.0, b"L" + DAEMON, m.Interrupt(row(1)[0], 0, "cancelled"))
-    said(worker)
-    assert asked(1) == []
-
-
-def test_a_deadlock_is_of_what_is_waited_for_now(worker: Worker) -> None:
-    give(worker, 1)
-    begin(worker)
-    wanted, other = object_id(b"w" * 16), object_id(b"o" * 16)
-    for told, known in (((row(1)[0], other), False), ((row(2)[0], wanted), False), ((row(1)[0], wanted), True)):
-        worker.block((wanted,), True)
-        worker.step(0.0, b"L" + DAEMON, m.Deadlock(*told, "f -> f"))
-        assert worker.waits.deadlocks == ({row(1)[0]: "f -> f"} if known else {})
-        worker.unblock()
-        assert worker.waits.deadlocks == {}
-    worker.step(0.0, b"L" + DAEMON, m.Deadlock(row(1)[0], wanted, "f -> f"))
-    assert worker.waits.deadlocks == {}, "it waits no longer"
-
-
 def test_the_end_of_what_ran_on_top_is_told_before_the_next_wait(worker: Worker) -> None:
     give(worker, 1)
     begin(worker)

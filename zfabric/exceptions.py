@@ -109,7 +109,7 @@ class ActorLimitExceededError(ActorError):
 
 
 class DeadlockError(ActorError):
-    """An actor waits for a call that can only run once it has stopped waiting; the text shows who waits for whom."""
+    """An actor waits for a call of itself, which can only run once it has stopped waiting."""
 
 
 class PendingCallsLimitExceededError(ActorError):

@@ -149,6 +149,7 @@ class LocalScheduler:
         self.infeasible.tick(now)
         self.starvation.tick(now)
         self.actors.tick(now)
+        self.deadlocks.tick(now)
         self.logs.tick(now)
         self.membership.tick(now)
 
@@ -165,6 +166,7 @@ class LocalScheduler:
             self.infeasible.next_deadline(),
             self.starvation.next_deadline(),
             self.actors.next_deadline(),
+            self.deadlocks.next_deadline(),
             self.logs.next_deadline(),
             self.introductions.next_deadline(),
             self.partings.next_deadline(),
@@ -449,7 +451,7 @@ class LocalScheduler:
         if worker is not None:
             frame = self.dispatcher.blocked(worker, message)
             frame.at = now
-            self.deadlocks.look(worker, frame)
+            self.deadlocks.begins(now, worker, frame)
 
     def on_unblocked(self, now: float, source: Address, message: m.Unblocked) -> None:
         """It waits no longer."""

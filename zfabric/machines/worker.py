@@ -206,15 +206,12 @@ class Worker:
         assert self.turns is not None
         return self.turns.go_on(actor_of(item))
 
-    def refused(self, item: Item | Invocation, wanted: Sequence[bytes], needed: int, callee: Callee) -> list[bytes]:
-        """The actors of this process that would wait for each other if what runs waited for so many of these objects. Empty if it may.
+    def refused(self, item: Item | Invocation, wanted: Sequence[bytes], needed: int, callee: Callee) -> bool:
+        """Whether the actor that runs this would wait for itself if that waited for so many of these objects.
 
-        They begin with one that it would wait for. ``callee`` is the actor whose call is to make an object, if nothing ends that call but
-        its being run (``Calls.lasting``).
+        ``callee`` is the actor whose call is to make an object, if nothing ends that call but its being run (``Calls.lasting``).
         """
-        if self.turns is not None:
-            return self.turns.refused(actor_of(item), wanted, needed, callee)
-        return self.mailbox.refused(item.actor_id, wanted, needed, callee) if type(item) is Invocation else []
+        return (self.turns is not None or type(item) is Invocation) and self.mailbox.refused(actor_of(item), wanted, needed, callee)
 
     def finish_call(
         self,
@@ -477,15 +474,6 @@ class Worker:
         if message.task_id in self.yields.open:
             self.yields.allow(message.task_id, message.upto)
 
-    def on_still_waits(self, message: m.StillWaits) -> None:
-        """Whether a task that was said to wait goes on doing so. If not, the news of that is on its way."""
-        if message.task_id not in self.interrupts:
-            self._effects.extend(Send(self.scheduler, awaits) for awaits in self.waits.still(message.task_id))
-
-    def on_deadlock(self, message: m.Deadlock) -> None:
-        """What waits does so for ever; unless it has stopped waiting for that meanwhile."""
-        self.waits.on_deadlock(message)
-
     def on_stop(self, message: m.Stop) -> None:
         """Exit."""
         self.stopping = True
@@ -591,8 +579,6 @@ HANDLERS: dict[type[Any], Any] = {
     m.TakeBack: Worker.on_take_back,
     m.Interrupt: Worker.on_interrupt,
     m.Stop: Worker.on_stop,
-    m.StillWaits: Worker.on_still_waits,
-    m.Deadlock: Worker.on_deadlock,
     m.Allow: Worker.on_allow,
     m.Call: Worker.on_call,
     m.Stopped: Worker.on_stopped,

@@ -433,15 +433,6 @@ def _awaits(name: str, fields: tuple[Any, ...]) -> None:
     _ids(name, columns[1], TASK_BYTES)
 
 
-def _still_waits(name: str, fields: tuple[Any, ...]) -> None:
-    _ids(name, fields, TASK_BYTES)
-
-
-def _deadlock(name: str, fields: tuple[Any, ...]) -> None:
-    _ids(name, fields[:1], TASK_BYTES)
-    _ids(name, fields[1:2], OBJECT_BYTES)
-
-
 _MAYBE_TUPLE: set[type] = {tuple, type(None)}
 """Of a row that may be short: what it does not have is None in its column."""
 
@@ -497,7 +488,7 @@ def _traced(name: str, fields: tuple[Any, ...]) -> None:
 
 
 def _delays(name: str, fields: tuple[Any, ...]) -> None:
-    columns = _columns(name, fields[1], {4}, (_BYTES, _BYTES, _TUPLE, _TUPLE))
+    columns = _columns(name, fields[1], {5}, (_BYTES, _BYTES, _TUPLE, _TUPLE, {bool}))
     _ids(name, (*columns[0], *columns[1], *itertools.chain.from_iterable(columns[3])), TASK_BYTES)
     _ids(name, tuple(itertools.chain.from_iterable(columns[2])), OBJECT_BYTES)
 
@@ -600,6 +591,4 @@ _ROW_CHECKS = {
     "Write": _writes,
     "Blocked": _blocked,
     "Awaits": _awaits,
-    "StillWaits": _still_waits,
-    "Deadlock": _deadlock,
 }

@@ -168,7 +168,7 @@ class WorkerRuntime(RunningWorker):
         with self.lock:
             if done():
                 return True
-            self._refuse_cycle(item, object_ids, needed)
+            self._refuse_itself(item, object_ids, needed)
             self.lending.suspend(item.row[0])
             name = self._terms(item)[0] if type(item) is Invocation else ""
             calls = self.machine.calls
@@ -176,7 +176,7 @@ class WorkerRuntime(RunningWorker):
             worker.block(tuple(object_ids), inline, name, calls.callees(object_ids), certain)
 
         def news() -> bool:
-            return bool(worker.inline or worker.waits.deadlocks) or worker.interrupted(item) != "" or done()
+            return bool(worker.inline) or worker.interrupted(item) != "" or done()
 
         try:
             while True:
@@ -190,8 +190,6 @@ class WorkerRuntime(RunningWorker):
                     raise TaskInterrupt("the task is to be stopped")
                 elif ready or not answered:
                     return ready
-                elif item.row[0] in worker.waits.deadlocks:
-                    raise self._deadlock(item, worker.waits.deadlocks[item.row[0]], "wait elsewhere, or return the ref")
         finally:
             with self.lock:
                 self.worker.unblock()
@@ -260,7 +258,7 @@ class WorkerRuntime(RunningWorker):
         with self.lock:
             if done():
                 return True
-            self._refuse_cycle(item, object_ids, needed)
+            self._refuse_itself(item, object_ids, needed)
             worker.give_up_turn(item, tuple(object_ids), deadline is not None or needed < len(object_ids))
 
         def news() -> bool:
@@ -334,18 +332,13 @@ class WorkerRuntime(RunningWorker):
         if interrupt is not None:
             raise interrupt
 
-    def _refuse_cycle(self, item: Item | Invocation, object_ids: Sequence[bytes], needed: int) -> None:
-        """DeadlockError if actors of this process would wait for each other, or one for itself. The caller holds the lock."""
+    def _refuse_itself(self, item: Item | Invocation, object_ids: Sequence[bytes], needed: int) -> None:
+        """DeadlockError if an actor would wait for a call of itself. The caller holds the lock."""
         lasting = partial(self.machine.calls.lasting, lives=self.worker.mailbox.actors)
-        cycle = self.worker.refused(item, object_ids, needed, lasting)
-        if cycle:
-            name = self._terms(item)[0]
-            path = " -> ".join([name, *(type(self.host.instances.get(each)).__qualname__ for each in cycle), name])
-            raise self._deadlock(item, path, "call the method directly (self.method()), or return the ref")
-
-    def _deadlock(self, item: Item | Invocation, circle: str, advice: str) -> DeadlockError:
-        name = self._terms(item)[0]
-        return DeadlockError(f"{name} waits for a call that can only run once {name} has returned: {circle}; {advice}")
+        if self.worker.refused(item, object_ids, needed, lasting):
+            name, actor = self._terms(item)[0], type(self.host.instances.get(actor_of(item))).__qualname__
+            text = f"{name} waits for a call that can only run once {name} has returned: {name} -> {actor} -> {name}; "
+            raise DeadlockError(text + "call the method directly (self.method()), or return the ref")
 
 
 def _in_event_loop() -> bool:

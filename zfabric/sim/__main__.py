@@ -89,7 +89,7 @@ EXPECTED_OF_ACTORS = (
 """Likewise, of programs with actors."""
 
 
-EXPECTED_OF_CIRCLES = ("Awaits", "StillWaits", "Deadlock", "Delays", "circle refused", "worker died", "daemon restarted")
+EXPECTED_OF_CIRCLES = ("Awaits", "Delays", "circle refused", "circle warned", "circle broken", "worker died", "daemon restarted")
 """Likewise, of programs whose actors wait for each other."""
 
 

@@ -3,34 +3,36 @@
 *Chains* of calls and tasks go from actor to actor. Each asks for the next one and waits for it. How one ends decides what is to come of it:
 
 - it ends, and all have what they wait for;
-- ``close``: the last waits for a call of its own of an actor in whose call the chain began, or came by: a circle, which is refused in one
-  of those who are in it, or this program has no end;
+- ``close``: the last waits for a call of its own of an actor in whose call the chain began, or came by: a circle. If it is its own actor,
+  that is refused. Else the driver is warned, and kills one of the actors; if nobody is warned, this program has no end;
 - ``timed``: it waits so for a while only; or ``asked``: for a call of the first actor that somebody else made, before the chain: that has
-  run. Nobody may be refused.
+  run. The driver may not be warned of either.
 
-Between processes, chains go to actors with larger numbers, and back only at their ends: two that go against each other may wait for each
-other without anybody knowing for certain. Among lightweight actors in one process that is known, so there they go anywhere. The statement
-beyond those of ``programs`` and ``actors``: ``ask`` (get, or be refused).
+Between processes, chains go to actors with larger numbers, and back only at their ends, and those of a circle are in no other chain: else
+chains that nobody meant to close would. The statement beyond those of ``programs`` and ``actors``: ``ask`` (get, or be refused).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import random
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from zfabric.machines.parts.mailbox import Invocation
 from zfabric.machines.parts.records import WAITING
-from zfabric.protocol.ids import TASK_BYTES, short
+from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, short
 from zfabric.sim.actors import GONE
 from zfabric.sim.network import Faults
-from zfabric.sim.programs import ACTOR, CRASHED, LIGHT, LOST, MODULUS, NOTHING, PLAIN, STOPPED, Author, Program, Spec, mix
+from zfabric.sim.programs import ACTOR, CRASHED, LIGHT, LOST, MODULUS, NOTHING, PLAIN, STOPPED, Author, Program, Spec, function_id, mix
 
 if TYPE_CHECKING:
-    from zfabric.machines.parts.deadlocks import Suspicion
+    from zfabric.machines.parts.deadlocks import Deadlocks
     from zfabric.sim.frames import Frame
     from zfabric.sim.processes import Process
     from zfabric.sim.world import World
 
+NEWS_SECONDS = 1.0
+"""How long it may take until the scheduler is told that somebody goes on, or is dead."""
 REFUSED = "refused"
 """How a body ends that does not go on without what it was refused to wait for."""
 Waiting = tuple["Process", "Frame"]
@@ -48,11 +50,8 @@ class CircleAuthor(Author):
         self.kinds = tuple(LIGHT if rng.random() < lightweight else ACTOR for _ in range(sum(sizes)))
         self.together = cpus == 1 and set(self.kinds) == {LIGHT}
         """Whether all live in one process."""
-        if not self.together and set(self.kinds) != {ACTOR}:
-            circles = 0  # Nobody would know of them.
         self.chains = [(range(sizes[0]), False)] * open_chains
-        """The actors of each chain, and whether it ends in a circle. Between processes, those of a circle are in no other chain: what is
-        refused need not be the last to wait, and the others would wait on, while another chain comes between them."""
+        """The actors of each chain, and whether it ends in a circle."""
         for circle in range(circles):
             first = sum(sizes[: circle + 1])
             self.chains.append((range(len(self.kinds)) if self.together else range(first, first + sizes[circle + 1]), True))
@@ -98,12 +97,12 @@ class CircleAuthor(Author):
 class _Chain:
     """One chain, by the actors that it goes to."""
 
-    def __init__(self, author: CircleAuthor, path: list[int], refused: bool, closes: bool) -> None:
+    def __init__(self, author: CircleAuthor, path: list[int], broken: bool, closes: bool) -> None:
         self.author = author
         self.random = author.random
         self.path = path
         self.closes = closes
-        self.errors = tuple(sorted(author.errors | {REFUSED} if refused else author.errors))
+        self.errors = tuple(sorted(author.errors | GONE | LOST | {REFUSED} if broken else author.errors))
         self.earlier = self.random.randrange(MODULUS)
         """The number of what the driver has asked the first of them before."""
         self.known = tuple(range(len(author.kinds) + 1))
@@ -148,7 +147,7 @@ class _Chain:
         label = rng.randrange(MODULUS)
         call = self.invoke(slot, rng.choice(self.path), label, author._sleeps(), ())
         if how == "timed":
-            return [call, ("timed", slot, 0.05 + author._time())]
+            return [call, ("timed", slot, rng.choice((0.05, 0.05, 8.0)) + author._time())]
         if how == "close" or author.together:
             return [call, *author._sleeps(), self._ask(slot, mix(label, 0))]
         needs = rng.randrange(MODULUS)
@@ -167,26 +166,60 @@ class Truth:
         self.world = world
         self.ended: set[bytes] = set()
         """Calls that have."""
-        self._seen: dict[tuple[bytes, tuple[bytes, ...]], bool] = {}
-        """Whether it was true that somebody was in a circle of several when the scheduler saw it there: by what closed it, and for what."""
+        self._went_on: dict[bytes, float] = {}
+        """When what had waited went on, or its process died."""
+        self._circles: dict[str, list[bytes]] = {}
+        """The actors of a circle, by the warning of it."""
+        self._chance = random.Random(f"{world.seed}/circles")
 
-    def seen(self, circles: Iterable[Suspicion]) -> None:
-        """The scheduler sees circles at this moment."""
-        for circle in circles:
-            first = circle.frames[0]
-            for process in self.world.processes():
-                for frame in process.frames:
-                    if frame.item is not None and frame.item.row[0] == first.task_id:
-                        self._seen[first.task_id, first.wanted] = self._waits_for_itself(process, frame, first.wanted)
+    def goes_on(self, frame: Frame) -> None:
+        """What is on a stack waits no longer."""
+        if frame.item is not None:
+            self._went_on[frame.item.row[0]] = self.world.now
 
-    def refused(self, process: Process, frame: Frame, wanted: tuple[bytes, ...], at_once: bool) -> None:
-        """Somebody is refused to wait for these. ``at_once``: by its own process, and not as the scheduler has seen it."""
+    def refused(self, process: Process, frame: Frame, wanted: tuple[bytes, ...]) -> None:
+        """An actor is refused to wait for these calls of itself."""
         assert frame.item is not None
         self.world.states["circle refused"] += 1
-        seen = None if at_once else self._seen.get((frame.item.row[0], wanted))
-        if not (self._waits_for_itself(process, frame, wanted) if seen is None else seen):
+        if not self.world.circling or not self._waits_for_itself(process, frame, wanted):
             names = ", ".join(map(short, wanted))
             self.world.fail(f"{process.name}: {short(frame.item.row[0])} is refused to wait for {names}, which is no circle")
+
+    def warned(self, text: str, deadlocks: Deadlocks) -> None:
+        """The scheduler warns the driver."""
+        if "wait for each other" not in text:
+            return
+        if not self.world.circling:
+            self.world.fail(f"the driver is warned that {text}, and no program makes such a circle")
+        self.world.states["circle warned"] += 1
+        circle = dict(next(circle for circle, told in deadlocks.warned.items() if told == text))
+        waiting: set[bytes] = set()
+        actors: set[bytes] = set()
+        for process in self.world.processes():
+            for frame in process.frames:
+                item, wait = frame.item, frame.wait
+                if item is None or item.row[0] not in circle:
+                    continue
+                if wait is not None and wait.deadline is None and self._waits_for_itself(process, frame, circle[item.row[0]]):
+                    waiting.add(item.row[0])
+                if type(item) is Invocation or item.row[1] in (function_id(ACTOR), function_id(LIGHT)):
+                    actors.add(item.actor_id if type(item) is Invocation else item.row[0])
+        last_news = max(self._went_on.get(task_id, 0.0) for task_id in circle)
+        if waiting != set(circle) and self.world.now - last_news > NEWS_SECONDS:
+            names = ", ".join(map(short, set(circle) - waiting))
+            self.world.fail(f"the driver is warned of {names}, which do not wait for themselves: {text}")
+        self._circles[text] = sorted(actors)
+
+    def heard(self, process: Process, text: str) -> None:
+        """The driver has the warning, and kills one of the actors."""
+        actors = self._circles.pop(text, [])
+        if actors:
+            self.world.states["circle broken"] += 1
+            actor_id = self._chance.choice(actors)
+            process.machine.add_reference(actor_id + FIRST_RETURN)  # Its program may have dropped its own handle.
+            process.kill_actor(actor_id, True)
+            process.drop(actor_id + FIRST_RETURN)
+            process.wake()
 
     def _waits_for_itself(self, process: Process, frame: Frame, wanted: tuple[bytes, ...]) -> bool:
         """Whether what waits for these waits for itself, by way of others, and none of them goes on before."""

@@ -253,8 +253,8 @@ class Daemon:
     def _perform(self, role: bytes, effect: Any) -> None:
         world = self.world
         if isinstance(effect, e.Send):
-            if type(effect.message) is m.StillWaits:
-                world.truth.seen(self.scheduler.deadlocks._suspected.values())
+            if type(effect.message) is m.Notice:
+                world.truth.warned(effect.message.text, self.scheduler.deadlocks)
             self._send(role, effect)
         elif isinstance(effect, e.Store):
             self._store(effect)

@@ -180,6 +180,8 @@ class Process:
             if type(message) is m.Returned:
                 self.world.calls.released(message.rows)
             self.machine.step(self.world.now, source, message)
+            if type(message) is m.Notice:
+                self.world.truth.heard(self, message.text)
 
     # -- the loop --
 
@@ -280,9 +282,6 @@ class Process:
             elif wait.done() or (wait.deadline is not None and self.world.now >= wait.deadline):
                 self._end_wait(frame)
                 self.resume(frame, wait.finish(wait.done()))
-            elif self.refused(frame):
-                self._end_wait(frame)
-                self.resume(frame, Refused())
             else:
                 self.flush()
                 if not self.inbox:
@@ -291,10 +290,6 @@ class Process:
 
     def interrupted(self, frame: Frame) -> bool:
         """Whether the attempt is to be stopped."""
-        return False
-
-    def refused(self, frame: Frame) -> bool:
-        """Whether what waits is to do so no longer, since it would for ever."""
         return False
 
     def condemned(self) -> bool:
@@ -312,6 +307,7 @@ class Process:
     def _end_wait(self, frame: Frame) -> None:
         wait, frame.wait = frame.wait, None
         if wait is not None and wait.blocking:
+            self.world.truth.goes_on(frame)
             self.unblock()
 
     def block(self, frame: Frame, wanted: tuple[bytes, ...], inline: bool, certain: bool) -> bool:

@@ -33,7 +33,6 @@ from zfabric.machines.parts.references import References
 from zfabric.machines.parts.starvation import Starvation
 from zfabric.machines.parts.state import Tables
 from zfabric.machines.parts.stored import StoreTables
-from zfabric.machines.parts.turns import Turns
 from zfabric.machines.worker import Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
@@ -391,26 +390,9 @@ def _asked_for_runs_again(right: Any) -> Any:
     return accept
 
 
-class _Everything(set[bytes]):
-    """Whatever is looked for is in it."""
-
-    def __contains__(self, each: object) -> bool:
-        return True
-
-
-def _all_are_own(right: Any) -> Any:
-    """Who waits is believed to have submitted all that it waits for, and so later than it began."""
-    return lambda self, frame: _Everything()
-
-
 def _limits_ignored(right: Any) -> Any:
     """What goes on by itself is believed to wait for ever."""
     return lambda self, frame: True
-
-
-def _no_circle(right: Any) -> Any:
-    """Nobody in a process that actors share is refused to wait."""
-    return lambda self, actor_id, wanted, needed, callee: []
 
 
 VARIANTS: dict[str, tuple[Patch, ...]] = {
@@ -462,14 +444,11 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "log-not-dropped": ((KeptLogs, "drop", _nothing),),
     "rows-of-the-dead-written": ((KeptLogs, "process_gone", _nothing),),
     "stale-incarnation-commits": ((KeptLogs, "on_logged", _written_later), (KeptLogs, "process_gone", _nothing)),
-    "answered-calls-close-circles": ((Mailbox, "has_ended", _nothing),),
-    "circles-among-neighbours-unseen": ((Turns, "refused", _no_circle),),
-    "circles-unseen": ((Deadlocks, "look", _nothing),),
-    "others-calls-close-circles": ((Deadlocks, "_own", _all_are_own),),
+    "circles-unseen": ((Deadlocks, "look_later", _nothing),),
     "limits-ignored": ((Deadlocks, "_lasts", _limits_ignored),),
 }
 """name -> what to replace"""
-WITH_CIRCLES = frozenset(list(VARIANTS)[list(VARIANTS).index("answered-calls-close-circles") :])
+WITH_CIRCLES = frozenset(list(VARIANTS)[list(VARIANTS).index("circles-unseen") :])
 """Those that break what only actors do that wait for each other."""
 WITH_ACTORS = frozenset(list(VARIANTS)[list(VARIANTS).index("reported-once") :]) - WITH_CIRCLES
 """Those that break what only programs with actors do."""

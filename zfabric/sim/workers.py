@@ -17,7 +17,7 @@ from zfabric.machines.parts.turns import LEAVE
 from zfabric.machines.worker import Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
-from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, JOB_BYTES, TASK_BYTES, WORKER, call_value, object_id, short
+from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, JOB_BYTES, TASK_BYTES, WORKER, call_value, object_id
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
 from zfabric.protocol.options import option
 from zfabric.sim.arena import Content
@@ -109,8 +109,6 @@ class WorkerProcess(Process):
         if to in (WORKER, ACTOR):
             if sender == self.daemon or type(message) in (m.Call, m.Taken, m.Hand):
                 self.world.heard(to + self.incarnation, source, message)
-                if type(message) is m.Deadlock and not self.world.circling:
-                    self.world.fail(f"{self.name}: told that {message.circle} wait for each other, and no program makes such a circle")
                 self.worker.step(self.world.now, source, message)
         else:
             super().deliver(sender, to, source, message)
@@ -262,16 +260,13 @@ class WorkerProcess(Process):
         return frame.item is not None and bool(self.worker.interrupted(frame.item))
 
     def block(self, frame: Frame, wanted: tuple[bytes, ...], inline: bool, certain: bool) -> bool:
-        """The task on top waits. False if that would be for ever, as this process knows by itself."""
+        """The task on top waits. False if it is an actor's call that would wait for a call of the same actor."""
         item = frame.item
         assert item is not None
         if not self.worker.beside:
             lasting = partial(self.machine.calls.lasting, lives=self.worker.mailbox.actors)
-            cycle = self.worker.refused(item, wanted, len(wanted) if certain else 0, lasting)
-            if cycle and not self.world.circling:
-                self.world.fail(f"{self.name}: {[short(each) for each in cycle]} wait for each other, and no program makes such a circle")
-            if cycle:
-                self.world.truth.refused(self, frame, wanted, True)
+            if self.worker.refused(item, wanted, len(wanted) if certain else 0, lasting):
+                self.world.truth.refused(self, frame, wanted)
                 return False
         if self.worker.turns is not None:
             self.worker.give_up_turn(item, wanted, not certain)
@@ -280,13 +275,6 @@ class WorkerProcess(Process):
             calls = self.machine.calls
             self.worker.block(wanted, inline, name, calls.callees(wanted), certain and not calls.may_end(wanted))
         self.flush()
-        return True
-
-    def refused(self, frame: Frame) -> bool:
-        """Whether what waits does so for ever, as the scheduler has said."""
-        if frame.item is None or frame.wait is None or frame.item.row[0] not in self.worker.waits.deadlocks:
-            return False
-        self.world.truth.refused(self, frame, frame.wait.wanted, False)
         return True
 
     def unblock(self) -> None:

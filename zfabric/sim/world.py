@@ -194,6 +194,8 @@ class World:
         """A process is gone."""
         self.states[f"{process.kind} died"] += 1
         self.workers.pop(process.incarnation, None)
+        for frame in process.frames:
+            self.truth.goes_on(frame)
         self.after(0.0002, lambda: self.supervisor.died(process))
 
     def who(self, incarnation: bytes) -> str:

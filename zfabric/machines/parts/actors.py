@@ -114,9 +114,9 @@ class ActorRecord:
         row = worker.delays.get(self.id)
         if row is None or row is worker.turn:
             return None
-        _, call_id, wanted, callees = row
+        _, call_id, wanted, callees, certain = row
         found = Frame(call_id, wanted, False)
-        found.actor = self.id
+        found.actor, found.certain = self.id, certain
         found.callees = {identifier: actor_id for identifier, actor_id in zip(wanted, callees, strict=False) if any(actor_id)}
         return found
 
@@ -374,6 +374,8 @@ class Actors:
         if worker is not None:
             worker.delays = {row[0]: row for row in message.rows}
             worker.turn = next((row for row in message.rows if row[1] == message.running), ())
+            if message.rows:
+                self.scheduler.deadlocks.look_later(now)
 
     def _vacate(self, worker: WorkerRecord, record: ActorRecord) -> None:
         """An actor does not live there any more."""

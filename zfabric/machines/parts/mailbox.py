@@ -174,20 +174,11 @@ class Mailbox:
             return True
         return any(log.holds(call_id) for log in self.logs.values())
 
-    def lasting(self, callee: Callee) -> Callee:
-        """``callee`` of those calls that have not ended: what has makes nobody wait for long, although the news of it has not come."""
-
-        def found(identifier: bytes) -> bytes | None:
-            actor_id = callee(identifier)
-            return None if actor_id is None or self.has_ended(identifier[:TASK_BYTES]) else actor_id
-
-        return found
-
-    def refused(self, actor_id: bytes, wanted: Sequence[bytes], needed: int, callee: Callee) -> list[bytes]:
-        """The actor, if it would wait for itself: it lives alone here. See ``Worker.refused``."""
+    def refused(self, actor_id: bytes, wanted: Sequence[bytes], needed: int, callee: Callee) -> bool:
+        """Whether an actor would wait for itself. See ``Worker.refused``."""
         mine = [each for each in wanted if callee(each) == actor_id] if needed else []
         never = sum(1 for each in mine if not self.has_ended(each[:TASK_BYTES]))
-        return [actor_id] if never > len(wanted) - needed else []
+        return never > len(wanted) - needed
 
     def have_come(self, pending: Container[bytes]) -> None:
         """Of these calls alone the outcomes have not come. Said now and then."""

@@ -13,8 +13,7 @@ Making an actor takes its turn like a call, and so does what it has to do at a c
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container
 from typing import NamedTuple
 
 from zfabric.machines.parts.mailbox import Callee, Invocation, Mailbox
@@ -158,29 +157,6 @@ class Turns:
         if ending is not None and (ending.how != RETIRE or not self.queues.has(actor_id)):
             self._end_actor(actor_id, b"")
 
-    def refused(self, actor_id: bytes, wanted: Sequence[bytes], needed: int, callee: Callee) -> list[bytes]:
-        """The actors that would wait for each other, if this one waited for so many of these objects: see ``Worker.refused``.
-
-        Refused is what is certain: each waits without a limit of time, is not to be stopped, and waits for a call that has not ended.
-        """
-        lasting = self.mailbox.lasting(callee)
-        counts = Counter(map(lasting, wanted)) if needed else Counter()
-        cycles = [(cycle, count) for each, count in counts.items() if each is not None and (cycle := self._cycle(actor_id, each, lasting))]
-        return cycles[0][0] if sum(count for _, count in cycles) > len(wanted) - needed else []
-
-    def _cycle(self, actor_id: bytes, first: bytes, callee: Callee) -> list[bytes]:
-        agenda = [(first, [first])]
-        seen: set[bytes] = set()
-        while agenda:
-            each, path = agenda.pop()
-            if each == actor_id:
-                return path
-            if each not in seen and each in self.wanted and not self._goes_on_by_itself(each):
-                seen.add(each)
-                following = {callee(identifier) for identifier in self.wanted[each]}
-                agenda += [(other, [*path, other]) for other in following if other is not None]
-        return []
-
     def _goes_on_by_itself(self, actor_id: bytes) -> bool:
         """Whether what waits of an actor does not do so until all is there that it waits for."""
         begun = self.busy[actor_id]
@@ -195,7 +171,8 @@ class Turns:
         for actor_id, call_id in self.busy.items():
             if self._seen.get(actor_id) == call_id and len(rows) < SHOWN:
                 wanted = self.wanted.get(actor_id, ())[:WANTED_SHOWN]
-                rows.append((actor_id, call_id, wanted, tuple(callee(each) or bytes(TASK_BYTES) for each in wanted)))
+                callees = tuple(callee(each) or bytes(TASK_BYTES) for each in wanted)
+                rows.append((actor_id, call_id, wanted, callees, not self._goes_on_by_itself(actor_id)))
         self._seen = dict(self.busy)
         running = self.running if any(row[1] == self.running for row in rows) else b""
         news = m.Delays(running, tuple(rows))

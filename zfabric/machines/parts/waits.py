@@ -14,8 +14,6 @@ class Waits:
         self.blocked: list[m.Blocked] = []
         self._awaits: dict[bytes, m.Awaits] = {}
         """What was said besides of those that wait."""
-        self.deadlocks: dict[bytes, str] = {}
-        """Those of them that wait for themselves, by way of others: who waits for whom."""
         self.changes = 0
         """How often the scheduler was sent that something begins to wait, or waits no longer: it counts them, too."""
 
@@ -39,19 +37,7 @@ class Waits:
         blocked = self.blocked.pop()
         self.changes += 1
         self._awaits.pop(blocked.task_id, None)
-        self.deadlocks.pop(blocked.task_id, None)
         return m.Unblocked(blocked.task_id)
-
-    def still(self, task_id: bytes) -> Iterator[m.Awaits]:
-        """What is said of a task that still waits, and is not to be told that it does so for ever."""
-        for blocked in self.blocked:
-            if blocked.task_id == task_id and task_id not in self.deadlocks:
-                yield self._awaits.get(task_id, m.Awaits(task_id, "", (), blocked.inline))
-
-    def on_deadlock(self, message: m.Deadlock) -> None:
-        """What waits does so for ever; unless it has stopped waiting for that meanwhile."""
-        if any(each.task_id == message.task_id and message.object_id in each.wanted for each in self.blocked):
-            self.deadlocks[message.task_id] = message.circle
 
     def again(self) -> Iterator[m.Message]:
         """What a scheduler that has heard none of it is to know."""

@@ -122,7 +122,6 @@ from zfabric.protocol.messages.tasks import Awaits as Awaits
 from zfabric.protocol.messages.tasks import Blocked as Blocked
 from zfabric.protocol.messages.tasks import Cancel as Cancel
 from zfabric.protocol.messages.tasks import Completed as Completed
-from zfabric.protocol.messages.tasks import Deadlock as Deadlock
 from zfabric.protocol.messages.tasks import Dispatch as Dispatch
 from zfabric.protocol.messages.tasks import Export as Export
 from zfabric.protocol.messages.tasks import Functions as Functions
@@ -134,7 +133,6 @@ from zfabric.protocol.messages.tasks import Introduce as Introduce
 from zfabric.protocol.messages.tasks import Introduced as Introduced
 from zfabric.protocol.messages.tasks import Results as Results
 from zfabric.protocol.messages.tasks import Running as Running
-from zfabric.protocol.messages.tasks import StillWaits as StillWaits
 from zfabric.protocol.messages.tasks import Stop as Stop
 from zfabric.protocol.messages.tasks import Submit as Submit
 from zfabric.protocol.messages.tasks import TakeBack as TakeBack

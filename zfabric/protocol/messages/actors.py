@@ -159,8 +159,8 @@ class Delays(NamedTuple):
     """actor -> local scheduler. What lasts in a process that actors share, in place of what was said of it before; for people.
 
     ``running`` is the call whose turn it is, ``rows`` those that have begun, among them that one: ``(actor, call, objects that it waits
-    for, actors)``, the latter those whose calls make the objects (zeros: none of this process's). Said once a second, if it is news, of
-    calls that had begun a second before.
+    for, actors, certain)``: the latter actors are those whose calls make the objects (zeros: none of this process's), and ``certain`` is
+    as in ``Awaits``. Said once a second, if it is news, of calls that had begun a second before.
     """
 
     running: bytes

@@ -190,29 +190,13 @@ class Awaits(NamedTuple):
 
     ``callees`` are rows ``(object, actor that is called)`` of those that calls are to give. ``certain`` says that it goes on only once
     all are there that it wants: there is no limit of time, for it or for the calls that it waits for, and some of them are not enough.
+    Where such wait for each other in a circle, the driver is warned.
     """
 
     task_id: bytes
     name: str
     callees: Rows
     certain: bool
-
-
-class StillWaits(NamedTuple):
-    """local scheduler -> worker. ``task_id`` seems to be in a circle: if it still waits, and is not to be stopped, say ``Awaits`` again."""
-
-    task_id: bytes
-
-
-class Deadlock(NamedTuple):
-    """local scheduler -> worker. ``task_id``, which waits for ``object_id`` among others, does so for ever.
-
-    ``circle`` shows who waits for whom, from it on, and in the end for it.
-    """
-
-    task_id: bytes
-    object_id: bytes
-    circle: str
 
 
 class Unblocked(NamedTuple):
