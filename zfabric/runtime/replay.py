@@ -119,11 +119,12 @@ class _Maker:
         """From its last checkpoint and what ran after it; anew if there is nothing."""
         worker, log = self.worker, self.log
         saved, last = newest(self._rows(CHECKPOINT))
+        blocks = list(blocks_after(last, self._rows(LOG)))  # Nothing waits for answers while it holds the lock.
         with worker.lock:
             worker.worker.mailbox.logs[self.actor_id] = log
             if isinstance(log, Unlogged):
                 worker.worker.gate = Gate(log, worker.config.quiesce_seconds)
-            state, calls = log.restore(saved, last, blocks_after(last, self._rows(LOG)))
+            state, calls = log.restore(saved, last, blocks)
             waiting = self._call_again()
         if calls:
             worker.replays[self.actor_id] = Replay(worker, self.actor_id, calls, True)
