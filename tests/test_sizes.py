@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -61,3 +62,78 @@ def test_what_a_task_returns_is_in_the_store_where_it_is_too_much_for_one_row() 
     refs = several.remote()
     assert [zf.get(ref, timeout=PATIENCE)[0] for ref in refs] == list(range(MANY))
     assert query("status")["statistics"]["inline_bytes"] - before < 20 * SIZE
+
+
+def test_an_error_that_is_too_large_reaches_its_caller_and_what_comes_after_it_is_not_held_up() -> None:
+    class Found(Exception):
+        pass
+
+    @zf.remote
+    def text() -> None:
+        raise ValueError("x" * 5_000_000)
+
+    @zf.remote
+    def array() -> None:
+        raise Found(bytearray(8_000_000))
+
+    with pytest.raises(ValueError, match=r"^xxx"):
+        zf.get(text.remote(), timeout=PATIENCE)
+    with pytest.raises(zf.TaskError) as caught:
+        zf.get(array.remote(), timeout=PATIENCE)
+    assert type(caught.value.cause).__qualname__.endswith("Found")
+    assert zf.get(value.remote(1), timeout=PATIENCE)[0] == 1
+
+
+LONG = "n" * 5000
+TEXTS: dict[str, Callable[[], Any]] = {
+    "name": lambda: total.options(name=LONG),
+    "an actor's name": lambda: Actor.options(name=LONG),
+    "its namespace": lambda: Actor.options(name="short", namespace=LONG),
+    "resource": lambda: total.options(resources={LONG: 1}),
+    "variable": lambda: total.options(runtime_env={"env_vars": {"A": "v" * 131_072}}),
+    "variables": lambda: total.options(runtime_env={"env_vars": {f"A{number}": "v" * 100_000 for number in range(11)}}),
+    "get_actor": lambda: zf.get_actor(LONG),
+    "namespace of get_actor": lambda: zf.get_actor("short", namespace=LONG),
+    "explain": lambda: zf.explain(LONG),
+    "explain bytes": lambda: zf.explain(LONG.encode()),
+    "keyword of a task": lambda: keywords.remote(**{"k" * 5_000_000: 1}),
+    "keyword of a call": lambda: Keywords.remote().keywords.remote(**{"k" * 5_000_000: 1}),
+    "group": lambda: Actor.options(concurrency_groups={LONG: 2}),
+}
+
+
+@zf.remote
+def keywords(**values: int) -> int:
+    return len(values)
+
+
+@zf.remote
+class Keywords:
+    def keywords(self, **values: int) -> int:
+        return len(values)
+
+
+@pytest.mark.parametrize("case", TEXTS)
+def test_a_text_that_is_too_long_is_refused_at_the_call_with_the_bound(case: str) -> None:
+    with pytest.raises(ValueError, match=r"has at most [0-9,]+ bytes") as caught:
+        TEXTS[case]()
+    assert len(str(caught.value)) < 200
+    assert zf.get(keywords.remote(a=1), timeout=PATIENCE) == 1
+
+
+def test_the_longest_texts_travel() -> None:
+    longest = "n" * 4096
+    named = Actor.options(name=longest).remote()
+    assert zf.get(zf.get_actor(longest).value.remote(1), timeout=PATIENCE)[0] == 1
+    assert zf.explain(longest).state == "alive"
+    variables = {"LONG_ONE": "v" * (131_071 - len("LONG_ONE=")), **{f"LONG_{number}": "w" * 100_000 for number in range(8)}}
+
+    @zf.remote(name=longest, runtime_env={"env_vars": variables})
+    def seen() -> int:
+        import os
+
+        return sum(len(os.environ[name]) for name in variables)
+
+    assert zf.get(seen.remote(), timeout=PATIENCE) == sum(map(len, variables.values()))
+    assert zf.get(keywords.remote(**{longest: 1}), timeout=PATIENCE) == 1
+    del named

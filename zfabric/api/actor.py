@@ -39,7 +39,7 @@ from zfabric.api.signatures import misfit, positional, shape_of, shown
 from zfabric.api.types import Instance_co, P, Parameters, R, TypedMethod
 from zfabric.exceptions import ActorNameTakenError, ActorNotFoundError, ArgumentTypeError, OptionError
 from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, call_value
-from zfabric.protocol.names import is_text
+from zfabric.protocol.names import check_length, is_text
 from zfabric.protocol.options import LOGGED, option
 from zfabric.runtime import interface
 from zfabric.runtime.interface import ClientInterface, Terms
@@ -639,6 +639,8 @@ def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
         raise ArgumentTypeError(f"get_actor() takes the name of an actor, not {a(name)}")
     if not (namespace is None or isinstance(namespace, str)):
         raise TypeError(f"get_actor() takes a namespace that is a str, not {a(namespace)}")
+    check_length("get_actor(): a name", name)
+    check_length("get_actor(): a namespace", namespace or "")
     if not is_text(name + (namespace or "")):
         raise ActorNotFoundError(f"no actor is called {name!r} in namespace {namespace!r}: names are text in UTF-8")
     client = connected()

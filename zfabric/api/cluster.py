@@ -13,7 +13,7 @@ from zfabric.api.errors import a
 from zfabric.api.lifecycle import connected
 from zfabric.api.refs import ObjectRef
 from zfabric.protocol.ids import OBJECT_BYTES, TASK_BYTES
-from zfabric.protocol.names import is_text, matcher
+from zfabric.protocol.names import check_length, is_text, matcher
 from zfabric.runtime.interface import ClientInterface
 
 
@@ -44,6 +44,8 @@ def explain(ref: ObjectRef | ActorHandle | str | bytes) -> Explanation:
     >>> print(zf.explain(zf.put(1)).state)
     ready
     """
+    if isinstance(ref, (str, bytes)):
+        check_length("explain(): an id or a name", ref)
     if isinstance(ref, ObjectRef):
         client, subject = owner_of(ref), ref.binary()
     elif isinstance(ref, ActorHandle):

@@ -19,7 +19,7 @@ from typing import Any, NoReturn, cast
 from zfabric.api.errors import check_flag, near
 from zfabric.config import Config
 from zfabric.exceptions import AlreadyInitializedError, ConfigError, NotInitializedError
-from zfabric.protocol.names import is_text
+from zfabric.protocol.names import check_length, is_text
 from zfabric.protocol.options import NO_ENVIRONMENT, Environment
 from zfabric.runtime import interface
 from zfabric.runtime.interface import ClientInterface
@@ -250,6 +250,7 @@ def _checked(address: Any, num_cpus: Any, num_gpus: Any, resources: Any, object_
         raise TypeError(f"init: address is a str, not {address!r}")
     if not (namespace is None or isinstance(namespace, str)):
         raise TypeError(f"init: namespace is a str, not {namespace!r}")
+    check_length("init: namespace", namespace or "")
     if namespace and not is_text(namespace):
         raise ConfigError(f"init: namespace is text, and {namespace!r} is not (it has no UTF-8)")
     for name, count in (("num_cpus", num_cpus), ("num_gpus", num_gpus), ("object_store_memory", object_store_memory)):

@@ -19,8 +19,8 @@ from typing import Any
 from zfabric.api.errors import near
 from zfabric.exceptions import OptionError, OptionTypeError, TaskUnschedulableError
 from zfabric.machines.parts.resources import demand_of
-from zfabric.protocol.names import is_text
-from zfabric.protocol.options import NO_ENVIRONMENT, Environment
+from zfabric.protocol.names import check_length, is_text
+from zfabric.protocol.options import NO_ENVIRONMENT, VARIABLE_BYTES_MAX, VARIABLES_BYTES_MAX, Environment
 
 Pairs = tuple[tuple[str, Any], ...]
 
@@ -81,6 +81,7 @@ def _name_of(what: str) -> Callable[[Any], None]:
 
 
 def _check_text(what: str, value: str) -> None:
+    check_length(what, value)
     if not is_text(value):
         raise OptionError(f"{what} is text, and {value!r} is not (it has no UTF-8)")
 
@@ -526,8 +527,12 @@ def environment_of(runtime_env: Any) -> Environment:
     for name, value in variables.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise OptionTypeError(f"runtime_env['env_vars'] is a dict of str to str, not {name!r}: {value!r}")
+        check_length("runtime_env['env_vars']: a variable with its value", f"{name}={value}", VARIABLE_BYTES_MAX)
         if not name or "=" in name or "\0" in name + value or not is_text(name + value):
             raise OptionError(f"runtime_env['env_vars'] cannot have {name!r}: {value!r}")
+    size = sum(len(name.encode()) + len(value.encode()) for name, value in variables.items())
+    if size > VARIABLES_BYTES_MAX:
+        raise OptionError(f"runtime_env['env_vars'] has at most {VARIABLES_BYTES_MAX:,} bytes in all, not {size:,}")
     modules = runtime_env.get("py_modules") or []
     if isinstance(modules, (str, os.PathLike)) or not isinstance(modules, (list, tuple)):
         raise OptionTypeError(f"runtime_env['py_modules'] is a list of paths or modules, not {modules!r}")

@@ -30,7 +30,7 @@ from zfabric.api.signatures import shown
 from zfabric.api.types import C_co, ClassOf, Given_co, P, Parameters, R
 from zfabric.exceptions import ObjectStoreError, OptionError, SerializationError
 from zfabric.protocol.ids import object_id, task_of
-from zfabric.protocol.names import is_text
+from zfabric.protocol.names import check_length, is_text
 from zfabric.protocol.options import NO_ENVIRONMENT
 from zfabric.runtime import interface
 from zfabric.runtime.interface import ClientInterface
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 FUNCTION_BYTES_MAX = 64 * 2**20
 """Largest function, with all it captures: it travels in one message, and again to every worker."""
+SHOWN_MAX = 1000
+"""Most characters of a function's or a class's name that people are shown."""
 ASYNC_CONCURRENCY = 1000
 """Tasks of one ``async def`` function that run in one worker at the same time, if its options do not say."""
 
@@ -67,7 +69,7 @@ class Export:
     def name(self) -> str:
         """What people call it."""
         name = str(getattr(self.function, "__qualname__", None) or getattr(type(self.function), "__qualname__", "function"))
-        return name if is_text(name) else ascii(name)
+        return (name if is_text(name) else ascii(name))[:SHOWN_MAX]
 
     def bind(self, client: ClientInterface) -> None:
         """Make the function known to the client's job, unless it is."""
@@ -388,6 +390,8 @@ def _store_large(
     client: ClientInterface, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], list[ObjectRef]]:
     """The arguments with the large ones stored: each over ``inline_bytes``, and the largest of the rest if they are many."""
+    for name in kwargs:
+        check_length("the name of an argument", name)
     values: dict[int, tuple[str, SerializedValue]] = {}
     for name, value in [*((f"args[{index}]", value) for index, value in enumerate(args)), *kwargs.items()]:
         if type(value) is not ObjectRef and id(value) not in values:

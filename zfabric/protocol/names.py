@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from zfabric.exceptions import OptionError
 from zfabric.protocol.ids import (
     FIRST_CALL_INDEX,
     FIRST_PUT_INDEX,
@@ -26,6 +27,25 @@ PARENT_DIGITS = 4
 
 _BRIEF = re.compile(r"(\d+)-([0-9a-f]{1,16})-(\d+)(?:-([cp]?)(\d+))?")
 _FIRST = {"": 0, "c": FIRST_CALL_INDEX, "p": FIRST_PUT_INDEX}
+
+
+NAME_BYTES_MAX = 4096
+"""Longest name of a task, an actor, a resource, an argument, or an id that a person types: it is in every listing and in many messages."""
+
+
+def check_length(what: str, value: str | bytes, most: int = NAME_BYTES_MAX) -> None:
+    """OptionError, a ValueError, that names the bound if ``value`` has more bytes than ``most``.
+
+    >>> check_length("name", "x" * 5000)
+    Traceback (most recent call last):
+        ...
+    zfabric.exceptions.OptionError: name has at most 4,096 bytes, not 5,000
+    """
+    if 4 * len(value) <= most:
+        return
+    size = len(value) if isinstance(value, bytes) else len(value.encode(errors="replace"))
+    if size > most:
+        raise OptionError(f"{what} has at most {most:,} bytes, not {size:,}")
 
 
 def is_text(value: str) -> bool:

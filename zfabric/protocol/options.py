@@ -36,6 +36,11 @@ RESOURCE_UNIT = 10_000
 Demand = tuple[tuple[str, int], ...]
 Environment = tuple[tuple[tuple[str, str], ...], str, tuple[str, ...]]
 
+VARIABLE_BYTES_MAX = 128 * 1024 - 1
+"""Longest environment variable, with its name: what Linux passes to a program."""
+VARIABLES_BYTES_MAX = 1024 * 1024
+"""Most bytes of all environment variables of a task: they travel with its function, and select the workers that may run it."""
+
 NO_ENVIRONMENT: Environment = ((), "", ())
 ONE_CPU: Demand = (("CPU", RESOURCE_UNIT),)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from zfabric.exceptions import OptionError, OptionTypeError
 from zfabric.protocol.machine import InvariantViolation
-from zfabric.protocol.names import is_text
+from zfabric.protocol.names import check_length, is_text
 from zfabric.protocol.options import RESOURCE_UNIT, Demand
 
 CPU, GPU = "CPU", "GPU"
@@ -62,6 +62,7 @@ def demand_of(num_cpus: Any = None, num_gpus: Any = None, resources: Mapping[str
     for name, value in (resources or {}).items():
         if not isinstance(name, str) or not name:
             raise OptionError(f"resources: a name is a non-empty str, not {name!r}")
+        check_length("resources: a name", name)
         if not is_text(name):
             raise OptionError(f"resources: a name is text, and {name!r} is not (it has no UTF-8)")
         if name in (CPU, GPU):
