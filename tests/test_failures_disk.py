@@ -13,7 +13,7 @@ from typing import Any
 
 import lmdb
 import pytest
-from bad_days import PATIENCE, eventually, in_own_mounts, kill_daemon, processes_named, query, session
+from bad_days import PATIENCE, eventually, failure, in_own_mounts, kill_daemon, processes_named, query, session
 
 import zfabric as zf
 
@@ -121,6 +121,39 @@ def test_files_that_may_not_grow_stop_nothing(cluster: Callable[..., Any], tmp_p
         resource.prlimit(daemon, resource.RLIMIT_FSIZE, (size, hard))
 
     outlive(lambda: limit(MIB), lambda: limit(hard), "cannot be written", str(tmp_path), restart=False)
+
+
+@zf.remote(max_restarts=-1, checkpoint_every=100)
+class Adder:
+    """Its calls are logged."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def add(self) -> int:
+        self.value += 1
+        return self.value
+
+
+def test_a_logged_actor_whose_log_cannot_be_written_says_so(cluster: Callable[..., Any], capfd: pytest.CaptureFixture[str]) -> None:
+    cluster(config=SETTINGS)
+    adder = Adder.remote()
+    assert zf.get(adder.add.remote(), timeout=PATIENCE) == 1
+    (daemon,) = processes_named("zf-daemon")
+    _, hard = resource.prlimit(daemon, resource.RLIMIT_FSIZE)
+    resource.prlimit(daemon, resource.RLIMIT_FSIZE, (4096, hard))
+    waits, late = adder.add.remote(), adder.add.options(timeout=0.2).remote()
+    error = failure(late)
+    assert isinstance(error, zf.TaskTimeoutError)
+    assert "add has run, and its result waits" in str(error)
+    for subject in (adder, waits):
+        eventually(lambda subject=subject: "cannot be written" in str(zf.explain(subject)), "it says what it waits for")
+    said: list[str] = []
+    eventually(lambda: said.append(capfd.readouterr().err) or "the log of actor Adder" in "".join(said), "the driver is warned")
+    resource.prlimit(daemon, resource.RLIMIT_FSIZE, (hard, hard))
+    assert zf.get([waits, adder.add.remote()], timeout=PATIENCE) == [2, 4]
+    eventually(lambda: "cannot be written" not in str(zf.explain(adder)), "it goes on")
+    assert "".join(said).count("the log of actor Adder") == 1, "it is said once"
 
 
 @pytest.mark.parametrize("damage", ["foreign", "cut"])

@@ -235,7 +235,7 @@ class Worker:
             turns.left(item.actor_id)
             return False
         row, _ = self.mailbox.actors[item.actor_id]
-        self.mailbox.timed.pop(item.row[0], None)
+        deadline = self.mailbox.timed.pop(item.row[0], None)
         self.call_trace.add(item.row[0], item.actor_id, self.functions[row[1]][1], item.method, started, seconds)
         if self.call_trace.full:
             self.say_trace()
@@ -253,6 +253,8 @@ class Worker:
         if not answered:
             self.unreturned += 1
             held = self.mailbox.ended(item, status, outputs, contained, whole)
+        if held and deadline is not None:
+            self.mailbox.timed[item.row[0]] = deadline
         if self.gate is not None:
             self.gate.ended(started + seconds, item)
         if turns is not None:
@@ -514,7 +516,8 @@ class Worker:
     def tick(self, now: float) -> None:
         """Calls whose time is up are stopped; others are not held back for ever."""
         for call_id in self.mailbox.deadlines.due(now):
-            self._stop(call_id, "timeout")
+            if not self._stop(call_id, "timeout"):
+                self.mailbox.give_up(call_id)
         if self.gate is not None:
             self.gate.tick(now)
 

@@ -140,7 +140,9 @@ class CallInvariants:
 
     def released(self, rows: Any) -> None:
         """Somebody hears of outcomes."""
-        for call_id, _, _ in rows:
+        for call_id, status, outputs in rows:
+            if status == FAILED and dict(unpack_failure(outputs[0])[2]).get("outcome") == "unknown":
+                continue  # Nothing is said of what it has done.
             actor_id, place = self._places.get(call_id, (b"", 0))
             if actor_id and actor_id not in self._over and actor_id not in self._states:
                 self._released.setdefault(actor_id, {}).setdefault(call_id, place)

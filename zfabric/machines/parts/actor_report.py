@@ -134,6 +134,9 @@ def _reason(
     if row["state"] == "blocked" and wait is not None:
         call = f"{wait.name} ({brief(wait.task_id)})" if wait.name else brief(wait.task_id)
         return f"its call {call} {wanted_by(wait)}"
+    log = scheduler.logs.logs.get(record.id)
+    if log is not None and log.trouble:
+        return f"lives in process {row['pid']}; the results of its calls wait, since their log cannot be written: {log.trouble}"
     if row["state"] == "ending":
         return f"ends once the calls that were made have run: {record.killed}"
     if record.state == ALIVE:

@@ -245,9 +245,9 @@ class CallLog:
         """Whether an outcome that is asked for again is durable; else it will be told, in its turn."""
         return kept.number <= self.durable
 
-    def holds(self, call_id: bytes) -> bool:
-        """Whether a call has ended whose outcome waits for its row."""
-        return any(each.item.row[0] == call_id for each in self._held)
+    def held(self, call_id: bytes) -> Invocation | None:
+        """A call that has ended and whose outcome waits for its row."""
+        return next((each.item for each in self._held if each.item.row[0] == call_id), None)
 
     def taken(self, caller: bytes, call_ids: tuple[bytes, ...], others: bool) -> None:
         """A caller has the outcomes of these calls; with ``others``, of all but these."""

@@ -132,6 +132,7 @@ class KeptLog:
         "retry_at",
         "stray",
         "to_replay",
+        "trouble",
         "waits_for",
         "writing",
     )
@@ -150,6 +151,8 @@ class KeptLog:
         self.failed: deque[_Writing] = deque()
         """Those of them that the control store could not write."""
         self.retry_at: float | None = None
+        self.trouble = ""
+        """Why the control store cannot write it, as long as it cannot; empty if it can."""
         self.replayed = self.to_replay = 0
         self.ended = 0
         """Calls that have ended, of an actor whose calls are not logged, as far as is known."""
@@ -257,19 +260,33 @@ class KeptLogs:
     def _ask(self, log: KeptLog, writing: _Writing) -> None:
         self.scheduler.questions.ask("log", (log, writing), m.Write, (writing.row,), ())
 
-    def written(self, about: tuple[KeptLog, _Writing], ok: bool, now: float) -> None:
+    def written(self, about: tuple[KeptLog, _Writing], ok: bool, text: str, now: float) -> None:
         """The control store has answered."""
         log, writing = about
         if self.logs.get(log.actor_id) is not log or writing not in log.writing:
             return
         if ok:
             writing.committed = True
+            log.trouble = ""
             self._advance(log)
         elif writing.writer in self.tables.processes:
             log.failed.append(writing)
             log.retry_at = now + self.scheduler.config.store_retry_every
+            self._warn(log, text)
         else:
             self._forget(log, writing)
+
+    def _warn(self, log: KeptLog, text: str) -> None:
+        """Tell the actor's driver, once, that outcomes wait."""
+        record = self.scheduler.actors.records.get(log.actor_id)
+        if log.trouble or record is None:
+            return
+        log.trouble = text
+        driver = record.task.function.queue.job.driver
+        if driver is not None:
+            name = f"actor {record.class_name} {brief(record.id)}"
+            what = f"the results of its calls wait until the log of {name} can be written (checkpoint_every)"
+            self.tables.tell(driver, m.Notice("warning", f"{what}: {text}"))
 
     def _advance(self, log: KeptLog) -> None:
         record = self.scheduler.actors.records.get(log.actor_id)
@@ -329,7 +346,7 @@ class KeptLogs:
         log = self.logs.get(actor_id)
         if log is not None:
             failed, log.failed = log.failed, deque()
-            log.retry_at = None
+            log.retry_at, log.trouble = None, ""
             for writing in failed:
                 self._forget(log, writing)
 

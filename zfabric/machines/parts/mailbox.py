@@ -172,7 +172,7 @@ class Mailbox:
         """Whether a call that this process has made itself has an outcome, of which it may not have heard: that has a way to go."""
         if call_id in self._answered or call_id in self._reported or any(row[0] == call_id for row in self._returned.get(self.own, ())):
             return True
-        return any(log.holds(call_id) for log in self.logs.values())
+        return any(log.held(call_id) is not None for log in self.logs.values())
 
     def refused(self, actor_id: bytes, wanted: Sequence[bytes], needed: int, callee: Callee) -> bool:
         """Whether an actor would wait for itself. See ``Worker.refused``."""
@@ -215,6 +215,7 @@ class Mailbox:
         """What was said of an actor's log is committed: outcomes that waited for it leave."""
         log = self.logs.get(actor_id)
         for _, item, status, outputs, contained in log.committed(upto) if log is not None else ():
+            self.timed.pop(item.row[0], None)
             self.written += [value[0] for value in outputs if type(value) is tuple]
             self._leave(item, status, outputs, contained)
 
@@ -250,6 +251,16 @@ class Mailbox:
             log.own.ended(call_id, (FAILED, outputs), False)
         self._leave(found, FAILED, outputs, ())
         return True
+
+    def give_up(self, call_id: bytes) -> None:
+        """The time of a call is up that has run, and whose outcome waits for the log. It still counts; its caller waits no longer."""
+        self.timed.pop(call_id, None)
+        for log in self.logs.values():
+            item = log.held(call_id)
+            if item is not None and item.caller != self.own:  # What an actor hears of itself is in its log.
+                text = f"{item.method} has run, and its result waits: the log of its actor was not written in time (is the disk full?)"
+                failure = pack_failure("TaskTimeoutError", text, (("actor", short(item.actor_id)), ("outcome", "unknown")))
+                self._returned.setdefault(item.caller, []).append((call_id, FAILED, (failure,)))
 
     # -- actors that share this process --
 

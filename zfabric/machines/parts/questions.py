@@ -53,7 +53,7 @@ class Questions:
         elif kind == "job ended":
             scheduler.membership.job_ended(about, message.ok, now)
         elif kind == "log":
-            scheduler.logs.written(about, message.ok, now)
+            scheduler.logs.written(about, message.ok, message.text, now)
         elif kind == "query":
             report.rows_committed(scheduler, about)
 
