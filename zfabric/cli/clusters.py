@@ -62,7 +62,7 @@ def start(
             store=store or "",
             arena_size=-1 if object_store_memory is None else object_store_memory,
         )
-        facts = _await(launched)
+        facts = _await(launched, bool(settings.preload))
     if as_json:
         print_json(facts)
         return
@@ -88,12 +88,12 @@ def _check_store(path: str, settings: Config) -> None:
         raise click.BadParameter(f"{path} cannot be used: {error.strerror or error}", param_hint="--store") from None
 
 
-def _await(launched: Launched) -> dict[str, Any]:
+def _await(launched: Launched, preloads: bool) -> dict[str, Any]:
     """Wait until the daemon answers and a worker is there; end the session again if that fails, or if someone loses patience."""
-    from zfabric.runtime.connect import attach
+    from zfabric.runtime.connect import PRELOAD_SECONDS, REGISTER_SECONDS, attach
 
     try:
-        client = attach(launched.session, kind="tool", failure=launched.failure)
+        client = attach(launched.session, kind="tool", failure=launched.failure, seconds=PRELOAD_SECONDS if preloads else REGISTER_SECONDS)
         try:
             status = client.query("status")
             until = time.monotonic() + client.config.worker_start_seconds

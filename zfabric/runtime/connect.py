@@ -19,6 +19,8 @@ LOCAL = "local"
 """The address of a cluster that is to be started by, and end with, the program."""
 REGISTER_SECONDS = 15.0
 """How long a node that was just launched may take until its daemon's socket is there."""
+PRELOAD_SECONDS = 300.0
+"""The same where it imports modules first that its configuration names ("preload")."""
 
 
 def new_incarnation() -> bytes:
@@ -26,9 +28,15 @@ def new_incarnation() -> bytes:
     return bytes((1 + os.urandom(1)[0] % 127,)) + os.urandom(INCARNATION_BYTES - 1)
 
 
-def attach(session: Session, kind: str = "driver", namespace: str = "", failure: Callable[[], str] = lambda: "") -> DriverClient:
-    """Connect this process to a session that runs, or that is just starting, as a driver or a tool."""
-    daemon = _await_daemon(session, failure)
+def attach(
+    session: Session,
+    kind: str = "driver",
+    namespace: str = "",
+    failure: Callable[[], str] = lambda: "",
+    seconds: float = REGISTER_SECONDS,
+) -> DriverClient:
+    """Connect this process to a session that runs, or that is just starting, as a driver or a tool; wait so many seconds for its daemon."""
+    daemon = _await_daemon(session, failure, seconds)
     client = DriverClient(session, new_incarnation(), kind, b"", b"", namespace)
     try:
         client.connect(daemon)
@@ -40,8 +48,8 @@ def attach(session: Session, kind: str = "driver", namespace: str = "", failure:
     return client
 
 
-def _await_daemon(session: Session, failure: Callable[[], str]) -> bytes:
-    deadline = clock() + REGISTER_SECONDS
+def _await_daemon(session: Session, failure: Callable[[], str], seconds: float) -> bytes:
+    deadline = clock() + seconds
     while (found := session.daemon()) is None:
         reason = failure()
         if reason:
@@ -102,7 +110,8 @@ def start(
     arena_size = -1 if object_store_memory is None else object_store_memory
     launched = launch(config=Config.of(settings), resources=total, namespace=namespace, arena_size=arena_size)
     try:
-        client = attach(launched.session, namespace=namespace, failure=launched.failure)
+        seconds = PRELOAD_SECONDS if config.preload else REGISTER_SECONDS
+        client = attach(launched.session, namespace=namespace, failure=launched.failure, seconds=seconds)
     except BaseException:  # Ctrl-C too: a cluster that nobody has is not to stay
         launched.close()
         raise

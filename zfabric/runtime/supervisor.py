@@ -154,7 +154,9 @@ class Supervisor:
         gc.freeze()
         gc.enable()
         now = time.monotonic()
-        self._due = {DAEMON: now, TEMPLATE: now}
+        self._due = {TEMPLATE: now}
+        if not self._config.preload:  # Else once that has succeeded: clients wait for the daemon, and are told why there is none.
+            self._due[DAEMON] = now
 
     def _make_arena(self) -> int:
         size = self._specification.arena_size
@@ -379,6 +381,8 @@ class Supervisor:
         for what, *fields in packets:
             if what == "ready":
                 self._template_ready = self._template_came_up = True
+                if not self._daemon_starts:
+                    self._due.setdefault(DAEMON, time.monotonic())
             elif what == "unusable":
                 self._unusable = fields[0]
             elif what == "spawned":
