@@ -454,7 +454,8 @@ class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
     def __eq__(self, other: object) -> bool:
         if type(other) is not ActorMethod:
             return NotImplemented
-        return (self._id, self._method.name, self._options) == (other._id, other._method.name, other._options)
+        same = (self._id, self._method.name, self._options) == (other._id, other._method.name, other._options)
+        return same and self._ref._client is other._ref._client
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _bound, (self._ref, tuple(self._blueprint), tuple(self._method), self._options)
@@ -569,7 +570,7 @@ class ActorHandle(Generic[Instance_co]):
         return hash(self._id)
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is ActorHandle and self._id == other._id
+        return type(other) is ActorHandle and self._id == other._id and self._ref._client is other._ref._client
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _handle, (self._ref, tuple(self._blueprint))

@@ -59,7 +59,8 @@ class ObjectRef(Generic[Value_co]):
         return hash(self._id)
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is ObjectRef and self._id == other._id
+        # Ids are unique within a cluster: the first value of every program has the same one.
+        return type(other) is ObjectRef and self._id == other._id and self._client is other._client
 
     def __repr__(self) -> str:
         return f"ObjectRef({self._id.hex()})"
