@@ -906,6 +906,7 @@ def test_init_refuses_what_cannot_be_meant(starts):
         ({"config": 5}, TypeError, "config"),
         ({"address": 5}, TypeError, "address"),
         ({"namespace": 5}, TypeError, "namespace"),
+        ({"namespace": ""}, ValueError, '"" is not a namespace'),
         ({"namespace": "caf\udce9"}, ValueError, "namespace is text"),
         ({"log_to_driver": "no"}, TypeError, "log_to_driver is True or False"),
         ({"ignore_reinit_error": None}, TypeError, "ignore_reinit_error is True or False"),
@@ -936,6 +937,8 @@ def test_refs_of_a_cluster_that_was_shut_down(starts):
             use()
     assert len(starts) == 1
     zf.init()
+    same = zf.ObjectRef(ref.binary())
+    assert (ref == same, ref in {same}, same == zf.ObjectRef(ref.binary())) == (False, False, True)
     for refs in (ref, [ref], [zf.put(2), ref]):
         with pytest.raises(zf.NotInitializedError, match="shut down"):
             zf.get(refs)

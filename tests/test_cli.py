@@ -59,6 +59,13 @@ def test_help_lists_every_command_on_a_line_of_its_own(place: Place) -> None:
     assert place.run("--version").stdout == "zfabric 0.1.0\n"
 
 
+def test_the_package_is_the_command() -> None:
+    ran = subprocess.run([sys.executable, "-m", "zfabric", "--version"], capture_output=True, text=True, timeout=PATIENCE)
+    assert ran.stdout.startswith("zfabric ")
+    wrong = subprocess.run([sys.executable, "-m", "zfabric", "sumbit"], capture_output=True, text=True, timeout=PATIENCE)
+    assert (wrong.returncode, "Did you mean 'submit'?" in wrong.stderr) == (2, True)
+
+
 def test_help_imports_no_command() -> None:
     code = (
         "import sys\nfrom zfabric.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"

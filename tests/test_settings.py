@@ -88,14 +88,11 @@ def test_a_session_starts_in_odd_places_or_one_line_says_why_not(given: str, con
 
 def test_init_refuses_to_preload_what_starts_threads(tmp_path: Path, monkeypatch: Any) -> None:
     """However long its import takes: ``init`` does not return before."""
-    (tmp_path / "a_slow_pool.py").write_text(
-        "import time, threading; time.sleep(1); threading.Thread(target=time.sleep, args=(99,)).start()"
-    )
+    source = "import threading, time\ntime.sleep(1)\nthreading.Thread(target=time.sleep, args=(99,)).start()\n"
+    (tmp_path / "a_slow_pool.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
     zf.shutdown()
-    with pytest.raises(
-        zf.ConnectionLostError, match="'preload' names 'a_slow_pool', which starts threads when it is imported.*leave it out"
-    ):
+    with pytest.raises(zf.ConnectionLostError, match=r"'a_slow_pool', which starts threads when it is imported.*leave it out"):
         zf.init(num_cpus=1, config={"preload": ["json", "a_slow_pool"]})
     assert not zf.is_initialized()
 

@@ -251,6 +251,8 @@ def _checked(address: Any, num_cpus: Any, num_gpus: Any, resources: Any, object_
     if not (namespace is None or isinstance(namespace, str)):
         raise TypeError(f"init: namespace is a str, not {namespace!r}")
     check_length("init: namespace", namespace or "")
+    if namespace == "":
+        raise ConfigError('init: "" is not a namespace; leave it out (or None) for the one that programs share which name none')
     if namespace and not is_text(namespace):
         raise ConfigError(f"init: namespace is text, and {namespace!r} is not (it has no UTF-8)")
     for name, count in (("num_cpus", num_cpus), ("num_gpus", num_gpus), ("object_store_memory", object_store_memory)):

@@ -143,8 +143,6 @@ def _become_worker(
     processes.limit_worker()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # no terminal reaches this session; libraries may send it on purpose
     faulthandler.enable()
-    if dict(specification.resources).get("GPU"):
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # They are for tasks that ask for them, who are told which are theirs.
     _set_environment(dict(environment), threads)
     if directory:
         os.chdir(directory)
