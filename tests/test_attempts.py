@@ -149,6 +149,23 @@ def test_a_value_that_failed_once_and_fails_again_for_the_next_daemon_is_counted
     assert node.scheduler.tables.inline.total == 3 * len(error)
 
 
+def test_the_store_is_told_apart_what_was_written_before_and_after_its_writer_registered(node: Restarted) -> None:
+    """Room that a process says is unused as it registers may hold a value a moment later; what it said before lies elsewhere."""
+    before, after = ((ref(900 + number, 2**31), (4096 * number, 100), (), False) for number in (1, 2))
+    node.say(b"X" + OWN, m.ArenaFound((), ()))
+    node.say(b"X" + OWN, m.ProcessTable(((OLD, 99),)))
+    control = bytes((OLD[0] ^ 0x80,)) + OLD[1:]
+    node.say(CLIENT + OLD, m.Register(m.PROTOCOL_VERSION, "worker", 99, 1, JOB, OLD, control, "", ""))
+    for message in (m.Put((before,)), m.Hold((before[0],)), m.Ready(), m.Put((after,))):
+        node.say(CLIENT + OLD, message)
+    node.say(CLIENT + DRIVER, m.Register(m.PROTOCOL_VERSION, "driver", 50, 1, JOB, b"program", b"", "", ""))
+    node.say(CLIENT + DRIVER, m.Ready())
+    told = [message for to, message in node.sent if to == b"O" + OWN and type(message) in (m.Sealed, m.Keep)]
+    assert [type(message) for message in told] == [m.Sealed, m.Keep, m.Sealed]
+    assert [[row[0] for row in message.rows] for message in told[::2]] == [[before[0]], [after[0]]]
+    assert set(told[1].object_ids) == {before[0], after[0]}
+
+
 # --- what workers have of the node --------------------------------------------------------------------------------------------------
 
 

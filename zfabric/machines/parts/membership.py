@@ -27,7 +27,7 @@ from zfabric.machines.parts.records import (
 )
 from zfabric.machines.parts.recovery import HELD, HELD_QUESTIONS, Recovery
 from zfabric.protocol import messages as m
-from zfabric.protocol.effects import KillProcess, WatchProcess
+from zfabric.protocol.effects import KillProcess, Send, WatchProcess
 from zfabric.protocol.ids import CLIENT, CONTROL, JOB_BYTES, Address, job_id, unpack_counter
 from zfabric.protocol.options import NO_ENVIRONMENT
 
@@ -56,6 +56,8 @@ class Membership:
         self._expected: dict[bytes, int] = {}
         """Processes (by incarnation) a recovering scheduler waits for, and their pids."""
         self._keep_due = False
+        self._claimed: list[m.Row] = []
+        """Rows of ``Sealed`` that processes sent while they registered."""
         self._abandoned: list[JobRecord] = []
         """Jobs whose drivers died during recovery: they end when all that is left of them is known."""
         self._early: list[tuple[Address, m.Message]] = []
@@ -440,6 +442,7 @@ class Membership:
         self.recovering = False
         self.recovery.rebuild(self.kept_rows, now)
         tasks = len(self.tables.tasks)
+        self._claimed, self.tables.sealed = self.tables.sealed, []
         self.recovery.go_on(now)
         self._keep_due = True
         for job in self._abandoned:
@@ -453,7 +456,10 @@ class Membership:
             self._keep_due = False
             stored = [record.object_id for record in self._all_values() if type(record.value) is Stored]
             if self.tables.store_address is not None:
-                self.tables.send(self.tables.store_address, m.Keep(tuple(stored)))
+                # What was written after its writer had registered comes behind this: it may be in room that the writer said is unused.
+                claims = (m.Sealed(tuple(self._claimed)),) if self._claimed else ()
+                self.tables.before_batches += [Send(self.tables.store_address, each) for each in (*claims, m.Keep(tuple(stored)))]
+            self._claimed = []
 
     def _all_values(self) -> list[TaskRecord | ObjectRecord]:
         return [*self.tables.tasks.values(), *self.tables.objects.values()]

@@ -61,6 +61,8 @@ class Tables:
         self.counts: Counter[str] = Counter()
         self.inline = InlineValues(self.counts)
         self.effects: list[Effect] = []
+        self.before_batches: list[Effect] = []
+        """What the store is to have before the batches of this turn: the end of a recovery."""
         self.locates: list[m.Row] = []
         self.locating: dict[bytes, list[bytes]] = {}
         """Values the store was asked to locate for processes that fetch them, and those processes."""
@@ -148,4 +150,6 @@ class Tables:
                 )
                 effects[:0] = [Send(store, kind(tuple(batch))) for batch, kind in batches if batch]
             self.sealed, self.absorbed, self.locates, self.freed = [], [], [], []
+        if self.before_batches:
+            effects[:0], self.before_batches = self.before_batches, []
         return effects
