@@ -19,11 +19,14 @@ from bad_days import PATIENCE, eventually, kill_daemon, processes_named, query, 
 
 import zfabric as zf
 from zfabric.adapters.datagrams import FRAME_BYTES, SUFFIX
+from zfabric.adapters.sockets import Post
+from zfabric.config import Config
 from zfabric.protocol import messages as m
-from zfabric.protocol.codec import encode
+from zfabric.protocol.codec import Envelope, encode
 from zfabric.protocol.ids import INCARNATION_BYTES
 from zfabric.protocol.trace import TIME_BYTES
 from zfabric.runtime import interface
+from zfabric.runtime.connect import new_incarnation
 
 PACKAGE = Path(zf.__file__).parent
 
@@ -230,6 +233,44 @@ def test_garbage_at_the_daemon_is_dropped_and_counted_and_everything_goes_on(str
     assert processes_named("zf-daemon") == daemon
     assert list(tmp_path.iterdir()) == []
     assert eventually(lambda: query("status")["statistics"]["refused_frames"] - before >= 15, "what was dropped is counted")
+
+
+def test_a_thousand_unknown_senders_cost_the_daemon_no_sockets() -> None:
+    daemon = processes_named("zf-daemon")
+    known = session().daemon()
+    assert known is not None
+    before = len(os.listdir(f"/proc/{daemon[0]}/fd"))
+    short_way = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    frame = encode(1, 0, [(b"L", b"C", m.Query(1, "status", ()))])
+    early = encode(3, 0, [(b"L", b"C", m.Ready())])  # It is answered at once: two frames before it have not come.
+    for number in range(1200):
+        short_way.sendto(bytes([7]) * 6 + number.to_bytes(2, "big") + (frame if number % 2 else early), known[1] + SUFFIX)
+    short_way.close()
+    assert works()
+    assert processes_named("zf-daemon") == daemon
+    assert len(os.listdir(f"/proc/{daemon[0]}/fd")) < before + 100
+
+
+def test_a_post_that_can_open_no_socket_goes_on_without(tmp_path: Path) -> None:
+    context: zmq.Context[Any] = zmq.Context(1)
+    context.set(zmq.MAX_SOCKETS, 3)
+    mine, theirs = (Post(context, str(tmp_path), new_incarnation(), Config()) for _ in range(2))
+    third = context.socket(zmq.DEALER)
+    large: list[Envelope] = [(b"C", b"L", m.Answer(1, b"x" * FRAME_BYTES, ""))]
+    try:
+        theirs.send_envelopes(mine.incarnation, large, 0.0)
+        assert not mine.poll(0.0)
+        third.close(0)
+        now = 0.0
+        while not mine.poll(0.05):  # Sockets are closed by a thread of ZeroMQ's.
+            now += 100.0
+            theirs.tick(now)
+        assert mine.accept(*mine.receive()[0], 0.0) == large
+    finally:
+        mine.close()
+        theirs.close()
+        third.close(0)
+        context.term()
 
 
 def test_garbage_at_workers_and_drivers_is_dropped(stranger: Any, tmp_path: Path) -> None:

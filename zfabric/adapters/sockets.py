@@ -8,10 +8,11 @@ nothing. All others go through ZeroMQ. A frame that a full socket does not take 
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import zmq
@@ -43,13 +44,15 @@ Delivery = tuple[Address, bytes, object]
 class Peer:
     """What this process knows of one other: both ways to it, the link, and frames that wait for room."""
 
-    __slots__ = ("backlog", "link", "long_way", "path", "socket")
+    __slots__ = ("admitted", "backlog", "link", "long_way", "path", "socket")
 
     def __init__(self, path: bytes, link: Link) -> None:
         self.path = path
         """Where it receives datagrams."""
         self.socket: zmq.Socket[bytes] | None = None
         """Opened for the first frame that takes the long way."""
+        self.admitted = False
+        """Whether a socket may be opened to it although it is not registered (``Post.admits``)."""
         self.link = link
         self.long_way = 0
         """The newest frame that took it."""
@@ -71,6 +74,8 @@ class Post:
         self._congested: set[bytes] = set()
         self._due_at = math.inf
         """No link has anything due before this."""
+        self.admits: Callable[[bytes], bool] | None = None
+        """Whether a socket may be opened to this peer; None: to every one. Sockets are few, and anybody may claim to be a new peer."""
         self.router = context.socket(zmq.ROUTER)
         self.router.setsockopt(zmq.LINGER, 0)
         self.router.setsockopt(zmq.RCVHWM, config.high_water_mark)
@@ -144,15 +149,27 @@ class Post:
             self._due_at = due
         if peer.link.heard >= peer.long_way and len(frame) <= FRAME_BYTES and self._datagrams.send(peer.path, frame):
             return
+        if peer.socket is None and not self._open(incarnation, peer):
+            return  # The link repeats what is to arrive.
         peer.long_way = peer.link.next_out - 1
         peer.backlog.append(frame)
         self._drain(incarnation, peer)
 
+    def _open(self, incarnation: bytes, peer: Peer) -> bool:
+        """Open the socket to a peer; False if it is not to have one, or there is none left."""
+        if self.admits is not None and not peer.admitted and not self.admits(incarnation):
+            return False
+        try:
+            peer.socket = self._connect(incarnation)
+        except zmq.ZMQError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            return False
+        return True
+
     def _drain(self, incarnation: bytes, peer: Peer) -> None:
         backlog = peer.backlog
         socket = peer.socket
-        if socket is None:
-            socket = peer.socket = self._connect(incarnation)
         while backlog:
             try:
                 _send(socket, backlog[0], DONTWAIT)

@@ -74,6 +74,7 @@ class Daemon:
         self.incarnation = new_incarnation()
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
         self.post = Post(self.context, session.sockets, self.incarnation, self.config)
+        self.post.admits = self._admits
         self.supervision = Supervision(channel)
         self.wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.stopping = False
@@ -226,6 +227,7 @@ class Daemon:
                     self.post.refused += 1
                     continue
                 if type(message) is m.Goodbye:
+                    self.post.peer(sender).admitted = True  # It is told when it is registered no longer.
                     leaving = self.scheduler.tables.processes.get(sender)
                     self._tell_logs(now, leaving.job if leaving is not None else None)
                 elif type(message) is m.Printed or (type(message) is m.Query and message.what == "output"):
@@ -378,6 +380,10 @@ class Daemon:
         """Nobody will hear what is said to this process any more."""
         self.post.forget(incarnation)
         self._held.pop(incarnation, None)
+
+    def _admits(self, incarnation: bytes) -> bool:
+        """Whether a process is registered, or is one that is asked to."""
+        return self.scheduler.membership.recovering or incarnation in self._known_peers()
 
     def _known_peers(self) -> set[bytes]:
         known: set[bytes] = set()
