@@ -8,9 +8,12 @@ fetched by one thread of ours, because the fabric's own must not wait.
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -69,33 +72,45 @@ async def arrival(ref: ObjectRef) -> None:
     await done
 
 
-_queue: SimpleQueue[tuple[ObjectRef, Future[Any]]] = SimpleQueue()
+_queue: SimpleQueue[tuple[Callable[[ObjectRef], None], ObjectRef]] = SimpleQueue()
 _thread: threading.Thread | None = None
 _starting = threading.Lock()
 
 
-def _resolve() -> None:
-    from zfabric.api.core import get
-
+def _call_back() -> None:
     while True:
-        ref, future = _queue.get()
-        if future.set_running_or_notify_cancel():
-            try:
-                future.set_result(get(ref))
-            except BaseException as error:  # whatever it is, it is the future's to raise
-                future.set_exception(error)
-        del ref, future
+        callback, ref = _queue.get()
+        try:
+            callback(ref)
+        except BaseException:  # the next ones are called nevertheless
+            sys.excepthook(*sys.exc_info())
+        del callback, ref
 
 
-def future_of(ref: ObjectRef) -> Future[Any]:
-    """A future of the value of ``ref``."""
+def when_done(ref: ObjectRef, callback: Callable[[ObjectRef], None]) -> None:
+    """Call ``callback(ref)`` in the thread of futures once ``ref`` has an outcome. There it may ``get`` it."""
     global _thread
     from zfabric.api.core import owner_of
 
     with _starting:
         if _thread is None:
-            _thread = threading.Thread(target=_resolve, name="zfabric-futures", daemon=True)
+            _thread = threading.Thread(target=_call_back, name="zfabric-futures", daemon=True)
             _thread.start()
+    owner_of(ref).add_done_callback(ref.binary(), lambda _: _queue.put((callback, ref)))
+
+
+def future_of(ref: ObjectRef) -> Future[Any]:
+    """A future of the value of ``ref``."""
     future: Future[Any] = Future()
-    owner_of(ref).add_done_callback(ref.binary(), lambda _: _queue.put((ref, future)))
+    when_done(ref, partial(_resolve, future))
     return future
+
+
+def _resolve(future: Future[Any], ref: ObjectRef) -> None:
+    from zfabric.api.core import get
+
+    if future.set_running_or_notify_cancel():
+        try:
+            future.set_result(get(ref))
+        except BaseException as error:  # whatever it is, it is the future's to raise
+            future.set_exception(error)

@@ -192,7 +192,8 @@ class Executor(_Executor):
         """How many more calls the cluster may be given; None for any number."""
         self._queue: deque[tuple[TaskFuture[Any], _Call]] = deque()
         """Those for which there was no room."""
-        self._open: set[TaskFuture[Any]] = set()
+        self._open: dict[TaskFuture[Any], None] = {}
+        """Those without an outcome, in the order of submission."""
         self._idle = threading.Condition(self._lock)
         self._closed = False
         self._broken: str | bool = False
@@ -221,7 +222,7 @@ class Executor(_Executor):
                 raise RuntimeError("cannot schedule new futures after interpreter shutdown")
             if self._closed:
                 raise RuntimeError("cannot schedule new futures after shutdown: this executor was shut down; make another")
-            self._open.add(future)
+            self._open[future] = None
             future.begun = self._room is None or self._room > 0
             if not future.begun:
                 self._queue.append((future, (fn, args, kwargs)))
@@ -237,10 +238,12 @@ class Executor(_Executor):
 
     def _begin(self, future: TaskFuture[Any], call: _Call) -> None:
         """Hand a call to the cluster."""
+        from zfabric.api.futures import when_done
+
         future.ref = ref = self._remote(*call)
         if future.cancelled():
             zf.cancel(ref)  # Meanwhile, when there was no ref to stop it by.
-        ref.future().add_done_callback(lambda done: self._done(future, done))
+        when_done(ref, functools.partial(self._done, future))
 
     def _remote(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A plain function is exported once; anything else that can be called travels with its call."""
@@ -257,15 +260,14 @@ class Executor(_Executor):
             remote = self._functions[fn] = self._made_remote(fn)
         return remote.remote(*args, **kwargs)
 
-    def _done(self, future: TaskFuture[Any], done: Future[Any]) -> None:
+    def _done(self, future: TaskFuture[Any], ref: zf.ObjectRef) -> None:
         future.ref = None
-        error = done.exception()
-        if isinstance(error, InitializerError):
-            self._break(error)
         if future.set_running():
-            if error is None:
-                future.set_result(done.result())
-            else:
+            try:
+                future.set_result(zf.get(ref))
+            except BaseException as error:  # whatever it is, it is the future's to raise
+                if isinstance(error, InitializerError):
+                    self._break(error)
                 future.set_exception(error)
         self._ended(future)
 
@@ -276,7 +278,8 @@ class Executor(_Executor):
                 return
             self._broken = f"an initializer of this executor failed, and it is not usable any more: {error}"
             waiting, self._queue = self._queue, deque()
-            self._open.difference_update(future for future, _ in waiting)
+            for future, _ in waiting:
+                self._open.pop(future, None)
             self._idle.notify_all()
         logging.getLogger("concurrent.futures").critical("Exception in initializer:", exc_info=error)
         for future, _ in waiting:
@@ -287,7 +290,7 @@ class Executor(_Executor):
         """A call has its outcome: there is room for the next."""
         while True:
             with self._lock:
-                self._open.discard(future)
+                self._open.pop(future, None)
                 following = self._queue.popleft() if self._queue else None
                 if following is not None:
                     following[0].begun = not following[0].cancelled()
@@ -331,11 +334,16 @@ class Executor(_Executor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more calls; with ``wait``, return when those taken are done. Idempotent.
 
-        ``cancel_futures`` cancels the calls that do not run yet.
+        ``cancel_futures`` cancels the calls that do not run yet: all but the first ones, of which there are as many as workers, and
+        others that the cluster says are running.
         """
         with self._lock:
             self._closed = True
             pending = list(self._open) if cancel_futures else []
+            begun = [future for future in pending if future.begun]
+        if begun and zf.is_initialized():
+            for future in begun[: min(self._max_workers, int(zf.cluster_resources().get("CPU", 1)) or 1)]:
+                pending.remove(future)  # Whether or not the workers have got to it yet.
         _cancel(pending)
         if wait:
             with self._lock:
