@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import atexit
 import copy
 import gc
 import inspect
@@ -11,6 +13,8 @@ import pydoc
 import signal
 import subprocess
 import sys
+import threading
+import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -907,6 +911,111 @@ def test_an_actor_may_end_itself_before_it_is_made(tmp_path: Path) -> None:
     """For good: it is not made again, as it would be if its process had died."""
     assert "it ended itself (exit_actor)" in str(death_of(Reluctant.options(max_restarts=3).remote(str(tmp_path / "note")).ping))
     assert (tmp_path / "note").read_text() == "begun "
+
+
+@zf.remote
+class Departing:
+    """Ends itself aside of its calls, and notes what runs at its end."""
+
+    def __init__(self, note: str, at_once: bool = False) -> None:
+        self.note = note
+        self.go = threading.Event()
+        atexit.register(self.write, "atexit")
+        threading.Thread(target=self.leave_once_told, daemon=True).start()
+        if at_once:
+            self.go.set()
+
+    def write(self, text: str) -> None:
+        with open(self.note, "a") as file:
+            file.write(text + " ")
+
+    def leave_once_told(self) -> None:
+        self.go.wait()
+        zf.exit_actor()
+        self.write("not reached")
+
+    def tell(self) -> None:
+        self.go.set()
+
+    def wait(self, told: bool) -> None:
+        if told:
+            self.go.set()
+        while True:
+            time.sleep(0.01)
+
+    def __ray_shutdown__(self) -> None:
+        self.write("shutdown")
+
+    def __exit__(self, *_: Any) -> None:
+        self.write("exit")
+
+
+@zf.remote
+class DepartingInLoop:
+    """The same from a task of its event loop."""
+
+    def __init__(self, note: str) -> None:
+        self.note = note
+
+    async def tell(self) -> None:
+        self.task = asyncio.create_task(self.leave())
+
+    async def leave(self) -> None:
+        zf.exit_actor()
+
+    async def wait(self, told: bool) -> None:
+        if told:
+            await self.tell()
+        await asyncio.Event().wait()
+
+    def __ray_shutdown__(self) -> None:
+        with open(self.note, "a") as file:
+            file.write("shutdown ")
+
+
+@pytest.mark.parametrize("threads", [None, 2])
+@pytest.mark.parametrize("how", ["idle", "in a call"])
+def test_a_thread_of_an_actor_may_end_it(tmp_path: Path, how: str, threads: int | None) -> None:
+    note = tmp_path / "note"
+    departing = Departing.options(max_restarts=-1, max_concurrency=threads).remote(str(note))
+    if how == "idle":
+        value_of(departing.tell.remote())
+    else:
+        assert isinstance(failure(departing.wait.remote(True)), zf.ActorDiedError)
+    assert "exit_actor" in str(death_of(departing.tell))
+    eventually(lambda: note.read_text() == "shutdown exit atexit ", "a clean end")
+
+
+def test_a_thread_may_end_an_actor_that_is_being_made(tmp_path: Path) -> None:
+    departing = Departing.options(max_restarts=-1).remote(str(tmp_path / "note"), at_once=True)
+    assert "exit_actor" in str(death_of(departing.tell))
+
+
+@pytest.mark.parametrize("how", ["idle", "in a call"])
+def test_a_task_of_an_event_loop_may_end_its_actor(tmp_path: Path, how: str) -> None:
+    note = tmp_path / "note"
+    departing = DepartingInLoop.options(max_restarts=-1).remote(str(note))
+    if how == "idle":
+        value_of(departing.tell.remote())
+    else:
+        assert isinstance(failure(departing.wait.remote(True)), zf.ActorDiedError)
+    assert "exit_actor" in str(death_of(departing.tell))
+    eventually(lambda: note.read_text() == "shutdown ", "a clean end")
+
+
+def test_handlers_of_atexit_run_when_the_last_handle_has_gone(tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    departing = Departing.remote(str(note))
+    value_of(departing.write.remote("begun"))
+    del departing
+    eventually(lambda: note.read_text() == "begun shutdown exit atexit ", "a clean end")
+
+
+def test_exit_actor_is_for_actors() -> None:
+    with pytest.raises(TypeError, match="exit_actor"):
+        zf.exit_actor()
+    with pytest.raises(TypeError, match="exit_actor"):
+        value_of(zf.remote(zf.exit_actor).remote())
 
 
 def test_the_names_of_ray_actor() -> None:

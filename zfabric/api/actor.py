@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     import inspect
 
 _METHOD_OPTIONS = "__zf_method_options__"
+_FAREWELLS = ("__ray_shutdown__", "__exit__", "__del__")
+"""What instances have to do at a clean end."""
 _SKIPPED = frozenset(vars(object)) | {"__init_subclass__", "__class_getitem__", "__del__", "__dict__", "__weakref__"}
 """Names of methods that are not called from outside."""
 
@@ -290,7 +292,7 @@ class ActorClass(Generic[Parameters, Instance_co]):
         if groups:
             self._check_groups()
         readonly = tuple(each.name for each in (*methods, *_BUILT_IN.values()) if each.readonly)
-        said = {"readonly": readonly, "unlogged": unlogged, "farewell": hasattr(kind, "__exit__") or hasattr(kind, "__del__")}
+        said = {"readonly": readonly, "unlogged": unlogged, "farewell": any(hasattr(kind, name) for name in _FAREWELLS)}
         try:
             packed = msgpack.packb(blueprint)
         except UnicodeEncodeError as error:
@@ -514,7 +516,7 @@ class ActorHandle(Generic[Instance_co]):
 
     The actor lives until its last handle has gone, wherever handles are, and the calls that were made have run; and no longer than its
     program, unless it is detached. What ``get_actor`` gives does not count, nor what an actor is given of itself (``current_actor``).
-    At such an end ``__exit__`` runs, if its class has that, and ``__del__``; not if it is killed.
+    At such an end ``__ray_shutdown__`` and ``__exit__`` run, if its class has them, and ``__del__``; not if it is killed.
     ``dir(handle)`` lists the methods; ``help(handle.method)`` shows what one takes.
 
     >>> import zfabric as zf
@@ -677,7 +679,9 @@ def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
 
 
 def exit_actor() -> NoReturn:
-    """Inside a method: end this actor, for good. Calls that wait raise ActorDiedError, and so does the one that ends it.
+    """Inside an actor: end it, for good. Calls that wait raise ActorDiedError, and so does the one that ends it.
+
+    Threads and asyncio tasks that an actor has started may call it too, unless it is a lightweight one. TypeError elsewhere.
 
     Calls that run beside it (``async def``, ``max_concurrency``) are stopped as by ``zf.cancel``, and raise ActorDiedError too.
     Its process stays a moment (the setting ``leave_seconds``) for the results of its own calls, where it has given others the refs.
@@ -692,9 +696,7 @@ def exit_actor() -> NoReturn:
         ...
     zfabric.exceptions.ActorDiedError: it ended itself (exit_actor)
     """
-    running = interface.current_task()
-    if running is None or not running.actor_id:
+    client = interface.current()
+    if client is None:
         raise TypeError("exit_actor() is for methods of actors; this is none")
-    from zfabric.runtime.hosting import ActorExit
-
-    raise ActorExit
+    client.exit_actor()

@@ -464,9 +464,10 @@ class Worker:
         found = self.interrupts.get(item.row[0])
         return found[1] if found is not None and found[0] == item.attempt else ""
 
-    def leave(self, item: Item | Invocation) -> list[bytes]:
-        """An actor ends itself: what runs beside the call that ends it is to be stopped."""
-        others = [each for each in self.running_calls.values() if each.row[0] != item.row[0]]
+    def leave(self, item: Item | Invocation | None) -> list[bytes]:
+        """Have an actor that ends itself stop its calls, but for the one that ends it, if it is one. Their ids."""
+        running = (*self.stack, *self.running_calls.values()) if item is None else self.running_calls.values()
+        others = [each for each in running if type(each) is Invocation and (item is None or each.row[0] != item.row[0])]
         for each in others:
             self.interrupts[each.row[0]] = (each.attempt, LEFT)
         return [each.row[0] for each in others]

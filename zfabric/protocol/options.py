@@ -21,7 +21,7 @@
 ``unlogged``            classes only, with the one above: calls run at the same time, are not logged, and checkpoints wait for quiet moments
 ``readonly``            classes only, with ``checkpoint_every``: names of methods that change nothing: logs and checkpoints do without
 ``ask``                 True: the call may have run, and runs again only if it changes nothing; its outcome is wanted (call rows only)
-``farewell``            classes only: True if their instances have something to do at a clean end (``__exit__``, ``__del__``)
+``farewell``            classes only: True if their instances have something to do at a clean end (``__exit__``, ``__del__``, …)
 ``contains``            refs inside the arguments (call rows only): pinned until the task is done
 ======================  =========================================================================================================
 """

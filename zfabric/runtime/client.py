@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import zmq
 
@@ -38,6 +38,9 @@ OUTPUT_SECONDS = 1.0
 """How long ``get`` waits for the output of what it has the outcome of, at most."""
 FEW = 32
 """So few are looked at one by one."""
+
+
+NO_ACTOR = "exit_actor() is for methods of actors, and for threads and asyncio tasks that actors have started; this is none"
 
 
 class View:
@@ -528,6 +531,10 @@ class FabricClient(Connection):
         if answer.error:
             raise FabricError(answer.error)
         return answer.payload
+
+    def exit_actor(self) -> NoReturn:
+        """See ``ClientInterface``."""
+        raise TypeError(NO_ACTOR)
 
     def close(self) -> None:
         """Say goodbye, wait for the last log lines, and let go of everything. Idempotent."""

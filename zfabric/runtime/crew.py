@@ -104,6 +104,9 @@ class Crew(Protocol):
     def interrupt(self, item: Item | Invocation) -> bool:
         """Stop what runs. False if that is not possible at this moment. The caller holds the lock."""
 
+    def runs_here(self, item: Item | Invocation) -> bool:
+        """Whether it is this thread, or asyncio task, that runs a call, and not one that it has started."""
+
 
 class Threads:
     """For each group as many threads as calls of it may run at the same time, each started when it is first needed."""
@@ -164,7 +167,7 @@ class Threads:
         action()
 
     def runs_here(self, item: Item | Invocation) -> bool:
-        """Whether it is this thread that runs a call, and not one that it has started."""
+        """See ``Crew``."""
         fence = self._fences.get(item.row[0])
         return fence is not None and fence.thread == threading.get_ident()
 
@@ -259,6 +262,14 @@ class Loop:
         """See ``Crew``."""
         self.loop.call_soon_threadsafe(self._cancel, item.row[0])
         return True
+
+    def runs_here(self, item: Item | Invocation) -> bool:
+        """See ``Crew``."""
+        try:
+            task = self._current()
+        except RuntimeError:  # another thread
+            return False
+        return task is not None and task is self.running.get(item.row[0])
 
     def _cancel(self, call_id: bytes) -> None:
         task = self.running.get(call_id)

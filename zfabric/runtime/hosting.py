@@ -118,16 +118,21 @@ def _of_class(instance: Any, name: str) -> Callable[..., Any]:
     return found
 
 
+AT_THE_END: dict[str, tuple[Any, ...]] = {"__ray_shutdown__": (), "__exit__": (None, None, None)}
+"""Methods that are called at a clean end of an actor, if its class has them, with their arguments. The first is Ray's."""
+
+
 def leaves(instance: Any) -> bool:
     """Whether an actor has something to do at a clean end."""
-    return hasattr(type(instance), "__exit__")
+    return any(hasattr(type(instance), name) for name in AT_THE_END)
 
 
 def _leave(instance: Any) -> None:
-    try:
-        if leaves(instance):
-            type(instance).__exit__(instance, None, None, None)
-    except (Exception, SystemExit):  # its end is nobody's result, so this is where it is told of
-        import traceback
+    for name, arguments in AT_THE_END.items():
+        try:
+            if hasattr(type(instance), name):
+                getattr(type(instance), name)(instance, *arguments)
+        except (Exception, SystemExit):  # its end is nobody's result, so this is where it is told of
+            import traceback
 
-        print(f"zfabric warning: {type(instance).__qualname__}.__exit__ raised:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+            print(f"zfabric warning: {type(instance).__qualname__}.{name} raised:\n{traceback.format_exc()}", file=sys.stderr, flush=True)

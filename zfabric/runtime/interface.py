@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from zfabric.config import Config
 from zfabric.protocol.messages import Row
@@ -141,6 +141,9 @@ class ClientInterface(Protocol):
 
     def query(self, what: str, *arguments: Any, timeout: float = 10.0) -> Any:
         """Ask the node's daemon; the payload of its ``Answer``. FabricError with its error text."""
+
+    def exit_actor(self) -> NoReturn:
+        """End the actor that lives in this process, for good. TypeError where none does, or several do and none of them runs here."""
 
     def close(self) -> None:
         """Flush, say goodbye, and let go of everything."""

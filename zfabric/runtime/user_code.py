@@ -407,13 +407,17 @@ class UserCode(WorkerConnection):
     def _end_own(self, item: Item | Invocation, how: str, reason: str) -> None:
         """The actor that runs ends: with its process, unless others live there."""
         if self.worker.turns is None:
-            if not self.host.leaving:
-                self.host.leaving, self.host.leaves_at = True, clock() + self.config.leave_seconds
-            for each in self.worker.leave(item):
-                self.stop_soon(each)
-            self.post.ring()
+            self._end_with_process(item)
         elif type(item) is Invocation:
             self.worker.turns.leave(item.actor_id, how, reason)
+
+    def _end_with_process(self, item: Item | Invocation | None) -> None:
+        """The actor ends, and its process with it; ``item`` has ended it. The caller holds the lock."""
+        if not self.host.leaving:
+            self.host.leaving, self.host.leaves_at = True, clock() + self.config.leave_seconds
+        for each in self.worker.leave(item):
+            self.stop_soon(each)
+        self.post.ring()
 
     def _exit(self, item: Invocation, error: SystemExit) -> Ending:
         """``sys.exit`` in a method ends the process: as wanted, or, with an exit code, as a death that restarts may follow."""

@@ -16,16 +16,19 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from zfabric.adapters.processes import flush_output
 from zfabric.exceptions import DeadlockError, FabricError
 from zfabric.machines.parts.given import Item, actor_of
 from zfabric.machines.parts.mailbox import Invocation
+from zfabric.protocol import messages as m
 from zfabric.protocol.messages import Rows
 from zfabric.runtime import interface, replay
+from zfabric.runtime.client import NO_ACTOR
 from zfabric.runtime.connection import IN_FINALIZER, clock
 from zfabric.runtime.crew import Loop, StandIns, Threads, current_call
+from zfabric.runtime.hosting import ActorExit
 from zfabric.runtime.interrupts import INTERRUPT, TaskInterrupt, closed_to_interrupts
 from zfabric.runtime.printing import name_output
 from zfabric.runtime.running import RunningWorker
@@ -71,6 +74,29 @@ class WorkerRuntime(RunningWorker):
         about = {"task": self.name_of(item) if item is not None else "", "task_id": item.row[0].hex() if item is not None else ""}
         wait_at_breakpoint(self.session.directory, sys._getframe(1), about, check)
         return None
+
+    def exit_actor(self) -> NoReturn:
+        """See ``ClientInterface``. Raises what ends a call as a whole, or ends a thread or an asyncio task of the actor's own quietly."""
+        crew, call = self.host.crew or self._loop, current_call.get()
+        if threading.get_ident() == self._main:
+            here = self._contexts[-1] if self._contexts else None
+        else:
+            here = call if call is not None and crew is not None and crew.runs_here(call) else None
+        if type(here) is Invocation or (here is not None and here.row[1] in self._classes):
+            raise ActorExit
+        creating = [item for item in self._contexts if item.row[1] in self._classes]
+        actor_id = next(iter((*self.host.instances, *(item.row[0] for item in creating))), None)
+        if here is not None or actor_id is None or self.worker.turns is not None:
+            raise TypeError(NO_ACTOR)
+        with self.lock:
+            self._end_with_process(None)
+            self.machine.say(m.Leaving(actor_id))
+            self.flush()
+        if "asyncio" in sys.modules and _in_event_loop():
+            from asyncio import CancelledError
+
+            raise CancelledError
+        raise SystemExit(0)
 
     # -- running tasks --
 
