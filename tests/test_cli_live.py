@@ -433,6 +433,10 @@ def test_state_of_a_store_that_no_daemon_has_open(place: Place) -> None:
     place.run("start", "--num-cpus", 1, "--object-store-memory", "64MiB", "--store", "kept")
     assert place.run("submit", "--address", "auto", "p.py").stdout == "1\n"
     assert {row["key"] for row in place.json("state", "dump", "--table", "job")} == {"00000001", "00000002"}
+    elsewhere = Path(place.directory, "t")  # where no cluster is running
+    elsewhere.mkdir()
+    second = place.run("start", "--num-cpus", 1, "--store", "kept", code=1, TMPDIR=str(elsewhere))
+    assert "in use by process" in second.stderr
     place.run("stop")
     data = Path(place.directory, "kept/data.mdb")
     whole = data.read_bytes()
