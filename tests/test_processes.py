@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import mmap
 import os
@@ -190,3 +191,9 @@ def test_limits_of_control_groups_count(files: dict[str, str], monkeypatch: pyte
     assert processes.cpu_count() == math.ceil(1.5)
     assert processes.memory_total() == 1_000_000_000
     assert processes.memory_available() == 500_000_000
+
+
+def test_a_fork_that_fails_for_want_of_processes_names_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "threads_max", lambda: 4096)
+    assert "4,096 processes and threads (ulimit -u)" in processes.why_no_process(BlockingIOError(errno.EAGAIN, "Try again"))
+    assert processes.why_no_process(OSError(errno.ENOMEM, "No memory")) == "fork: No memory"

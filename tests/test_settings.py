@@ -65,6 +65,7 @@ else:
 
 LITTLE = "resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33))"
 FEW = "resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))"
+ALONE = "resource.setrlimit(resource.RLIMIT_NPROC, (40, 40)); os.geteuid = lambda: 1"  # root may have any number
 GONE = "os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); sys.path.insert(0, '')"
 ODD = "os.mkdir(b'\\xe9'); os.environ['TMPDIR'] = os.fsdecode(os.path.abspath(b'\\xe9'))"
 
@@ -75,6 +76,7 @@ ODD = "os.mkdir(b'\\xe9'); os.environ['TMPDIR'] = os.fsdecode(os.path.abspath(b'
         pytest.param(LITTLE, {}, "ConnectionLostError .* 'control_store_bytes' is 17,179,869,184 bytes, .*", id="little address space"),
         pytest.param(LITTLE, {"control_store_bytes": 2**30}, "1 .*", id="a smaller map"),
         pytest.param(FEW, {}, "ConfigError a process may open only 32 files here.*: ulimit -n 1024", id="few files"),
+        pytest.param(ALONE, {}, "ConfigError this user may have only 40 processes and threads.*: ulimit -u 1024", id="few processes"),
         pytest.param(GONE, {}, "1 .*", id="a deleted directory"),
         pytest.param(ODD, {}, "1 /tmp/zfabric-.*", id="a TMPDIR that is no text"),
     ],

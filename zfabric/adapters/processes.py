@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import math
 import os
 import resource
@@ -80,6 +81,18 @@ def open_files_max() -> int:
     """How many files this process may open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+
+
+def threads_max() -> int:
+    """How many processes and threads this user may have; root may have any number."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    return sys.maxsize if soft == resource.RLIM_INFINITY or not os.geteuid() else soft
+
+
+def why_no_process(error: OSError) -> str:
+    """What to tell people of a fork that failed."""
+    hint = f": this user may have {threads_max():,} processes and threads (ulimit -u)" if error.errno == errno.EAGAIN else ""
+    return f"fork: {error.strerror}{hint}"
 
 
 def working_directory() -> str:

@@ -32,6 +32,9 @@ IMPORTS = ("zmq", "msgpack", "lmdb", "cloudpickle", "zfabric.runtime.daemon", "z
 FILES_MIN = 128
 """Fewest files that a process must be allowed to open: the daemon has one or two for each process of the cluster."""
 
+THREADS_MIN = 64
+"""Fewest processes and threads that a user must be allowed to have: each process of a cluster has four or five threads."""
+
 _LIFELINE, _LOCK = 0, 3  # as in zfabric.runtime.supervisor, which the launcher has no need to import
 _PROGRAM = "import sys; sys.path.append(sys.argv[1]); from zfabric.runtime.supervisor import main; main()"
 
@@ -174,6 +177,11 @@ def _checked(config: Config, arena_size: int) -> Config:
     if files < FILES_MIN:
         raise ConfigError(
             f"a process may open only {files} files here, and those of a cluster need {FILES_MIN} or more; run: ulimit -n 1024"
+        )
+    threads = processes.threads_max()
+    if threads < THREADS_MIN:
+        raise ConfigError(
+            f"this user may have only {threads} processes and threads, and the smallest cluster needs {THREADS_MIN}; run: ulimit -u 1024"
         )
     memory = processes.memory_total()
     size = config.object_store_memory if arena_size < 0 else arena_size

@@ -96,7 +96,7 @@ def _fork_worker(specification: Specification, session: Session, channel: Channe
     try:
         middle = os.fork()
     except OSError as error:
-        channel.send("failed", token, f"fork: {error}")
+        channel.send("failed", token, processes.why_no_process(error))
         return
     if middle:
         _, status = os.waitpid(middle, 0)
@@ -114,7 +114,7 @@ def _fork_worker(specification: Specification, session: Session, channel: Channe
             os.kill(worker, signal.SIGKILL)
         os._exit(0)
     except OSError as error:
-        channel.send("failed", token, f"fork: {error}")
+        channel.send("failed", token, processes.why_no_process(error))
         os._exit(0)
     finally:
         os._exit(1)
