@@ -26,6 +26,7 @@ from bad_days import PATIENCE, eventually, failure, gone, query
 from conftest import running_cluster
 
 import zfabric as zf
+from zfabric.protocol.ids import short
 from zfabric.runtime import interface
 
 
@@ -372,7 +373,7 @@ def test_what_a_handle_says_of_itself() -> None:
     with pytest.raises(AttributeError, match="called with"):
         counter.add.locally()
     assert repr(counter.add) == "ActorMethod(Counter.add(amount: 'int | None' = None) -> 'int')"
-    assert repr(counter) == f"ActorHandle(Counter, {counter._actor_id.hex()})"
+    assert repr(counter) == f"ActorHandle(Counter, {short(counter._actor_id)})"
     assert counter in {counter}
 
 

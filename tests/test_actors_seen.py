@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -235,3 +236,40 @@ def test_calls_beside_each_other_last_no_longer_than_they_did() -> None:
 
     eventually(lambda: len(bars()) == 1500, "every call is there, once")
     assert all(0 < bar["dur"] <= (time.monotonic() - began) * 1e6 for bar in bars())
+
+
+# --- ids ----------------------------------------------------------------------------------------------------------------------------------
+
+
+@zf.remote
+def yields(path: str) -> Iterator[int]:
+    while not os.path.exists(path):
+        os.sched_yield()
+    yield 1
+
+
+def test_ids_have_one_form_wherever_they_are_printed_and_it_can_be_typed(tmp_path: Path) -> None:
+    gate = str(tmp_path / "gate")
+    actor, ref, stream, value = Seen.remote(), when.remote(gate), yields.remote(gate), zf.put(1)
+    call = actor.when.remote(gate)
+    dead = Seen.remote()
+    error = failure(dead.die.remote())
+    shown = {thing: re.findall(r"[0-9]+-[0-9a-f]{4}-[0-9]+(?:-[cp]?[0-9]+)?", repr(thing)) for thing in (actor, ref, stream, value, call)}
+    assert all(len(found) == 1 for found in shown.values()), shown
+    assert shown[ref][0].endswith("-0")
+    assert "-p" in shown[value][0]
+    assert shown[call][0].endswith("-c0")
+    for thing in (actor, ref, value):
+        said = zf.explain(thing)
+        assert zf.explain(shown[thing][0]).state == said.state
+        command = [ZFABRIC, "explain", "--address", session().directory, shown[thing][0]]
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+        assert asked.returncode == 0, asked.stderr
+        assert shown[thing][0].removesuffix("-0") in asked.stdout
+        texts = (str(said), repr(said), asked.stdout, str(error), zf.explain(dead).reason)
+        assert not any(re.search("[0-9a-f]{24}", text) for text in texts), texts
+    assert shown[actor][0] in str(zf.explain(actor))
+    assert re.search(r"of actor 1-[0-9a-f]{4}-[0-9]+ has no result", str(error))
+    assert error.actor_id == dead._actor_id.hex(), "what programs compare is whole"
+    Path(gate).touch()
+    zf.get([ref, call], timeout=PATIENCE)

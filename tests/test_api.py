@@ -25,7 +25,7 @@ import zfabric as zf
 from zfabric.api import lifecycle
 from zfabric.api.options import RUNTIME_ENV_VARIABLE
 from zfabric.config import Config
-from zfabric.protocol.ids import FIRST_RETURN
+from zfabric.protocol.ids import FIRST_RETURN, short
 from zfabric.protocol.trace import pack_event, pack_times
 from zfabric.runtime import interface
 
@@ -482,7 +482,7 @@ def test_refs_are_values(client):
     assert {ref: "x"}[same] == "x"
     assert ref != zf.put(1)
     assert ref != ref.binary()
-    assert repr(ref) == f"ObjectRef({ref.hex()})"
+    assert repr(ref) == f"ObjectRef({short(ref.binary())})"
     assert bytes.fromhex(ref.hex()) == ref.binary()
     assert add.remote(1).task_id() == client.rows[0][0]
     with pytest.raises(TypeError):
@@ -1050,7 +1050,7 @@ def test_explain(client):
     ref = add.remote(1)
     found = zf.explain(ref)
     assert (found.state, found.reason, found.facts) == ("queued", "waits for 4 GPU", {"demand": "4 GPU", "x": "y"})
-    assert str(found) == f"{ref.hex()}: queued\n  waits for 4 GPU\n  demand  4 GPU\n  x       y"
+    assert str(found) == f"{short(ref.binary())}: queued\n  waits for 4 GPU\n  demand  4 GPU\n  x       y"
     client.answers["find"] = lambda text: []  # It could be an actor's name.
     zf.explain(ref.task_id().hex())
     assert seen == [ref.binary(), ref.task_id()]

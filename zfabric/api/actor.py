@@ -38,7 +38,7 @@ from zfabric.api.remote_function import Export, dump_call
 from zfabric.api.signatures import misfit, positional, shape_of, shown
 from zfabric.api.types import Instance_co, P, Parameters, R, TypedMethod
 from zfabric.exceptions import ActorNameTakenError, ActorNotFoundError, ArgumentTypeError, OptionError
-from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, call_value
+from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, call_value, short
 from zfabric.protocol.names import check_length, is_text
 from zfabric.protocol.options import LOGGED, option
 from zfabric.runtime import interface
@@ -545,7 +545,7 @@ class ActorHandle(Generic[Instance_co]):
 
     @property
     def _actor_id(self) -> bytes:
-        """The actor's id (``_actor_id.hex()`` is what the command line shows)."""
+        """The actor's id; ``repr`` of the handle has the form that the command line shows and takes."""
         return self._id
 
     def __getattr__(self, name: str) -> ActorMethod:
@@ -566,7 +566,7 @@ class ActorHandle(Generic[Instance_co]):
         return [*super().__dir__(), *self._methods]
 
     def __repr__(self) -> str:
-        return f"ActorHandle({self._blueprint.class_name}, {self._id.hex()})"
+        return f"ActorHandle({self._blueprint.class_name}, {short(self._id)})"
 
     def __hash__(self) -> int:
         return hash(self._id)

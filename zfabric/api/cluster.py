@@ -12,7 +12,7 @@ from zfabric.api.core import owner_of
 from zfabric.api.errors import a
 from zfabric.api.lifecycle import connected
 from zfabric.api.refs import ObjectRef
-from zfabric.protocol.ids import OBJECT_BYTES, TASK_BYTES
+from zfabric.protocol.ids import OBJECT_BYTES, TASK_BYTES, short
 from zfabric.protocol.names import check_length, is_text, matcher
 from zfabric.runtime.interface import ClientInterface
 
@@ -57,7 +57,7 @@ def explain(ref: ObjectRef | ActorHandle | str | bytes) -> Explanation:
         subject = _identified(client, ref)
     else:
         raise TypeError(f"explain() takes a ref or an id, not {a(ref)}")
-    name = subject.hex() or str(ref)
+    name = short(subject) or str(ref)
     called = client.explain_call(subject)
     if called is not None:
         return _of_call(client, name, *called)
@@ -72,7 +72,7 @@ def _of_call(client: ClientInterface, name: str, state: str, actor_id: bytes, re
     """Where a call stands, and what keeps its actor."""
     actor = client.query("explain", actor_id)
     if actor is None:
-        return Explanation(name, state, reason, {"actor": actor_id.hex()})
+        return Explanation(name, state, reason, {"actor": short(actor_id)})
     actor_state, why, facts = actor
     return Explanation(name, state, reason, {**dict(facts), f"the actor is {actor_state}": why})
 

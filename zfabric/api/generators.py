@@ -21,7 +21,7 @@ from zfabric.api.remote_function import Export, RemoteFunction
 from zfabric.api.types import Value_co
 from zfabric.exceptions import GetTimeoutError
 from zfabric.protocol.failures import unpack_failure
-from zfabric.protocol.ids import object_id
+from zfabric.protocol.ids import object_id, short
 from zfabric.protocol.messages import FAILED, OK
 from zfabric.runtime import interface
 
@@ -208,7 +208,7 @@ class ObjectRefGenerator(Generic[Value_co]):
                 client.follow(())  # What was dropped is said soon, and not when this process looks next.
 
     def __repr__(self) -> str:
-        return f"ObjectRefGenerator({self._task.hex()}, {self._position} taken)"
+        return f"ObjectRefGenerator({short(self._task)}, {self._position} taken)"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ObjectRefGenerator, (self.completed(), self._ahead, self._position, list(self._window), self._finished)

@@ -11,7 +11,7 @@ from zfabric.adapters.collector import untrack
 from zfabric.adapters.serialization import note_reference, register_plain
 from zfabric.api.types import Value_co
 from zfabric.exceptions import ArgumentTypeError, NotInitializedError
-from zfabric.protocol.ids import JOB_BYTES, OBJECT_BYTES, TASK_BYTES
+from zfabric.protocol.ids import JOB_BYTES, OBJECT_BYTES, TASK_BYTES, short
 from zfabric.runtime import interface
 from zfabric.runtime.interface import ClientInterface
 
@@ -63,7 +63,7 @@ class ObjectRef(Generic[Value_co]):
         return type(other) is ObjectRef and self._id == other._id and self._client is other._client
 
     def __repr__(self) -> str:
-        return f"ObjectRef({self._id.hex()})"
+        return f"ObjectRef({short(self._id)})"
 
     def binary(self) -> bytes:
         """The id as bytes."""
@@ -74,7 +74,7 @@ class ObjectRef(Generic[Value_co]):
         return self._id.hex()
 
     def task_id(self) -> bytes:
-        """The id of the task whose value this is (``task_id().hex()`` is what the command line shows)."""
+        """The id of the task whose value this is."""
         return self._id[:TASK_BYTES]
 
     def job_id(self) -> bytes:

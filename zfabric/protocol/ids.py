@@ -142,7 +142,23 @@ def split_ids(joined: bytes, length: int) -> list[bytes]:
     return [joined[start : start + length] for start in range(0, len(joined), length)]
 
 
+PARENT_DIGITS = 4
+"""Digits of a parent's hash that people are shown; enough to tell apart the parents of one job that are on one screen."""
+
+
 def short(identifier: bytes) -> str:
-    """An id as people read it: hex, without the zeros that most object ids end in."""
-    text = identifier.hex()
-    return text[: 2 * TASK_BYTES] if len(identifier) == OBJECT_BYTES and identifier.endswith(FIRST_RETURN) else text
+    """The form of a task's or an object's id that people read and type (``protocol.names``); hex for anything else."""
+    if len(identifier) not in (TASK_BYTES, OBJECT_BYTES):
+        return identifier.hex()
+    job = unpack_counter(identifier[:JOB_BYTES])[0]
+    parent = identifier[JOB_BYTES:PREFIX_BYTES].hex()[:PARENT_DIGITS]
+    text = f"{job}-{parent}-{unpack_counter(identifier[PREFIX_BYTES:TASK_BYTES])[0]}"
+    if len(identifier) == TASK_BYTES:
+        return text
+    index = index_of(identifier)
+    kind = "p" if index >= FIRST_PUT_INDEX else "c" if index >= FIRST_CALL_INDEX else ""
+    return f"{text}-{kind}{index - FIRST_INDEX[kind]}"
+
+
+FIRST_INDEX = {"": 0, "c": FIRST_CALL_INDEX, "p": FIRST_PUT_INDEX}
+"""The index of the first object of each kind: what a task returned, what a call of an actor did, what was put."""

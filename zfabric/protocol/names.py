@@ -11,22 +11,9 @@ import re
 from collections.abc import Callable
 
 from zfabric.exceptions import OptionError
-from zfabric.protocol.ids import (
-    FIRST_CALL_INDEX,
-    FIRST_PUT_INDEX,
-    JOB_BYTES,
-    OBJECT_BYTES,
-    PREFIX_BYTES,
-    TASK_BYTES,
-    index_of,
-    unpack_counter,
-)
-
-PARENT_DIGITS = 4
-"""Digits of a parent's hash that tables show; enough to tell apart the parents of one job that are on one screen."""
+from zfabric.protocol.ids import FIRST_INDEX, JOB_BYTES, PREFIX_BYTES, short
 
 _BRIEF = re.compile(r"(\d+)-([0-9a-f]{1,16})-(\d+)(?:-([cp]?)(\d+))?")
-_FIRST = {"": 0, "c": FIRST_CALL_INDEX, "p": FIRST_PUT_INDEX}
 
 
 NAME_BYTES_MAX = 4096
@@ -61,18 +48,8 @@ def is_text(value: str) -> bool:
     return True
 
 
-def brief(identifier: bytes) -> str:
-    """The short form of a task's or an object's id; hex for anything else."""
-    if len(identifier) not in (TASK_BYTES, OBJECT_BYTES):
-        return identifier.hex()
-    job = unpack_counter(identifier[:JOB_BYTES])[0]
-    parent = identifier[JOB_BYTES:PREFIX_BYTES].hex()[:PARENT_DIGITS]
-    text = f"{job}-{parent}-{unpack_counter(identifier[PREFIX_BYTES:TASK_BYTES])[0]}"
-    if len(identifier) == TASK_BYTES:
-        return text
-    index = index_of(identifier)
-    kind = "p" if index >= FIRST_PUT_INDEX else "c" if index >= FIRST_CALL_INDEX else ""
-    return f"{text}-{kind}{index - _FIRST[kind]}"
+brief = short
+"""The short form of a task's or an object's id; hex for anything else."""
 
 
 def matcher(text: str) -> Callable[[bytes], bool] | None:
@@ -83,7 +60,7 @@ def matcher(text: str) -> Callable[[bytes], bool] | None:
         job, parent, counter, kind, index = found.groups()
         suffix = _number(counter)
         if index is not None:
-            suffix += _number(index, _FIRST[kind])
+            suffix += _number(index, FIRST_INDEX[kind])
         prefix = _number(job)
         return lambda identifier: (
             identifier.startswith(prefix)

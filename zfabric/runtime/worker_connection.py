@@ -22,7 +22,7 @@ from zfabric.machines.parts.mailbox import Invocation
 from zfabric.machines.worker import REPORTS, Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
-from zfabric.protocol.ids import CLIENT, TASK_BYTES, WORKER
+from zfabric.protocol.ids import CLIENT, TASK_BYTES, WORKER, short
 from zfabric.protocol.messages import Row
 from zfabric.runtime.client import FabricClient
 from zfabric.runtime.connection import CHECK_EVERY, PEERS, clock
@@ -315,4 +315,4 @@ class WorkerConnection(FabricClient):
     def _stop_if_asked(self, item: Item | Invocation) -> None:
         if self.worker.interrupted(item):
             self._to_interrupt[item.row[0]] = clock() + self.config.interrupt_every
-            raise TaskInterrupt(f"{item.row[0].hex()} is to be stopped")
+            raise TaskInterrupt(f"{short(item.row[0])} is to be stopped")

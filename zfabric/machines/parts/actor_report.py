@@ -87,7 +87,7 @@ def title(record: ActorRecord) -> str:
 def explain(scheduler: LocalScheduler, record: ActorRecord, wanted_by: Callable[[Frame], str], queued: Callable[[], str]) -> Explanation:
     """Why an actor is as it is. ``wanted_by`` says what a call waits for, ``queued`` why its creation waits."""
     row = _row(scheduler, record)
-    facts: list[tuple[str, str]] = [("actor", record.id.hex()), ("class", record.class_name)]
+    facts: list[tuple[str, str]] = [("actor", brief(record.id)), ("class", record.class_name)]
     if record.name:
         facts.append(("name", record.name + (f" (namespace {record.namespace})" if record.namespace else "")))
     limit = row["max_restarts"]

@@ -515,7 +515,7 @@ class Calls:
 
     def _fail(self, target: Target, row: Row, outcome: str) -> None:
         what = f"{row[1]} of actor {short(target.actor_id)}"
-        facts: Facts = (("actor", short(target.actor_id)), ("outcome", outcome))
+        facts: Facts = (("actor", target.actor_id.hex()), ("outcome", outcome))
         if target.state == DEAD:
             kind, text, more = unpack_failure(target.failure)
             facts += more

@@ -312,4 +312,4 @@ def _not_kept(actor_id: bytes, method: str) -> bytes:
         f"{method} of actor {short(actor_id)} has no result (it may have run, in part or in whole): the actor's process ended, and it goes "
         "on from a checkpoint that does not contain this call"
     )
-    return pack_failure("ActorUnavailableError", text, (("actor", short(actor_id)), ("outcome", "unknown")))
+    return pack_failure("ActorUnavailableError", text, (("actor", actor_id.hex()), ("outcome", "unknown")))

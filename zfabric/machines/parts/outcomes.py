@@ -25,7 +25,7 @@ from zfabric.machines.parts.references import References
 from zfabric.machines.parts.state import Tables
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import Facts, pack_failure
-from zfabric.protocol.ids import TASK_BYTES, next_attempt, object_id, short, split_ids, tries_of
+from zfabric.protocol.ids import TASK_BYTES, next_attempt, object_id, split_ids, tries_of
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY
 from zfabric.protocol.names import brief
 
@@ -198,7 +198,7 @@ class Outcomes:
         task.facts().stopped = reason
         kind = STOPPED[reason]
         ready = task.state == READY
-        self.fail(task, kind, _stopped_text(task, kind), (("task", short(task.id)), ("function", task.name)))
+        self.fail(task, kind, _stopped_text(task, kind), (("task", task.id.hex()), ("function", task.name)))
         if ready:
             self.tables.queue_of(task).stop_one()
 
@@ -478,7 +478,7 @@ class Outcomes:
 
     def _facts(self, task: TaskRecord, worker: WorkerRecord) -> Facts:
         return (
-            ("task", short(task.id)),
+            ("task", task.id.hex()),
             ("function", task.name),
             ("node", self.node.hex()),
             ("pid", worker.pid),

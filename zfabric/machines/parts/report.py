@@ -490,7 +490,7 @@ def _explain_task(scheduler: LocalScheduler, task: TaskRecord, subject: bytes, n
     queue = tables.queue_of(task)
     state = _state_of(scheduler, task)
     facts: list[tuple[str, str]] = [
-        ("task", task.id.hex()),
+        ("task", brief(task.id)),
         ("function", task.name),
         ("attempt", str(tries_of(task.attempt))),
         ("demand", describe(queue.demand)),
@@ -594,4 +594,6 @@ def _maker(scheduler: LocalScheduler, object_id: bytes, frame: Frame | None = No
 
 
 def _facts(row: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    return tuple((name, str(value)) for name, value in row.items())
+    """What people are told of an object's row."""
+    rest = tuple((name, str(value)) for name, value in row.items() if name != "object_id")
+    return (("object", brief(bytes.fromhex(row["object_id"]))), *rest)
