@@ -342,6 +342,27 @@ def test_cancel_is_final_at_once_for_what_was_not_given_out_and_a_request_for_wh
     assert node.take(m.Interrupt) == []
 
 
+@pytest.mark.parametrize("how", ["returned", "taken back", "not sent"])
+def test_what_comes_back_and_is_to_be_stopped_is_not_given_out_again(node: Node, how: str) -> None:
+    """It was asked to stop where it was not, or not yet: it crossed that on its way."""
+    (worker,) = node.workers()
+    node.submit(row(0), row(1))
+    node.complete(worker, 0)
+    large = ref(900, 2**31)
+    node.say(CLIENT + DRIVER, m.Put(((large, (4096, 100_000), (), False),)))
+    node.submit(row(2), row(3, *((large,) if how == "not sent" else ())))
+    node.complete(worker, 1)
+    assert node.scheduler.tables.tasks[task_id(3)].worker is not None
+    node.say(CLIENT + DRIVER, m.Cancel((ref(3),), True, False))
+    node.results()
+    if how == "taken back":
+        node.say(CONTROL + worker, m.TakenBack((task_id(3),), task_id(2)))
+    else:
+        node.say(WORKER + worker, m.Blocked(task_id(2), (ref(77),), (task_id(3),) if how == "returned" else (), False))
+    ((status, (failure,)),) = node.results().values()
+    assert (status, unpack_failure(failure)[0]) == (m.FAILED, "TaskCancelledError")
+
+
 def test_children_are_looked_for_once_a_turn_and_only_of_what_has_begun(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever cancels all that it has submitted does so one by one, and each look goes through all tasks."""
     looked: list[set[bytes]] = []

@@ -594,13 +594,7 @@ class Dispatcher:
             if task is None:
                 self.introductions.returned_early(worker, task_id)
                 continue
-            if task.rare is not None and task.rare.stopped:
-                worker.inflight.pop(task_id)
-                task.worker = None
-                kind = "TaskTimeoutError" if task.rare.stopped == "timeout" else "TaskCancelledError"
-                self.outcomes.fail(task, kind, f"{task.name} was stopped before it began ({task.rare.stopped})", ())
-            else:
-                returned.append(task)
+            returned.append(task)
         self.outcomes.give_back(returned)
         running = worker.inflight.get(message.running)
         if running is not None and running.rare is not None and running.rare.stopped == "force" and worker.pid:
