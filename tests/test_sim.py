@@ -166,6 +166,14 @@ def test_circles_are_made_and_broken_in_processes_and_among_them() -> None:
     assert [name for name in command.EXPECTED_OF_CIRCLES if not states[name]] == []
 
 
+@pytest.mark.parametrize("kind", ["", "actors", "circles"])
+def test_no_process_depends_on_what_the_clock_of_another_one_shows(kind: str) -> None:
+    """Messages carry durations, and moments that only people read: the monotonic clocks of two machines have nothing in common."""
+    kinds = {kind: True} if kind else {}
+    failures = {seed: outcome.failure for seed in range(30) if (outcome := command.run_seed(seed, clocks=True, **kinds)).failure}
+    assert failures == {}
+
+
 def test_a_seed_is_one_world() -> None:
     """Whatever the order in which this interpreter keeps sets: what a machine does depends on what it was told alone."""
     command_line = [sys.executable, "-m", "zfabric.sim", "--actors", "--trace", "37"]

@@ -93,10 +93,10 @@ EXPECTED_OF_CIRCLES = ("Awaits", "Delays", "circle refused", "circle warned", "c
 """Likewise, of programs whose actors wait for each other."""
 
 
-def run_seed(seed: int, actors: bool = False, circles: bool = False) -> Outcome:
+def run_seed(seed: int, actors: bool = False, circles: bool = False, clocks: bool = False) -> Outcome:
     """One world; an exception of a machine is a failure like any other."""
     try:
-        return World(seed, actors=actors, circles=circles).run()
+        return World(seed, actors=actors, circles=circles, clocks=clocks).run()
     except Exception as error:  # whatever a machine raises is what is looked for
         where = traceback.extract_tb(error.__traceback__)[-1]
         text = f"{type(error).__name__}: {error} ({where.filename.rsplit('/', 1)[-1]}:{where.lineno})"

@@ -27,7 +27,7 @@ class Beside:
 
     def sleep(self, frame: Frame, seconds: float) -> None:
         """A call sleeps; others do not."""
-        frame.wait = Wait(lambda: False, lambda _: None, self.process.world.now + seconds, False)
+        frame.wait = Wait(lambda: False, lambda _: None, self.process.now + seconds, False)
 
     def advance(self) -> None:
         """Run calls until all wait."""

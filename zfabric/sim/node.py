@@ -123,6 +123,7 @@ class Daemon:
 
     def __init__(self, world: World, incarnation: bytes, journal: MemoryJournal, daemons: int, seed: str) -> None:
         self.world = world
+        self.clock = world.clock()
         self.incarnation = incarnation
         self.config = world.config
         self.journal = journal
@@ -151,13 +152,18 @@ class Daemon:
         world.network.attach(incarnation, self._receive)
         if daemons:
             found = world.arena.found()
-            self.store.step(world.now, self._shell, found)
-            self.scheduler.step(world.now, self._shell, found)
+            self.store.step(self.now, self._shell, found)
+            self.scheduler.step(self.now, self._shell, found)
         else:
-            self.scheduler.membership.prestart(world.now)
+            self.scheduler.membership.prestart(self.now)
         self.wake()
 
     # -- waking up --
+
+    @property
+    def now(self) -> float:
+        """What its clock shows."""
+        return self.clock.now
 
     def event(self, role: bytes, message: m.Message) -> None:
         """Something the shell has to say to a machine, in the next turn."""
@@ -171,13 +177,13 @@ class Daemon:
 
     def wake(self, at: float | None = None) -> None:
         """Have a turn at a time, by default as soon as possible."""
-        at = max(self.world.now + LOOP_DELAY, at or 0.0)
+        at = max(self.now + LOOP_DELAY, at or 0.0)
         if at < self._awake_at:
             self._awake_at = at
-            self.world.at(at, self._loop)
+            self.clock.at(at, self._loop)
 
     def _loop(self) -> None:
-        if not self.alive or self.world.now < self._awake_at:
+        if not self.alive or self.now < self._awake_at:
             return
         self._awake_at = float("inf")
         try:
@@ -202,7 +208,7 @@ class Daemon:
     # -- one turn --
 
     def _turn(self) -> None:
-        now = self.world.now
+        now = self.now
         while self._events:
             role, message = self._events.popleft()
             self._step(role, self._shell, message)
@@ -227,7 +233,7 @@ class Daemon:
     def _step(self, role: bytes, source: Address, message: m.Message) -> None:
         self.world.heard(role + self.incarnation, source, message)
         late = self.world.invariants.late_attempts(self, source, message) if type(message) is m.Completed else ()
-        self.machines[role].step(self.world.now, source, message)
+        self.machines[role].step(self.now, source, message)
         if late:
             self.world.invariants.not_accepted(late)
 

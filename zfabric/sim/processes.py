@@ -39,6 +39,7 @@ class Process:
 
     def __init__(self, world: World, incarnation: bytes, pid: int, name: str) -> None:
         self.world = world
+        self.clock = world.clock()
         self.config = world.config
         self.incarnation = incarnation
         self.pid = pid
@@ -118,13 +119,13 @@ class Process:
 
     def _receive(self, sender: bytes, frame: bytes) -> None:
         if not self.inbox:
-            self._house_at = self.world.now + HOUSE_EVERY
+            self._house_at = self.now + HOUSE_EVERY
         self.inbox.append((sender, frame))
         self.wake()
 
     def flush(self) -> None:
         """Send what waits."""
-        self.transmit(self.machine.take_effects(self.world.now), CLIENT)
+        self.transmit(self.machine.take_effects(self.now), CLIENT)
         while self.machine.calls.gone:
             self.post.forget(self.machine.calls.gone.pop())
 
@@ -139,7 +140,7 @@ class Process:
             self.world.orders.shuffle(order)  # What leaves by two sockets arrives in any order, or only one of it.
         for incarnation, sends in order:
             self.crash_point()
-            self.post.send(incarnation, sends, self.world.now)
+            self.post.send(incarnation, sends, self.now)
 
     def crash_point(self) -> None:
         """Die here, if this is the effect that was chosen."""
@@ -154,7 +155,7 @@ class Process:
             sender, frame = self.inbox.popleft()
             if not self.admits(sender):
                 continue
-            for to, role, message in self.post.accept(sender, frame, self.world.now):
+            for to, role, message in self.post.accept(sender, frame, self.now):
                 self.deliver(sender, to, role + sender, message)
 
     def admits(self, sender: bytes) -> bool:
@@ -179,24 +180,29 @@ class Process:
                 return
             if type(message) is m.Returned:
                 self.world.calls.released(message.rows)
-            self.machine.step(self.world.now, source, message)
+            self.machine.step(self.now, source, message)
             if type(message) is m.Notice:
                 self.world.truth.heard(self, message.text)
 
     # -- the loop --
 
+    @property
+    def now(self) -> float:
+        """What its clock shows."""
+        return self.clock.now
+
     def wake(self, at: float | None = None) -> None:
         """Have a turn at a time, by default as soon as possible."""
-        at = max(self.world.now, self.stalled_until, at or 0.0)
+        at = max(self.now, self.stalled_until, at or 0.0)
         if at < self._awake_at:
             self._awake_at = at
-            self.world.at(at, self._loop)
+            self.clock.at(at, self._loop)
 
     def _loop(self) -> None:
-        if not self.alive or self.world.now < self._awake_at:
+        if not self.alive or self.now < self._awake_at:
             return
         self._awake_at = float("inf")
-        if self.world.now < self.stalled_until:
+        if self.now < self.stalled_until:
             self.wake(self.stalled_until)
             return
         try:
@@ -209,15 +215,15 @@ class Process:
     def turn(self) -> None:
         """Take in, run, send; then sleep until something is due."""
         top = self.frames[-1] if self.frames else None
-        if top is not None and top.busy_until is not None and self.world.now >= top.busy_until:
+        if top is not None and top.busy_until is not None and self.now >= top.busy_until:
             top.busy_until = None
         if top is None or top.busy_until is None:
             self.take_in()
             self.advance()
-        elif self.inbox and self.world.now >= self._house_at:
+        elif self.inbox and self.now >= self._house_at:
             self.take_in()
         self.send_late()
-        self.post.tick(self.world.now)
+        self.post.tick(self.now)
         if not self.alive:
             return
         deadlines = [due for due in (self.post.next_deadline(), self._user_deadline(), self._unsent_deadline()) if due is not None]
@@ -226,8 +232,8 @@ class Process:
 
     def send_late(self) -> None:
         """Rows do not wait unsent while user code computes: the flusher thread sends them. Now and then it gives back unused room."""
-        if self.world.now >= self._rest_at:
-            self._rest_at = self.world.now + HOUSE_EVERY
+        if self.now >= self._rest_at:
+            self._rest_at = self.now + HOUSE_EVERY
             self.machine.room.rest()
         self.flush()
 
@@ -279,7 +285,7 @@ class Process:
             if above is not None:
                 self.frames.append(above)
                 self.resume(above, None)
-            elif wait.done() or (wait.deadline is not None and self.world.now >= wait.deadline):
+            elif wait.done() or (wait.deadline is not None and self.now >= wait.deadline):
                 self._end_wait(frame)
                 self.resume(frame, wait.finish(wait.done()))
             else:
@@ -361,7 +367,7 @@ class Process:
 
     def sleep(self, frame: Frame, seconds: float) -> None:
         """A body computes."""
-        frame.busy_until = self.world.now + seconds
+        frame.busy_until = self.now + seconds
 
     def ended(self, frame: Frame, status: int, result: Any) -> None:
         """A body has ended."""
@@ -489,7 +495,7 @@ class Process:
             return [(entry.status, entry.data) for entry in (machine.lookup(identifier) for identifier in identifiers)]
 
         machine.gets[id(frame)] = identifiers
-        deadline = None if timeout is None else self.world.now + timeout
+        deadline = None if timeout is None else self.now + timeout
         if not done():
             if self.block(frame, identifiers, timeout is None and type(frame.item) is not Invocation, timeout is None):
                 frame.wait = Wait(done, finish, deadline, True)
@@ -506,7 +512,7 @@ class Process:
         def ready() -> list[bytes]:
             return [each for each in identifiers if machine.known(each)]
 
-        deadline = None if timeout is None else self.world.now + timeout
+        deadline = None if timeout is None else self.now + timeout
         blocking, every = len(ready()) < count, count == len(identifiers)
         if blocking and not self.block(frame, identifiers, False, timeout is None and every):
             frame.wait = Wait(lambda: True, lambda _: Refused(), None, False)
@@ -548,7 +554,7 @@ class Process:
                 return None  # Another try: what was asked for ahead is smaller than this.
             return StoreFull() if offset is None else offset
 
-        frame.wait = Wait(lambda: room.answered(token), finish, self.world.now + patience + 5.0, False)
+        frame.wait = Wait(lambda: room.answered(token), finish, self.now + patience + 5.0, False)
         frame.wait.token = token
         self.flush()
 
@@ -580,7 +586,7 @@ class Driver(Process):
             return None
         self.began = True
         namer = Namer(self.machine.job, root_task(self.machine.job))
-        return Frame(None, driver_body(self, self.world.program), namer, self.world.now)
+        return Frame(None, driver_body(self, self.world.program), namer, self.now)
 
     def ended(self, frame: Frame, status: int, result: Any) -> None:
         """The root has ended."""

@@ -89,16 +89,16 @@ class WorkerProcess(Process):
     def flush(self) -> None:
         """What was said before the ends of tasks, then those, then what they let go of."""
         self.transmit(self.machine.take_said(), CLIENT)
-        self.transmit(self.worker.take_effects(self.world.now), WORKER)
+        self.transmit(self.worker.take_effects(self.now), WORKER)
         while self.worker.mailbox.written:
             self.machine.room.finished(self.worker.mailbox.written.pop())
-        self.transmit(self.machine.take_effects(self.world.now), CLIENT)
+        self.transmit(self.machine.take_effects(self.now), CLIENT)
         if self.worker.given.given_up:
             for identifier, place in self.worker.given.given_up:
                 self.machine.pins.told(identifier, place)
                 self.machine.pins.let_go(identifier)
             self.worker.given.given_up.clear()
-            self.transmit(self.machine.take_effects(self.world.now), CLIENT)
+            self.transmit(self.machine.take_effects(self.now), CLIENT)
 
     def admits(self, sender: bytes) -> bool:
         """Whoever is not the daemon may call the actor that lives here."""
@@ -109,7 +109,7 @@ class WorkerProcess(Process):
         if to in (WORKER, ACTOR):
             if sender == self.daemon or type(message) in (m.Call, m.Taken, m.Hand):
                 self.world.heard(to + self.incarnation, source, message)
-                self.worker.step(self.world.now, source, message)
+                self.worker.step(self.now, source, message)
         else:
             super().deliver(sender, to, source, message)
 
@@ -121,16 +121,16 @@ class WorkerProcess(Process):
         """The control thread first, then the main thread."""
         while self._control_inbox:
             sender, frame = self._control_inbox.popleft()
-            for _, role, message in self.control_post.accept(sender, frame, self.world.now):
+            for _, role, message in self.control_post.accept(sender, frame, self.now):
                 self._controlled(sender, role + sender, message)
                 if not self.alive:
                     return
         self._let_go()
         self._ask_for_turns()
-        self.control_post.tick(self.world.now)
+        self.control_post.tick(self.now)
         due = self.worker.next_deadline()
-        if due is not None and due <= self.world.now:
-            self.worker.tick(self.world.now)
+        if due is not None and due <= self.now:
+            self.worker.tick(self.now)
             self._stop_top()
         super().turn()
         dues = [due for due in (self.control_post.next_deadline(), self.worker.next_deadline()) if due is not None]
@@ -151,9 +151,9 @@ class WorkerProcess(Process):
         if type(message) is m.CollectGarbage:
             self.collect_garbage()
         elif type(message) in (m.Recall, m.RecallGrant):
-            self.machine.step(self.world.now, source, message)
+            self.machine.step(self.now, source, message)
         else:
-            self.worker.step(self.world.now, source, message)
+            self.worker.step(self.now, source, message)
         if self.worker.stopping:
             self.die("told to stop")
             return
@@ -171,12 +171,12 @@ class WorkerProcess(Process):
 
     def send_late(self) -> None:
         """The flusher thread sends what a computing task submitted; completions wait for their own time."""
-        if self.worker.gate is not None and self.world.now >= self._rest_at:
+        if self.worker.gate is not None and self.now >= self._rest_at:
             self.worker.say_counts()
-        if self.world.circling and self.world.now >= self._rest_at:
+        if self.world.circling and self.now >= self._rest_at:
             self.worker.say_delays(self._callee)
             self.worker.mailbox.have_come(self.machine.calls.pending)
-        if self.worker.unreported and self.frames and self.world.now - self._first_unreported <= self.config.completion_delay:
+        if self.worker.unreported and self.frames and self.now - self._first_unreported <= self.config.completion_delay:
             return
         self.flush()
 
@@ -186,7 +186,7 @@ class WorkerProcess(Process):
 
     def _unsent_deadline(self) -> float | None:
         unsent = self._first_unreported + self.config.completion_delay + 1e-6 if self.worker.unreported else None
-        leaves = self.leaves_at if self.leaves_at is not None and self.leaves_at > self.world.now else None
+        leaves = self.leaves_at if self.leaves_at is not None and self.leaves_at > self.now else None
         return leaves if unsent is None else unsent
 
     # -- tasks --
@@ -212,7 +212,7 @@ class WorkerProcess(Process):
         """End, if the actor of this process has."""
         mailbox = self.worker.mailbox
         done = mailbox.retiring and not mailbox.queue and not self.machine.calls.pending
-        left = self.leaves_at is not None and (not self.machine.calls.results.awaited or self.world.now >= self.leaves_at)
+        left = self.leaves_at is not None and (not self.machine.calls.results.awaited or self.now >= self.leaves_at)
         if (left or done) and mailbox.settled:
             self.die("its actor has ended")
         return not self.alive
@@ -240,7 +240,7 @@ class WorkerProcess(Process):
             if type(value) is tuple:
                 self.machine.pins.told(identifier, value)
         namer = Namer(row[0][:JOB_BYTES], row[0], attempt=item.attempt)
-        return Frame(item, task_body(self, item, values), namer, self.world.now)
+        return Frame(item, task_body(self, item, values), namer, self.now)
 
     def sleep(self, frame: Frame, seconds: float) -> None:
         """A body computes, or sleeps beside others."""
@@ -321,9 +321,7 @@ class WorkerProcess(Process):
     def is_over(self, frame: Frame) -> bool:
         """Whether a body waits no longer."""
         wait = frame.wait
-        return wait is not None and (
-            self.interrupted(frame) or wait.done() or (wait.deadline is not None and self.world.now >= wait.deadline)
-        )
+        return wait is not None and (self.interrupted(frame) or wait.done() or (wait.deadline is not None and self.now >= wait.deadline))
 
     def _ask_for_turns(self) -> None:
         """What waits no longer asks for its turn also while something computes, being a thread of its own. It is not to have it."""
@@ -351,7 +349,7 @@ class WorkerProcess(Process):
         if self.worker.turns is None:
             return super()._user_deadline()
         waits = [frame.wait.deadline for frame in self.frames if frame.wait is not None and frame.wait.deadline is not None]
-        dues = [due for due in waits if due > self.world.now]  # Others wait for their turn alone.
+        dues = [due for due in waits if due > self.now]  # Others wait for their turn alone.
         due = super()._user_deadline()
         return min((*dues, due) if due is not None else dues, default=None)
 
@@ -393,7 +391,7 @@ class WorkerProcess(Process):
             whole = status != INTERRUPTED
             answered = not contained and self._answer(item, *ending[:2])
             self.logged.ended(item, whole)
-            if not self.worker.finish_call(item, *ending, frame.started, self.world.now - frame.started, whole, answered):
+            if not self.worker.finish_call(item, *ending, frame.started, self.now - frame.started, whole, answered):
                 self._finished(outputs)
         else:
             if status == OK and item.row[1] in CLASSES and not is_remake(item.row):
@@ -403,13 +401,13 @@ class WorkerProcess(Process):
             self._finished(outputs)
             extra = (contained, ()) if contained else None
             answered = extra is None and self._answer(item, status, outputs)
-            self.worker.finish(item, status, outputs, extra, frame.started, self.world.now - frame.started, answered)
+            self.worker.finish(item, status, outputs, extra, frame.started, self.now - frame.started, answered)
         self._let_go()
         for identifier in refs:
             self.machine.dropped.append(identifier)
         if self.worker.unreported == 1:
-            self._first_unreported = self.world.now
-        if self.worker.unreported >= REPORT_ROWS or self.world.now - self._first_unreported > self.config.completion_delay:
+            self._first_unreported = self.now
+        if self.worker.unreported >= REPORT_ROWS or self.now - self._first_unreported > self.config.completion_delay:
             self.flush()
             self.take_in()
 
@@ -439,7 +437,7 @@ class WorkerProcess(Process):
             return FAILED, (pack_failure(kind, f"{item.method} was stopped while it ran ({reason})"),)
         if status == FAILED:
             if self.worker.turns is None:
-                self.leaves_at = self.leaves_at or self.world.now + self.config.leave_seconds
+                self.leaves_at = self.leaves_at or self.now + self.config.leave_seconds
             else:
                 self.worker.turns.leave(item.actor_id, LEAVE, "")
             self.world.calls.over(item.actor_id)

@@ -37,6 +37,9 @@ LIMIT = 400.0
 """Virtual seconds after which a world that has not come to its end is stuck."""
 EVENTS_MAX = 20_000
 CHECK_EVERY = 0.05
+CLOCKS_APART = 1e6
+"""Seconds by which the clocks of processes differ at most, where they do."""
+ROUNDING = 1e-7
 
 
 class Failure(Exception):
@@ -53,11 +56,31 @@ class Outcome(NamedTuple):
     """What was reached, and how often."""
 
 
+class Clock:
+    """A clock that only one process reads. It goes forward as the world does, from an origin of its own."""
+
+    def __init__(self, world: World, ahead: float) -> None:
+        self._world = world
+        self._ahead = ahead
+
+    @property
+    def now(self) -> float:
+        """What it shows."""
+        return self._world.now + self._ahead
+
+    def at(self, time: float, action: Callable[[], object]) -> None:
+        """Do something when it shows this, or a little later where sums are rounded."""
+        if self._ahead:
+            self._world.after(max(0.0, time - self.now) + ROUNDING, action)
+        else:
+            self._world.at(time, action)
+
+
 class World:
     """One world. ``observer`` is called with (time, from, to, message) of everything that is delivered.
 
     With ``actors``, the programs of seeds make and call actors, with ``circles`` such as wait for each other; those of the same seed
-    without are others.
+    without are others. With ``clocks``, no two processes have the same clock.
     """
 
     def __init__(
@@ -72,8 +95,10 @@ class World:
         settings: dict[str, Any] | None = None,
         actors: bool = False,
         circles: bool = False,
+        clocks: bool = False,
     ) -> None:
         self.seed = seed
+        self._clocks = random.Random(f"{seed}/clocks") if clocks else None
         self.now = 100.0
         self.shape = random.Random(f"{seed}/shape")
         self.faults = faults if faults is not None else choose_faults(random.Random(f"{seed}/faults"), seed, actors)
@@ -140,6 +165,10 @@ class World:
         self.events += 1
         action()
         return True
+
+    def clock(self) -> Clock:
+        """The clock of one process."""
+        return Clock(self, self._clocks.random() * CLOCKS_APART if self._clocks is not None else 0.0)
 
     # -- who is there --
 
@@ -298,7 +327,7 @@ class World:
 
     def _stall(self) -> None:
         process = self._crashes.choice(self.processes() or [self.driver])
-        process.stalled_until = self.now + 0.2 * self._crashes.random()
+        process.stalled_until = process.now + 0.2 * self._crashes.random()
 
     def _press(self) -> None:
         daemon = self.daemon

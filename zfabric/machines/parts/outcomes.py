@@ -369,7 +369,10 @@ class Outcomes:
         self.make_ready(task, front)
 
     def give_back(self, tasks: Iterable[TaskRecord]) -> None:
-        """Tasks that were given to a worker and not begun go back to the head of their queue, as the same attempt; or end, if they are to."""
+        """Tasks that were given to a worker and not begun go back to the head of their queue, as the same attempt.
+
+        Those end that are to be stopped.
+        """
         for task in reversed(list(tasks)):
             reason = task.rare.stopped if task.rare is not None else ""
             if reason:
