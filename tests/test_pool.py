@@ -154,6 +154,41 @@ def test_imap_unordered_gives_what_is_there_first(pool: Pool, tmp_path: Path) ->
     assert list(results) == [str(go)]
 
 
+def test_imap_raises_in_the_place_of_each_failure(pool: Pool) -> None:
+    def check(number: int) -> int:
+        if number in (2, 7):
+            raise KeyError(number)
+        return number
+
+    results = pool.imap(check, range(10), chunksize=4)
+    for number in range(10):
+        if number in (2, 7):
+            with pytest.raises(KeyError, match=str(number)):
+                next(results)
+        else:
+            assert next(results) == number
+    with pytest.raises(StopIteration):
+        next(results)
+
+
+def test_join_waits_for_what_imap_has_yet_to_read(tmp_path: Path) -> None:
+    """Also where nobody takes the results."""
+    pool = Pool(2)
+    pool.imap_unordered(lambda number: (tmp_path / str(number)).touch(), range(40))
+    results = pool.imap(abs, range(40))
+    pool.close()
+    pool.join()
+    assert len(list(tmp_path.iterdir())) == 40
+    assert list(results) == list(range(40))
+
+
+def test_a_pool_is_made_once_its_initializers_have_run(tmp_path: Path) -> None:
+    with Pool(2, lambda place: Path(place, str(os.getpid())).touch(), (str(tmp_path),)):
+        assert len(list(tmp_path.iterdir())) == 2
+    with pytest.raises(zf.ActorDiedError, match="no such place"):
+        Pool(1, lambda: (_ for _ in ()).throw(OSError("no such place")))
+
+
 def test_processes_have_a_beginning_and_an_end() -> None:
     with Pool(1, initializer=os.putenv, initargs=("A", "B"), maxtasksperchild=2) as pool:
         assert len(set(pool.map(lambda _: os.getpid(), range(6), chunksize=1))) == 3

@@ -105,6 +105,19 @@ def test_submit_and_get_next(pool: ActorPool) -> None:
     assert not pool.has_next()
 
 
+def test_calls_with_several_values() -> None:
+    @zf.remote
+    class Splits:
+        @zf.method(num_returns=2)
+        def split(self, number: int) -> tuple[int, int]:
+            return divmod(number, 3)
+
+    pool = ActorPool([Splits.remote(), Splits.remote()])
+    split = lambda actor, number: actor.split.remote(number)  # noqa: E731 - as it is written where pools are used
+    assert list(pool.map(split, range(5))) == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1]]
+    assert sorted(pool.map_unordered(split, [7, 8])) == [[2, 1], [2, 2]]
+
+
 def test_order_and_disorder_do_not_mix(pool: ActorPool) -> None:
     for value in range(3):
         pool.submit(double, value)

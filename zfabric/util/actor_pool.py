@@ -9,8 +9,8 @@ from typing import Any
 
 import zfabric as zf
 
-Call = Callable[[Any, Any], zf.ObjectRef]
-"""Calls a method: ``lambda actor, value: actor.double.remote(value)``."""
+Call = Callable[[Any, Any], zf.ObjectRef | list[zf.ObjectRef]]
+"""Calls a method: ``lambda actor, value: actor.double.remote(value)``. One with ``num_returns`` above 1 gives a list of refs."""
 
 
 class ActorPool:
@@ -29,10 +29,10 @@ class ActorPool:
 
     def __init__(self, actors: Iterable[Any]) -> None:
         self._idle = list(actors)
-        self._running: dict[zf.ObjectRef, tuple[int, Any]] = {}
-        """Calls that have no outcome, as far as is known here: the place of each in the order, and its actor."""
-        self._done: dict[int, zf.ObjectRef] = {}
-        """Outcomes that nobody has asked for, by place."""
+        self._running: dict[zf.ObjectRef, tuple[int, Any, Any]] = {}
+        """Calls without an outcome, by their first ref: the place of each in the order, its actor, and what is got of it."""
+        self._done: dict[int, Any] = {}
+        """Outcomes that nobody has asked for, by place: a ref, or a list of refs."""
         self._waiting: deque[tuple[int, Call, Any]] = deque()
         """Work for which no actor was free."""
         self._submitted = 0
@@ -55,7 +55,7 @@ class ActorPool:
     def _submit_all(self, fn: Call, values: Iterable[Any]) -> None:
         self._waiting.clear()
         self._done.clear()
-        self._dropped = {place for place, _ in self._running.values()}
+        self._dropped = {place for place, *_ in self._running.values()}
         self._next = self._submitted
         self._unordered = False
         for value in values:
@@ -76,14 +76,15 @@ class ActorPool:
             place, fn, value = self._waiting.popleft()
             actor = self._idle.pop()
             try:
-                ref = fn(actor, value)
-                if not isinstance(ref, zf.ObjectRef):
-                    raise TypeError(f"the function is to return the ref of a call, as actor.method.remote(value) does, not {ref!r}")
+                made = fn(actor, value)
+                refs = made if isinstance(made, list) else [made]
+                if not refs or not all(isinstance(ref, zf.ObjectRef) for ref in refs):
+                    raise TypeError(f"the function is to return the ref of a call, as actor.method.remote(value) does, not {made!r}")
             except BaseException:  # the caller's own function; the actor is as free as before
                 self._idle.append(actor)
                 self._dropped.add(place)
                 raise
-            self._running[ref] = (place, actor)
+            self._running[refs[0]] = (place, actor, made)
 
     def _collect(self, deadline: float | None) -> bool:
         """Take in calls that have ended, waiting for the first; False if none had by then."""
@@ -95,18 +96,18 @@ class ActorPool:
         if ready and rest:
             ready += zf.wait(rest, num_returns=len(rest), timeout=0)[0]
         for ref in ready:
-            place, actor = self._running.pop(ref)
+            place, actor, made = self._running.pop(ref)
             self._idle.append(actor)
             if place in self._dropped:
                 self._dropped.discard(place)
             else:
-                self._done[place] = ref
+                self._done[place] = made
         self._feed()
         return bool(ready)
 
     def has_next(self) -> bool:
         """Whether there are results to come."""
-        wanted = sum(1 for place, _ in self._running.values() if place not in self._dropped)
+        wanted = sum(1 for place, *_ in self._running.values() if place not in self._dropped)
         return bool(self._done or self._waiting or wanted)
 
     def get_next(self, timeout: float | None = None, ignore_if_timedout: bool = False) -> Any:
@@ -120,7 +121,7 @@ class ActorPool:
         if self._unordered:
             raise ValueError("get_next() cannot follow get_next_unordered(): which result is next is not known any more")
         deadline = None if timeout is None else time.monotonic() + timeout
-        while self._next in self._dropped and not any(place == self._next for place, _ in self._running.values()):
+        while self._next in self._dropped and not any(place == self._next for place, *_ in self._running.values()):
             self._dropped.discard(self._next)
             self._next += 1  # Its call could not be made.
         while self._next not in self._done:
@@ -161,7 +162,7 @@ class ActorPool:
 
     def push(self, actor: Any) -> None:
         """Add an actor. ValueError if it is in the pool."""
-        if actor in self._idle or any(actor == busy for _, busy in self._running.values()):
+        if actor in self._idle or any(actor == busy for _, busy, _ in self._running.values()):
             raise ValueError("the actor is in this pool already")
         self._idle.append(actor)
         self._feed()

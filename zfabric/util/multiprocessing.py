@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import suppress
 from functools import partial
+from inspect import GEN_CLOSED, getgeneratorstate
 from itertools import islice
 from multiprocessing import JoinableQueue, TimeoutError
 from queue import SimpleQueue
 from typing import Any
 
 import zfabric as zf
+from zfabric.adapters.serialization import dump_error, load_error
 
 __all__ = ["AsyncResult", "IMapIterator", "JoinableQueue", "Pool", "TimeoutError"]
 
@@ -116,7 +120,7 @@ class IMapIterator:
     def _start(self) -> None:
         """Have as many pieces under way as may be."""
         try:
-            self._running += islice(self._pieces, self._ahead - len(self._running))
+            self._running += islice(self._pieces, max(0, self._ahead - len(self._running)))
         except Exception as error:  # the iterable's own; those before it have results
             self._broken = error
 
@@ -127,7 +131,7 @@ class IMapIterator:
         return self.next()
 
     def next(self, timeout: float | None = None) -> Any:
-        """The next result; raises what the function raised of a piece."""
+        """The next result, or raise what the function raised in its place: those after it come all the same."""
         while not self._here:
             self._start()
             if not self._running:
@@ -141,11 +145,21 @@ class IMapIterator:
             if piece.cancelled():
                 raise zf.TaskCancelledError(TERMINATED)
             self._here.extend(piece.result())
-        return self._here.popleft()
+        found = self._here.popleft()
+        if type(found) is _Raised:
+            raise load_error(found.payload)
+        return found
+
+    def start_all(self) -> None:
+        """Have all pieces under way that are left, whether or not their results are asked for."""
+        self._ahead = sys.maxsize
+        self._start()
 
 
 class Pool:
     """Runs calls in ``processes`` actors (as many as the cluster has CPUs), each with a state of its own that ``initializer`` can make.
+
+    All of them have run it once the pool is made; what it raises is the cause of the ActorDiedError that this raises then.
 
     A cluster is started if there is none. ``ray_address`` is one to join, ``ray_remote_args`` are options of the actors. Functions and
     arguments need not be importable. Leaving the ``with`` block terminates the pool, as in the standard library.
@@ -182,7 +196,12 @@ class Pool:
         self._idle: list[tuple[Any, int]] = [(self._make(), 0) for _ in range(self._size)]
         """Actors without work, each with how many calls it has run."""
         self._busy: dict[Future[list[Any]], Any] = {}
-        self._waiting: deque[tuple[Future[list[Any]], Callable[..., Any], Calls]] = deque()
+        self._waiting: deque[tuple[Future[list[Any]], Callable[..., Any], Calls, bool]] = deque()
+        """Pieces of work, and whether each of their calls has an outcome of its own."""
+        self._results: weakref.WeakSet[IMapIterator] = weakref.WeakSet()
+        """Those of ``imap`` that somebody has."""
+        self._unread: list[tuple[Callable[..., Any], Generator[Calls, None, None]]] = []
+        """What ``imap`` may have yet to read: it is run before ``join`` returns."""
         self._lock = threading.Condition()
         self._closed = self._terminated = False
         self._told: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -190,6 +209,8 @@ class Pool:
         self._untold = 0
         """How many have not returned."""
         self._teller: threading.Thread | None = None
+        if initializer is not None:
+            zf.get([actor.__ray_ready__.remote() for actor, _ in self._idle])
 
     # -- one call --
 
@@ -260,9 +281,11 @@ class Pool:
 
     def _lazily(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int, ordered: bool) -> IMapIterator:
         self._check()
-        items, size = iter(iterable), _chunk(chunksize)
-        chunks: Iterator[Calls] = iter(lambda: [((item,), {}) for item in islice(items, size)], [])
-        return IMapIterator((self._start(func, chunk) for chunk in chunks), AHEAD_EACH * self._size, ordered)
+        chunks = _chunks(iter(iterable), _chunk(chunksize))
+        results = IMapIterator((self._start(func, chunk, True) for chunk in chunks), AHEAD_EACH * self._size, ordered)
+        self._results.add(results)
+        self._unread = [each for each in (*self._unread, (func, chunks)) if getgeneratorstate(each[1]) != GEN_CLOSED]
+        return results
 
     # -- who does what --
 
@@ -270,12 +293,12 @@ class Pool:
         if self._closed:
             raise ValueError("this pool was closed; make another")
 
-    def _start(self, func: Callable[..., Any], calls: Calls) -> Future[list[Any]]:
+    def _start(self, func: Callable[..., Any], calls: Calls, each: bool = False) -> Future[list[Any]]:
         piece: Future[list[Any]] = Future()
         with self._lock:
             if self._terminated:
                 raise ValueError("this pool was terminated; make another")
-            self._waiting.append((piece, func, calls))
+            self._waiting.append((piece, func, calls, each))
         self._feed()
         return piece
 
@@ -287,12 +310,12 @@ class Pool:
                     self._lock.notify_all()
                     return
                 actor, count = self._idle.pop()
-                piece, func, calls = self._waiting.popleft()
+                piece, func, calls, each = self._waiting.popleft()
                 self._busy[piece] = actor
             try:
                 if actor is None:
                     actor = self._renewed(piece)
-                ref = actor.run.remote(func, calls)
+                ref = actor.run.remote(func, calls, each)
             except Exception as error:  # what cannot be pickled; the actor is as free as before
                 self._end(piece, (actor, count))
                 piece.set_exception(error)
@@ -362,11 +385,20 @@ class Pool:
             zf.kill(actor)
 
     def join(self) -> None:
-        """Wait until what was called has run, and its callbacks, too. ValueError unless the pool was closed or terminated."""
+        """Wait until what was called has run, and its callbacks, too. ValueError unless the pool was closed or terminated.
+
+        What ``imap`` has yet to read of its iterables is read and run, although nobody may take the results.
+        """
         if not self._closed:
             raise ValueError("close() or terminate() comes before join()")
         if threading.current_thread() is self._teller:
             raise RuntimeError("join() waits for callbacks, and this is one")
+        for results in list(self._results) if not self._terminated else ():
+            results.start_all()
+        for func, chunks in self._unread if not self._terminated else ():  # Nobody has their results, nor what the iterable may raise.
+            with suppress(Exception):
+                for chunk in chunks:
+                    self._start(func, chunk, True)
         with self._lock:
             self._lock.wait_for(lambda: not self._waiting and not self._busy and not self._untold)
 
@@ -379,6 +411,14 @@ class Pool:
 
     def __reduce__(self) -> Any:
         raise NotImplementedError("a pool cannot be passed to another process, or pickled")
+
+
+def _chunks(items: Iterator[Any], size: int) -> Generator[Calls, None, None]:
+    while True:
+        chunk: Calls = [((item,), {}) for item in islice(items, size)]
+        if not chunk:
+            return
+        yield chunk
 
 
 def _chunk(size: int) -> int:
@@ -404,6 +444,20 @@ class _Process:
         if initializer is not None:
             initializer(*initargs)
 
-    def run(self, func: Callable[..., Any], calls: Calls) -> list[Any]:
-        """A piece of work."""
-        return [func(*args, **kwargs) for args, kwargs in calls]
+    def run(self, func: Callable[..., Any], calls: Calls, each: bool) -> list[Any]:
+        """A piece of work. ``each``: what a call raises stands in place of its value."""
+        return [_outcome(func, *call) if each else func(*call[0], **call[1]) for call in calls]
+
+
+class _Raised:
+    """What a call raised, as it travels."""
+
+    def __init__(self, payload: bytes) -> None:
+        self.payload = payload
+
+
+def _outcome(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    try:
+        return func(*args, **kwargs)
+    except Exception as error:
+        return _Raised(dump_error(error, {"function": getattr(func, "__qualname__", type(func).__qualname__), "pid": os.getpid()}))
