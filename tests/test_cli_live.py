@@ -203,7 +203,7 @@ def test_timeline(live: Live) -> None:
     events = json.loads(Path(path).read_text())
     assert isinstance(events, list)
     spans = [event for event in events if event["ph"] == "X"]
-    assert sorted(span["name"] for span in spans) == ["parent", "quick", "quick", "quick", "quick", "wrong"]
+    assert sorted(span["name"] for span in spans) == ["parent", "quick", "quick", "quick", "quick", "wrong (failed)"]
     named = {(event["name"], event["pid"], event["tid"]): event["args"]["name"] for event in events if event["ph"] == "M"}
     for span in spans:
         assert {type(span["ts"]), type(span["dur"])} <= {int, float}

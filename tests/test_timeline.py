@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -216,3 +220,74 @@ def test_calls_that_overlap_have_arrows_that_do_not_go_back() -> None:
     spans.actors[1, 1, actor] += [Span(4, 2, 1, 1), Span(2, 8, 1, 1)]
     spans.arguments.append((calls[1], (call_value(calls[0], 0),)))
     assert ends(spans) == [("state", 0.5, 2), ("state", 4, 4)]
+
+
+@zf.remote(max_retries=1)
+def works(how: str, path: Path | None = None) -> None:
+    if path is not None:
+        path.touch()
+    if how == "raises":
+        raise ValueError(how)
+    if how == "crashes":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "sleeps":
+        time.sleep(1000)
+
+
+@zf.remote(max_restarts=1)
+class Works:
+    def ends(self, how: str, path: Path | None = None) -> None:
+        works._function(how, path)
+
+
+def time_out(function: Any, path: Path) -> None:
+    """Run out of time while it runs, once: one that has not begun by then makes no attempt."""
+    for seconds in (0.1, 1.0, 10.0):
+        zf.get([function.options(timeout=seconds).remote("sleeps", path)], timeout=PATIENCE, return_exceptions=True)
+        if path.exists():
+            return
+
+
+def test_names_and_ends_of_attempts_and_calls(tmp_path: Path) -> None:
+    ref = works.remote("sleeps", tmp_path / "a task")
+    eventually((tmp_path / "a task").exists, "the task has begun")
+    zf.cancel(ref)
+    tasks = [
+        ref,
+        works.remote("succeeds"),
+        works.options(name="train").remote("succeeds"),
+        works.options(name="train").remote("raises"),
+        works.options(name="again", retry_exceptions=True).remote("raises"),
+        works.remote("crashes"),
+    ]
+    zf.get(tasks, timeout=PATIENCE, return_exceptions=True)
+    time_out(works, tmp_path / "late task")
+    actor = Works.options(name="the actor").remote()
+    call = actor.ends.remote("sleeps", tmp_path / "a call")
+    eventually((tmp_path / "a call").exists, "the call has begun")
+    zf.cancel(call)
+    zf.get([call, actor.ends.remote("succeeds"), actor.ends.remote("raises")], timeout=PATIENCE, return_exceptions=True)
+    time_out(actor.ends, tmp_path / "late call")
+    expected = {
+        ("works", "task"): 1,
+        ("train", "task"): 1,
+        ("works (cancelled)", "task,cancelled"): 1,
+        ("train (failed)", "task,failed"): 1,
+        ("again (retried)", "task,retried"): 1,
+        ("again (failed)", "task,failed"): 1,
+        ("works (crashed)", "task,crashed"): 2,
+        ("works (timed out)", "task,timed out"): 1,
+        ("the actor", "task"): 1,
+        ("Works.ends (cancelled)", "call,cancelled"): 1,
+        ("Works.ends", "call"): 1,
+        ("Works.ends (failed)", "call,failed"): 1,
+        ("Works.ends (timed out)", "call,timed out"): 1,
+    }
+
+    def bars() -> Counter[tuple[str, str]]:
+        return Counter((event["name"], event["cat"]) for event in zf.timeline() or () if event["ph"] == "X")
+
+    eventually(lambda: bars() == expected, "all that ran is there, and how it ended")
+    zf.get([actor.ends.remote("crashes")], timeout=PATIENCE, return_exceptions=True)
+    deaths = eventually(lambda: [event for event in zf.timeline() or () if event["ph"] == "i"], "the death of the actor's process")
+    assert [(event["name"], event["cat"]) for event in deaths] == [("Works, the actor died", "death")]

@@ -431,15 +431,16 @@ class LocalScheduler:
             return
         self.outcomes.completed(worker, message, now)
         if message.times:
-            self._trace(now, report.trace_event(self.node, worker, message))
+            self.trace(now, report.trace_event(self.node, worker, message, self.outcomes.renamed))
 
     def on_traced(self, now: float, source: Address, message: m.Traced) -> None:
         """Calls of actors that ended."""
         worker = self._worker_of(source)
         if worker is not None:
-            self._trace(now, pack_event(self.node, worker.pid, message.names, message.trace, "call", message.arguments))
+            self.trace(now, pack_event(self.node, worker.pid, message.names, message.trace, "call", message.arguments))
 
-    def _trace(self, now: float, event: bytes) -> None:
+    def trace(self, now: float, event: bytes) -> None:
+        """Add a row to the event table, soon."""
         self._next_event += 1
         self._events.append(("event", report.event_key(now, self._next_event), event))
         if self._flush_at is None:

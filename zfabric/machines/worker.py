@@ -24,11 +24,12 @@ from zfabric.machines.parts.waits import Waits
 from zfabric.machines.parts.yields import Yields
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Send
-from zfabric.protocol.failures import pack_failure
+from zfabric.protocol.failures import pack_failure, unpack_failure
 from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, Address
 from zfabric.protocol.machine import Explanation, InvariantViolation
 from zfabric.protocol.messages import FAILED, INTERRUPTED, OK, Row
 from zfabric.protocol.options import option
+from zfabric.protocol.trace import marked
 
 LEFT = "its actor ended itself"
 """Why a call is stopped that runs beside the one that does so."""
@@ -236,7 +237,12 @@ class Worker:
             return False
         row, _ = self.mailbox.actors[item.actor_id]
         deadline = self.mailbox.timed.pop(item.row[0], None)
-        self.call_trace.add(item.row[0], item.actor_id, self.functions[row[1]][1], item.method, started, seconds)
+        method = item.method
+        if status != OK:
+            stopped = not whole or item.row[0] in self.abandoned
+            late = not whole and unpack_failure(outputs[0])[0] == "TaskTimeoutError"
+            method = marked(method, "timed out" if late else "cancelled" if stopped else "failed")
+        self.call_trace.add(item.row[0], item.actor_id, self.functions[row[1]][1], method, started, seconds)
         if self.call_trace.full:
             self.say_trace()
         if self.running_calls.pop(item.row[0], None) is None:

@@ -55,6 +55,34 @@ class TraceEvent(NamedTuple):
     """The values that calls took as arguments: ``(call_id, object ids)``, for those that took any."""
 
 
+MARKS = ("failed", "retried", "cancelled", "timed out", "crashed", "died")
+"""How attempts and calls end that did not succeed, as traces mark them. ("retried": it raised what its options say to retry.)"""
+_MARK = "\x1f"
+
+
+def marked(name: str, mark: str) -> str:
+    """A name in a trace, with how what it names has ended."""
+    return f"{name}{_MARK}{mark}"
+
+
+def unmarked(name: str) -> tuple[str, str]:
+    """``(name, mark)`` of a name in a trace; the mark is empty if it succeeded."""
+    before, separator, mark = name.rpartition(_MARK)
+    return (before, mark) if separator and mark in MARKS else (name, "")
+
+
+def rename(trace: bytes, names: dict[int, str]) -> tuple[bytes, Rows]:
+    """A trace in which the attempts at these places have names of their own, and the rows for these names."""
+    count = len(trace) // EACH_BYTES
+    changed, rows = bytearray(trace), []
+    for place, name in names.items():
+        identifier = b"name of " + place.to_bytes(FUNCTION_BYTES - 8, "big")  # Nothing else in this trace is called so.
+        at = count * TASK_BYTES + place * FUNCTION_BYTES
+        changed[at : at + FUNCTION_BYTES] = identifier
+        rows.append((identifier, name))
+    return bytes(changed), tuple(rows)
+
+
 def pack_event(node: bytes, pid: int, names: Rows, trace: bytes, kind: str = "task", arguments: Rows = ()) -> bytes:
     """The value of a row of the event table."""
     packed: bytes = msgpack.packb((node, pid, names, trace, kind, arguments), use_bin_type=True)

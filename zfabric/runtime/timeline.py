@@ -2,7 +2,8 @@
 
 A node is shown as a process and each of its workers, actors among them, as a thread, by pid; of actors that share a process, the first has
 that thread, and the others have numbers that no process has. An attempt, or a call, is a "complete" event. Tasks that ran on top of a
-waiting one lie within it, as calls do. Why one ran after another is shown by arrows (``arrows``).
+waiting one lie within it, as calls do. One that did not succeed says so in its name, its category and its colour; the death of an actor's
+process is an "instant" event. Why one ran after another is shown by arrows (``arrows``).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import IO, Any, Protocol
 
 from zfabric.protocol.names import brief
-from zfabric.protocol.trace import actor_of, read_trace, unpack_event
+from zfabric.protocol.trace import actor_of, read_trace, unmarked, unpack_event
 from zfabric.runtime.arrows import Span, Spans, arrows
 
 PAGE = 500
@@ -76,10 +77,16 @@ def _bars(rows: Iterable[tuple[bytes, bytes]], spans: Spans) -> Iterator[dict[st
                     yield _name("thread_name", place, found, f"actor {functions[function].rpartition('.')[0]} {pid}")
                 thread = found
                 spans.actors[actor].append(Span(start * 1e6, seconds * 1e6, place, thread))
+            name, mark = unmarked(functions.get(function) or function.hex()[:8])
+            if kind == "death":
+                about = {"id": brief(task), "task_id": task.hex()}
+                yield {"name": f"{name} died", "cat": kind, "ph": "i", "s": "t", "ts": start * 1e6, "pid": place, "tid": pid, "args": about}
+                continue
             spans.add(task, Span(start * 1e6, seconds * 1e6, place, thread))
             yield {
-                "name": functions.get(function) or function.hex()[:8],
-                "cat": kind,
+                "name": f"{name} ({mark})" if mark else name,
+                "cat": f"{kind},{mark}" if mark else kind,
+                **({"cname": "grey" if mark == "cancelled" else "terrible"} if mark else {}),
                 "ph": "X",
                 "ts": start * 1e6,
                 "dur": seconds * 1e6,

@@ -228,6 +228,8 @@ class Membership:
         known = self.tables.by_pid.pop(message.pid, None)
         if isinstance(known, WorkerRecord):
             starting = known.state == STARTING
+            for event in report.death_events(self.scheduler, now, known, message):
+                self.scheduler.trace(now, event)
             self.scheduler.dispatcher.release(known)
             self.scheduler.introductions.worker_lost(known, message)
             void = self.scheduler.outcomes.worker_lost(known, message)

@@ -28,6 +28,7 @@ from zfabric.protocol.failures import Facts, pack_failure
 from zfabric.protocol.ids import TASK_BYTES, next_attempt, object_id, split_ids, tries_of
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY
 from zfabric.protocol.names import brief
+from zfabric.protocol.trace import marked
 
 ALONE_AFTER = 2
 """Crashes after which a task is under suspicion: it is run with nothing behind it on its worker."""
@@ -37,6 +38,10 @@ STOPPED = {
     "timeout": "TaskTimeoutError",
     "killed": "ActorDiedError",
 }
+
+
+_MARKS = {RETRY: "retried", INTERRUPTED: "cancelled"}
+"""How the timeline marks attempts that end so; others have failed."""
 
 
 class Outcomes:
@@ -56,6 +61,9 @@ class Outcomes:
         """Whether all values of a stream whose task has ended have come."""
         self.stream_ended: Callable[[TaskRecord, int, bytes], None]
         """Whom to tell once a streaming task has its outcome."""
+        self.renamed: dict[int, str] = {}
+        """Of the batch of completions that was taken in last: what its rows are called in the timeline that are not called as their
+        function is, or that did not succeed."""
         self._ending = False
         self._failing: deque[tuple[TaskRecord, int, bytes]] = deque()
         """Dependents of failed tasks, yet to fail: a queue and not recursion, since chains are long."""
@@ -75,6 +83,7 @@ class Outcomes:
         processes, touched, spare = tables.processes, tables.touched, tables.spare
         introduced = worker.introduced
         inline_bytes = 0
+        renamed = self.renamed = {}
         rows = zip(split_ids(message.task_ids, TASK_BYTES), message.attempts, message.statuses, message.outputs, strict=True)
         for index, (task_id, attempt, status, outputs) in enumerate(rows):
             task = inflight.pop(task_id, None)
@@ -82,6 +91,8 @@ class Outcomes:
                 if task is not None:
                     inflight[task_id] = task
                 elif introduced is not None and task_id not in tables.tasks:
+                    if status != OK:
+                        renamed[index] = marked("", _MARKS.get(status, "failed"))
                     self.introductions.ended_early(introduced, (task_id, attempt, status, outputs), extras.get(index))
                     continue
                 self._late(worker, task_id, attempt, outputs)
@@ -102,6 +113,8 @@ class Outcomes:
                 row = task.row
                 if row[3] or len(row) > 4:
                     self._unpin_row(task)
+                    if len(row) > 4:
+                        renamed[index] = task.name
                 if task.dependents is not None or task.fetchers is not None:
                     self.announce(task)
                 process = processes.get(task.submitter)
@@ -115,12 +128,25 @@ class Outcomes:
                 if task.holders is None:
                     spare.append(task)
             else:
+                if status != OK or len(task.row) > 4:
+                    renamed[index] = self._called(task, status, outputs)
                 self._settle(worker, task, status, outputs, extras.get(index))
         worker.last_progress = now
         tables.inline.add(inline_bytes)
         tables.counts["tasks_finished"] += len(message.attempts)
         if worker.work < 0.0 or not inflight:
             worker.work = 0.0
+
+    def _called(self, task: TaskRecord, status: int, outputs: m.Row) -> str:
+        """What the timeline calls an attempt that ends."""
+        if status == OK:
+            return task.name
+        mark = _MARKS.get(status, "failed")
+        if status == INTERRUPTED and outputs == (b"timeout",):
+            mark = "timed out"
+        elif status == RETRY and not self._may_retry(task):
+            mark = "failed"
+        return marked(task.name, mark)
 
     def _settle(self, worker: WorkerRecord, task: TaskRecord, status: int, outputs: m.Row, extra: tuple[m.Row, m.Row] | None) -> None:
         """Any ending but the plain one."""
@@ -414,7 +440,7 @@ class Outcomes:
         What the ids of children begin with that were submitted by attempts which came to nothing.
         """
         inflight = list(worker.inflight.values())
-        suspect = self._suspect(worker, inflight, died.executing)
+        suspect = self.suspect(worker, died.executing)
         begun = len(inflight) if suspect is None else inflight.index(suspect)
         for task in inflight[:begun]:
             task.facts().buried = True
@@ -434,9 +460,11 @@ class Outcomes:
         worker.frames.clear()
         return {prefix for task in inflight if task.state != DONE for prefix in prefixes_of(task)}
 
-    def _suspect(self, worker: WorkerRecord, inflight: list[TaskRecord], executing: bytes) -> TaskRecord | None:
+    def suspect(self, worker: WorkerRecord, executing: bytes) -> TaskRecord | None:
+        """The task that a dead worker ran: the one it has named, else the first that did not wait."""
         if executing:
             return worker.inflight.get(executing)
+        inflight = worker.inflight.values()
         waiting = {frame.task_id for frame in worker.frames}
         return next((task for task in inflight if task.id not in waiting), None) if not waiting else None
 

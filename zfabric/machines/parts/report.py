@@ -33,12 +33,12 @@ from zfabric.machines.parts.resources import describe
 from zfabric.machines.parts.tables import TABLES
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import summary_of
-from zfabric.protocol.ids import CLIENT, CONTROL, OBJECT_BYTES, TASK_BYTES, Address, tries_of
+from zfabric.protocol.ids import CLIENT, CONTROL, FUNCTION_BYTES, OBJECT_BYTES, TASK_BYTES, Address, tries_of
 from zfabric.protocol.machine import Explanation
 from zfabric.protocol.messages import ERROR, OK
 from zfabric.protocol.names import brief, matcher
 from zfabric.protocol.options import RESOURCE_UNIT, Demand
-from zfabric.protocol.trace import pack_event
+from zfabric.protocol.trace import marked, pack_event, pack_times, rename, unmarked
 
 if TYPE_CHECKING:
     from zfabric.machines.local_scheduler import LocalScheduler
@@ -74,11 +74,37 @@ def event_key(now: float, number: int) -> bytes:
     return int(now * 1e6).to_bytes(8, "big") + number.to_bytes(4, "big", signed=False)
 
 
-def trace_event(node: bytes, worker: WorkerRecord, message: m.Completed) -> bytes:
-    """What a worker's batch adds to the event table; the names are kept with it, since functions go when their job ends."""
+def trace_event(node: bytes, worker: WorkerRecord, message: m.Completed, renamed: dict[int, str]) -> bytes:
+    """What a worker's batch adds to the event table; the names are kept with it, since functions go when their job ends.
+
+    ``renamed`` has the names of those rows that are not called as their function is, or that did not succeed.
+    """
     functions = worker.job.functions if worker.job is not None else {}
     names = tuple((identifier, functions[identifier].name) for identifier, *_ in message.durations if identifier in functions)
-    return pack_event(node, worker.pid, names, message.task_ids + message.times)
+    trace = message.task_ids + message.times
+    if renamed:
+        for place, name in renamed.items():
+            if not unmarked(name)[0]:  # Its scheduler did not know it yet.
+                function = functions.get(message.times[place * FUNCTION_BYTES : (place + 1) * FUNCTION_BYTES])
+                renamed[place] = (function.name if function is not None else "?") + name
+        trace, more = rename(trace, renamed)
+        names += more
+    return pack_event(node, worker.pid, names, trace)
+
+
+def death_events(scheduler: LocalScheduler, now: float, worker: WorkerRecord, died: m.ProcessDied) -> Iterator[bytes]:
+    """What the death of a worker adds to the event table: the attempt that it cut off, and actors that nobody had killed."""
+    task = scheduler.outcomes.suspect(worker, died.executing)
+    if task is not None:
+        since = _running_since(worker)
+        name = marked(task.name, "cancelled" if task.rare is not None and task.rare.stopped else "crashed")
+        trace = task.id + pack_times([task.function.id], [since, max(0.0, now - since)])
+        yield pack_event(scheduler.node, worker.pid, ((task.function.id, name),), trace)
+    for actor in map(scheduler.actors.records.get, worker.actors):
+        if actor is not None and not actor.killed and (died.signal or died.exit_code):
+            function = actor.task.function.id
+            trace = actor.id + pack_times([function], [now, 0.0])
+            yield pack_event(scheduler.node, worker.pid, ((function, marked(actor_report.title(actor), "died")),), trace, "death")
 
 
 def amounts(demand: Demand) -> dict[str, float]:
