@@ -12,7 +12,7 @@ from zfabric.machines.parts.naming import salt_of
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess
 from zfabric.protocol.failures import pack_failure, unpack_failure
-from zfabric.protocol.ids import WORKER, child_prefix, first_attempt, job_id, next_attempt, pack_counter, root_task, tries_of
+from zfabric.protocol.ids import WORKER, call_value, child_prefix, first_attempt, job_id, next_attempt, pack_counter, root_task, tries_of
 from zfabric.protocol.options import RESOURCE_UNIT
 
 OLD = b"\x00" * 7 + b"\x63"
@@ -164,6 +164,18 @@ def test_the_store_is_told_apart_what_was_written_before_and_after_its_writer_re
     assert [type(message) for message in told] == [m.Sealed, m.Keep, m.Sealed]
     assert [[row[0] for row in message.rows] for message in told[::2]] == [[before[0]], [after[0]]]
     assert set(told[1].object_ids) == {before[0], after[0]}
+
+
+def test_who_expects_a_result_as_it_registers_holds_it_only_if_it_says_so(node: Restarted) -> None:
+    """It has handed the ref on and dropped its own. It is ready long before all others are, and its rows are taken in."""
+    call = call_value(task_id(77), 0), call_value(task_id(77), 1)
+    made = (task_id(60), ACTOR_CLASS, b"", ())
+    held = m.Hold((call[1], task_id(60) + bytes(4)))
+    node.rejoin((), (CLIENT, m.Hosting(((made, THIRD),))), (CLIENT, m.Expect(tuple((each, task_id(60)) for each in call))), (CLIENT, held))
+    first, second = (node.scheduler.tables.objects.get(each) for each in call)
+    assert second is not None
+    assert second.holders == OLD
+    assert first is None or first.holders is None
 
 
 # --- what workers have of the node --------------------------------------------------------------------------------------------------

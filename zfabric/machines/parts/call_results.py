@@ -28,13 +28,18 @@ class CallResults:
     def on_expect(self, now: float, source: Address, message: m.Expect) -> None:
         """Results that are handed on before they have come."""
         process = self.tables.processes.get(source[1:])
+        self.expect(source, message, process is not None and process.ready)  # While it registers, only Hold says what it holds.
+
+    def expect(self, source: Address, message: m.Expect, holds: bool) -> None:
+        """See ``on_expect``. ``holds`` says whether who says so has refs to all of them."""
+        process = self.tables.processes.get(source[1:])
         for identifier, actor_id, *ahead in message.rows if process is not None else ():
             if ahead:
                 self.scheduler.streams.begin_call(identifier, actor_id, ahead[0])
             found = self.tables.find(identifier)
             if found is None:
                 found = self.tables.objects[identifier] = ObjectRecord(identifier, None, None)
-            if process is not None and process.ready:  # While it registers, only Hold says what it holds.
+            if holds:
                 add_holder(found, source[1:])
             if found.status == PENDING:
                 self.tables.promises.add(identifier, source[1:], actor_id)

@@ -295,7 +295,7 @@ class Recovery:
     def _take_expect(self, source: Address, message: m.Expect) -> None:
         """Results of calls: some have come into the arena, and their callers were not told; and streams of actors, not at their end."""
         self._know((row[0],) for row in message.rows)
-        self.scheduler.call_results.on_expect(0.0, source, message)
+        self.scheduler.call_results.expect(source, message, False)
 
     def _take_logged(self, source: Address, message: m.Logged | m.Checkpoint) -> None:
         """What a log needs: known before it is taken in."""
