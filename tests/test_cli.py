@@ -446,7 +446,7 @@ KEPT = """
         value = 0
         def add(self, x): self.value += x; return self.value
         def leave(self): zf.exit_actor()
-    total = Sum.remote()
+    total, kept = Sum.remote(), zf.put("kept", durable=True)
     calls = [total.add.remote(double.remote(x)) for x in range(5)]
     print(zf.get(calls[-1]))
     try: zf.get(total.leave.remote())
@@ -466,6 +466,7 @@ def test_a_session_that_was_kept_can_be_looked_at(place: Place) -> None:
     assert [row["name"] for row in place.json("actors", "--session", "last")][:5] == ["Sum.add"] * 5
     assert place.run("tasks", "--session", "last").stdout.count("double") == 5
     assert place.run("logs", "--session", "last").stdout.count("doubled") == 5
+    assert place.json("objects", "--session", "last") == []
     place.run("timeline", "--session", "last", "-o", "t.json")
     assert len([event for event in json.loads(Path(place.directory, "t.json").read_text()) if event["ph"] == "X"]) >= 11
     assert {"event", "job"} <= {row["table"] for row in place.json("state", "dump", kept["directory"])}
@@ -479,6 +480,7 @@ def test_a_session_that_was_kept_can_be_looked_at(place: Place) -> None:
         running.kill()
     place.run("submit", "p.py")
     assert [row["state"] for row in place.json("sessions")] == ["kept"] * 2
+    assert len(place.json("objects", "--session", "last")) == 1
     assert place.run("logs", "--session", "last").stdout.count("doubled") == 5
     assert "exclude each other" in place.run("logs", "--session", "last", "--address", "x", code=2).stderr
     assert place.run("sessions", "--remove", kept["session"][:4]).stdout == f"Removed {kept['session']}.\n"

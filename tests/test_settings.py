@@ -20,7 +20,7 @@ from bad_days import session as here
 
 import zfabric as zf
 from zfabric.protocol import messages as m
-from zfabric.runtime.connect import attach
+from zfabric.runtime.connect import attach, join
 from zfabric.runtime.session import Session, sweep
 
 MiB = 2**20
@@ -161,6 +161,9 @@ def test_a_program_of_another_version_is_refused_in_words(cluster: Callable[...,
     try:
         with pytest.raises(zf.VersionMismatchError, match="99"):
             attach(Session(session.directory), kind="tool")
+        path.write_text(json.dumps({**json.loads(before), "python": "2.7.18"}))
+        with pytest.raises(zf.VersionMismatchError, match=r'runs Python 2\.7\.18, this program 3\..*address="local"'):
+            join(Session(session.directory), "", True)
     finally:
         path.write_text(before)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import click
@@ -13,7 +14,7 @@ from zfabric.cli.output import amounts, print_json, print_table, size
 from zfabric.cli.sessions import chosen_session, connected, seconds, session_option, tables_of
 from zfabric.machines.parts.report import LIST_LIMIT, TASK_STATES
 from zfabric.protocol.names import brief, is_text
-from zfabric.runtime.timeline import trace_events
+from zfabric.runtime.timeline import rows_of, trace_events
 
 LIMIT = 100
 """Rows shown where nothing else was said."""
@@ -81,14 +82,20 @@ def tasks(address: str | None, ended: str | None, states: tuple[str, ...], limit
 
 @click.command(short_help="The values, and who keeps them.")
 @address_option
+@session_option
 @limit_option
 @json_option
-def objects(address: str | None, limit: int, as_json: bool) -> None:
+def objects(address: str | None, ended: str | None, limit: int, as_json: bool) -> None:
     """The values that exist or will, where they are, and who keeps them.
 
     "refs" are the processes that hold refs to it, "pins" the unfinished tasks and living values that need it, "in use" the
     processes that read it where it lies.
+
+    With --session, the durable values that are left in a session that has ended: those of programs that did not end in order.
     """
+    if ended:
+        _show_left(address, ended, limit, as_json)
+        return
     with connected(chosen_session(address)) as client:
         rows = client.query("objects", limit + 1)
     shown = rows[:limit]
@@ -111,6 +118,22 @@ def objects(address: str | None, limit: int, as_json: bool) -> None:
             for row in shown
         ]
         print_table(("object", "made by", "state", "where", ">size", ">refs", ">pins", ">in use"), cells, flexible="made by")
+    _say_more(len(rows) > limit, limit)
+
+
+def _show_left(address: str | None, ended: str, limit: int, as_json: bool) -> None:
+    """The values in the control store of a session that has ended; others are gone with it."""
+    with tables_of(address, ended) as tables:
+        rows: list[dict[str, Any]] = [
+            {"object_id": key.hex(), "size": len(value)} for key, value in islice(rows_of(tables, "object"), limit + 1)
+        ]
+    shown = rows[:limit]
+    if as_json:
+        print_json(shown)
+    elif not shown:
+        click.echo("No durable values are left there.")
+    else:
+        print_table(("object", ">size"), [(brief(bytes.fromhex(row["object_id"])), size(row["size"])) for row in shown])
     _say_more(len(rows) > limit, limit)
 
 

@@ -111,7 +111,7 @@ def tables_of(address: str | None, ended: str | None) -> Iterator[FabricClient |
 def sessions(unwanted: tuple[str, ...], as_json: bool) -> None:
     """Clusters that run, and sessions that have ended and were kept (`zfabric submit --keep`, or ZFABRIC_KEEP=1 in the environment).
 
-    Read those with `zfabric logs`, `timeline`, `tasks` and `actors`, each with --session ID. The last 20 are kept.
+    Read those with `zfabric logs`, `timeline`, `tasks`, `actors` and `objects`, each with --session ID. The last 20 are kept.
     """
     gone = kept_sessions() if "all" in unwanted else [kept_session(identifier) for identifier in unwanted]
     for session in gone:
