@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -472,9 +473,11 @@ def test_frames_and_tables_survive_a_storm_of_kills(small: Any) -> None:
 
     frames = [frame.remote(number) for number in range(30)]
     sums = [summed.remote(table.remote(each)) for each in frames]
-    for done in range(2, 30, 3):
+    for done in (2, 9, 16, 23):  # so that no task meets its fifth dead worker, which would be its fault
         zf.wait(sums, num_returns=done, timeout=PATIENCE)
-        os.kill(max(workers_alive()), signal.SIGKILL)
+        for pid in workers_alive():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
     assert zf.get(sums, timeout=PATIENCE) == [2 * 200_000 * number for number in range(30)]
     for number, made in enumerate(zf.get(frames, timeout=PATIENCE)):
         assert (made["number"] == number).all()
