@@ -13,8 +13,10 @@ from bad_days import PATIENCE
 from zfabric.adapters.sockets import Post
 from zfabric.config import Config
 from zfabric.machines.parts.link import GAP, Link
+from zfabric.protocol import codec
 from zfabric.protocol import messages as m
 from zfabric.protocol.codec import Envelope, decode, encode_body
+from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.pieces import Piece
 from zfabric.runtime.connect import new_incarnation
 
@@ -178,3 +180,85 @@ def test_what_waits_for_room_in_a_socket_is_not_repeated_behind_itself(tmp_path:
     finally:
         post.close()
         context.term()
+
+
+TASK = b"t" * 16
+FAILURE = "Submit was refused: Submit: ids are 20 bytes"
+
+
+def answered(tmp_path: Path, said: list[Envelope], frame_bytes_max: int = 2**20) -> tuple[list[Envelope], list[Envelope]]:
+    """What is delivered of these messages, between two that can be read; and what their sender is told."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
+    config = Config(frame_bytes_max=frame_bytes_max)
+    mine, theirs = (Post(context, str(tmp_path), new_incarnation(), config) for _ in range(2))
+    ends = (mine, theirs)
+    heard: list[list[Envelope]] = [[], []]
+    first, last = (b"L", b"C", m.Cancel((), False, False)), (b"L", b"C", m.Ready())
+    try:
+        mine.peer(theirs.incarnation)
+        for each in ([first], said, [last]):
+            theirs.send_envelopes(mine.incarnation, each, 0.0)
+        mine.send_envelopes(theirs.incarnation, [last], 0.0)
+        while last not in heard[0] or last not in heard[1]:
+            for index, end in enumerate(ends):
+                if end.poll(0.01):
+                    heard[index] += [each for frame in end.receive() for each in end.accept(*frame, 0.0)]
+            if last in heard[0] and last not in heard[1]:
+                mine.send_envelopes(theirs.incarnation, [last], 0.0)
+        mine.send_envelopes(theirs.incarnation, [first], 0.0)
+        while first not in heard[1]:  # All answers have come before it.
+            assert theirs.poll(PATIENCE)
+            heard[1] += [each for frame in theirs.receive() for each in theirs.accept(*frame, 0.0)]
+        assert not theirs.peer(mine.incarnation).link.unacknowledged()
+    finally:
+        for end in ends:
+            end.close()
+        context.term()
+    return [each for each in heard[0] if each not in (first, last)], [each for each in heard[1] if each not in (first, last)]
+
+
+@pytest.mark.parametrize("frame_bytes_max", [2**20, 128])
+def test_a_message_that_its_receiver_refuses_has_outcomes_and_the_link_goes_on(tmp_path: Path, frame_bytes_max: int) -> None:
+    bad = m.Submit(((TASK, b"f" * 16, b"a" * 200, (b"no id",)),))
+    good = m.Hold((b"o" * 20,))
+    delivered, told = answered(tmp_path, [(b"L", b"C", bad), (b"L", b"C", good)], frame_bytes_max)
+    assert delivered == [(b"L", b"C", good)]
+    ((to, source, outcome),) = told
+    assert (to, source) == (b"C", b"L")
+    ((task_id, status, (failure,)),) = outcome.rows
+    assert (task_id, status) == (TASK, m.FAILED)
+    assert unpack_failure(failure)[:2] == ("FabricError", FAILURE)
+
+
+@pytest.mark.parametrize(
+    ("bad", "delivered", "told"),
+    [
+        (m.Call(TASK, 0, ((TASK, 7, b""),)), [], "Returned"),
+        (m.Dispatch(((TASK, b"f" * 16, b"", (b"no id",)),), (), 0, 3), [], "Completed"),
+        (m.Query(1, 7, ()), [], "Answer"),  # type: ignore[arg-type] # as from a program of another version
+        (m.Put(((b"no id", b"", (), False),)), [], "Refused"),
+        (m.Results(((TASK, "OK", ()),)), ["Results"], None),
+        (m.Returned(((TASK, "OK", ()),)), ["Returned"], None),
+        (m.Objects(((b"o" * 20, "OK", b"", ()),)), ["Objects"], None),
+        (m.Completed.of(((TASK, 0, "OK", ()),)), ["Completed"], None),
+        (m.Answer(1, 7, 7), ["Answer"], None),  # type: ignore[arg-type] # likewise
+        (m.Results((("no id", 0, ()),)), [], None),
+        (m.Blocked(b"t", ("no id",), (), False), [], None),  # type: ignore[arg-type] # likewise
+    ],
+)
+def test_who_waits_for_what_a_refused_message_asks_for_or_brings_has_a_failure(
+    tmp_path: Path, bad: m.Message, delivered: list[str], told: str | None
+) -> None:
+    heard, answers = answered(tmp_path, [(b"L", b"C", bad)])
+    assert [type(message).__name__ for _, _, message in heard] == delivered
+    assert [type(message).__name__ for _, _, message in answers] == ([told] if told is not None else [])
+    for _, _, message in (*heard, *answers):
+        assert b"was refused" in repr(message).encode()
+
+
+def test_an_answer_that_no_frames_can_carry_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "MESSAGE_BYTES_MAX", 1000)
+    heard, _ = answered(tmp_path, [(b"C", b"L", m.Answer(7, "x" * 2000, ""))], 128)
+    ((_, _, answer),) = heard
+    assert answer[:2] == (7, None)
+    assert "a message has at most 1000" in answer.error

@@ -9,6 +9,7 @@ import pytest
 from bad_days import PATIENCE, query
 
 import zfabric as zf
+from zfabric.api import remote_function
 
 SIZE = 60_000
 """Of values that are inline by themselves, and too many for one row."""
@@ -137,3 +138,10 @@ def test_the_longest_texts_travel() -> None:
     assert zf.get(seen.remote(), timeout=PATIENCE) == sum(map(len, variables.values()))
     assert zf.get(keywords.remote(**{longest: 1}), timeout=PATIENCE) == 1
     del named
+
+
+def test_a_call_with_more_refs_than_a_message_carries_is_refused_at_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_function, "CALL_BYTES_MAX", 10_000)
+    refs = [zf.put(number) for number in range(500)]
+    with pytest.raises(ValueError, match="have at most 10,000 bytes"):
+        total.remote(*refs, b"x" * 2_000_000)

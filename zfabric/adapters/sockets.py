@@ -22,9 +22,10 @@ from zmq import zmq_poll
 from zfabric.adapters.datagrams import FRAME_BYTES, Datagrams, path_of
 from zfabric.config import Config
 from zfabric.machines.parts.link import ACKNOWLEDGE_AFTER, Link
-from zfabric.protocol.codec import Envelope, MalformedFrame, decode, encode_body
+from zfabric.protocol.codec import Envelope, MalformedFrame, decode, encode_body, salvage
 from zfabric.protocol.effects import Send
 from zfabric.protocol.ids import INCARNATION_BYTES, Address
+from zfabric.protocol.refusals import Unread, in_place_of, settle
 
 FRAME_ROWS = 2048
 """Rows after which a frame is full: its receiver takes it in within one turn of its loop, a few milliseconds."""
@@ -130,17 +131,28 @@ class Post:
         peer = self.peers.get(incarnation) or self.peer(incarnation)
         try:
             frames = peer.link.pack(envelopes, now, self.config.frame_bytes_max)
-        except (TypeError, ValueError, OverflowError):
-            self._send_rest(incarnation, envelopes, now)
-            raise
+        except (TypeError, ValueError, OverflowError) as error:
+            if len(envelopes) > 1:
+                self._send_each(incarnation, envelopes, now)
+                return
+            to, role, message = envelopes[0]
+            instead = in_place_of(Unread(type(message).__name__, message, str(error)))
+            if instead is None:
+                raise
+            frames = peer.link.pack([(to, role, instead)], now, self.config.frame_bytes_max)
         for frame in frames:
             self._push(incarnation, peer, frame)
 
-    def _send_rest(self, incarnation: bytes, envelopes: list[Envelope], now: float) -> None:
-        """Send, of messages that no frame can carry together, those that one can: what others said is not lost with it."""
-        for envelope in envelopes if len(envelopes) > 1 else ():
-            with contextlib.suppress(TypeError, ValueError, OverflowError):
+    def _send_each(self, incarnation: bytes, envelopes: list[Envelope], now: float) -> None:
+        """Send those that a frame can carry, of messages that none can carry together, and raise what the first of the others raises."""
+        refused: Exception | None = None
+        for envelope in envelopes:
+            try:
                 self.send_envelopes(incarnation, [envelope], now)
+            except (TypeError, ValueError, OverflowError) as error:
+                refused = refused or error
+        if refused is not None:
+            raise refused
 
     def _push(self, incarnation: bytes, peer: Peer, frame: bytes) -> None:
         self.frames_out += 1
@@ -285,13 +297,34 @@ class Post:
             sequence, acknowledged, body = decode(frame)
         except MalformedFrame:
             self.refused += 1
-            return []
+            return self._salvage(sender, frame, now)
         self.frames_in += 1
         if now + ACKNOWLEDGE_AFTER < self._due_at:
             self._due_at = now + ACKNOWLEDGE_AFTER
-        ready = (self.peers.get(sender) or self.peer(sender)).link.receive(sequence, acknowledged, body, now)
+        link = (self.peers.get(sender) or self.peer(sender)).link
+        ready = link.receive(sequence, acknowledged, body, now)
+        if link.answers:
+            answers, link.answers = link.answers, []
+            self.send_envelopes(sender, answers, now)
         if len(ready) == 1:
             return ready[0]
+        return [envelope for batch in ready for envelope in batch]
+
+    def _salvage(self, sender: bytes, frame: bytes, now: float) -> list[Envelope]:
+        """Of a frame that cannot be read as a whole, what can be. The link goes on: the frame would not be better when it is repeated."""
+        peer = self.peers.get(sender)
+        try:
+            sequence, acknowledged, said = salvage(frame)
+        except MalformedFrame:
+            return []
+        if peer is None:
+            return []  # What a stranger says is not worth an answer.
+        known = sequence <= peer.link.received
+        delivered, answers = settle(said)
+        ready = peer.link.receive(sequence, acknowledged, delivered, now)
+        self._due_at = min(self._due_at, now)
+        if answers and not known:
+            self.send_envelopes(sender, answers, now)
         return [envelope for batch in ready for envelope in batch]
 
     def forget(self, incarnation: bytes) -> list[Envelope]:

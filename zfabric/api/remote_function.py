@@ -29,7 +29,7 @@ from zfabric.api.refs import ObjectRef
 from zfabric.api.signatures import shown
 from zfabric.api.types import C_co, ClassOf, Given_co, P, Parameters, R
 from zfabric.exceptions import ObjectStoreError, OptionError, SerializationError
-from zfabric.protocol.ids import object_id, task_of
+from zfabric.protocol.ids import OBJECT_BYTES, object_id, task_of
 from zfabric.protocol.names import check_length, is_text
 from zfabric.protocol.options import NO_ENVIRONMENT
 from zfabric.runtime import interface
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 FUNCTION_BYTES_MAX = 64 * 2**20
 """Largest function, with all it captures: it travels in one message, and again to every worker."""
+CALL_BYTES_MAX = 256 * 2**20
+"""Most bytes of one call, without what is stored: as much as ten million refs."""
 SHOWN_MAX = 1000
 """Most characters of a function's or a class's name that people are shown."""
 ASYNC_CONCURRENCY = 1000
@@ -383,6 +385,12 @@ def dump_call(
     except ArgumentsTooLarge:
         args, kwargs, held = _store_large(client, args, kwargs)
         arguments, dependencies, contained = dump_arguments(args, kwargs, ObjectRef)
+        size = len(arguments) + OBJECT_BYTES * (len(dependencies) + len(contained))
+        if size > CALL_BYTES_MAX:
+            raise OptionError(
+                f"the arguments of one call, with the ids of its refs, have at most {CALL_BYTES_MAX:,} bytes when the large ones are "
+                f"stored, not {size:,}: put them into a list, and pass a ref to that (zf.put)"
+            ) from None
     return arguments, dependencies, (*(options or ()), ("contains", contained)) if contained else options, held
 
 

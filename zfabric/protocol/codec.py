@@ -22,6 +22,7 @@ from zfabric.protocol.ids import FUNCTION_BYTES, INCARNATION_BYTES, OBJECT_BYTES
 from zfabric.protocol.messages import MESSAGES, Message
 from zfabric.protocol.options import CHECKPOINT_PARTS_MAX, LOG_NUMBERS_MAX, OPTION_TYPES, RETURNS_MAX, STREAM_VALUES_MAX
 from zfabric.protocol.pieces import Piece, divided
+from zfabric.protocol.refusals import Unread
 from zfabric.protocol.trace import EACH_BYTES, TIME_BYTES
 
 MESSAGES_MAX = 65_536
@@ -166,6 +167,39 @@ def decode(frame: bytes | memoryview) -> tuple[int, int, Body]:
     if type(body) is bytes and len(body) > _LEFT_BYTES and sequence > 0:
         return sequence, acknowledged, Piece([], None, body[_LEFT_BYTES:], int.from_bytes(body[:_LEFT_BYTES], "big"))
     return sequence, acknowledged, _envelopes(body)
+
+
+def salvage(frame: bytes) -> tuple[int, int, list[Envelope]]:
+    """What ``decode`` has refused, with ``Unread`` in place of messages that do not fit; MalformedFrame if the frame itself does not."""
+    try:
+        sequence, acknowledged, body = msgpack.unpackb(frame, use_list=False, raw=False, strict_map_key=False)
+    except Exception as error:  # as above
+        raise MalformedFrame(f"not a frame: {error}") from None
+    if type(sequence) is not int or type(acknowledged) is not int or sequence <= 0 or len(frame) > FRAME_BYTES_MAX:
+        raise MalformedFrame("a frame is [sequence, acknowledged, messages]")
+    return sequence, acknowledged, _salvaged(body)
+
+
+def salvage_messages(data: bytes) -> list[Envelope]:
+    """What ``decode_messages`` has refused, likewise."""
+    try:
+        return _salvaged(msgpack.unpackb(data, use_list=False, raw=False, strict_map_key=False))
+    except Exception as error:  # as above
+        raise MalformedFrame(f"no messages: {error}") from None
+
+
+def _salvaged(body: Any) -> list[Envelope]:
+    if type(body) is not tuple or len(body) > MESSAGES_MAX:
+        raise MalformedFrame("a frame is [sequence, acknowledged, messages]")
+    found: list[Envelope] = []
+    for item in body:
+        try:
+            found.append(_envelope(item))
+        except MalformedFrame as error:
+            if type(item) is not tuple or tuple(map(type, item)) != _HEAD or len(item[0]) != 1 or len(item[1]) != 1:
+                raise
+            found.append((item[0], item[1], Unread(item[2], item[3], str(error))))
+    return found
 
 
 def decode_messages(data: bytes) -> list[Envelope]:

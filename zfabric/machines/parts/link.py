@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from itertools import islice
 
 from zfabric.config import MESSAGE_BYTES_MAX
-from zfabric.protocol.codec import MESSAGES_MAX, Body, Envelope, MalformedFrame, cut, decode_messages, encode, encode_body
+from zfabric.protocol.codec import MESSAGES_MAX, Body, Envelope, MalformedFrame, cut, decode_messages, encode, encode_body, salvage_messages
 from zfabric.protocol.messages import Message
 from zfabric.protocol.pieces import Piece
+from zfabric.protocol.refusals import settle
 
 REPEAT_FACTOR_MAX = 8
 """The pause between repeats doubles up to this multiple of its first value."""
@@ -45,6 +46,7 @@ class Link:
         "_repeat_at",
         "_sent",
         "_unacknowledged",
+        "answers",
         "heard",
         "received",
         "refused",
@@ -62,6 +64,8 @@ class Link:
         self._early: dict[int, Body] = {}
         self._parts: dict[int, bytes] = {}
         """What has come of a message that comes in pieces, by the number of the frame."""
+        self.answers: list[Envelope] = []
+        """What is to be said of messages that came in pieces and could not be read."""
         self.refused = 0
         """Messages that came in pieces and could not be read."""
         self._unacknowledged = 0
@@ -140,13 +144,18 @@ class Link:
             parts.clear()  # The rest of it will be no message.
             self.refused += 1
             return []
+        data = b"".join(parts.values())
+        parts.clear()
         try:
-            return decode_messages(b"".join(parts.values()))
+            return decode_messages(data)
         except MalformedFrame:
             self.refused += 1
+        try:
+            delivered, answers = settle(salvage_messages(data))
+        except MalformedFrame:
             return []
-        finally:
-            parts.clear()
+        self.answers += answers
+        return delivered
 
     def _forget(self, acknowledged: int, now: float) -> None:
         sent = self._sent

@@ -1,0 +1,116 @@
+"""What becomes of a message that its receiver cannot read, or that no frame can carry: each row in it gets an outcome that says so.
+
+``answer_to`` is for whoever sent it and waits for outcomes; ``in_place_of`` is delivered instead, where the message had outcomes itself. A
+link never waits for a message that is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from zfabric.protocol import messages as m
+from zfabric.protocol.failures import pack_failure
+from zfabric.protocol.ids import OBJECT_BYTES, TASK_BYTES, split_ids
+from zfabric.protocol.messages import FAILED
+
+if TYPE_CHECKING:
+    from zfabric.protocol.codec import Envelope
+
+
+class Unread(NamedTuple):
+    """A message that does not fit: what it is called, its fields as they came, and what is wrong with it."""
+
+    name: str
+    fields: tuple[Any, ...]
+    text: str
+
+
+def settle(said: Iterable[Envelope]) -> tuple[list[Envelope], list[Envelope]]:
+    """Split what came into what is to be delivered, and what is to be answered."""
+    delivered: list[Envelope] = []
+    answers: list[Envelope] = []
+    for to, source, message in said:
+        if not isinstance(message, Unread):
+            delivered.append((to, source, message))
+            continue
+        replacement = in_place_of(message)
+        answer = answer_to(message) if replacement is None else None
+        if replacement is not None:
+            delivered.append((to, source, replacement))
+        if answer is not None:
+            answers.append((source, to, answer))
+    return delivered, answers
+
+
+def answer_to(unread: Unread) -> m.Message | None:
+    """What the sender of a message is told who waits for its outcomes; None if there are none, or nobody can tell which."""
+    return _made(_ANSWERS, unread)
+
+
+def in_place_of(unread: Unread) -> m.Message | None:
+    """A message of the same kind in which every outcome is a failure; None if it has none, or nobody can tell which."""
+    return _made(_REPLACEMENTS, unread)
+
+
+_Maker = Callable[[tuple[Any, ...], bytes, str], m.Message]
+
+
+def _made(makers: dict[str, _Maker], unread: Unread) -> m.Message | None:
+    maker = makers.get(unread.name)
+    if maker is None:
+        return None
+    text = f"{unread.name} was refused: {unread.text}"
+    try:
+        return maker(unread.fields, pack_failure("FabricError", text), text)
+    except (TypeError, ValueError, IndexError, AttributeError):
+        return None  # Not even the ids of its rows are what they are to be.
+
+
+def _id(value: Any, length: int = TASK_BYTES) -> bytes:
+    if type(value) is not bytes or len(value) != length:
+        raise ValueError("not an id")
+    return value
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int:
+        raise ValueError("not a number")
+    return value
+
+
+def _failed(rows: Any, failure: bytes) -> m.Rows:
+    return tuple((_id(row[0]), FAILED, (failure,)) for row in rows)
+
+
+def _dispatched(fields: tuple[Any, ...], failure: bytes, text: str) -> m.Message:
+    rows, details, _, first = fields
+    attempts = {row[0]: row[1] for row in details}
+    return m.Completed.of(tuple((_id(row[0]), _whole(attempts.get(index, first)), FAILED, (failure,)) for index, row in enumerate(rows)))
+
+
+def _completed(fields: tuple[Any, ...], failure: bytes, text: str) -> m.Message:
+    attempts, task_ids = fields[0], split_ids(fields[3], TASK_BYTES)
+    return m.Completed.of(tuple((_id(task), _whole(each), FAILED, (failure,)) for task, each in zip(task_ids, attempts, strict=True)))
+
+
+_ANSWERS: dict[str, _Maker] = {
+    "Submit": lambda fields, failure, text: m.Results(_failed(fields[0], failure)),
+    "Call": lambda fields, failure, text: m.Returned(_failed(fields[2], failure)),
+    "Dispatch": _dispatched,
+    "Query": lambda fields, failure, text: m.Answer(_whole(fields[0]), None, text),
+    **dict.fromkeys(
+        ("Export", "Put", "Offer", "Hold", "Release", "Fetch", "Find", "Expect", "Cancel", "Kill", "Register", "Reserve", "Unpin"),
+        lambda fields, failure, text: m.Refused("FabricError", text),
+    ),
+}
+"""By the name of a message: what its sender is told. Whoever has no outcomes to wait for is told that it does not fit (``Refused``)."""
+_REPLACEMENTS: dict[str, _Maker] = {
+    "Results": lambda fields, failure, text: m.Results(_failed(fields[0], failure)),
+    "Returned": lambda fields, failure, text: m.Returned(_failed(fields[0], failure)),
+    "Objects": lambda fields, failure, text: m.Objects(tuple((_id(row[0], OBJECT_BYTES), FAILED, failure, ()) for row in fields[0])),
+    "Reported": lambda fields, failure, text: m.Reported(tuple((_id(row[0]), row[1], FAILED, (failure,), ()) for row in fields[0])),
+    "Completed": _completed,
+    "Answer": lambda fields, failure, text: m.Answer(_whole(fields[0]), None, text),
+}
+"""By the name of a message: what is delivered in its place."""
