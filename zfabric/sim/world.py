@@ -35,7 +35,7 @@ from zfabric.sim.workers import WorkerProcess
 
 LIMIT = 400.0
 """Virtual seconds after which a world that has not come to its end is stuck."""
-EVENTS_MAX = 20_000
+EVENTS_MAX = 40_000
 CHECK_EVERY = 0.05
 CLOCKS_APART = 1e6
 """Seconds by which the clocks of processes differ at most, where they do."""
