@@ -404,6 +404,24 @@ def test_what_was_cancelled_does_not_run_again_for_the_next_daemon() -> None:
     assert after_a_restart(call(0, parent), get((0, mix(1, 0))), ("open", 0, 0, 1), ("sleep", 2.0), lost) == ""
 
 
+@pytest.mark.parametrize("crashes", [3, 4])
+def test_chance_kills_no_task_so_often_that_it_would_be_condemned(crashes: int) -> None:
+    # Three deaths while it ran alone, after two that made it suspect, condemn a task: no value could be expected of it.
+    world = World(0, faults=STEADY, program=Program((call(0, task(5, ("sleep", 0.5))), get((0, 162))), 0), cpus=1)
+
+    def crash() -> None:
+        (running,) = world.daemon.scheduler.tables.tasks.values()  # type: ignore[union-attr]  # The daemon lives.
+        running.facts().crashes = crashes
+        running.facts().alone = max(0, crashes - 2)
+        world._crash_worker()
+        doomed.append(any(worker.effects_left is not None for worker in world.workers.values()))
+
+    doomed: list[bool] = []
+    world.after(0.1, crash)
+    assert world.run().failure == ""
+    assert doomed == [crashes == 3]
+
+
 @pytest.mark.parametrize("asked_again", [True, False])
 def test_what_is_made_again_though_it_had_been_cancelled_may_run_to_its_end(asked_again: bool) -> None:
     # A daemon that died has forgotten the cancel, and somebody who is gone by now had asked for the value. Nothing else may go on.

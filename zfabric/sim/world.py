@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 from zfabric.adapters.memory_journal import MemoryJournal
 from zfabric.config import Config
 from zfabric.machines.parts.mailbox import Invocation
+from zfabric.machines.parts.outcomes import ALONE_AFTER
 from zfabric.machines.parts.records import ASSIGNED, LEASED
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address
@@ -299,11 +300,19 @@ class World:
     def _crash_worker(self, rng: random.Random | None = None) -> None:
         """Any worker; with a generator of its own, one that is a logged actor, of which there are fewer."""
         workers = [worker for worker in self.workers.values() if rng is None or worker.worker.mailbox.logs]
+        workers = [worker for worker in workers if not self._would_be_condemned(worker)]
         rng = rng or self._crashes
         if workers:
             worker = rng.choice(workers)
             worker.effects_left = rng.randrange(0, 4)
             self.after(0.02, lambda: worker.die("killed") if worker.effects_left is not None else None)
+
+    def _would_be_condemned(self, worker: WorkerProcess) -> bool:
+        """Whether one more death would make something that runs there a task that kills its workers, for all that anybody knows."""
+        tasks = self.daemon.scheduler.tables.tasks if self.daemon is not None else {}
+        found = (tasks.get(frame.item.row[0]) for frame in worker.frames if frame.item is not None)
+        crashes = max((task.rare.crashes for task in found if task is not None and task.rare is not None), default=0)
+        return crashes + 1 >= ALONE_AFTER + self.config.poison_kills
 
     def _crash_daemon(self) -> None:
         daemon = self.daemon
