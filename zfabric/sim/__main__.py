@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import partial
 
-from zfabric.protocol.ids import OBJECT_BYTES, TASK_BYTES, short
+from zfabric.protocol.ids import OBJECT_BYTES, TASK_BYTES
 from zfabric.sim.variants import VARIANTS, WITH_ACTORS, WITH_CIRCLES, applied
 from zfabric.sim.world import Outcome, World
 
@@ -119,7 +119,7 @@ def readable(value: object) -> str:
     """A message's field as people can read it, short."""
     if isinstance(value, bytes):
         if len(value) in (TASK_BYTES, OBJECT_BYTES):
-            return short(value)[8:12] + ".." + short(value)[24:]
+            return value.hex()[8:12] + ".." + value.hex()[24:]
         return value.hex() if len(value) <= 9 else f"<{len(value)} bytes>"
     if isinstance(value, tuple):
         return f"{type(value).__name__ if hasattr(value, '_fields') else ''}({', '.join(map(readable, value))})"
