@@ -477,7 +477,8 @@ class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
     def remote(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call it; the ref comes at once (a list of refs for ``num_returns`` above 1, None for 0, a generator of refs for "streaming").
 
-        Calls of one caller (the program, a task, a method of another actor) run in the order in which they were made. Raises TypeError
+        Calls of one caller (the program, a task, a method of another actor) run in the order in which they were made, those of each
+        concurrency group on their own; of threaded and ``async def`` actors, as soon as their own arguments are there. Raises TypeError
         if the arguments do not fit.
         """
         known, ref, returns = self._method, self._ref, self._returns

@@ -3,8 +3,9 @@
 Options of Ray that change nothing about what a program computes are accepted, so that its programs run: ``memory`` and
 ``object_store_memory`` (the node watches the real memory instead of adding up promises), ``max_calls`` (workers are not
 ended after so many calls), ``scheduling_strategy="DEFAULT"`` and ``"SPREAD"``, ``enable_task_events``, ``_metadata``,
-``_labels``, ``allow_out_of_order_execution`` (calls of one caller begin in order). Those that ask for something there is not (an
-accelerator type, a placement group, labels) are refused unless they ask for nothing.
+``_labels``, ``allow_out_of_order_execution`` (calls of one caller begin in order; of actors that run several at once, none waits
+for the arguments of another). Those that ask for something there is not (an accelerator type, a placement group, labels) are refused
+unless they ask for nothing.
 """
 
 from __future__ import annotations
