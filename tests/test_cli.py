@@ -23,7 +23,7 @@ from zfabric.cli.main import SECTIONS, main, program
 from zfabric.cli.options import parse_size
 from zfabric.protocol.ids import call_value, child_prefix, job_id, object_id
 from zfabric.protocol.names import brief, matcher
-from zfabric.runtime.session import Session, kept_sessions
+from zfabric.runtime.session import Session, kept_sessions, sweep
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -456,37 +456,49 @@ KEPT = """
 """
 
 
-def test_a_session_that_was_kept_can_be_looked_at(place: Place) -> None:
+def test_a_session_that_was_kept_can_be_looked_at(place: Place, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setenv("TMPDIR", place.directory)
     Path(place.directory, "p.py").write_text(textwrap.dedent(KEPT))
+
+    def look(*arguments: str, code: int = 0) -> str:
+        """What a command prints, run in this process."""
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        printed = capsys.readouterr()
+        assert ended.value.code == code, printed
+        return str(printed.out or printed.err)
+
+    def rows(*arguments: str) -> Any:
+        return json.loads(look(*arguments, "--json"))
+
     ended = place.run("submit", "--keep", "p.py")
-    (kept,) = place.json("sessions")
+    (kept,) = rows("sessions")
+    last = ("--session", "last")
     assert (kept["state"], kept["session"] in ended.stderr, place.left()) == ("kept", True, [f"kept-{kept['session']}"])
-    names = [row["name"] for row in place.json("tasks", "--session", kept["session"])]
-    assert sorted(names) == ["Sum", *["double"] * 5]
-    assert [row["name"] for row in place.json("actors", "--session", "last")][:5] == ["Sum.add"] * 5
-    assert place.run("tasks", "--session", "last").stdout.count("double") == 5
-    assert place.run("logs", "--session", "last").stdout.count("doubled") == 5
-    assert place.json("objects", "--session", "last") == []
-    place.run("timeline", "--session", "last", "-o", "t.json")
+    assert sorted(row["name"] for row in rows("tasks", "--session", kept["session"])) == ["Sum", *["double"] * 5]
+    assert [row["name"] for row in rows("actors", *last)][:5] == ["Sum.add"] * 5
+    assert look("tasks", *last).count("double") == look("logs", *last).count("doubled") == 5
+    assert rows("objects", *last) == []
+    look("timeline", *last, "-o", f"{place.directory}/t.json")
     assert len([event for event in json.loads(Path(place.directory, "t.json").read_text()) if event["ph"] == "X"]) >= 11
-    assert {"event", "job"} <= {row["table"] for row in place.json("state", "dump", kept["directory"])}
+    assert {"event", "job"} <= {row["table"] for row in rows("state", "dump", kept["directory"])}
     with place.program(KEPT, "stays", command=("submit",), ZFABRIC_KEEP="1") as running:
         assert running.stdout is not None
         eventually(lambda: running.stdout is not None and running.stdout.readline() == "ready\n", "its last line")
-        assert [row["state"] for row in place.json("sessions")] == ["running", "kept"]
-        supervisor = place.json("status")["supervisor"]
+        now, before = rows("sessions")
+        assert (now["state"], before["state"]) == ("running", "kept")
+        supervisor = Session(now["directory"]).describe()["supervisor"]
         os.kill(supervisor, signal.SIGKILL)  # It keeps nothing itself then: who next looks after dead sessions does.
         eventually(lambda: gone(supervisor), "its end")
         running.kill()
-    place.run("submit", "p.py")
-    assert [row["state"] for row in place.json("sessions")] == ["kept"] * 2
-    assert len(place.json("objects", "--session", "last")) == 1
-    assert place.run("logs", "--session", "last").stdout.count("doubled") == 5
-    assert "exclude each other" in place.run("logs", "--session", "last", "--address", "x", code=2).stderr
-    assert place.run("sessions", "--remove", kept["session"][:4]).stdout == f"Removed {kept['session']}.\n"
-    place.run("sessions", "--remove", "all")
+    sweep()
+    assert [row["state"] for row in rows("sessions")] == ["kept"] * 2
+    assert (len(rows("objects", *last)), look("logs", *last).count("doubled")) == (1, 5)
+    assert "exclude each other" in look("logs", *last, "--address", "x", code=2)
+    assert look("sessions", "--remove", kept["session"][:4]) == f"Removed {kept['session']}.\n"
+    look("sessions", "--remove", "all")
     assert place.left() == []
-    assert "--keep" in place.run("logs", "--session", "last", code=1).stderr
+    assert "--keep" in look("logs", *last, code=1)
 
 
 def test_no_more_than_so_many_sessions_are_kept(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,12 @@ ODD = "os.mkdir(b'\\xe9'); os.environ['TMPDIR'] = os.fsdecode(os.path.abspath(b'
 @pytest.mark.parametrize(
     ("given", "config", "text"),
     [
-        pytest.param(LITTLE, {}, "ConnectionLostError .* 'control_store_bytes' is 17,179,869,184 bytes, .*", id="little address space"),
+        pytest.param(
+            LITTLE,
+            {"restart_backoff_max": 0.01},
+            "ConnectionLostError .* 'control_store_bytes' is 17,179,869,184 bytes, .*",
+            id="little address space",
+        ),
         pytest.param(LITTLE, {"control_store_bytes": 2**30}, "1 .*", id="a smaller map"),
         pytest.param(FEW, {}, "ConfigError a process may open only 32 files here.*: ulimit -n 1024", id="few files"),
         pytest.param(ALONE, {}, "ConfigError this user may have only 40 processes and threads.*: ulimit -u 1024", id="few processes"),
