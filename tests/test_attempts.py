@@ -166,6 +166,16 @@ def test_the_store_is_told_apart_what_was_written_before_and_after_its_writer_re
     assert set(told[1].object_ids) == {before[0], after[0]}
 
 
+def test_a_value_whose_writer_has_no_ref_to_it_any_more_is_kept_until_that_is_told_its_place(node: Restarted) -> None:
+    """It may have a view of what it has put: that is pinned by the news of the place, which the daemon before this one had not sent."""
+    put = (ref(900, 2**31), (4096, 100), (), False)
+    node.rejoin((), (CLIENT, m.Put((put,))))
+    told = [message for to, message in node.sent if to == b"O" + OWN and type(message) in (m.Sealed, m.Keep, m.Locate, m.Free)]
+    assert [type(message) for message in told] == [m.Sealed, m.Keep, m.Locate, m.Free]
+    assert put[0] in told[1].object_ids
+    assert told[2].rows == ((put[0], OLD),)
+
+
 def test_who_expects_a_result_as_it_registers_holds_it_only_if_it_says_so(node: Restarted) -> None:
     """It has handed the ref on and dropped its own. It is ready long before all others are, and its rows are taken in."""
     call = call_value(task_id(77), 0), call_value(task_id(77), 1)

@@ -457,6 +457,7 @@ class Membership:
         if self._keep_due:
             self._keep_due = False
             stored = [record.object_id for record in self._all_values() if type(record.value) is Stored]
+            stored += [row[0] for row in self.tables.locates]  # Its writer may look at a value that it has no ref to any more.
             if self.tables.store_address is not None:
                 # What was written after its writer had registered comes behind this: it may be in room that the writer said is unused.
                 claims = (m.Sealed(tuple(self._claimed)),) if self._claimed else ()
