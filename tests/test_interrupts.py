@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from bad_days import PATIENCE, eventually
+from bad_days import PATIENCE, eventually, gone
 from conftest import running_cluster
 
 import zfabric as zf
@@ -245,3 +245,62 @@ def test_a_thread_of_the_tasks_own_does_not_keep_it_from_being_stopped(cluster: 
     while not begun.exists():
         zf.wait([ref], timeout=0.01)
     assert stopped(ref)
+
+
+# --- what does not stop -------------------------------------------------------------------------------------------------------------
+
+
+@zf.remote
+def never_returns_to_python(path: Any) -> None:
+    path.write_text(str(os.getpid()))
+    sum(range(10**13))  # One call of C code, which holds the interpreter, too.
+
+
+@zf.remote
+def one() -> int:
+    return 1
+
+
+@pytest.mark.parametrize("how", ["cancelled", "timeout"])
+def test_a_task_in_c_code_is_over_for_its_caller_and_holds_its_cpu_until_it_is_killed(how: str, tmp_path: Any) -> None:
+    path = tmp_path / "pid"
+    with running_cluster(num_cpus=1):
+        if how == "cancelled":
+            ref = never_returns_to_python.remote(path)
+            eventually(path.exists, "it runs")
+            zf.cancel(ref)
+            expected: type[Exception] = zf.TaskCancelledError
+        else:
+            ref = never_returns_to_python.options(timeout=0.5).remote(path)
+            expected = zf.TaskTimeoutError
+        behind = one.remote()
+        with pytest.raises(expected, match="goes on in worker"):
+            zf.get(ref, timeout=PATIENCE)
+        pid = int(path.read_text())
+        assert not gone(pid)
+        assert zf.available_resources().get("CPU", 0) == 0
+        assert f"goes on in worker {pid}" in str(zf.explain(ref))
+        assert zf.wait([behind], timeout=0)[0] == []
+        zf.cancel(ref, force=True)
+        assert zf.get(behind, timeout=PATIENCE) == 1
+        assert gone(pid)
+        with pytest.raises(expected):
+            zf.get(ref, timeout=PATIENCE)
+
+
+def test_its_worker_is_killed_after_a_grace_that_is_set(tmp_path: Any) -> None:
+    with running_cluster(num_cpus=1, config={"stop_grace_seconds": 0.2}):
+        ref = never_returns_to_python.options(timeout=0.3).remote(tmp_path / "pid")
+        with pytest.raises(zf.TaskTimeoutError):
+            zf.get(ref, timeout=PATIENCE)
+        assert zf.get(one.remote(), timeout=PATIENCE) == 1
+
+
+def test_force_kills_a_process_that_does_not_answer(tmp_path: Any) -> None:
+    with running_cluster(num_cpus=1):
+        ref = never_returns_to_python.remote(tmp_path / "pid")
+        eventually((tmp_path / "pid").exists, "it runs")
+        zf.cancel(ref, force=True)
+        with pytest.raises(zf.TaskCancelledError):
+            zf.get(ref, timeout=PATIENCE)
+        assert zf.get(one.remote(), timeout=PATIENCE) == 1

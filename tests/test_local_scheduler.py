@@ -323,6 +323,53 @@ def test_a_driver_inherits_what_a_worker_that_is_gone_had_submitted(node: Node) 
     assert [each[0] for each in inherit.functions] == [FUNCTION]
 
 
+def later(node: Node, seconds: float) -> None:
+    node.now += seconds
+    node.scheduler.tick(node.now)
+    node.turn()
+    node.scheduler.check_invariants()
+
+
+def given_up(node: Node) -> bytes:
+    """The worker of task 0, which was cancelled and does not stop."""
+    (worker,) = node.workers()
+    node.submit(row(0))
+    node.say(CLIENT + DRIVER, m.Cancel((ref(0),), False, True))
+    assert node.results() == {}
+    later(node, node.config.interrupt_every)
+    assert node.results() == {}
+    later(node, node.config.stop_patience)
+    assert unpack_failure(node.results()[0][1][0])[0] == "TaskCancelledError"
+    return worker
+
+
+def test_what_does_not_stop_has_its_outcome_and_holds_its_cpu_until_it_ends(node: Node) -> None:
+    worker = given_up(node)
+    held = dict(node.scheduler.pool.available()).get("CPU", 0)
+    node.submit(row(1))
+    assert node.scheduler.tables.workers[worker].inflight.keys() == {task_id(0)}, "nothing is to wait behind it"
+    node.say(WORKER + worker, m.Completed.of(((task_id(0), 0, m.OK, ((4096, 100_000),)),)))
+    later(node, 0.0)
+    assert node.results() == {}, "it has its outcome"
+    assert node.scheduler.tables.counts["late_completions"] == 1
+    ((_, sealed),) = node.take(m.Sealed)
+    ((_, freed),) = node.take(m.Free)
+    assert freed.object_ids == (sealed.rows[0][0],), "what it wrote is no value of it"
+    assert task_id(0) not in node.scheduler.tables.workers[worker].inflight
+    assert dict(node.scheduler.pool.available()).get("CPU", 0) >= held
+
+
+def test_the_worker_of_what_does_not_stop_is_killed_by_force_and_nothing_fails_twice(node: Node) -> None:
+    worker = given_up(node)
+    assert not [effect for effect in node.effects if isinstance(effect, e.KillProcess)]
+    node.say(CLIENT + DRIVER, m.Cancel((ref(0),), True, True))
+    (kill,) = [effect for effect in node.effects if isinstance(effect, e.KillProcess)]
+    assert kill.pid == node.pids[worker]
+    died(node, worker, None)
+    assert node.results() == {}
+    node.scheduler.check_invariants()
+
+
 def test_cancel_is_final_at_once_for_what_was_not_given_out_and_a_request_for_what_was(node: Node) -> None:
     (worker,) = node.workers()
     node.submit(row(0), row(1))

@@ -80,6 +80,11 @@ class Config:
     """A task under suspicion that kills this many workers while running alone is condemned."""
     interrupt_every: float = 0.2
     """How often an interrupt is repeated until its attempt has ended."""
+    stop_patience: float = 0.8
+    """Seconds after which a task that was told to stop, and does not (it runs code that does not come back to Python), has its outcome: it
+    goes on, and holds its resources until it ends."""
+    stop_grace_seconds: float = 0.0
+    """Seconds after which the worker of such a task is killed; 0: never, unless the task is cancelled with ``force=True``."""
     restart_backoff_max: float = 5.0
     """Longest pause before a process that keeps dying is started again."""
     infeasible: str = "wait"

@@ -81,6 +81,10 @@ def _do_sleep(state: _State, seconds: float) -> Running:
     yield ("sleep", seconds)
 
 
+def _do_deaf(state: _State, seconds: float) -> Running:
+    yield ("deaf", seconds)
+
+
 def _do_call(
     state: _State,
     slots: tuple[int, ...],
@@ -253,6 +257,7 @@ def _do_die(state: _State, times: int) -> Running:
 
 _ACTIONS: dict[str, Any] = {
     "sleep": _do_sleep,
+    "deaf": _do_deaf,
     "call": _do_call,
     "put": _do_put,
     "get": _do_get,

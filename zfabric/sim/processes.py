@@ -352,7 +352,8 @@ class Process:
 
     def _request(self, frame: Frame, request: tuple[Any, ...]) -> None:
         kind = request[0]
-        if kind == "sleep":
+        frame.deaf = kind == "deaf"
+        if kind in ("sleep", "deaf"):
             self.sleep(frame, request[1])
         elif kind == "get":
             self._get(frame, request[1], request[2])

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 MODULUS = 1_000_003
 FOREVER = 500.0
 """Seconds of a computation that only an interrupt ends."""
+DEAF = 0.8
+"""Seconds of a computation that nothing stops, longer than anybody waits for it to be stopped."""
 STOPPED = frozenset({"TaskCancelledError", "TaskTimeoutError"})
 CRASHED = frozenset({"WorkerCrashedError", "PoisonedTaskError", "OutOfMemoryError"})
 LOST = frozenset({"ObjectLostError", "ObjectFreedError", "LineageEvictedError"})
@@ -419,6 +421,8 @@ class Author:
             scope.statements.append(("fail", True, rng.randrange(0, 3)))
         for _ in range(rng.randrange(0, 5)):
             self._statement(scope)
+        if doomed and label % 3:
+            scope.statements.append(("deaf", DEAF))
         if forever:
             scope.statements.append(("sleep", FOREVER))
             failure = STOPPED

@@ -165,7 +165,7 @@ class WorkerProcess(Process):
     def _stop_top(self) -> None:
         """The signal: what computes is stopped, if it is to be."""
         top = self.frames[-1] if self.frames else None
-        if top is not None and top.busy_until is not None and self.interrupted(top):
+        if top is not None and top.busy_until is not None and not top.deaf and self.interrupted(top):
             top.busy_until = None
             self.resume(top, Interrupted())
 
@@ -243,11 +243,14 @@ class WorkerProcess(Process):
         return Frame(item, task_body(self, item, values), namer, self.now)
 
     def sleep(self, frame: Frame, seconds: float) -> None:
-        """A body computes, or sleeps beside others."""
+        """A body computes, or sleeps beside others. The real worker repeats an interrupt until it has had an effect."""
         if self.worker.beside:
             self.beside.sleep(frame, seconds)
-        else:
-            super().sleep(frame, seconds)
+            return
+        super().sleep(frame, seconds)
+        if not frame.deaf and self.worker.turns is None and self.interrupted(frame):
+            frame.busy_until = None
+            self.resume(frame, Interrupted())
 
     @property
     def left(self) -> tuple[Row, ...]:

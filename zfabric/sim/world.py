@@ -481,6 +481,7 @@ def _settings(rng: random.Random) -> dict[str, Any]:
         "put_patience": 60.0,
         "grant_bytes": 4 * 2**20,
         "recovery_seconds": 5.0,
+        "stop_patience": 0.2,
         "worker_start_seconds": 3.0,
         "worker_idle_seconds": rng.choice((0.5, 60.0)),
         "workers_max": rng.choice((4, 64)),

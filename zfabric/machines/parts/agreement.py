@@ -17,6 +17,8 @@ def check(scheduler: LocalScheduler) -> None:
     held: dict[str, int] = {}
     for worker in scheduler.tables.workers.values():
         for task in worker.inflight.values():
+            if task.state == DONE and task.rare is not None and task.rare.goes_on is worker:
+                continue
             if task.worker is not worker or task.state != ASSIGNED:
                 raise InvariantViolation(f"{short(task.id)} is in flight on a worker that it is not assigned to")
         for name, amount in worker.demand:

@@ -338,7 +338,7 @@ class Dispatcher:
         waiting = {frame.task_id for frame in worker.frames}
         running = next((task for task in worker.inflight.values() if task.id not in waiting), None)
         mean = running.function.mean if running is not None else 0.0
-        if running is not None and running.rare is not None and (running.rare.buried or running.rare.crashes):
+        if running is not None and running.rare is not None and (running.rare.buried or running.rare.crashes or running.rare.goes_on):
             return True
         return mean is None or now - worker.last_progress > max(self.tables.config.take_back_after, 2 * worker.work)
 

@@ -88,7 +88,9 @@ class Outcomes:
         for index, (task_id, attempt, status, outputs) in enumerate(rows):
             task = inflight.pop(task_id, None)
             if task is None or task.attempt != attempt:
-                if task is not None:
+                if task is not None and task.state == DONE:
+                    self._stopped_at_last(task, worker)
+                elif task is not None:
                     inflight[task_id] = task
                 elif introduced is not None and task_id not in tables.tasks:
                     if status != OK:
@@ -228,6 +230,26 @@ class Outcomes:
         if ready:
             self.tables.queue_of(task).stop_one()
 
+    def give_up(self, task: TaskRecord) -> None:
+        """Give a task that does not stop its outcome. Its worker is busy with it all the same; what that reports is late."""
+        rare, worker = task.facts(), task.worker
+        assert worker is not None
+        kind = STOPPED[rare.stopped]
+        facts = self._facts(task, worker)
+        rare.goes_on = worker
+        if worker.introduced is not None:
+            worker.introduced.handed.discard(task.id)
+        self.renumber(task)
+        self.tables.counts["tasks_given_up"] += 1
+        text = f"{_stopped_text(task, kind)}, and does not stop: it goes on in worker {worker.pid} and holds its resources until it ends"
+        self.fail(task, kind, text, facts)
+
+    def _stopped_at_last(self, task: TaskRecord, worker: WorkerRecord) -> None:
+        """A worker reports a task that had been given up."""
+        task.facts().goes_on = None
+        if task.function.mean is not None:
+            worker.work -= task.function.mean
+
     def end_with(self, task: TaskRecord, status: int, payload: bytes) -> None:
         """A task ends as something it depends on has ended."""
         self._finish(task, status, payload)
@@ -294,7 +316,8 @@ class Outcomes:
         task.state = DONE
         worker = task.worker
         if worker is not None:
-            worker.inflight.pop(task.id, None)
+            if task.rare is None or task.rare.goes_on is None:
+                worker.inflight.pop(task.id, None)
             self._forgo_places(worker, task)
             task.worker = None
         if task.function.actor is not None:
@@ -400,6 +423,11 @@ class Outcomes:
         Those end that are to be stopped.
         """
         for task in reversed(list(tasks)):
+            if task.state == DONE:
+                if task.rare is not None and task.rare.goes_on is not None:  # It was given up before it began.
+                    task.rare.goes_on.inflight.pop(task.id, None)
+                    task.rare.goes_on = None
+                continue
             reason = task.rare.stopped if task.rare is not None else ""
             if reason:
                 self.stopped(task, reason)
@@ -445,6 +473,9 @@ class Outcomes:
         for task in inflight[:begun]:
             task.facts().buried = True
         for task in reversed(inflight):
+            if task.state == DONE:
+                task.facts().goes_on = None
+                continue
             stopped = task.rare.stopped if task.rare is not None else ""
             if stopped in STOPPED:
                 kind = STOPPED[stopped]

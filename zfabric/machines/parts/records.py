@@ -219,6 +219,7 @@ class Rare:
         "crashes",
         "deadline",
         "demand_queue",
+        "goes_on",
         "history",
         "kept",
         "rebuilt",
@@ -243,6 +244,8 @@ class Rare:
         self.deadline: float | None = None
         self.stopped = ""
         """Why an attempt was asked to stop: "cancelled", "timeout", or empty; "force" kills."""
+        self.goes_on: WorkerRecord | None = None
+        """The worker that does not stop it, although it has its outcome. It is in flight there until the worker reports it, or dies."""
         self.history: list[str] = []
         """How earlier attempts ended, for the error that may come."""
         self.buried = False

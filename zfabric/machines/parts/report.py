@@ -6,7 +6,7 @@ control store's rows is answered when that has read them; everything else is ans
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
@@ -229,7 +229,8 @@ def _tasks(scheduler: LocalScheduler, now: float, limit: int = LIST_LIMIT, state
 def _by_progress(scheduler: LocalScheduler, wanted: set[str]) -> Iterator[TaskRecord]:
     """Tasks, those that run first, without looking at all of them where those wanted can be found otherwise."""
     tables = scheduler.tables
-    running: Iterable[TaskRecord] = chain.from_iterable(worker.inflight.values() for worker in tables.workers.values())
+    inflight = chain.from_iterable(worker.inflight.values() for worker in tables.workers.values())
+    running = (task for task in inflight if task.state != DONE)
     yield from sorted(running, key=lambda task: TASK_STATES.index(_state_of(scheduler, task)))
     for queue in tables.queues.values():
         yield from (task for task in queue.tasks if task.state == READY)
@@ -534,6 +535,11 @@ def _explain_task(scheduler: LocalScheduler, task: TaskRecord, subject: bytes, n
         return Explanation(subject, state, f"waits for {len(missing)} of its arguments: {names}{more}", tuple(facts))
     if task.state == READY:
         return Explanation(subject, state, _why_queued(scheduler, task), tuple(facts))
+    if task.rare is not None and task.rare.goes_on is not None:
+        pid = task.rare.goes_on.pid
+        facts.append(("goes on in worker", str(pid)))
+        reason = f"has finished with an error, and its code goes on in worker {pid}: {_error_of(task)}"
+        return Explanation(subject, state, reason, tuple(facts))
     if task.state == ASSIGNED and task.worker is not None:
         facts.append(("worker", str(task.worker.pid)))
         frame = next((frame for frame in task.worker.frames if frame.task_id == task.id), None)

@@ -31,6 +31,12 @@ class Stopping:
         """Tasks and calls that were cancelled in this turn with all that they have submitted, by how."""
         self._asked: dict[bytes, float] = {}
         """Dispatched tasks that are to stop, and when that is said again."""
+        self._since: dict[bytes, float] = {}
+        """When each of those was first asked to."""
+        self._given_up: dict[bytes, tuple[TaskRecord, m.Interrupt]] = {}
+        """Tasks that have their outcome and go on, and what their workers are asked."""
+        self._graces: dict[bytes, tuple[float, TaskRecord]] = {}
+        """Tasks that were given up, and when their workers are killed for it."""
 
     def expect(self, task: TaskRecord, deadline: float) -> None:
         """A task is to have an outcome by then."""
@@ -49,12 +55,17 @@ class Stopping:
         for task_id, due in list(self._asked.items()):
             if now >= due:
                 self._repeat(task_id, now)
+        for task_id, (due, task) in list(self._graces.items()):
+            if now >= due:
+                del self._graces[task_id]
+                self._kill(task, f"task {task.name} was stopped and did not end within {self.tables.config.stop_grace_seconds} s")
 
     def next_deadline(self) -> float | None:
         """When ``tick`` is wanted next."""
         soonest = self._deadlines.next()
         candidates = [] if soonest is None else [soonest]
         candidates.extend(self._asked.values())
+        candidates.extend(due for due, _ in self._graces.values())
         return min(candidates, default=None)
 
     def on_cancel(self, now: float, source: Address, message: m.Cancel) -> None:
@@ -67,7 +78,16 @@ class Stopping:
             parents += [task for task in begun if message.force or not _keeps_its_outcome(task)]
             calls += [each[:TASK_BYTES] for each in message.object_ids if is_call(each)]
         for task in tasks:
+            if message.force:
+                self._kill(task, f"task {task.name} was cancelled by force")
             self.stop(task, reason, now)
+
+    def _kill(self, task: TaskRecord, reason: str) -> None:
+        """Kill the worker of a task that was given up, if it still runs it."""
+        worker = task.rare.goes_on if task.rare is not None else None
+        if worker is not None and worker.pid and not worker.shared:
+            worker.kill_reason = "cancelled"
+            self.tables.effects.append(KillProcess(worker.pid, reason))
 
     def end_of_turn(self, now: float) -> None:
         """Stop what was submitted by what was cancelled."""
@@ -143,24 +163,57 @@ class Stopping:
             facts.stopped = reason
         self._repeat(task.id, now)
 
+    def _repeat_given_up(self, task_id: bytes, task: TaskRecord, request: m.Interrupt, now: float) -> None:
+        """Ask again: an earlier request may have overtaken the task on its way."""
+        worker = task.rare.goes_on if task.rare is not None else None
+        if worker is None or worker.process is None or worker.inflight.get(task_id) is not task:
+            del self._given_up[task_id]
+            self._asked.pop(task_id, None)
+            return
+        self._asked[task_id] = now + self.tables.config.interrupt_every
+        self.tables.order(worker, request)
+
     def _repeat(self, task_id: bytes, now: float) -> None:
+        given_up = self._given_up.get(task_id)
+        if given_up is not None:
+            self._repeat_given_up(task_id, *given_up, now)
+            return
         task = self.tables.tasks.get(task_id)
         worker = task.worker if task is not None else None
         if task is None or task.state != ASSIGNED or worker is None or task.rare is None:
             self._asked.pop(task_id, None)
+            self._since.pop(task_id, None)
+            return
+        late = now - self._since.setdefault(task_id, now) >= self.tables.config.stop_patience
+        if late and task.rare.stopped != "force" and _may_be_given_up(task):
+            del self._since[task_id]
+            self._given_up[task_id] = task, m.Interrupt(task_id, task.attempt, task.rare.stopped)
+            self.outcomes.give_up(task)
+            self._repeat(task_id, now)
+            if self.tables.config.stop_grace_seconds:
+                self._graces[task_id] = (now + self.tables.config.stop_grace_seconds, task)
             return
         self._asked[task_id] = now + self.tables.config.interrupt_every
         if worker.shared:  # It makes an actor in a process that is others', too: that does not die for it.
             self.tables.order(worker, m.Interrupt(task_id, task.attempt, task.rare.stopped))
         elif task.rare.stopped == "force":
-            waiting = any(frame.task_id == task_id for frame in worker.frames)
-            if waiting and worker.pid:
+            begun = any(frame.task_id == task_id for frame in worker.frames)
+            if late and not begun:  # Its process does not answer: what it runs is the first that does not wait.
+                waiting = {frame.task_id for frame in worker.frames}
+                begun = next((each for each in worker.inflight if each not in waiting), b"") == task_id
+            if begun and worker.pid:
                 worker.kill_reason = "cancelled"
                 self.tables.effects.append(KillProcess(worker.pid, f"task {task.name} was cancelled by force"))
             else:
                 self.tables.order(worker, m.TakeBack((task_id,)))
         else:
             self.tables.order(worker, m.Interrupt(task_id, task.attempt, task.rare.stopped))
+
+
+def _may_be_given_up(task: TaskRecord) -> bool:
+    """Whether a task may have its outcome while its worker runs it: it was sent, and nobody hears of it but by its end."""
+    unsent = task.rare is not None and task.rare.wait_locations is not None
+    return task.function.actor is None and task.function.stream is None and not unsent
 
 
 def _keeps_its_outcome(task: TaskRecord) -> bool:
