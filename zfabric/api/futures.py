@@ -109,8 +109,10 @@ def future_of(ref: ObjectRef) -> Future[Any]:
 def _resolve(future: Future[Any], ref: ObjectRef) -> None:
     from zfabric.api.core import get
 
-    if future.set_running_or_notify_cancel():
-        try:
+    try:
+        if future.set_running_or_notify_cancel():
             future.set_result(get(ref))
-        except BaseException as error:  # whatever it is, it is the future's to raise
-            future.set_exception(error)
+    except BaseException as error:  # whatever it is, it is the future's to raise
+        future.set_exception(error)
+    finally:
+        del future, ref  # The error's traceback has this frame: the future, its error and the frame would be a cycle.
