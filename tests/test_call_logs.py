@@ -13,13 +13,14 @@ from zfabric.machines.parts.kept_logs import CHECKPOINT, LOG
 from zfabric.machines.parts.tables import TABLES
 from zfabric.machines.worker import Worker
 from zfabric.protocol import messages as m
-from zfabric.protocol.failures import unpack_failure
+from zfabric.protocol.failures import pack_failure, unpack_failure
 from zfabric.protocol.ids import CONTROL, FIRST_RETURN, TASK_BYTES, WORKER, call_value
 from zfabric.protocol.messages import ERROR, FAILED, OK
 
 HOME, DAEMON = b"\x01actor00", b"\x02daemon0"
 ANN, BOB = b"\x01client0", b"\x01client1"
 ACTOR = task_id(1)
+STOPPED = pack_failure("TaskCancelledError", "it was cancelled")
 
 # -- the actor's side ------------------------------------------------------------------------------------------------------------
 
@@ -232,7 +233,7 @@ def test_what_was_stopped_in_its_middle_is_in_the_checkpoint_that_follows_and_in
     actor = Actor(every=100)
     actor.call(1, 2)
     actor.run()
-    actor.run((b"stopped",), whole=False)
+    actor.run((STOPPED,), whole=False)
     assert actor.log.due, "only a checkpoint can tell what it has done"
     (block,) = actor.said(m.Logged)
     actor.durable(block.number)
@@ -261,7 +262,7 @@ def test_what_does_not_stop_is_waited_for() -> None:
 def test_without_checkpoints_what_was_stopped_in_its_middle_has_a_row_and_is_not_run_again() -> None:
     actor = Actor()
     actor.call(1)
-    actor.run((b"stopped",), whole=False)
+    actor.run((STOPPED,), whole=False)
     (block,) = actor.said(m.Logged)
     assert [call.again for call in calls_in(block.rows)] == [False]
 

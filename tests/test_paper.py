@@ -362,7 +362,7 @@ def test_tasks_of_one_node_share_data_without_copies() -> None:
 def test_objects_are_kept_in_memory_and_written_to_disk_when_they_are_too_many() -> None:
     """4.2.3: all objects are kept in memory, and evicted as needed to disk using an LRU policy."""
     puts = [("put", slot, slot, 5_000_000, ()) for slot in range(8)]
-    world, _ = world_of(*puts, get(*((slot, slot) for slot in (0, 3, 7))), pieces=12)
+    world, _ = world_of(*puts, *(get((slot, slot)) for slot in (0, 3, 7)), pieces=12)
     run(world)
     assert world.states["spills"] >= 3
     assert world.states["restores"] >= 1

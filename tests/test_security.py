@@ -320,6 +320,7 @@ def test_a_member_that_asks_for_what_cannot_be_is_refused_and_counted() -> None:
 
 LOADERS = {
     "zfabric.adapters.serialization",
+    "zfabric.adapters.tensors",
     "zfabric.adapters.task_errors",
     "zfabric.adapters.unpicklable",
 }

@@ -84,11 +84,12 @@ class Threaded:
 
 
 def test_every_thread_and_coroutine_of_the_workers_and_the_driver(tmp_path: Path) -> None:
-    task, coroutine, threaded = Async.remote(), Threaded.remote(), None
-    actors = (task, coroutine)
-    refs = [outer.remote(tmp_path / "inner"), actors[0].begin.remote(tmp_path / "async"), actors[1].begin.remote(tmp_path / "threaded")]
-    del task, coroutine, threaded
-    assert all(here(tmp_path / name) for name in ("inner", "async", "threaded"))
+    # The other CPUs are taken, so what the task waits for runs on top of it.
+    coroutines, threaded = Async.options(num_cpus=7).remote(), Threaded.options(num_cpus=0).remote()
+    refs = [coroutines.begin.remote(tmp_path / "async"), threaded.begin.remote(tmp_path / "threaded")]
+    assert all(here(tmp_path / name) for name in ("async", "threaded"))
+    refs.insert(0, outer.remote(tmp_path / "inner"))
+    assert here(tmp_path / "inner")
     text = looked()
     blocks = text.split("\n\n")
     assert blocks[0].startswith(f"driver {os.getpid()}\n")
