@@ -432,6 +432,14 @@ class Stop(BaseException):
     pass
 
 
+class TooLarge(MemoryError):
+    """As numpy's: made of what its base does not take."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.shape = shape
+
+
 class ReadOnly(Exception):
     @property
     def args(self):
@@ -490,6 +498,11 @@ def test_the_state_of_the_users_exception_arrives():
     assert isinstance(unicode_error, UnicodeDecodeError)
     assert unicode_error.reason == "bad"
     assert sent(KeyError("k")).args == ("k",)
+    for exhausted in (sent(MemoryError()), sent(MemoryError("no room")), pickle.loads(pickle.dumps(sent(MemoryError("no room"))))):
+        assert isinstance(exhausted, MemoryError)
+        assert isinstance(exhausted, TaskError)
+        assert str(exhausted) in ("", "no room")
+    assert isinstance(sent(TooLarge((10**15,))), MemoryError)
 
 
 def test_unpicklable_exceptions_arrive():

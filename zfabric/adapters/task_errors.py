@@ -284,16 +284,19 @@ def _combined(cause: BaseException | None) -> TaskError:
     if cause is not None and not issubclass(kind, (TaskError, *_UNFIT)) and not _cancels(kind):
         arguments = _arguments_of(cause)
         try:
-            error = _class_for(kind).__new__(_class_for(kind), *arguments)
+            made = _class_for(kind)
+            # MemoryError takes its instances from a store of its own, and makes none of a subclass with several bases.
+            maker: Any = BaseException if issubclass(kind, MemoryError) else made
+            error: TaskError = maker.__new__(made, *arguments)
             _set_arguments(error, arguments)
             _copy_state(cause, error, kind)
             if isinstance(error, kind):
                 return error
         except _THEIRS:  # a class that cannot be inherited from, or made; the plain error has all the facts
             pass
-    error = _PlainTaskError.__new__(_PlainTaskError)
-    error.args = _arguments_of(cause) if cause is not None else ()
-    return error
+    plain = _PlainTaskError.__new__(_PlainTaskError)
+    plain.args = _arguments_of(cause) if cause is not None else ()
+    return plain
 
 
 def _cancels(kind: type[BaseException]) -> bool:
