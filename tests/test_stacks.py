@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,22 @@ def test_every_thread_and_coroutine_of_the_workers_and_the_driver(tmp_path: Path
     assert "/zfabric/runtime/" in looked(task_id, "--all")
     for ref in refs:
         zf.cancel(ref, force=True)
+
+
+def test_a_driver_that_waits_shows_where(tmp_path: Path) -> None:
+    """The thread that waits serves the fabric meanwhile, so it is the one that answers."""
+    ref = inner.remote(tmp_path / "inner")
+
+    def wait_for_it() -> None:
+        with suppress(zf.FabricError):
+            zf.get(ref)
+
+    waiting = threading.Thread(target=wait_for_it)
+    waiting.start()
+    assert here(tmp_path / "inner")
+    eventually(lambda: ".wait_for_it\n      zf.get(ref)" in looked().split("\n\n")[0], "the driver's frames are shown")
+    zf.cancel(ref, force=True)
+    waiting.join()
 
 
 def test_a_worker_whose_interpreter_is_held_is_dumped_from_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,15 +39,14 @@ Locals = Callable[[dict[str, Any]], Run | None]
 
 
 def own_threads(runners: dict[CodeType, Locals], coroutines: Iterable[Any] = ()) -> tuple[Thread, ...]:
-    """The threads of this process but for the calling one, then these coroutines.
+    """The threads of this process, then these coroutines. The calling one is among them: it may serve the fabric while its program waits.
 
     ``runners`` are the functions of the fabric that run tasks, each with what finds out which.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     found, left = [], TOTAL_MAX
-    mine = threading.get_ident()
     for ident, innermost in sys._current_frames().items():
-        if ident != mine and left > 0:
+        if left > 0:
             frames: list[FrameType] = []
             frame: FrameType | None = innermost
             while frame is not None:
