@@ -192,8 +192,8 @@ def test_a_task_that_ends_by_itself_is_in_no_circle(world: World, stops: bool) -
         world.say(CLIENT + world.homes[A], m.Cancel((task + FIRST_RETURN,), False, False))
     world.call_waits(A, FIRST, task + FIRST_RETURN)
     world.waits(worker, task, call_value(child(task), 0), A)
-    assert world.warned() == []
     assert "waits for itself" in world.reason(A)
+    assert world.warned() == []
 
 
 def test_a_circle_that_a_task_closes_that_waits_for_tasks_alone(world: World) -> None:
