@@ -260,6 +260,19 @@ def test_what_cannot_be_made_again_keeps_none_of_the_inputs_that_are_there(node:
     assert node.scheduler.tables.tasks == {}
 
 
+def test_a_value_that_was_made_again_once_is_not_dropped_again(node: Node) -> None:
+    """In a small store the task that makes it may itself need the room: it was dropped and made again without end."""
+    (worker,) = node.workers()
+    node.submit(row(0, deterministic=True))
+    node.complete(worker, 0, 0, m.OK, (4096, 100_000))
+    ((_, first),) = node.take(m.Sealed)
+    node.say(CLIENT + DRIVER, m.Fetch((ref(0),)))
+    node.say(b"O" + OWN, m.Lost(((ref(0), "evicted"),)))
+    node.complete(worker, 0, 1, m.OK, (4096, 100_000))
+    ((_, second),) = node.take(m.Sealed)
+    assert [each.rows[0][4] for each in (first, second)] == [True, False]
+
+
 def died(node: Node, worker: bytes, executing: int | None, signal: int = 9) -> None:
     top = task_id(executing) if executing is not None else b""
     node.say(b"X" + OWN, m.ProcessDied(node.pids.pop(worker), 0, signal, 0, "its last words", top))

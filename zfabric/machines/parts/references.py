@@ -138,9 +138,10 @@ class References:
     def may_be_dropped(self, task: TaskRecord) -> bool:
         """Whether values of a task need no copy on disk: it is said to make them the same again, and all that it needs is made by tasks.
 
-        What was put is gone with its last ref, though rows name it that would be run again for what others still hold.
+        What was put is gone with its last ref, though rows name it that would be run again for what others still hold. A value that was
+        made again once gets its copy: in a small store the task that makes it may itself need the room, and drop it without end.
         """
-        if not task.option("deterministic", False):
+        if not task.option("deterministic", False) or (task.rare is not None and task.rare.rebuilt):
             return False
         agenda, seen = [task], {task.id}
         while agenda:
