@@ -278,6 +278,28 @@ def test_a_signal_is_handled_at_the_end_of_what_the_fabric_does(monkeypatch: pyt
     assert whole == ["asked"]
 
 
+@pytest.mark.parametrize("raising", [signal.SIGTERM], indirect=True)
+@pytest.mark.parametrize("waits", [False, True], ids=["at its end", "where it waits"])
+def test_two_signals_that_arrive_in_one_call_are_both_handled(raising: int, waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    client: Any = interface.current()
+    query = client.machine.query
+
+    def interrupted(*arguments: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(raising)
+        if waits:
+            query(*arguments)
+        else:
+            raise ValueError("the call ends before it waits")
+
+    monkeypatch.setattr(client.machine, "query", interrupted)
+    with pytest.raises(Alarm) as caught:
+        client.query("nothing")
+    assert isinstance(caught.value.__context__, KeyboardInterrupt)
+    assert zf.get(twice.remote(4)) == 8
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_ctrl_c_cancels_what_asyncio_runs(tmp_path: Path) -> None:
     cancelled: list[bool] = []
 

@@ -99,11 +99,18 @@ class DeferredSignals:
             self.open = True
 
     def _catch_up(self) -> None:
-        numbers, self._arrived = self._arrived, []
-        for number in numbers:
-            handler = self._of_program(number)
-            if callable(handler):
-                handler(number, sys._getframe(2))
+        """Call the handlers of what has arrived. Where one raises, the others are called as well, as Python does while an error unwinds."""
+        frame = sys._getframe(2)
+        try:
+            while self._arrived:
+                number = self._arrived[0]
+                handler = self._of_program(number)
+                del self._arrived[0]
+                if callable(handler):
+                    handler(number, frame)
+        finally:
+            if self._arrived:
+                self._catch_up()
 
     def _of_program(self, number: int) -> Any:
         return self._program if number == SIGINT else self._others.get(number) or _getsignal(number)
