@@ -450,6 +450,35 @@ def test_state_of_a_store_that_no_daemon_has_open(place: Place) -> None:
     assert Path(place.directory, "kept.set-aside-1/data.mdb").stat().st_size == 9000
 
 
+@pytest.mark.parametrize("settings", [(), ("--config", "durability=power")])
+def test_who_has_joined_a_cluster_is_told_that_it_was_stopped(place: Place, settings: tuple[str, ...]) -> None:
+    place.run("start", "--num-cpus", 2, "--object-store-memory", "64MiB", *settings)
+    _stopped_under_a_program(place, "auto", "stop")
+
+
+def test_a_cluster_that_is_stopped_tells_of_no_deaths(place: Place) -> None:
+    _stopped_under_a_program(place, "local", "stop", "--all")
+
+
+def _stopped_under_a_program(place: Place, address: str, *stop: str) -> None:
+    source = f"""
+        import zfabric as zf
+        zf.init(address={address!r}, num_cpus={"None" if address == "auto" else 2})
+        refs = [zf.remote(__import__("time").sleep).remote(1000) for _ in range(4)]
+        print("ready", flush=True)
+        zf.get(refs)
+    """
+    with place.program(source) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "ready\n"
+        eventually(lambda: place.json("status")["tasks"]["running"] == 2, "tasks run")
+        place.run(*stop)
+        said = running.communicate(timeout=PATIENCE)[1]
+    told = "NodeDiedError: the cluster was stopped (`zfabric stop`, or SIGTERM to its supervisor); call zf.shutdown() and zf.init()"
+    assert told in said, said
+    assert "died of signal" not in said, said
+
+
 UNFINISHED = """
     import time, zfabric as zf
     zf.init(address="auto")

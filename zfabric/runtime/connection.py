@@ -41,6 +41,7 @@ CHECK_EVERY = 1.0
 """How often a thread that waits looks whether the node is still there, in seconds."""
 
 
+BEGIN_ANEW = "call zf.shutdown() and zf.init()"
 IN_FINALIZER = (
     "a finalizer (__del__) that the garbage collector ran in the middle of the fabric's own work cannot wait for it; release resources "
     "in a method that you call, or break the cycle that keeps the object alive"
@@ -416,12 +417,15 @@ class Connection:
             refused, self.machine.refused = self.machine.refused, None
             raise _error(refused.kind, refused.text)
         if self.machine.farewell:
-            raise ConnectionLostError(f"the job has ended: {self.machine.farewell}")
+            raise NodeDiedError(f"{self.machine.farewell}; {BEGIN_ANEW}")
 
     def _check_node(self) -> None:
         if not self._died and not self.alive():
+            self.look()  # The daemon's last words, if there are any.
+            with self.lock:
+                self.check_usable()
             reason = self.failure()
-            text = "the node's supervisor is gone, and all its processes with it; call zf.shutdown() and zf.init()"
+            text = f"the node's supervisor is gone, and all its processes with it; {BEGIN_ANEW}"
             self._died = f"{text}. It said: {reason}" if reason else text
         if self._died:
             raise NodeDiedError(self._died)

@@ -22,7 +22,7 @@ from zmq import zmq_poll
 from zfabric.adapters.journal import Journal
 from zfabric.adapters.processes import memory_available, memory_total, resident_bytes
 from zfabric.adapters.sockets import Post
-from zfabric.exceptions import FabricError
+from zfabric.exceptions import ConnectionLostError, FabricError
 from zfabric.machines.control_store import ControlStore
 from zfabric.machines.global_scheduler import GlobalScheduler
 from zfabric.machines.local_scheduler import LocalScheduler
@@ -58,6 +58,8 @@ MEMORY_SECONDS = 0.004
 SWEEP_EVERY = 5.0
 """How often peers that are no longer registered are looked for; who is found twice is let go of. What they were told last (a driver its
 farewell) has had that long to arrive, which is longer than they wait for it."""
+STOP_SECONDS = 0.5
+"""How long a daemon that is stopped waits for the commits of its jobs' ends: half of what the supervisor allows it."""
 ROUNDS_MAX = 1000
 """Rounds of delivery between machines in one turn; more would be two machines answering each other for ever."""
 COLLECT_EVERY = 30.0
@@ -180,17 +182,9 @@ class Daemon:
             timeout = max(0, min(60_000, int((deadline - now) * 1000 + 0.999)))
             ready: dict[Any, int] = dict(zmq_poll(polled, timeout))
             now = clock()
-            if wakeup in ready:
-                with contextlib.suppress(BlockingIOError):
-                    os.eventfd_read(wakeup)
             if supervision in ready:
                 self._supervised(now)
-            while self._events:
-                role, message = self._events.popleft()
-                if type(message) is m.Committed:
-                    self._commit_ended(message.sequence, message.error)
-                else:
-                    self._step(now, role, self._shell, message)
+            self._take_events(now, wakeup in ready)
             if self.post.polled(ready):
                 self._receive(now)
             for role, due in self._due.items():
@@ -203,9 +197,33 @@ class Daemon:
             self.post.tick(now)
             counts["refused_frames"] = self.post.refused
             counts["turn_longest_us"] = max(counts["turn_longest_us"], int((clock() - now) * 1e6))
-        self.scheduler.membership.end_all(clock())
+        self._stop()
+
+    def _stop(self) -> None:
+        """End every job, and tell its driver why once that is committed."""
+        now = clock()
+        with contextlib.suppress(ConnectionLostError):
+            self._supervised(now)  # The signal may have come before the packet that says why was read.
+        self.scheduler.membership.end_all(now, self.supervision.ending)
         self._stirred.add(LOCAL_SCHEDULER)
-        self.turn(clock())
+        self.turn(now)
+        until = now + STOP_SECONDS
+        while any(job.ended for job in self.scheduler.tables.jobs.values()) and (left := until - clock()) > 0:
+            if zmq_poll([(self.wakeup, int(zmq.POLLIN))], int(left * 1000) + 1):
+                self._take_events(clock())
+                self.turn(clock())
+
+    def _take_events(self, now: float, woken: bool = True) -> None:
+        """Pass on what other threads have to say."""
+        if woken:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self.wakeup)
+        while self._events:
+            role, message = self._events.popleft()
+            if type(message) is m.Committed:
+                self._commit_ended(message.sequence, message.error)
+            else:
+                self._step(now, role, self._shell, message)
 
     def _step(self, now: float, role: bytes, source: Address, message: m.Message) -> None:
         """Pass a message to the machine that plays ``role``; it is asked for effects in this turn."""

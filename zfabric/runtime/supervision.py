@@ -21,6 +21,8 @@ PACKET_BYTES_MAX = 4 * 2**20
 _SEND_BUFFER = 2**20
 """Asked of the kernel, which may grant less; a packet larger than what it grants cannot be sent."""
 
+ENDING = "ending"
+"""The supervisor's last packet: the session ends, and SIGTERM follows."""
 _EVENTS: dict[str, Any] = {kind.__name__: kind for kind in (WorkerSpawned, ProcessDied, ProcessTable)}
 
 
@@ -109,6 +111,8 @@ class Supervision:
     def __init__(self, descriptor: int) -> None:
         self._channel = Channel(socket.socket(fileno=descriptor))
         self._events: list[Message] = []
+        self.ending = ""
+        """Why the supervisor ends the session; empty before it does, and where ``failure`` in the session's directory says it."""
 
     def fileno(self) -> int:
         """The descriptor that is readable when there are events."""
@@ -122,7 +126,11 @@ class Supervision:
         """
         events, self._events = self._events, []
         packets, ended = self._channel.drain()
-        events += [_EVENTS[what](*fields) for what, *fields in packets]
+        for what, *fields in packets:
+            if what == ENDING:
+                (self.ending,) = fields
+            else:
+                events.append(_EVENTS[what](*fields))
         if ended and not events:
             raise ConnectionLostError("the supervisor is gone")
         return events

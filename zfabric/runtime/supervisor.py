@@ -39,7 +39,7 @@ from zfabric.protocol.messages import PROTOCOL_VERSION
 from zfabric.runtime import template
 from zfabric.runtime.logs import log_path, say, tail
 from zfabric.runtime.session import EMBEDDED, Session, Specification
-from zfabric.runtime.supervision import Channel
+from zfabric.runtime.supervision import ENDING, Channel
 
 LIFELINE, LOCK = 0, 3
 """Descriptors the supervisor is started with."""
@@ -51,6 +51,8 @@ ARENA_BYTES_MIN = 64 * 2**20
 
 DAEMON, TEMPLATE = "daemon", "template"
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM)
+STOPPED = "the cluster was stopped (`zfabric stop`, or SIGTERM to its supervisor)"
+PROGRAM_ENDED = "the program that had started the cluster has ended, and the cluster with it"
 
 
 class Supervisor:
@@ -118,12 +120,12 @@ class Supervisor:
     def _watch_launcher(self) -> None:
         if self._specification.kind != EMBEDDED:
             return
-        self._register(LIFELINE, lambda: self._request_end("the driver closed the session"))
+        self._register(LIFELINE, lambda: self._request_end(PROGRAM_ENDED))
         launcher = processes.open_pidfd(self._specification.launcher, self._specification.launcher_started)
         if launcher is None:
-            self._request_end("the driver is gone")
+            self._request_end(PROGRAM_ENDED)
         else:
-            self._register(launcher, lambda: self._request_end("the driver ended"))
+            self._register(launcher, lambda: self._request_end(PROGRAM_ENDED))
 
     def _prepare(self) -> None:
         """Make the arena, say what the session is, and import what is to be shared."""
@@ -182,6 +184,7 @@ class Supervisor:
     def _end(self) -> None:
         """End everything: the daemon in order if it can, all else at once."""
         say(f"ending: {self._ending}")
+        self._tell(ENDING, "" if self._failure else self._ending)
         for pid in (self._template, *self._workers):
             if pid:
                 processes.kill_group(pid)
@@ -217,7 +220,7 @@ class Supervisor:
         except BlockingIOError:
             return
         if signal.SIGTERM in numbers:
-            self._request_end("SIGTERM")
+            self._request_end(STOPPED)
         if signal.SIGCHLD in numbers:
             self._reap()
 
@@ -246,8 +249,9 @@ class Supervisor:
             self._on_template_death(code)
         elif pid in self._workers:
             token = self._workers.pop(pid)
-            last_lines = tail(log_path(self._session.logs, token, "err"))
-            self._tell("ProcessDied", pid, max(code, 0), max(-code, 0), peak, last_lines)
+            if not self._ending:  # Else it was killed here, and no task of it is to be told of or run again.
+                last_lines = tail(log_path(self._session.logs, token, "err"))
+                self._tell("ProcessDied", pid, max(code, 0), max(-code, 0), peak, last_lines)
 
     def _tell(self, *packet: Any) -> None:
         """Tell the daemon, without waiting for it. What it cannot take yet follows when it can."""

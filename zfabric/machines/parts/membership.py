@@ -363,9 +363,13 @@ class Membership:
         task.state = DONE
         self.tables.tasks.pop(task.id, None)
 
-    def end_all(self, now: float) -> None:
-        """The node is being stopped: every job ends with it. (A scheduler that recovers does not know them; the next node will.)"""
+    def end_all(self, now: float, reason: str = "") -> None:
+        """The node is being stopped: every job ends with it. (A scheduler that recovers does not know them; the next node will.)
+
+        Drivers are told ``reason``, if there is one.
+        """
         for job in list(self.tables.jobs.values()) if not self.recovering else ():
+            job.reason = reason
             self.end_job(job, now)
 
     def job_ended(self, about: tuple[JobRecord, tuple[m.Rows, m.Rows]], ok: bool, now: float) -> None:
@@ -376,7 +380,7 @@ class Membership:
         driver = job.driver
         self.tables.jobs.pop(job.id, None)
         if driver is not None and driver.incarnation in self.tables.processes:
-            self.tables.tell(driver, m.Farewell(""))
+            self.tables.tell(driver, m.Farewell(job.reason))
             self.let_go_of(driver)
 
     # -- recovery --

@@ -573,7 +573,20 @@ class WorkerRecord:
 class JobRecord:
     """All that one driver caused. ``ended`` jobs accept nothing more."""
 
-    __slots__ = ("driver", "ended", "functions", "id", "namespace", "notices", "number", "queues", "queues_most", "started", "submitted")
+    __slots__ = (
+        "driver",
+        "ended",
+        "functions",
+        "id",
+        "namespace",
+        "notices",
+        "number",
+        "queues",
+        "queues_most",
+        "reason",
+        "started",
+        "submitted",
+    )
 
     def __init__(self, identifier: bytes, number: int, namespace: str, started: float) -> None:
         self.id = identifier
@@ -585,6 +598,8 @@ class JobRecord:
         self.queues: dict[Shape, ShapeQueue] = {}
         self.queues_most = QUEUES_MOST
         self.ended = False
+        self.reason = ""
+        """Why it ended, if its driver did not ask for that."""
         self.submitted = 0
         self.notices = 0
         """How many times its driver was told that something runs again."""
