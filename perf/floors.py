@@ -138,7 +138,7 @@ def fresh_copies_gigabytes_per_second(piece: Any, total: int) -> float:
     one gets pages while the other copies, can be up to twice as fast.
     """
     from zfabric.adapters.arena import Arena, create_arena
-    from zfabric.machines.parts.extents import PIECE, data_start, round_up
+    from zfabric.machines.common.extents import PIECE, data_start, round_up
 
     source = memoryview(piece).cast("B")
     count = max(1, total // len(source))

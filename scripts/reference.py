@@ -178,7 +178,12 @@ SHELLS = {
 
 def handlers() -> dict[str, list[str]]:
     """Who takes which message, from the handler tables of the machines."""
-    from zfabric.machines import client, control_store, global_scheduler, local_scheduler, object_store, worker
+    from zfabric.machines.client import machine as client
+    from zfabric.machines.control_store import machine as control_store
+    from zfabric.machines.global_scheduler import machine as global_scheduler
+    from zfabric.machines.local_scheduler import machine as local_scheduler
+    from zfabric.machines.object_store import machine as object_store
+    from zfabric.machines.worker import machine as worker
 
     tables: list[tuple[str, Mapping[Any, Any]]] = [
         ("the client", client.HANDLERS),
@@ -199,17 +204,17 @@ def located(handler: Any) -> str:
     """``file: Class.method`` of a handler; one that passes on to a part of its machine is named as that part's."""
     passed_on = inspect.getclosurevars(handler).nonlocals
     if "name" in passed_on:
-        from zfabric.machines.parts.actors import Actors
-        from zfabric.machines.parts.call_results import CallResults
-        from zfabric.machines.parts.deadlocks import Deadlocks
-        from zfabric.machines.parts.infeasible import Infeasible
-        from zfabric.machines.parts.introductions import Introductions
-        from zfabric.machines.parts.kept_logs import KeptLogs
-        from zfabric.machines.parts.membership import Membership
-        from zfabric.machines.parts.questions import Questions
-        from zfabric.machines.parts.stopping import Stopping
-        from zfabric.machines.parts.streams import Streams
-        from zfabric.machines.parts.values import Values
+        from zfabric.machines.local_scheduler.actors.deadlocks import Deadlocks
+        from zfabric.machines.local_scheduler.actors.directory import Actors
+        from zfabric.machines.local_scheduler.actors.logs import KeptLogs
+        from zfabric.machines.local_scheduler.lifecycle.membership import Membership
+        from zfabric.machines.local_scheduler.objects.call_results import CallResults
+        from zfabric.machines.local_scheduler.objects.streams import Streams
+        from zfabric.machines.local_scheduler.objects.values import Values
+        from zfabric.machines.local_scheduler.requests import Questions
+        from zfabric.machines.local_scheduler.tasks.direct_submission import Introductions
+        from zfabric.machines.local_scheduler.tasks.placement_requests import Infeasible
+        from zfabric.machines.local_scheduler.tasks.stopping import Stopping
 
         parts: dict[str, Any] = {
             "actors": Actors,

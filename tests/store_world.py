@@ -10,9 +10,9 @@ from collections import Counter
 from typing import Any
 
 from zfabric.config import Config
-from zfabric.machines.object_store import ObjectStore
-from zfabric.machines.parts.extents import HEADER_BYTES, PIECE, Ranges, data_start, file_number, footprint
-from zfabric.machines.parts.grants import Grants
+from zfabric.machines.client.grants import Grants
+from zfabric.machines.common.extents import HEADER_BYTES, PIECE, Ranges, data_start, file_number, footprint
+from zfabric.machines.object_store.machine import ObjectStore
 from zfabric.protocol import codec
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m

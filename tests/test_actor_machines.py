@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from zfabric.config import Config
-from zfabric.machines.client import Client
-from zfabric.machines.parts.calls import TAKEN_EVERY
-from zfabric.machines.worker import LEFT, Worker
+from zfabric.machines.client.calls import TAKEN_EVERY
+from zfabric.machines.client.machine import Client
+from zfabric.machines.worker.machine import LEFT, Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure, unpack_failure
 from zfabric.protocol.ids import CALL_RETURN, CLIENT, FIRST_RETURN, WORKER, call_value, job_id, object_id

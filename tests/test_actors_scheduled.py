@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from test_local_scheduler import DRIVER, FUNCTION, JOB, OWN, Node, died, row, task_id
 
-from zfabric.machines.parts.partings import PARTING_SECONDS
+from zfabric.machines.local_scheduler.actors.job_shutdown import PARTING_SECONDS
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure

@@ -22,8 +22,8 @@ from zfabric.adapters import mapping as mapping_module
 from zfabric.adapters.arena import Arena, create_arena
 from zfabric.adapters.spill import SpillDirectory, SpillFiles
 from zfabric.config import Config
-from zfabric.machines.object_store import ObjectStore
-from zfabric.machines.parts.extents import HEADER_BYTES, PIECE, data_start, footprint
+from zfabric.machines.common.extents import HEADER_BYTES, PIECE, data_start, footprint
+from zfabric.machines.object_store.machine import ObjectStore
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CLIENT
@@ -180,7 +180,7 @@ def test_a_system_without_memory_says_so_in_words(arena: Arena, monkeypatch: pyt
 FULL_TMPFS = """
     import subprocess, sys
     from zfabric.adapters.arena import Arena, create_arena
-    from zfabric.machines.parts.extents import PIECE, data_start
+    from zfabric.machines.common.extents import PIECE, data_start
     directory = sys.argv[1]
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", directory], check=True)
     descriptor = create_arena(directory, 64 * PIECE)

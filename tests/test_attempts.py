@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from test_local_scheduler import CLIENT, DRIVER, FUNCTION, JOB, OWN, Node, died, ref, row, task_id
 
-from zfabric.machines.parts import report
-from zfabric.machines.parts.naming import salt_of
+from zfabric.machines.common.naming import salt_of
+from zfabric.machines.local_scheduler.reports import report
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess
 from zfabric.protocol.failures import pack_failure, unpack_failure

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from zfabric.machines.parts.blocks import BLOCK_ROWS, BlockWriter, read_block, read_rows, run_of
+from zfabric.machines.common.lineage_blocks import BLOCK_ROWS, BlockWriter, read_block, read_rows, run_of
 from zfabric.protocol.ids import pack_counter, slot_of
 
 PARENT = b"job1parent-a"

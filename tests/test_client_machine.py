@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from zfabric.config import Config
-from zfabric.machines.client import Client
-from zfabric.machines.parts.naming import Namer
+from zfabric.machines.client.machine import Client
+from zfabric.machines.common.naming import Namer
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CLIENT, FIRST_RETURN, first_attempt, job_id, next_attempt, object_id, root_task
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zfabric.machines.parts.link import REPEATED_FRAMES, Link
+from zfabric.machines.common.link import REPEATED_FRAMES, Link
 from zfabric.protocol import codec
 from zfabric.protocol import messages as m
 from zfabric.protocol.codec import MESSAGES_MAX, MalformedFrame, MessageTooLarge, decode, encode, encode_body

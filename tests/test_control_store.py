@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from zfabric.adapters.journal import Journal
 from zfabric.adapters.memory_journal import MemoryJournal
 from zfabric.config import Config
-from zfabric.machines.control_store import SCAN_BYTES_MAX, ControlStore
-from zfabric.machines.parts.blocks import BlockWriter
+from zfabric.machines.common.lineage_blocks import BlockWriter
+from zfabric.machines.control_store.machine import SCAN_BYTES_MAX, ControlStore
 from zfabric.protocol import codec
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Say, Send, Store

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from test_local_scheduler import DRIVER, JOB, Node, died, task_id
 
-from zfabric.machines.parts.deadlocks import LOOK_EVERY, LOOKS
+from zfabric.machines.local_scheduler.actors.deadlocks import LOOK_EVERY, LOOKS
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Say
 from zfabric.protocol.ids import CLIENT, FIRST_RETURN, WORKER, call_value, child_prefix, object_id, pack_counter

@@ -11,7 +11,7 @@ import pytest
 from zfabric.adapters.dump import describe_rows, dump, plain
 from zfabric.adapters.journal import Journal
 from zfabric.exceptions import ConfigError, FabricError
-from zfabric.machines.parts.blocks import pack_block
+from zfabric.machines.common.lineage_blocks import pack_block
 from zfabric.protocol.effects import Store
 
 

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zfabric.config import MiB
-from zfabric.machines.parts.claims import Claims
-from zfabric.machines.parts.extents import ALIGNMENT, HEADER_BYTES, PIECE, FreeSpace, Ranges, data_start, footprint, round_up
-from zfabric.machines.parts.grants import Grants
+from zfabric.machines.client.grants import Grants
+from zfabric.machines.common.extents import ALIGNMENT, HEADER_BYTES, PIECE, FreeSpace, Ranges, data_start, footprint, round_up
+from zfabric.machines.object_store.claims import Claims
 from zfabric.protocol import messages as m
 from zfabric.protocol.machine import InvariantViolation
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zfabric.config import Config
-from zfabric.machines.global_scheduler import GlobalScheduler
-from zfabric.machines.parts.placement import LeastWait, NodeView, RandomFeasible, Spread
-from zfabric.machines.parts.resources import demand_of
+from zfabric.machines.common.resources import demand_of
+from zfabric.machines.global_scheduler.machine import GlobalScheduler
+from zfabric.machines.global_scheduler.policies import LeastWait, NodeView, RandomFeasible, Spread
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
 from zfabric.protocol.ids import CLIENT, GLOBAL_SCHEDULER, LOCAL_SCHEDULER, address

@@ -20,9 +20,9 @@ from test_worker_machine import row as worker_row
 from test_worker_machine import worker as worker  # a fixture
 
 import zfabric as zf
-from zfabric.machines.client import Client
-from zfabric.machines.parts.given import Item
-from zfabric.machines.worker import Worker
+from zfabric.machines.client.machine import Client
+from zfabric.machines.worker.machine import Worker
+from zfabric.machines.worker.queue import Item
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess
 from zfabric.protocol.ids import CLIENT, CONTROL, WORKER, object_id

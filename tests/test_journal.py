@@ -26,7 +26,7 @@ from zfabric.adapters.journal import Journal, ReadOnlyJournal
 from zfabric.adapters.memory_journal import MemoryJournal
 from zfabric.adapters.store_check import find_damage
 from zfabric.exceptions import ConfigError, FabricError, VersionMismatchError
-from zfabric.machines.parts.tables import KEY_BYTES_MAX, TABLES
+from zfabric.machines.common.tables import KEY_BYTES_MAX, TABLES
 from zfabric.protocol.effects import Store
 
 MiB = 2**20
@@ -390,7 +390,7 @@ def test_rows_that_no_daemon_could_take_in_are_damage_too(tmp_path, table, key, 
 SCRIBBLE = """
 import random, sys
 from zfabric.adapters.journal import Journal
-from zfabric.machines.parts.tables import TABLES
+from zfabric.machines.common.tables import TABLES
 
 path = sys.argv[1]
 with open(path + "/data.mdb", "rb") as file:

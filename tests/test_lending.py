@@ -15,7 +15,7 @@ from bad_days import PATIENCE, eventually
 from conftest import running_cluster
 
 import zfabric as zf
-from zfabric.machines.worker import Worker
+from zfabric.machines.worker.machine import Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import LOCAL_SCHEDULER, WORKER
 from zfabric.runtime.lending import Lending

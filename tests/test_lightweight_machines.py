@@ -9,11 +9,11 @@ import pytest
 from test_local_scheduler import CLIENT, DRIVER, OWN, Node, ref, task_id
 
 from zfabric.config import Config
-from zfabric.machines.parts.actor_queues import ActorQueues
-from zfabric.machines.parts.given import actor_of
-from zfabric.machines.parts.mailbox import Invocation
-from zfabric.machines.parts.turns import FAREWELL, LEAVE
-from zfabric.machines.worker import Worker
+from zfabric.machines.worker.actor_queues import ActorQueues
+from zfabric.machines.worker.machine import Worker
+from zfabric.machines.worker.mailbox import Invocation
+from zfabric.machines.worker.queue import actor_of
+from zfabric.machines.worker.turns import FAREWELL, LEAVE
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure

@@ -12,7 +12,7 @@ from bad_days import PATIENCE
 
 from zfabric.adapters.sockets import Post
 from zfabric.config import Config
-from zfabric.machines.parts.link import GAP, Link
+from zfabric.machines.common.link import GAP, Link
 from zfabric.protocol import codec
 from zfabric.protocol import messages as m
 from zfabric.protocol.codec import Envelope, decode, encode_body

@@ -8,11 +8,12 @@ import pytest
 
 from zfabric.adapters.task_errors import dump_error
 from zfabric.config import Config
-from zfabric.machines.local_scheduler import HANDLERS, LocalScheduler
-from zfabric.machines.parts import records, report, state
-from zfabric.machines.parts.naming import salt_of
-from zfabric.machines.parts.records import DONE
-from zfabric.machines.parts.state import NOTICES_MAX
+from zfabric.machines.common.naming import salt_of
+from zfabric.machines.local_scheduler import records, tables
+from zfabric.machines.local_scheduler.machine import HANDLERS, LocalScheduler
+from zfabric.machines.local_scheduler.records import DONE
+from zfabric.machines.local_scheduler.reports import report
+from zfabric.machines.local_scheduler.tables import NOTICES_MAX
 from zfabric.protocol import codec
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
@@ -445,7 +446,7 @@ def test_children_are_looked_for_once_a_turn_and_only_of_what_has_begun(node: No
 
 
 def test_a_program_that_cancels_for_ever_is_not_remembered_for_ever(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zfabric.machines.parts.stopping.CONDEMNED_MAX", 20)
+    monkeypatch.setattr("zfabric.machines.local_scheduler.tasks.stopping.CONDEMNED_MAX", 20)
     for number in range(100):
         node.submit(row(number))
         ((worker, _, _),) = node.dispatched()
@@ -800,7 +801,7 @@ def test_what_a_process_of_an_ended_job_still_says_that_it_has_is_not_kept(node:
 
 
 def test_bytes_in_memory_are_those_of_the_values_that_records_have() -> None:
-    inline = state.Tables(b"", None, b"", b"", Config(), 0).inline
+    inline = tables.Tables(b"", None, b"", b"", Config(), 0).inline
     record = records.ObjectRecord(ref(0), None, None)
     for value in (b"four", b"another", records.Stored(10**9), None, b"", b"one", None):
         inline.replace(record, value)
@@ -1031,7 +1032,7 @@ def test_tasks_that_were_stopped_do_not_gather_behind_one_that_waits_for_ever(no
 
 def test_calls_that_each_ask_for_something_else_leave_no_queues_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "QUEUES_MOST", 20)
-    monkeypatch.setattr(state, "QUEUES_MOST", 20)
+    monkeypatch.setattr(tables, "QUEUES_MOST", 20)
     node = Node(others=(("disk", 1000),))
     node.scheduler.membership.prestart(node.now)
     node.turn()

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 from store_world import SCHEDULER, World, object_id, process_id
 
-from zfabric.machines.object_store import ObjectStore
-from zfabric.machines.parts.extents import HEADER_BYTES, PIECE, footprint
-from zfabric.machines.parts.room import Room
+from zfabric.machines.common.extents import HEADER_BYTES, PIECE, footprint
+from zfabric.machines.object_store.machine import ObjectStore
+from zfabric.machines.object_store.room import Room
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CLIENT

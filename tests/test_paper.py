@@ -21,7 +21,7 @@ from bad_days import eventually
 from test_timeline import named
 
 import zfabric as zf
-from zfabric.machines.parts.placement import LeastWait, NodeView
+from zfabric.machines.global_scheduler.policies import LeastWait, NodeView
 from zfabric.protocol import messages as m
 from zfabric.protocol.options import LOGGED
 from zfabric.sim.network import Faults

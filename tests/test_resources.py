@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zfabric.exceptions import OptionError
-from zfabric.machines.parts.resources import AMOUNT_MAX, Pool, amount_of, demand_of, describe
+from zfabric.machines.common.resources import AMOUNT_MAX, Pool, amount_of, demand_of, describe
 from zfabric.protocol.machine import InvariantViolation
 from zfabric.protocol.options import ONE_CPU, RESOURCE_UNIT
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from test_local_scheduler import CLIENT, DRIVER, WORKER, Node, ref, row, task_id
 
-from zfabric.machines.parts.yields import Yields
+from zfabric.machines.worker.yields import Yields
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import call_value, object_id

@@ -20,7 +20,7 @@ from zfabric.adapters import processes
 from zfabric.adapters.datagrams import SUFFIX
 from zfabric.config import Config
 from zfabric.exceptions import FabricError
-from zfabric.machines.supervisor import RestartPolicy
+from zfabric.machines.supervisor.restarts import RestartPolicy
 from zfabric.protocol.messages import ProcessDied, ProcessTable, WorkerSpawned
 from zfabric.runtime.launch import Launched, launch, stop
 from zfabric.runtime.session import STARTED, Session, find_sessions, started_session, sweep, user_directory

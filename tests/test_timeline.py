@@ -16,8 +16,8 @@ from bad_days import PATIENCE, eventually
 from conftest import running_cluster
 
 import zfabric as zf
-from zfabric.machines.parts.blocks import pack_block
-from zfabric.machines.parts.naming import Namer
+from zfabric.machines.common.lineage_blocks import pack_block
+from zfabric.machines.common.naming import Namer
 from zfabric.protocol.ids import call_value, first_attempt, job_id, object_id, root_task
 from zfabric.protocol.trace import actor_of, method_id
 from zfabric.runtime.arrows import Span, Spans, arrows

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from zfabric.config import Config
-from zfabric.machines.parts.given import Item
-from zfabric.machines.worker import Worker
+from zfabric.machines.worker.machine import Worker
+from zfabric.machines.worker.queue import Item
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CLIENT, WORKER, object_id
 

@@ -24,7 +24,7 @@ import struct
 import time
 
 from zfabric.adapters.mapping import Mapping, private_view
-from zfabric.machines.parts.extents import HEADER_BYTES, INDEX_ENTRY_BYTES, PIECE, arena_bytes, data_start, round_up
+from zfabric.machines.common.extents import HEADER_BYTES, INDEX_ENTRY_BYTES, PIECE, arena_bytes, data_start, round_up
 from zfabric.protocol.effects import FREED, SEALED, WRITING
 
 _MAGIC = 0x4F42465A

@@ -14,10 +14,10 @@ import msgpack
 
 from zfabric.adapters.journal import ReadOnlyJournal
 from zfabric.exceptions import ConfigError
-from zfabric.machines.parts.blocks import read_block
-from zfabric.machines.parts.call_log import LoggedCall, calls_in
-from zfabric.machines.parts.kept_logs import CHECKPOINT, LOG
-from zfabric.machines.parts.tables import TABLES, Pair
+from zfabric.machines.common.lineage_blocks import read_block
+from zfabric.machines.common.tables import TABLES, Pair
+from zfabric.machines.local_scheduler import CHECKPOINT, LOG
+from zfabric.machines.worker import LoggedCall, calls_in
 from zfabric.protocol.ids import TASK_BYTES
 
 HEX_BYTES_MAX = 32

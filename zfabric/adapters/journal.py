@@ -43,7 +43,7 @@ import lmdb
 
 from zfabric.adapters.store_check import find_damage
 from zfabric.exceptions import ConfigError, FabricError, VersionMismatchError
-from zfabric.machines.parts.tables import TABLES, Pair
+from zfabric.machines.common.tables import TABLES, Pair
 from zfabric.protocol.messages import PROTOCOL_VERSION
 
 STORE_VERSION = 3

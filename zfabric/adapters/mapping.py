@@ -7,7 +7,7 @@ import mmap
 import os
 from typing import Any
 
-from zfabric.machines.parts.extents import PIECE
+from zfabric.machines.common.extents import PIECE
 
 _PROT_NONE, _MAP_FIXED, _MAP_NORESERVE = 0, 0x10, 0x4000
 

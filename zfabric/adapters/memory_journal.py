@@ -10,7 +10,7 @@ import bisect
 from collections.abc import Sequence
 
 from zfabric.adapters.journal import Done, Transaction
-from zfabric.machines.parts.tables import KEY_BYTES_MAX, TABLES, Pair
+from zfabric.machines.common.tables import KEY_BYTES_MAX, TABLES, Pair
 
 Rows = dict[str, dict[bytes, bytes]]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgpack
 
-from zfabric.machines.parts.blocks import read_block
+from zfabric.machines.common.lineage_blocks import read_block
 from zfabric.protocol.ids import FUNCTION_BYTES, INCARNATION_BYTES, JOB_BYTES, OBJECT_BYTES, TASK_BYTES
 
 _MAGIC, _VERSION = 0xBEEFC0DE, 1

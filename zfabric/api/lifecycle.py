@@ -244,7 +244,7 @@ def _announce(directory: str) -> None:
 
 
 def _checked(address: Any, num_cpus: Any, num_gpus: Any, resources: Any, object_store_memory: Any, namespace: Any, config: Any) -> Config:
-    from zfabric.machines.parts.resources import demand_of
+    from zfabric.machines.common.resources import demand_of
 
     if not (address is None or isinstance(address, str)):
         raise TypeError(f"init: address is a str, not {address!r}")

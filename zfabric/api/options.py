@@ -19,7 +19,7 @@ from typing import Any
 
 from zfabric.api.errors import near
 from zfabric.exceptions import OptionError, OptionTypeError, TaskUnschedulableError
-from zfabric.machines.parts.resources import demand_of
+from zfabric.machines.common.resources import demand_of
 from zfabric.protocol.names import check_length, is_text
 from zfabric.protocol.options import NO_ENVIRONMENT, VARIABLE_BYTES_MAX, VARIABLES_BYTES_MAX, Environment
 

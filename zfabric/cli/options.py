@@ -35,7 +35,7 @@ def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int 
 def _resources(ctx: click.Context, param: click.Parameter, value: str | None) -> dict[str, float] | None:
     if value is None:
         return None
-    from zfabric.machines.parts.resources import demand_of
+    from zfabric.machines.common.resources import demand_of
 
     try:
         amounts = json.loads(value)

@@ -13,7 +13,7 @@ import click
 from zfabric.adapters import dump as store
 from zfabric.cli.options import address_option
 from zfabric.cli.sessions import chosen_session, connected
-from zfabric.machines.parts.tables import TABLES
+from zfabric.machines.common.tables import TABLES
 from zfabric.runtime.session import Session
 from zfabric.runtime.timeline import rows_of
 

@@ -10,7 +10,7 @@ from zfabric.adapters.arena import Arena
 from zfabric.adapters.serialization import OWN_MEMORY
 from zfabric.adapters.spill import SpillFiles
 from zfabric.exceptions import ObjectLostError, ObjectStoreFullError, ObjectTooLargeError, OutOfDiskError
-from zfabric.machines.parts.extents import file_number
+from zfabric.machines.common.extents import file_number
 from zfabric.protocol import messages as m
 from zfabric.runtime.connection import Connection, clock
 from zfabric.runtime.interface import Serialized

@@ -13,8 +13,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from zfabric.machines.parts.blocks import read_block
-from zfabric.machines.parts.naming import put_salt, salt_of
+from zfabric.machines.common.lineage_blocks import read_block
+from zfabric.machines.common.naming import put_salt, salt_of
 from zfabric.protocol.ids import JOB_BYTES, PREFIX_BYTES, child_prefix, first_attempt, is_put, root_task, task_of
 
 ATTEMPTS_TRIED = (*range(8), *(first_attempt(daemons) + tries for daemons in range(1, 4) for tries in range(4)))

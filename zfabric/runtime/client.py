@@ -19,8 +19,8 @@ from zfabric.exceptions import (
     OutOfDiskError,
     PendingCallsLimitExceededError,
 )
-from zfabric.machines.parts.entries import Entry
-from zfabric.machines.parts.naming import Namer
+from zfabric.machines.client import Entry
+from zfabric.machines.common.naming import Namer
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import root_task
 from zfabric.protocol.messages import OK, Row
@@ -31,7 +31,7 @@ from zfabric.runtime.interface import Outcome, Serialized, Terms
 from zfabric.runtime.session import Session
 
 ONLY_ROWS = {tuple}
-"""The types of a client's entries where nothing has an outcome (``machines.parts.entries``): seen at a glance, without a look at each."""
+"""The types of a client's entries where nothing has an outcome (``machines.client.entries``): seen at a glance, without a look at each."""
 EXPLAIN_SECONDS = 0.25
 """How long a ``get`` whose time is up waits to be told what it has waited for, at most."""
 OUTPUT_SECONDS = 1.0

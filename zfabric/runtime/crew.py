@@ -17,10 +17,7 @@ from contextvars import ContextVar
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
-from zfabric.machines.parts.actor_queues import CallQueue
-from zfabric.machines.parts.given import Item
-from zfabric.machines.parts.mailbox import Invocation
-from zfabric.machines.worker import Worker
+from zfabric.machines.worker import CallQueue, Invocation, Item, Worker
 from zfabric.runtime.interrupts import Fence, TaskInterrupt
 
 if TYPE_CHECKING:

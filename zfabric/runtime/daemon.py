@@ -24,11 +24,9 @@ from zfabric.adapters.processes import memory_available, memory_total, resident_
 from zfabric.adapters.sockets import Post
 from zfabric.exceptions import ConnectionLostError, FabricError
 from zfabric.machines.control_store import ControlStore
-from zfabric.machines.global_scheduler import GlobalScheduler
-from zfabric.machines.local_scheduler import LocalScheduler
+from zfabric.machines.global_scheduler import GlobalScheduler, LeastWait
+from zfabric.machines.local_scheduler import JobRecord, LocalScheduler, WorkerRecord
 from zfabric.machines.object_store import ObjectStore
-from zfabric.machines.parts.placement import LeastWait
-from zfabric.machines.parts.records import JobRecord, WorkerRecord
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.access import FROM_PROCESSES

@@ -10,10 +10,8 @@ from typing import Any
 
 from zfabric.adapters.serialization import YIELDS, run_to_its_end
 from zfabric.exceptions import FabricError
-from zfabric.machines.parts.calls import Calls
-from zfabric.machines.parts.given import Item
-from zfabric.machines.parts.mailbox import Invocation, Mailbox
-from zfabric.machines.parts.turns import FAREWELL
+from zfabric.machines.client import Calls
+from zfabric.machines.worker import FAREWELL, Invocation, Item, Mailbox
 from zfabric.protocol.options import option
 from zfabric.runtime import interface
 from zfabric.runtime.crew import Crew

@@ -1,11 +1,11 @@
 """Actors that outlive their process, in their process: checkpoints are taken, and what the process before this one was is made again.
 
-What the log says and when results may leave is decided in ``machines.parts.call_log``; here is what of it touches the user's objects. A
+What the log says and when results may leave is decided in ``machines.worker.call_log``; here is what of it touches the user's objects. A
 replay runs the calls in the order in which they ran, in the main thread, before anybody is told where the actor lives. Nobody hears of
 what comes of it, but for large values that may have been lost with the last process: these are reported again. What a replayed call
 submits, puts or calls is new, under names of its own; but for calls of its own actor, which are in the log (``own_calls``).
 
-Of actors that run several calls at once there are checkpoints alone: when they are taken is decided in ``machines.parts.quiescence``.
+Of actors that run several calls at once there are checkpoints alone: when they are taken is decided in ``machines.worker.quiescence``.
 """
 
 from __future__ import annotations
@@ -18,14 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from zfabric.adapters import serialization
 from zfabric.exceptions import FabricError, ObjectTooLargeError, SerializationError
-from zfabric.machines.parts.call_log import CallLog, LoggedCall, calls_in
-from zfabric.machines.parts.given import Item
-from zfabric.machines.parts.kept_logs import CHECKPOINT, LOG, blocks_after, newest
-from zfabric.machines.parts.mailbox import Invocation
-from zfabric.machines.parts.naming import Namer
-from zfabric.machines.parts.own_calls import is_note
-from zfabric.machines.parts.quiescence import Gate, Unlogged
-from zfabric.machines.parts.remakes import is_remake
+from zfabric.machines.common.naming import Namer
+from zfabric.machines.local_scheduler import CHECKPOINT, LOG, blocks_after, is_remake, newest
+from zfabric.machines.worker import CallLog, Gate, Invocation, Item, LoggedCall, Unlogged, calls_in, is_note
 from zfabric.protocol.ids import TASK_BYTES, call_value
 from zfabric.protocol.messages import OK, Row
 from zfabric.protocol.options import LOGGED, option

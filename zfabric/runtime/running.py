@@ -12,11 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from zfabric.adapters.serialization import NONE, SCALARS, serialize_fast
-from zfabric.machines.parts.given import Item
-from zfabric.machines.parts.mailbox import Invocation
-from zfabric.machines.parts.naming import Namer
-from zfabric.machines.parts.quiescence import Gate
-from zfabric.machines.worker import LEFT
+from zfabric.machines.common.naming import Namer
+from zfabric.machines.worker import LEFT, Gate, Invocation, Item
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import CLIENT, JOB_BYTES, TASK_BYTES, WORKER

@@ -16,7 +16,7 @@ from typing import Any
 
 from zfabric.adapters.arena import Arena
 from zfabric.adapters.spill import SpillDirectory
-from zfabric.machines.parts.extents import file_number
+from zfabric.machines.common.extents import file_number
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.messages import Row

@@ -11,8 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from zfabric.adapters import serialization
-from zfabric.machines.parts.given import Item
-from zfabric.machines.parts.mailbox import Invocation
+from zfabric.machines.worker import Invocation, Item
 from zfabric.protocol.ids import object_id
 from zfabric.protocol.options import STREAM_VALUES_MAX
 

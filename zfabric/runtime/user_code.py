@@ -17,10 +17,8 @@ from zfabric.adapters import numeric_threads, serialization
 from zfabric.adapters.processes import visible_gpus
 from zfabric.config import NUMBER_MAX, SMALL_BYTES
 from zfabric.exceptions import FabricError, SerializationError
-from zfabric.machines.parts.given import Item, actor_of
-from zfabric.machines.parts.mailbox import Invocation
-from zfabric.machines.parts.naming import Namer
-from zfabric.machines.parts.turns import KILL, LEAVE
+from zfabric.machines.common.naming import Namer
+from zfabric.machines.worker import KILL, LEAVE, Invocation, Item, actor_of
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, call_value, object_id, tries_of

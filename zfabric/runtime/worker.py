@@ -20,8 +20,7 @@ from typing import Any, NoReturn
 
 from zfabric.adapters.processes import flush_output
 from zfabric.exceptions import DeadlockError, FabricError
-from zfabric.machines.parts.given import Item, actor_of
-from zfabric.machines.parts.mailbox import Invocation
+from zfabric.machines.worker import Invocation, Item, actor_of
 from zfabric.protocol import messages as m
 from zfabric.protocol.messages import Rows
 from zfabric.runtime import interface, replay

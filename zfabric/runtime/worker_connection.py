@@ -17,9 +17,7 @@ from typing import Any
 import zmq
 
 from zfabric.adapters.sockets import Post
-from zfabric.machines.parts.given import Item
-from zfabric.machines.parts.mailbox import Invocation
-from zfabric.machines.worker import REPORTS, Worker
+from zfabric.machines.worker import REPORTS, Invocation, Item, Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
 from zfabric.protocol.ids import CLIENT, TASK_BYTES, WORKER, short

@@ -10,7 +10,7 @@ import random
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zfabric.machines.parts.extents import HEADER_BYTES, PIECE, data_start, file_number, footprint
+from zfabric.machines.common.extents import HEADER_BYTES, PIECE, data_start, file_number, footprint
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import OBJECT_STORE, short

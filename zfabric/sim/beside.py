@@ -1,6 +1,6 @@
 """Actors that run several calls at once, in simulated workers: while one waits, or sleeps, others go on or begin, as in an event loop.
 
-Between two of them, when none runs, the checkpoint is taken that is due (``machines.parts.quiescence``).
+Between two of them, when none runs, the checkpoint is taken that is due (``machines.worker.quiescence``).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgpack
 
-from zfabric.machines.parts.quiescence import CLOSED
+from zfabric.machines.worker import CLOSED
 from zfabric.sim.frames import Frame, Wait
 from zfabric.sim.programs import Interrupted
 

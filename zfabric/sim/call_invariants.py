@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zfabric.machines.parts.kept_logs import LOG
-from zfabric.machines.parts.report import unpacked
+from zfabric.machines.local_scheduler.actors.logs import LOG
+from zfabric.machines.local_scheduler.reports.report import unpacked
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import PREFIX_BYTES, TASK_BYTES, short
@@ -26,7 +26,7 @@ from zfabric.sim.logged import READONLY
 from zfabric.sim.programs import LOST
 
 if TYPE_CHECKING:
-    from zfabric.machines.parts.mailbox import Invocation
+    from zfabric.machines.worker.mailbox import Invocation
     from zfabric.sim.workers import WorkerProcess
     from zfabric.sim.world import World
 

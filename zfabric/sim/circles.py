@@ -18,15 +18,15 @@ import random
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from zfabric.machines.parts.mailbox import Invocation
-from zfabric.machines.parts.records import WAITING
+from zfabric.machines.local_scheduler import WAITING
+from zfabric.machines.worker import Invocation
 from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, short
 from zfabric.sim.actors import GONE
 from zfabric.sim.network import Faults
 from zfabric.sim.programs import ACTOR, CRASHED, LIGHT, LOST, MODULUS, NOTHING, PLAIN, STOPPED, Author, Program, Spec, function_id, mix
 
 if TYPE_CHECKING:
-    from zfabric.machines.parts.deadlocks import Deadlocks
+    from zfabric.machines.local_scheduler import Deadlocks
     from zfabric.sim.frames import Frame
     from zfabric.sim.processes import Process
     from zfabric.sim.world import World

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any
 
-from zfabric.machines.parts.given import Item
-from zfabric.machines.parts.mailbox import Invocation
-from zfabric.machines.parts.naming import Namer
+from zfabric.machines.common.naming import Namer
+from zfabric.machines.worker import Invocation, Item
 
 Body = Generator[tuple[Any, ...], Any, Any]
 

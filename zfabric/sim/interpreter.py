@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from zfabric.machines.parts.remakes import is_remake
+from zfabric.machines.local_scheduler import is_remake
 from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, call_value, object_id, tries_of
 from zfabric.protocol.messages import OK
 from zfabric.sim.programs import (
@@ -30,8 +30,7 @@ from zfabric.sim.programs import (
 )
 
 if TYPE_CHECKING:
-    from zfabric.machines.parts.given import Item
-    from zfabric.machines.parts.mailbox import Invocation
+    from zfabric.machines.worker import Invocation, Item
     from zfabric.sim.processes import Driver, Process
     from zfabric.sim.workers import WorkerProcess
 

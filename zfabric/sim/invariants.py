@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from zfabric.machines.parts.records import DONE
+from zfabric.machines.local_scheduler.records import DONE
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import object_id, short
@@ -19,8 +19,8 @@ from zfabric.protocol.messages import FAILED, OK
 from zfabric.sim.programs import LOST, unpack_value
 
 if TYPE_CHECKING:
-    from zfabric.machines.parts.given import Item
-    from zfabric.machines.parts.records import AnyObject, TaskRecord
+    from zfabric.machines.local_scheduler.records import AnyObject, TaskRecord
+    from zfabric.machines.worker.queue import Item
     from zfabric.sim.node import Daemon
     from zfabric.sim.workers import WorkerProcess
     from zfabric.sim.world import World

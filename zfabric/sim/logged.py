@@ -11,11 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from zfabric.machines.parts.call_log import CallLog, LoggedCall, calls_in
-from zfabric.machines.parts.given import Item
-from zfabric.machines.parts.kept_logs import CHECKPOINT, LOG, blocks_after, newest
-from zfabric.machines.parts.mailbox import Invocation
-from zfabric.machines.parts.quiescence import Gate, Unlogged
+from zfabric.machines.local_scheduler import CHECKPOINT, LOG, blocks_after, newest
+from zfabric.machines.worker import CallLog, Gate, Invocation, Item, LoggedCall, Unlogged, calls_in
 from zfabric.protocol.ids import TASK_BYTES, call_value
 from zfabric.protocol.messages import Row
 from zfabric.protocol.options import option

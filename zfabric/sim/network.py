@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from zfabric.config import Config
-from zfabric.machines.parts.link import Link
+from zfabric.machines.common.link import Link
 from zfabric.protocol.codec import Envelope, decode, encode_body
 
 if TYPE_CHECKING:

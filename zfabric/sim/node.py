@@ -12,12 +12,11 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from zfabric.adapters.memory_journal import MemoryJournal
+from zfabric.machines.common.link import Link
 from zfabric.machines.control_store import ControlStore
-from zfabric.machines.global_scheduler import GlobalScheduler
+from zfabric.machines.global_scheduler import GlobalScheduler, LeastWait
 from zfabric.machines.local_scheduler import LocalScheduler
 from zfabric.machines.object_store import ObjectStore
-from zfabric.machines.parts.link import Link
-from zfabric.machines.parts.placement import LeastWait
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.codec import Envelope, decode_messages, encode_messages

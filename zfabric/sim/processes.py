@@ -11,8 +11,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from zfabric.machines.client import Client
-from zfabric.machines.parts.mailbox import Invocation
-from zfabric.machines.parts.naming import Namer
+from zfabric.machines.common.naming import Namer
+from zfabric.machines.worker import Invocation
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
 from zfabric.protocol.failures import unpack_failure

@@ -11,29 +11,31 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from zfabric.machines import client, local_scheduler, worker
-from zfabric.machines.client import Client
-from zfabric.machines.control_store import ControlStore
-from zfabric.machines.object_store import ObjectStore
-from zfabric.machines.parts.actor_queues import ActorQueues
-from zfabric.machines.parts.actors import Actors
-from zfabric.machines.parts.call_log import CallLog
-from zfabric.machines.parts.calls import Calls
-from zfabric.machines.parts.deadlocks import Deadlocks
-from zfabric.machines.parts.dispatch import Dispatcher
-from zfabric.machines.parts.introductions import Introductions
-from zfabric.machines.parts.kept_logs import KeptLogs
-from zfabric.machines.parts.link import Link
-from zfabric.machines.parts.mailbox import Mailbox
-from zfabric.machines.parts.membership import Membership
-from zfabric.machines.parts.outcomes import Outcomes
-from zfabric.machines.parts.quiescence import Gate
-from zfabric.machines.parts.recovery import Recovery
-from zfabric.machines.parts.references import References
-from zfabric.machines.parts.starvation import Starvation
-from zfabric.machines.parts.state import Tables
-from zfabric.machines.parts.stored import StoreTables
-from zfabric.machines.worker import Worker
+from zfabric.machines.client import machine as client
+from zfabric.machines.client.calls import Calls
+from zfabric.machines.client.machine import Client
+from zfabric.machines.common.link import Link
+from zfabric.machines.control_store.machine import ControlStore
+from zfabric.machines.local_scheduler import machine as local_scheduler
+from zfabric.machines.local_scheduler.actors.deadlocks import Deadlocks
+from zfabric.machines.local_scheduler.actors.directory import Actors
+from zfabric.machines.local_scheduler.actors.logs import KeptLogs
+from zfabric.machines.local_scheduler.lifecycle.membership import Membership
+from zfabric.machines.local_scheduler.lifecycle.recovery import Recovery
+from zfabric.machines.local_scheduler.objects.references import References
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.direct_submission import Introductions
+from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
+from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
+from zfabric.machines.local_scheduler.tasks.starvation import Starvation
+from zfabric.machines.object_store.machine import ObjectStore
+from zfabric.machines.object_store.tables import StoreTables
+from zfabric.machines.worker import machine as worker
+from zfabric.machines.worker.actor_queues import ActorQueues
+from zfabric.machines.worker.call_log import CallLog
+from zfabric.machines.worker.machine import Worker
+from zfabric.machines.worker.mailbox import Mailbox
+from zfabric.machines.worker.quiescence import Gate
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
 

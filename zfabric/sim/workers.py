@@ -9,12 +9,9 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from zfabric.machines.parts.given import Item
-from zfabric.machines.parts.mailbox import Invocation
-from zfabric.machines.parts.naming import Namer
-from zfabric.machines.parts.remakes import is_remake
-from zfabric.machines.parts.turns import LEAVE
-from zfabric.machines.worker import Worker
+from zfabric.machines.common.naming import Namer
+from zfabric.machines.local_scheduler import is_remake
+from zfabric.machines.worker import LEAVE, Invocation, Item, Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, JOB_BYTES, TASK_BYTES, WORKER, call_value, object_id

@@ -16,9 +16,8 @@ from typing import Any, NamedTuple, NoReturn
 
 from zfabric.adapters.memory_journal import MemoryJournal
 from zfabric.config import Config
-from zfabric.machines.parts.mailbox import Invocation
-from zfabric.machines.parts.outcomes import ALONE_AFTER
-from zfabric.machines.parts.records import ASSIGNED, LEASED
+from zfabric.machines.local_scheduler import ALONE_AFTER, ASSIGNED, LEASED
+from zfabric.machines.worker import Invocation
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address
 from zfabric.protocol.machine import InvariantViolation

@@ -1,6 +1,6 @@
 """Every message of the fabric: who says it to whom, why, and what happens when it is lost or comes twice.
 
-Messages travel over *links* (``zfabric.machines.parts.link``), which number, acknowledge, repeat and deduplicate them,
+Messages travel over *links* (``zfabric.machines.common.link``), which number, acknowledge, repeat and deduplicate them,
 so between two living incarnations each arrives once and in order. When an incarnation ends, what it said that was not
 acted upon is gone; the registration path (``Register`` … ``Ready``) rebuilds the state from those who hold it. That is
 the answer to "what when it is lost" wherever a docstring below says nothing else.

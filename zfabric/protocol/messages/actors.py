@@ -170,7 +170,7 @@ class Delays(NamedTuple):
 class Logged(NamedTuple):
     """actor -> local scheduler. Calls that a logged actor has run since the block before, in the order in which they ran.
 
-    ``rows`` is theirs to read who replay them (``machines.parts.call_log``), and bytes to everybody else; ``last`` numbers the last of
+    ``rows`` is theirs to read who replay them (``machines.worker.call_log``), and bytes to everybody else; ``last`` numbers the last of
     them, over all incarnations. ``made`` are those of their results that are no part of the rows, being large or with refs inside.
     ``refs`` are what they need and only their callers held: the scheduler holds it as long as the rows are kept. ``number`` counts
     what this incarnation (``attempt``) has said of its log; it is repeated to a restarted daemon until ``Durable`` says that it is

@@ -1,7 +1,7 @@
 """The arena: client <-> object store, local scheduler <-> object store.
 
 A place is the offset of an object's payload in the arena. A negative one stands for a file of the node's spill directory: what the
-arena has no room for is written there by whoever makes it, and read there by whoever wants it (``zfabric.machines.parts.extents``).
+arena has no room for is written there by whoever makes it, and read there by whoever wants it (``zfabric.machines.common.extents``).
 """
 
 from __future__ import annotations

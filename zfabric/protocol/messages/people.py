@@ -8,7 +8,10 @@ from zfabric.protocol.messages.rows import Row, Rows
 
 
 class Query(NamedTuple):
-    """client, tool -> local scheduler. ``what`` is one of ``QUESTIONS`` in ``machines/parts/report``; answered with ``Answer``."""
+    """client, tool -> local scheduler. A question about tasks, objects, actors, workers or jobs; answered with ``Answer``.
+
+    ``what`` is one of ``QUESTIONS`` in ``machines/local_scheduler/reports/report.py``.
+    """
 
     token: int
     what: str

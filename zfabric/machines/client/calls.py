@@ -1,0 +1,609 @@
+"""The caller's side of actors: calls on their way, in order, and what becomes of them when the actor's process ends.
+
+Calls go straight to the process the actor lives in, over a link of their own; what is sent there is in order, and each call is sent
+once to each incarnation of the actor. Here, calls wait for three things: for the actor to be somewhere, for the values of their
+arguments, and, if others must know a ref that travels with it, or it makes a stream, for the scheduler to have heard of that first.
+A call that waits for its arguments holds up those of the same task and concurrency group behind it, and no others; of an actor that
+runs several calls at once it holds up none.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from zfabric.config import ROWS_MAX
+from zfabric.machines.client.entries import PENDING, Entry
+from zfabric.machines.client.shared_results import SharedResults
+from zfabric.machines.client.targets import Target
+from zfabric.protocol import messages as m
+from zfabric.protocol.effects import Send
+from zfabric.protocol.failures import Facts, pack_failure, unpack_failure
+from zfabric.protocol.ids import ACTOR, CALL_RETURN, CONTROL, TASK_BYTES, call_value, short
+from zfabric.protocol.messages import ALIVE, CREATING, DEAD, FAILED, OK, Row
+from zfabric.protocol.names import brief
+from zfabric.protocol.options import LOGGED, option
+from zfabric.protocol.pieces import within_row
+
+if TYPE_CHECKING:
+    from zfabric.machines.client.machine import Client
+
+TAKEN_EVERY = 64
+"""Outcomes of a logged actor after which it is told that they are here: it keeps about as many for each of its callers."""
+UNKNOWN, NOT_RUN = "unknown", "not run"
+"""What is known of a call that has no outcome: it may have run, or it has not."""
+
+
+class Calls:
+    """All calls of this process. Works on its client's tables, under its client's lock."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.targets: dict[bytes, Target] = {}
+        self.pending: dict[bytes, Target] = {}
+        """Calls without an outcome, by id."""
+        self.results = SharedResults(self)
+        self.gone: list[bytes] = []
+        """Incarnations that nobody lives in any more: the shell closes its links to them."""
+        self._homes: dict[bytes, tuple[bytes, int]] = {}
+        """Where actors live that this process has called, its handles' or not: the links to there are open."""
+        self._several: dict[bytes, int] = {}
+        self._streams: dict[bytes, int] = {}
+        """Calls without an outcome that make streams, and how many values those may be ahead (0: as configured)."""
+        self._held: dict[bytes, tuple[bytes, ...]] = {}
+        """Refs that a call keeps alive until its outcome has come."""
+        self._blocked: dict[Target, None] = {}
+        """Actors of which a call whose turn has come waits for the values of its arguments."""
+        self.awaited: dict[bytes, dict[bytes, None]] = {}
+        """What parked calls wait for: calls by the task, or call, that makes the argument."""
+        self._news: list[bytes] = []
+        """Of these tasks and calls, those that have ended since the parked calls were looked at."""
+        self.delayed: dict[Target, None] = {}
+        """Actors with calls that wait, for whatever news: of where they are, of arguments, of what the scheduler has heard."""
+        self._barriers: dict[int, bytes] = {}
+        """Questions whose answer says that the scheduler has heard all that a call travels with: token -> call."""
+        self._heard: set[bytes] = set()
+        """Calls for which it has."""
+        self._stopped: dict[bytes, str] = {}
+        """Calls on their way that are to be stopped: they are not made again."""
+        self._limited: set[bytes] = set()
+        """Calls without an outcome that have a timeout: they end although they are not run."""
+        self._orders: list[Send] = []
+        """Requests to stop calls that wait to be sent."""
+        self.killed: dict[bytes, bool] = {}
+        """Actors that this process asked to end, as far as it has not heard that they have: whether for good."""
+        self.queued = 0
+        """Calls that leave with the next frames."""
+        self._full: dict[Target, None] = {}
+        """Actors with something in their outbox."""
+        self._receipts: dict[Target, bool] = {}
+        """Actors that keep outcomes, and are to be told which are here; True: all but those of calls without one."""
+
+    # -- calling --
+
+    def meet(self, actor_id: bytes) -> Target:
+        """The actor with this id, asked for on first use."""
+        target = self.targets.get(actor_id)
+        if target is None:
+            target = self.targets[actor_id] = Target(actor_id)
+            self.client.outbox.add(m.Find, actor_id)
+        return target
+
+    def count(self, actor_id: bytes) -> int:
+        """Calls of an actor that have no outcome."""
+        target = self.targets.get(actor_id)
+        return len(target.sent) + target.waits if target is not None else 0
+
+    def call(self, actor_id: bytes, row: Row, returns: int, retries: int, keeps: bool = False, unordered: bool = False) -> bytes:
+        """Queue a call; this process holds its values. The id of the first one.
+
+        ``row`` is as in ``Call``, the values of its dependencies aside.
+
+        ``retries``, ``keeps`` and ``unordered`` as in ``Target``: they are the same for all calls of an actor.
+        """
+        client, call_id = self.client, row[0]
+        identifier: bytes = call_id + CALL_RETURN
+        if call_id in self.pending:  # Its task ran here before, and again, since a daemon died that knew what came of it.
+            for index in range(returns):
+                client.add_reference(call_value(call_id, index))
+            return identifier
+        target = self.targets.get(actor_id) or self.meet(actor_id)
+        target.retries = retries
+        target.keeps = keeps or retries == LOGGED
+        target.unordered = unordered
+        if returns == 1:
+            client.entries[identifier] = row
+        else:
+            self._several[call_id] = returns
+            for index in range(returns):
+                client.entries[call_value(call_id, index)] = Entry(1, PENDING, None, None)
+        client.unfinished += 1
+        self.pending[call_id] = target
+        if len(row) > 3:
+            contained = option(row[5], "contains", ())
+            self._held[call_id] = row[3] + contained
+            for needed in self._held[call_id]:
+                client.add_reference(needed)
+            self.results.share(contained)
+            if option(row[5], "timeout") is not None:
+                self._limited.add(call_id)
+            ahead = option(row[5], "stream")
+            if ahead is not None:
+                self._streams[call_id] = ahead
+                self.results.expect(identifier, target)
+        if target.state == ALIVE and len(row) == 3 and not target.lanes:
+            self._send(target, row)
+        else:
+            target.lane(row).append(row)
+            self._advance(target)
+        return identifier
+
+    def recall(self, call_id: bytes, returns: int, status: int, outputs: Row) -> None:
+        """One more ref to each value of a call that has ended, in an earlier life of the actor that lives here, as its log has them."""
+        client = self.client
+        for index in range(returns):
+            identifier = call_value(call_id, index)
+            entry = client.entry(identifier)
+            data: Any = outputs[index if status == OK else 0] if len(outputs) > index or (outputs and status != OK) else None
+            if entry is None and data is not None:
+                client.entries[identifier] = Entry(1, status, data, None)
+            else:
+                client.add_reference(identifier)
+
+    def _send(self, target: Target, row: Row) -> None:
+        if not target.outbox:
+            self._full[target] = None
+        target.outbox.append(row)
+        target.sent[row[0]] = row
+        self.queued += 1
+
+    def _advance(self, target: Target) -> None:
+        """Send what can be sent, in order."""
+        self._blocked.pop(target, None)
+        for order, lane in list(target.lanes.items()):
+            self._send_lane(target, lane)
+            if not lane and target.lanes.get(order) is lane:
+                del target.lanes[order]
+        self._note_delayed(target)
+
+    def _note_delayed(self, target: Target) -> None:
+        if target.lanes or target.parked:
+            self.delayed[target] = None
+        else:
+            self.delayed.pop(target, None)
+
+    def _send_lane(self, target: Target, lane: deque[Row]) -> None:
+        while lane and target.state == DEAD:
+            row = lane.popleft()
+            self._fail(target, row, UNKNOWN if row[0] in target.tried else NOT_RUN)
+        while lane and target.state == ALIVE:
+            row = lane.popleft()
+            if row[0] not in self.pending:
+                continue  # The incarnation before this one had returned it after all.
+            awaited = self._send_complete(target, row)
+            if awaited is None:
+                continue
+            if target.unordered:
+                self._park(target, row, awaited)
+                continue
+            lane.appendleft(row)
+            if awaited:
+                self._blocked[target] = None
+            return
+
+    def _send_complete(self, target: Target, row: Row) -> bytes | None:
+        """Send a call with the values of its dependencies. None if it is sent, or has its outcome.
+
+        Else what is awaited first: an object, or, if empty, the scheduler.
+        """
+        if len(row) == 3:
+            self._send(target, row)
+            return None
+        client = self.client
+        missing = [identifier for identifier in row[3] if not client.known(identifier)]
+        if missing:
+            client.want(missing)
+            first: bytes = missing[0]
+            return first
+        entries = [client.lookup(identifier) for identifier in row[3]]
+        broken = next((entry for entry in entries if entry.status != OK), None)
+        if broken is not None:
+            self.returned(((row[0], broken.status, (broken.data if type(broken.data) is bytes else b"",)),))
+            return None
+        inline = [entry.data if type(entry.data) is bytes else None for entry in entries]
+        values = within_row(inline, client.config.row_bytes)
+        if values.count(None) > inline.count(None):  # The scheduler is to have what the actor fetches.
+            self.results.share(identifier for identifier, value in zip(row[3], values, strict=True) if value is None)
+        told = None in values or option(row[5], "contains") or row[0] in self._streams
+        if told and row[0] not in self._heard:
+            if row[0] not in self._barriers.values():
+                token = client.token()
+                self._barriers[token] = row[0]
+                client.query(token, "nothing", ())
+            return b""
+        self._heard.discard(row[0])
+        self._send(target, (*row[:4], values, row[5]))
+        return None
+
+    # -- calls without an order --
+
+    def _park(self, target: Target, row: Row, awaited: bytes) -> None:
+        key = awaited[:TASK_BYTES]
+        target.parked[row[0]] = row, key
+        if key:
+            self.awaited.setdefault(key, {})[row[0]] = None
+
+    def _unpark(self, target: Target, call_id: bytes) -> Row:
+        row, key = target.parked.pop(call_id)
+        waiting = self.awaited.get(key, {})
+        waiting.pop(call_id, None)
+        if not waiting:
+            self.awaited.pop(key, None)
+        return row
+
+    def _unpark_all(self, target: Target) -> None:
+        """The actor is somewhere else: its parked calls wait for that, ahead of later ones."""
+        target.put_first([self._unpark(target, call_id) for call_id in list(target.parked)])
+
+    def _try_parked(self, call_id: bytes) -> None:
+        """One of the arguments of a parked call has come, or the scheduler has heard of it."""
+        target = self.pending.get(call_id)
+        if target is None or call_id not in target.parked:
+            return
+        row = self._unpark(target, call_id)
+        if target.state == ALIVE:
+            awaited = self._send_complete(target, row)
+            if awaited is not None:
+                self._park(target, row, awaited)
+        else:
+            target.put_first((row,))
+        self._note_delayed(target)
+
+    def _take_unsent(self, target: Target, call_id: bytes) -> Row | None:
+        """Remove a call that was not sent to the present incarnation. None if there is no such one."""
+        if call_id in target.parked:
+            return self._unpark(target, call_id)
+        for order, lane in target.lanes.items():
+            for row in lane:
+                if row[0] == call_id:
+                    lane.remove(row)
+                    if not lane:
+                        del target.lanes[order]
+                    return row
+        return None
+
+    def heard(self, token: int) -> bool:
+        """The scheduler has answered; True if that was a call's question."""
+        call_id = self._barriers.pop(token, None)
+        if call_id is None:
+            return False
+        target = self.pending.get(call_id)
+        if target is not None:
+            self._heard.add(call_id)
+            if call_id in target.parked:
+                self._try_parked(call_id)
+            else:
+                self._advance(target)
+        return True
+
+    def news_in(self, message: m.Message) -> None:
+        """What a message has brought of that which parked calls wait for."""
+        if type(message) is m.Results or type(message) is m.Objects:
+            self._news += [key for row in message.rows if (key := row[0][:TASK_BYTES]) in self.awaited]
+
+    def progress(self) -> None:
+        """Values have come: calls that waited for them may go; those that fail for them are what others wait for."""
+        before = -1
+        while self._news or (self._blocked and len(self.pending) != before):
+            before = len(self.pending)
+            news, self._news = self._news, []
+            for key in news:
+                for call_id in list(self.awaited.get(key, ())):
+                    self._try_parked(call_id)
+            for target in list(self._blocked):
+                self._advance(target)
+
+    def cancel(self, identifier: bytes, reason: str) -> bool:
+        """Stop the call that makes an object. True if it is a call of this process."""
+        call_id = identifier[:TASK_BYTES]
+        target = self.pending.get(call_id)
+        if target is None:
+            return False
+        waiting = self._take_unsent(target, call_id)
+        if waiting is not None:
+            self.returned(((call_id, FAILED, (pack_failure("TaskCancelledError", f"{waiting[1]} was cancelled before it ran"),)),))
+            self._advance(target)
+            self.progress()
+        elif target.incarnation:
+            control = bytes((target.incarnation[0] ^ 0x80,)) + target.incarnation[1:]
+            self._stopped[call_id] = reason
+            self._orders.append(Send(CONTROL + control, m.Stopped(call_id, reason)))
+        return True
+
+    def take_lone(self) -> Send | None:
+        """The only call that waits to be sent, if nothing is to be said ahead of it."""
+        if self.queued != 1 or len(self._full) != 1 or self._receipts or self._orders:
+            return None
+        target = next(iter(self._full))
+        if target.keeps or len(target.outbox) != 1:
+            return None
+        send = Send(ACTOR + target.incarnation, m.Call(target.actor_id, target.attempt, tuple(target.outbox)))
+        target.outbox = []
+        self._full.clear()
+        self.queued = 0
+        return send
+
+    def take_sends(self) -> list[Send]:
+        """Calls that wait to be sent, behind what says which outcomes are here."""
+        sends: list[Send] = []
+        for target, others in self._receipts.items():
+            if target.incarnation:
+                calls = (*target.sent, *(row[0] for row in target.unsent())) if others else tuple(target.untaken)
+                sends.append(Send(ACTOR + target.incarnation, m.Taken(target.actor_id, calls, others)))
+        for target in self._full:
+            rows = target.outbox
+            if target.keeps:  # What has its outcome after all, of an earlier life, is not known there any more once that is said.
+                rows = [row for row in rows if row[0] in target.sent]
+            for start in range(0, len(rows), ROWS_MAX):
+                batch = tuple(rows[start : start + ROWS_MAX])
+                sends.append(Send(ACTOR + target.incarnation, m.Call(target.actor_id, target.attempt, batch)))
+        sends += self._orders
+        for target in self._receipts:
+            target.untaken = []
+        for target in self._full:
+            target.outbox = []
+        self._receipts.clear()
+        self._full.clear()
+        self._orders = []
+        self.queued = 0
+        return sends
+
+    @property
+    def expectant(self) -> bool:
+        """Whether others wait for what this process does with news that have yet to come: for calls, or for their results."""
+        return bool(self.delayed or self.results.awaited)
+
+    @property
+    def unsent(self) -> bool:
+        """Whether calls wait to be sent."""
+        return bool(self._full or self._orders or self._receipts)
+
+    # -- outcomes --
+
+    def returned(self, rows: Iterable[Row]) -> None:
+        """Outcomes have come; those of calls that have one already count for nothing."""
+        client, pending, held = self.client, self.pending, self._held
+        entries, watchers = client.entries, client.watchers
+        for call_id, status, outputs in rows:
+            target = pending.get(call_id)
+            if target is None:
+                if None in outputs:
+                    self._known_after_all(call_id, status, outputs)
+                continue
+            target.sent.pop(call_id, None)
+            if target.keeps:
+                target.untaken.append(call_id)
+                if len(target.untaken) >= TAKEN_EVERY:
+                    self._receipts.setdefault(target, False)
+            identifier: bytes = call_id + CALL_RETURN
+            entry = entries.get(identifier)
+            if type(entry) is tuple and status == OK and len(outputs) == 1 and type(outputs[0]) is bytes and not watchers:
+                entries[identifier] = outputs[0]  # The commonest outcome, in place.
+            else:
+                self._settle(call_id, status, outputs)
+            if self._streams:
+                self._streams.pop(call_id, None)
+            if held and call_id in held:
+                client.dropped.extend(held.pop(call_id))
+            if target.tried:
+                target.tried.pop(call_id, None)
+            if self._stopped:
+                self._stopped.pop(call_id, None)
+            if self._limited:
+                self._limited.discard(call_id)
+            if self._heard:
+                self._heard.discard(call_id)
+            if self._several:
+                self._several.pop(call_id, None)
+            del pending[call_id]
+            client.unfinished -= 1
+            if self.awaited and call_id in self.awaited:
+                self._news.append(call_id)
+            if target.parked and call_id in target.parked:
+                self._unpark(target, call_id)
+            if target.lanes and any(lane and lane[0][0] == call_id for lane in target.lanes.values()):
+                self._advance(target)  # It was to be made again, and others wait behind it.
+            if target.leaving and not target.sent and not target.waits:
+                target.leaving = False
+                client.dropped.append(target.handle)
+
+    def _known_after_all(self, call_id: bytes, status: int, outputs: Row) -> None:
+        """A call that has an outcome has another one, of which the scheduler believes that this process holds the values."""
+        for index, value in enumerate(outputs):
+            if value is None and status == OK:
+                identifier = call_value(call_id, index)
+                entry = self.client.entry(identifier)
+                if entry is not None and entry.refs > 0:
+                    self.results.ids.add(identifier)
+                else:
+                    self.client.outbox.add(m.Release, identifier)
+
+    def _settle(self, call_id: bytes, status: int, outputs: Row) -> None:
+        client, shared = self.client, self.results.ids
+        client.failures += status != OK
+        for index in range(self._several.get(call_id, 1)):
+            identifier = call_value(call_id, index)
+            self.results.awaited.discard(identifier)
+            data: Any = outputs[index if status == OK else 0] if outputs else None
+            entry = client.entry(identifier)
+            known = data is None and status == OK
+            if identifier in shared:
+                client.outbox.add(m.Offer, (identifier, status, data, ()))
+            if entry is None or entry.refs <= 0:
+                client.entries.pop(identifier, None)
+                if known or identifier in shared:
+                    client.outbox.add(m.Release, identifier)
+                shared.discard(identifier)
+                continue
+            if known:
+                shared.add(identifier)
+            entry.row, entry.status, entry.data = None, status, data
+            client._notify(identifier, entry)
+
+    def whereabouts(self, rows: Iterable[Row]) -> None:
+        """An actor is somewhere, somewhere else, or gone."""
+        for actor_id, state, incarnation, attempt, lives_on, executing, failure in rows:
+            target = self.targets.get(actor_id)
+            before, life = self._homes.pop(actor_id, (b"", 0))
+            if incarnation:
+                self._homes[actor_id] = incarnation, attempt
+            changed = incarnation != before or (before and attempt != life)
+            if before and incarnation != before and not lives_on:
+                self.gone.append(before)
+            if state == DEAD or (changed and not self.killed.get(actor_id, True)):
+                self.killed.pop(actor_id, None)
+            if state == DEAD:
+                self.client.keeping.forget_row(actor_id)  # A restarted scheduler is not to make it again.
+            if target is None:
+                continue
+            if state != DEAD and actor_id in self.killed and (self.killed[actor_id] or not changed):
+                state = CREATING  # The life that is to end: what was called since is not for that.
+            moved = target.incarnation and (incarnation, attempt) != (target.incarnation, target.attempt)
+            target.state, target.failure, target.incarnation, target.attempt = state, failure, incarnation, attempt
+            if moved:
+                self._interrupted(target, executing)
+            if incarnation and incarnation != before and target.keeps:
+                self._receipts[target] = True
+            if target.parked:
+                self._unpark_all(target)
+            self._advance(target)
+            if state == DEAD and not target.sent and target.handle not in self.client.entries:
+                self.targets.pop(actor_id, None)  # It was called by a handle that does not count.
+
+    def _interrupted(self, target: Target, executing: bytes) -> None:
+        """The process that had these calls is gone: some may have run."""
+        rows = list(target.sent.values())
+        self._full.pop(target, None)
+        unsent, target.outbox = {row[0] for row in target.outbox}, []
+        begun = next((index + 1 for index, row in enumerate(rows) if row[0] == executing), len(rows))
+        again: list[Row] = []
+        for index, row in enumerate(rows):
+            not_begun = index >= begun or row[0] in unsent
+            if row[0] in self._stopped:
+                text = f"{row[1]} was cancelled, and its actor's process ended"
+                self.returned(((row[0], FAILED, (pack_failure("TaskCancelledError", text),)),))
+            elif not_begun or (target.state != DEAD and self._may_retry(target, row)):
+                again.append(row)
+            elif target.keeps and target.state != DEAD:
+                again.append(_question(row))
+                target.tried.setdefault(row[0], 0)
+            else:
+                self._fail(target, row, UNKNOWN)
+        target.sent = {}
+        target.put_first(row if len(row) == 3 else (*row[:4], (), row[5]) for row in again)
+
+    def _may_retry(self, target: Target, row: Row) -> bool:
+        call_id, retries = row[0], target.retries
+        if len(row) > 3 and retries != LOGGED:
+            retries = option(row[5], "max_retries", retries)
+        tried = target.tried.get(call_id, 0)
+        if 0 <= retries <= tried:
+            return False
+        target.tried[call_id] = tried + 1
+        return True
+
+    def _fail(self, target: Target, row: Row, outcome: str) -> None:
+        what = f"{row[1]} of actor {short(target.actor_id)}"
+        facts: Facts = (("actor", target.actor_id.hex()), ("outcome", outcome))
+        if target.state == DEAD:
+            kind, text, more = unpack_failure(target.failure)
+            facts += more
+        else:
+            kind, text = "ActorUnavailableError", "the actor's process ended, and is started again"
+        may = "it may have run, in part or in whole" if outcome == UNKNOWN else "it did not run"
+        self.returned(((row[0], FAILED, (pack_failure(kind, f"{what} has no result ({may}): {text}", facts),)),))
+
+    def values_of(self, call_id: bytes) -> list[bytes]:
+        """The values of a call without an outcome."""
+        return [call_value(call_id, index) for index in range(self._several.get(call_id, 1))]
+
+    def ahead_of(self, call_id: bytes) -> int | None:
+        """How many values a call without an outcome may be ahead that makes a stream; None if it makes none."""
+        return self._streams.get(call_id)
+
+    def callees(self, object_ids: Iterable[bytes]) -> m.Rows:
+        """Which actors are to give those of these objects that are results of calls, which this process has made."""
+        pending = self.pending
+        if not pending:
+            return ()
+        found = ((identifier, pending.get(identifier[:TASK_BYTES])) for identifier in object_ids)
+        return tuple((identifier, target.actor_id) for identifier, target in found if target is not None)
+
+    def may_end(self, object_ids: Iterable[bytes]) -> bool:
+        """Whether calls that are to make some of these may end although they are never run: after a time, or since they are cancelled."""
+        limited, stopped = self._limited, self._stopped
+        return bool(limited or stopped) and any(each[:TASK_BYTES] in limited or each[:TASK_BYTES] in stopped for each in object_ids)
+
+    def lasting(self, identifier: bytes, lives: Mapping[bytes, Row]) -> bytes | None:
+        """The actor whose call is to make an object, if that is there once the call has been run, and not before: None otherwise.
+
+        ``lives`` are the actors of this process, and their attempts: what was called of an earlier life is not run in this one.
+        """
+        call_id = identifier[:TASK_BYTES]
+        target = self.pending.get(call_id)
+        if target is None or target.actor_id in self.killed or self.may_end((identifier,)):
+            return None
+        if call_id in self._streams and identifier != call_id + CALL_RETURN:
+            return None  # It may have been made, and be on its way, while the call goes on.
+        known = lives.get(target.actor_id)
+        return None if known is not None and target.incarnation and known[1] != target.attempt else target.actor_id
+
+    def explain(self, identifier: bytes) -> tuple[str, bytes, str] | None:
+        """Where a call of this process stands: state, actor, reason. None if it has its outcome, or is another's."""
+        call_id = identifier[:TASK_BYTES]
+        target = self.pending.get(call_id)
+        if target is None:
+            return None
+        if call_id in target.sent:
+            before = list(target.sent).index(call_id)
+            ahead = f", behind {before} of this process that have no outcome yet" if before else ""
+            return "called", target.actor_id, f"{target.sent[call_id][1]} is with the actor{ahead}"
+        method, dependencies = next((row[1], row[3] if len(row) > 3 else ()) for row in target.unsent() if row[0] == call_id)
+        missing = [each for each in dependencies if not self.client.known(each)]
+        if missing:
+            return "waiting", target.actor_id, f"{method} waits for {len(missing)} of its arguments, such as {brief(missing[0])}"
+        if target.state == CREATING:
+            return "waiting", target.actor_id, f"{method} waits until the actor is made"
+        if call_id in target.parked or call_id in self._barriers.values():
+            return "waiting", target.actor_id, f"{method} waits until the scheduler has been told of its arguments"
+        return "waiting", target.actor_id, f"{method} waits behind a call whose arguments are not there yet"
+
+    # -- the last ref is gone, and a new daemon --
+
+    def takes_over(self, handle: bytes, entry: Entry) -> bool:
+        """Whether the last ref to a handle stays until its calls have run: what was called is done, whoever lets go meanwhile."""
+        target = self.targets.get(handle[:TASK_BYTES])
+        if target is None or not (target.sent or target.waits):
+            return False
+        target.leaving = True
+        entry.refs = 1
+        return True
+
+    def forget(self, handle: bytes) -> None:
+        """The last ref to a handle is gone. The link stays: it is between two incarnations, for as long as both live."""
+        target = self.targets.pop(handle[:TASK_BYTES], None)
+        if target is not None and target.untaken:
+            self._receipts[target] = False
+
+    def holdings(self) -> Iterator[tuple[type[Any], Any]]:
+        """What a restarted scheduler is told: (kind of message, item)."""
+        for actor_id in {**self.targets, **self.killed, **self._homes}:
+            yield m.Find, actor_id
+        yield from self.results.expected()
+
+
+def _question(row: Row) -> Row:
+    """A call that may have run, and is not to run again: its outcome is asked for, which a checkpoint of its actor may have."""
+    dependencies, options = (row[3], row[5] or ()) if len(row) > 3 else ((), ())
+    return row if ("ask", True) in options else (*row[:3], dependencies, (), (*options, ("ask", True)))

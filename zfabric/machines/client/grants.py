@@ -1,0 +1,174 @@
+"""The client's side of grants: which bytes of the arena this process may write, and how far it has come.
+
+Pure bookkeeping, not thread-safe: the client calls it under its lock. ``allocate`` gives the payload offset of a new object
+(its header is in the 64 bytes before it); the writer then says ``finished`` once the object is sealed *and its location is in
+a message on its way*, or ``abandon`` if it will never be. A grant is returned only when no write in it is under way, so that
+what the store frees is never written again.
+"""
+
+from __future__ import annotations
+
+from zfabric.machines.common.extents import HEADER_BYTES, footprint
+
+Rest = tuple[int, int, tuple[tuple[int, int], ...]]
+"""What is said of a grant that is returned, as in ``ReturnGrant``: (offset, used, gaps)."""
+LEAST_ROOM = 64 * 2**10
+"""Room that a grant is still kept for: smaller values are rarely written to the arena."""
+
+
+class Grant:
+    """One range: ``used`` bytes of it are given to objects, of which ``writing`` are under way."""
+
+    __slots__ = ("exact", "gaps", "offset", "size", "used", "writing")
+
+    def __init__(self, offset: int, size: int, exact: bool) -> None:
+        self.offset = offset
+        self.size = size
+        self.exact = exact
+        self.used = 0
+        self.writing: dict[int, int] = {}
+        self.gaps: list[tuple[int, int]] = []
+
+    def take(self, need: int) -> int | None:
+        """The start of ``need`` bytes of this grant: those of an abandoned object, or the next ones."""
+        for index, (start, size) in enumerate(self.gaps):
+            if size >= need:
+                del self.gaps[index]
+                if size > need:
+                    self.gaps.append((start + need, size - need))
+                self.writing[start] = need
+                return start
+        if self.used + need > self.size:
+            return None
+        start = self.offset + self.used
+        self.used += need
+        self.writing[start] = need
+        return start
+
+    def abandon(self, start: int) -> None:
+        """The object that was to be at ``start`` will not be."""
+        size = self.writing.pop(start)
+        if start + size == self.offset + self.used:
+            self.used -= size
+        else:
+            self.gaps.append((start, size))
+
+
+class Grants:
+    """All grants of this process."""
+
+    def __init__(self) -> None:
+        self._grants: dict[int, Grant] = {}
+        self._used_up = False
+
+    def __len__(self) -> int:
+        return len(self._grants)
+
+    def add(self, offset: int, size: int) -> None:
+        """A range to bump-allocate in (``Granted`` for a ``Reserve`` that was not exact)."""
+        self._grants[offset] = Grant(offset, size, False)
+
+    def add_exact(self, offset: int, size: int) -> int:
+        """The room of exactly one object (``Granted`` for an exact ``Reserve``): its payload offset."""
+        grant = Grant(offset, size, True)
+        grant.take(size)
+        self._grants[offset] = grant
+        return offset + HEADER_BYTES
+
+    def allocate(self, size: int) -> int | None:
+        """The payload offset of a new object of ``size`` bytes, or None if a ``Reserve`` is needed first."""
+        need = footprint(size)
+        for grant in self._grants.values():
+            if not grant.exact:
+                start = grant.take(need)
+                if start is not None:
+                    return start + HEADER_BYTES
+        return None
+
+    def nearly_spent(self, size: int, least: int) -> bool:
+        """Whether it is time to ask for the next grant: less than ``least`` bytes are left, or, before one was used up, less than half."""
+        need = footprint(size)
+        shared = [grant for grant in self._grants.values() if not grant.exact]
+        if not self._used_up:
+            least = min(least, sum(grant.size for grant in shared) // 2)
+        return sum(rest for grant in shared if (rest := grant.size - grant.used) >= need) < least
+
+    def _holding(self, start: int) -> Grant:
+        for grant in self._grants.values():
+            if start in grant.writing:
+                return grant
+        raise KeyError(f"nothing is being written at {start + HEADER_BYTES}")
+
+    def finished(self, offset: int) -> Rest | None:
+        """The object with its payload at ``offset`` is sealed and on its way to the store, which closes an exact grant by itself.
+
+        What to return to the store if that fills its grant.
+        """
+        start = offset - HEADER_BYTES
+        grant = self._holding(start)
+        del grant.writing[start]
+        if grant.exact:
+            del self._grants[grant.offset]
+        elif grant.used == grant.size and not grant.writing and not grant.gaps:
+            self._used_up = True
+            return self._drop(grant)
+        return None
+
+    def abandon(self, offset: int) -> Rest | None:
+        """The object at ``offset`` will not be written. What to return to the store if that ends its grant."""
+        start = offset - HEADER_BYTES
+        grant = self._holding(start)
+        grant.abandon(start)
+        return self._drop(grant) if grant.exact else None
+
+    def _drop(self, grant: Grant) -> Rest:
+        del self._grants[grant.offset]
+        return grant.offset, grant.used, tuple(sorted(grant.gaps))
+
+    def spent(self, size: int) -> list[Rest]:
+        """Grants without room for an object of ``size`` bytes, to return. They are no longer held.
+
+        If none has such room, the roomiest one stays, which smaller objects may still fit in.
+        """
+        need = footprint(size)
+        shared = sorted((grant for grant in self._grants.values() if not grant.exact), key=lambda grant: grant.used - grant.size)
+        full = [grant for grant in shared if grant.size - grant.used < need]
+        self._used_up = self._used_up or bool(full)
+        if full and len(full) == len(shared) and full[0].size - full[0].used >= LEAST_ROOM:
+            del full[0]
+        return [self._drop(grant) for grant in full if not grant.writing]
+
+    def idle(self, keep: int = 0) -> list[Rest]:
+        """Grants that nothing is being written in, to return. They are no longer held.
+
+        Those with the least left are kept, as long as that is ``keep`` bytes together at most.
+        """
+        returned = []
+        for grant in sorted(self._grants.values(), key=lambda grant: grant.size - grant.used):
+            if not grant.writing:
+                keep -= grant.size - grant.used
+                if keep < 0 or grant.used == grant.size:
+                    returned.append(self._drop(grant))
+        return returned
+
+    def give_back(self, offset: int) -> Rest | None:
+        """Answer to ``RecallGrant``: what to return, or None if it is in use or not ours."""
+        grant = self._grants.get(offset)
+        return self._drop(grant) if grant is not None and not grant.writing else None
+
+    def rows(self) -> tuple[tuple[int, int, int], ...]:
+        """What ``GrantsHeld`` says after a daemon's restart: (offset, size, used).
+
+        What is finished is no longer ours to speak of, so from here on each grant is only its rest (used 0), and each object being
+        written has an exact grant of its own (used to its end).
+        """
+        held: dict[int, Grant] = {}
+        for grant in self._grants.values():
+            for start, size in grant.writing.items():
+                held[start] = Grant(start, size, True)
+                held[start].take(size)
+            if not grant.exact and grant.size > grant.used:
+                start = grant.offset + grant.used
+                held[start] = Grant(start, grant.size - grant.used, False)
+        self._grants = held
+        return tuple((grant.offset, grant.size, grant.used) for grant in held.values())

@@ -1,0 +1,1 @@
+"""What two roles share: the reliable link, arithmetic of ranges, amounts and names, and the formats of rows."""

@@ -1,0 +1,532 @@
+"""The control store: one shard of the control table, as a machine over a journal.
+
+**Two transactions exist at a time, and no more.** What peers say is *gathered* in one; ``take_effects`` hands it to the shell as
+a ``Store``, and it is *in flight* until the shell says ``Committed``. Meanwhile the next one gathers. Both are plain
+dictionaries of rows, newest last, and so a conditional operation is decided by looking in three places: gathered, in flight,
+committed.
+
+**An answer waits for all that it was decided on.** Every answer to a write, also a negative one, is kept with the
+gathered transaction and given when that is committed; so nothing that could still be rolled back is ever revealed, and
+a rollback needs no undoing: both transactions are dropped, and everybody who waited on them is told False. Reads are answered
+from committed rows alone, and wait for the commit where rows of their table are on the way: what a peer reads is never
+older than what anybody had written before it asked. A ``Write`` without rows is therefore a barrier.
+
+**When.** A transaction is handed over at once if somebody waits for it, else when it is ``lineage_delay`` old or large. It is
+always marked urgent, since its waiting is done.
+
+**Read-only.** After a rollback (in practice a full disk) what puts rows is answered False at once. Deletes are never dropped, whoever
+is told False, since nobody says them again, and they may be what makes room. They are tried again every ``store_retry_every``
+seconds, with one tiny row; the first put that commits ends it.
+
+**Publication** is a hint: changes are sent after their commit, numbered per subscription. A snapshot and its subscription are
+one step. A subscriber that sees a gap subscribes again; the empty repetition makes a gap at the end show too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
+
+import msgpack
+
+from zfabric.config import Config
+from zfabric.machines.common import lineage_blocks
+from zfabric.machines.common.tables import KEY_BYTES_MAX, TABLES, Reader
+from zfabric.protocol import messages as m
+from zfabric.protocol.effects import Effect, Say, Send, Store
+from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, TASK_BYTES, TOOL, WORKER, Address
+from zfabric.protocol.machine import Explanation, InvariantViolation
+from zfabric.protocol.messages import Message, Row
+
+META, EVENT = "meta", "event"
+JOBS_KEY, PROBE_KEY = b"jobs", b"probe"
+SCAN_ROWS_MAX = 10_000
+"""Most rows in one answer to a ``Scan``: a few megabytes; the asker goes on after the last."""
+SCAN_BYTES_MAX = 16 * 2**20
+"""Past this an answer to a ``Scan`` ends early: well under the largest frame."""
+SNAPSHOT_ROWS_MAX = 100_000
+"""Most rows in a ``Snapshot``; a table that large is scanned, not subscribed to."""
+GATHERED_BYTES_MAX = 16 * 2**20
+"""Past this a transaction does not wait for more rows."""
+EVENTS_KEPT = 7 / 8
+"""Share of ``events_bytes`` left after the oldest events were dropped, so that it happens rarely."""
+_PROCESSES = (CLIENT, WORKER, CONTROL, ACTOR, TOOL)
+
+Question = m.Read | m.Scan | m.ReadBlocks | m.Subscribe
+
+
+class _Transaction:
+    """Rows on their way to the journal (None: deleted), and who waits for them."""
+
+    __slots__ = ("deadline", "events_bytes", "reads", "rows", "sequence", "size", "tables", "urgent", "waiters")
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[str, bytes], bytes | None] = {}
+        self.tables: set[str] = set()
+        self.size = 0
+        self.urgent = False
+        self.deadline: float | None = None
+        self.waiters: list[tuple[Address, int, Message]] = []
+        """(who, token, the answer once committed)."""
+        self.reads: list[tuple[Address, Question]] = []
+        self.sequence = 0
+        self.events_bytes = 0
+        """What the event table holds once this is committed."""
+
+    def write(self, table: str, key: bytes, value: bytes | None) -> None:
+        """Put or delete one row."""
+        self.rows[table, key] = value
+        self.tables.add(table)
+        self.size += len(key) + len(value or b"")
+
+    def touches(self, table: str) -> bool:
+        """Whether rows of ``table`` are among these."""
+        return table in self.tables
+
+
+class _Subscription:
+    """Who is told of which rows, and the number of what was told last."""
+
+    __slots__ = ("number", "prefix", "sequence", "subscriber", "table")
+
+    def __init__(self, subscriber: Address, number: int, table: str, prefix: bytes, sequence: int) -> None:
+        self.subscriber = subscriber
+        self.number = number
+        self.table = table
+        self.prefix = prefix
+        self.sequence = sequence
+
+
+class ControlStore:
+    """One shard. ``reader`` shows what is committed in its journal."""
+
+    def __init__(self, address: Address, config: Config, reader: Reader) -> None:
+        self.address = address
+        self._config = config
+        self._reader = reader
+        self._gathered = _Transaction()
+        self._in_flight: _Transaction | None = None
+        self._sequence = 0
+        self._committed = 0
+        self._read_only = ""
+        self._retry_at = 0.0
+        self._owed: set[tuple[str, bytes]] = set()
+        """Rows that are there and are to be deleted once that is possible."""
+        self._publish_at = 0.0
+        self._subscriptions: dict[tuple[Address, int], _Subscription] = {}
+        self._by_prefix: dict[str, dict[bytes, list[_Subscription]]] = {}
+        self._effects: list[Effect] = []
+        self._events_bytes = self._count_events()
+        self._counts = dict.fromkeys(("commits", "rows_put", "rows_deleted", "rows_dropped", "rolled_back", "refused", "published"), 0)
+
+    # -- the contract --------------------------------------------------------------------------------------------------------
+
+    def step(self, now: float, source: Address, message: Message) -> None:
+        """Take in one message."""
+        handler = self.HANDLERS.get(type(message))
+        if handler is None:
+            self._refuse(source, 0, f"a control store takes no {type(message).__name__}")
+        else:
+            handler(self, now, source, message)
+
+    def tick(self, now: float) -> None:
+        """Try whether a read-only store can write again; repeat publications."""
+        if self._read_only and now >= self._retry_at:
+            self._retry_at = now + self._config.store_retry_every
+            self._write(now, META, PROBE_KEY, msgpack.packb(self._sequence))
+            for table, key in sorted(self._owed):
+                self._write(now, table, key, None)
+            self._owed.clear()
+            self._gathered.urgent = True
+        if self._subscriptions and now >= self._publish_at:
+            self._publish_at = now + self._config.publish_every
+            for subscription in self._subscriptions.values():
+                self._send(subscription.subscriber, m.Publication(subscription.number, subscription.sequence, ()))
+
+    def next_deadline(self) -> float | None:
+        """The oldest gathered row's, the next attempt to write again, or the next publication."""
+        deadlines = []
+        if self._in_flight is None and self._gathered.deadline is not None:
+            deadlines.append(self._gathered.deadline)
+        if self._read_only:
+            deadlines.append(self._retry_at)
+        if self._subscriptions:
+            deadlines.append(self._publish_at)
+        return min(deadlines, default=None)
+
+    def take_effects(self, now: float) -> list[Effect]:
+        """Answer what can be answered, and hand over the gathered transaction if its time has come and none is in flight."""
+        self._answer_reads(now)
+        gathered = self._gathered
+        if self._in_flight is None:
+            if not gathered.rows:
+                self._answer_waiters(gathered)
+            elif (
+                gathered.urgent
+                or len(gathered.rows) >= self._config.commit_rows
+                or gathered.size >= GATHERED_BYTES_MAX
+                or (gathered.deadline is not None and now >= gathered.deadline)
+            ):
+                self._hand_over(gathered)
+        effects, self._effects = self._effects, []
+        return effects
+
+    def statistics(self) -> Mapping[str, float]:
+        """Counters and sizes, by name."""
+        return {
+            **self._counts,
+            "pending_rows": len(self._gathered.rows),
+            "in_flight_rows": len(self._in_flight.rows) if self._in_flight else 0,
+            "subscriptions": len(self._subscriptions),
+            "events_bytes": self._events_bytes,
+            "read_only": float(bool(self._read_only)),
+            "owed_deletes": len(self._owed),
+        }
+
+    def explain(self, subject: bytes) -> Explanation | None:
+        """Whether there is a row for this id, and whether it is committed yet."""
+        for transaction in (self._gathered, self._in_flight):
+            for (table, key), value in transaction.rows.items() if transaction else ():
+                if key == subject and value is not None:
+                    return Explanation(subject, "pending", f"its row of table {table!r} waits for its commit")
+        if len(subject) == TASK_BYTES and list(lineage_blocks.read_rows((subject,), self._reader.floor)):
+            return Explanation(subject, "kept", "its task row is committed: it can be run again")
+        for table in TABLES:
+            value = self._reader.get(table, subject) if table != lineage_blocks.TABLE and 0 < len(subject) <= KEY_BYTES_MAX else None
+            if value is not None:
+                return Explanation(subject, "kept", f"its row of table {table!r} is committed", (("bytes", str(len(value))),))
+        return None
+
+    def check_invariants(self) -> None:
+        """Raise InvariantViolation if two facts disagree."""
+        for transaction in (self._gathered, self._in_flight):
+            if transaction and transaction.tables != {table for table, _ in transaction.rows}:
+                raise InvariantViolation("a transaction's tables are not those of its rows")
+        if bool(self._gathered.rows) != (self._gathered.deadline is not None):
+            raise InvariantViolation("gathered rows without a deadline, or a deadline without rows")
+        if self._sequence - self._committed != (self._in_flight is not None) or (
+            self._in_flight and self._in_flight.sequence != self._sequence
+        ):
+            raise InvariantViolation("the transaction in flight is not the one after the last that ended")
+        if self._read_only and any(value is not None and table != META for (table, _), value in self._gathered.rows.items()):
+            raise InvariantViolation("a read-only store gathers puts")
+        indexed = [
+            (id(subscription), table, prefix)
+            for table, prefixes in self._by_prefix.items()
+            for prefix, subscriptions in prefixes.items()
+            for subscription in subscriptions
+        ]
+        if sorted(indexed) != sorted((id(one), one.table, one.prefix) for one in self._subscriptions.values()):
+            raise InvariantViolation("the subscriptions and their index disagree")
+        if self._in_flight is None and self._events_bytes != self._count_events():
+            raise InvariantViolation("the event table's size is not what was counted")
+
+    # -- writes --------------------------------------------------------------------------------------------------------------
+
+    def on_write(self, now: float, source: Address, message: m.Write) -> None:
+        """Gather the rows; the answer, if one is wanted, follows their commit."""
+        refusal = self._misfit((table, key) for table, key, *_ in (*message.puts, *message.deletes))
+        if refusal:
+            self._refuse(source, message.token, refusal)
+        elif message.puts and self._read_only:
+            self._counts["rows_dropped"] += len(message.puts)
+            self._owe(message.deletes)
+            if message.token:
+                self._send(source, m.Written(message.token, False, self._read_only))
+        else:
+            for table, key, value in message.puts:
+                self._write(now, table, key, value)
+            for table, key in message.deletes:
+                self._write(now, table, key, None)
+            if message.token:
+                self._wait(source, message.token, m.Written(message.token, True, ""))
+
+    def on_create(self, now: float, source: Address, message: m.Create) -> None:
+        """Put the row if its key is free. The very row that is there already counts as put: the request came twice."""
+        self._put_if(now, source, message, lambda current: "" if current is None else f"{message.table!r} has this key already")
+
+    def on_swap(self, now: float, source: Address, message: m.Swap) -> None:
+        """Put the row if the key's value is the expected one, or if it is this one already."""
+        self._put_if(now, source, message, lambda current: "" if current == message.expected else "the row has another value")
+
+    def on_new_job(self, now: float, source: Address, message: m.NewJob) -> None:
+        """Count one job more."""
+        if self._read_only:
+            self._send(source, m.Written(message.token, False, self._read_only))
+            return
+        counted = self._current(META, JOBS_KEY)
+        number = (msgpack.unpackb(counted) if counted else 0) + 1
+        self._write(now, META, JOBS_KEY, msgpack.packb(number))
+        self._wait(source, message.token, m.JobNumber(message.token, number))
+
+    def on_committed(self, now: float, source: Address, message: m.Committed) -> None:
+        """The transaction in flight has ended, one way or the other."""
+        ended = self._in_flight
+        if source[:1] in _PROCESSES:
+            self._refuse(source, 0, "only the shell says what is committed")
+        elif ended is not None and message.sequence >= ended.sequence:
+            self._in_flight = None
+            self._committed = ended.sequence
+            if message.error:
+                self._roll_back(now, ended, message.error)
+            else:
+                self._conclude(now, ended)
+
+    # -- reads ---------------------------------------------------------------------------------------------------------------
+
+    def on_question(self, now: float, source: Address, message: Question) -> None:
+        """Note the question; it is answered from committed rows, as soon as none of its table are on the way."""
+        table = _table_of(message)
+        refusal = "" if table in TABLES else f"there is no table {table!r}"
+        if isinstance(message, m.Scan) and message.limit < 1:
+            refusal = "the limit of a scan is at least 1"
+        if refusal:
+            self._refuse(source, 0, refusal)
+        else:
+            self._gathered.reads.append((source, message))
+
+    def on_unsubscribe(self, now: float, source: Address, message: m.Unsubscribe) -> None:
+        """Forget the subscription, also one whose snapshot is still to come."""
+        reads = self._gathered.reads, self._in_flight.reads if self._in_flight else []
+        for pending in reads:
+            pending[:] = [
+                (asker, question)
+                for asker, question in pending
+                if asker != source or not isinstance(question, m.Subscribe) or question.subscription != message.subscription
+            ]
+        self._forget(source, message.subscription)
+
+    def on_process_gone(self, now: float, source: Address, message: m.ProcessGone) -> None:
+        """The process is dead: nobody listens to its subscriptions."""
+        for subscriber, number in list(self._subscriptions):
+            if subscriber[1:] == message.incarnation:
+                self._forget(subscriber, number)
+
+    def _answer_reads(self, now: float) -> None:
+        waiting = []
+        for asker, question in self._gathered.reads:
+            table = _table_of(question)
+            if self._gathered.touches(table):
+                self._gathered.urgent = True
+                waiting.append((asker, question))
+            elif self._in_flight is not None and self._in_flight.touches(table):
+                waiting.append((asker, question))
+            else:
+                self._answer(now, asker, question)
+        self._gathered.reads = waiting
+
+    def _answer(self, now: float, asker: Address, question: Question) -> None:
+        if isinstance(question, m.Read):
+            found = ((key, self._reader.get(question.table, key)) for key in question.keys)
+            rows: tuple[Row, ...] = tuple((key, value) for key, value in found if value is not None)
+            self._send(asker, m.Found(question.token, rows, False))
+        elif isinstance(question, m.ReadBlocks):
+            rows = tuple(lineage_blocks.read_rows(question.task_ids, self._reader.floor))
+            self._send(asker, m.Found(question.token, rows, False))
+        elif isinstance(question, m.Scan):
+            self._send(asker, self._scan(question))
+        else:
+            self._subscribe(now, asker, question)
+
+    def _scan(self, question: m.Scan) -> m.Found:
+        limit = min(question.limit, SCAN_ROWS_MAX)
+        rows: list[Row] = []
+        size, after = 0, question.after
+        while True:
+            page = self._reader.scan(question.table, question.prefix, after, min(256, limit - len(rows) + 1))
+            for key, value in page:
+                if len(rows) == limit or size > SCAN_BYTES_MAX:
+                    return m.Found(question.token, tuple(rows), True)
+                rows.append((key, value))
+                size += len(key) + len(value)
+            if not page:
+                return m.Found(question.token, tuple(rows), False)
+            after = page[-1][0]
+
+    def _subscribe(self, now: float, subscriber: Address, message: m.Subscribe) -> None:
+        rows = self._reader.scan(message.table, message.prefix, b"", SNAPSHOT_ROWS_MAX + 1)
+        if len(rows) > SNAPSHOT_ROWS_MAX:
+            self._refuse(subscriber, 0, f"more than {SNAPSHOT_ROWS_MAX} rows of {message.table!r} to subscribe to; scan them")
+            return
+        sequence = self._forget(subscriber, message.subscription)
+        subscription = _Subscription(subscriber, message.subscription, message.table, message.prefix, sequence)
+        if not self._subscriptions:
+            self._publish_at = now + self._config.publish_every
+        self._subscriptions[subscriber, message.subscription] = subscription
+        self._by_prefix.setdefault(message.table, {}).setdefault(message.prefix, []).append(subscription)
+        self._send(subscriber, m.Snapshot(message.subscription, sequence, tuple(rows)))
+
+    def _forget(self, subscriber: Address, number: int) -> int:
+        """Drop a subscription; the number that one in its place goes on from."""
+        subscription = self._subscriptions.pop((subscriber, number), None)
+        if subscription is None:
+            return 0
+        prefixes = self._by_prefix[subscription.table]
+        prefixes[subscription.prefix].remove(subscription)
+        if not prefixes[subscription.prefix]:
+            del prefixes[subscription.prefix]
+        return subscription.sequence
+
+    # -- transactions ----------------------------------------------------------------------------------------------------------
+
+    def _write(self, now: float, table: str, key: bytes, value: bytes | None) -> None:
+        if self._gathered.deadline is None:
+            self._gathered.deadline = now + self._config.lineage_delay
+        self._gathered.write(table, key, value)
+
+    def _wait(self, who: Address, token: int, answer: Message) -> None:
+        self._gathered.waiters.append((who, token, answer))
+        self._gathered.urgent = True
+
+    def _put_if(self, now: float, source: Address, message: m.Create | m.Swap, condition: Callable[[bytes | None], str]) -> None:
+        refusal = self._misfit([(message.table, message.key)])
+        if refusal or self._read_only:
+            if refusal:
+                self._counts["refused"] += 1
+            self._send(source, m.Written(message.token, False, refusal or self._read_only))
+            return
+        current = self._current(message.table, message.key)
+        text = "" if current == message.value else condition(current)
+        if not text:
+            self._write(now, message.table, message.key, message.value)
+        self._wait(source, message.token, m.Written(message.token, not text, text))
+
+    def _current(self, table: str, key: bytes) -> bytes | None:
+        """The value as it will be once all that is on the way is committed."""
+        for transaction in (self._gathered, self._in_flight):
+            if transaction is not None and (table, key) in transaction.rows:
+                return transaction.rows[table, key]
+        return self._reader.get(table, key)
+
+    def _hand_over(self, transaction: _Transaction) -> None:
+        self._bound_events(transaction)
+        self._sequence += 1
+        transaction.sequence = self._sequence
+        self._in_flight, self._gathered = transaction, _Transaction()
+        puts = tuple((table, key, value) for (table, key), value in transaction.rows.items() if value is not None)
+        deletes = tuple(row for row, value in transaction.rows.items() if value is None)
+        self._effects.append(Store(puts, deletes, self._sequence, True))
+
+    def _conclude(self, now: float, transaction: _Transaction) -> None:
+        self._counts["commits"] += 1
+        puts = sum(value is not None for value in transaction.rows.values())
+        self._counts["rows_put"] += puts
+        self._counts["rows_deleted"] += len(transaction.rows) - puts
+        self._events_bytes = transaction.events_bytes
+        if puts and self._read_only:
+            self._read_only = ""
+            self._effects.append(Say("info", "the control store can write again"))
+        self._publish(transaction)
+        self._answer_waiters(transaction)
+        for asker, question in transaction.reads:
+            self._answer(now, asker, question)
+
+    def _roll_back(self, now: float, transaction: _Transaction, error: str) -> None:
+        gathered, self._gathered = self._gathered, _Transaction()
+        if not self._read_only:
+            self._effects.append(Say("error", f"the control store is read-only: {error}"))
+        self._read_only = error
+        self._retry_at = now + self._config.store_retry_every
+        for failed in (transaction, gathered):
+            self._counts["rolled_back"] += bool(failed.rows)
+            self._counts["rows_dropped"] += sum(value is not None for value in failed.rows.values())
+            self._owe(row for row, value in failed.rows.items() if value is None)
+            for who, token, _ in failed.waiters:
+                self._send(who, m.Written(token, False, error))
+            self._gathered.reads += failed.reads
+
+    def _owe(self, deletes: Iterable[tuple[str, bytes]]) -> None:
+        self._owed.update((table, key) for table, key in deletes if self._reader.get(table, key) is not None)
+
+    def _answer_waiters(self, transaction: _Transaction) -> None:
+        for who, _, answer in transaction.waiters:
+            self._send(who, answer)
+        transaction.waiters = []
+
+    def _publish(self, transaction: _Transaction) -> None:
+        told: dict[int, tuple[_Subscription, list[Row]]] = {}
+        lengths = {table: sorted(set(map(len, self._by_prefix.get(table) or ()))) for table in transaction.tables}
+        for (table, key), value in transaction.rows.items():
+            for length in lengths[table]:
+                for subscription in self._by_prefix[table].get(key[:length], ()) if len(key) >= length else ():
+                    told.setdefault(id(subscription), (subscription, []))[1].append((key, value))
+        for subscription, rows in told.values():
+            subscription.sequence += 1
+            self._counts["published"] += len(rows)
+            self._send(subscription.subscriber, m.Publication(subscription.number, subscription.sequence, tuple(rows)))
+
+    # -- events ----------------------------------------------------------------------------------------------------------------
+
+    def _bound_events(self, transaction: _Transaction) -> None:
+        """Add deletes of the oldest events to the transaction where it would take the table past its cap."""
+        size = self._events_bytes
+        if transaction.touches(EVENT):
+            for (table, key), value in transaction.rows.items():
+                if table == EVENT:
+                    size += _size(key, value) - _size(key, self._reader.get(EVENT, key))
+            if size > self._config.events_bytes:
+                size = self._drop_oldest_events(transaction, size, int(self._config.events_bytes * EVENTS_KEPT))
+        transaction.events_bytes = size
+
+    def _drop_oldest_events(self, transaction: _Transaction, size: int, target: int) -> int:
+        after = b""
+        while size > target and (page := self._reader.scan(EVENT, b"", after, 256)):
+            after = page[-1][0]
+            for key, value in page:
+                if size > target and (EVENT, key) not in transaction.rows:
+                    transaction.write(EVENT, key, None)
+                    size -= _size(key, value)
+        for table, key in sorted(transaction.rows) if size > target else ():
+            own = transaction.rows[table, key]
+            if table == EVENT and own is not None and size > target:
+                transaction.write(EVENT, key, None)
+                size -= _size(key, own)
+        return size
+
+    def _count_events(self) -> int:
+        size, after = 0, b""
+        while page := self._reader.scan(EVENT, b"", after, 256):
+            size += sum(_size(key, value) for key, value in page)
+            after = page[-1][0]
+        return size
+
+    # -- refusals --------------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _misfit(rows: Iterable[tuple[str, bytes]]) -> str:
+        """Why one of these rows cannot be written, or empty."""
+        for table, key in rows:
+            if table not in TABLES or table == META:
+                return f"there is no table {table!r} to write to"
+            if not 0 < len(key) <= KEY_BYTES_MAX:
+                return f"a key has 1 to {KEY_BYTES_MAX} bytes, not {len(key)}"
+        return ""
+
+    def _refuse(self, source: Address, token: int, text: str) -> None:
+        self._counts["refused"] += 1
+        self._send(source, m.Written(token, False, text) if token else m.Refused("FabricError", text))
+
+    def _send(self, to: Address, message: Message) -> None:
+        self._effects.append(Send(to, message, self._committed))
+
+    HANDLERS: ClassVar[dict[type[Any], Callable[[Any, float, Address, Any], None]]] = {
+        m.Write: on_write,
+        m.Create: on_create,
+        m.Swap: on_swap,
+        m.NewJob: on_new_job,
+        m.Committed: on_committed,
+        m.Read: on_question,
+        m.Scan: on_question,
+        m.ReadBlocks: on_question,
+        m.Subscribe: on_question,
+        m.Unsubscribe: on_unsubscribe,
+        m.ProcessGone: on_process_gone,
+    }
+
+
+def _table_of(question: Question) -> str:
+    return lineage_blocks.TABLE if isinstance(question, m.ReadBlocks) else question.table
+
+
+def _size(key: bytes, value: bytes | None) -> int:
+    return 0 if value is None else len(key) + len(value)

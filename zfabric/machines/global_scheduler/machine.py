@@ -1,0 +1,150 @@
+"""The global scheduler: one shard that says where spilled tasks could run, from what the nodes' heartbeats told it.
+
+It keeps no task. Who asks, keeps; who is told "nowhere" asks again, and so nothing is forgotten when a node joins that has
+what was missing, and a shard that restarts knows all it needs after one heartbeat of each node. Between two heartbeats
+of a node, what was placed on it counts as queued there, so that one batch does not pile up on the node that looked best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from zfabric.config import Config
+from zfabric.machines.common.resources import covers, describe
+from zfabric.machines.global_scheduler.policies import LeastWait, NodeView, Policy
+from zfabric.protocol import messages as m
+from zfabric.protocol.effects import Effect, Send
+from zfabric.protocol.ids import LOCAL_SCHEDULER, Address, short
+from zfabric.protocol.machine import Explanation, InvariantViolation
+from zfabric.protocol.messages import Message, Row
+from zfabric.protocol.options import Demand
+
+_NO_INPUTS: Mapping[bytes, float] = {}
+
+
+class GlobalScheduler:
+    """One shard. ``policy`` chooses among the nodes that have enough; ``LeastWait`` unless another is given."""
+
+    def __init__(self, address: Address, config: Config, policy: Policy | None = None) -> None:
+        self.address = address
+        self._config = config
+        self._policy = policy or LeastWait()
+        self._nodes: dict[bytes, NodeView] = {}
+        self._asked: list[tuple[Address, m.Place]] = []
+        self._effects: list[Effect] = []
+        self._counts = dict.fromkeys(("heartbeats", "placed", "infeasible", "refused"), 0)
+
+    def step(self, now: float, source: Address, message: Message) -> None:
+        """Take in one message."""
+        handler = self.HANDLERS.get(type(message))
+        if handler is None:
+            self._refuse(source, f"a global scheduler takes no {type(message).__name__}")
+        else:
+            handler(self, now, source, message)
+
+    def tick(self, now: float) -> None:
+        """Nothing here waits for time."""
+
+    def next_deadline(self) -> float | None:
+        """Never."""
+        return None
+
+    def take_effects(self, now: float) -> list[Effect]:
+        """Place all that was asked for since the last time: one answer per asker."""
+        answers: dict[Address, list[Row]] = {}
+        feasible: dict[Demand, list[NodeView]] = {}
+        for asker, question in self._asked:
+            rows = answers.setdefault(asker, [])
+            for token, demand in question.rows:
+                nodes = feasible.get(demand)
+                if nodes is None:
+                    nodes = feasible[demand] = self._feasible(demand)
+                rows.append((token, self._place(demand, nodes)))
+        self._asked = []
+        effects, self._effects = self._effects, []
+        return effects + [Send(asker, m.Placed(tuple(rows))) for asker, rows in answers.items()]
+
+    def statistics(self) -> Mapping[str, float]:
+        """Counters, and how many nodes are known."""
+        return {**self._counts, "nodes": len(self._nodes)}
+
+    def explain(self, subject: bytes) -> Explanation | None:
+        """What is known of the node with this id."""
+        view = self._nodes.get(subject)
+        if view is None:
+            return None
+        facts = (
+            ("total", describe(tuple(view.total.items()))),
+            ("available", describe(tuple(view.available.items()))),
+            ("queued", str(view.queued)),
+            ("placed since", str(view.placed)),
+        )
+        return Explanation(subject, "known", f"node {short(subject)} takes tasks", facts)
+
+    def check_invariants(self) -> None:
+        """Raise InvariantViolation if two facts disagree."""
+        for node, view in self._nodes.items():
+            if node != view.node or view.queued < 0 or view.placed < 0:
+                raise InvariantViolation(f"node {short(node)} is filed wrongly or counts below nothing")
+
+    # -- handlers --------------------------------------------------------------------------------------------------------------
+
+    def on_heartbeat(self, now: float, source: Address, message: m.Heartbeat) -> None:
+        """Believe the node about itself. What was placed on it since the last heartbeat is in its own queue by now."""
+        if source[:1] != LOCAL_SCHEDULER:
+            self._refuse(source, "only a local scheduler speaks for its node")
+        elif not (_is_demand(message.total) and _is_demand(message.available, least=None)):
+            self._refuse(source, "resources are (name, amount) pairs in 1/10,000")
+        elif message.queued < 0 or not message.mean_seconds >= 0:
+            self._refuse(source, "a queue and its mean time are not negative")
+        else:
+            self._counts["heartbeats"] += 1
+            self._nodes[message.node] = NodeView(
+                message.node, source, message.total, message.available, message.queued, message.mean_seconds, now
+            )
+
+    def on_place(self, now: float, source: Address, message: m.Place) -> None:
+        """Note the question."""
+        if all(len(row) == 2 and type(row[1]) is tuple and _is_demand(row[1]) for row in message.rows):
+            self._asked.append((source, message))
+        else:
+            self._refuse(source, "rows of Place are (token, demand)")
+
+    def on_process_gone(self, now: float, source: Address, message: m.ProcessGone) -> None:
+        """A node whose local scheduler is dead takes no tasks; its next incarnation will speak for itself."""
+        for node, view in list(self._nodes.items()):
+            if view.scheduler[1:] == message.incarnation:
+                del self._nodes[node]
+
+    # -- placing ---------------------------------------------------------------------------------------------------------------
+
+    def _feasible(self, demand: Demand) -> list[NodeView]:
+        return [self._nodes[node] for node in sorted(self._nodes) if covers(self._nodes[node].total, demand)]
+
+    def _place(self, demand: Demand, nodes: list[NodeView]) -> bytes:
+        node = self._policy.choose(demand, nodes, _NO_INPUTS) if nodes else None
+        if node is None:
+            self._counts["infeasible"] += 1
+            return b""
+        self._counts["placed"] += 1
+        self._nodes[node].placed += 1
+        return node
+
+    def _refuse(self, source: Address, text: str) -> None:
+        self._counts["refused"] += 1
+        self._effects.append(Send(source, m.Refused("FabricError", text)))
+
+    HANDLERS: ClassVar[dict[type[Any], Callable[[Any, float, Address, Any], None]]] = {
+        m.Heartbeat: on_heartbeat,
+        m.Place: on_place,
+        m.ProcessGone: on_process_gone,
+    }
+
+
+def _is_demand(pairs: tuple[Any, ...], least: int | None = 0) -> bool:
+    """Whether these are (name, amount) pairs; ``least`` None allows what is lent twice to be negative."""
+    return all(
+        type(pair) is tuple and len(pair) == 2 and type(pair[0]) is str and type(pair[1]) is int and (least is None or pair[1] >= least)
+        for pair in pairs
+    )

@@ -1,0 +1,1 @@
+"""Actors: made, found, restarted, logged, and ended."""

@@ -1,0 +1,561 @@
+"""Actors of a node: made like tasks, at home in a worker of their own, found by those who call them, and ended.
+
+An actor *is* the task that makes it: its id, its row, its lineage; a handle is a ref to the task's value. So everything that is true of
+refs is true of handles: they travel in arguments and results, are counted, and the last one to go ends the actor (once the calls
+that were made have run; not if it is detached, which the fabric itself holds a ref to). When its process dies and restarts are left,
+the task runs again.
+
+Calls do not pass through here, but for those results that others hear of (``call_results``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from zfabric.machines.local_scheduler.actors.detached import DETACHED
+from zfabric.machines.local_scheduler.objects.references import add_holder, named_by
+from zfabric.machines.local_scheduler.records import (
+    DONE,
+    HOSTING,
+    PENDING,
+    Frame,
+    JobRecord,
+    Stored,
+    TaskRecord,
+    WorkerRecord,
+)
+from zfabric.protocol import messages as m
+from zfabric.protocol.effects import KillProcess
+from zfabric.protocol.failures import Facts, pack_failure, unpack_failure
+from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address, short, tries_of
+from zfabric.protocol.messages import ALIVE, CREATING, DEAD, ERROR, FAILED, OK
+from zfabric.protocol.names import brief
+
+if TYPE_CHECKING:
+    from zfabric.machines.local_scheduler.machine import LocalScheduler
+
+RETIRE_SECONDS = 30.0
+"""How long an actor without handles may take to finish its calls."""
+LAST_HANDLE = "its last handle has gone"
+STATE_NAMES = {CREATING: "creating", ALIVE: "alive", DEAD: "dead"}
+
+
+class ActorRecord:
+    """One actor, from its creation until nobody could ask for it any more."""
+
+    __slots__ = (
+        "arguments",
+        "executing",
+        "failure",
+        "gone",
+        "killed",
+        "lived_before",
+        "lives_on",
+        "name",
+        "namespace",
+        "retire_at",
+        "state",
+        "task",
+        "watchers",
+        "worker",
+    )
+
+    def __init__(self, task: TaskRecord, namespace: str) -> None:
+        self.task = task
+        self.namespace = namespace
+        self.name: str = task.option("name") or ""
+        self.arguments: set[bytes] = set()
+        """What its row names, as far as that is kept for restarts."""
+        self.state = CREATING
+        self.worker: WorkerRecord | None = None
+        self.lived_before = False
+        """Whether an earlier process was this actor."""
+        self.failure = b""
+        self.executing = b""
+        """The call that was running when its last life ended."""
+        self.lives_on = False
+        """Whether the process of that life lives on, with others."""
+        self.killed = ""
+        """Why it is to end for good, if it is."""
+        self.gone = False
+        """Whether the last handle has gone."""
+        self.retire_at: float | None = None
+        self.watchers: set[bytes] = set()
+        """Processes that call it."""
+
+    @property
+    def id(self) -> bytes:
+        """The actor's id: that of the task that makes it."""
+        return self.task.id
+
+    @property
+    def restarts(self) -> int:
+        """How often it was made again, be it after a death in ``__init__`` or later: of both there are ``max_restarts``."""
+        return self.task.rare.retries if self.task.rare is not None else 0
+
+    @property
+    def detached(self) -> bool:
+        """Whether it lives on without handles."""
+        return bool(self.task.option("detached", False))
+
+    @property
+    def shared(self) -> bool:
+        """Whether it shares its process."""
+        return self.task.function.shared
+
+    def wait(self) -> Frame | None:
+        """Its call, or its ``__init__``, that waits, if it is known that one does."""
+        worker = self.worker or self.task.worker
+        if worker is None:
+            return None
+        if not worker.shared:
+            return worker.frames[-1] if worker.frames and self.worker is not None else None
+        row = worker.delays.get(self.id)
+        if row is None or row is worker.turn:
+            return None
+        _, call_id, wanted, callees, certain = row
+        found = Frame(call_id, wanted, False)
+        found.actor, found.certain = self.id, certain
+        found.callees = {identifier: actor_id for identifier, actor_id in zip(wanted, callees, strict=False) if any(actor_id)}
+        return found
+
+    @property
+    def class_name(self) -> str:
+        """What its class is called."""
+        return self.task.function.name
+
+
+class Actors:
+    """All actors of this node. Works on its scheduler's tables and parts."""
+
+    def __init__(self, scheduler: LocalScheduler) -> None:
+        self.scheduler = scheduler
+        self.tables = scheduler.tables
+        self.outcomes = scheduler.outcomes
+        self.rebuilding = scheduler.rebuilding
+        self.records: dict[bytes, ActorRecord] = {}
+        self.named: dict[tuple[str, str], ActorRecord] = {}
+        """Living actors that have a name, by namespace and name."""
+        self._retiring: dict[ActorRecord, None] = {}
+
+    # -- made --
+
+    def submitted(self, task: TaskRecord, job: JobRecord) -> bool:
+        """A row that makes an actor was submitted. False if it has its outcome already."""
+        record = self._enter(task, job)
+        if record.name:
+            holder = self.named.setdefault((record.namespace, record.name), record)
+            if holder is not record:
+                where = f" in namespace {record.namespace!r}" if record.namespace else ""
+                text = f"an actor is called {record.name!r}{where} already; get_if_exists=True takes that one"
+                self.outcomes.fail(task, "ActorNameTakenError", text, ())
+                return False
+        if record.detached:
+            self.scheduler.detached.made(record.id)
+        if record.shared:
+            return True
+        hosting = sum(1 for each in self.records.values() if each.state != DEAD and not each.shared)
+        if hosting > self.tables.config.actors_max:
+            text = (
+                f"this node has {hosting - 1} actors, each a process of its own, which is its limit (the setting actors_max); "
+                "lightweight=True makes actors that share processes"
+            )
+            self.outcomes.fail(task, "ActorLimitExceededError", text, ())
+            return False
+        return True
+
+    def _enter(self, task: TaskRecord, job: JobRecord) -> ActorRecord:
+        namespace = task.option("namespace") or job.namespace
+        before = self.records.get(task.id)
+        record = self.records[task.id] = ActorRecord(task, namespace)
+        if before is not None:
+            record.arguments = before.arguments
+        task.facts()  # What has rare facts is let go of with care: its last handle ends an actor.
+        if record.detached:
+            add_holder(task, DETACHED)
+        self._keep_arguments(record)
+        return record
+
+    def _keep_arguments(self, record: ActorRecord) -> None:
+        """A restart needs what the first start was given: values that were put have no row that would make them again."""
+        if record.task.option("max_restarts", 0) and record.state != DEAD:
+            missing = [each for each in dict.fromkeys(named_by(record.task)) if each not in record.arguments and self.tables.find(each)]
+            record.arguments.update(missing)
+            self.scheduler.references.pin(missing)
+
+    def keep_arguments(self) -> None:
+        """After a restart of the daemon, once everything is known."""
+        for record in self.records.values():
+            self._keep_arguments(record)
+
+    def ended(self, task: TaskRecord, worker: WorkerRecord | None, status: int, payload: bytes) -> None:
+        """The task that makes an actor has ended: the actor lives, or never will."""
+        if self.scheduler.remakes.ended(task, worker, status, payload):
+            return
+        record = self.records.get(task.id)
+        if record is None or record.state != CREATING:
+            return
+        if status == OK:
+            task.facts().made()
+            self._at_home(record, worker)
+            self.scheduler.logs.made_again(record)
+            if record.id not in self.scheduler.detached.unkept:
+                self._lives(record)
+            return
+        if status == ERROR:
+            text = f"the actor's __init__ raised, so there is no {record.class_name}"
+            self._died(record, pack_failure("ActorDiedError", text, (("cause", payload),)))
+        else:
+            self._died(record, _as_death(payload))
+        if worker is not None and worker.shared:
+            self._vacate(worker, record)
+        elif worker is not None:
+            worker.actors.pop(record.id, None)
+            if not worker.gpus:
+                self.scheduler.dispatcher.release(worker)
+            self.scheduler.workers.end_once_unneeded(worker, "its actor could not be made")
+
+    def kept(self, actor_ids: Iterable[bytes]) -> None:
+        """Detached actors are durable: those that are made already live."""
+        for record in filter(None, map(self.records.get, actor_ids)):
+            if record.state == CREATING and record.worker is not None:
+                self._lives(record)
+
+    def _at_home(self, record: ActorRecord, worker: WorkerRecord | None) -> None:
+        record.worker = worker
+        if worker is not None:
+            worker.actors[record.id] = None
+
+    def _lives(self, record: ActorRecord) -> None:
+        record.state = ALIVE
+        if record.killed:
+            self._end(record, record.killed)  # It is dead once its process is.
+            return
+        self._tell(record, record.watchers)
+        if record.gone:
+            self.retire(record, LAST_HANDLE)
+
+    def unwanted(self, worker: WorkerRecord, actor_id: bytes, attempt: int) -> None:
+        """A process that actors share has made one, in an attempt that does not count: nobody would ever call it."""
+        record = self.records.get(actor_id)
+        if record is None or record.worker is not worker or record.task.attempt != attempt:
+            self.tables.order(worker, m.Retire(actor_id, attempt, True))
+
+    def _died(self, record: ActorRecord, failure: bytes) -> None:
+        """For good."""
+        record.state = DEAD
+        record.failure = failure
+        record.worker = None
+        self._retiring.pop(record, None)
+        if self.named.get((record.namespace, record.name)) is record:
+            del self.named[record.namespace, record.name]
+        self._tell(record, record.watchers)
+        if record.task.block is not None:  # A restarted daemon is not to make it again.
+            self.scheduler.blocks.withdraw(record.id, record.task.block)
+            record.task.block = None
+        self.scheduler.references.unpin(record.arguments)
+        record.arguments = set()
+        if record.detached:
+            self.scheduler.references.release((record.task.object_id,), DETACHED)
+            self.scheduler.detached.died(record.task.function.queue.job)
+        self.scheduler.logs.drop(record.id)
+        if record.gone:
+            self.records.pop(record.id, None)
+
+    # -- found --
+
+    def on_find(self, now: float, source: Address, message: m.Find) -> None:
+        """A process calls actors."""
+        process = self.tables.processes.get(source[1:])
+        if process is None:
+            return
+        for actor_id in message.actor_ids:
+            record = self.records.get(actor_id)
+            if record is None:
+                text = f"actor {short(actor_id)} is not known here (any more): its last handle was dropped, or its job has ended"
+                row = (actor_id, DEAD, b"", 0, True, b"", pack_failure("ActorDiedError", text))
+                self.tables.tell(process, m.Whereabouts((row,)))
+            else:
+                record.watchers.add(process.incarnation)
+                self._tell(record, (process.incarnation,))
+
+    def _tell(self, record: ActorRecord, incarnations: Any) -> None:
+        process = record.worker.process if record.worker is not None and record.state == ALIVE else None
+        where = process.incarnation if process is not None else b""
+        row = (record.id, record.state, where, record.task.attempt, record.lives_on, record.executing, record.failure)
+        message = m.Whereabouts((row,))
+        for incarnation in sorted(incarnations):
+            watcher = self.tables.processes.get(incarnation)
+            if watcher is not None:
+                self.tables.tell(watcher, message)
+
+    def process_gone(self, incarnation: bytes) -> None:
+        """A process has ended: the actors it may have called need not answer."""
+        # What actors share may have been called for one that is not known any more.
+        called: dict[bytes, WorkerRecord] = {token: worker for token, worker in self.tables.workers.items() if worker.shared}
+        for record in self.records.values():
+            if incarnation in record.watchers:
+                record.watchers.discard(incarnation)
+                if record.worker is not None:
+                    called[record.worker.token] = record.worker
+        for worker in called.values():
+            self.tables.order(worker, m.CallerGone(incarnation))
+        for identifier in self.tables.promises.by(incarnation):
+            self.tables.promises.keep(identifier)
+            found = self.tables.find(identifier)
+            if found is not None and found.status == PENDING:
+                text = f"the process that called for {short(identifier)} ended before it had the result"
+                failure = pack_failure("ObjectLostError", text)
+                self.scheduler.streams.call_ended(identifier[:TASK_BYTES], FAILED, failure)
+                self.outcomes.settle_value(found, FAILED, failure)
+
+    # -- ended --
+
+    def unreferenced(self, task: TaskRecord) -> None:
+        """The last handle has gone."""
+        record = self.records.get(task.id)
+        if record is None:
+            return
+        record.gone = True
+        if record.state == DEAD:
+            del self.records[task.id]
+        elif record.state == ALIVE:
+            self.retire(record, LAST_HANDLE)
+
+    def retire(self, record: ActorRecord, reason: str) -> None:
+        """End an actor cleanly, after the calls that were made."""
+        record.killed = reason
+        if record.worker is not None:
+            self.tables.order(record.worker, m.Retire(record.id, record.task.attempt, False))
+        self._retiring[record] = None
+
+    def on_kill(self, now: float, source: Address, message: m.Kill) -> None:
+        """``zf.kill``."""
+        record = self.records.get(message.actor_id)
+        if record is None or record.state == DEAD:
+            return
+        if message.no_restart:
+            record.killed = "it was killed (zf.kill)"
+        if record.worker is not None:
+            self._end(record, "zf.kill")
+        elif record.killed:
+            maker = record.task.worker
+            if maker is not None and maker.shared:
+                self.tables.order(maker, m.Retire(record.id, record.task.attempt, True))
+            self.outcomes.fail(record.task, "ActorDiedError", f"the actor is dead: {record.killed}", ())
+
+    def on_leaving(self, now: float, source: Address, message: m.Leaving) -> None:
+        """``exit_actor``."""
+        record = self.records.get(message.actor_id)
+        if record is not None:
+            record.killed = "it ended itself (exit_actor)"
+
+    def on_ended(self, now: float, source: Address, message: m.Ended) -> None:
+        """An actor that shared its process has ended; the others live on."""
+        process = self.tables.processes.get(source[1:])
+        worker = self.tables.workers.get(process.name) if process is not None else None
+        record = self.records.get(message.actor_id)
+        if worker is None:
+            return
+        if record is None or record.worker is not worker or record.task.attempt != message.attempt:
+            return
+        record.executing = message.executing
+        record.lives_on = True
+        worker.last_progress = now
+        self._vacate(worker, record)
+        if record.state != DEAD:
+            facts: Facts = (("pid", worker.pid),) if message.executing else ()
+            self._lost(record, message.reason or "it was killed (zf.kill)", "", facts)
+
+    def on_delays(self, now: float, source: Address, message: m.Delays) -> None:
+        """What lasts in a process that actors share."""
+        worker = self.scheduler._worker_of(source)
+        if worker is not None:
+            worker.delays = {row[0]: row for row in message.rows}
+            worker.turn = next((row for row in message.rows if row[1] == message.running), ())
+            if message.rows:
+                self.scheduler.deadlocks.look_later(now)
+
+    def _vacate(self, worker: WorkerRecord, record: ActorRecord) -> None:
+        """An actor does not live there any more."""
+        worker.actors.pop(record.id, None)
+        worker.delays.pop(record.id, None)
+        record.worker = None
+
+    def _end(self, record: ActorRecord, reason: str) -> None:
+        """End an actor at once: its process, or it alone if others live there."""
+        worker = record.worker
+        if worker is not None and worker.shared:
+            self.tables.order(worker, m.Retire(record.id, record.task.attempt, True))
+        else:
+            self._kill_process(worker, reason)
+
+    def _kill_process(self, worker: WorkerRecord | None, reason: str) -> None:
+        if worker is not None and worker.pid:
+            worker.kill_reason = worker.kill_reason or reason
+            self.tables.effects.append(KillProcess(worker.pid, reason))
+
+    def worker_lost(self, worker: WorkerRecord, died: m.ProcessDied) -> None:
+        """A process is proved dead in which actors lived: each is made again, or it is dead."""
+        for actor_id in worker.actors:
+            record = self.records.get(actor_id)
+            if record is not None and record.state != DEAD:
+                self._lost_with(record, worker, died)
+        for process in self.tables.processes.values() if worker.shared else ():
+            if process.job is worker.job:  # Their links to it have outlasted the actors that they called there.
+                self.tables.tell(process, m.CallerGone(worker.token))
+
+    def _lost_with(self, record: ActorRecord, worker: WorkerRecord, died: m.ProcessDied) -> None:
+        record.executing = died.executing if died.executing != record.id else b""
+        record.worker = None
+        record.lives_on = False
+        self.scheduler.logs.process_gone(record.id)
+        if record.state == CREATING and record.task.state != DONE:
+            return  # Its task has failed, or runs again: as any task whose worker died.
+        how = f"signal {died.signal}" if died.signal else f"exit code {died.exit_code}"
+        cause = f"its process ended with {how}"
+        if worker.kill_reason == "memory":
+            cause = f"the node ran out of memory and its process had the most, {died.peak / 2**20:.0f} MiB"
+        facts = (("pid", worker.pid), ("signal", died.signal), ("exit_code", died.exit_code), ("peak", died.peak))
+        self._lost(record, cause, died.stderr, facts)
+
+    def _lost(self, record: ActorRecord, cause: str, stderr: str, facts: Facts) -> None:
+        """An actor has no process any more: it is made again if it may be, or it is dead."""
+        cause = record.killed or cause
+        limit: int = record.task.option("max_restarts", 0)
+        why = record.killed or ("" if limit < 0 or record.restarts < limit else "no restart is left" if limit else "it has no restarts")
+        if not why:
+            record.task.facts().retries += 1
+            record.lived_before = True
+            record.state = CREATING
+            self._tell(record, record.watchers)
+            why = self._make_again(record)
+            if not why:
+                again = f"restart {record.restarts}" + (f" of {limit}" if limit >= 0 else "")
+                named = f"{record.class_name} {record.name!r}" if record.name else record.class_name
+                self.tables.notify_again(
+                    record.task.function.queue.job, f"actor {named} ({brief(record.id)}) is made again, {again}: {cause}"
+                )
+        if why:
+            text = f"actor {record.class_name} is dead: {cause}" + (f" ({why})" if why != record.killed else "")
+            if stderr and not record.killed:
+                text += "\nlast lines of its stderr:\n" + stderr
+            self._died(record, pack_failure("ActorDiedError", text, (*facts, ("restarts", record.restarts))))
+
+    def _make_again(self, record: ActorRecord) -> str:
+        """Run the task that makes it once more; empty, or why that is impossible."""
+        task = record.task
+        self.forget_value(task)
+        return self.rebuilding.rebuild(task, "its actor is to be restarted")
+
+    def of(self, job: JobRecord) -> list[ActorRecord]:
+        """The actors of a job."""
+        return [record for record in self.records.values() if record.id[:JOB_BYTES] == job.id]
+
+    def end_unheld(self, job: JobRecord, reason: str) -> None:
+        """End those of a job that nobody has a handle of, at once."""
+        for record in self.of(job):
+            if not record.detached and record.task.holders is None and record.task.pins <= 0 and record.state != DEAD:
+                record.killed = reason
+                self._end(record, reason)
+
+    def forget_value(self, task: TaskRecord) -> None:
+        """That it was made once says nothing any more."""
+        if type(task.value) is Stored:
+            self.tables.freed.append(task.object_id)
+        self.tables.inline.replace(task, None)
+
+    def job_ended(self, job: JobRecord) -> None:
+        """A job's actors end with it, and all that is known of them."""
+        self.scheduler.remakes.job_ended(job.id)
+        for record in self.of(job):
+            del self.records[record.id]
+            self._retiring.pop(record, None)
+            if self.named.get((record.namespace, record.name)) is record:
+                del self.named[record.namespace, record.name]
+        for identifier in self.tables.promises:
+            if identifier[:JOB_BYTES] == job.id:
+                self.tables.promises.keep(identifier)
+
+    # -- processes come back, and time passes --
+
+    def on_hosting(self, now: float, source: Address, message: m.Hosting) -> None:
+        """A worker says which actors it is, to a daemon that was restarted."""
+        process = self.tables.processes.get(source[1:])
+        worker = self.tables.workers.get(process.name) if process is not None else None
+        if process is None or worker is None:
+            return
+        if not message.rows:
+            worker.state, worker.shared = HOSTING, True
+        for row, attempt in message.rows:
+            job = self.tables.jobs.get(row[0][:JOB_BYTES])
+            if job is None or job.ended:
+                self.scheduler.workers.end(worker, "its job has ended")
+                return
+            worker.job = process.job = job
+            if row[0] not in self.records and not self.adopt(row, attempt, job, worker):
+                self.scheduler.workers.end(worker, "nothing is known any more of the class of its actor")
+                return
+
+    def adopt(self, row: m.Row, attempt: int, job: JobRecord, worker: WorkerRecord) -> bool:
+        """An actor that lived through the daemon's restart. False if its class is not known: it died with its exporter and two daemons."""
+        task = self.scheduler.membership.recovery.enter(row, job)
+        if task is None:
+            return False
+        task.attempt = attempt
+        task.state = DONE
+        task.status = OK
+        self.tables.inline.replace(task, b"actor")
+        self.scheduler.set_terms(task, 0.0)
+        record = self.enter_again(task)
+        record.state = ALIVE
+        self._at_home(record, worker)
+        record.lives_on = record.shared
+        self.scheduler.logs.lives_on(record.id)
+        self.scheduler.dispatcher.host(worker, task)
+        return True
+
+    def enter_again(self, task: TaskRecord) -> ActorRecord:
+        """An actor that the daemon before this one knew, too."""
+        record = self._enter(task, task.function.queue.job)
+        task.facts().retries = tries_of(task.attempt)
+        record.lived_before = record.restarts > 0
+        if record.name:
+            self.named[record.namespace, record.name] = record
+        return record
+
+    def find_lost(self) -> None:
+        """Actors of a restarted daemon that no process is: made again if they may be, and if anybody has a handle."""
+        for task in list(self.tables.tasks.values()):
+            if task.function.actor is None or task.id in self.records or task.state != DONE:
+                continue
+            if task.holders is None and task.pins <= 0:
+                continue  # It goes, with whatever it was.
+            record = self.enter_again(task)
+            if task.status != OK:
+                self.ended(task, None, task.status, task.value if type(task.value) is bytes else b"")
+            else:
+                record.lives_on = record.shared  # Perhaps: a link to a dead process harms less than a broken one to a living one.
+                self._lost(record, "its process ended before the node's daemon was restarted, or meanwhile", "", ())
+
+    def tick(self, now: float) -> None:
+        """Those that take too long to retire are ended."""
+        for record in list(self._retiring):
+            if record.retire_at is None:
+                record.retire_at = now + RETIRE_SECONDS
+            elif now >= record.retire_at:
+                self._retiring.pop(record, None)
+                self._end(record, record.killed)
+
+    def next_deadline(self) -> float | None:
+        """When ``tick`` is wanted next."""
+        if not self._retiring:
+            return None
+        return min(record.retire_at or 0.0 for record in self._retiring)
+
+
+def _as_death(payload: bytes) -> bytes:
+    """The failure of the task that makes an actor, as that of the actor."""
+    kind, text, facts = unpack_failure(payload)
+    return pack_failure("ActorDiedError" if kind == "WorkerCrashedError" else kind, text, facts)

@@ -1,0 +1,57 @@
+"""The end of a program whose actors have something to say at theirs: ``__exit__``, ``__del__``.
+
+When a driver leaves, such actors end as they would if the last handle of each had gone, after the calls that were made; then the job
+does, and with it whatever has not ended within three seconds. A driver that dies takes no leave, and neither do its actors.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zfabric.machines.local_scheduler.actors.directory import ActorRecord
+from zfabric.machines.local_scheduler.records import JobRecord
+from zfabric.protocol.messages import ALIVE
+
+if TYPE_CHECKING:
+    from zfabric.machines.local_scheduler.machine import LocalScheduler
+
+PARTING_SECONDS = 3.0
+"""How long the end of a program waits for that of its actors."""
+
+
+class Partings:
+    """Works on its scheduler's parts."""
+
+    def __init__(self, scheduler: LocalScheduler) -> None:
+        self.scheduler = scheduler
+        self._until: dict[JobRecord, float] = {}
+        """Jobs whose driver has left, and when they end at the latest."""
+
+    def begin(self, job: JobRecord, now: float) -> bool:
+        """A driver leaves. False if none of its actors has anything to do about it."""
+        actors = self._polite(job)
+        for record in actors:
+            self.scheduler.actors.retire(record, "its program has ended")
+        if actors:
+            self._until[job] = now + PARTING_SECONDS
+        return bool(actors)
+
+    def _polite(self, job: JobRecord) -> list[ActorRecord]:
+        return [
+            record
+            for record in self.scheduler.actors.of(job)
+            if record.state == ALIVE and record.worker is not None and not record.detached and record.task.option("farewell", False)
+        ]
+
+    def end_of_turn(self, now: float) -> None:
+        """Those whose actors have ended, or whose time is up, end."""
+        for job, until in list(self._until.items()):
+            if job.ended or job.driver is None:
+                del self._until[job]
+            elif now >= until or not self._polite(job):
+                del self._until[job]
+                self.scheduler.membership.driver_gone(job, now)
+
+    def next_deadline(self) -> float | None:
+        """When the time of one is up."""
+        return min(self._until.values(), default=None)

@@ -1,0 +1,552 @@
+"""The logs of actors' calls: the scheduler's side. It passes blocks and checkpoints to the control store, and says what is committed.
+
+One process at a time may add to a log: the one that is the actor now, in its present attempt. What another says is refused; and what one
+said before its death was proved is written before the next incarnation reads the log, since both go through here. So at most one
+incarnation can commit, and what is committed of a log is always a beginning of what was run.
+
+What the rows, or the state in a checkpoint, refer to is pinned from when it comes here, while those who brought it still hold it, until
+the rows are dropped. A checkpoint drops the rows before it, once its last part is committed; the end of the actor drops everything.
+But rows that made large values which live are kept, with the checkpoint before them: should such a value be lost, a replay makes it
+again (``remakes``).
+
+**Calls that are not logged** (``quiescence``) have no rows, only checkpoints. What had ended since the last one when the process
+died is lost then; how many calls that were is read from what the process left, and the job's driver is told once the actor lives again.
+
+**Where the control store cannot write** (a full disk), what is to be written waits here, in its order, and so do the outcomes in the
+actor's process. If that ends meanwhile, what waited has never happened.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from zfabric.machines.local_scheduler.reports import report
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address
+from zfabric.protocol.messages import DEAD, FAILED, Row
+from zfabric.protocol.names import brief
+from zfabric.protocol.options import LOG_NUMBERS_MAX
+
+if TYPE_CHECKING:
+    from zfabric.machines.local_scheduler.actors.directory import ActorRecord
+    from zfabric.machines.local_scheduler.machine import LocalScheduler
+    from zfabric.machines.local_scheduler.records import WorkerRecord
+
+LOG, CHECKPOINT = "log", "checkpoint"
+PAGE = 500
+"""Rows of the control store in one answer to who replays; it ends earlier after a few megabytes."""
+
+
+class Block(NamedTuple):
+    """Rows of a log, up to call ``last``, or a whole checkpoint after that call; ``refs`` are pinned by it."""
+
+    last: int
+    parts: int
+    """0: it is a block of rows."""
+    refs: tuple[bytes, ...]
+    made: tuple[bytes, ...] = ()
+    """Values that a replay of these rows makes again."""
+
+    def keys(self, actor_id: bytes) -> tuple[tuple[str, bytes], ...]:
+        """Its rows in the control store: (table, key)."""
+        if not self.parts:
+            return ((LOG, actor_id + self.last.to_bytes(8, "big")),)
+        return tuple((CHECKPOINT, part_key(actor_id, self.last, index)) for index in range(self.parts))
+
+
+def part_key(actor_id: bytes, last: int, index: int) -> bytes:
+    """The key of a part of a checkpoint."""
+    return actor_id + last.to_bytes(8, "big") + index.to_bytes(4, "big")
+
+
+def newest(parts: Iterable[Row], before: int = LOG_NUMBERS_MAX) -> tuple[bytes | None, int]:
+    """The last whole one among an actor's checkpoints, and after which call it was taken; (None, 0) if there is none.
+
+    Only those count that were taken before call ``before``.
+    """
+    found: tuple[bytes | None, int] = None, 0
+    pieces: list[bytes] = []
+    wanted = 0
+    for key, value in parts:
+        count, _, data = report.unpacked(value)
+        if int.from_bytes(key[TASK_BYTES:-4], "big") >= before:
+            break
+        if int.from_bytes(key[-4:], "big") == 0:
+            pieces, wanted = [], count
+        if count == wanted:  # Not one of a checkpoint after the same call that was never whole.
+            pieces.append(data)
+            if len(pieces) == count:
+                found = b"".join(pieces), int.from_bytes(key[TASK_BYTES:-4], "big")
+    return found
+
+
+def blocks_after(last: int, blocks: Iterable[Row]) -> Iterator[bytes]:
+    """The rows of an actor's log from call ``last`` + 1 on."""
+    for key, value in blocks:
+        if int.from_bytes(key[TASK_BYTES:], "big") > last:
+            yield report.unpacked(value)[2]
+
+
+class Past(NamedTuple):
+    """Rows before the last checkpoint that made values which live, and the checkpoint that a replay of them begins with, if any."""
+
+    base: Block | None
+    blocks: list[Block]
+
+    def all(self) -> list[Block]:
+        """Everything that is kept."""
+        return self.blocks if self.base is None else [self.base, *self.blocks]
+
+
+class _Writing:
+    """What an incarnation has said of its log, and is not known to be committed."""
+
+    __slots__ = ("block", "committed", "number", "row", "writer")
+
+    def __init__(self, writer: bytes, number: int, row: tuple[str, bytes, bytes], block: Block | None) -> None:
+        self.writer = writer
+        self.number = number
+        self.row = row
+        self.block = block
+        """What is whole once this is committed; None for a part of a checkpoint that is not the last."""
+        self.committed = False
+
+
+class KeptLog:
+    """What is known of the log of one actor."""
+
+    __slots__ = (
+        "actor_id",
+        "adopted",
+        "blocks",
+        "checkpoint",
+        "ended",
+        "exact",
+        "failed",
+        "last",
+        "lost",
+        "past",
+        "replayed",
+        "retry_at",
+        "stray",
+        "to_replay",
+        "trouble",
+        "waits_for",
+        "writing",
+    )
+
+    def __init__(self, actor_id: bytes) -> None:
+        self.actor_id = actor_id
+        self.blocks: deque[Block] = deque()
+        """Blocks of rows that a replay would need, in order."""
+        self.checkpoint: Block | None = None
+        self.past: list[Past] = []
+        self.stray: list[Block] = []
+        """Checkpoints of which not every part came."""
+        self.last = 0
+        """The last call of which this scheduler has heard."""
+        self.writing: deque[_Writing] = deque()
+        self.failed: deque[_Writing] = deque()
+        """Those of them that the control store could not write."""
+        self.retry_at: float | None = None
+        self.trouble = ""
+        """Why the control store cannot write it, as long as it cannot; empty if it can."""
+        self.replayed = self.to_replay = 0
+        self.ended = 0
+        """Calls that have ended, of an actor whose calls are not logged, as far as is known."""
+        self.exact = False
+        """Whether its dead process has left that number, and not merely said it."""
+        self.waits_for = 0
+        """Calls that run while a checkpoint is due, of such an actor."""
+        self.lost = 0
+        """Calls that had ended after the checkpoints from which it was made again, as far as this scheduler has seen that."""
+        self.adopted = False
+        """Whether there was a scheduler before this one, which may have seen more."""
+
+
+class KeptLogs:
+    """The logs of all actors of this node. Works on its scheduler's tables and parts."""
+
+    def __init__(self, scheduler: LocalScheduler) -> None:
+        self.scheduler = scheduler
+        self.tables = scheduler.tables
+        self.references = scheduler.references
+        self.logs: dict[bytes, KeptLog] = {}
+        self.spare: list[tuple[str, bytes]] = []
+        """Rows of the control store that are to be deleted, of actors that are no more."""
+        self._acknowledged: dict[bytes, int] = {}
+        """What actors are to be told at the end of this turn: how much of what they said is committed."""
+
+    # -- what actors say --
+
+    def on_logged(self, now: float, source: Address, message: m.Logged) -> None:
+        """A block of rows."""
+        log = self._of(source, message)
+        if log is None:
+            return
+        block = Block(message.last, 0, message.refs, message.made)
+        before = next((known.last for known in reversed(log.blocks) if known.last <= block.last), 0)
+        if before != block.last:  # Else it is said again.
+            self.references.pin(block.refs)
+            log.blocks.append(block)
+        log.last = max(log.last, message.last)
+        value = report.packed((message.refs, message.made, message.rows))
+        self._write(log, _Writing(source[1:], message.number, (*block.keys(log.actor_id)[0], value), block))
+
+    def on_checkpoint(self, now: float, source: Address, message: m.Checkpoint) -> None:
+        """A part of a checkpoint."""
+        log = self._of(source, message)
+        if log is None:
+            return
+        known = log.checkpoint is not None and log.checkpoint.last == message.last
+        if message.part == 0 and not known:
+            log.stray.append(Block(message.last, message.parts, ()))
+        whole = Block(message.last, message.parts, message.refs) if message.part == message.parts - 1 else None
+        if whole is not None and not known:
+            self.references.pin(whole.refs)
+        log.last = max(log.last, message.last)
+        row = (CHECKPOINT, part_key(log.actor_id, message.last, message.part), report.packed((message.parts, message.refs, message.data)))
+        self._write(log, _Writing(source[1:], message.number, row, whole))
+
+    def on_replaying(self, now: float, source: Address, message: m.Replaying) -> None:
+        """How far a replay has come; at its end, whose outcomes the actor keeps."""
+        record = self._record(source, message.actor_id)
+        worker = worker_of(record) if record is not None else None
+        if record is None or worker is None:
+            return
+        log = self.logs.setdefault(message.actor_id, KeptLog(message.actor_id))
+        log.replayed, log.to_replay = message.done, message.total
+        for caller in message.callers:
+            if caller in self.tables.processes:
+                record.watchers.add(caller)
+            else:
+                self.tables.order(worker, m.CallerGone(caller))
+
+    def on_counted(self, now: float, source: Address, message: m.Counted) -> None:
+        """How many calls have ended that are not logged. Not what a process says that is yet to be the actor: the last one had more."""
+        record = self._record(source, message.actor_id)
+        if record is not None and record.worker is not None:
+            log = self.logs.setdefault(message.actor_id, KeptLog(message.actor_id))
+            log.ended, log.waits_for = message.ended, message.waits_for
+
+    def _of(self, source: Address, message: m.Logged | m.Checkpoint) -> KeptLog | None:
+        """The log that a message is for, if its sender may write it."""
+        record = self._record(source, message.actor_id)
+        if record is None or record.task.attempt != message.attempt:
+            self.tables.counts["refused"] += 1
+            return None
+        return self.logs.setdefault(message.actor_id, KeptLog(message.actor_id))
+
+    def _record(self, source: Address, actor_id: bytes) -> ActorRecord | None:
+        """The actor with this id, if the sender is the process in which it lives, or is being made."""
+        record = self.scheduler.actors.records.get(actor_id)
+        process = self.tables.processes.get(source[1:])
+        worker = self.tables.workers.get(process.name) if process is not None else None
+        if record is None or worker is None or record.state == DEAD:
+            return None
+        return record if worker is worker_of(record) else None
+
+    # -- the control store --
+
+    def _write(self, log: KeptLog, writing: _Writing) -> None:
+        log.writing.append(writing)
+        if log.failed:
+            log.failed.append(writing)
+        else:
+            self._ask(log, writing)
+
+    def _ask(self, log: KeptLog, writing: _Writing) -> None:
+        self.scheduler.questions.ask("log", (log, writing), m.Write, (writing.row,), ())
+
+    def written(self, about: tuple[KeptLog, _Writing], ok: bool, text: str, now: float) -> None:
+        """The control store has answered."""
+        log, writing = about
+        if self.logs.get(log.actor_id) is not log or writing not in log.writing:
+            return
+        if ok:
+            writing.committed = True
+            log.trouble = ""
+            self._advance(log)
+        elif writing.writer in self.tables.processes:
+            log.failed.append(writing)
+            log.retry_at = now + self.scheduler.config.store_retry_every
+            self._warn(log, text)
+        else:
+            self._forget(log, writing)
+
+    def _warn(self, log: KeptLog, text: str) -> None:
+        """Tell the actor's driver, once, that outcomes wait."""
+        record = self.scheduler.actors.records.get(log.actor_id)
+        if log.trouble or record is None:
+            return
+        log.trouble = text
+        driver = record.task.function.queue.job.driver
+        if driver is not None:
+            name = f"actor {record.class_name} {brief(record.id)}"
+            what = f"the results of its calls wait until the log of {name} can be written (checkpoint_every)"
+            self.tables.tell(driver, m.Notice("warning", f"{what}: {text}"))
+
+    def _advance(self, log: KeptLog) -> None:
+        record = self.scheduler.actors.records.get(log.actor_id)
+        worker = worker_of(record) if record is not None else None
+        home = worker.process.incarnation if worker is not None and worker.process is not None else b""
+        while log.writing and log.writing[0].committed:
+            writing = log.writing.popleft()
+            if writing.writer == home:
+                self._acknowledged[log.actor_id] = writing.number
+            if writing.block is not None and writing.block.parts:
+                self._truncate(log, writing.block)
+
+    def _truncate(self, log: KeptLog, checkpoint: Block) -> None:
+        """A checkpoint is whole: what came before it goes, but for what makes values again that live."""
+        spare = [block for block in log.stray if block.last <= checkpoint.last]
+        log.stray = [block for block in log.stray if block.last > checkpoint.last]
+        if log.checkpoint is None or log.checkpoint.last < checkpoint.last:
+            past = Past(log.checkpoint, [])
+            while log.blocks and log.blocks[0].last <= checkpoint.last:
+                past.blocks.append(log.blocks.popleft())
+            log.past.append(past)
+        log.checkpoint = checkpoint
+        kept = []
+        for past in log.past:
+            if any(self._lives(each) for block in past.blocks for each in block.made):
+                kept.append(past)
+            else:
+                spare += past.all()
+        log.past = kept
+        self._delete(log, spare)
+
+    def _lives(self, identifier: bytes) -> bool:
+        """Whether a value may have to be made again; perhaps that is under way (PENDING)."""
+        record = self.tables.find(identifier)
+        return record is not None and record.status != FAILED
+
+    def _delete(self, log: KeptLog, blocks: list[Block]) -> None:
+        """Drop these, but for what is written in the same place: a checkpoint after the same call as one that was never whole."""
+        stay = {key for block in self._all(log) if block.parts for key in block.keys(log.actor_id)}
+        deletes = tuple(key for block in blocks for key in block.keys(log.actor_id) if key not in stay)
+        for block in blocks:
+            self.references.unpin(block.refs)
+        if deletes:
+            self.tables.send(self.tables.control_address, m.Write(0, (), deletes))
+
+    def _forget(self, log: KeptLog, writing: _Writing) -> None:
+        """What was not written never happened."""
+        log.writing.remove(writing)
+        block = writing.block
+        if block is not None:
+            self.references.unpin(block.refs)
+            if not block.parts and block in log.blocks:
+                log.blocks.remove(block)
+
+    def process_gone(self, actor_id: bytes) -> None:
+        """The actor's process is dead: what it said and could not be written is void."""
+        log = self.logs.get(actor_id)
+        if log is not None:
+            failed, log.failed = log.failed, deque()
+            log.retry_at, log.trouble = None, ""
+            for writing in failed:
+                self._forget(log, writing)
+
+    def left(self, rows: Iterable[Row], early: bool = False) -> None:
+        """What dead processes have left: how many calls of which actors had ended. ``early``: which actors there are is not known yet.
+
+        A process that had become an actor before anybody heard so has run nothing: what the one before it has left still counts.
+        """
+        for actor_id, ended in rows:
+            record = self.scheduler.actors.records.get(actor_id)
+            if not early and (record is None or record.worker is None):
+                continue
+            log = self.logs.setdefault(actor_id, KeptLog(actor_id)) if early else self.logs.get(actor_id)
+            if log is not None:
+                log.ended, log.exact = ended, True
+
+    def lives_on(self, actor_id: bytes) -> None:
+        """An actor has lived through a daemon's restart: what a life before this one has left was heard by the daemon before this one."""
+        log = self.logs.get(actor_id)
+        if log is not None:
+            log.ended, log.exact = 0, False
+
+    def made_again(self, record: ActorRecord) -> None:
+        """An actor goes on from its last checkpoint: say what that has lost."""
+        log = self.logs.get(record.id)
+        if log is None or not record.lived_before or not is_unlogged(record):
+            return
+        since = log.checkpoint.last if log.checkpoint is not None else 0
+        lost, exact = max(0, log.ended - since), log.exact
+        log.lost += lost
+        log.ended, log.exact, log.waits_for = since, False, 0
+        if lost or not exact:
+            self._tell_lost(record, f"after {since} calls" if log.checkpoint is not None else "of its beginning", lost, exact)
+
+    def _tell_lost(self, record: ActorRecord, when: str, lost: int, exact: bool) -> None:
+        if exact:
+            many = f"{lost} call{'s' if lost != 1 else ''}"
+        else:
+            many = f"at least {lost} calls, and perhaps more," if lost else "an unknown number of calls, if any,"
+        text = (
+            f"actor {record.class_name} {brief(record.id)} goes on from its checkpoint {when}: what {many} did to it that ended after "
+            "that is lost (their results are not)"
+        )
+        self.tables.say("warning", text)
+        driver = record.task.function.queue.job.driver
+        if driver is not None:
+            self.tables.tell(driver, m.Notice("warning", text))
+
+    def acknowledge(self) -> None:
+        """Tell actors what is committed: once a turn."""
+        acknowledged, self._acknowledged = self._acknowledged, {}
+        for actor_id, number in acknowledged.items():
+            record = self.scheduler.actors.records.get(actor_id)
+            worker = worker_of(record) if record is not None else None
+            if worker is not None:
+                self.tables.order(worker, m.Durable(actor_id, number))
+
+    # -- who replays --
+
+    def read(self, source: Address, token: int, actor_id: bytes, table: str, after: bytes) -> None:
+        """A page of an actor's log, or of its checkpoints, for the process in which it is being made."""
+        may = self._record(source, actor_id) is not None or self.scheduler.remakes.reads(source, actor_id)
+        if table not in (LOG, CHECKPOINT) or not may:
+            raise ValueError("the log of an actor is read by the process that is to be the actor")
+        self.scheduler.questions.ask("log read", (source, token), m.Scan, table, actor_id, after, PAGE)
+
+    def found(self, about: tuple[Address, int], message: m.Found) -> None:
+        """The control store has read it."""
+        source, token = about
+        self.tables.send(source, m.Answer(token, (message.rows, message.more), ""))
+
+    def describe(self, record: ActorRecord) -> dict[str, int | str | None]:
+        """For people: how many calls were logged, when the last checkpoint was, what came since, how far a replay is, what was lost."""
+        every, unlogged = record.task.option("checkpoint_every"), is_unlogged(record)
+        log = self.logs.get(record.id)
+        checkpoint = log.checkpoint.last if log is not None and log.checkpoint is not None else None
+        found: dict[str, int | str | None] = {
+            "checkpoint_every": every,
+            "logged_calls": None,
+            "checkpoint": checkpoint,
+            "since_checkpoint": None,
+            "checkpoint_waits_for": 0,
+            "lost_calls": None,
+            "lost_known": True,
+            "replaying": "",
+        }
+        if log is None:
+            return found
+        found["since_checkpoint"] = max(0, (log.ended if unlogged else log.last) - (checkpoint or 0))
+        if unlogged:
+            return {**found, "checkpoint_waits_for": log.waits_for, "lost_calls": log.lost, "lost_known": not log.adopted}
+        replaying = f"{log.replayed} of {log.to_replay}" if log.replayed < log.to_replay else ""
+        return {**found, "logged_calls": log.last, "replaying": replaying}
+
+    # -- the end --
+
+    def drop(self, actor_id: bytes) -> None:
+        """The actor is dead for good: nobody will replay anything. Its rows go once the one that would make it again has gone."""
+        log = self.logs.pop(actor_id, None)
+        if log is not None:
+            blocks = self._all(log)
+            for block in blocks:
+                self.references.unpin(block.refs)
+            self.spare += [key for block in blocks for key in block.keys(actor_id)]
+
+    def _all(self, log: KeptLog) -> list[Block]:
+        """All that is pinned and written for an actor, or is to be. Of a checkpoint that is not whole, nothing is pinned."""
+        coming = {block.last: block for writing in log.writing if (block := writing.block) is not None and block.parts}
+        stray = [coming.get(block.last, block) for block in log.stray]
+        checkpoint = [log.checkpoint] if log.checkpoint is not None else []
+        return [*log.blocks, *checkpoint, *stray, *(block for past in log.past for block in past.all())]
+
+    def maker_of(self, identifier: bytes) -> tuple[bytes, bool] | None:
+        """The actor whose log would make a lost value again, and whether that begins with a checkpoint, rather than with ``__init__``."""
+        for log in self.logs.values():
+            for base, blocks in (*log.past, (log.checkpoint, log.blocks)):
+                if any(identifier in block.made for block in blocks):
+                    return log.actor_id, base is not None
+        return None
+
+    def job_ended(self, job_id: bytes) -> list[tuple[str, bytes]]:
+        """A job ends: the rows of its actors' logs are to be deleted with its others."""
+        ended = [actor_id for actor_id in self.logs if actor_id[:JOB_BYTES] == job_id]
+        return [key for actor_id in ended for block in self._all(self.logs.pop(actor_id)) for key in block.keys(actor_id)]
+
+    # -- after a restart of the daemon --
+
+    def adopt(self, table: str, rows: tuple[Row, ...]) -> None:
+        """Rows of the control store, in their order. What they refer to is pinned later (``recover``)."""
+        for key, value in rows:
+            actor_id, last = key[:TASK_BYTES], int.from_bytes(key[TASK_BYTES : TASK_BYTES + 8], "big")
+            log = self.logs.setdefault(actor_id, KeptLog(actor_id))
+            log.adopted = True
+            log.last = max(log.last, last)
+            if table == LOG:
+                refs, made, _ = report.unpacked(value)
+                log.blocks.append(Block(last, 0, refs, made))
+                continue
+            count, refs, _ = report.unpacked(value)
+            index = int.from_bytes(key[TASK_BYTES + 8 :], "big")
+            part = Block(last, count, ())
+            replaced = part not in log.stray and (log.checkpoint is None or log.checkpoint[:2] != (last, count))
+            if index == 0 or replaced:  # Of one that was never whole, the first part may have been replaced by that of another one.
+                log.stray.append(part)
+            if index == count - 1 and log.stray and log.stray[-1][:2] == (last, count):  # The last part has all the others before it.
+                log.stray.pop()
+                if log.checkpoint is not None:
+                    log.past.append(Past(log.checkpoint, []))
+                log.checkpoint = Block(last, count, refs)
+
+    def references_of(self) -> Iterator[tuple[bytes, ...]]:
+        """What is referred to, each as often as it is to be pinned."""
+        for log in self.logs.values():
+            yield from (block.refs for block in self._all(log))
+
+    def recover(self) -> None:
+        """Everything that is referred to is known: pin it."""
+        for log in self.logs.values():
+            self._find_past(log)
+        for refs in self.references_of():
+            self.references.pin(refs)
+
+    def _find_past(self, log: KeptLog) -> None:
+        """Rows that are kept from before the last checkpoint go with the checkpoint before them."""
+        while log.checkpoint is not None and log.blocks and log.blocks[0].last <= log.checkpoint.last:
+            block = log.blocks.popleft()
+            before = [past for past in log.past if past.base is None or past.base.last < block.last]
+            if not before:
+                before = [Past(None, [])]
+                log.past[:0] = before
+            before[-1].blocks.append(block)
+
+    def drop_lost(self) -> None:
+        """Actors that are no more have no log."""
+        for actor_id in list(self.logs):
+            record = self.scheduler.actors.records.get(actor_id)
+            if record is None or record.state == DEAD:
+                self.drop(actor_id)
+
+    # -- time --
+
+    def tick(self, now: float) -> None:
+        """Write what could not be written."""
+        for log in self.logs.values():
+            if log.retry_at is not None and now >= log.retry_at:
+                log.retry_at = None
+                failed, log.failed = log.failed, deque()
+                for writing in failed:
+                    self._ask(log, writing)
+
+    def next_deadline(self) -> float | None:
+        """When ``tick`` is wanted next."""
+        return min((log.retry_at for log in self.logs.values() if log.retry_at is not None), default=None)
+
+
+def worker_of(record: ActorRecord) -> WorkerRecord | None:
+    """The worker in which an actor lives, or is being made."""
+    return record.worker or record.task.worker
+
+
+def is_unlogged(record: ActorRecord) -> bool:
+    """Whether an actor has checkpoints, and its calls are not logged."""
+    return bool(record.task.option("unlogged", False))

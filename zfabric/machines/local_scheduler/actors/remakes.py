@@ -1,0 +1,104 @@
+"""Lost results of logged calls are made again: the stateful edges of the lineage.
+
+A large value that an actor's method returned has no task that would make it again, but a history: the calls before it, in their order,
+from a state that a checkpoint has kept. When such a value is lost, the calls between that checkpoint and the one that made it run again
+in a process of their own, beside the actor, and the last one's value takes the place of the lost one (paper, sections 3.2 and 4.2.3).
+What runs there is a task of the actor's class that makes no actor, and that nobody waits for but the value.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zfabric.machines.local_scheduler.records import PENDING, AnyObject, TaskRecord, WorkerRecord
+from zfabric.protocol.failures import Facts, pack_failure, unpack_failure
+from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address, child_prefix, pack_counter, short
+from zfabric.protocol.messages import ERROR, FAILED, Row
+from zfabric.protocol.options import option
+
+if TYPE_CHECKING:
+    from zfabric.machines.local_scheduler.machine import LocalScheduler
+
+RETRIES = 3
+"""How often a replay is begun again whose process dies."""
+
+
+def is_remake(row: Row) -> bool:
+    """Whether a task row is that of a replay for a lost value."""
+    return len(row) > 4 and option(row[4], "remake") is not None
+
+
+class Remakes:
+    """Replays under way. Works on its scheduler's tables and parts."""
+
+    def __init__(self, scheduler: LocalScheduler) -> None:
+        self.scheduler = scheduler
+        self.tables = scheduler.tables
+        self._wanted: dict[bytes, bytes] = {}
+        """The value that each replay is to make again, by the replay's task."""
+        self._begun = 0
+
+    def start(self, record: AnyObject) -> bool:
+        """Make a value again, which is pending from now on. False if no log would."""
+        found = self.scheduler.logs.maker_of(record.object_id)
+        maker = self._maker(found[0]) if found is not None else None
+        if found is None or maker is None:
+            return False
+        record.status = PENDING
+        self.tables.inline.replace(record, None)
+        if record.object_id not in self._wanted.values():
+            self._run(record.object_id, maker, found[1])
+        return True
+
+    def _maker(self, actor_id: bytes) -> TaskRecord | None:
+        """The task that makes this actor. A scheduler that recovers knows its tasks before their actors."""
+        actor = self.scheduler.actors.records.get(actor_id)
+        return actor.task if actor is not None else self.tables.tasks.get(actor_id)
+
+    def _run(self, identifier: bytes, maker: TaskRecord, from_checkpoint: bool) -> None:
+        self._begun += 1
+        prefix = child_prefix(maker.id[:JOB_BYTES], identifier[:TASK_BYTES], 0, b"remake")
+        options: tuple[Row, ...] = (("num_returns", 0), ("max_retries", RETRIES), ("remake", (maker.id, identifier)))
+        options += tuple(each for each in maker.options or () if each[0] in ("demand", "env"))
+        arguments: Row = (b"", ())
+        if not from_checkpoint:  # It begins with ``__init__``.
+            arguments = maker.row[2:4]
+            options += (("contains", maker.contains()),) if maker.contains() else ()
+        first = self.tables.first_attempt
+        task = TaskRecord((prefix + pack_counter(self._begun), maker.row[1], *arguments, options), maker.function, b"", first)
+        task.holders, task.outputs = None, ()
+        self.tables.tasks[task.id] = task
+        self._wanted[task.id] = identifier
+        self.scheduler.set_terms(task, 0.0)
+        self.scheduler.resolve(task)
+
+    def ended(self, task: TaskRecord, worker: WorkerRecord | None, status: int, payload: bytes) -> bool:
+        """A task of a class has ended. False if it was to make an actor. What a replay makes is heard of before its end."""
+        identifier = self._wanted.pop(task.id, None)
+        if identifier is None:
+            return False
+        if worker is not None:
+            self.scheduler.workers.end(worker, "its replay has ended")
+        record = self.tables.find(identifier)
+        if record is not None and record.status == PENDING:
+            why = "the calls did not return again what they had"
+            facts: Facts = ()
+            if status == ERROR:
+                why, facts = "it raised", (("cause", payload),)
+            elif status == FAILED:
+                why = unpack_failure(payload)[1]
+            text = f"object {short(identifier)} is lost, and a replay of its actor's calls did not make it again: {why}"
+            self.scheduler.outcomes.settle_value(record, FAILED, pack_failure("ObjectLostError", text, facts))
+        return True
+
+    def reads(self, source: Address, actor_id: bytes) -> bool:
+        """Whether a process replays this actor's calls for a lost value."""
+        process = self.tables.processes.get(source[1:])
+        worker = self.tables.workers.get(process.name) if process is not None else None
+        return worker is not None and any(
+            task.id in self._wanted and option(task.options, "remake")[0] == actor_id for task in worker.inflight.values()
+        )
+
+    def job_ended(self, job_id: bytes) -> None:
+        """Nobody waits for a job's values."""
+        self._wanted = {task_id: each for task_id, each in self._wanted.items() if task_id[:JOB_BYTES] != job_id}

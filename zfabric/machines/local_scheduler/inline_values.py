@@ -1,0 +1,38 @@
+"""How many bytes of values lie in the memory of a local scheduler, rather than in the arena.
+
+Above the setting ``inline_memory`` values move into the arena (``References.absorb``). A record's value is replaced here and nowhere
+else, so that no way in which a value comes, moves or is replaced by an error can be forgotten in the count. The two loops that every
+task passes through, of its completion and of the release of its value, set the records themselves and report the sum once per batch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from zfabric.machines.local_scheduler.records import AnyObject, Stored
+
+
+class InlineValues:
+    """Owns the count, which is one of a scheduler's ``counts`` so that ``zfabric status`` shows it."""
+
+    def __init__(self, counts: Counter[str]) -> None:
+        self._counts = counts
+
+    @property
+    def total(self) -> int:
+        """Bytes of all values that are in records."""
+        return self._counts["inline_bytes"]
+
+    def replace(self, record: AnyObject, value: bytes | Stored | None) -> None:
+        """Give a record of the tables another value, or None."""
+        before, record.value = record.value, value
+        if isinstance(before, bytes):
+            self._counts["inline_bytes"] -= len(before)
+        if isinstance(value, bytes):
+            self._counts["inline_bytes"] += len(value)
+
+    def add(self, difference: int) -> None:
+        """Count a batch of values that came (positive) or went (negative) in one of the two loops above."""
+        self._counts["inline_bytes"] += difference

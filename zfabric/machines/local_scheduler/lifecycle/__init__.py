@@ -1,0 +1,1 @@
+"""Processes and jobs: how they come and go, and how a scheduler recovers after a restart."""

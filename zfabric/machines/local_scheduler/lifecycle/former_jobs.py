@@ -1,0 +1,61 @@
+"""Jobs of a node that is no more, in a control store that was kept: nobody is left who could end them, so the next node does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from zfabric.machines.local_scheduler.reports import report
+from zfabric.protocol import messages as m
+
+if TYPE_CHECKING:
+    from zfabric.machines.local_scheduler.machine import LocalScheduler
+
+PAGE = 500
+"""Rows of the control store that are asked for at a time."""
+
+
+class _Clearing(NamedTuple):
+    """A job whose rows are being deleted, table by table; its own row says that it has ended once they are gone."""
+
+    job: bytes
+    ended: bytes
+    tables: tuple[str, ...]
+
+
+class FormerJobs:
+    """Ends them as ``Membership.end_job`` would have: what is left of a job is its row."""
+
+    def __init__(self, scheduler: LocalScheduler) -> None:
+        self.scheduler = scheduler
+
+    def ask(self) -> None:
+        """Look for them, before this node has jobs of its own."""
+        self.scheduler.questions.ask("former jobs", None, m.Scan, "job", b"", b"", 10_000)
+
+    def found(self, rows: m.Rows) -> None:
+        """The store's jobs."""
+        for key, value in rows:
+            facts = report.unpacked(value)
+            if facts["status"] == "running" and key not in self.scheduler.tables.jobs:
+                self._go_on(
+                    _Clearing(key, report.packed({**facts, "status": "ended"}), ("task", "function", "object", "log", "checkpoint"))
+                )
+
+    def rows_found(self, clearing: _Clearing, message: m.Found) -> None:
+        """A page of what is left of one."""
+        table, *rest = clearing.tables
+        self._write((), tuple((table, key) for key, _ in message.rows))
+        if message.more:
+            self._go_on(clearing, message.rows[-1][0])
+        else:
+            self._go_on(clearing._replace(tables=tuple(rest)))
+
+    def _go_on(self, clearing: _Clearing, after: bytes = b"") -> None:
+        if clearing.tables:
+            self.scheduler.questions.ask("former rows", clearing, m.Scan, clearing.tables[0], clearing.job, after, PAGE)
+        else:
+            self._write((("job", clearing.job, clearing.ended),), ())
+
+    def _write(self, puts: m.Rows, deletes: m.Rows) -> None:
+        if puts or deletes:
+            self.scheduler.tables.send(self.scheduler.tables.control_address, m.Write(0, puts, deletes))

@@ -1,0 +1,618 @@
+"""The local scheduler: keeps the tasks submitted on its node, decides when and where they run, and fixes their outcomes.
+
+This file is the list of what it accepts, how tasks come and what the stores answer; the parts it is made of are beside it in
+``parts``: ``state`` (what it knows), ``references`` (what stays, what goes), ``outcomes`` (accept, retry, fail), ``values`` (put, held,
+fetched, lost), ``dispatch`` (who runs what), ``membership`` (processes, jobs, recovery), ``report`` (what people ask).
+
+A task is WAITING for dependencies, READY in the queue of its shape, ASSIGNED to a worker, and DONE. Placement happens once per
+loop turn, in ``take_effects``. After a restart nothing is dispatched and nothing freed until every process that the supervisor
+still has, and every living driver, has registered again: until then all they say is kept, and is then taken in by kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zfabric.config import ROWS_MAX, Config
+from zfabric.machines.common.lineage_blocks import BlockWriter
+from zfabric.machines.common.resources import Pool
+from zfabric.machines.local_scheduler.actors.deadlocks import Deadlocks
+from zfabric.machines.local_scheduler.actors.detached import Detached
+from zfabric.machines.local_scheduler.actors.directory import Actors
+from zfabric.machines.local_scheduler.actors.job_shutdown import Partings
+from zfabric.machines.local_scheduler.actors.logs import KeptLogs
+from zfabric.machines.local_scheduler.actors.remakes import Remakes
+from zfabric.machines.local_scheduler.lifecycle.membership import Membership
+from zfabric.machines.local_scheduler.objects.call_results import CallResults
+from zfabric.machines.local_scheduler.objects.references import References, add_holder, row_names
+from zfabric.machines.local_scheduler.objects.streams import Streams
+from zfabric.machines.local_scheduler.objects.values import Values
+from zfabric.machines.local_scheduler.records import (
+    DONE,
+    ENDING,
+    HOSTING,
+    IDLE,
+    LEASED,
+    PENDING,
+    WAITING,
+    FunctionRecord,
+    JobRecord,
+    ProcessRecord,
+    TaskRecord,
+    WorkerRecord,
+    make_outputs,
+)
+from zfabric.machines.local_scheduler.reports import invariants, report
+from zfabric.machines.local_scheduler.requests import Questions
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.direct_submission import Introductions
+from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
+from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
+from zfabric.machines.local_scheduler.tasks.placement_requests import Infeasible
+from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
+from zfabric.machines.local_scheduler.tasks.starvation import Starvation
+from zfabric.machines.local_scheduler.tasks.stopping import Stopping
+from zfabric.machines.local_scheduler.tasks.worker_pool import WorkerPool
+from zfabric.protocol import messages as m
+from zfabric.protocol.effects import Effect, KillProcess
+from zfabric.protocol.failures import pack_failure
+from zfabric.protocol.ids import CLIENT, Address, first_attempt, short
+from zfabric.protocol.machine import Explanation, Refusal
+from zfabric.protocol.messages import FAILED, OK
+from zfabric.protocol.options import Demand, option
+from zfabric.protocol.trace import pack_event
+
+HEARTBEAT_EVERY = 1.0
+"""How often a global scheduler hears of this node while something changes."""
+
+
+class LocalScheduler:
+    """One per node. ``first_token`` starts the names of its workers, which no other incarnation may use again.
+
+    ``daemons`` is how many daemons the node had before: if any, it recovers.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        node: bytes,
+        config: Config,
+        total: Demand,
+        store: Address | None,
+        control: Address,
+        placer: Address,
+        first_token: int,
+        daemons: int,
+    ) -> None:
+        self.address = address
+        self.node = node
+        self.config = config
+        self.pool = Pool(total)
+        self.blocks = BlockWriter()
+        self.tables = Tables(address, store, control, placer, config, first_attempt(daemons))
+        self.references = References(self.tables, self.blocks)
+        self.outcomes = Outcomes(self.tables, self.references, node)
+        self.rebuilding = Rebuilding(self.tables, self.references, self.outcomes)
+        self.workers = WorkerPool(self.tables, self.pool, first_token)
+        self.dispatcher = Dispatcher(self.tables, self.outcomes, self.rebuilding, self.pool, self.workers)
+        self.stopping = Stopping(self.tables, self.outcomes)
+        self.infeasible = Infeasible(self.tables, self.outcomes, self.pool)
+        self.starvation = Starvation(self.tables, self.pool, self.dispatcher)
+        self.questions = Questions(self)
+        self.values = Values(self)
+        self.actors = Actors(self)
+        self.call_results = CallResults(self)
+        self.logs = KeptLogs(self)
+        self.detached = Detached(self)
+        self.remakes = Remakes(self)
+        self.rebuilding.remake = self.remakes.start
+        self.outcomes.actor_made = self.actors.ended
+        self.outcomes.actor_unwanted = self.actors.unwanted
+        self.references.actor_unreferenced = self.actors.unreferenced
+        self.streams = Streams(self)
+        self.introductions = Introductions(self)
+        self.dispatcher.introductions = self.outcomes.introductions = self.introductions
+        self.deadlocks = Deadlocks(self)
+        self.partings = Partings(self)
+        self.membership = Membership(self, daemons > 0)
+        self._flush_at: float | None = None
+        self._overdue_at: float | None = None
+        self._trim_at: float | None = None
+        self._heartbeat_at = 0.0
+        self._heartbeat: m.Heartbeat | None = None
+        self._more_to_collect = False
+        self._introduced = False
+        self._next_event = 0
+        self._events: list[m.Row] = []
+        """Rows for the event table that wait for the next batch."""
+
+    # -- the contract --
+
+    def step(self, now: float, source: Address, message: m.Message) -> None:
+        """Take in one message."""
+        if self.membership.holds_back(source, message):
+            return
+        handler = HANDLERS.get(type(message))
+        if handler is None:
+            self.tables.counts["refused"] += 1
+            return
+        handler(self, now, source, message)
+
+    def tick(self, now: float) -> None:
+        """Deadlines of tasks, repeated interrupts, overdue prefetches, idle workers, registrations that did not come."""
+        self.stopping.tick(now)
+        if self._overdue_at is not None and now >= self._overdue_at:
+            self._overdue_at = self.dispatcher.overdue(now)
+        if self._trim_at is not None and now >= self._trim_at:
+            self._trim_at = self.workers.trim(now)
+        self.infeasible.tick(now)
+        self.starvation.tick(now)
+        self.actors.tick(now)
+        self.deadlocks.tick(now)
+        self.logs.tick(now)
+        self.membership.tick(now)
+
+    def next_deadline(self) -> float | None:
+        """When ``tick`` or ``take_effects`` is wanted next."""
+        if self._more_to_collect or self.dispatcher.searching:
+            return 0.0
+        candidates = [
+            self._flush_at,
+            self._overdue_at,
+            self._trim_at,
+            self.membership.next_deadline(),
+            self.stopping.next_deadline(),
+            self.infeasible.next_deadline(),
+            self.starvation.next_deadline(),
+            self.actors.next_deadline(),
+            self.deadlocks.next_deadline(),
+            self.logs.next_deadline(),
+            self.introductions.next_deadline(),
+            self.partings.next_deadline(),
+        ]
+        return min((each for each in candidates if each is not None), default=None)
+
+    def take_effects(self, now: float) -> list[Effect]:
+        """Dispatch, push results, let go of what is spare, write rows that are due."""
+        tables = self.tables
+        self.stopping.end_of_turn(now)
+        if not self.membership.recovering:
+            self._more_to_collect = self.references.collect()
+            if tables.inline.total > self.config.inline_memory:
+                self._more_to_collect |= self.references.absorb()
+            self.dispatcher.turn(now)
+            self.introductions.end_of_turn(now)
+            self._overdue_at = self._look_again(self._overdue_at, now)
+            self.infeasible.ask(now)
+            self.starvation.end_of_turn(now)
+            if self._trim_at is None:
+                self._trim_at = self.workers.trim(now)
+        for process in tables.touched:
+            rows, process.results = process.results, []
+            for start in range(0, len(rows), ROWS_MAX):
+                tables.tell(process, m.Results(tuple(rows[start : start + ROWS_MAX])))
+        tables.touched.clear()
+        self.partings.end_of_turn(now)
+        self.detached.end_of_turn(now)
+        self.values.read_durable()
+        self.logs.acknowledge()
+        self._introduce()
+        self._flush_rows(now)
+        self._beat(now)
+        self.membership.keep()
+        return tables.take_effects()
+
+    def _look_again(self, at: float | None, now: float) -> float | None:
+        if at is not None:
+            return at
+        for worker in self.tables.workers.values():
+            if worker.state == LEASED and worker.behind:
+                return now + self.config.take_back_after
+        return None
+
+    def _flush_rows(self, now: float) -> None:
+        """Write rows and events that have waited long enough, as one batch."""
+        if self._flush_at is None:
+            if self.blocks.pending or self.logs.spare:
+                self._flush_at = now + self.config.lineage_delay
+        elif now >= self._flush_at:
+            puts, deletes = self.blocks.flush()
+            if not self.blocks.pending:  # Without its log, an actor would be made again as if it had never been called.
+                deletes += self.logs.spare
+                self.logs.spare = []
+            self._flush_at = now + self.config.lineage_delay if self.blocks.pending else None
+            self._write((*puts, *self._events), tuple(deletes))
+            self._events.clear()
+
+    def take_events(self) -> m.Rows:
+        """The rows for the event table that wait; whoever takes them writes them."""
+        events, self._events = tuple(self._events), []
+        return events
+
+    def _write(self, puts: m.Rows, deletes: m.Rows) -> None:
+        if puts or deletes:
+            self.tables.send(self.tables.control_address, m.Write(0, puts, deletes))
+
+    def _introduce(self) -> None:
+        """The node's own row, once."""
+        if not self._introduced:
+            self._introduced = True
+            row = report.packed({"resources": dict(self.pool.total), "daemon": self.address[1:], "protocol": m.PROTOCOL_VERSION})
+            self.tables.send(self.tables.control_address, m.Write(0, (("node", self.node, row),), ()))
+
+    def _beat(self, now: float) -> None:
+        if now < self._heartbeat_at:
+            return
+        queued = sum(len(queue.tasks) for queue in self.tables.queues.values())
+        beat = m.Heartbeat(self.node, tuple(sorted(self.pool.total.items())), self.pool.available(), queued, 0.0)
+        self._heartbeat_at = now + HEARTBEAT_EVERY
+        if beat != self._heartbeat:
+            self._heartbeat = beat
+            self.tables.send(self.tables.placer_address, beat)
+
+    # -- functions and tasks --
+
+    def on_export(self, now: float, source: Address, message: m.Export) -> None:
+        """Functions a job may run; the control store keeps them."""
+        job = self._job_of(source)
+        if job is None or job.ended:
+            return
+        puts = []
+        for identifier, name, payload, options in message.functions:
+            if identifier in job.functions:
+                continue
+            function = FunctionRecord(identifier, name, payload, options)
+            function.queue = self.tables.queue_for(job, function.shape)
+            job.functions[identifier] = function
+            puts.append(("function", job.id + identifier, report.packed((name, options, payload))))
+        if puts:
+            self.tables.send(self.tables.control_address, m.Write(0, tuple(puts), ()))
+
+    def on_submit(self, now: float, source: Address, message: m.Submit) -> None:
+        """Task rows, in order."""
+        process = self.tables.processes.get(source[1:])
+        job = process.job if process is not None else None
+        if process is None or job is None or job.ended:
+            self._refuse(source, "JobEndedError", "the job has ended; call zf.init() for a new one")
+            return
+        tasks, functions, add_row = self.tables.tasks, job.functions, self.blocks.add
+        self.blocks.now = now
+        submitter, keep_rows, first = process.incarnation, self.config.lineage, self.tables.first_attempt
+        orphans = self.values.take_orphans(message.rows) if self.tables.orphans else ()
+        for row in message.rows:
+            task_id = row[0]
+            known = tasks.get(task_id)
+            if known is not None:
+                self._repeated(process, known, row)
+                continue
+            function = functions.get(row[1])
+            if function is None:
+                self.refuse_unknown(process, row)
+                continue
+            task = TaskRecord(row, function, submitter, first)
+            tasks[task_id] = task
+            if not process.ready:
+                task.holders = None  # While a process registers, only Hold says what it holds.
+            if keep_rows:
+                task.block = add_row(row)
+            if function.plain and not row[3] and len(row) == 4:
+                function.queue.tasks.append(task)
+            else:
+                self.admit(task, now)
+        for orphan, lost in orphans:
+            self.values.reunite(orphan, lost, process)
+        if self.tables.condemned:
+            self.stopping.stop_late(message.rows, now)
+        job.submitted += len(message.rows)
+        self.tables.became_ready += 1
+        self.tables.counts["tasks_submitted"] += len(message.rows)
+        if process.kind == "driver":
+            self.introductions.submitted(process, message.rows)
+
+    def accept(self, process: ProcessRecord, rows: m.Rows) -> list[TaskRecord]:
+        """Records of tasks that a worker has already. Raises Refusal for those that may not come so: all but plain ones."""
+        job = process.job
+        if job is None or job.ended:
+            self._refuse(CLIENT + process.incarnation, "JobEndedError", "the job has ended; call zf.init() for a new one")
+            return []
+        accepted = []
+        for row in rows:
+            known, function = self.tables.tasks.get(row[0]), job.functions.get(row[1])
+            if known is not None:
+                self._repeated(process, known, row)
+            elif function is None or not function.plain or row[3] or len(row) > 4:
+                raise Refusal("only plain tasks are handed over")
+            else:
+                task = self.tables.tasks[row[0]] = TaskRecord(row, function, process.incarnation, self.tables.first_attempt)
+                if self.config.lineage:
+                    task.block = self.blocks.add(row)
+                accepted.append(task)
+        job.submitted += len(rows)
+        self.tables.counts["tasks_submitted"] += len(rows)
+        self.tables.counts["tasks_handed"] += len(rows)
+        return accepted
+
+    def admit(self, task: TaskRecord, now: float) -> None:
+        """A task that is not plain: several values, options of its own, a deadline, dependencies."""
+        if task.function.stream is not None:
+            self.streams.begin(task)
+        count = task.option("num_returns", 1)
+        if count != 1:
+            make_outputs(task, count)
+            for record in task.outputs or ():
+                record.holders = task.holders
+                self.tables.objects[record.object_id] = record
+            if count == 0:
+                task.holders = None
+        self.set_terms(task, now)
+        if task.function.actor is not None and not self.actors.submitted(task, task.function.queue.job):
+            return
+        self.resolve(task)
+
+    def set_terms(self, task: TaskRecord, now: float) -> None:
+        """What a call asks for on its own: resources, an environment, a deadline."""
+        options = task.options
+        if option(options, "demand") is not None or option(options, "env") is not None:
+            function = task.function
+            demand = option(options, "demand", function.demand)
+            environment = option(options, "env", function.environment)
+            shape = (demand, environment, *function.shape[2:])
+            task.facts().demand_queue = self.tables.queue_for(function.queue.job, shape)
+        timeout = task.option("timeout")
+        if timeout is not None:
+            task.facts().deadline = now + timeout
+            self.stopping.expect(task, now + timeout)
+
+    def resolve(self, task: TaskRecord) -> None:
+        """Pin what the row names, and find out which dependencies have no value yet."""
+        if row_names(task.row):
+            self.references.keep_row(task)
+            self.references.pin(task.contains())
+        unresolved = 0
+        broken: tuple[int, bytes] | None = None
+        for object_id in task.row[3]:
+            record = self.tables.find(object_id)
+            if record is None:
+                broken = broken or (FAILED, pack_failure("ObjectFreedError", f"its argument {short(object_id)} is not known (any more)"))
+                continue
+            record.pins += 1
+            if record.status == OK and record.value is None:
+                self.rebuilding.make_available(record, "evicted")
+            if record.status == PENDING:
+                unresolved += 1
+                if record.dependents is None:
+                    record.dependents = []
+                record.dependents.append(task)
+            elif record.status != OK and broken is None:
+                broken = (record.status, record.value if type(record.value) is bytes else b"")
+        if broken is not None:
+            self.outcomes.end_with(task, *broken)
+        elif unresolved:
+            task.state = WAITING
+            task.facts().unresolved = unresolved
+        else:
+            self.outcomes.make_ready(task)
+
+    def _repeated(self, process: ProcessRecord, task: TaskRecord, row: m.Row) -> None:
+        """The same row again is a repeat (a retried parent names its children as before); another is refused."""
+        if task.row != row:
+            self.refuse_row(process, row)
+            return
+        for record in task.values() if process.ready else ():
+            add_holder(record, process.incarnation)
+        if task.submitter != process.incarnation:
+            if task.state != DONE and task.submitter in self.tables.processes:
+                task.facts().submitters += (task.submitter,)
+            task.submitter = process.incarnation
+        if task.state == DONE and any(record.value is None for record in task.values()):  # Errors are let go of, too.
+            for record in task.values():
+                self.rebuilding.make_available(record, "gone when its task was submitted again")
+        if task.state == DONE:
+            self.outcomes.report_to(process, task)
+
+    def refuse_unknown(self, process: ProcessRecord, row: m.Row) -> None:
+        """The function of a row is not known."""
+        process.results.append((row[0], FAILED, (pack_failure("FabricError", "the function was never exported"),)))
+        self.tables.touched[process] = None
+
+    def refuse_row(self, process: ProcessRecord, row: m.Row) -> None:
+        """Another row of that name is known."""
+        self.tables.counts["refused"] += 1
+        text = f"task {short(row[0])} was submitted before with different content: its parent is not deterministic"
+        process.results.append((row[0], FAILED, (pack_failure("FabricError", text),)))
+        self.tables.touched[process] = None
+
+    def on_completed(self, now: float, source: Address, message: m.Completed) -> None:
+        """Attempts that ended."""
+        worker = self._worker_of(source)
+        if worker is None:
+            self.tables.counts["refused"] += 1
+            return
+        self.outcomes.completed(worker, message, now)
+        if message.times:
+            self.trace(now, report.trace_event(self.node, worker, message, self.outcomes.renamed))
+
+    def on_traced(self, now: float, source: Address, message: m.Traced) -> None:
+        """Calls of actors that ended."""
+        worker = self._worker_of(source)
+        if worker is not None:
+            self.trace(now, pack_event(self.node, worker.pid, message.names, message.trace, "call", message.arguments))
+
+    def trace(self, now: float, event: bytes) -> None:
+        """Add a row to the event table, soon."""
+        self._next_event += 1
+        self._events.append(("event", report.event_key(now, self._next_event), event))
+        if self._flush_at is None:
+            self._flush_at = now + self.config.lineage_delay
+
+    def on_blocked(self, now: float, source: Address, message: m.Blocked) -> None:
+        """A worker's task waits."""
+        worker = self._worker_of(source)
+        if worker is not None:
+            frame = self.dispatcher.blocked(worker, message)
+            frame.at = now
+            self.deadlocks.begins(now, worker, frame)
+
+    def on_unblocked(self, now: float, source: Address, message: m.Unblocked) -> None:
+        """It waits no longer."""
+        worker = self._worker_of(source)
+        if worker is not None:
+            self.dispatcher.unblocked(worker, message)
+
+    def on_taken_back(self, now: float, source: Address, message: m.TakenBack) -> None:
+        """Tasks a worker had not begun."""
+        worker = self._worker_of(source)
+        if worker is not None:
+            self.dispatcher.taken_back(worker, message, now)
+
+    # -- people --
+
+    def on_query(self, now: float, source: Address, message: m.Query) -> None:
+        """A question of a client or a tool; what has happened before it is part of the answer."""
+        if self.introductions.wait(source, message):
+            return
+        self._write(tuple(self._events), ())
+        self._events.clear()
+        self.introductions.end_idle(now)
+        report.answer(self, now, source, message)
+
+    def on_log_lines(self, now: float, source: Address, message: m.LogLines) -> None:
+        """Output of workers goes to the driver of the job they work for."""
+        by_driver: dict[bytes, list[m.Row]] = {}
+        for row in message.rows:
+            worker = self.tables.by_pid.get(row[0])
+            driver = worker.job.driver if isinstance(worker, WorkerRecord) and worker.job is not None else None
+            if driver is not None:
+                by_driver.setdefault(driver.incarnation, []).append(row)
+        for incarnation, rows in by_driver.items():
+            self.tables.tell(self.tables.processes[incarnation], m.LogLines(tuple(rows)))
+
+    def on_inspected(self, now: float, source: Address, message: m.Inspected) -> None:
+        """A process has said what its threads run: whoever has asked for it is told."""
+        if message.asker[1:] in self.tables.processes:
+            self.tables.send(message.asker, m.Answer(message.token, message.threads, ""))
+
+    def on_printed(self, now: float, source: Address, message: m.Printed) -> None:
+        """What a worker runs wrote something: the shell has looked for it already (``LogLines``)."""
+
+    def on_memory_pressure(self, now: float, source: Address, message: m.MemoryPressure) -> None:
+        """Memory is short: the worker with the most of it goes."""
+        if any(worker.kill_reason == "memory" for worker in self.tables.workers.values()):
+            return
+        for pid, resident in sorted(message.usage, key=lambda row: -row[1]):
+            worker = self.tables.by_pid.get(pid)
+            if isinstance(worker, WorkerRecord) and worker.state in (LEASED, HOSTING, IDLE):
+                worker.kill_reason = "memory"
+                if worker.state == IDLE:
+                    worker.state = ENDING
+                reason = f"it had the most memory, {resident / 2**20:.0f} MiB, when the node ran short"
+                self.tables.effects.append(KillProcess(pid, reason))
+                self.tables.counts["memory_kills"] += 1
+                return
+
+    # -- small things --
+
+    def _job_of(self, source: Address) -> JobRecord | None:
+        process = self.tables.processes.get(source[1:])
+        return process.job if process is not None else None
+
+    def _worker_of(self, source: Address) -> WorkerRecord | None:
+        process = self.tables.processes.get(source[1:])
+        if process is None:
+            control = source[1:]
+            process = self.tables.processes.get(bytes((control[0] ^ 0x80,)) + control[1:])
+        return self.tables.workers.get(process.name) if process is not None else None
+
+    def _refuse(self, source: Address, kind: str, text: str) -> None:
+        self.tables.counts["refused"] += 1
+        self.tables.send(source, m.Refused(kind, text))
+
+    @property
+    def busy(self) -> bool:
+        """Whether some worker has something to run, or may have: whom its actors serve is not known here."""
+        return any(worker.state in (LEASED, HOSTING) for worker in self.tables.workers.values())
+
+    def statistics(self) -> Mapping[str, float]:
+        """Counters and sizes."""
+        queued = sum(len(queue.tasks) for queue in self.tables.queues.values())
+        return {
+            **self.tables.counts,
+            **self.blocks.statistics(),
+            "tasks": len(self.tables.tasks),
+            "objects": len(self.tables.objects),
+            "queued": queued,
+            "workers": len(self.tables.workers),
+            "processes": len(self.tables.processes),
+            "lineage_bytes": self.references.lineage_bytes,
+            "lineage_evicted": self.references.evicted,
+        }
+
+    def explain(self, subject: bytes) -> Explanation | None:
+        """Why a task, object, worker or job is as it is."""
+        return report.explain(self, subject)
+
+    def check_invariants(self) -> None:
+        """Agreement of the tables with each other."""
+        invariants.check(self)
+
+
+def _part(part: str, name: str) -> Any:
+    def handler(self: LocalScheduler, now: float, source: Address, message: m.Message) -> None:
+        getattr(getattr(self, part), name)(now, source, message)
+
+    return handler
+
+
+HANDLERS: dict[type[Any], Any] = {
+    m.Register: _part("membership", "on_register"),
+    m.Ready: _part("membership", "on_ready"),
+    m.Goodbye: _part("membership", "on_goodbye"),
+    m.Running: _part("membership", "on_running"),
+    m.WorkerSpawned: _part("membership", "on_worker_spawned"),
+    m.ProcessDied: _part("membership", "on_process_died"),
+    m.ProcessTable: _part("membership", "on_process_table"),
+    m.ArenaFound: _part("membership", "on_arena_found"),
+    m.Export: LocalScheduler.on_export,
+    m.Submit: LocalScheduler.on_submit,
+    m.Handed: _part("introductions", "on_handed"),
+    m.Told: _part("introductions", "on_told"),
+    m.Completed: LocalScheduler.on_completed,
+    m.Traced: LocalScheduler.on_traced,
+    m.Yielded: _part("streams", "on_yielded"),
+    m.Blocked: LocalScheduler.on_blocked,
+    m.Unblocked: LocalScheduler.on_unblocked,
+    m.Awaits: _part("deadlocks", "on_awaits"),
+    m.TakenBack: LocalScheduler.on_taken_back,
+    m.Cancel: _part("stopping", "on_cancel"),
+    m.Find: _part("actors", "on_find"),
+    m.Expect: _part("call_results", "on_expect"),
+    m.Reported: _part("call_results", "on_reported"),
+    m.Kill: _part("actors", "on_kill"),
+    m.Leaving: _part("actors", "on_leaving"),
+    m.Ended: _part("actors", "on_ended"),
+    m.Delays: _part("actors", "on_delays"),
+    m.Hosting: _part("actors", "on_hosting"),
+    m.Logged: _part("logs", "on_logged"),
+    m.Checkpoint: _part("logs", "on_checkpoint"),
+    m.Replaying: _part("logs", "on_replaying"),
+    m.Counted: _part("logs", "on_counted"),
+    m.Put: _part("values", "on_put"),
+    m.Offer: _part("values", "on_offer"),
+    m.Hold: _part("values", "on_hold"),
+    m.Release: _part("values", "on_release"),
+    m.Fetch: _part("values", "on_fetch"),
+    m.Located: _part("values", "on_located"),
+    m.Lost: _part("values", "on_lost"),
+    m.Written: _part("questions", "on_written"),
+    m.JobNumber: _part("questions", "on_job_number"),
+    m.Found: _part("questions", "on_found"),
+    m.Placed: _part("infeasible", "on_placed"),
+    m.Query: LocalScheduler.on_query,
+    m.Answer: _part("questions", "on_answer"),
+    m.LogLines: LocalScheduler.on_log_lines,
+    m.Printed: LocalScheduler.on_printed,
+    m.Inspected: LocalScheduler.on_inspected,
+    m.MemoryPressure: LocalScheduler.on_memory_pressure,
+}
+"""What a local scheduler accepts."""

@@ -1,0 +1,96 @@
+"""Results of actors' calls that others hear of: what a caller has handed on before it came, and what concerns others too.
+
+All other results go from process to process, and no scheduler knows them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from zfabric.machines.local_scheduler.objects.references import add_holder
+from zfabric.machines.local_scheduler.records import PENDING, ObjectRecord, WorkerRecord
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import Address, call_value
+from zfabric.protocol.messages import OK
+
+if TYPE_CHECKING:
+    from zfabric.machines.local_scheduler.machine import LocalScheduler
+
+
+class CallResults:
+    """Those that this node knows of. Works on its scheduler's tables and parts."""
+
+    def __init__(self, scheduler: LocalScheduler) -> None:
+        self.scheduler = scheduler
+        self.tables = scheduler.tables
+        self.outcomes = scheduler.outcomes
+
+    def on_expect(self, now: float, source: Address, message: m.Expect) -> None:
+        """Results that are handed on before they have come."""
+        process = self.tables.processes.get(source[1:])
+        self.expect(source, message, process is not None and process.ready)  # While it registers, only Hold says what it holds.
+
+    def expect(self, source: Address, message: m.Expect, holds: bool) -> None:
+        """See ``on_expect``. ``holds`` says whether who says so has refs to all of them."""
+        process = self.tables.processes.get(source[1:])
+        for identifier, actor_id, *ahead in message.rows if process is not None else ():
+            if ahead:
+                self.scheduler.streams.begin_call(identifier, actor_id, ahead[0])
+            found = self.tables.find(identifier)
+            if found is None:
+                found = self.tables.objects[identifier] = ObjectRecord(identifier, None, None)
+            if holds:
+                add_holder(found, source[1:])
+            if found.status == PENDING:
+                self.tables.promises.add(identifier, source[1:], actor_id)
+
+    def on_reported(self, now: float, source: Address, message: m.Reported) -> None:
+        """Outcomes that concern others too."""
+        process = self.tables.processes.get(source[1:])
+        worker = self.tables.workers.get(process.name) if process is not None else None
+        if worker is None:
+            self.tables.counts["refused"] += 1
+            return
+        for call_id, caller, status, outputs, contained in message.rows:
+            told = tuple(
+                self._take_value(
+                    worker, caller, call_value(call_id, index), status, value, contained[index] if index < len(contained) else ()
+                )
+                for index, value in enumerate(outputs)
+            )
+            if self.tables.streams:
+                self.scheduler.streams.call_ended(call_id, status, outputs[0] if outputs else b"")
+            hearer = self.tables.processes.get(caller)
+            if hearer is not None:
+                self.tables.tell(hearer, m.Returned(((call_id, status, told),)))
+        recorded = tuple(row[0] for row in message.rows)
+        if self.tables.store_address is None or not any(type(value) is tuple for row in message.rows for value in row[3]):
+            self.tables.order(worker, m.Recorded(recorded))
+        else:  # Until the store has taken over what lies in the arena, the actor's word is all that tells of it.
+            self.scheduler.questions.ask_store("recorded", (worker.token, recorded), "nothing", ())
+
+    def taken_over(self, token: bytes, call_ids: tuple[bytes, ...]) -> None:
+        """The store has."""
+        worker = self.tables.workers.get(token)
+        if worker is not None:
+            self.tables.order(worker, m.Recorded(call_ids))
+
+    def _take_value(self, worker: WorkerRecord, caller: bytes, identifier: bytes, status: int, value: Any, refs: tuple[bytes, ...]) -> Any:
+        """Make an object of a value that others need to know; what the caller is told of it."""
+        if status != OK or (type(value) is bytes and not refs):
+            return value
+        found = self.tables.find(identifier)
+        if found is None:
+            holder = caller if caller in self.tables.processes else None
+            found = self.tables.objects[identifier] = ObjectRecord(identifier, None, holder)
+        elif caller in self.tables.processes:
+            add_holder(found, caller)
+        if found.status == OK and found.value is not None:
+            self.outcomes.drop_copy(worker, identifier, value)
+            return None
+        self.tables.promises.keep(identifier)
+        self.outcomes.set_value(found, value, refs, worker.process.incarnation if worker.process else b"", False)
+        self.outcomes.announce(found)
+        if found.holders is None:
+            self.tables.spare.append(found)
+        return None

@@ -1,0 +1,1 @@
+"""Answers to people, and the check that all tables agree."""

@@ -1,0 +1,155 @@
+"""The one state that the parts of a local scheduler share, and the effects they have decided on so far."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import Any
+
+from zfabric.config import Config
+from zfabric.machines.local_scheduler.inline_values import InlineValues
+from zfabric.machines.local_scheduler.promises import Promises
+from zfabric.machines.local_scheduler.records import (
+    QUEUES_MOST,
+    AnyObject,
+    JobRecord,
+    ObjectRecord,
+    ProcessRecord,
+    Shape,
+    ShapeQueue,
+    StreamRecord,
+    TaskRecord,
+    WorkerRecord,
+)
+from zfabric.protocol import messages as m
+from zfabric.protocol.effects import Effect, Say, Send
+from zfabric.protocol.ids import CLIENT, CONTROL, FIRST_RETURN, PREFIX_BYTES, TASK_BYTES, Address
+
+NOTICES_MAX = 20
+"""How many times one driver is told that something runs again after a crash."""
+
+
+class Tables:
+    """What a local scheduler knows. Each fact is in one container; indexes say which one they derive from."""
+
+    def __init__(self, address: Address, store: Address | None, control: Address, placer: Address, config: Config, first: int) -> None:
+        self.address = address
+        self.first_attempt = first
+        """What the first attempt is called that this scheduler gives out of a task (``protocol.ids``)."""
+        self.store_address = store
+        self.control_address = control
+        self.placer_address = placer
+        self.config = config
+        self.tasks: dict[bytes, TaskRecord] = {}
+        self.objects: dict[bytes, ObjectRecord] = {}
+        """``put`` values, and the values of tasks with several returns."""
+        self.streams: dict[bytes, StreamRecord] = {}
+        """Streams that somebody may read, by task."""
+        self.processes: dict[bytes, ProcessRecord] = {}
+        self.workers: dict[bytes, WorkerRecord] = {}
+        self.by_pid: dict[int, WorkerRecord | ProcessRecord] = {}
+        self.jobs: dict[bytes, JobRecord] = {}
+        self.queues: dict[int, ShapeQueue] = {}
+        self.touched: dict[ProcessRecord, None] = {}
+        """Processes with results to be pushed at the end of this turn."""
+        self.became_ready = 0
+        """Counts every time a task becomes ready, so that a search that found none need not be repeated in vain."""
+        self.orphans: dict[bytes, dict[bytes, bool]] = {}
+        """By task: values whose row did not survive a daemon, and whether the value did not, either: then its record says so."""
+        self.promises = Promises()
+        self.condemned: dict[bytes, None] = {}
+        """What the ids of children begin with whose parents were cancelled with all their children."""
+        self.counts: Counter[str] = Counter()
+        self.inline = InlineValues(self.counts)
+        self.effects: list[Effect] = []
+        self.before_batches: list[Effect] = []
+        """What the store is to have before the batches of this turn: the end of a recovery."""
+        self.locates: list[m.Row] = []
+        self.locating: dict[bytes, list[bytes]] = {}
+        """Values the store was asked to locate for processes that fetch them, and those processes."""
+        self.durable_wanted: list[bytes] = []
+        """Durable values whose copy in the control store is to be read."""
+        self.absorbed: list[m.Row] = []
+        self.sealed: list[m.Row] = []
+        self.freed: list[bytes] = []
+        self.spare: deque[AnyObject] = deque()
+        """Records whose last use has gone and that are yet to be looked at."""
+        self._next_queue = 1
+
+    def send(self, to: Address, message: m.Message) -> None:
+        """Decide to send ``message``."""
+        self.effects.append(Send(to, message))
+
+    def tell(self, process: ProcessRecord, message: m.Message) -> None:
+        """Decide to send ``message`` to a process's client."""
+        self.effects.append(Send(CLIENT + process.incarnation, message))
+
+    def order(self, worker: WorkerRecord, message: m.Message) -> None:
+        """Decide to send ``message`` to a worker's control thread."""
+        if worker.process is not None:
+            self.effects.append(Send(CONTROL + worker.process.control, message))
+
+    def say(self, level: str, text: str) -> None:
+        """Write a line to the daemon's log."""
+        self.effects.append(Say(level, text))
+
+    def notify_again(self, job: JobRecord, text: str) -> None:
+        """Notify the driver of a job that something runs again; a bounded number of times, the daemon's log has all."""
+        self.say("info", text)
+        if job.driver is not None and job.notices < NOTICES_MAX:
+            job.notices += 1
+            last = "; there are no further notices of this kind: `zfabric explain` says what had to run again"
+            self.tell(job.driver, m.Notice("warning", text + (last if job.notices == NOTICES_MAX else "")))
+
+    def find(self, object_id: bytes) -> AnyObject | None:
+        """The record of an object, or None if it is not known (any more)."""
+        task = self.tasks.get(object_id[:TASK_BYTES])
+        if task is not None and task.outputs is None and object_id[TASK_BYTES:] == FIRST_RETURN:
+            return task
+        return self.objects.get(object_id)
+
+    def queue_for(self, job: JobRecord, shape: Shape) -> ShapeQueue:
+        """The queue of a job's tasks of this shape."""
+        queue = job.queues.get(shape)
+        if queue is None:
+            queue = ShapeQueue(shape, job, self._next_queue)
+            self._next_queue += 1
+            job.queues[shape] = queue
+            self.queues[queue.token] = queue
+            if len(job.queues) > job.queues_most:
+                self._drop_queues(job, queue)
+        return queue
+
+    def _drop_queues(self, job: JobRecord, new: ShapeQueue) -> None:
+        """Let go of queues of a job that have nothing, and are no function's: calls may each ask for something else."""
+        needed = {new.token, *(function.queue.token for function in job.functions.values())}
+        for shape, queue in list(job.queues.items()):
+            if not queue.tasks and not queue.leased and queue.token not in needed:
+                del job.queues[shape]
+                del self.queues[queue.token]
+        job.queues_most = max(QUEUES_MOST, 2 * len(job.queues))
+
+    def queue_of(self, task: TaskRecord) -> ShapeQueue:
+        """The queue a task belongs to: its function's, unless its call said otherwise."""
+        rare = task.rare
+        return task.function.queue if rare is None or rare.demand_queue is None else rare.demand_queue
+
+    def children_of(self, prefixes: set[bytes]) -> list[TaskRecord]:
+        """Tasks whose id starts with one of these 12-byte prefixes. Scans every task: for rare questions only."""
+        return [task for identifier, task in self.tasks.items() if identifier[:PREFIX_BYTES] in prefixes]
+
+    def take_effects(self) -> list[Effect]:
+        """All effects decided so far; the store's batches go first, since answers to them may be waited for."""
+        effects, self.effects = self.effects, []
+        if self.sealed or self.absorbed or self.locates or self.freed:
+            if (store := self.store_address) is not None:
+                batches: tuple[tuple[list[Any], Any], ...] = (
+                    (self.sealed, m.Sealed),
+                    (self.absorbed, m.Absorb),
+                    (self.locates, m.Locate),
+                    (self.freed, m.Free),
+                )
+                effects[:0] = [Send(store, kind(tuple(batch))) for batch, kind in batches if batch]
+            self.sealed, self.absorbed, self.locates, self.freed = [], [], [], []
+        if self.before_batches:
+            effects[:0], self.before_batches = self.before_batches, []
+        return effects

@@ -1,0 +1,1 @@
+"""Tasks: queued, dispatched, stopped, completed, and run again."""

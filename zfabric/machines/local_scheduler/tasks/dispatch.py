@@ -1,0 +1,606 @@
+"""Which worker runs what next. Everything here happens once per loop turn, over queues of tasks of one shape.
+
+A worker leases the resources of a queue's demand and is given a batch of its tasks: as many as amount to a few milliseconds of
+estimated work. While it works through them, it is topped up. A lease ends when the worker has nothing left, so that queues of
+other shapes get their turn; while some queue is starved of resources, no lease is topped up at all.
+
+A worker whose top task waits in ``get`` is given what it waits for, to run on top of it. Where there is nothing of that kind, its CPU
+is lent, and, up to a cap, another worker may start in its place. A task is only ever put on top of one that waits for
+it, directly or through others; so a task buried under another can only be waited for by it in a cycle that the program itself made.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zfabric.machines.common.resources import Pool
+from zfabric.machines.local_scheduler.records import (
+    ASSIGNED,
+    ENDING,
+    HOSTING,
+    IDLE,
+    LEASED,
+    PENDING,
+    READY,
+    STARTING,
+    WAITING,
+    Frame,
+    ShapeQueue,
+    Stored,
+    TaskRecord,
+    WorkerRecord,
+)
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.direct_submission import Introductions
+from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
+from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
+from zfabric.machines.local_scheduler.tasks.worker_pool import WorkerPool, weight
+from zfabric.protocol import messages as m
+from zfabric.protocol.effects import KillProcess
+from zfabric.protocol.ids import WORKER, is_call, short
+from zfabric.protocol.messages import OK
+from zfabric.protocol.options import RESOURCE_UNIT, Demand
+from zfabric.protocol.pieces import within_row
+
+INLINE_SEARCH_MAX = 256
+"""Objects looked at in one turn to find a task that a blocked worker can run."""
+
+
+class Dispatcher:
+    """Leases, batches, prefetch, inline execution."""
+
+    def __init__(self, tables: Tables, outcomes: Outcomes, rebuilding: Rebuilding, pool: Pool, workers: WorkerPool) -> None:
+        self.tables = tables
+        self.outcomes = outcomes
+        self.rebuilding = rebuilding
+        self.pool = pool
+        self.workers = workers
+        self.introductions: Introductions
+        """Who keeps workers that have nothing to run."""
+        self._frames: dict[bytes, Frame] = {}
+        """Frames that wait, by task: an index over all workers'."""
+        self._starved = False
+        self._turn = 0
+        self._unfinished = False
+        """Whether some search for what a blocked worker may run goes on in the next turn."""
+
+    # -- one turn --
+
+    def turn(self, now: float) -> None:
+        """Give out what can be given out."""
+        blocked = []
+        self._unfinished = self.workers.held_up = False
+        queues = [queue for queue in self.tables.queues.values() if queue.tasks]
+        for worker in self.tables.workers.values():
+            if worker.frames:
+                blocked.append(worker)
+            elif worker.state == LEASED and not worker.inflight:
+                if worker.gpus and worker.queue is not None and worker.queue.tasks and not self._starved:
+                    continue  # It goes on with the next of them, unless others wait for what it holds.
+                if not self.introductions.keep(worker, queues, now):
+                    self.end_lease(worker, now)
+            elif worker.gpus and worker.state in (IDLE, ENDING):  # What ran there has ended unheard by the daemon before this one.
+                self._hold_gpus(worker)
+                if worker.state == IDLE:
+                    self.end_lease(worker, now)
+        for worker in blocked:
+            self._serve_blocked(worker, now)
+        if not queues:
+            self._starved = False
+            return
+        self._turn += 1
+        start = self._turn % len(queues)
+        starved = False
+        for queue in queues[start:] + queues[:start]:
+            self._serve(queue, now, top_up=not self._starved or len(queues) == 1)
+            if queue.tasks and not queue.leased:
+                starved = True
+        self._starved = starved
+
+    @property
+    def starved(self) -> bool:
+        """Whether tasks of some shape are ready, and none of them runs."""
+        return self._starved
+
+    @property
+    def searching(self) -> bool:
+        """Whether the next turn is to come at once: something is ready, nobody may be started for it, and a search is not at its end."""
+        return self._unfinished and self.workers.held_up
+
+    def _serve(self, queue: ShapeQueue, now: float, top_up: bool) -> None:
+        ready = self._discard_stale(queue)
+        if not ready:
+            return
+        if queue.actors:
+            self._serve_actors(queue, now)
+            return
+        if queue.shared:
+            self._serve_hosts(queue, now)
+            return
+        if queue.concurrency:
+            self._serve_async(queue, now)
+            return
+        if top_up:
+            serving = [worker for worker in queue.leased.values() if worker.state == LEASED and not worker.frames]
+            for worker in serving:
+                if not queue.tasks:
+                    return
+                self._fill(worker, queue, now, len(serving))
+        while queue.tasks and self.pool.fits(queue.demand):
+            idle_worker = self.workers.idle_for(queue)
+            if idle_worker is None:
+                self.workers.maybe_spawn(queue, now)
+                return
+            worker = idle_worker
+            self._lease(worker, queue)
+            sharers = 1
+            if len(queue.tasks) > 1:
+                idle = sum(1 for other in self.tables.workers.values() if other.state == IDLE)
+                sharers = min(len(queue.leased) + idle, self.workers.cpus)
+            self._fill(worker, queue, now, sharers)
+            if not worker.inflight:
+                self.end_lease(worker, now)
+                return
+
+    def _serve_actors(self, queue: ShapeQueue, now: float) -> None:
+        """Each task gets a worker of its own, and what it asks for, for life."""
+        while self._discard_stale(queue) and self.pool.fits(queue.demand):
+            worker = self.workers.idle_for(queue)
+            if worker is None:
+                self.workers.maybe_spawn(queue, now)
+                return
+            task = queue.tasks.popleft()
+            self.host(worker, task)
+            self._assign(worker, [task], now, inline=False)
+            self.workers.prestart(now)
+
+    def _serve_hosts(self, queue: ShapeQueue, now: float) -> None:
+        """Actors that share processes: each goes where there are fewest, many at once."""
+        hosts = [worker for worker in queue.leased.values() if worker.state == HOSTING]
+        actors = sum(map(weight, hosts)) + self._discard_stale(queue)
+        wanted = min(self.workers.cpus, actors)
+        most = actors
+        while len(hosts) < wanted:
+            worker = self.workers.idle_for(queue)
+            if worker is None:
+                self.workers.maybe_spawn(queue, now)
+                if any(each.state == STARTING for each in self.tables.workers.values()):
+                    most = -(-actors // wanted)  # The others are for the one that starts.
+                break
+            self.share(worker, queue)
+            self.workers.prestart(now)
+            hosts.append(worker)
+        batches: dict[bytes, list[TaskRecord]] = {}
+        while hosts and self._discard_stale(queue):
+            host = min(hosts, key=lambda each: weight(each) + len(batches.get(each.token, ())))
+            batch = batches.setdefault(host.token, [])
+            rare = queue.tasks[0].rare
+            suspect = rare is not None and rare.crashes > 0
+            full = len(host.inflight) + len(batch) >= self.tables.config.prefetch_tasks
+            if full or weight(host) + len(batch) >= most or (suspect and (host.inflight or batch)):
+                break
+            batch.append(queue.tasks.popleft())
+            if suspect:
+                break
+        for host in hosts:
+            if batches.get(host.token):
+                self._assign(host, batches[host.token], now, inline=False)
+
+    def share(self, worker: WorkerRecord, queue: ShapeQueue) -> None:
+        """A worker is for actors that share it, for as long as there are any."""
+        if worker.queue is not queue:
+            self._lease(worker, queue)
+        worker.state = HOSTING
+        worker.shared = True
+
+    def _serve_async(self, queue: ShapeQueue, now: float) -> None:
+        """A worker gets as many as it may run at the same time, before another one is asked for."""
+        for worker in list(queue.leased.values()):
+            self._fill_async(worker, queue, now)
+        while self._discard_stale(queue) and self.pool.fits(queue.demand):
+            idle = self.workers.idle_for(queue)
+            if idle is None:
+                self.workers.maybe_spawn(queue, now)
+                return
+            self._lease(idle, queue)
+            self._fill_async(idle, queue, now)
+
+    def _fill_async(self, worker: WorkerRecord, queue: ShapeQueue, now: float) -> None:
+        batch: list[TaskRecord] = []
+        while self._discard_stale(queue) and len(worker.inflight) + len(batch) < queue.concurrency:
+            suspect = queue.tasks[0].rare is not None and queue.tasks[0].rare.crashes > 0
+            if suspect and (worker.inflight or batch):
+                break
+            batch.append(queue.tasks.popleft())
+            if suspect:
+                break
+        if batch:
+            self._assign(worker, batch, now, inline=False)
+
+    def host(self, worker: WorkerRecord, task: TaskRecord) -> None:
+        """A worker is an actor's, and holds what the task that makes it asks for, for life; or it is one that actors share."""
+        queue = self.tables.queue_of(task)
+        if queue.shared:
+            self.share(worker, queue)
+            return
+        worker.actors[task.id] = None
+        self._lease(worker, queue)
+        queue.leased.pop(worker.token, None)
+        worker.state = HOSTING
+
+    def _discard_stale(self, queue: ShapeQueue) -> int:
+        tasks = queue.tasks
+        while tasks and tasks[0].state != READY:
+            tasks.popleft()
+        return len(tasks)
+
+    # -- leases --
+
+    def _lease(self, worker: WorkerRecord, queue: ShapeQueue) -> None:
+        self.pool.acquire(queue.demand)
+        worker.gpus = self.pool.acquire_gpus(queue.gpus, worker.gpus) if queue.gpus else ()
+        worker.demand = queue.demand
+        worker.queue = queue
+        worker.job = queue.job
+        if worker.process is not None:
+            worker.process.job = queue.job
+        worker.state = LEASED
+        queue.leased[worker.token] = worker
+
+    def resume(self, worker: WorkerRecord, queue: ShapeQueue) -> None:
+        """A worker that runs tasks of ``queue`` since before a restart of the daemon leases it again."""
+        self._lease(worker, queue)
+
+    def end_lease(self, worker: WorkerRecord, now: float) -> None:
+        """A worker has nothing left to run. One that had GPUs ends, and they are free when it is proved dead.
+
+        CUDA shows a process for its life what it was shown first, and libraries keep the memory of GPUs for tasks to come: whoever
+        is given them begins in a process that has run nothing before, and that runs nothing else after.
+        """
+        if worker.gpus:
+            if not self.workers.is_awaited(worker):
+                self.workers.end(worker, "the GPUs that it had are for others now")
+            return
+        self.release(worker)
+        worker.state = IDLE
+        worker.idle_since = now
+
+    def _hold_gpus(self, worker: WorkerRecord) -> None:
+        """A process has its GPUs until it ends, though nothing says any more what for."""
+        if not worker.demand:
+            worker.demand = (("GPU", RESOURCE_UNIT * len(worker.gpus)),)
+            self.pool.acquire(worker.demand)
+            self.pool.acquire_gpus(RESOURCE_UNIT * len(worker.gpus), worker.gpus)
+
+    def abandon(self, worker: WorkerRecord) -> None:
+        """A worker is to end with its job. What it holds is for others when it is proved dead: until then it may use it."""
+        self.introductions.end(worker)
+        for frame in worker.frames:
+            self._frames.pop(frame.task_id, None)
+        worker.frames.clear()
+
+    def release(self, worker: WorkerRecord) -> None:
+        """Give back what a worker holds."""
+        self.introductions.end(worker)
+        for frame in worker.frames:
+            self._frames.pop(frame.task_id, None)
+        gpus = dict(worker.demand).get("GPU", 0)
+        if worker.queue is not None:
+            worker.queue.leased.pop(worker.token, None)
+            worker.queue = None
+        if worker.demand:
+            if worker.lent:
+                self.pool.release(tuple(pair for pair in worker.demand if pair[0] != "CPU"))
+                worker.lent = False
+            else:
+                self.pool.release(worker.demand)
+            if gpus:
+                self.pool.release_gpus(worker.gpus, gpus)
+            worker.demand = ()
+            worker.gpus = ()
+
+    # -- batches --
+
+    def _fill(self, worker: WorkerRecord, queue: ShapeQueue, now: float, sharers: int) -> None:
+        """Top a worker up to a few milliseconds of work, unless it has more than half of that."""
+        config = self.tables.config
+        inflight = worker.inflight
+        room = config.prefetch_tasks - len(inflight)
+        budget = config.prefetch_seconds - worker.work
+        if inflight and (room < config.prefetch_tasks // 2 or budget < config.prefetch_seconds / 2 or self._may_run_long(worker, now)):
+            return
+        tasks = queue.tasks
+        room = min(room, max(1, -(-len(tasks) // max(1, sharers))))
+        batch: list[TaskRecord] = []
+        while tasks and room > 0:
+            task = tasks[0]
+            if task.state != READY:
+                tasks.popleft()
+                continue
+            mean = task.function.mean
+            alone = mean is None or (task.rare is not None and (task.rare.crashes > 0 or task.rare.buried))
+            if alone and (inflight or batch):
+                break
+            if mean is not None and (budget <= 0.0 or mean > config.prefetch_seconds) and (inflight or batch):
+                break
+            tasks.popleft()
+            task.state = ASSIGNED
+            batch.append(task)
+            room -= 1
+            if alone or mean is None:
+                break
+            budget -= mean
+        if batch:
+            self._assign(worker, batch, now, inline=False)
+
+    def _may_run_long(self, worker: WorkerRecord, now: float) -> bool:
+        """Whether nobody knows when the task that a worker runs will end: nothing is to wait behind it."""
+        waiting = {frame.task_id for frame in worker.frames}
+        running = next((task for task in worker.inflight.values() if task.id not in waiting), None)
+        mean = running.function.mean if running is not None else 0.0
+        if running is not None and running.rare is not None and (running.rare.buried or running.rare.crashes or running.rare.goes_on):
+            return True
+        return mean is None or now - worker.last_progress > max(self.tables.config.take_back_after, 2 * worker.work)
+
+    def _assign(self, worker: WorkerRecord, batch: list[TaskRecord], now: float, inline: bool) -> None:
+        inflight = worker.inflight
+        if not inflight:
+            worker.last_progress = now
+        details: list[m.Row] = []
+        rows: list[m.Row] = []
+        unknown: dict[bytes, m.Row] = {}
+        known = worker.functions
+        work, first = 0.0, self.tables.first_attempt
+        for task in batch:
+            row = task.row
+            task.state = ASSIGNED
+            task.worker = worker
+            inflight[row[0]] = task
+            function = task.function
+            if function.id not in known:
+                worker.used = True
+                known.add(function.id)
+                unknown[function.id] = (function.id, function.name, function.payload, function.options)
+            if function.mean is not None:
+                work += function.mean
+            if row[3]:
+                values = self._values(task, worker)
+                if values is None:
+                    continue  # It follows once the store has told where its values are.
+                details.append((len(rows), task.attempt, values, worker.gpus))
+            elif task.attempt != first or worker.gpus:
+                details.append((len(rows), task.attempt, (), worker.gpus))
+            rows.append(row)
+        worker.work += work
+        if unknown:
+            self._to(worker, m.Functions(tuple(unknown.values())))
+        if rows:
+            self._to(worker, m.Dispatch(tuple(rows), tuple(details), worker.waits if inline else 0, first))
+        self.tables.counts["dispatched"] += len(batch)
+
+    def _to(self, worker: WorkerRecord, message: m.Message) -> None:
+        if worker.process is not None:
+            self.tables.send(WORKER + worker.process.incarnation, message)
+
+    def _values(self, task: TaskRecord, worker: WorkerRecord) -> tuple[object, ...] | None:
+        """The values of a task's dependencies; None if the store is to tell first where some of them are."""
+        values: list[Any] = []
+        missing: dict[bytes, object] = {}
+        incarnation = worker.process.incarnation if worker.process is not None else b""
+        for object_id in task.row[3]:
+            record = self.tables.find(object_id)
+            if record is None:
+                self.outcomes.fail(task, "LineageEvictedError", f"its argument {short(object_id)} is not known any more", ())
+                return None
+            value = record.value
+            if record.status not in (OK, PENDING):  # It was there when this became ready, and could not be made again.
+                self.outcomes.end_with(task, record.status, value if type(value) is bytes else b"")
+                return None
+            if value is None:
+                self.outcomes.wait_again(task, record)
+                if record.status == OK:
+                    self.rebuilding.make_available(record, "evicted")
+                return None
+            if type(value) is Stored and object_id not in missing:
+                missing[object_id] = None
+                self.tables.locates.append((object_id, incarnation))
+            values.append(value)
+        if not missing:
+            limit = self.tables.config.row_bytes
+            return tuple(values) if sum(map(len, values)) <= limit else within_row(values, limit)
+        # Inline values are noted as they are now: they may have moved to the arena until the others are told.
+        missing.update((object_id, value) for object_id, value in zip(task.row[3], values, strict=True) if type(value) is not Stored)
+        task.facts().wait_locations = missing
+        return None
+
+    def located(self, object_id: bytes, incarnation: bytes, offset: int, size: int) -> bool:
+        """The store has pinned a value for a worker; tasks that waited for it may go. False if none did."""
+        process = self.tables.processes.get(incarnation)
+        worker = self.tables.workers.get(process.name) if process is not None else None
+        if worker is None:
+            return False
+        for task in worker.inflight.values():
+            missing = task.rare.wait_locations if task.rare is not None else None
+            if missing is None or object_id not in missing or missing[object_id] is not None:
+                continue
+            missing[object_id] = (offset, size)
+            if all(place is not None for place in missing.values()):
+                self._send_located(worker, task, missing)
+            return True
+        return False
+
+    def _send_located(self, worker: WorkerRecord, task: TaskRecord, places: dict[bytes, object]) -> None:
+        task.facts().wait_locations = None
+        values = []
+        for object_id in task.row[3]:
+            record = self.tables.find(object_id)
+            values.append(places.get(object_id, record.value if record is not None else None))
+        details = (0, task.attempt, within_row(values, self.tables.config.row_bytes), worker.gpus)
+        self._to(worker, m.Dispatch((task.row,), (details,), worker.waits if worker.frames else 0))
+
+    # -- workers that wait --
+
+    def blocked(self, worker: WorkerRecord, message: m.Blocked) -> Frame:
+        """The task on top of a worker's stack waits; it has given back what it had not begun."""
+        returned = [worker.inflight[task_id] for task_id in message.returned if task_id in worker.inflight]
+        for task_id in message.returned if len(returned) < len(message.returned) else ():
+            if task_id not in worker.inflight:
+                self.introductions.returned_early(worker, task_id)
+        self.outcomes.give_back(returned)
+        self._withdraw_unsent(worker)
+        worker.waits += 1
+        task = worker.inflight.get(message.task_id)
+        buried = task is not None and task.rare is not None and task.rare.buried
+        frame = Frame(message.task_id, message.wanted, message.inline and not buried)
+        worker.frames.append(frame)
+        self._frames[frame.task_id] = frame
+        return frame
+
+    def unblocked(self, worker: WorkerRecord, message: m.Unblocked) -> None:
+        """It waits no longer. It goes on at once, even if its CPU is lent: others finish what they have begun."""
+        self._withdraw_unsent(worker)
+        worker.waits += 1
+        if worker.frames and worker.frames[-1].task_id == message.task_id:
+            worker.frames.pop()
+            self._frames.pop(message.task_id, None)
+        if not worker.frames and worker.lent:
+            self.pool.acquire(_cpu_of(worker.demand))
+            worker.lent = False
+
+    def _withdraw_unsent(self, worker: WorkerRecord) -> None:
+        """What a worker was to get once the store has told of its arguments was for what was on top of its stack until now."""
+        unsent = [task for task in worker.inflight.values() if task.rare is not None and task.rare.wait_locations is not None]
+        self.outcomes.give_back(unsent)
+
+    def frame_of(self, task_id: bytes) -> Frame | None:
+        """How a task waits, if it does."""
+        return self._frames.get(task_id)
+
+    def _serve_blocked(self, worker: WorkerRecord, now: float) -> None:
+        frame = worker.frames[-1]
+        if len(worker.inflight) > len(worker.frames):
+            return  # Something runs on top already.
+        cpu = _cpu_of(worker.demand)
+        fits = not worker.lent or self.pool.fits(cpu)
+        news = fits if frame.found else frame.searched != self.tables.became_ready
+        if frame.inline and news and len(worker.frames) < self.tables.config.inline_depth:
+            batch = self._wanted_ready(frame, worker)
+            frame.found = bool(batch) and not fits
+            if batch and fits:
+                if worker.lent:
+                    self.pool.acquire(cpu)
+                    worker.lent = False
+                self._assign(worker, batch, now, inline=True)
+                return
+        if not worker.lent and cpu:
+            self.pool.release(cpu)
+            worker.lent = True
+
+    def _wanted_ready(self, frame: Frame, worker: WorkerRecord) -> list[TaskRecord]:
+        """Ready tasks that the waiting one needs, directly or through others, as many as may run at once.
+
+        They are looked for a while in each turn. Until all has been looked at, it counts as one that may need another worker.
+        """
+        find = self.tables.find
+        if frame.since < 0:
+            frame.since, frame.position, frame.seen = self.tables.became_ready, 0, set()
+            frame.barring = len(frame.wanted) > INLINE_SEARCH_MAX
+        agenda, seen = frame.agenda, frame.seen
+        batch: list[TaskRecord] = []
+        work = 0.0
+        config = self.tables.config
+        looked = 0
+        while looked < INLINE_SEARCH_MAX and len(batch) < config.prefetch_tasks:
+            if not agenda:
+                agenda += reversed(frame.wanted[frame.position : frame.position + INLINE_SEARCH_MAX])
+                frame.position += len(agenda)
+                if not agenda:
+                    break
+            looked += 1
+            object_id = agenda.pop()
+            record = find(object_id)
+            task = record.task if record is not None else None
+            if is_call(object_id):
+                frame.barring = True  # An actor runs it, which may yet have to be made: not this worker.
+            if task is None or object_id in seen:
+                continue
+            seen.add(object_id)
+            if task.state == WAITING:
+                agenda.extend(task.row[3])
+            elif task.state == ASSIGNED:
+                waiting = self._frames.get(task.id)
+                if waiting is not None:
+                    agenda.extend(waiting.wanted)
+                if task.function.concurrency or (waiting is not None and not waiting.inline):
+                    frame.barring = True  # In an event loop, or in threads, it may wait for more than is known here.
+            elif task.state == READY and not self._may_run_inline(task, worker):
+                frame.barring = True
+            elif task.state == READY:
+                mean = task.function.mean
+                if batch and (mean is None or work + mean > config.prefetch_seconds):
+                    break
+                if task not in batch:
+                    batch.append(task)
+                    work += mean or config.prefetch_seconds
+        whole = not agenda and frame.position >= len(frame.wanted)
+        frame.barred = frame.barring or not (batch or whole)
+        if batch or whole:
+            frame.searched = -1 if batch else frame.since
+            frame.since = -1
+            agenda.clear()
+        else:
+            self._unfinished = True
+        return batch
+
+    def _may_run_inline(self, task: TaskRecord, worker: WorkerRecord) -> bool:
+        queue = self.tables.queue_of(task)
+        return (
+            (queue is worker.queue or (queue.job is worker.job and queue.environment == worker.environment))
+            and queue.light
+            and task.function.inline
+            and (task.rare is None or not task.rare.crashes)
+        )
+
+    # -- taking back --
+
+    def overdue(self, now: float) -> float | None:
+        """Ask for the tasks behind those that turn out long; when to look again."""
+        after = self.tables.config.take_back_after
+        soonest = None
+        for worker in self.tables.workers.values():
+            if worker.state != LEASED or worker.taking_back or not worker.behind:
+                continue
+            due = worker.last_progress + max(after, 2 * worker.work)
+            if now >= due and not self._others_could(worker):
+                due = now + after
+            if now >= due:
+                worker.taking_back = True
+                self.tables.counts["take_backs"] += 1
+                self.tables.order(worker, m.TakeBack(tuple(worker.inflight)))
+            elif soonest is None or due < soonest:
+                soonest = due
+        return soonest
+
+    def _others_could(self, worker: WorkerRecord) -> bool:
+        """Whether what waits behind a long task could run elsewhere now."""
+        return worker.queue is None or self.pool.fits(worker.queue.demand)
+
+    def taken_back(self, worker: WorkerRecord, message: m.TakenBack, now: float) -> None:
+        """What a worker had not begun is anyone's again; what was to be killed and has begun, is."""
+        worker.taking_back = False
+        returned = []
+        for task_id in message.task_ids:
+            task = worker.inflight.get(task_id)
+            if task is None:
+                self.introductions.returned_early(worker, task_id)
+                continue
+            returned.append(task)
+        self.outcomes.give_back(returned)
+        running = worker.inflight.get(message.running)
+        if running is not None and running.rare is not None and running.rare.stopped == "force" and worker.pid:
+            worker.kill_reason = "cancelled"
+            self.tables.effects.append(KillProcess(worker.pid, f"task {running.name} was cancelled by force"))
+
+
+def _cpu_of(demand: Demand) -> Demand:
+    return tuple(pair for pair in demand if pair[0] == "CPU" and pair[1] > 0)

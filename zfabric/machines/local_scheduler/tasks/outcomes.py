@@ -1,0 +1,568 @@
+"""What becomes of tasks: accepting completions, retrying what infrastructure broke, condemning what breaks it, telling who waits.
+
+Acceptance is at most once per attempt: a completion counts only if it comes from the worker that has the task now and names the
+attempt that was given out. Everything else that arrives is late, and what it wrote into the arena is freed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from zfabric.machines.local_scheduler.objects.references import References
+from zfabric.machines.local_scheduler.records import (
+    DONE,
+    READY,
+    WAITING,
+    AnyObject,
+    ProcessRecord,
+    Stored,
+    TaskRecord,
+    WorkerRecord,
+    prefixes_of,
+)
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.direct_submission import Introductions
+from zfabric.protocol import messages as m
+from zfabric.protocol.failures import Facts, pack_failure
+from zfabric.protocol.ids import TASK_BYTES, next_attempt, object_id, split_ids, tries_of
+from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY
+from zfabric.protocol.names import brief
+from zfabric.protocol.trace import marked
+
+ALONE_AFTER = 2
+"""Crashes after which a task is under suspicion: it is run with nothing behind it on its worker."""
+STOPPED = {
+    "cancelled": "TaskCancelledError",
+    "force": "TaskCancelledError",
+    "timeout": "TaskTimeoutError",
+    "killed": "ActorDiedError",
+}
+
+
+_MARKS = {RETRY: "retried", INTERRUPTED: "cancelled"}
+"""How the timeline marks attempts that end so; others have failed."""
+
+
+class Outcomes:
+    """Accepts, retries, fails; over the shared tables."""
+
+    def __init__(self, tables: Tables, references: References, node: bytes) -> None:
+        self.tables = tables
+        self.references = references
+        self.node = node
+        self.actor_made: Callable[[TaskRecord, WorkerRecord | None, int, bytes], None]
+        """Whom to tell once a task that makes an actor has ended."""
+        self.actor_unwanted: Callable[[WorkerRecord, bytes, int], None]
+        """Whom to tell that a process which actors share has made one, in an attempt that does not count."""
+        self.introductions: Introductions
+        """Whom to tell of the ends of tasks that nobody has spoken of yet: their driver has handed them over."""
+        self.stream_whole: Callable[[TaskRecord], bool]
+        """Whether all values of a stream whose task has ended have come."""
+        self.stream_ended: Callable[[TaskRecord, int, bytes], None]
+        """Whom to tell once a streaming task has its outcome."""
+        self.renamed: dict[int, str] = {}
+        """Of the batch of completions that was taken in last: what its rows are called in the timeline that are not called as their
+        function is, or that did not succeed."""
+        self._ending = False
+        self._failing: deque[tuple[TaskRecord, int, bytes]] = deque()
+        """Dependents of failed tasks, yet to fail: a queue and not recursion, since chains are long."""
+
+    # -- completions --
+
+    def completed(self, worker: WorkerRecord, message: m.Completed, now: float) -> None:
+        """A worker reports attempts that ended."""
+        tables = self.tables
+        inflight = worker.inflight
+        for function_id, count, seconds in message.durations:
+            job = worker.job
+            function = job.functions.get(function_id) if job is not None else None
+            if function is not None and count > 0:
+                function.learn(count, seconds)
+        extras = {index: (contained, kept) for index, contained, kept in message.extras} if message.extras else {}
+        processes, touched, spare = tables.processes, tables.touched, tables.spare
+        introduced = worker.introduced
+        inline_bytes = 0
+        renamed = self.renamed = {}
+        rows = zip(split_ids(message.task_ids, TASK_BYTES), message.attempts, message.statuses, message.outputs, strict=True)
+        for index, (task_id, attempt, status, outputs) in enumerate(rows):
+            task = inflight.pop(task_id, None)
+            if task is None or task.attempt != attempt:
+                if task is not None and task.state == DONE:
+                    self._stopped_at_last(task, worker)
+                elif task is not None:
+                    inflight[task_id] = task
+                elif introduced is not None and task_id not in tables.tasks:
+                    if status != OK:
+                        renamed[index] = marked("", _MARKS.get(status, "failed"))
+                    self.introductions.ended_early(introduced, (task_id, attempt, status, outputs), extras.get(index))
+                    continue
+                self._late(worker, task_id, attempt, outputs)
+                continue
+            by_hand = introduced is not None and task_id in introduced.handed
+            if by_hand:
+                introduced.handed.discard(task_id)  # type: ignore[union-attr]
+            function = task.function
+            if function.mean is not None:
+                worker.work -= function.mean
+            if status == OK and task.outputs is None and len(outputs) == 1 and type(outputs[0]) is bytes and not extras and function.plain:
+                # The plain case, in place: one small value.
+                task.state = DONE
+                task.worker = None
+                task.status = OK
+                task.value = outputs[0]
+                inline_bytes += len(outputs[0])
+                row = task.row
+                if row[3] or len(row) > 4:
+                    self._unpin_row(task)
+                    if len(row) > 4:
+                        renamed[index] = task.name
+                if task.dependents is not None or task.fetchers is not None:
+                    self.announce(task)
+                process = processes.get(task.submitter)
+                if by_hand and not introduced.over:  # type: ignore[union-attr]
+                    introduced.told.append(task)  # type: ignore[union-attr]
+                elif process is not None:
+                    process.results.append((task_id, OK, outputs if task.holders is not None else ()))
+                    touched[process] = None
+                if task.rare is not None:
+                    self._tell_others(task, OK, outputs)
+                if task.holders is None:
+                    spare.append(task)
+            else:
+                if status != OK or len(task.row) > 4:
+                    renamed[index] = self._called(task, status, outputs)
+                self._settle(worker, task, status, outputs, extras.get(index))
+        worker.last_progress = now
+        tables.inline.add(inline_bytes)
+        tables.counts["tasks_finished"] += len(message.attempts)
+        if worker.work < 0.0 or not inflight:
+            worker.work = 0.0
+
+    def _called(self, task: TaskRecord, status: int, outputs: m.Row) -> str:
+        """What the timeline calls an attempt that ends."""
+        if status == OK:
+            return task.name
+        mark = _MARKS.get(status, "failed")
+        if status == INTERRUPTED and outputs == (b"timeout",):
+            mark = "timed out"
+        elif status == RETRY and not self._may_retry(task):
+            mark = "failed"
+        return marked(task.name, mark)
+
+    def _settle(self, worker: WorkerRecord, task: TaskRecord, status: int, outputs: m.Row, extra: tuple[m.Row, m.Row] | None) -> None:
+        """Any ending but the plain one."""
+        stopped = task.rare.stopped if task.rare is not None else ""
+        if status == INTERRUPTED:  # Perhaps at the request of a daemon that is no more: the worker knows.
+            reason = next((each for each in STOPPED if (each.encode(),) == outputs), stopped)
+            kind = STOPPED.get(reason, "TaskCancelledError")
+            self.fail(task, kind, _stopped_text(task, kind), self._facts(task, worker))
+        elif status == RETRY and not stopped and self._may_retry(task):
+            task.facts().history.append("raised an exception its options say to retry")
+            self.again(task)
+        elif status in (ERROR, RETRY):
+            self._finish(task, ERROR, outputs[0] if outputs else b"")
+        elif status == FAILED:
+            self._finish(task, FAILED, outputs[0] if outputs else pack_failure("FabricError", "the worker gave no reason"))
+        elif task.function.stream is not None and not self.stream_whole(task):
+            self.again(task)  # Some values went with the daemon before this one.
+        else:
+            self._accept_values(worker, task, outputs, extra)
+
+    def _accept_values(self, worker: WorkerRecord, task: TaskRecord, outputs: m.Row, extra: tuple[m.Row, m.Row] | None) -> None:
+        values = task.values()
+        if len(outputs) != len(values):
+            self.fail(task, "FabricError", f"{task.name} gave {len(outputs)} values where {len(values)} were declared", ())
+            self._late(worker, task.id, task.attempt, outputs)
+            return
+        contained = extra[0] if extra is not None else ()
+        droppable = self.references.may_be_dropped(task)
+        for index, (record, value) in enumerate(zip(values, outputs, strict=True)):
+            if record.status == OK and record.value is not None:
+                self.drop_copy(worker, record.object_id, value)
+                continue
+            refs = contained[index] if index < len(contained) else ()
+            self.set_value(record, value, refs, worker.process.incarnation if worker.process else b"", droppable)
+        self._done(task, OK)
+
+    def set_value(self, record: AnyObject, value: object, refs: tuple[bytes, ...], writer: bytes, rebuildable: bool) -> None:
+        """A value exists: inline bytes, or at a place in the arena that ``writer`` wrote."""
+        record.status = OK
+        if isinstance(value, tuple):
+            offset, size = value
+            self.tables.inline.replace(record, Stored(size))
+            self.tables.sealed.append((record.object_id, offset, size, writer, rebuildable))
+        elif isinstance(value, bytes):
+            self.tables.inline.replace(record, value)
+        before, record.contained = record.contained, refs
+        if refs:
+            self.references.pin(refs)
+        if before:
+            self.references.unpin(before)  # It was lost, and made again with other refs inside.
+
+    def _late(self, worker: WorkerRecord, task_id: bytes, attempt: int, outputs: m.Row) -> None:
+        self.tables.counts["late_completions"] += 1
+        if worker.shared:
+            self.actor_unwanted(worker, task_id, attempt)
+        for index, value in enumerate(outputs):
+            self.drop_copy(worker, object_id(task_id, index), value)
+
+    def drop_copy(self, worker: WorkerRecord, identifier: bytes, value: object) -> None:
+        """Free a second copy of a value in the arena, under a name that nothing else has."""
+        if isinstance(value, tuple) and self.tables.store_address is not None:
+            name = b"\xff" * 4 + identifier[4:16] + int(value[0] % 2**32).to_bytes(4, "big")
+            writer = worker.process.incarnation if worker.process else b""
+            self.tables.sealed.append((name, value[0], value[1], writer, False))
+            self.tables.freed.append(name)
+
+    # -- endings --
+
+    def fail(self, task: TaskRecord, kind: str, text: str, facts: Facts) -> None:
+        """The fabric gives the task a failure as its outcome."""
+        self._finish(task, FAILED, pack_failure(kind, text, facts))
+
+    def stopped(self, task: TaskRecord, reason: str) -> None:
+        """A task that was not dispatched is cancelled, or its deadline has passed."""
+        task.facts().stopped = reason
+        kind = STOPPED[reason]
+        ready = task.state == READY
+        self.fail(task, kind, _stopped_text(task, kind), (("task", task.id.hex()), ("function", task.name)))
+        if ready:
+            self.tables.queue_of(task).stop_one()
+
+    def give_up(self, task: TaskRecord) -> None:
+        """Give a task that does not stop its outcome. Its worker is busy with it all the same; what that reports is late."""
+        rare, worker = task.facts(), task.worker
+        assert worker is not None
+        kind = STOPPED[rare.stopped]
+        facts = self._facts(task, worker)
+        rare.goes_on = worker
+        if worker.introduced is not None:
+            worker.introduced.handed.discard(task.id)
+        self.renumber(task)
+        self.tables.counts["tasks_given_up"] += 1
+        text = f"{_stopped_text(task, kind)}, and does not stop: it goes on in worker {worker.pid} and holds its resources until it ends"
+        self.fail(task, kind, text, facts)
+
+    def _stopped_at_last(self, task: TaskRecord, worker: WorkerRecord) -> None:
+        """A worker reports a task that had been given up."""
+        task.facts().goes_on = None
+        if task.function.mean is not None:
+            worker.work -= task.function.mean
+
+    def end_with(self, task: TaskRecord, status: int, payload: bytes) -> None:
+        """A task ends as something it depends on has ended."""
+        self._finish(task, status, payload)
+
+    def wait_again(self, task: TaskRecord, record: AnyObject) -> None:
+        """A task that was assigned, but not sent, waits for a value that was lost on the way."""
+        self._detach(task)
+        task.state = WAITING
+        task.facts().unresolved = 1
+        if record.dependents is None:
+            record.dependents = []
+        record.dependents.append(task)
+
+    def adopt(self, task: TaskRecord) -> None:
+        """A task whose value was offered by a process that has it is done."""
+        self._detach(task)
+        self._unpin_row(task)
+        task.state = DONE
+        for record in task.values():
+            self.announce(record)
+            if record.holders is None:
+                self.tables.spare.append(record)
+
+    def report_to(self, process: ProcessRecord, task: TaskRecord) -> None:
+        """Push a finished task's outcome to a process that submitted it again."""
+        failed = next((record for record in task.values() if record.status != OK), None)
+        if failed is not None:
+            row: m.Row = (failed.value if type(failed.value) is bytes else b"",)
+            process.results.append((task.id, failed.status, row))
+        else:
+            row = tuple(_pushed(record) for record in task.values())
+            process.results.append((task.id, OK, row))
+        self.tables.touched[process] = None
+
+    def _finish(self, task: TaskRecord, status: int, payload: bytes) -> None:
+        self._failing.append((task, status, payload))
+        self._fail_all()
+
+    def _fail_all(self) -> None:
+        """End everything that is to end, what follows from it included: once, from the outside."""
+        if self._ending:
+            return
+        self._ending = True
+        while self._failing:
+            self._finish_one(*self._failing.popleft())
+        self._ending = False
+
+    def _finish_one(self, task: TaskRecord, status: int, payload: bytes) -> None:
+        if task.state == DONE:
+            return
+        values = task.values()
+        for record in values:
+            if record.status == OK and record.value is not None:
+                continue
+            record.status = status
+            self.tables.inline.replace(record, payload)
+        self.tables.counts["tasks_failed"] += 1
+        if status == FAILED and task.block is not None:  # What was cancelled, or condemned, is not to run again for the next daemon.
+            self.references.blocks.withdraw(task.id, task.block)
+            task.block = None
+        self._done(task, status, payload)
+
+    def _done(self, task: TaskRecord, status: int, payload: bytes = b"") -> None:
+        task.state = DONE
+        worker = task.worker
+        if worker is not None:
+            if task.rare is None or task.rare.goes_on is None:
+                worker.inflight.pop(task.id, None)
+            self._forgo_places(worker, task)
+            task.worker = None
+        if task.function.actor is not None:
+            self.actor_made(task, worker, status, payload)
+        if task.function.stream is not None:
+            self.stream_ended(task, status, payload)
+        self._unpin_row(task)
+        for record in task.values():
+            self.announce(record)
+            if record.holders is None:
+                self.tables.spare.append(record)
+        if task.outputs == ():
+            task.status = status  # It has no value that would say so.
+            self.tables.spare.append(task)
+        process = self.tables.processes.get(task.submitter)
+        row = tuple(_pushed(record) for record in task.values()) if status == OK else (payload,)
+        if process is not None:
+            process.results.append((task.id, status, row))
+            self.tables.touched[process] = None
+        if task.rare is not None:
+            self._tell_others(task, status, row)
+
+    def _tell_others(self, task: TaskRecord, status: int, row: m.Row) -> None:
+        """Those who submitted a task before its last submitter did hear of it too."""
+        rare = task.facts()
+        for incarnation in set(rare.submitters) - {task.submitter}:
+            process = self.tables.processes.get(incarnation)
+            if process is not None:
+                process.results.append((task.id, status, row))
+                self.tables.touched[process] = None
+        rare.submitters = ()
+
+    def _unpin_row(self, task: TaskRecord) -> None:
+        row = task.row
+        if row[3]:
+            self.references.unpin(row[3])
+        if len(row) > 4:
+            self.references.unpin(task.contains())
+
+    def announce(self, record: AnyObject) -> None:
+        """Tell those who wait for a value: dependent tasks, and processes that asked."""
+        dependents, record.dependents = record.dependents, None
+        for dependent in dependents or ():
+            if dependent.state != WAITING:
+                continue
+            if record.status != OK:
+                self._failing.append((dependent, record.status, record.value if type(record.value) is bytes else b""))
+                continue
+            rare = dependent.facts()
+            rare.unresolved -= 1
+            if rare.unresolved <= 0:
+                self.make_ready(dependent)
+        fetchers, record.fetchers = record.fetchers, None
+        for incarnation in sorted(fetchers or ()):
+            process = self.tables.processes.get(incarnation)
+            if process is not None:
+                self.hand_over(record, process.incarnation)
+        if self._failing:
+            self._fail_all()
+
+    def settle_value(self, record: AnyObject, status: int, payload: bytes) -> None:
+        """A value that no task makes has an outcome: these bytes, or an error."""
+        record.status = status
+        self.tables.inline.replace(record, payload)
+        self.announce(record)
+        if record.holders is None:
+            self.tables.spare.append(record)
+
+    def hand_over(self, record: AnyObject, incarnation: bytes) -> None:
+        """Send a value that exists to a process: at once if it is here, through the store's answer otherwise."""
+        if type(record.value) is Stored:
+            self.tables.locates.append((record.object_id, incarnation))
+            self.tables.locating.setdefault(record.object_id, []).append(incarnation)
+        else:
+            process = self.tables.processes.get(incarnation)
+            if process is not None:
+                self.tables.tell(process, m.Objects(((record.object_id, record.status, record.value, record.contained),)))
+
+    def make_ready(self, task: TaskRecord, front: bool = False) -> None:
+        """Put a task into its queue."""
+        task.state = READY
+        self.tables.became_ready += 1
+        queue = self.tables.queue_of(task)
+        if task.rare is not None and task.rare.demand_queue is queue and queue.token not in self.tables.queues and not queue.job.ended:
+            queue = task.rare.demand_queue = self.tables.queue_for(queue.job, queue.shape)  # Nothing had needed it for a while.
+        if front:
+            queue.tasks.appendleft(task)
+        else:
+            queue.tasks.append(task)
+
+    # -- running again --
+
+    def again(self, task: TaskRecord, front: bool = True) -> None:
+        """Run a task once more, as its next attempt."""
+        task.facts().retries += 1
+        self._detach(task)
+        self.renumber(task)
+        self.make_ready(task, front)
+
+    def give_back(self, tasks: Iterable[TaskRecord]) -> None:
+        """Tasks that were given to a worker and not begun go back to the head of their queue, as the same attempt.
+
+        Those end that are to be stopped.
+        """
+        for task in reversed(list(tasks)):
+            if task.state == DONE:
+                if task.rare is not None and task.rare.goes_on is not None:  # It was given up before it began.
+                    task.rare.goes_on.inflight.pop(task.id, None)
+                    task.rare.goes_on = None
+                continue
+            reason = task.rare.stopped if task.rare is not None else ""
+            if reason:
+                self.stopped(task, reason)
+                continue
+            self._detach(task)
+            self.make_ready(task, front=True)
+
+    def renumber(self, task: TaskRecord) -> None:
+        """Its next attempt has a number of its own."""
+        task.attempt = next_attempt(task.attempt, self.tables.first_attempt)
+
+    def _detach(self, task: TaskRecord) -> None:
+        worker = task.worker
+        if worker is not None:
+            if worker.introduced is not None:
+                worker.introduced.handed.discard(task.id)
+            if worker.inflight.pop(task.id, None) is not None and task.function.mean is not None:
+                worker.work = max(0.0, worker.work - task.function.mean)
+            self._forgo_places(worker, task)
+            task.worker = None
+
+    def _forgo_places(self, worker: WorkerRecord, task: TaskRecord) -> None:
+        """A task is not sent to a worker after all. The store has pinned some of its arguments for that: its process unpins them."""
+        if task.rare is None or task.rare.wait_locations is None:
+            return
+        places, task.rare.wait_locations = task.rare.wait_locations, None
+        rows = tuple((object_id, OK, place, ()) for object_id, place in places.items() if type(place) is tuple)
+        if rows and worker.process is not None:
+            self.tables.tell(worker.process, m.Objects(rows))
+
+    def _may_retry(self, task: TaskRecord) -> bool:
+        limit: int = task.option("max_retries", self.tables.config.max_retries)
+        return limit < 0 or (task.rare.retries if task.rare is not None else 0) < limit
+
+    def worker_lost(self, worker: WorkerRecord, died: m.ProcessDied) -> set[bytes]:
+        """A worker is proved dead: what it executed is suspected, the rest of what it had is innocent.
+
+        What the ids of children begin with that were submitted by attempts which came to nothing.
+        """
+        inflight = list(worker.inflight.values())
+        suspect = self.suspect(worker, died.executing)
+        begun = len(inflight) if suspect is None else inflight.index(suspect)
+        for task in inflight[:begun]:
+            task.facts().buried = True
+        for task in reversed(inflight):
+            if task.state == DONE:
+                task.facts().goes_on = None
+                continue
+            stopped = task.rare.stopped if task.rare is not None else ""
+            if stopped in STOPPED:
+                kind = STOPPED[stopped]
+                self.fail(task, kind, _stopped_text(task, kind), self._facts(task, worker))
+            elif task is suspect:
+                self._crashed(task, worker, died)
+            else:
+                self._detach(task)
+                # It may have begun, or even finished unheard: what it says now must not count.
+                self.renumber(task)
+                self.make_ready(task, front=True)
+        worker.inflight.clear()
+        worker.frames.clear()
+        return {prefix for task in inflight if task.state != DONE for prefix in prefixes_of(task)}
+
+    def suspect(self, worker: WorkerRecord, executing: bytes) -> TaskRecord | None:
+        """The task that a dead worker ran: the one it has named, else the first that did not wait."""
+        if executing:
+            return worker.inflight.get(executing)
+        inflight = worker.inflight.values()
+        waiting = {frame.task_id for frame in worker.frames}
+        return next((task for task in inflight if task.id not in waiting), None) if not waiting else None
+
+    def _crashed(self, task: TaskRecord, worker: WorkerRecord, died: m.ProcessDied) -> None:
+        rare = task.facts()
+        rare.crashes += 1
+        if rare.crashes > ALONE_AFTER:
+            rare.alone += 1
+        memory = worker.kill_reason == "memory"
+        how = f"signal {died.signal}" if died.signal else f"exit code {died.exit_code}"
+        if memory:
+            how = f"the node ran out of memory and this worker had the most, {died.peak / 2**20:.0f} MiB"
+        rare.history.append(f"attempt {tries_of(task.attempt)}: worker {worker.pid}: {how}")
+        if rare.alone >= self.tables.config.poison_kills:
+            kind = "PoisonedTaskError"
+            text = f"{task.name} killed every worker it was given ({rare.crashes}), {rare.alone} of them while it ran alone"
+        elif self._may_retry(task):
+            self.again(task)
+            limit = task.option("max_retries", self.tables.config.max_retries)
+            of = f" of {limit + 1}" if limit >= 0 else ""
+            died_of = (
+                how
+                if memory
+                else f"its worker (pid {worker.pid}) died of {how}"
+                if died.signal
+                else f"its worker (pid {worker.pid}) ended with {how}"
+            )
+            self.tables.notify_again(
+                task.function.queue.job, f"{task.name} ({brief(task.id)}) runs again, attempt {rare.retries + 1}{of}: {died_of}"
+            )
+            return
+        else:
+            kind = "OutOfMemoryError" if memory else "WorkerCrashedError"
+            text = f"the worker running {task.name} died: {how}; after {rare.crashes} crash(es) no retry is left"
+        text += "".join(f"\n  {line}" for line in rare.history)
+        if died.stderr:
+            text += "\nlast lines of its stderr:\n" + died.stderr
+        facts = (
+            *self._facts(task, worker),
+            ("signal", died.signal),
+            ("exit_code", died.exit_code),
+            ("peak", died.peak),
+            ("stderr", died.stderr),
+        )
+        self.fail(task, kind, text, facts)
+
+    def _facts(self, task: TaskRecord, worker: WorkerRecord) -> Facts:
+        return (
+            ("task", task.id.hex()),
+            ("function", task.name),
+            ("node", self.node.hex()),
+            ("pid", worker.pid),
+            ("attempt", tries_of(task.attempt)),
+        )
+
+
+def _pushed(record: AnyObject) -> bytes | None:
+    """What of a value travels with the news of it: small ones without refs inside. The rest is fetched when it is wanted.
+
+    So is the end of a stream: whoever submitted its task keeps the row, which would make lost values again.
+    """
+    if type(record) is TaskRecord and record.function.stream is not None:
+        return None
+    return record.value if type(record.value) is bytes and record.holders is not None and not record.contained else None
+
+
+def _stopped_text(task: TaskRecord, kind: str) -> str:
+    if kind == "TaskTimeoutError":
+        return f"{task.name} had no outcome within its timeout of {task.option('timeout')} s"
+    return f"{task.name} was killed (zf.kill) while it was being made" if kind == "ActorDiedError" else f"{task.name} was cancelled"

@@ -1,0 +1,78 @@
+"""Demands that this node will never be able to meet: a global scheduler is asked for another, and the driver is told."""
+
+from __future__ import annotations
+
+from zfabric.machines.common.resources import Pool, describe
+from zfabric.machines.local_scheduler.records import READY
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import Address
+
+
+class Infeasible:
+    """Queues whose tasks cannot run here, over the shared tables."""
+
+    def __init__(self, tables: Tables, outcomes: Outcomes, pool: Pool) -> None:
+        self.tables = tables
+        self.outcomes = outcomes
+        self.pool = pool
+
+    def on_placed(self, now: float, source: Address, message: m.Placed) -> None:
+        """Where tasks of a shape could run: here, or nowhere."""
+        for token, node in message.rows:
+            queue = self.tables.queues.get(token)
+            if queue is None or self.pool.fits_total(queue.demand):
+                continue
+            if not node and self.tables.config.infeasible == "raise":
+                for task in list(queue.tasks):
+                    if task.state == READY:
+                        text = f"no node will ever have what {task.name} asks for: {describe(queue.demand)}"
+                        self.outcomes.fail(task, "TaskUnschedulableError", text, ())
+
+    def ask(self, now: float) -> None:
+        """Ask where tasks could run that this node will never have the resources for."""
+        rows = []
+        for queue in self.tables.queues.values():
+            if queue.feasible is None:
+                queue.feasible = self.pool.fits_total(queue.demand)
+            if queue.feasible:
+                continue
+            if not queue.tasks:
+                queue.infeasible_since = None
+                continue
+            if queue.infeasible_since is None:
+                queue.infeasible_since = now
+            if not queue.placed or self.tables.config.infeasible == "raise":
+                queue.placed = True
+                rows.append((queue.token, queue.demand))
+        if rows:
+            self.tables.send(self.tables.placer_address, m.Place(tuple(rows)))
+
+    def next_deadline(self) -> float | None:
+        """When the driver of some infeasible demand is to be warned."""
+        waiting = [
+            queue.infeasible_since
+            for queue in self.tables.queues.values()
+            if not queue.feasible and queue.infeasible_since is not None and not queue.warned
+        ]
+        return min(waiting) + self.tables.config.infeasible_warning if waiting else None
+
+    def tick(self, now: float) -> None:
+        """Warn drivers, once per demand."""
+        for queue in self.tables.queues.values():
+            since = queue.infeasible_since
+            if since is None or queue.warned or now < since + self.tables.config.infeasible_warning:
+                continue
+            task = next((task for task in queue.tasks if task.state == READY), None)
+            if task is None:
+                continue  # All of them were stopped in this very turn; the next one is to be warned of.
+            queue.warned = True
+            driver = queue.job.driver
+            if driver is not None:
+                text = (
+                    f"{task.name} asks for {describe(queue.demand)}, which no node has or will have "
+                    f"(this one has {describe(tuple(sorted(self.pool.total.items())))}); it stays pending. "
+                    "Ask for less, add a node that has it, or set config infeasible='raise' to get an error instead."
+                )
+                self.tables.tell(driver, m.Notice("warning", text))

@@ -1,0 +1,145 @@
+"""Values that are lost: the tasks that made them run again, and those which made what these need (paper, section 4.2.3).
+
+What no task made comes from the control store, if it was put to last, or is made again by its actor. Otherwise the reason why not
+takes its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from zfabric.machines.local_scheduler.objects.references import References
+from zfabric.machines.local_scheduler.records import DONE, PENDING, WAITING, AnyObject, Stored, TaskRecord
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
+from zfabric.protocol import messages as m
+from zfabric.protocol.failures import pack_failure
+from zfabric.protocol.ids import is_call, short
+from zfabric.protocol.messages import FAILED, OK
+
+
+class Rebuilding:
+    """Makes lost values again; over the shared tables."""
+
+    def __init__(self, tables: Tables, references: References, outcomes: Outcomes) -> None:
+        self.tables = tables
+        self.references = references
+        self.outcomes = outcomes
+        self.remake: Callable[[AnyObject], bool]
+        """Whom to ask to make a value again that a call of an actor had returned; False if that is impossible, or it is none."""
+
+    def rebuild(self, record: AnyObject, reason: str) -> str:
+        """Run again the task that makes a lost value, and those it needs; empty, or why that is impossible.
+
+        What each needs comes first: over a list and not by recursion, since chains are long.
+        """
+        agenda = [record]
+        while agenda:
+            wanted = agenda[-1]
+            task = wanted.task
+            found = wanted is not record and not _is_lost(wanted)
+            if found or (task is None and self.remake(wanted)) or (task is not None and task.state != DONE):
+                agenda.pop()
+                continue
+            if task is None and is_call(wanted.object_id):
+                return f"{reason}, and no log of its actor's calls (checkpoint_every) would make it again"
+            if task is None:
+                return f"{reason}, and it was put, not made by a task: nothing can make it again (put(x, durable=True) would have kept it)"
+            inputs: list[AnyObject] = []
+            for object_id_ in task.row[3]:
+                needed = self.tables.find(object_id_)
+                if needed is None:
+                    return f"{reason}, and the row that makes its input {short(object_id_)} was dropped at the lineage cap"
+                inputs.append(needed)
+            missing = [needed for needed in inputs if _is_lost(needed) and (needed.task is None or needed.task.state == DONE)]
+            if missing:
+                agenda.extend(reversed(missing))
+            else:
+                agenda.pop()
+                self._run_again(task, inputs)
+        return ""
+
+    def _run_again(self, task: TaskRecord, inputs: list[AnyObject]) -> None:
+        """A finished task runs again for its values; what it needs is there, or on its way."""
+        self.references.revive(task)
+        unresolved = 0
+        for needed in inputs:
+            needed.pins += 1
+            if needed.status == PENDING:
+                unresolved += 1
+                if needed.dependents is None:
+                    needed.dependents = []
+                needed.dependents.append(task)
+        self.references.pin(task.contains())
+        for value in task.values():
+            if value.value is None or value.status != OK:
+                value.status = PENDING
+                self.tables.inline.replace(value, None)
+        self.outcomes.renumber(task)
+        task.facts().rebuilt = True
+        self.tables.counts["rebuilds"] += 1
+        if unresolved:
+            task.state = WAITING
+            task.facts().unresolved = unresolved
+        else:
+            self.outcomes.make_ready(task)
+
+    def lost(self, identifier: bytes, reason: str) -> None:
+        """The store has no copy of a value left, or (``full:``) no room to bring it back from disk."""
+        askers = self.tables.locating.pop(identifier, [])
+        record = self.tables.find(identifier)
+        if record is None or type(record.value) is not Stored:
+            return
+        if reason.startswith("full:"):
+            text = f"object {short(identifier)} cannot be brought back from disk: {reason[5:].strip()}"
+            payload = pack_failure("ObjectStoreFullError", text)
+            for incarnation in askers:
+                process = self.tables.processes.get(incarnation)
+                if process is not None:
+                    self.tables.tell(process, m.Objects(((identifier, FAILED, payload, ()),)))
+            return
+        if askers:
+            record.fetchers = (record.fetchers or set()) | set(askers)
+        self.tables.inline.replace(record, None)
+        if record.task is not None and record.task.state != DONE:
+            return
+        if reason == "evicted" and not record.fetchers and not record.dependents:
+            return  # It is made again when somebody asks for it, be it held, or inside a value: memory is short.
+        if record.holders is None and record.pins <= 0 and not record.fetchers:
+            return
+        self.make_available(record, reason)
+
+    def durable_found(self, identifier: bytes, rows: m.Rows) -> None:
+        """The control store's copy of a durable value whose other copies were lost."""
+        record = self.tables.find(identifier)
+        if record is None:
+            return
+        for key, value in rows:
+            if key == identifier:
+                record.status = OK
+                self.tables.inline.replace(record, value)
+        if record.status != OK:
+            record.status = FAILED
+            text = f"object {short(identifier)} is lost, and the control store has no copy of it"
+            self.tables.inline.replace(record, pack_failure("ObjectLostError", text))
+        self.outcomes.announce(record)
+        if record.holders is None:
+            self.tables.spare.append(record)
+
+    def make_available(self, record: AnyObject, reason: str) -> None:
+        """Rebuild a value, or put the reason why not in its place."""
+        if not isinstance(record, TaskRecord) and record.durable:
+            record.status = PENDING
+            self.tables.durable_wanted.append(record.object_id)
+            return
+        why = self.rebuild(record, reason)
+        if why:
+            record.status = FAILED
+            kind = "LineageEvictedError" if "lineage cap" in why else "ObjectLostError"
+            self.tables.inline.replace(record, pack_failure(kind, f"object {short(record.object_id)} is lost: {why}"))
+            self.outcomes.announce(record)
+
+
+def _is_lost(record: AnyObject) -> bool:
+    """Whether a value existed and does not now."""
+    return record.status == OK and record.value is None

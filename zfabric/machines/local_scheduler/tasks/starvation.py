@@ -1,0 +1,57 @@
+"""Demands that wait for what actors hold: processes are asked to look for handles that nobody could use any more.
+
+A handle in a reference cycle keeps its actor, and what that holds, until Python's collector comes by, which counts objects and knows
+nothing of CPUs. So a collection is requested where something waits for them. It costs a process time in proportion to its
+objects, and most often the actors are wanted: the pauses between two requests grow by half as long as the wait has lasted.
+"""
+
+from __future__ import annotations
+
+from zfabric.machines.common.resources import Pool
+from zfabric.machines.local_scheduler.records import HOSTING, STARTING
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
+from zfabric.protocol import messages as m
+
+
+class Starvation:
+    """Requests collections while demands wait for actors, over the shared tables."""
+
+    def __init__(self, tables: Tables, pool: Pool, dispatcher: Dispatcher) -> None:
+        self.tables = tables
+        self.pool = pool
+        self.dispatcher = dispatcher
+        self._since: float | None = None
+        """Since when demands have waited, in every turn, for what actors hold."""
+        self._due = 0.0
+
+    def end_of_turn(self, now: float) -> None:
+        """Note whether something waits for what actors hold."""
+        if not (self.dispatcher.starved and self._actors_hold_it()):
+            self._since = None
+        elif self._since is None:
+            self._since, self._due = now, now + self.tables.config.collect_seconds
+
+    def next_deadline(self) -> float | None:
+        """When the next request is due."""
+        return self._due if self._since is not None else None
+
+    def tick(self, now: float) -> None:
+        """Ask all processes for a collection."""
+        if self._since is None or now < self._due:
+            return
+        self._due = now + max(self.tables.config.collect_seconds, (now - self._since) * 1.5)
+        self.tables.counts["collections"] += 1
+        for worker in self.tables.workers.values():
+            if worker.state != STARTING:
+                self.tables.order(worker, m.CollectGarbage())
+        for job in self.tables.jobs.values():
+            if job.driver is not None:
+                self.tables.tell(job.driver, m.CollectGarbage())
+
+    def _actors_hold_it(self) -> bool:
+        held = {name for worker in self.tables.workers.values() if worker.state == HOSTING for name, _ in worker.demand}
+        if not held:
+            return False
+        waiting = [queue.demand for queue in self.tables.queues.values() if queue.tasks and not queue.leased and queue.feasible]
+        return any(name in held for demand in waiting if not self.pool.fits(demand) for name, _ in demand)

@@ -1,0 +1,221 @@
+"""Stopping tasks: cancellation, with or without force and children, and deadlines.
+
+What was not dispatched is stopped at once, for good. What was dispatched is asked to stop: its worker decides, by whether its
+outcome comes first; the request is repeated until one has come.
+"""
+
+from __future__ import annotations
+
+from zfabric.machines.common.deadlines import Deadlines
+from zfabric.machines.common.naming import salt_of
+from zfabric.machines.local_scheduler.records import ASSIGNED, DONE, READY, WAITING, TaskRecord, prefixes_of
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
+from zfabric.protocol import messages as m
+from zfabric.protocol.effects import KillProcess
+from zfabric.protocol.ids import JOB_BYTES, PREFIX_BYTES, TASK_BYTES, Address, child_prefix, is_call
+from zfabric.protocol.options import option
+
+CONDEMNED_MAX = 100_000
+"""Beginnings of ids that are kept of children which may still come: more than cancelled tasks have before they stop."""
+
+
+class Stopping:
+    """Requests to stop, over the shared tables."""
+
+    def __init__(self, tables: Tables, outcomes: Outcomes) -> None:
+        self.tables = tables
+        self.outcomes = outcomes
+        self._deadlines = Deadlines(self._has_no_end)
+        self._parents: dict[str, tuple[list[TaskRecord], list[bytes]]] = {}
+        """Tasks and calls that were cancelled in this turn with all that they have submitted, by how."""
+        self._asked: dict[bytes, float] = {}
+        """Dispatched tasks that are to stop, and when that is said again."""
+        self._since: dict[bytes, float] = {}
+        """When each of those was first asked to."""
+        self._given_up: dict[bytes, tuple[TaskRecord, m.Interrupt]] = {}
+        """Tasks that have their outcome and go on, and what their workers are asked."""
+        self._graces: dict[bytes, tuple[float, TaskRecord]] = {}
+        """Tasks that were given up, and when their workers are killed for it."""
+
+    def expect(self, task: TaskRecord, deadline: float) -> None:
+        """A task is to have an outcome by then."""
+        self._deadlines.add(deadline, task.id)
+
+    def _has_no_end(self, deadline: float, task_id: bytes) -> bool:
+        task = self.tables.tasks.get(task_id)
+        return task is not None and task.state != DONE
+
+    def tick(self, now: float) -> None:
+        """Deadlines that have passed; requests to repeat."""
+        for task_id in self._deadlines.due(now):
+            task = self.tables.tasks.get(task_id)
+            if task is not None:
+                self.stop(task, "timeout", now)
+        for task_id, due in list(self._asked.items()):
+            if now >= due:
+                self._repeat(task_id, now)
+        for task_id, (due, task) in list(self._graces.items()):
+            if now >= due:
+                del self._graces[task_id]
+                self._kill(task, f"task {task.name} was stopped and did not end within {self.tables.config.stop_grace_seconds} s")
+
+    def next_deadline(self) -> float | None:
+        """When ``tick`` is wanted next."""
+        soonest = self._deadlines.next()
+        candidates = [] if soonest is None else [soonest]
+        candidates.extend(self._asked.values())
+        candidates.extend(due for due, _ in self._graces.values())
+        return min(candidates, default=None)
+
+    def on_cancel(self, now: float, source: Address, message: m.Cancel) -> None:
+        """Stop tasks; with ``recursive``, what they submitted as well: that is looked for once for all that are cancelled in a turn."""
+        reason = "force" if message.force else "cancelled"
+        tasks = [record.task for record in map(self.tables.find, message.object_ids) if record is not None and record.task is not None]
+        if message.recursive:
+            parents, calls = self._parents.setdefault(reason, ([], []))
+            begun = (task for task in tasks if task.attempt or task.state not in (WAITING, READY))
+            parents += [task for task in begun if message.force or not _keeps_its_outcome(task)]
+            calls += [each[:TASK_BYTES] for each in message.object_ids if is_call(each)]
+        for task in tasks:
+            if message.force:
+                self._kill(task, f"task {task.name} was cancelled by force")
+            self.stop(task, reason, now)
+
+    def _kill(self, task: TaskRecord, reason: str) -> None:
+        """Kill the worker of a task that was given up, if it still runs it."""
+        worker = task.rare.goes_on if task.rare is not None else None
+        if worker is not None and worker.pid and not worker.shared:
+            worker.kill_reason = "cancelled"
+            self.tables.effects.append(KillProcess(worker.pid, reason))
+
+    def end_of_turn(self, now: float) -> None:
+        """Stop what was submitted by what was cancelled."""
+        cancelled, self._parents = self._parents, {}
+        for reason, (parents, calls) in cancelled.items():
+            known = {task.id for task in parents}
+            for task in self.with_children(parents, calls, reason == "force") if parents or calls else ():
+                if task.id not in known:
+                    self.stop(task, reason, now)
+
+    def with_children(self, tasks: list[TaskRecord], calls: list[bytes] | None = None, force: bool = False) -> list[TaskRecord]:
+        """Tasks, and what they and these calls have submitted, which is stopped too if it comes later."""
+        found = {task.id: task for task in tasks}
+        level = tasks
+        prefixes = self._prefixes_of_calls(calls) if calls else set()
+        parents = set(calls or ())
+        while level or prefixes:
+            prefixes |= {prefix for task in level for prefix in prefixes_of(task)}
+            parents |= {task.id for task in level}
+            self._condemn(prefixes)
+            level = [task for task in self.tables.children_of(prefixes) if task.id not in found]
+            level += [
+                task
+                for task in self.tables.tasks.values()
+                if len(task.row) > 4 and task.id not in found and option(task.row[4], "parent") in parents
+            ]
+            level = [task for task in level if force or not _keeps_its_outcome(task)]
+            found.update((task.id, task) for task in level)
+            prefixes, parents = set(), set()
+        return list(found.values())
+
+    def _condemn(self, prefixes: set[bytes]) -> None:
+        condemned = self.tables.condemned
+        condemned.update(dict.fromkeys(prefixes))
+        while len(condemned) > CONDEMNED_MAX:
+            del condemned[next(iter(condemned))]
+
+    def _prefixes_of_calls(self, calls: list[bytes]) -> set[bytes]:
+        """What the ids of the children of calls begin with, whichever actor runs them."""
+        actors = (self.tables.tasks.get(actor_id) for worker in self.tables.workers.values() for actor_id in worker.actors)
+        salts = {salt_of(actor.attempt) for actor in actors if actor is not None}
+        return {child_prefix(call[:JOB_BYTES], call, 0, salt) for call in calls for salt in salts}
+
+    def stop_void(self, prefixes: set[bytes], gone: bytes, now: float) -> None:
+        """What attempts that came to nothing had submitted is not run: their next attempts submit it anew.
+
+        Only what nobody but the dead process refers to; later children first, since they name earlier ones.
+        """
+        for task in reversed(self.tables.children_of(prefixes)):
+            alone = all(value.holders in (None, gone) and not value.pins and not value.fetchers for value in task.values())
+            if alone and task.state != DONE and not _keeps_its_outcome(task):
+                for each in self.with_children([task]):
+                    self.stop(each, "cancelled", now)
+
+    def stop_late(self, rows: m.Rows, now: float) -> None:
+        """Children that were on their way when their parent was cancelled with all its children."""
+        for row in rows:
+            if row[0][:PREFIX_BYTES] in self.tables.condemned:
+                task = self.tables.tasks.get(row[0])
+                if task is not None and not _keeps_its_outcome(task):
+                    for each in self.with_children([task]):
+                        self.stop(each, "cancelled", now)
+
+    def stop(self, task: TaskRecord, reason: str, now: float) -> None:
+        """Final at once for what was not dispatched; a request for what was."""
+        if task.state == DONE or (reason != "force" and _keeps_its_outcome(task)):
+            return
+        if task.state in (WAITING, READY):
+            self.outcomes.stopped(task, reason)
+            return
+        facts = task.facts()
+        if not facts.stopped or reason == "force":
+            facts.stopped = reason
+        self._repeat(task.id, now)
+
+    def _repeat_given_up(self, task_id: bytes, task: TaskRecord, request: m.Interrupt, now: float) -> None:
+        """Ask again: an earlier request may have overtaken the task on its way."""
+        worker = task.rare.goes_on if task.rare is not None else None
+        if worker is None or worker.process is None or worker.inflight.get(task_id) is not task:
+            del self._given_up[task_id]
+            self._asked.pop(task_id, None)
+            return
+        self._asked[task_id] = now + self.tables.config.interrupt_every
+        self.tables.order(worker, request)
+
+    def _repeat(self, task_id: bytes, now: float) -> None:
+        given_up = self._given_up.get(task_id)
+        if given_up is not None:
+            self._repeat_given_up(task_id, *given_up, now)
+            return
+        task = self.tables.tasks.get(task_id)
+        worker = task.worker if task is not None else None
+        if task is None or task.state != ASSIGNED or worker is None or task.rare is None:
+            self._asked.pop(task_id, None)
+            self._since.pop(task_id, None)
+            return
+        late = now - self._since.setdefault(task_id, now) >= self.tables.config.stop_patience
+        if late and task.rare.stopped != "force" and _may_be_given_up(task):
+            del self._since[task_id]
+            self._given_up[task_id] = task, m.Interrupt(task_id, task.attempt, task.rare.stopped)
+            self.outcomes.give_up(task)
+            self._repeat(task_id, now)
+            if self.tables.config.stop_grace_seconds:
+                self._graces[task_id] = (now + self.tables.config.stop_grace_seconds, task)
+            return
+        self._asked[task_id] = now + self.tables.config.interrupt_every
+        if worker.shared:  # It makes an actor in a process that is others', too: that does not die for it.
+            self.tables.order(worker, m.Interrupt(task_id, task.attempt, task.rare.stopped))
+        elif task.rare.stopped == "force":
+            begun = any(frame.task_id == task_id for frame in worker.frames)
+            if late and not begun:  # Its process does not answer: what it runs is the first that does not wait.
+                waiting = {frame.task_id for frame in worker.frames}
+                begun = next((each for each in worker.inflight if each not in waiting), b"") == task_id
+            if begun and worker.pid:
+                worker.kill_reason = "cancelled"
+                self.tables.effects.append(KillProcess(worker.pid, f"task {task.name} was cancelled by force"))
+            else:
+                self.tables.order(worker, m.TakeBack((task_id,)))
+        else:
+            self.tables.order(worker, m.Interrupt(task_id, task.attempt, task.rare.stopped))
+
+
+def _may_be_given_up(task: TaskRecord) -> bool:
+    """Whether a task may have its outcome while its worker runs it: it was sent, and nobody hears of it but by its end."""
+    unsent = task.rare is not None and task.rare.wait_locations is not None
+    return task.function.actor is None and task.function.stream is None and not unsent
+
+
+def _keeps_its_outcome(task: TaskRecord) -> bool:
+    """Whether a task had an outcome, and runs again for its value: only force stops that. It needs its children until it ends."""
+    return task.rare is not None and task.rare.rebuilt and task.state != DONE

@@ -1,0 +1,167 @@
+"""What an object store is told after a daemon's restart, gathered until the picture is whole.
+
+The arena's index says what the store before this one had taken over, processes repeat what they hold, and the local scheduler
+what was written and, last, what is referred to (``Keep``). Nothing is moved before that. Files on disk that nobody claims
+are deleted then (``on_disk``), and the other claims are laid out, the
+index first: a claim that overlaps an earlier one is void, unless a process reads there, in which case its place stays blocked
+for as long as the process lives. What was written where a process may write now is void, too, be it the one that wrote it: it is said
+again although the store before this one had taken it over, freed it, and given its room away.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from zfabric.machines.common.extents import HEADER_BYTES, PIECE, Range, Ranges, file_number, footprint, round_up
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import Address
+
+
+class Layout(NamedTuple):
+    """Objects ``(object_id, offset, size, writer, rebuildable)``, grants ``(offset, size, holder, exact, open)``, free room."""
+
+    objects: list[tuple[bytes, int, int, bytes, bool]]
+    pins: dict[bytes, dict[bytes, int]]
+    grants: list[tuple[int, int, bytes, bool, Ranges]]
+    ready: Ranges
+    cold: Ranges
+
+
+class Disk(NamedTuple):
+    """What lies in files: objects ``(object_id, size, file, writer, rebuildable)``, pins ``(object_id, process, file)``, one for every
+    telling, files that processes may write ``(process, footprint)``, files to delete, and the highest number of all.
+    """
+
+    objects: list[tuple[bytes, int, int, bytes, bool]]
+    pins: list[tuple[bytes, bytes, int]]
+    grants: dict[int, tuple[bytes, int]]
+    unlink: list[int]
+    last: int
+
+
+class Claims:
+    """Everything said before the store begins. ``deferred`` is what cannot be answered until then."""
+
+    def __init__(self) -> None:
+        self.kept: set[bytes] = set()
+        self.deferred: list[tuple[Address, m.Message]] = []
+        self._files: list[tuple[bytes, int, int]] = []
+        self._found: list[tuple[bytes, int, int, bytes, bool]] = []
+        self._written: list[tuple[bytes, int, int, bytes, bool]] = []
+        self._pinned: list[tuple[bytes, bytes, int, int]] = []
+        self._grants: list[tuple[bytes, int, int, int]] = []
+        self._heard: set[type] = set()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the arena has been read and the scheduler has said what to keep."""
+        return self._heard == {m.ArenaFound, m.Keep}
+
+    def take(self, process: bytes, message: m.Message) -> bool:
+        """Note what is a claim; False for all else."""
+        if isinstance(message, m.ArenaFound):
+            self._heard.add(m.ArenaFound)
+            self._found += [(object_id, offset, size, b"", False) for object_id, offset, size in message.sealed]
+            self._files += message.spilled
+        elif isinstance(message, m.Keep):
+            self._heard.add(m.Keep)
+            self.kept.update(message.object_ids)
+        elif isinstance(message, m.Sealed):
+            self._written += message.rows
+        elif isinstance(message, m.Pinned):
+            self._pinned += [(process, *row) for row in message.rows]
+        elif isinstance(message, m.GrantsHeld):
+            self._grants += [(process, *row) for row in message.rows]
+        else:
+            return False
+        return True
+
+    def layout(self, start: int, end: int) -> Layout:
+        """Who owns what of ``start … end``."""
+        free = Ranges(((start, end - start),))
+        objects: dict[bytes, tuple[bytes, int, int, bytes, bool]] = {}
+        facts = {row[:3]: row for row in self._written}
+        pinned = [(object_id, offset, size, b"", False) for _, object_id, offset, size in self._pinned]
+        written = [row for row in self._written if not self._given_away(row)]
+        for row in [*self._found, *pinned, *written]:
+            if row[0] not in objects and row[2] >= 0 and _claim(free, row[1] - HEADER_BYTES, footprint(row[2]), start):
+                objects[row[0]] = facts.get(row[:3], row)
+        pins: dict[bytes, dict[bytes, int]] = {}
+        grants: list[tuple[int, int, bytes, bool, Ranges]] = []
+        for process, offset, size, used in self._grants:
+            for parts in _held(free, offset, size, start, end):
+                grants.append((offset, size, process, used > 0, parts))
+        for process, object_id, offset, size in self._pinned:
+            known = objects.get(object_id)
+            if known is not None and known[1:3] == (offset, size):
+                pins.setdefault(object_id, {}).setdefault(process, 0)
+                pins[object_id][process] += 1
+                continue
+            for parts in _held(free, offset - HEADER_BYTES, footprint(size), start, end):
+                grants += [(begin, length, process, True, Ranges(((begin, length),))) for begin, length in parts]
+        ready, cold = _by_temperature(free)
+        return Layout(list(objects.values()), pins, grants, ready, cold)
+
+    def on_disk(self) -> Disk:
+        """Whose the files are. One that a process may still write is no object, whatever is in it by now."""
+        there = {number for _, _, number in self._files}
+        grants = {file_number(offset + HEADER_BYTES): (process, size) for process, offset, size, _ in self._grants if offset < 0}
+        written = {file_number(row[1]): row for row in self._written if row[1] < 0}
+        pins = [(object_id, process, file_number(offset)) for process, object_id, offset, _ in self._pinned if offset < 0]
+        read = {number for _, _, number in pins}
+        objects: dict[bytes, tuple[bytes, int, int, bytes, bool]] = {}
+        unlink: list[int] = []
+        # Of two files of one object, an older one was to be deleted; but not one that is read.
+        for found_id, found_size, number in sorted(self._files, key=lambda row: (row[2] in read, row[2]), reverse=True):
+            if number in grants:
+                continue
+            object_id, _, size, writer, rebuildable = written.get(number, (found_id, 0, found_size, b"", False))
+            if found_id and found_id != object_id:
+                object_id, size, writer, rebuildable = found_id, found_size, b"", False
+            if object_id and object_id not in objects:
+                objects[object_id] = (object_id, size, number, writer, rebuildable)
+            else:
+                unlink.append(number)
+        last = max((*there, *grants, *written, *read), default=0)
+        return Disk(list(objects.values()), pins, {number: grant for number, grant in grants.items() if number in there}, unlink, last)
+
+    def _given_away(self, row: tuple[bytes, int, int, bytes, bool]) -> bool:
+        """Whether another process may write where an object is said to be, or its own writer may, anew: into room that it has not used."""
+        _, offset, size, writer, _ = row
+        begin, end = offset - HEADER_BYTES, offset + max(size, 0)
+        rooms = ((start, length) for process, start, length, used in self._grants if process != writer or not used)
+        return any(begin < start + length and start < end for start, length in rooms)
+
+
+def _claim(free: Ranges, begin: int, size: int, start: int) -> bool:
+    if begin < start or begin % HEADER_BYTES or free.around(begin, size) is None:
+        return False
+    free.remove(begin, size)
+    return True
+
+
+def _held(free: Ranges, begin: int, size: int, start: int, end: int) -> list[Ranges]:
+    """What is still free of a range somebody holds, taken out; nothing if there is none of it."""
+    if begin < start or begin + size > end or begin % HEADER_BYTES or size % HEADER_BYTES or size < 0:
+        return []
+    parts = Ranges()
+    for first, length in free:
+        low, high = max(first, begin), min(first + length, begin + size)
+        if low < high:
+            free.remove(low, high - low)
+            parts.add(low, high - low)
+    return [parts] if parts.total else []
+
+
+def _by_temperature(free: Ranges) -> tuple[Ranges, Ranges]:
+    """Pieces that are free as a whole count as cold; the rest of a piece in use is ready, as all of it once was made so."""
+    ready, cold = Ranges(), Ranges()
+    for start, size in free:
+        spans: list[Range] = [(start, start + size)]
+        first, last = round_up(start, PIECE), (start + size) // PIECE * PIECE
+        if first < last:
+            cold.add(first, last - first)
+            spans = [(start, first), (last, start + size)]
+        for low, high in spans:
+            ready.add(low, high - low)
+    return ready, cold

@@ -1,0 +1,401 @@
+"""The object store: who may write, read and move which bytes of the node's arena.
+
+Room goes through four hands. A *grant* is the right of one process to write a range; a ``Sealed`` row turns a part of a grant
+into an *object*; an object that nobody refers to (``Free``), reads (pins) or copies (spilling) becomes *free space*; and free
+space is either ready or cold (``parts.extents``). At every moment these, and what is being made ready, tile the arena exactly:
+``check_invariants`` adds it up.
+
+A pin is one telling: each ``Located`` row adds one to the process it names, each mention in ``Unpin`` takes one away. (A set of
+processes would not do: an ``Unpin`` that crosses a second telling on its way would leave a reader without a pin.)
+
+The first copy of an object stays for as long as the object does. Its states: written into a grant, *sealed*, being copied to
+disk (*spilling*), on disk only (*spilled*), *waiting* for room to come back (as inline values do that move in), being read back
+(*restoring*), sealed again. The copy on disk is kept when it comes back, so that dropping it again costs nothing.
+
+Where the arena has no room and will have none soon, an object is born in a file (a grant is for a file then), and one that is
+spilled is *checked* and read where it is: its readers map the file, which stays as long as they have pins. While anybody reads it
+there, others do too.
+
+Room itself (the queue for it, and what is done when there is none) is ``parts.room``; what is known, ``parts.stored``. After a
+daemon's restart the machine first gathers claims (``parts.claims``) and moves nothing until ``Keep``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from zfabric.config import Config
+from zfabric.machines.common.extents import ALIGNMENT, HEADER_BYTES, arena_bytes, data_start, file_number, file_offset, footprint, round_up
+from zfabric.machines.object_store import report
+from zfabric.machines.object_store.claims import Claims
+from zfabric.machines.object_store.room import Room
+from zfabric.machines.object_store.tables import (
+    CHECKING,
+    RESTORING,
+    SEALED,
+    SPILLED,
+    SPILLING,
+    WAITING,
+    Entry,
+    FileGrant,
+    Grant,
+    StoreTables,
+    Waiter,
+)
+from zfabric.protocol import effects as e
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import Address, short
+from zfabric.protocol.machine import Explanation, Refusal
+
+
+class ObjectStore:
+    """The object store of one node. ``capacity`` is the size of the arena file, a part of which is its index."""
+
+    def __init__(self, address: Address, scheduler: Address, config: Config, capacity: int, recovering: bool = False) -> None:
+        self.address = address
+        self._scheduler = scheduler
+        self._put_patience = config.put_patience
+        size = arena_bytes(capacity)
+        self._tables = StoreTables(data_start(size), size)
+        self._room = Room(self._tables, config)
+        self._claims = Claims() if recovering else None
+
+    # -- the contract ------------------------------------------------------------------------------------------------------
+
+    def step(self, now: float, source: Address, message: m.Message) -> None:
+        """Take in one message."""
+        handler = self._handlers.get(type(message))
+        if handler is None:
+            raise Refusal(f"an object store does not take {type(message).__name__}")
+        if self._claims is None or type(message) is m.Query:
+            handler(self, now, source, message)
+        elif not self._claims.take(source[1:], message):
+            self._claims.deferred.append((source, message))
+        elif self._claims.complete:
+            self._begin(now, self._claims)
+
+    def tick(self, now: float) -> None:
+        """End the patience of those who waited too long."""
+        if self._claims is None:
+            self._room.expire(now)
+
+    def next_deadline(self) -> float | None:
+        """The next end of someone's patience, or the next round of making room."""
+        return self._room.next_deadline() if self._claims is None else None
+
+    def take_effects(self, now: float) -> list[e.Effect]:
+        """Give room to those who wait, make room for those who find none, and hand over what follows."""
+        tables = self._tables
+        if self._claims is None:
+            self._room.serve(now)
+        effects, tables.effects = tables.effects, []
+        if tables.unlink:
+            effects.append(e.Unlink(tuple(tables.unlink)))
+            tables.unlink = []
+        if tables.located:
+            effects.append(e.Send(self._scheduler, m.Located(tuple(tables.located))))
+            tables.located = []
+        if tables.lost:
+            effects.append(e.Send(self._scheduler, m.Lost(tuple(tables.lost.items()))))
+            tables.lost = {}
+        return effects
+
+    def statistics(self) -> Mapping[str, float]:
+        """Bytes by whose they are, objects by state, and counters."""
+        return report.statistics(self._tables)
+
+    def explain(self, subject: bytes) -> Explanation | None:
+        """Where an object is and why it is not elsewhere; for a process, why its reservation waits."""
+        return report.explain(self._tables, subject)
+
+    def check_invariants(self) -> None:
+        """The arena is tiled exactly; every object is in the tables its state says."""
+        report.check(self._tables)
+
+    def on_query(self, now: float, source: Address, message: m.Query) -> None:
+        """The local scheduler is asked something that is known here."""
+        payload = report.answer(self._tables, message.what, message.arguments)
+        self._tables.effects.append(e.Send(source, m.Answer(message.token, payload, "")))
+
+    # -- grants ------------------------------------------------------------------------------------------------------------
+
+    def on_reserve(self, now: float, source: Address, message: m.Reserve) -> None:
+        """A process wants room to write."""
+        if message.size < 0 or message.wish < 0 or not message.patience >= 0:
+            raise Refusal(f"a reservation of {message.size} bytes, or {message.wish}, within {message.patience} seconds")
+        process = source[1:]
+        known = [waiter for waiter in self._tables.waiters() if waiter.process == process and waiter.token == message.token]
+        if process in self._tables.gone or known:
+            return
+        waiter = Waiter(message.size, now + message.patience, message.wish)
+        waiter.process, waiter.token = process, message.token
+        capacity = self._tables.capacity
+        if waiter.need > capacity:
+            text = f"an object of {report.readable(message.size)} is larger than the whole object store"
+            text += f" ({report.readable(capacity)}); give init() a larger object_store_memory, or split the value"
+            self._room.give_up(waiter, "too_large", text)
+        else:
+            self._room.enqueue(waiter)
+
+    def on_return_grant(self, now: float, source: Address, message: m.ReturnGrant) -> None:
+        """A process writes no more into a grant; what it wrote there is sealed by now, or will be by messages on their way."""
+        if message.offset < 0:
+            number = file_number(message.offset + HEADER_BYTES)
+            if self._granted_file(number, source[1:]):
+                self._tables.close_file(number)
+            else:
+                self._tables.counts["refused"] += 1
+            return
+        grant = self._tables.grants.get(message.offset)
+        if grant is None or grant.holder != source[1:] or grant.returned:
+            self._tables.counts["refused"] += 1
+            return
+        used_to = grant.offset + round_up(max(message.used, 0), ALIGNMENT)
+        for start, size in grant.open:
+            free_from = max(start, used_to)
+            if free_from < start + size:
+                grant.open.remove(free_from, start + size - free_from)
+                self._tables.release(free_from, start + size - free_from, grant.holder)
+        for start, size in message.gaps:
+            if size > 0 and grant.open.around(start, size) is not None:
+                grant.open.remove(start, size)
+                self._tables.release(start, size, grant.holder)
+        grant.returned = True
+        grant.end = min(grant.end, used_to)
+        if not grant.open.total:
+            self._tables.close_grant(grant)
+
+    def on_grants_held(self, now: float, source: Address, message: m.GrantsHeld) -> None:
+        """A process registers late, after the store has begun: its grants are good only if they are known here."""
+        for offset, _, _ in message.rows:
+            grant = self._tables.grants.get(offset)
+            known = grant is not None and grant.holder == source[1:]
+            if not known and not (offset < 0 and self._granted_file(file_number(offset + HEADER_BYTES), source[1:])):
+                self._refuse(source, f"the grant at {offset} was given to others after a restart")
+
+    def _granted_file(self, number: int, process: bytes) -> bool:
+        file = self._tables.files.get(number)
+        return file is not None and file.holder == process
+
+    # -- objects -----------------------------------------------------------------------------------------------------------
+
+    def on_sealed(self, now: float, source: Address, message: m.Sealed) -> None:
+        """Objects were written: their bytes are the store's from here on."""
+        tables = self._tables
+        for object_id, offset, size, writer, rebuildable in message.rows:
+            entry = tables.entries.get(object_id)
+            if entry is not None and (entry.offset == offset or entry.lies_at(offset)):
+                tables.revive(entry)
+                continue
+            if offset < 0:
+                self._sealed_on_disk(entry, object_id, file_number(offset), size, writer, rebuildable)
+                continue
+            start, length = offset - HEADER_BYTES, footprint(size)
+            grant = tables.grant_of(start)
+            if size < 0 or grant is None or grant.holder != writer or grant.open.around(start, length) is None:
+                tables.counts["refused"] += 1
+                if entry is None:
+                    tables.lost[object_id] = "missing"
+                continue
+            grant.open.remove(start, length)
+            if entry is None:
+                tables.enter(Entry(object_id, size, SEALED, offset, writer, rebuildable))
+                tables.effects.append(e.WriteHeader(offset, e.SEALED))
+            else:
+                tables.counts["copies_dropped"] += 1
+                tables.give_up(start, length, writer)
+                tables.revive(entry)
+            if grant.exact or (grant.returned and not grant.open.total):
+                tables.close_grant(grant)
+
+    def _sealed_on_disk(self, entry: Entry | None, object_id: bytes, number: int, size: int, writer: bytes, rebuildable: bool) -> None:
+        """An object was written to a file."""
+        tables = self._tables
+        if not self._granted_file(number, writer) or tables.files[number].room != footprint(size):
+            tables.counts["refused"] += 1
+            if entry is None:
+                tables.lost[object_id] = "missing"
+        elif entry is None:
+            del tables.files[number]
+            tables.counts["written_on_disk"] += 1
+            tables.effects.append(e.WriteHeader(file_offset(number), e.SEALED))
+            entry = _spilled(object_id, size, number, writer, rebuildable)
+            entry.fresh = True
+            tables.enter(entry)
+        else:
+            tables.counts["copies_dropped"] += 1
+            tables.close_file(number)
+            tables.revive(entry)
+
+    def on_absorb(self, now: float, source: Address, message: m.Absorb) -> None:
+        """Inline values move in as soon as there is room."""
+        for object_id, value, rebuildable in message.rows:
+            entry = self._tables.entries.get(object_id)
+            if entry is not None:
+                self._tables.revive(entry)
+            elif footprint(len(value)) > self._tables.capacity:
+                self._tables.lost[object_id] = "full: it is larger than the whole object store"
+            else:
+                entry = Entry(object_id, len(value), WAITING, None, b"", rebuildable)
+                entry.value = value
+                self._tables.enter(entry)
+                self._room.enqueue(Waiter(entry.size, float("inf"), entry=entry))
+
+    def on_locate(self, now: float, source: Address, message: m.Locate) -> None:
+        """Pin objects for processes and tell where they are, once they are there."""
+        for object_id, process in message.rows:
+            entry = self._tables.entries.get(object_id)
+            if process in self._tables.gone:
+                continue
+            if entry is None:
+                self._tables.lost[object_id] = "missing"
+            elif entry.lies_at(entry.place) and (entry.offset is not None or entry.pins or (entry.fresh and process == entry.writer)):
+                self._tables.tell(entry, process)
+            else:
+                entry.asked.append(process)
+                if entry.state == SPILLED:
+                    entry.state = WAITING
+                    self._room.enqueue(Waiter(entry.size, now + self._put_patience, entry=entry))
+
+    def on_pinned(self, now: float, source: Address, message: m.Pinned) -> None:
+        """A process registers late, after the store has begun: what it knows is good only where the object still is."""
+        for object_id, offset, _ in message.rows:
+            entry = self._tables.entries.get(object_id)
+            if entry is not None and entry.lies_at(offset):
+                self._tables.pin(entry, source[1:])
+            else:
+                self._refuse(source, f"object {short(object_id)} was moved after a restart")
+
+    def on_unpin(self, now: float, source: Address, message: m.Unpin) -> None:
+        """A process uses locations no longer."""
+        process = source[1:]
+        for object_id in message.object_ids:
+            entry = self._tables.entries.get(object_id)
+            if entry is not None and process in entry.pins:
+                entry.pins[process] -= 1
+                if not entry.pins[process]:
+                    del entry.pins[process]
+                    self._tables.settle(entry)
+
+    def on_free(self, now: float, source: Address, message: m.Free) -> None:
+        """Nobody refers to these any more."""
+        for object_id in message.object_ids:
+            entry = self._tables.entries.get(object_id)
+            if entry is not None:
+                entry.freed = True
+                self._tables.settle(entry)
+
+    def on_process_gone(self, now: float, source: Address, message: m.ProcessGone) -> None:
+        """A process is dead: it reads, writes and waits no more. What it sealed stays."""
+        self._tables.forget_process(message.incarnation)
+
+    # -- answers of the shell ------------------------------------------------------------------------------------------------
+
+    def on_extent_ready(self, now: float, source: Address, message: m.ExtentReady) -> None:
+        """Room is ready, or could not be made so."""
+        if message.offset not in self._tables.preparing:
+            raise Refusal(f"nothing is being made ready at {message.offset}")
+        self._room.made_ready(now, message.offset, message.error)
+
+    def on_spilled(self, now: float, source: Address, message: m.Spilled) -> None:
+        """An object's bytes are on disk, or the disk would not take them."""
+        self._room.spilled(now, self._entry(message.object_id, SPILLING), message.error)
+
+    def on_unspilled(self, now: float, source: Address, message: m.Unspilled) -> None:
+        """An object's bytes are back in the arena, or whole on disk; or its copy on disk is of no use."""
+        entry = self._entry(message.object_id, RESTORING, CHECKING)
+        if message.error:
+            self._tables.lost[entry.object_id] = f"unreadable: {message.error}"
+            self._tables.end_of(entry, f"unreadable: {message.error}")
+        elif entry.state == CHECKING:
+            self._tables.counts["read_on_disk"] += 1
+            self._room.checked(entry)
+        else:
+            self._tables.counts["restores"] += 1
+            self._room.arrived(entry)
+
+    def on_file_ready(self, now: float, source: Address, message: m.FileReady) -> None:
+        """A file can be written to, or could not be made."""
+        if message.file not in self._tables.making:
+            raise Refusal(f"file {message.file} is not being made")
+        self._room.file_made(now, message.file, message.error)
+
+    def _entry(self, object_id: bytes, *states: str) -> Entry:
+        entry = self._tables.entries.get(object_id)
+        if entry is None or entry.state not in states:
+            raise Refusal(f"object {short(object_id)} is not {' or '.join(states)}")
+        return entry
+
+    # -- after a restart -----------------------------------------------------------------------------------------------------
+
+    def _begin(self, now: float, claims: Claims) -> None:
+        """All claims are known: lay out the arena by them, free what nobody keeps, and do what waited for this."""
+        self._claims = None
+        tables = self._tables
+        layout = claims.layout(tables.start, tables.end)
+        tables.space.ready, tables.space.cold = layout.ready, layout.cold
+        tables.effects += [e.Punch(start, size) for start, size in layout.cold]
+        for begin, size, holder, exact, parts in layout.grants:
+            tables.add_grant(Grant(begin, size, holder, exact, parts))
+        for object_id, offset, size, writer, rebuildable in layout.objects:
+            entry = tables.entries[object_id] = Entry(object_id, size, SEALED, offset, writer, rebuildable)
+            tables.effects.append(e.WriteHeader(offset, e.SEALED))
+        disk = claims.on_disk()
+        tables.last_file, tables.unlink = disk.last, disk.unlink
+        tables.files = {number: FileGrant(process, room) for number, (process, room) in disk.grants.items()}
+        for object_id, size, number, writer, rebuildable in disk.objects:
+            known = tables.entries.get(object_id)
+            if known is None:
+                tables.entries[object_id] = _spilled(object_id, size, number, writer, rebuildable)
+                tables.effects.append(e.WriteHeader(file_offset(number), e.SEALED))
+            elif known.size == size:
+                known.file, known.on_disk = number, True
+            else:
+                tables.unlink.append(number)
+        for object_id, pins in layout.pins.items():
+            tables.entries[object_id].pins = pins
+        for object_id, process, number in disk.pins:
+            known = tables.entries.get(object_id)
+            if known is not None and known.on_disk and known.file == number:
+                known.pins[process] = known.pins.get(process, 0) + 1
+        for entry in list(tables.entries.values()):
+            entry.freed = entry.object_id not in claims.kept
+            tables.settle(entry)
+        for source, message in claims.deferred:
+            self.step(now, source, message)
+
+    def on_claim(self, now: float, source: Address, message: m.Message) -> None:
+        """Only a store that recovers is told what there is and what to keep."""
+        raise Refusal("this object store is not recovering")
+
+    def _refuse(self, source: Address, text: str) -> None:
+        self._tables.counts["refused"] += 1
+        self._tables.effects.append(e.Send(source, m.Refused("ObjectLostError", text)))
+
+    _handlers: dict[type, Callable[[Any, float, Address, Any], None]] = {
+        m.Reserve: on_reserve,
+        m.ReturnGrant: on_return_grant,
+        m.GrantsHeld: on_grants_held,
+        m.Pinned: on_pinned,
+        m.Unpin: on_unpin,
+        m.Sealed: on_sealed,
+        m.Absorb: on_absorb,
+        m.Locate: on_locate,
+        m.Free: on_free,
+        m.ProcessGone: on_process_gone,
+        m.ExtentReady: on_extent_ready,
+        m.Spilled: on_spilled,
+        m.Unspilled: on_unspilled,
+        m.FileReady: on_file_ready,
+        m.ArenaFound: on_claim,
+        m.Keep: on_claim,
+        m.Query: on_query,
+    }
+
+
+def _spilled(object_id: bytes, size: int, number: int, writer: bytes, rebuildable: bool) -> Entry:
+    """An object that is on disk only."""
+    entry = Entry(object_id, size, SPILLED, None, writer, rebuildable)
+    entry.file, entry.on_disk = number, True
+    return entry

@@ -1,0 +1,156 @@
+"""What the object store tells people and tests about itself: statistics, explanations, and the check that all adds up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+
+from zfabric.machines.common.extents import HEADER_BYTES
+from zfabric.machines.object_store.tables import CHECKING, RESTORING, SEALED, SPILLED, SPILLING, WAITING, StoreTables
+from zfabric.protocol.ids import short
+from zfabric.protocol.machine import Explanation, InvariantViolation
+from zfabric.protocol.messages import Row
+
+MiB = 2**20
+
+_REASONS = {
+    SEALED: "it is in shared memory",
+    SPILLING: "it is being copied to disk to make room",
+    SPILLED: "it is on disk and comes back when it is asked for",
+    WAITING: "it waits for room in shared memory",
+    RESTORING: "it is being read back from disk",
+    CHECKING: "there is no room for it in shared memory: its file is being checked, to be read where it is",
+}
+
+
+def readable(size: int) -> str:
+    """A size as people read it."""
+    return f"{size / MiB:,.1f} MiB" if size >= MiB else f"{size:,} bytes"
+
+
+def why_full(tables: StoreTables, size: int) -> str:
+    """Why there is no room for an object of ``size`` bytes, and what to do about it."""
+    pinned = sum(entry.room for entry in tables.pinned.values() if entry.offset is not None)
+    granted = sum(grant.open.total for grant in tables.grants.values())
+    text = f"no room for an object of {readable(size)}: of the object store's {readable(tables.capacity)}, {readable(pinned)} are in use"
+    text += f" by live values and {readable(granted)} are being written; {readable(tables.space.total)} are free, but not in one piece"
+    if tables.disk_error:
+        text += f"; the disk takes no more values ({tables.disk_error})"
+    if tables.memory_error:
+        text += f"; the system gives no more memory ({tables.memory_error})"
+    return text + "; delete references and arrays that are no longer needed, or give init() a larger object_store_memory"
+
+
+def statistics(tables: StoreTables) -> Mapping[str, float]:
+    """Bytes by whose they are, objects by state, and counters."""
+    resident = [entry for entry in tables.entries.values() if entry.offset is not None]
+    spilled = [entry for entry in tables.entries.values() if entry.on_disk]
+    on_disk = sum(entry.size for entry in spilled) + sum(file.room for file in tables.files.values())
+    return {
+        "capacity": tables.capacity,
+        "used": sum(entry.room for entry in resident),
+        "granted": sum(grant.open.total for grant in tables.grants.values()),
+        "ready": tables.space.ready.total,
+        "cold": tables.space.cold.total,
+        "pinned": sum(entry.room for entry in tables.pinned.values() if entry.offset is not None),
+        "spilled": on_disk,
+        "spilling": tables.spilling,
+        "objects": len(tables.entries),
+        "objects_in_arena": len(resident),
+        "objects_pinned": len(tables.pinned),
+        "objects_spilled": len(spilled),
+        "objects_read_on_disk": sum(entry.offset is None for entry in tables.pinned.values()),
+        "grants": len(tables.grants),
+        "files_granted": len(tables.files) + len(tables.making),
+        "waiting": sum(not waiter.cancelled for waiter in tables.waiters()),
+        **tables.counts,
+    }
+
+
+def explain(tables: StoreTables, subject: bytes) -> Explanation | None:
+    """Where an object is and why it is not elsewhere; for a process, why its reservation waits."""
+    entry = tables.entries.get(subject)
+    if entry is None:
+        waiting = [waiter for waiter in tables.queue if waiter.process == subject and subject and not waiter.cancelled]
+        return Explanation(subject, WAITING, why_full(tables, waiting[0].size)) if waiting else None
+    facts = [("size", readable(entry.size)), ("pinned by", ", ".join(short(process) for process in entry.pins) or "nobody")]
+    if entry.offset is not None:
+        facts.append(("offset", str(entry.offset)))
+    if entry.on_disk:
+        facts.append(("disk", "has a copy"))
+    reason = _REASONS[entry.state]
+    if entry.freed:
+        reason = "nobody refers to it any more; it goes once those who still use it have let go"
+    elif entry.state == WAITING:
+        reason = why_full(tables, entry.size)
+    elif entry.state == SPILLED and entry.pins:
+        reason = "it is on disk, and read there: shared memory had no room for it"
+    return Explanation(subject, entry.state, reason, tuple(facts))
+
+
+def answer(tables: StoreTables, what: str, arguments: Row) -> object:
+    """What the local scheduler passes on to people: "statistics"; "entries" ``(state, pins, on disk)`` by id; "explain" facts."""
+    if what == "statistics":
+        return dict(statistics(tables))
+    if what == "explain":
+        explanation = explain(tables, arguments[0])
+        return None if explanation is None else (explanation.state, explanation.reason, explanation.facts)
+    found = ((object_id, tables.entries.get(object_id)) for object_id in arguments)
+    return {object_id: (entry.state, sum(entry.pins.values()), entry.on_disk) for object_id, entry in found if entry is not None}
+
+
+def check(tables: StoreTables) -> None:
+    """Raise InvariantViolation unless the arena is tiled exactly and every object is in the tables its state says."""
+    position = tables.start
+    for start, size, owner in sorted(_tiles(tables)):
+        _require(start == position, f"{owner} at {start} follows what ends at {position}")
+        position = start + size
+    _require(position == tables.end, f"the arena is accounted for up to {position} of {tables.end}")
+    _require(tables.grant_starts == sorted(tables.grants), "the grants' order is not theirs")
+    for first, second in pairwise(tables.grant_starts):
+        _require(tables.grants[first].end <= second, f"the grants at {first} and {second} overlap")
+    _check_entries(tables)
+
+
+def _tiles(tables: StoreTables) -> list[tuple[int, int, str]]:
+    tiles = [(start, size, "ready room") for start, size in tables.space.ready]
+    tiles += [(start, size, "cold room") for start, size in tables.space.cold]
+    for grant in tables.grants.values():
+        tiles += [(start, size, "a grant") for start, size in (*grant.open, *grant.parked)]
+    for preparation in set(tables.preparing.values()):
+        parts = [*preparation.taken.ready, *preparation.pending.items(), *preparation.failed]
+        tiles += [(start, size, "room being made ready") for start, size in parts]
+    for entry in tables.entries.values():
+        if entry.offset is not None:
+            tiles.append((entry.offset - HEADER_BYTES, entry.room, f"object {short(entry.object_id)}"))
+    return tiles
+
+
+def _check_entries(tables: StoreTables) -> None:
+    waiting = {waiter.entry.object_id for waiter in tables.waiters() if waiter.entry is not None and not waiter.cancelled}
+    for object_id, entry in tables.entries.items():
+        name = f"object {short(object_id)} ({entry.state})"
+        resident = entry.state in (SEALED, RESTORING) or (entry.state == SPILLING and entry.value is None)
+        _require((entry.offset is not None) == resident, f"{name}: in the arena or not")
+        _require((object_id in tables.idle) == (entry.state == SEALED and not entry.pins), f"{name}: idle or not")
+        _require((object_id in tables.pinned) == bool(entry.pins), f"{name}: pinned or not")
+        _require(all(count > 0 for count in entry.pins.values()), f"{name}: pins that are none")
+        readable = entry.state in (SEALED, SPILLED) or (entry.state == SPILLING and entry.value is None)
+        _require(not entry.pins or readable, f"{name}: pinned where it is not")
+        _require(not entry.asked or not readable, f"{name}: keeps readers waiting")
+        _require((entry.state == WAITING) == (object_id in waiting), f"{name}: in the queue or not")
+        _require(entry.value is None or entry.state in (WAITING, SPILLING), f"{name}: its inline value")
+        _require(entry.state not in (SPILLED, CHECKING) or entry.on_disk, f"{name}: on disk or not")
+        _require(not entry.on_disk or 0 < entry.file <= tables.last_file, f"{name}: its file")
+        _require(not entry.freed or bool(entry.pins) or entry.state in (SPILLING, RESTORING, CHECKING), f"{name}: freed, but not gone")
+    _require(set(tables.idle) | set(tables.pinned) <= set(tables.entries), "objects that are not there")
+    spilling = sum(entry.room for entry in tables.entries.values() if entry.state == SPILLING and entry.value is None)
+    _require(spilling == tables.spilling, "the bytes being spilled")
+    written = [entry.file for entry in tables.entries.values() if entry.on_disk or entry.state == SPILLING]
+    files = [*written, *tables.files, *tables.making, *tables.unlink]
+    _require(len(set(files)) == len(files), "a file that is two objects'")
+
+
+def _require(condition: bool, text: str) -> None:
+    if not condition:
+        raise InvariantViolation(text)

@@ -1,1 +1,0 @@
-"""Leaf values the machines are made of."""

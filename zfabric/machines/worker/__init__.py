@@ -1,0 +1,20 @@
+"""The worker: what it was given to run, what waits on its stack, and the actors that live in it."""
+
+from zfabric.machines.worker.actor_queues import CallQueue as CallQueue
+from zfabric.machines.worker.call_log import CallLog as CallLog
+from zfabric.machines.worker.call_log import LoggedCall as LoggedCall
+from zfabric.machines.worker.call_log import calls_in as calls_in
+from zfabric.machines.worker.machine import LEFT as LEFT
+from zfabric.machines.worker.machine import REPORTS as REPORTS
+from zfabric.machines.worker.machine import Worker as Worker
+from zfabric.machines.worker.mailbox import Invocation as Invocation
+from zfabric.machines.worker.mailbox import Mailbox as Mailbox
+from zfabric.machines.worker.own_calls import is_note as is_note
+from zfabric.machines.worker.queue import Item as Item
+from zfabric.machines.worker.queue import actor_of as actor_of
+from zfabric.machines.worker.quiescence import CLOSED as CLOSED
+from zfabric.machines.worker.quiescence import Gate as Gate
+from zfabric.machines.worker.quiescence import Unlogged as Unlogged
+from zfabric.machines.worker.turns import FAREWELL as FAREWELL
+from zfabric.machines.worker.turns import KILL as KILL
+from zfabric.machines.worker.turns import LEAVE as LEAVE

@@ -1,0 +1,187 @@
+"""Calls that wait in a process which actors share: in the order in which they came, but for those that another call here waits for.
+
+Each actor has a queue of its own, so that what is done to one costs the same however many calls of others wait. The calls of an actor that
+is set aside have no turn. Those of one that others wait for are taken alternately with what came first: so few calls wait at the
+same time, each in a thread, and whoever goes on calling and waiting keeps nobody out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container, Iterable, Iterator
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from zfabric.machines.worker.mailbox import Invocation
+
+Heads = list[tuple[int, bytes]]
+"""The first calls of actors, by the numbers under which they came, as a heap; some are that no longer."""
+
+
+class CallQueue(Protocol):
+    """What a mailbox needs of a queue: a plain deque will do where one actor lives alone."""
+
+    def append(self, item: Invocation, /) -> None:
+        """One more call."""
+
+    def popleft(self) -> Invocation:
+        """The call whose turn it is next."""
+
+    def remove(self, item: Invocation, /) -> None:
+        """A call that does not wait any more."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Invocation]: ...
+
+
+class ActorQueues:
+    """A queue for each actor. It is true if a call may begin, and as long as all that wait."""
+
+    def __init__(self) -> None:
+        self._queues: dict[bytes, deque[tuple[int, Invocation]]] = {}
+        self._homes: dict[bytes, bytes] = {}
+        """Whose queue a call is in."""
+        self._heads: Heads = []
+        self._aside: set[bytes] = set()
+        self._wanted: dict[bytes, int] = {}
+        """Calls that others here wait for, and how many do."""
+        self._urgent: dict[bytes, int] = {}
+        """How many of those are in an actor's queue, if any are."""
+        self._urgent_heads: Heads = []
+        self._urgent_next = True
+        self._came = 0
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+    def __iter__(self) -> Iterator[Invocation]:
+        return (item for queue in self._queues.values() for _, item in queue)
+
+    def __bool__(self) -> bool:
+        return self._first(self._heads, self._queues) is not None
+
+    def _first(self, heads: Heads, among: Container[bytes]) -> bytes | None:
+        """The actor whose call is the first of these."""
+        while heads:
+            number, actor_id = heads[0]
+            queue = self._queues.get(actor_id)
+            if queue is not None and queue[0][0] == number and actor_id not in self._aside and actor_id in among:
+                return actor_id
+            heappop(heads)
+        return None
+
+    def _changed(self, actor_id: bytes) -> None:
+        """Another call is the first of an actor's, or may begin, or is urgent."""
+        queue = self._queues.get(actor_id)
+        if queue is not None and not queue:
+            del self._queues[actor_id]
+        elif queue is not None and actor_id not in self._aside:
+            heappush(self._heads, (queue[0][0], actor_id))
+            if actor_id in self._urgent:
+                heappush(self._urgent_heads, (queue[0][0], actor_id))
+
+    # -- calls come and go --
+
+    def append(self, item: Invocation) -> None:
+        """One more call."""
+        self._came += 1
+        self._put(item, self._came)
+
+    def put_first(self, item: Invocation) -> None:
+        """A call that comes before all others; its actor has none."""
+        self._put(item, 0)
+
+    def _put(self, item: Invocation, number: int) -> None:
+        call_id, actor_id = item.row[0], item.actor_id
+        self._homes[call_id] = actor_id
+        queue = self._queues.get(actor_id)
+        if queue is not None:
+            queue.append((number, item))
+        else:
+            self._queues[actor_id] = deque([(number, item)])
+            self._changed(actor_id)
+        if self._wanted and call_id in self._wanted:
+            self._hurry(actor_id)
+
+    def popleft(self) -> Invocation:
+        """The call whose turn it is of those that may begin. IndexError if there is none."""
+        urgent = self._first(self._urgent_heads, self._urgent) if self._urgent and self._urgent_next else None
+        self._urgent_next = urgent is None
+        actor_id = self._first(self._heads, self._queues) if urgent is None else urgent
+        if actor_id is None:
+            raise IndexError("no call may begin")
+        _, item = self._queues[actor_id].popleft()
+        self._gone(item)
+        self._changed(actor_id)
+        return item
+
+    def remove(self, item: Invocation) -> None:
+        """A call that does not wait any more."""
+        queue = self._queues[item.actor_id]
+        entry = next(each for each in queue if each[1] is item)
+        first = queue[0] is entry
+        queue.remove(entry)
+        self._gone(item)
+        if first:
+            self._changed(item.actor_id)
+
+    def _gone(self, item: Invocation) -> None:
+        call_id = item.row[0]
+        self._homes.pop(call_id, None)
+        if self._wanted and call_id in self._wanted:
+            self._calm(item.actor_id)
+
+    # -- calls that others wait for --
+
+    def want(self, call_ids: Iterable[bytes]) -> None:
+        """A call that has begun waits for these."""
+        for call_id in call_ids:
+            self._wanted[call_id] = self._wanted.get(call_id, 0) + 1
+            if self._wanted[call_id] == 1 and call_id in self._homes:
+                self._hurry(self._homes[call_id])
+
+    def want_no_more(self, call_ids: Iterable[bytes]) -> None:
+        """It waits no longer."""
+        for call_id in call_ids:
+            self._wanted[call_id] -= 1
+            if not self._wanted[call_id]:
+                del self._wanted[call_id]
+                if call_id in self._homes:
+                    self._calm(self._homes[call_id])
+
+    def _hurry(self, actor_id: bytes) -> None:
+        self._urgent[actor_id] = self._urgent.get(actor_id, 0) + 1
+        if self._urgent[actor_id] == 1 and actor_id not in self._aside:
+            heappush(self._urgent_heads, (self._queues[actor_id][0][0], actor_id))
+
+    def _calm(self, actor_id: bytes) -> None:
+        self._urgent[actor_id] -= 1
+        if not self._urgent[actor_id]:
+            del self._urgent[actor_id]
+
+    # -- actors --
+
+    def set_aside(self, actor_id: bytes) -> None:
+        """No call of an actor begins until it is brought back."""
+        self._aside.add(actor_id)
+
+    def bring_back(self, actor_id: bytes) -> None:
+        """They may begin. They are still where they came."""
+        if actor_id in self._aside:
+            self._aside.discard(actor_id)
+            self._changed(actor_id)
+
+    def of(self, actor_id: bytes) -> list[Invocation]:
+        """The calls of an actor."""
+        return [item for _, item in self._queues.get(actor_id, ())]
+
+    def has(self, actor_id: bytes) -> bool:
+        """Whether calls of an actor wait."""
+        return actor_id in self._queues
+
+    def drop(self, actor_id: bytes) -> None:
+        """The calls of an actor wait no longer."""
+        for _, item in self._queues.pop(actor_id, ()):
+            self._gone(item)

@@ -1,0 +1,601 @@
+"""The worker: what it was given to run, what it has begun, and what it has to report.
+
+The shell runs user code; this machine only knows the queue. Starting a task is a claim (``begin``) under the shell's lock, and so is taking
+it back (``on_take_back``, from the control thread): a task is started or taken back, never both. Tasks that wait in ``get`` form a
+stack; those that the scheduler puts on top of it (``inline``) are begun before anything else.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from zfabric.config import Config
+from zfabric.machines.worker.actor_queues import CallQueue
+from zfabric.machines.worker.call_trace import CallTrace
+from zfabric.machines.worker.completions import Ended
+from zfabric.machines.worker.drivers import Drivers
+from zfabric.machines.worker.mailbox import Callee, Invocation, Mailbox
+from zfabric.machines.worker.queue import Given, Item, actor_of
+from zfabric.machines.worker.quiescence import QUIET, TAKING, Gate
+from zfabric.machines.worker.turns import FAREWELL, Turns
+from zfabric.machines.worker.waits import Waits
+from zfabric.machines.worker.yields import Yields
+from zfabric.protocol import messages as m
+from zfabric.protocol.effects import Effect, Send
+from zfabric.protocol.failures import pack_failure, unpack_failure
+from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, Address
+from zfabric.protocol.machine import Explanation, InvariantViolation
+from zfabric.protocol.messages import FAILED, INTERRUPTED, OK, Row
+from zfabric.protocol.options import option
+from zfabric.protocol.trace import marked
+
+LEFT = "its actor ended itself"
+"""Why a call is stopped that runs beside the one that does so."""
+REPORTS = (m.Completed, m.Yielded)
+"""What a daemon that replaces another must hear, if that one may not have."""
+
+
+class Worker:
+    """The protocol side of one worker process."""
+
+    def __init__(self, address: Address, config: Config) -> None:
+        self.address = address
+        self.config = config
+        self.scheduler: Address = b""
+        self.given = Given()
+        self.queue, self.inline = self.given.queue, self.given.inline
+        self.mailbox = Mailbox(address[1:])
+        self.call_trace = CallTrace()
+        self.yields = Yields()
+        self.turns: Turns | None = None
+        """In a process that actors share: whose turn it is."""
+        self.beside = False
+        """Whether calls run beside each other, and not on the stack."""
+        self.gate: Gate | None = None
+        """Of an actor that has checkpoints, and whose calls run beside each other."""
+        self.running_calls: dict[bytes, Item | Invocation] = {}
+        """What runs so, calls and async tasks, by id."""
+        self.stack: list[Item | Invocation] = []
+        self.functions: dict[bytes, Row] = {}
+        self.async_functions: set[bytes] = set()
+        """Those that are ``async def``: their tasks run beside each other."""
+        self.interrupts: dict[bytes, tuple[int, str]] = {}
+        """Attempts to be stopped: task -> (attempt, reason)."""
+        self.abandoned: set[bytes] = set()
+        """Calls that were to be stopped, have not, and are over for their callers."""
+        self.stopping = False
+        self.unheard: list[m.Message] = []
+        """Completions that the daemon before this one may not have heard."""
+        self.counts: Counter[str] = Counter()
+        self.unreturned = 0
+        """Outcomes of calls that are not sent yet."""
+        self.drivers = Drivers()
+        self._ended = Ended()
+        self._effects: list[Effect] = []
+        self.waits = Waits()
+
+    # -- running --
+
+    def begin(self, spare: Item | None = None) -> Item | Invocation | None:
+        """Claim the next task or call; from here on it is not taken back. For ``spare`` see ``Given.claim``."""
+        item: Item | Invocation | None
+        if self.turns is not None:
+            item = self._next_turn(self.turns)
+            if item is None:
+                return None
+        elif self.mailbox.queue and not self.waits.blocked and not self.beside:
+            item = self.mailbox.queue.popleft()
+        elif self.inline:
+            item = self.given.claim(self.inline, spare)
+        elif self.queue and not self.waits.blocked:
+            item = self.given.claim(self.queue, spare)
+        else:
+            return None
+        self.stack.append(item)
+        return item
+
+    def move_beside(self, item: Item) -> None:
+        """The task that was claimed last runs beside others, not on the stack."""
+        self.stack.pop()
+        self.running_calls[item.row[0]] = item
+
+    def answer(self, item: Item | Invocation, status: int, outputs: Row) -> Send | None:
+        """What came of a call, or of a task that was handed over, for the shell to send before all else that its end brings about.
+
+        None if it goes with that: where it concerns others too, or more is to be said, or done. No refs are inside.
+        """
+        mailbox = self.mailbox
+        if status != OK or len(outputs) != 1 or type(outputs[0]) is not bytes or self.interrupts:
+            return None
+        if self._ended.rows or self._effects or self.turns is not None or self.yields.unsaid or mailbox.logs or mailbox.unsent:
+            return None
+        if not isinstance(item, Invocation):
+            hears = item.driver in self.drivers and not self.queue
+            return self.drivers.tell_now(item.driver, item.row[0], outputs) if hears else None
+        if item.options is not None or mailbox.queue or self.gate is not None:
+            return None
+        if item.row[0] in self.abandoned or item.caller in mailbox.gone or item.caller == mailbox.own:
+            return None
+        return Send(CLIENT + item.caller, m.Returned(((item.row[0], status, outputs),)))
+
+    def finish(
+        self,
+        item: Item,
+        status: int,
+        outputs: Row,
+        extra: tuple[Row, Row] | None,
+        started: float,
+        seconds: float,
+        answered: bool = False,
+    ) -> int:
+        """An attempt has ended; its outcome is fixed here. How many outcomes of attempts are not sent yet.
+
+        ``answered``: its driver has been told (see ``answer``).
+        """
+        row = item.row
+        if self.interrupts or status == INTERRUPTED:
+            _, reason = self.interrupts.pop(row[0], (0, "cancelled"))
+            if status == INTERRUPTED:
+                outputs = (reason.encode(),)
+        if not self.running_calls or self.running_calls.pop(row[0], None) is None:
+            self.stack.pop()
+        if self.yields.open:
+            self.yields.end(row[0])
+        ended = self._ended
+        if extra is not None:
+            ended.extras.append((len(ended.rows), *extra))
+        ended.attempts.append(item.attempt)
+        ended.statuses.append(status)
+        ended.outputs.append(outputs)
+        hears = item.driver and not answered and item.driver in self.drivers
+        if hears and status == OK and extra is None and len(outputs) == 1 and type(outputs[0]) is bytes:
+            self.drivers.tell(item.driver, row[0], outputs)
+        ended.rows.append(row)
+        ended.times += (started, seconds)
+        if self.turns is not None and row[0] in self.mailbox.actors:
+            self.turns.end(row[0])
+        elif self.turns is not None:
+            self.turns.not_made(row[0])
+        return len(ended.rows)
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether calls that run beside others may begin, and are not held back for the sake of a checkpoint."""
+        return self.gate is None or self.gate.open
+
+    def begin_beside(self, queue: CallQueue) -> Invocation | None:
+        """Claim the next call of a queue of the mailbox's, to run beside others."""
+        if not queue or not self.may_begin:
+            return None
+        item = queue.popleft()
+        self.running_calls[item.row[0]] = item
+        if self.gate is not None:
+            self.gate.began(item)
+        return item
+
+    # -- actors that share this process --
+
+    def stand_in(self) -> Item | Invocation | None:
+        """Claim what comes next while what is on the stack waits."""
+        item = self._next_turn(self.turns) if self.turns is not None and self.stack else None
+        if item is not None:
+            self.running_calls[item.row[0]] = item
+        return item
+
+    @property
+    def turn_free(self) -> bool:
+        """Whether something may begin, and there is something."""
+        return self.turns is not None and self.turns.free and bool(self.queue or self.mailbox.queue)
+
+    def _next_turn(self, turns: Turns) -> Item | Invocation | None:
+        """The next: those that make actors first, since they are few and others wait for them."""
+        if not self.turn_free:
+            return None
+        item: Item | Invocation = self.given.claim(self.queue) if self.queue else self.mailbox.queue.popleft()
+        turns.begin(actor_of(item), item.row[0])
+        return item
+
+    def give_up_turn(self, item: Item | Invocation, wanted: tuple[bytes, ...], may_end: bool = False) -> None:
+        """What runs waits. ``may_end`` says that it may go on although some of what it wants does not come."""
+        assert self.turns is not None
+        self.turns.wait(actor_of(item), wanted, may_end)
+
+    def take_turn(self, item: Item | Invocation) -> bool:
+        """It waits no longer. False if it is not its turn yet: then it asks again."""
+        assert self.turns is not None
+        return self.turns.go_on(actor_of(item))
+
+    def refused(self, item: Item | Invocation, wanted: Sequence[bytes], needed: int, callee: Callee) -> bool:
+        """Whether the actor that runs this would wait for itself if that waited for so many of these objects.
+
+        ``callee`` is the actor whose call is to make an object, if nothing ends that call but its being run (``Calls.lasting``).
+        """
+        return (self.turns is not None or type(item) is Invocation) and self.mailbox.refused(actor_of(item), wanted, needed, callee)
+
+    def finish_call(
+        self,
+        item: Invocation,
+        status: int,
+        outputs: Row,
+        contained: tuple[Row, ...],
+        started: float,
+        seconds: float,
+        whole: bool = True,
+        answered: bool = False,
+    ) -> bool:
+        """A call has ended; its outcome is fixed here. Whether it is held back (see ``Mailbox.ended``).
+
+        ``answered``: its caller has it already (see ``answer``).
+        """
+        turns = self.turns
+        if turns is not None and item.method == FAREWELL:
+            if self.running_calls.pop(item.row[0], None) is None:
+                self.stack.pop()
+            turns.left(item.actor_id)
+            return False
+        row, _ = self.mailbox.actors[item.actor_id]
+        deadline = self.mailbox.timed.pop(item.row[0], None)
+        method = item.method
+        if status != OK:
+            stopped = not whole or item.row[0] in self.abandoned
+            late = not whole and unpack_failure(outputs[0])[0] == "TaskTimeoutError"
+            method = marked(method, "timed out" if late else "cancelled" if stopped else "failed")
+        self.call_trace.add(item.row[0], item.actor_id, self.functions[row[1]][1], method, started, seconds)
+        if self.call_trace.full:
+            self.say_trace()
+        if self.running_calls.pop(item.row[0], None) is None:
+            self.stack.pop()
+        if self.yields.open:
+            self.yields.end(item.row[0])
+        if turns is not None and turns.is_killed(item.actor_id):
+            turns.ended_with(item.actor_id, item.row[0])
+            return False
+        if item.row[0] in self.abandoned:
+            self.abandoned.remove(item.row[0])
+            return False
+        held = False
+        if not answered:
+            self.unreturned += 1
+            held = self.mailbox.ended(item, status, outputs, contained, whole)
+        if held and deadline is not None:
+            self.mailbox.timed[item.row[0]] = deadline
+        if self.gate is not None:
+            self.gate.ended(started + seconds, item)
+        if turns is not None:
+            turns.end(item.actor_id)
+        return held
+
+    def abandon(self, call_id: bytes) -> bool:
+        """A call that was to be stopped has not: its caller is told, and what it returns after all counts for nothing.
+
+        False if it is to be waited for: its actor has a log, or checkpoints, which say what has ended, or takes turns with others.
+        """
+        item = self._running(call_id)
+        asked = self.interrupts.get(call_id)
+        if type(item) is not Invocation or asked is None or item.actor_id in self.mailbox.logs:
+            return False
+        if self.turns is not None or self.gate is not None:
+            return False
+        if asked[1] == LEFT:
+            return False  # Its caller hears of the end of the actor, soon.
+        if call_id not in self.abandoned:
+            kind = "TaskTimeoutError" if asked[1] == "timeout" else "TaskCancelledError"
+            text = f"{item.method} was to be stopped ({asked[1]}) and does not: it runs code that does not come back to Python, and goes on"
+            self.abandoned.add(call_id)
+            self.unreturned += 1
+            self.mailbox.ended(item, FAILED, (pack_failure(kind, text),), (), False)
+        return True
+
+    def say_printed(self) -> None:
+        """Say, ahead of the outcome of what ends now, that it has written something; outcomes before it leave first."""
+        self._report()
+        self._effects.append(Send(self.scheduler, m.Printed()))
+
+    def say_counts(self) -> None:
+        """Tell when calls ran, and how many have, as far as nobody else would."""
+        if self.gate is not None:
+            self.gate.log.say_count(self.gate.waits_for)
+        self.say_trace()
+
+    def say_trace(self) -> None:
+        """Tell when calls ran."""
+        traced = self.call_trace.take(self.mailbox.took)
+        if traced is not None:
+            self._effects.append(Send(self.scheduler, traced))
+
+    def say_delays(self, callee: Callee) -> None:
+        """Tell what lasts in a process that actors share. Asked once a second; ``callee`` as for ``Turns.delays``."""
+        news = self.turns.delays(callee) if self.turns is not None else None
+        if news is not None:
+            self._effects.append(Send(self.scheduler, news))
+
+    @property
+    def unreported(self) -> int:
+        """Outcomes not sent yet."""
+        return len(self._ended.rows) + self.unreturned + len(self.yields.unsaid)
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether anything waits to be sent."""
+        ended = self.turns is not None and self.turns.sayable
+        return bool(self._ended.rows or self._effects or self.yields.unsaid or self.mailbox.unsent or ended)
+
+    def block(self, wanted: tuple[bytes, ...], inline: bool, name: str = "", callees: m.Rows = (), certain: bool = False) -> None:
+        """The task on top waits: what was not begun goes back with the news, that which was for on top of the wait below it, too.
+
+        If it is a call, with a ``name``, or waits for calls, ``callees`` and ``certain`` are as in ``Awaits``.
+        """
+        blocked = m.Blocked(self.stack[-1].row[0], wanted, self.given.give_back_inline() + self.given.give_back_queue(), inline)
+        certain = certain and blocked.task_id not in self.mailbox.timed
+        self._report()
+        self._effects.extend(Send(self.scheduler, message) for message in self.waits.begin(blocked, name, callees, certain))
+
+    def unblock(self) -> None:
+        """It waits no longer, and needs nothing of what it was to have on top and has not begun."""
+        if self.inline:
+            self._say_taken_back(self.given.give_back_inline())
+        self._effects.append(Send(self.scheduler, self.waits.end()))
+
+    def _report(self) -> None:
+        if self.yields.unsaid:
+            self._effects.append(Send(self.scheduler, self.yields.take()))
+        completed = self._ended.take()
+        if completed is not None:
+            self._effects.append(Send(self.scheduler, completed))
+
+    # -- the contract --
+
+    def step(self, now: float, source: Address, message: m.Message) -> None:
+        """Take in what the local scheduler says."""
+        if type(message) is m.Call:
+            self.on_call(now, source, message)
+            return
+        handler = HANDLERS.get(type(message))
+        if handler is None:
+            self.counts["refused"] += 1
+        elif type(message) is m.Hand:
+            self.on_hand(source, message)
+        elif type(message) is m.Taken:
+            self.on_taken(source, message)  # Nothing else that a worker hears depends on who says it.
+        else:
+            handler(self, message)
+            if self.gate is not None:
+                self.gate.look(now)  # What was said is committed, or taken in.
+
+    def on_functions(self, message: m.Functions) -> None:
+        """Functions of the rows that follow."""
+        for row in message.functions:
+            self.functions[row[0]] = row
+            if option(row[3], "lightweight", False) and self.turns is None:
+                self.turns = Turns(self.mailbox, self.interrupts)
+            if option(row[3], "max_concurrency") is not None and option(row[3], "actor") is None:
+                self.async_functions.add(row[0])
+
+    def on_dispatch(self, message: m.Dispatch) -> None:
+        """Tasks to run. What crosses the news that this worker waits, or waits no longer, and is not for that state, goes back at once."""
+        self.given.take_in(message)
+        if message.waits:
+            if message.waits != self.waits.changes:
+                self._say_taken_back(self.given.give_back_inline())
+        elif self.waits and self.queue:
+            self._say_taken_back(self.given.give_back_queue())
+
+    def on_introduce(self, message: m.Introduce) -> None:
+        """A driver may hand over tasks."""
+        self._effects.append(Send(self.scheduler, self.drivers.introduce(message.client)))
+
+    def on_hand(self, source: Address, message: m.Hand) -> None:
+        """Tasks from a driver that knows this worker from the same daemon."""
+        if message.daemon == self.scheduler[1:]:
+            self.given.hand(message.rows, message.attempt, source[1:])
+            if self.waits:
+                self._say_taken_back(self.given.give_back_queue())
+
+    def on_take_back(self, message: m.TakeBack) -> None:
+        """Give back what was not begun."""
+        self._say_taken_back(self.given.give_back(set(message.task_ids)))
+
+    def _say_taken_back(self, taken: Iterable[bytes]) -> None:
+        running = self.stack[-1].row[0] if self.stack else b""
+        self._report()
+        self._effects.append(Send(self.scheduler, m.TakenBack(tuple(taken), running)))
+
+    def on_interrupt(self, message: m.Interrupt) -> None:
+        """Stop an attempt: at once if it was not begun, else as soon as it is on top and user code runs."""
+        if any(row[0] == message.task_id for row, _ in self.given.waiting()):
+            self.on_take_back(m.TakeBack((message.task_id,)))
+        else:
+            item = self._running(message.task_id)
+            if item is not None and item.attempt == message.attempt:
+                self.interrupts[message.task_id] = (message.attempt, message.reason)
+
+    def _running(self, identifier: bytes) -> Item | Invocation | None:
+        """The task or call with this id that has begun."""
+        return next((item for item in (*self.stack, *self.running_calls.values()) if item.row[0] == identifier), None)
+
+    def on_call(self, now: float, source: Address, message: m.Call) -> None:
+        """Calls of this process's actors."""
+        self.mailbox.accept(now, source, message)
+
+    def on_stopped(self, message: m.Stopped) -> None:
+        """Stop a call, or do not begin it, also if it is still on its way."""
+        if not self._stop(message.call_id, message.reason):
+            self.mailbox.stop_later(message.call_id, message.reason)
+
+    def _stop(self, call_id: bytes, reason: str) -> bool:
+        if self.mailbox.stop(call_id, reason):
+            return True
+        item = self._running(call_id)
+        if item is not None:
+            self.interrupts[call_id] = (item.attempt, reason)
+        return item is not None
+
+    def on_caller_gone(self, message: m.CallerGone) -> None:
+        """A process that may have called, or handed over tasks, has ended."""
+        self.mailbox.caller_gone(message.incarnation)
+        if self.drivers.forget(message.incarnation):
+            handed = self.given.handed_by(message.incarnation)
+            if handed:
+                self.on_take_back(m.TakeBack(handed))
+
+    def on_recorded(self, message: m.Recorded) -> None:
+        """Outcomes of calls are taken in."""
+        self.mailbox.recorded(message.call_ids)
+
+    def on_durable(self, message: m.Durable) -> None:
+        """What was said of an actor's log is committed."""
+        self.mailbox.durable(message.actor_id, message.upto)
+
+    def on_taken(self, source: Address, message: m.Taken) -> None:
+        """A caller has outcomes."""
+        self.mailbox.taken(source, *message)
+
+    def on_retire(self, message: m.Retire) -> None:
+        """Nobody has a handle any more, or the actor was killed."""
+        if self.turns is None:
+            self.mailbox.retiring = True
+            return
+        item = self._running(message.actor_id)
+        if item is not None and item.attempt != message.attempt:
+            return
+        self.given.drop(message.actor_id, message.attempt)
+        running = self.turns.retire(message.actor_id, message.attempt, message.at_once)
+        if running:
+            self.interrupts[running] = (message.attempt, "killed")
+
+    def interrupted(self, item: Item | Invocation) -> str:
+        """Why this attempt is to be stopped; empty if it is not."""
+        found = self.interrupts.get(item.row[0])
+        return found[1] if found is not None and found[0] == item.attempt else ""
+
+    def leave(self, item: Item | Invocation | None) -> list[bytes]:
+        """Have an actor that ends itself stop its calls, but for the one that ends it, if it is one. Their ids."""
+        running = (*self.stack, *self.running_calls.values()) if item is None else self.running_calls.values()
+        others = [each for each in running if type(each) is Invocation and (item is None or each.row[0] != item.row[0])]
+        for each in others:
+            self.interrupts[each.row[0]] = (each.attempt, LEFT)
+        return [each.row[0] for each in others]
+
+    def on_allow(self, message: m.Allow) -> None:
+        """How far a stream may go."""
+        if message.task_id in self.yields.open:
+            self.yields.allow(message.task_id, message.upto)
+
+    def on_stop(self, message: m.Stop) -> None:
+        """Exit."""
+        self.stopping = True
+
+    def running(self) -> tuple[m.Message, ...]:
+        """What a restarted scheduler must know: tasks begun and not begun, completions unheard, who waits."""
+        begun = (*self.stack, *self.running_calls.values())
+        rows = tuple((item.row, item.attempt, True) for item in begun if type(item) is Item)
+        rows += tuple((row, attempt, False) for row, attempt in self.given.waiting())
+        self._report()
+        unheard, self.unheard = self.unheard, []
+        unheard += [effect.message for effect in self._effects if isinstance(effect, Send) and type(effect.message) in REPORTS]
+        self._effects = []
+        if self.turns is not None:
+            self.turns.unsaid.clear()
+            self.turns.told = m.Delays(b"", ())
+        hosted = (m.Hosting(tuple(self.mailbox.actors.values())),) if self.mailbox.actors or self.turns is not None else ()
+        ended = self._ended_meanwhile(unheard) if self.turns is not None else ()
+        return (
+            *hosted,
+            m.Running(rows, self.given.gpus),
+            *self.yields.again(unheard),
+            *self.waits.again(),
+            *self.mailbox.unrecorded(),
+            *ended,
+        )
+
+    def _ended_meanwhile(self, unheard: Iterable[m.Message]) -> tuple[m.Message, ...]:
+        """Of actors that share this process: those that were made, as is said again, and live here no longer."""
+        made = [row for message in unheard if type(message) is m.Completed for row in message.rows]
+        gone = [row for row in made if row[2] == OK and row[0] not in self.mailbox.actors]
+        return tuple(m.Ended(row[0], row[1], b"", "it ended as its node's daemon did") for row in gone)
+
+    def unread(self) -> tuple[Row, ...]:
+        """Places that came with tasks not begun. Rows as in ``Pinned``."""
+        return self.given.unread()
+
+    def tick(self, now: float) -> None:
+        """Calls whose time is up are stopped; others are not held back for ever."""
+        for call_id in self.mailbox.deadlines.due(now):
+            if not self._stop(call_id, "timeout"):
+                self.mailbox.give_up(call_id)
+        if self.gate is not None:
+            self.gate.tick(now)
+
+    def next_deadline(self) -> float | None:
+        """The next end of a call's time, or the moment at which calls are held back no longer."""
+        due = self.mailbox.deadlines.next()
+        opens_at = self.gate.opens_at if self.gate is not None else None
+        return due if opens_at is None else opens_at if due is None else min(due, opens_at)
+
+    def take_effects(self, now: float) -> list[Effect]:
+        """Completions, and what was said in between, in order."""
+        self._report()
+        effects, self._effects = self._effects, []
+        if self.drivers.unsent:
+            effects = [*self.drivers.take_results(), *effects, *self.drivers.take_counts(self.scheduler)]
+        self.unreturned = 0
+        if self.mailbox.unsent:
+            effects.extend(self.mailbox.take_sends(self.scheduler))
+        elif self.turns is not None and self.turns.sayable:
+            # Once all has left that those actors had to say.
+            effects.extend(Send(self.scheduler, ended) for ended in self.turns.unsaid)
+            self.turns.unsaid.clear()
+        return effects
+
+    def connect(self, daemon: bytes) -> None:
+        """The incarnation of the daemon that everything is said to from now on."""
+        self.scheduler = LOCAL_SCHEDULER + daemon
+
+    def statistics(self) -> Mapping[str, float]:
+        """Counters and sizes."""
+        return {**self.counts, "queued": len(self.queue), "depth": len(self.stack)}
+
+    def explain(self, subject: bytes) -> Explanation | None:
+        """Where a task of this worker stands."""
+        if any(item.row[0] == subject for item in self.stack):
+            return Explanation(subject, "running", "is on this worker's stack")
+        if any(row[0] == subject for row, _ in self.given.waiting()):
+            return Explanation(subject, "assigned", "is in this worker's queue")
+        return None
+
+    def check_invariants(self) -> None:
+        """As many frames wait as the stack has, at most."""
+        if len(self.waits) > len(self.stack):
+            raise InvariantViolation("more frames wait than there are")
+        gate = self.gate
+        if gate is not None and gate.state in (QUIET, TAKING) and any(gate.counts(item) for item in self.running_calls.values()):
+            raise InvariantViolation("a moment is taken for a quiet one in which a call runs")
+        turns = self.turns
+        if turns is not None:
+            begun = sorted(item.row[0] for item in (*self.stack, *self.running_calls.values()))
+            if begun != sorted(turns.busy.values()):
+                raise InvariantViolation("an actor runs two calls, or what has begun is not known")
+            if len(begun) > len(turns.wanted) + bool(turns.running):
+                raise InvariantViolation("two calls run at the same time")
+
+
+HANDLERS: dict[type[Any], Any] = {
+    m.Functions: Worker.on_functions,
+    m.Dispatch: Worker.on_dispatch,
+    m.Introduce: Worker.on_introduce,
+    m.Hand: Worker.on_hand,
+    m.TakeBack: Worker.on_take_back,
+    m.Interrupt: Worker.on_interrupt,
+    m.Stop: Worker.on_stop,
+    m.Allow: Worker.on_allow,
+    m.Call: Worker.on_call,
+    m.Stopped: Worker.on_stopped,
+    m.CallerGone: Worker.on_caller_gone,
+    m.Recorded: Worker.on_recorded,
+    m.Durable: Worker.on_durable,
+    m.Taken: Worker.on_taken,
+    m.Retire: Worker.on_retire,
+}
+"""What a worker accepts."""
