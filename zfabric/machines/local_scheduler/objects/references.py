@@ -207,11 +207,9 @@ class References:
         self.tables.inline.replace(record, None)
 
     def _free(self, record: AnyObject) -> None:
-        self.clear(record)
-        if record.contained:
-            contained, record.contained = record.contained, ()
-            self.unpin(contained)
         task = record.task
+        if not _is_told_again(record):
+            self._empty(record)
         if task is not None and task.function.actor is not None:
             self.actor_unreferenced(task)
         if self.tables.streams:
@@ -222,6 +220,12 @@ class References:
                 self._forget_orphan(record.object_id)
         elif task.state == DONE and self.tables.tasks.get(task.id) is task:  # Its job may have ended meanwhile.
             self._maybe_forget(task)
+
+    def _empty(self, record: AnyObject) -> None:
+        self.clear(record)
+        if record.contained:
+            contained, record.contained = record.contained, ()
+            self.unpin(contained)
 
     def _forget_orphan(self, object_id: bytes) -> None:
         values = self.tables.orphans.get(object_id[:TASK_BYTES])
@@ -239,7 +243,7 @@ class References:
         if not named:
             self._forget(task)
         elif task.rare is None or not task.rare.kept:
-            weight = ROW_BYTES + len(task.row[2])
+            weight = ROW_BYTES + len(task.row[2]) + sum(len(each.value) for each in task.values() if type(each.value) is bytes)
             task.facts().kept = weight
             self.lineage_bytes += weight
             self._lineage[task.id] = task
@@ -248,6 +252,9 @@ class References:
         self.revive(task)
         if self.tables.tasks.pop(task.id, None) is None:
             return
+        for value in task.values():
+            if type(value.value) is bytes:
+                self._empty(value)
         if task.outputs is not None:
             for value in task.outputs:
                 self.tables.objects.pop(value.object_id, None)
@@ -268,6 +275,12 @@ class References:
             self.lineage_bytes -= task.rare.kept
             task.rare.kept = 0
             del self._lineage[task.id]
+
+
+def _is_told_again(record: AnyObject) -> bool:
+    """Whether a value that nobody needs is an error whose row stays: its task is not run again, so whoever asks again is told this."""
+    task = record.task
+    return task is not None and task.state == DONE and record.status != OK and any(value.named > 0 for value in task.values())
 
 
 def is_plain(task: TaskRecord) -> bool:
