@@ -11,7 +11,7 @@ from zfabric.config import Config
 from zfabric.machines.common.naming import salt_of
 from zfabric.machines.local_scheduler import records, tables
 from zfabric.machines.local_scheduler.machine import HANDLERS, LocalScheduler
-from zfabric.machines.local_scheduler.records import DONE
+from zfabric.machines.local_scheduler.records import DONE, READY
 from zfabric.machines.local_scheduler.reports import report
 from zfabric.machines.local_scheduler.tables import NOTICES_MAX
 from zfabric.protocol import codec
@@ -320,6 +320,48 @@ def test_children_of_a_lost_attempt_that_nobody_else_knows_are_stopped(node: Nod
     died(node, worker, 0)
     assert child[0] not in node.scheduler.tables.tasks
     assert node.scheduler.tables.tasks[task_id(0)].attempt == 1
+
+
+def test_what_others_have_of_a_void_task_that_does_not_run_is_not_stopped(node: Node) -> None:
+    """It had run before, and made a call that waits: what is in the arguments of that is held by its process, and by nothing else."""
+    (maker,) = node.workers()
+    node.submit(row(0))
+    void = (child_prefix(JOB, task_id(0)) + pack_counter(0), FUNCTION, b"", ())
+    node.say(CLIENT + maker, m.Submit((void,)))
+    node.say(WORKER + maker, m.Blocked(task_id(0), (ref(1),), (), False))
+    (caller,) = [worker for worker in node.workers() if worker != maker]
+    ((given, _, attempt),) = [each for each in node.dispatched() if each[0] != maker]
+    prefix = child_prefix(JOB, void[0], 0, salt_of(attempt))
+    needed, spare = ((prefix + pack_counter(number), FUNCTION, b"", ()) for number in range(2))
+    node.say(CLIENT + caller, m.Submit((needed, spare)))
+    node.say(CLIENT + caller, m.Release((spare[0] + FIRST_RETURN,)))
+    node.say(WORKER + maker, m.Unblocked(task_id(0)))
+    node.say(WORKER + caller, m.Completed.of(((void[0], attempt, m.RETRY, (b"boom",)),), (), ()))
+    tables = node.scheduler.tables
+    assert (given, node.dispatched(), tables.tasks[void[0]].state) == (caller, [], READY)
+    died(node, maker, 0)
+    assert void[0] not in tables.tasks
+    assert spare[0] not in tables.tasks
+    assert tables.tasks[needed[0]].state != DONE
+
+
+def test_an_error_is_told_again_as_long_as_the_row_that_made_it_is_kept(node: Node) -> None:
+    """Another row names it, and runs again after the last ref to it has gone."""
+    (worker,) = node.workers()
+    tables = node.scheduler.tables
+    node.submit(row(0), row(1, contains=(ref(0),)))
+    node.complete(worker, 0, 0, m.ERROR, b"boom")
+    node.complete(worker, 1, 0, m.OK, (4096, 100_000))
+    node.say(CLIENT + DRIVER, m.Release((ref(0),)))
+    assert node.scheduler.references.lineage_bytes >= len(b"boom")
+    node.say(b"O" + OWN, m.Lost(((ref(1), "missing"),)))
+    assert node.dispatched()[-1] == (worker, 1, 1)
+    node.say(CLIENT + worker, m.Fetch((ref(0),)))
+    ((_, objects),) = node.take(m.Objects)
+    assert objects.rows == ((ref(0), m.ERROR, b"boom", ()),)
+    node.complete(worker, 1, 1)
+    node.say(CLIENT + DRIVER, m.Release((ref(1),)))
+    assert (tables.tasks, node.scheduler.references.lineage_bytes, tables.counts["inline_bytes"]) == ({}, 0, 0)
 
 
 def test_a_driver_inherits_what_a_worker_that_is_gone_had_submitted(node: Node) -> None:

@@ -108,15 +108,17 @@ class Stopping:
             prefixes |= {prefix for task in level for prefix in prefixes_of(task)}
             parents |= {task.id for task in level}
             self._condemn(prefixes)
-            level = [task for task in self.tables.children_of(prefixes) if task.id not in found]
-            level += [
-                task
-                for task in self.tables.tasks.values()
-                if len(task.row) > 4 and task.id not in found and option(task.row[4], "parent") in parents
-            ]
+            level = [task for task in self._children(prefixes, parents) if task.id not in found]
             level = [task for task in level if force or not _keeps_its_outcome(task)]
             found.update((task.id, task) for task in level)
             prefixes, parents = set(), set()
+        return list(found.values())
+
+    def _children(self, prefixes: set[bytes], parents: set[bytes]) -> list[TaskRecord]:
+        found = {task.id: task for task in self.tables.children_of(prefixes)}
+        found.update(
+            (task.id, task) for task in self.tables.tasks.values() if len(task.row) > 4 and option(task.row[4], "parent") in parents
+        )
         return list(found.values())
 
     def _condemn(self, prefixes: set[bytes]) -> None:
@@ -134,13 +136,26 @@ class Stopping:
     def stop_void(self, prefixes: set[bytes], gone: bytes, now: float) -> None:
         """What attempts that came to nothing had submitted is not run: their next attempts submit it anew.
 
-        Only what nobody but the dead process refers to; later children first, since they name earlier ones.
+        Only what nobody but the dead process refers to; later children first, since they name earlier ones. One that runs lets go of all
+        that it has submitted. One that does not run now ran before, or ended unheard: what others have of its children they need, for
+        calls that are still to be made, perhaps.
         """
-        for task in reversed(self.tables.children_of(prefixes)):
-            alone = all(value.holders in (None, gone) and not value.pins and not value.fetchers for value in task.values())
-            if alone and task.state != DONE and not _keeps_its_outcome(task):
-                for each in self.with_children([task]):
-                    self.stop(each, "cancelled", now)
+        parents: set[bytes] = set()
+        while prefixes or parents:
+            children = self._children(prefixes, parents)
+            prefixes, parents = set(), set()
+            for task in reversed(children):
+                alone = all(value.holders in (None, gone) and not value.pins and not value.fetchers for value in task.values())
+                if not alone or task.state == DONE or _keeps_its_outcome(task):
+                    continue
+                if task.state == ASSIGNED:
+                    for each in self.with_children([task]):
+                        self.stop(each, "cancelled", now)
+                else:
+                    self._condemn(prefixes_of(task))
+                    prefixes |= prefixes_of(task)
+                    parents.add(task.id)
+                    self.stop(task, "cancelled", now)
 
     def stop_late(self, rows: m.Rows, now: float) -> None:
         """Children that were on their way when their parent was cancelled with all its children."""
