@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,10 +18,11 @@ from zfabric.protocol import pieces
 from zfabric.protocol.codec import encode
 from zfabric.sim import __main__ as command
 from zfabric.sim import network
+from zfabric.sim.actors import ActorAuthor
 from zfabric.sim.arena import Storage
 from zfabric.sim.network import Faults
 from zfabric.sim.node import Supervisor
-from zfabric.sim.programs import ACTOR, FOREVER, LIGHT, WIDE, Program, mix
+from zfabric.sim.programs import ACTOR, FOREVER, LIGHT, LONG, LOST, WIDE, Handle, Program, Scope, mix
 from zfabric.sim.scenarios import STEADY, call, get, invoke, make, task
 from zfabric.sim.variants import VARIANTS, WITH_ACTORS, WITH_CIRCLES, applied
 from zfabric.sim.world import World
@@ -255,6 +257,36 @@ def test_what_calls_get_after_the_death_of_their_driver_is_no_failure(monkeypatc
         if not world.step() or world.now > 110.0:
             break
     assert any(isinstance(message, m.Whereabouts) and message.rows[0][1] == m.DEAD for _, message in said)
+
+
+def bodies(statements: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    """The statements of a program, of all that it runs, of what that runs, and so on."""
+    yield statements
+    for name, *fields in statements:
+        if name in ("call", "make", "invoke"):
+            yield from bodies(fields[2][2])
+
+
+def test_what_a_stopped_call_leaves_behind_ends_by_itself() -> None:
+    """A call is stopped without what it has submitted, and does not come to the statement that stops that."""
+    lengths: Counter[float] = Counter()
+    for seed in range(400):
+        for body in bodies(ActorAuthor(str(seed), STEADY, 2, False).write().statements):
+            cancelled = {fields[0] for name, *fields in body if name == "cancel"}
+            for name, *fields in body:
+                if name == "invoke" and (cancelled & set(fields[0]) or "timeout" in dict(fields[3])):
+                    left = [each[3][2] for each in fields[2][2] if each[0] == "call"]
+                    lengths.update(each[1] for statements in left for each in statements if each[0] == "sleep")
+    assert lengths[LONG] > 0
+    assert lengths[FOREVER] == 0
+
+
+def test_a_result_may_be_lost_that_a_process_was_to_hand_on_which_a_cancel_with_force_has_killed() -> None:
+    author = ActorAuthor("0", STEADY, 2, False)
+    author.stops, author.deaths = True, False
+    scope = Scope(0, (), False, True, 1)
+    author._invoke(scope, scope.slot(Handle(1, frozenset(), 0, False, True)))
+    assert all(outcome.errors >= LOST for outcome in scope.slots.values())
 
 
 SMALL_FRAMES = {"frame_bytes_max": FRAME_BYTES_MIN}

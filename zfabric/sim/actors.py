@@ -21,6 +21,7 @@ from zfabric.sim.network import Faults
 from zfabric.sim.programs import (
     ACTOR,
     CRASHED,
+    FOREVER,
     LIGHT,
     LOST,
     MODULUS,
@@ -170,7 +171,7 @@ class ActorAuthor(Author):
             if within:
                 self._sheltered.add(ordinal)
                 self.deaths = False
-        born = self._task(PLAIN, label, label, inner, scope.doomed, True, scope.depth + 1, False, False)
+        born = self._task(PLAIN, label, label, inner, scope.doomed, True, scope.depth + 1, 0.0, False)
         self.deaths, self._within_light = deaths, within
         return born
 
@@ -199,7 +200,7 @@ class ActorAuthor(Author):
         total = label
         for each in dependencies:
             total = mix(total, scope.slots[each].number or 0)
-        spec, outcomes = self._method(handle, kind, label, total, self._inner(scope, boxed), scope, forever)
+        spec, outcomes = self._method(handle, kind, label, total, self._inner(scope, boxed), scope, stop or timeout, forever)
         errors = handle.errors.union(*(scope.slots[each].errors for each in dependencies))
         if stop or timeout:
             errors |= STOPPED
@@ -207,7 +208,7 @@ class ActorAuthor(Author):
             errors |= {"doomed"}  # A large argument that was lost on the way.
         if scope.doomed:
             errors |= STOPPED | {"doomed"}
-        if (self.crashing or self.deaths) and scope.depth > 0:
+        if (self.crashing or self.deaths or self.stops) and scope.depth > 0:  # A cancel with force kills a process, too.
             errors |= LOST  # The result is its caller's, until the caller has it and has told others.
         if self.faults.daemon_crashes and any(each.inner for each in outcomes):
             errors |= LOST  # Values with refs inside are the daemon's until their callers ask for them.
@@ -234,14 +235,15 @@ class ActorAuthor(Author):
                 scope.statements.append(("drop", each))
 
     def _method(
-        self, handle: Handle, kind: int, label: int, total: int, inner: tuple[Any, ...], scope: Scope, forever: bool
+        self, handle: Handle, kind: int, label: int, total: int, inner: tuple[Any, ...], scope: Scope, stoppable: bool, forever: bool
     ) -> tuple[Any, tuple[Outcome, ...]]:
         """What a call runs. It kills its process only where the actor may die, or is made again and the call with it."""
         deaths, within = self.deaths, self._within_light
         self.deaths = deaths and (handle.mortal or handle.errors >= GONE) and handle.ordinal not in self._sheltered
         self._within_light = within or handle.ordinal in self._lightweight
         steady = not (self.crashing or deaths)  # What it asks to be stopped runs on if its process dies before that is heard.
-        spec, outcomes = self._task(kind, label, total, inner, scope.doomed, steady, scope.depth + 1, forever, False)
+        length = FOREVER if forever else 0.0
+        spec, outcomes = self._task(kind, label, total, inner, scope.doomed, steady, scope.depth + 1, length, False, stoppable)
         self.deaths, self._within_light = deaths, within
         statements = spec[2]
         if inner and self.random.random() < 0.3:

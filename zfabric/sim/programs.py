@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 MODULUS = 1_000_003
 FOREVER = 500.0
 """Seconds of a computation that only an interrupt ends."""
+LONG = 10.0
+"""Seconds of a computation that is stopped long before it ends, unless whoever would stop it was stopped first."""
 DEAF = 0.8
 """Seconds of a computation that nothing stops, longer than anybody waits for it to be stopped."""
 STOPPED = frozenset({"TaskCancelledError", "TaskTimeoutError"})
@@ -196,6 +198,8 @@ class Scope:
         self.doomed = doomed
         self.steady = steady
         self.depth = depth
+        self.stoppable = False
+        """Whether it may be stopped, and what it has submitted goes on: nothing in that may last for ever."""
         self.got: set[int] = set()
 
     def slot(self, model: Model) -> int:
@@ -260,7 +264,7 @@ class Author:
         for _ in range(count):
             self.tasks += 1
             label = self.random.randrange(MODULUS)
-            spec, outcomes = self._task(PLAIN, label, label, (), False, True, scope.depth + 1, False, False)
+            spec, outcomes = self._task(PLAIN, label, label, (), False, True, scope.depth + 1, 0.0, False)
             slots = tuple(scope.slot(outcome) for outcome in outcomes)
             scope.statements.append(("call", slots, PLAIN, spec, (), (), ()))
             if self.random.random() < 0.1:
@@ -373,7 +377,8 @@ class Author:
         inner = tuple(model.or_else(LOST) if self.faults.daemon_crashes else model for model in scope.models(boxed))
         touches = reach((*scope.models(dependencies), *inner))
         steady = not (fragile and self.crashing)
-        spec, outcomes = self._task(kind, label, total, inner, doomed, steady, scope.depth + 1, forever, fragile)
+        length = (LONG if scope.stoppable else FOREVER) if forever else 0.0
+        spec, outcomes = self._task(kind, label, total, inner, doomed, steady, scope.depth + 1, length, fragile)
         options: list[tuple[str, Any]] = [("contains", boxed)] if boxed else []
         if fragile:
             options.append(("max_retries", 1))
@@ -405,11 +410,13 @@ class Author:
         doomed: bool,
         steady: bool,
         depth: int,
-        forever: bool,
+        forever: float,
         fragile: bool,
+        stoppable: bool = False,
     ) -> tuple[Spec, tuple[Outcome, ...]]:
         rng = self.random
         scope = Scope(total, boxed, doomed, steady, depth)
+        scope.stoppable = stoppable
         failure: frozenset[str] = NOTHING
         if rng.random() < 0.6:
             scope.statements.append(("sleep", self._time()))
@@ -424,7 +431,7 @@ class Author:
         if doomed and label % 3:
             scope.statements.append(("deaf", DEAF))
         if forever:
-            scope.statements.append(("sleep", FOREVER))
+            scope.statements.append(("sleep", forever))
             failure = STOPPED
         elif rng.random() < 0.06:
             scope.statements.append(("fail", False, 1_000))
