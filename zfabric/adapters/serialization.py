@@ -32,6 +32,7 @@ from collections import ChainMap
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from zfabric.adapters.cached_functions import CachedFunction, reduce_cached
 from zfabric.adapters.task_errors import dump_error, load_error, load_failure
 from zfabric.adapters.tensors import reducers, tensor_types
 from zfabric.exceptions import FabricError, SerializationError
@@ -57,6 +58,7 @@ __all__ = [
     "load_instance",
     "note_function",
     "note_reference",
+    "pickler",
     "register_plain",
     "run_to_its_end",
     "serialize",
@@ -270,23 +272,28 @@ def _pickle(value: Any, how: int, where: str) -> SerializedValue:
 def _dump_cloud(value: Any, note_buffer: Callable[[pickle.PickleBuffer], Any]) -> bytes:
     import io
 
-    import cloudpickle
-
     kinds = tensor_types()
-    if not kinds or any(kind in _REGISTERED for kind in kinds):
-        stream: bytes = cloudpickle.dumps(value, protocol=5, buffer_callback=note_buffer)
-        return stream
+    kind = pickler() if not kinds or any(kind in _REGISTERED for kind in kinds) else _tensor_pickler()
     file = io.BytesIO()
-    _tensor_pickler()(file, protocol=5, buffer_callback=note_buffer).dump(value)
+    kind(file, protocol=5, buffer_callback=note_buffer).dump(value)
     return file.getvalue()
 
 
 @functools.cache
-def _tensor_pickler() -> Any:
+def pickler() -> Any:
+    """The class of picklers for all but plain data: cloudpickle's, which takes functions with a cache, too."""
     import cloudpickle
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        dispatch_table = ChainMap(reducers(_note_tensor), cloudpickle.Pickler.dispatch_table)
+        dispatch_table = ChainMap({CachedFunction: reduce_cached}, cloudpickle.Pickler.dispatch_table)
+
+    return Pickler
+
+
+@functools.cache
+def _tensor_pickler() -> Any:
+    class Pickler(pickler()):  # type: ignore[misc]
+        dispatch_table = ChainMap(reducers(_note_tensor), pickler().dispatch_table)
 
     return Pickler
 
@@ -475,9 +482,7 @@ def _kind() -> type:
 
 @functools.cache
 def _instance_pickler() -> Any:
-    import cloudpickle
-
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    class Pickler(pickler()):  # type: ignore[misc]
         kind: type | None = None
 
         def reducer_override(self, item: Any) -> Any:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from zfabric.adapters.cached_functions import CachedFunction
+
 DEPTH_MAX = 24
 """Levels the search goes down: deeper structures are named by the path so far."""
 TRIES_MAX = 2_000
@@ -24,10 +26,10 @@ class _Sink:
 
 def picklable(value: Any) -> bool:
     """Whether cloudpickle takes ``value``."""
-    import cloudpickle
+    from zfabric.adapters.serialization import pickler
 
     try:
-        cloudpickle.Pickler(_Sink(), protocol=5, buffer_callback=lambda _: None).dump(value)
+        pickler()(_Sink(), protocol=5, buffer_callback=lambda _: None).dump(value)
     except Exception:  # whatever a user's __reduce__ raises, the answer is the same
         return False
     return True
@@ -85,6 +87,8 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
     elif kind.__name__ == "method":
         yield ".__self__", value.__self__
         yield ".__func__", value.__func__
+    elif kind is CachedFunction:
+        yield ".__wrapped__", value.__wrapped__
     elif kind.__name__ == "partial":
         yield ".func", value.func
         yield ".args", value.args

@@ -1,0 +1,50 @@
+"""Functions with a cache (``functools.lru_cache``, ``functools.cache``) as bytes.
+
+Python pickles them by name alone, so that those of ``__main__``, and those made inside other functions, are found in no other process.
+They travel here as the function inside and the terms of the cache, wherever cloudpickle would send that function itself: each process
+that loads one has a cache of its own, empty at first.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+CachedFunction: Any = functools._lru_cache_wrapper
+"""The class of what ``functools.lru_cache`` makes."""
+_NAMES = ("__module__", "__name__", "__qualname__", "__doc__")
+_MADE = frozenset(functools.WRAPPER_ASSIGNMENTS) | {"__wrapped__", "cache_parameters"}
+"""Attributes that making one sets."""
+_NOTHING = object()
+
+
+def reduce_cached(cached: Any) -> str | tuple[Any, ...]:
+    """What pickle asks of a cached function: its name where other processes find it by that, else what it is made of."""
+    if _importable(cached):
+        return str(cached.__qualname__)
+    inside = cached.__wrapped__
+    inherited = getattr(inside, "__dict__", {})
+    own = {name: value for name, value in vars(cached).items() if name not in _MADE and inherited.get(name, _NOTHING) is not value}
+    named = {name: getattr(cached, name, None) for name in _NAMES}
+    changed = {name: value for name, value in named.items() if value != getattr(inside, name, None)}
+    return _cached, (inside, cached.cache_parameters()), {**changed, **own} or None
+
+
+def _cached(function: Any, parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
+
+
+def _importable(cached: Any) -> bool:
+    """Whether other processes find it by its name, and are to."""
+    import cloudpickle
+
+    found: Any = sys.modules.get(str(cached.__module__))
+    if found is None or cached.__module__ == "__main__":
+        return False
+    by_value = cloudpickle.list_registry_pickle_by_value()
+    if any(cached.__module__ == module or cached.__module__.startswith(f"{module}.") for module in by_value):
+        return False
+    for name in cached.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is cached
