@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import fnmatch
+import functools
 import gc
 import os
 import pickle
@@ -531,6 +533,54 @@ def test_classes_that_cannot_be_combined_give_a_plain_task_error():
         assert not isinstance(got, type(error))
         assert type(got.cause) is type(error)
         assert type(error).__name__ in got.__notes__[0]
+
+
+def test_a_plain_task_error_names_the_class_that_was_raised():
+    assert str(sent(SystemExit(2))) == "SystemExit: 2"
+    assert repr(sent(KeyboardInterrupt())) == "TaskError('KeyboardInterrupt')"
+    assert str(sent(sent(StopIteration(5)))) == "StopIteration: 5"
+    assert str(sent(TaskError("mine"))) == "mine"
+
+
+def test_functions_with_a_cache_travel_as_what_is_inside_and_begin_empty():
+    @functools.lru_cache(maxsize=7, typed=True)
+    def squared(x):
+        return x * x
+
+    @functools.cache
+    def fibonacci(n):
+        return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+
+    squared.unit = "m2"
+    squared(3)
+    loaded = round_trip(squared)
+    assert loaded(3) == 9
+    assert loaded.cache_parameters() == {"maxsize": 7, "typed": True}
+    assert loaded.cache_info().misses == 1
+    assert (loaded.unit, loaded.__name__, loaded.__wrapped__.__name__) == ("m2", "squared", "squared")
+    again = round_trip(fibonacci)
+    assert again(90) == 2880067194370816120
+    assert again.__wrapped__.__closure__[0].cell_contents is again
+    assert round_trip(fnmatch._compile_pattern) is fnmatch._compile_pattern
+
+
+class WithCache:
+    @functools.cache  # noqa: B019 - that it keeps instances is not what this looks at
+    def method(self, x):
+        return x + 1
+
+
+def test_classes_that_travel_by_value_take_their_cached_methods_along():
+    kind = type("Made", (), {"__module__": "__main__", "method": functools.cache(WithCache.method.__wrapped__)})
+    assert round_trip(kind)().method(1) == 2
+    assert round_trip(WithCache) is WithCache
+
+
+def test_what_keeps_a_cached_function_from_being_pickled_is_named():
+    lock = threading.Lock()
+    path = r"value\.__wrapped__\.<closure lock> -> _thread\.lock"
+    with pytest.raises(SerializationError, match=path):
+        s.serialize(functools.cache(lambda: lock))
 
 
 def test_what_is_no_exception_or_has_args_of_its_own_is_caught_as_itself():

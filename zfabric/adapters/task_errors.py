@@ -10,8 +10,9 @@ A ``TaskError`` keeps the bytes it was made from and pickles as them, so it trav
 again, the next one wraps it: ``error.cause`` is then a ``TaskError`` itself, and every one of them is an instance of the
 class that was raised first.
 
-``str(error)`` is what ``str`` of the original was where it was raised, so that programs and tests find in it what they would
-without a fabric. Where it was raised, and the remote traceback, follow as a note (``BaseException.add_note``), which tracebacks show.
+``str(error)`` is what ``str`` of the original was where it was raised, so that programs and tests find in it what they would without a
+fabric; where the two do not go together, the name of the class comes first. Where it was raised, and the remote traceback, follow as a note
+(``BaseException.add_note``), which tracebacks show.
 """
 
 from __future__ import annotations
@@ -57,11 +58,10 @@ _THEIRS = (Exception, SystemExit, GeneratorExit)
 def dump_error(exception: BaseException, facts: Mapping[str, Any]) -> bytes:
     """``exception`` as bytes, whatever it is made of. ``facts`` are plain data: function, node, pid, attempt, …"""
     _hint(exception)
-    user_class = _raised_class(exception)
     pickled = _pickled(exception)
     return pickle.dumps(
         (
-            f"{user_class.__module__}.{user_class.__qualname__}".removeprefix("builtins."),
+            _name_of(exception),
             _text_of(exception),
             _traceback_of(exception, notes=pickled is None or isinstance(exception, TaskError)),
             dict(facts),
@@ -82,6 +82,14 @@ def _raised_class(exception: BaseException) -> type[BaseException]:
     """The class that was raised first, however often a TaskError has wrapped it since."""
     found = vars(exception).get("_user_class") if isinstance(exception, TaskError) else None
     return found if isinstance(found, type) else type(exception)
+
+
+def _name_of(exception: BaseException) -> str:
+    """That class's name. It is known also where the class cannot be had."""
+    if isinstance(exception, TaskError) and "_class_name" in vars(exception):
+        return str(vars(exception)["_class_name"])
+    user_class = _raised_class(exception)
+    return f"{user_class.__module__}.{user_class.__qualname__}".removeprefix("builtins.")
 
 
 def _text_of(exception: BaseException) -> str:
@@ -338,10 +346,13 @@ class _PlainTaskError(TaskError):
 
     def __str__(self) -> str:
         text: str = vars(self)["_text"]
-        return text
+        name: str = vars(self)["_class_name"]
+        if type(self) is not _PlainTaskError or vars(self)["cause"] is None or name == _OWN_NAME:
+            return text
+        return f"{name}: {text}" if text else name  # "2" alone would not tell that the task has called sys.exit(2).
 
     def __repr__(self) -> str:
-        return f"{type(self).__qualname__}({vars(self)['_text']!r})"
+        return f"{type(self).__qualname__}({str(self)!r})"
 
     def __getattr__(self, name: str) -> Any:
         """What Ray calls some of the facts, where the class that was raised has no such attribute of its own."""
@@ -359,6 +370,7 @@ class _PlainTaskError(TaskError):
         return self.__reduce__()
 
 
+_OWN_NAME = f"{TaskError.__module__}.{TaskError.__qualname__}"
 _PlainTaskError.__name__ = _PlainTaskError.__qualname__ = "TaskError"
 _PlainTaskError.__module__ = TaskError.__module__
 
