@@ -20,7 +20,7 @@ from command_line import PATIENCE, ZFABRIC, Place, a_place, eventually, gone
 
 from zfabric.cli.doctor import satisfies
 from zfabric.cli.main import SECTIONS, main, program
-from zfabric.cli.options import parse_size
+from zfabric.config import size_of
 from zfabric.protocol.ids import call_value, child_prefix, job_id, object_id
 from zfabric.protocol.names import brief, matcher
 from zfabric.runtime.session import Session, kept_sessions, sweep
@@ -155,8 +155,8 @@ def test_wrong_input_is_one_clear_message(arguments: str, code: int, text: str, 
 
 
 def test_values_that_options_take() -> None:
-    assert [parse_size(text) for text in ("7", "1k", "2KiB", "1.5 MiB", "3GB", "1gib")] == [7, 1000, 2048, 1572864, 3 * 10**9, 2**30]
-    assert [parse_size(text) for text in ("", "x", "5XB", "-1", "1e3", "MiB")] == [None] * 6
+    assert [size_of(text) for text in ("7", "1k", "2KiB", "1.5 MiB", "3GB", "1gib")] == [7, 1000, 2048, 1572864, 3 * 10**9, 2**30]
+    assert [size_of(text) for text in ("", "x", "5XB", "-1", "1e3", "MiB")] == [None] * 6
     assert [satisfies("2.1.3", bound) for bound in (">=2", ">=2.1.3", ">=2.2", "<3", "<2.1.3", "<2.1", "!=2")] == [
         True, True, False, True, False, False, True,
     ]  # fmt: skip

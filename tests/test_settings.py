@@ -19,6 +19,7 @@ from bad_days import PATIENCE
 from bad_days import session as here
 
 import zfabric as zf
+from zfabric.config import size_of
 from zfabric.protocol import messages as m
 from zfabric.runtime.connect import attach, join
 from zfabric.runtime.session import Session, sweep
@@ -176,8 +177,26 @@ def test_a_program_of_another_version_is_refused_in_words(cluster: Callable[...,
 @pytest.mark.parametrize("size", [float("nan"), float("inf"), -1.0, True, "1GB"])
 def test_an_object_store_memory_that_is_no_amount_is_refused(size: Any) -> None:
     zf.shutdown()
-    with pytest.raises(zf.ConfigError, match="init: object_store_memory is a number from 0, not"):
+    with pytest.raises(zf.ConfigError, match="init: object_store_memory is a number of bytes from 0, not"):
         zf.init("local", num_cpus=1, object_store_memory=size)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("1GB", "1 * 10**9"), ("512 MiB", "512 * 2**20"), ("1.5g", "1500 * 10**6"), ("2GiB", "2 * 2**30"), ("1000", "1000")],
+)
+def test_a_size_with_a_unit_is_refused_with_the_number_to_write(text: str, number: str) -> None:
+    zf.shutdown()
+    with pytest.raises(zf.ConfigError, match=f"a number of bytes from 0, not {text!r}; write {re.escape(number)}$"):
+        zf.init("local", num_cpus=1, object_store_memory=text)  # type: ignore[arg-type]
+    assert eval(number) == size_of(text)
+
+
+@pytest.mark.parametrize("options", [{"object_store_memory": 10}, {"config": {"object_store_memory": 2**21 - 1}}])
+def test_an_object_store_too_small_to_be_one_is_refused_with_the_least(options: dict[str, Any]) -> None:
+    zf.shutdown()
+    with pytest.raises(zf.ConfigError, match=r"a store has at least 2097152 \(2 \* 2\*\*20\)"):
+        zf.init("local", num_cpus=1, **options)
 
 
 def test_object_store_memory_may_be_a_share_of_something(cluster: Any) -> None:

@@ -271,7 +271,7 @@ def test_the_arena_is_opened_through_the_supervisor_and_ends_with_it(fabric: Cal
 
 
 def test_a_directory_that_cannot_hold_the_arena_ends_the_session_with_the_reason() -> None:
-    launched = launch(arena_size=1, config=Config(object_store_directory="/proc"), imports=())
+    launched = launch(arena_size=2 << 20, config=Config(object_store_directory="/proc"), imports=())
     try:
         until(lambda: not launched.alive())
         assert "shared memory cannot be made" in launched.failure()
@@ -280,6 +280,7 @@ def test_a_directory_that_cannot_hold_the_arena_ends_the_session_with_the_reason
 
 
 def test_the_size_of_the_arena(monkeypatch: pytest.MonkeyPatch) -> None:
+    from zfabric.runtime.launch import STORE_BYTES_MIN
     from zfabric.runtime.supervisor import arena_bytes
 
     monkeypatch.setattr(processes, "memory_total", lambda: 10 << 30)
@@ -288,7 +289,7 @@ def test_the_size_of_the_arena(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "memory_available", lambda: 1 << 30)
     assert 0.7 * 2**30 < arena_bytes(Config()) < 0.9 * 2**30
     assert arena_bytes(Config(object_store_memory=100 << 20)) == 100 << 20
-    assert arena_bytes(Config(object_store_memory=1)) == 2 << 20
+    assert arena_bytes(Config(object_store_memory=1)) == 2 << 20 == STORE_BYTES_MIN
 
 
 # --- watching -----------------------------------------------------------------------------------------------------------------

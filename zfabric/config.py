@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 from zfabric.exceptions import ConfigError
@@ -29,6 +30,15 @@ DURABLE_BYTES_MAX = MESSAGE_BYTES_MAX // 2
 """Largest value of ``durable_bytes``: one value, and the ids of the refs inside, are one message."""
 NUMBER_MAX = 2**62
 """No setting has this value: files and messages carry integers of 64 bits."""
+
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def size_of(text: str) -> int | None:
+    """The bytes that a text such as "512MiB" or "2 GB" stands for, or None."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", text.lower())
+    return round(float(found[1]) * _UNITS[found[2]]) if found is not None and found[2] in _UNITS else None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -258,7 +258,8 @@ def _checked(address: Any, num_cpus: Any, num_gpus: Any, resources: Any, object_
     for name, count in (("num_cpus", num_cpus), ("num_gpus", num_gpus), ("object_store_memory", object_store_memory)):
         whole = name != "object_store_memory"  # Bytes are often a share of the memory: what is less than one of them does not matter.
         if count is not None and not _is_amount(count, whole):
-            raise ConfigError(f"init: {name} is a {'whole ' if whole else ''}number from 0, not {count!r}")
+            what = "whole number" if whole else "number of bytes"
+            raise ConfigError(f"init: {name} is a {what} from 0, not {count!r}{'' if whole else _bytes_meant(count)}")
     demand_of(num_cpus, num_gpus, resources)
     if isinstance(config, Config):
         return config
@@ -271,6 +272,18 @@ def _is_amount(count: Any, whole: bool) -> bool:
     if isinstance(count, bool) or not isinstance(count, (int, float)) or not math.isfinite(count) or count < 0:
         return False
     return not whole or count == int(count)
+
+
+def _bytes_meant(text: Any) -> str:
+    """How to write in Python what a text such as "2GB" says of a size; empty if it says nothing."""
+    from zfabric.config import size_of
+
+    meant = size_of(text) if isinstance(text, str) else None
+    if meant is None:
+        return ""
+    shorter = next((f"{meant // 2**power} * 2**{power}" for power in (40, 30, 20) if meant and meant % 2**power == 0), str(meant))
+    decimal = next((f"{meant // 10**power} * 10**{power}" for power in (12, 9, 6) if meant and meant % 10**power == 0), shorter)
+    return f"; write {decimal if shorter == str(meant) else shorter}"
 
 
 def _checked_environment(runtime_env: Any) -> Environment | None:

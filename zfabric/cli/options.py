@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
-from zfabric.config import Config
+from zfabric.config import Config, size_of
 from zfabric.exceptions import ConfigError, FabricError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-
-
-def parse_size(text: str) -> int | None:
-    """The bytes that ``text`` stands for, or None."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", text.lower())
-    return round(float(found[1]) * _UNITS[found[2]]) if found is not None and found[2] in _UNITS else None
 
 
 def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
     if value is None:
         return None
-    size = parse_size(value)
+    size = size_of(value)
     if size is None:
         raise click.BadParameter(f"{value!r} is not a size; write bytes, or a number with a unit such as 512MiB or 2GB", ctx, param)
     return size
@@ -74,7 +65,7 @@ def setting(name: str, text: str) -> Any:
             raise ConfigError(f"config {name!r} is true or false, not {text!r}")
         return truth[text.lower()]
     if isinstance(default, int):
-        size = parse_size(text)
+        size = size_of(text)
         if size is None:
             raise ConfigError(f"config {name!r} is a whole number (512MiB and the like will do), not {text!r}")
         return size

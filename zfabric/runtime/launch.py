@@ -35,6 +35,9 @@ FILES_MIN = 128
 THREADS_MIN = 64
 """Fewest processes and threads that a user must be allowed to have: each process of a cluster has four or five threads."""
 
+STORE_BYTES_MIN = 2 * 2**20
+"""Smallest object store, unless there is to be none: it is a multiple of this (``supervisor.ARENA_ALIGNMENT``)."""
+
 _LIFELINE, _LOCK = 0, 3  # as in zfabric.runtime.supervisor, which the launcher has no need to import
 _PROGRAM = "import sys; sys.path.append(sys.argv[1]); from zfabric.runtime.supervisor import main; main()"
 
@@ -185,6 +188,11 @@ def _checked(config: Config, arena_size: int) -> Config:
         )
     memory = processes.memory_total()
     size = config.object_store_memory if arena_size < 0 else arena_size
+    if 0 < size < STORE_BYTES_MIN:
+        raise ConfigError(
+            f"object_store_memory is {size} bytes, and a store has at least {STORE_BYTES_MIN} (2 * 2**20); "
+            "leave it out for a share of the memory"
+        )
     if size > memory:
         raise ConfigError(f"object_store_memory is {size / 2**30:,.1f} GiB, and this machine has {memory / 2**30:,.1f} GiB of memory")
     found = {}
