@@ -563,6 +563,14 @@ class ActorHandle(Generic[Instance_co]):
         def __class_getitem__(cls, item: Any) -> GenericAlias:
             return GenericAlias(cls, item)
 
+        def __setattr__(self, name: str, value: Any) -> None:
+            """Refused: the actor is in another process, where this would change nothing."""
+            if not name.startswith("_") and "_blueprint" in vars(self):
+                kind = vars(self)["_blueprint"].class_name
+                text = f"a handle has no attributes of its actor: give {kind} a method that sets {name!r}, and call that with .remote(...)"
+                raise AttributeError(text, name=name, obj=self)
+            object.__setattr__(self, name, value)
+
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._methods]
 
