@@ -11,7 +11,7 @@ from zfabric.machines.client.calls import TAKEN_EVERY
 from zfabric.machines.client.machine import Client
 from zfabric.machines.worker.machine import LEFT, Worker
 from zfabric.protocol import messages as m
-from zfabric.protocol.failures import pack_failure, unpack_failure
+from zfabric.protocol.failures import left_for_good, pack_failure, unpack_failure
 from zfabric.protocol.ids import CALL_RETURN, CLIENT, FIRST_RETURN, WORKER, call_value, job_id, object_id
 from zfabric.protocol.messages import ALIVE, CREATING, DEAD, FAILED, OK
 from zfabric.protocol.options import LOGGED
@@ -270,6 +270,26 @@ def test_what_is_called_after_a_kill_does_not_reach_the_process_that_is_to_end(c
     assert sent(client) == []
     lives(client, b"", DEAD, b"", pack_failure("ActorDiedError", "killed"))
     assert outcome(client, late) == ("ActorDiedError", "not run")
+
+
+def test_what_is_called_once_its_actor_has_ended_itself_does_not_run(client: Client) -> None:
+    """It is not sent to the process that is to end: nobody could say of it there that it has not run."""
+    last, behind = call(client, 1), call(client, 2)
+    lives(client, HOME)
+    assert sent(client) == [1, 2]
+    client.step(0.0, CLIENT + HOME, m.Returned(((last, m.FAILED, (left_for_good(ACTOR, "exit_actor"),)),)))
+    late = call(client, 3)
+    assert sent(client) == []
+    lives(client, b"", DEAD, b"", left_for_good(ACTOR, "exit_actor"))
+    assert [outcome(client, each) for each in (behind, late)] == [("ActorDiedError", "unknown"), ("ActorDiedError", "not run")]
+
+
+def test_an_argument_of_an_actor_that_has_ended_itself_says_nothing_of_the_one_that_is_called(client: Client) -> None:
+    meet(client)
+    failed = call(client, 1)
+    client.step(0.0, CLIENT + HOME, m.Returned(((failed, m.FAILED, (left_for_good(b"o" * 16, "exit_actor"),)),)))
+    call(client, 2)
+    assert sent(client)[-1:] == [2]
 
 
 def test_calls_that_wait_for_news_are_known(client: Client) -> None:

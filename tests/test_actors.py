@@ -861,6 +861,25 @@ class Leaver:
         return os.getpid()
 
 
+def test_a_call_made_after_its_actor_said_that_it_leaves_did_not_run() -> None:
+    leaver = Leaver.remote()
+    with pytest.raises(zf.ActorDiedError) as left:
+        value_of(leaver.leave.remote())
+    assert left.value.outcome == "unknown"
+    with pytest.raises(zf.ActorDiedError, match=r"\(it did not run\)") as late:
+        value_of(leaver.pid.remote())
+    assert late.value.outcome == "not run"
+
+
+def test_an_attribute_set_on_a_handle_is_refused_with_what_to_do() -> None:
+    counter = Counter.remote()
+    with pytest.raises(AttributeError, match=r"give Counter a method that sets 'limit', and call that with \.remote"):
+        counter.limit = 3
+    with pytest.raises(AttributeError, match="a method that sets 'add'"):
+        counter.add = None
+    assert value_of(pickle.loads(pickle.dumps(counter)).add.remote()) == 1
+
+
 def test_exit_actor_ends_it_for_good() -> None:
     leaver = Leaver.options(max_restarts=-1).remote()
     pid = value_of(leaver.pid.remote())

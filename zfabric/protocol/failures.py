@@ -20,6 +20,17 @@ def pack_failure(kind: str, text: str, facts: Facts = ()) -> bytes:
     return packed
 
 
+def left_for_good(actor_id: bytes, how: str) -> bytes:
+    """The failure of a call in which its actor has ended itself."""
+    return pack_failure("ActorDiedError", f"it ended itself ({how})", (("actor", actor_id.hex()), ("outcome", "unknown"), ("left", how)))
+
+
+def has_left(payload: bytes, actor_id: bytes) -> bool:
+    """Whether a failure says that this actor has ended itself (see ``left_for_good``)."""
+    facts = dict(unpack_failure(payload)[2]) if payload else {}
+    return "left" in facts and facts.get("actor") == actor_id.hex()
+
+
 def summary_of(payload: bytes, raised: bool) -> tuple[str, str]:
     """``(kind, text)`` of an error: one that a task has ``raised``, or a failure.
 

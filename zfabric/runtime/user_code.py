@@ -20,7 +20,7 @@ from zfabric.exceptions import FabricError, SerializationError
 from zfabric.machines.common.naming import Namer
 from zfabric.machines.worker import KILL, LEAVE, Invocation, Item, actor_of
 from zfabric.protocol import messages as m
-from zfabric.protocol.failures import pack_failure
+from zfabric.protocol.failures import left_for_good, pack_failure
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, call_value, object_id, tries_of
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
 from zfabric.protocol.options import NO_ENVIRONMENT, ONE_CPU, RESOURCE_UNIT, Demand, option
@@ -400,7 +400,7 @@ class UserCode(WorkerConnection):
         with self.lock:
             self._end_own(item, LEAVE, "")
             self.machine.say(m.Leaving(actor_of(item)))  # its __init__ may leave, too
-        return FAILED, (pack_failure("ActorDiedError", f"it ended itself ({how})", (("outcome", "unknown"),)),), None
+        return FAILED, (left_for_good(actor_of(item), how),), None
 
     def _end_own(self, item: Item | Invocation, how: str, reason: str) -> None:
         """The actor that runs ends: with its process, unless others live there."""

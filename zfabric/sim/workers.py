@@ -13,7 +13,7 @@ from zfabric.machines.common.naming import Namer
 from zfabric.machines.local_scheduler import is_remake
 from zfabric.machines.worker import LEAVE, Invocation, Item, Worker
 from zfabric.protocol import messages as m
-from zfabric.protocol.failures import pack_failure
+from zfabric.protocol.failures import left_for_good, pack_failure
 from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, JOB_BYTES, TASK_BYTES, WORKER, call_value, object_id
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
 from zfabric.protocol.options import option
@@ -442,5 +442,5 @@ class WorkerProcess(Process):
                 self.worker.turns.leave(item.actor_id, LEAVE, "")
             self.world.calls.over(item.actor_id)
             self.machine.say(m.Leaving(item.actor_id))
-            return FAILED, (pack_failure("ActorDiedError", "it ended itself (exit_actor)", (("outcome", "unknown"),)),)
+            return FAILED, (left_for_good(item.actor_id, "exit_actor"),)
         return (ERROR if status == RETRY else status), outputs

@@ -19,7 +19,7 @@ from zfabric.machines.client.shared_results import SharedResults
 from zfabric.machines.client.targets import Target
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
-from zfabric.protocol.failures import Facts, pack_failure, unpack_failure
+from zfabric.protocol.failures import Facts, has_left, pack_failure, unpack_failure
 from zfabric.protocol.ids import ACTOR, CALL_RETURN, CONTROL, TASK_BYTES, call_value, short
 from zfabric.protocol.messages import ALIVE, CREATING, DEAD, FAILED, OK, Row
 from zfabric.protocol.names import brief
@@ -382,6 +382,8 @@ class Calls:
                     self._known_after_all(call_id, status, outputs)
                 continue
             target.sent.pop(call_id, None)
+            if status == FAILED and target.state == ALIVE and outputs and has_left(outputs[0], target.actor_id):
+                target.state = CREATING  # What is called from here on runs nowhere: it waits for the scheduler to say that it is dead.
             if target.keeps:
                 target.untaken.append(call_id)
                 if len(target.untaken) >= TAKEN_EVERY:
@@ -518,7 +520,7 @@ class Calls:
         facts: Facts = (("actor", target.actor_id.hex()), ("outcome", outcome))
         if target.state == DEAD:
             kind, text, more = unpack_failure(target.failure)
-            facts += more
+            facts = more + facts
         else:
             kind, text = "ActorUnavailableError", "the actor's process ended, and is started again"
         may = "it may have run, in part or in whole" if outcome == UNKNOWN else "it did not run"
