@@ -20,6 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import zfabric as zf
 from zfabric.exceptions import ArgumentTypeError
+from zfabric.util import initializers
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -102,24 +103,26 @@ def _running_tasks() -> set[str]:
 class _Initializer:
     """Runs an executor's initializer once in each worker process, ahead of the first call there."""
 
-    done: dict[int, InitializerError | None] = {}
+    done: dict[int, InitializerError | initializers.SharedNames] = {}
     """What came of each in this process, by executor."""
 
     def __init__(self, key: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self.parts = key, function, arguments
 
-    def __call__(self) -> None:
+    def __call__(self) -> initializers.SharedNames:
+        """What the functions of this process are to see of it."""
         key, function, arguments = self.parts
         if key not in self.done:
-            self.done[key] = None  # It may itself wait for calls, which then run here.
+            self.done[key] = initializers.SharedNames()  # It may itself wait for calls, which then run here.
             try:
-                function(*arguments)
+                self.done[key] = initializers.run(function, arguments)
             except Exception as error:  # the user's own
-                self.done[key] = InitializerError(f"the initializer raised {type(error).__name__}: {error}")
-                self.done[key].__cause__ = error  # type: ignore[union-attr] # set in the line before
-        failed = self.done[key]
-        if failed is not None:
-            raise failed
+                self.done[key] = failed = InitializerError(f"the initializer raised {type(error).__name__}: {error}")
+                failed.__cause__ = error
+        found = self.done[key]
+        if isinstance(found, InitializerError):
+            raise found
+        return found
 
 
 _keys = count()
@@ -150,8 +153,8 @@ class Executor(_Executor):
 
     What was submitted is done by the cluster's workers; ``max_workers`` limits how many of this executor's calls are with the
     cluster at a time (default: no limit). ``initializer(*initargs)`` is called once in each worker process before the first call
-    there; if it raises, that call, all others and ``submit`` raise ``concurrent.futures.BrokenExecutor``. A cluster is started if there
-    is none, and goes on after ``shutdown``.
+    there; if it raises, that call, all others and ``submit`` raise ``concurrent.futures.BrokenExecutor``. The globals of a script that
+    it sets are those of the functions that run there. A cluster is started if there is none, and goes on after ``shutdown``.
 
     As in the standard library, a call that runs cannot be cancelled (``zf.cancel(future.ref)`` stops it nevertheless), and the
     interpreter does not end before all calls have.
@@ -361,8 +364,8 @@ def _cancel(futures: list[Any]) -> None:
 def _after(initialize: _Initializer, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def initialized(*args: Any, **kwargs: Any) -> Any:
-        initialize()
-        return function(*args, **kwargs)
+        with initialize().given_to(function, *filter(callable, args)):
+            return function(*args, **kwargs)
 
     return initialized
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import zfabric as zf
 from zfabric.adapters.serialization import dump_error, load_error
+from zfabric.util import initializers
 
 __all__ = ["AsyncResult", "IMapIterator", "JoinableQueue", "Pool", "TimeoutError"]
 
@@ -157,7 +158,8 @@ class IMapIterator:
 
 
 class Pool:
-    """Runs calls in ``processes`` actors (as many as the cluster has CPUs), each with a state of its own that ``initializer`` can make.
+    """Runs calls in ``processes`` actors (as many as the cluster has CPUs), each with a state of its own that ``initializer`` can make:
+    globals of the script that it sets are those of the functions that run there.
 
     All of them have run it once the pool is made; what it raises is the cause of the ActorDiedError that this raises then.
 
@@ -441,12 +443,12 @@ class _Process:
     """A process of a pool."""
 
     def __init__(self, initializer: Callable[..., Any] | None, initargs: tuple[Any, ...]) -> None:
-        if initializer is not None:
-            initializer(*initargs)
+        self._shared = initializers.SharedNames() if initializer is None else initializers.run(initializer, initargs)
 
     def run(self, func: Callable[..., Any], calls: Calls, each: bool) -> list[Any]:
         """A piece of work. ``each``: what a call raises stands in place of its value."""
-        return [_outcome(func, *call) if each else func(*call[0], **call[1]) for call in calls]
+        with self._shared.given_to(func):
+            return [_outcome(func, *call) if each else func(*call[0], **call[1]) for call in calls]
 
 
 class _Raised:

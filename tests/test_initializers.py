@@ -1,0 +1,142 @@
+"""What an initializer does to a script's globals is there for the functions that run in the same process, as in the standard library."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from bad_days import PATIENCE
+from conftest import running_cluster
+
+import zfabric as zf
+from zfabric.util import initializers
+from zfabric.util.multiprocessing import Pool
+
+SCRIPT = """
+import functools
+
+model = None
+table = {}
+calls = 0
+
+def initialize(scale):
+    global model
+    model = scale
+    table["offset"] = 1
+    further()
+
+def further():
+    global predict
+    predict = lambda x: model * x + table["offset"]
+
+def helper(x):
+    return predict(x)
+
+def work(x):
+    return helper(x)
+
+def two(x, y):
+    return helper(x) + y
+
+def counted(x):
+    global model
+    model += 1
+    return model
+
+def decorator(function):
+    @functools.wraps(function)
+    def around(x):
+        return function(x)
+    return around
+
+@decorator
+def decorated(x):
+    return helper(x)
+
+@functools.cache
+def cached(x):
+    return helper(x)
+
+class Model:
+    def __init__(self, x=0):
+        self.value = helper(x) if x else 0
+    def __call__(self, x):
+        return helper(x)
+    def method(self, x):
+        return helper(x)
+
+def value(x):
+    return Model(x).value
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared() -> Iterator[Any]:
+    """One cluster for the file."""
+    with running_cluster() as context:
+        yield context
+
+
+@pytest.fixture
+def script() -> dict[str, Any]:
+    """The names of a program: its functions travel by value, as those of ``__main__`` do."""
+    names: dict[str, Any] = {"__name__": "a_script"}
+    exec(SCRIPT, names)
+    return names
+
+
+Run = Callable[[Any, int], Any]
+
+
+@pytest.fixture(params=["pool", "executor"])
+def run(request: pytest.FixtureRequest, script: dict[str, Any]) -> Iterator[Run]:
+    """Calls functions in the one process of a pool, or of an executor, whose initializer has run there."""
+    if request.param == "pool":
+        with Pool(1, script["initialize"], (10,)) as pool:
+            yield lambda function, x: pool.apply_async(function, (x,)).get(PATIENCE)
+    else:
+        with zf.Executor(1, initializer=script["initialize"], initargs=(10,)) as executor:
+            yield lambda function, x: executor.submit(function, x).result(PATIENCE)
+
+
+def test_functions_of_a_script_see_what_its_initializer_has_set(run: Run, script: dict[str, Any]) -> None:
+    instance = script["Model"]()
+    twice = functools.partial(script["two"], 2)
+    functions = [
+        *(script[name] for name in ("work", "decorated", "cached", "value")),
+        instance,
+        instance.method,
+        eval("lambda x: work(x)", script),
+    ]
+    assert [run(function, 2) for function in functions] == [21] * len(functions)
+    assert run(twice, 3) == 24
+
+
+def test_what_a_function_sets_of_it_is_there_for_the_next(script: dict[str, Any]) -> None:
+    with Pool(1, script["initialize"], (10,)) as pool:
+        assert pool.map(script["counted"], range(3), chunksize=1) == [11, 12, 13]
+        assert pool.apply(script["work"], (1,)) == 14
+    with Pool(1, script["initialize"], (20,)) as pool:
+        assert pool.apply(script["work"], (1,)) == 21
+
+
+def test_a_map_in_chunks_sees_it_too(script: dict[str, Any]) -> None:
+    with zf.Executor(1, initializer=script["initialize"], initargs=(10,)) as executor:
+        assert executor.submit(abs, -1).result(PATIENCE) == 1
+        assert list(executor.map(script["work"], range(3), chunksize=2)) == [1, 11, 21]
+
+
+def test_functions_of_a_module_that_is_here_are_left_alone() -> None:
+    assert initializers.namespaces(functools.partial(functools.wraps, pytest.fixture)) == {}
+    assert initializers.run(functools.wraps, (abs,)).names == {}
+
+
+def test_a_variable_of_a_closure_without_a_value_is_passed_over() -> None:
+    def closed() -> Any:
+        return later
+
+    assert initializers.namespaces(closed) == {}
+    later = 1
+    assert closed() == 1

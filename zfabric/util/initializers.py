@@ -1,0 +1,99 @@
+"""What the initializer of a pool or an executor does to the globals of a script, for the functions that run in the same process.
+
+In a process that was forked, or that has imported the program, all functions of the script share one namespace, and an initializer
+that says ``global model`` sets what the others read. Here each piece of work brings its own copy of the globals that its functions use,
+which is what lets a program change them between two submissions. So the names that an initializer sets, or reads (what is in them it
+may have filled), are carried over: they are put into the globals of a function before it runs, and what it makes of them is kept for
+the next one. Names of functions, classes and modules are not, unless the initializer has bound them anew.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+DEPTH_MAX = 8
+"""How far a function is looked for inside decorators, ``functools.partial`` and the like."""
+_CODE = (types.FunctionType, type, types.ModuleType, types.BuiltinFunctionType)
+_NOTHING = object()
+
+Namespace = dict[str, Any]
+
+
+def run(initializer: Callable[..., Any], arguments: Iterable[Any]) -> SharedNames:
+    """Call an initializer, and return what functions of its modules are to see of it."""
+    spaces = namespaces(initializer)
+    before = {module: dict(space) for module, space in spaces.items()}
+    initializer(*arguments)
+    shared = SharedNames()
+    for module, space in spaces.items():
+        for name, value in space.items():
+            if not name.startswith("__") and (before[module].get(name, _NOTHING) is not value or not isinstance(value, _CODE)):
+                shared.names.setdefault(module, {})[name] = value
+    shared.origins = spaces
+    return shared
+
+
+class SharedNames:
+    """Names that the functions of one process share, by module."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, Namespace] = {}
+        self.origins: dict[str, Namespace] = {}
+        """The globals of the initializer: those of functions that it has made."""
+
+    @contextmanager
+    def given_to(self, *functions: Any) -> Iterator[None]:
+        """While these run they have the names; what they bind anew is what the next ones have."""
+        spaces = [
+            (space, names, self.origins[module])
+            for each in functions
+            for module, space in namespaces(each).items()
+            if (names := self.names.get(module))
+        ]
+        for space, names, _ in spaces:
+            space.update(names)
+        try:
+            yield
+        finally:
+            for space, names, origin in spaces:
+                names.update((name, space[name]) for name in list(names) if name in space)
+                origin.update(names)
+
+
+def namespaces(function: Any) -> dict[str, Namespace]:
+    """The globals, by module, of the functions that make up this one, as far as they are its own and not those of a module here."""
+    found: dict[str, Namespace] = {}
+    level: list[Any] = [function]
+    for _ in range(DEPTH_MAX):
+        below: list[Any] = []
+        for each in level:
+            if isinstance(each, types.FunctionType):
+                space = each.__globals__
+                module = str(space.get("__name__", ""))
+                if getattr(sys.modules.get(module), "__dict__", None) is not space:
+                    found.setdefault(module, space)
+                below += (cell.cell_contents for cell in each.__closure__ or () if _has_function(cell))
+            elif isinstance(each, types.MethodType):
+                below.append(each.__func__)
+            elif isinstance(each, partial):
+                below += filter(callable, (each.func, *each.args, *each.keywords.values()))
+            elif isinstance(each, type):
+                below += (member for member in vars(each).values() if isinstance(member, types.FunctionType))
+            elif hasattr(each, "__wrapped__"):
+                below.append(each.__wrapped__)
+            elif callable(each) and not isinstance(each, _CODE):
+                below.append(type(each))
+        level = below
+    return found
+
+
+def _has_function(cell: Any) -> bool:
+    try:
+        return callable(cell.cell_contents)
+    except ValueError:  # a variable that has no value yet
+        return False
