@@ -39,6 +39,8 @@ FIRST = {
     "take-back-presumed": 22,
     "told-without-pin": 10,
     "told-not-said-again": 1027,
+    "given-up-is-over": 5,
+    "given-up-forgotten": 436,
     "callers-forgotten": 250,
     "expected-not-said-again": 133,
     "reported-once": 177,
@@ -408,6 +410,13 @@ def after_a_restart(*statements: Any) -> str:
     world = World(0, faults=STEADY, program=Program(statements, 0), cpus=1)
     world.after(1.5, lambda: world.daemon_died(world.daemon) if world.daemon is not None else None)
     return world.run().failure
+
+
+def test_a_task_that_does_not_stop_keeps_its_worker_though_the_daemon_dies() -> None:
+    # Its driver has its outcome, and offers that to the next daemon; the worker says that it runs.
+    deaf = (5, True, (("deaf", 5.0),), ((0, ()),))
+    stopped = (call(0, deaf), ("sleep", 0.2), ("cancel", 0, False, True), get((0, ("TaskCancelledError",))), ("sleep", 1.5))
+    assert after_a_restart(*stopped, call(1, task(7)), get((1, mix(7, 0)))) == ""
 
 
 def test_a_result_that_was_acknowledged_outlives_the_daemon_though_the_storage_thread_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:

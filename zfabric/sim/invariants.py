@@ -2,6 +2,7 @@
 
 - No attempt is begun twice, whatever daemons forget, and none is accepted but the one that was given out.
 - An object's value, once told to anybody, is that value for ever; within one incarnation of the daemon its outcome is, too.
+- What a worker runs, the daemon knows to be in flight there, also if it was given its outcome before it has ended.
 - A ref that a process holds is never to an object that was freed.
 - In the calm before the end, what the daemon believes is held is what is held; after everything was let go of, nothing is left: no
   task, object, row of lineage, pin, or byte of the arena but those in grants.
@@ -11,7 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from zfabric.machines.local_scheduler.records import DONE
+from zfabric.machines.local_scheduler.records import DONE, ENDING
+from zfabric.machines.worker import Item
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import object_id, short
@@ -20,7 +22,6 @@ from zfabric.sim.programs import LOST, unpack_value
 
 if TYPE_CHECKING:
     from zfabric.machines.local_scheduler.records import AnyObject, TaskRecord
-    from zfabric.machines.worker.queue import Item
     from zfabric.sim.node import Daemon
     from zfabric.sim.workers import WorkerProcess
     from zfabric.sim.world import World
@@ -90,6 +91,20 @@ class Invariants:
         """The daemon has decided: its machines agree with themselves."""
         for machine in daemon.machines.values():
             machine.check_invariants()
+        if not daemon.scheduler.membership.recovering:
+            self._in_flight(daemon)
+
+    def _in_flight(self, daemon: Daemon) -> None:
+        """What a worker runs is in flight there, whether or not it has its outcome: so its resources are taken."""
+        for process in self.world.workers.values():
+            record = daemon.scheduler.tables.workers.get(process.incarnation)
+            if record is None or record.process is None or process.daemon != daemon.incarnation:
+                continue
+            if record.introduced is not None or record.shared or record.state == ENDING:
+                continue
+            for frame in process.frames:
+                if type(frame.item) is Item and frame.item.row[0] not in record.inflight:
+                    self.world.fail(f"{process.name} runs {short(frame.item.row[0])}, and the daemon takes it for idle")
 
     # -- calm and end --
 

@@ -28,6 +28,7 @@ from zfabric.machines.local_scheduler.tasks.direct_submission import Introductio
 from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.tasks.starvation import Starvation
+from zfabric.machines.local_scheduler.tasks.stopping import Stopping
 from zfabric.machines.object_store.machine import ObjectStore
 from zfabric.machines.object_store.tables import StoreTables
 from zfabric.machines.worker import machine as worker
@@ -257,6 +258,29 @@ def _lineage_never_dropped(right: Any) -> Any:
     return forget
 
 
+def _late_end_counts(right: Any) -> Any:
+    """What a task reports at last that does not stop takes the place of the outcome that it was given."""
+
+    def give_up(self: Outcomes, task: Any) -> None:
+        attempt = task.attempt
+        right(self, task)
+        task.attempt = attempt
+
+    return give_up
+
+
+def _given_up_is_over(right: Any) -> Any:
+    """The resources of a task that does not stop are given back once it was given its outcome."""
+
+    def give_up(self: Outcomes, task: Any) -> None:
+        worker = task.worker
+        right(self, task)
+        del worker.inflight[task.id]
+        task.rare.goes_on = None
+
+    return give_up
+
+
 def _reported_once(right: Any) -> Any:
     """An actor says outcomes once, and not again to a daemon that has not heard them."""
     return lambda self: (self._unsaid.clear(), ())[1]
@@ -420,6 +444,9 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "lineage-never-dropped": ((References, "_forget", _lineage_never_dropped),),
     "ended-early-unheard": ((Introductions, "ended_early", _nothing),),
     "told-not-said-again": ((Introductions, "_say_again", _nothing),),
+    "late-end-counts": ((Outcomes, "give_up", _late_end_counts),),
+    "given-up-is-over": ((Outcomes, "give_up", _given_up_is_over),),
+    "given-up-forgotten": ((Stopping, "goes_on", _nothing),),
     "reported-once": ((Mailbox, "unrecorded", _reported_once),),
     "expected-not-said-again": ((Recovery, "_take_expect", _nothing),),
     "callers-forgotten": ((Actors, "process_gone", _nothing),),

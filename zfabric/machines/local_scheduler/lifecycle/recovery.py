@@ -343,6 +343,10 @@ class Recovery:
             process = self.tables.processes.get(task.submitter)
             if process is not None:
                 self.scheduler.outcomes.report_to(process, task)
+            if worker is not None:
+                self.scheduler.set_terms(task, now)
+                self.scheduler.stopping.goes_on(task, worker, now)
+                self._lease(task, worker)
             return
         if task.function.actor is not None:
             self.scheduler.actors.enter_again(task)
@@ -371,7 +375,11 @@ class Recovery:
         if task.function.actor is not None:
             self.scheduler.actors.enter_again(task)
             self.scheduler.dispatcher.host(worker, task)
-        elif worker.state not in (LEASED, HOSTING):
+        else:
+            self._lease(task, worker)
+
+    def _lease(self, task: TaskRecord, worker: WorkerRecord) -> None:
+        if worker.state not in (LEASED, HOSTING):
             self.scheduler.dispatcher.resume(worker, self.tables.queue_of(task))
 
     # -- what only the arena or the control store knows --

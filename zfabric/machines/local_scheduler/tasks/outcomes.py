@@ -244,6 +244,12 @@ class Outcomes:
         text = f"{_stopped_text(task, kind)}, and does not stop: it goes on in worker {worker.pid} and holds its resources until it ends"
         self.fail(task, kind, text, facts)
 
+    def goes_on(self, task: TaskRecord, worker: WorkerRecord) -> None:
+        """A task that has its outcome is still in flight on a worker: so it says to a restarted daemon."""
+        task.facts().goes_on = worker
+        worker.inflight[task.id] = task
+        self.renumber(task)
+
     def _stopped_at_last(self, task: TaskRecord, worker: WorkerRecord) -> None:
         """A worker reports a task that had been given up."""
         task.facts().goes_on = None

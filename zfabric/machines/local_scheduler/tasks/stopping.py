@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from zfabric.machines.common.deadlines import Deadlines
 from zfabric.machines.common.naming import salt_of
-from zfabric.machines.local_scheduler.records import ASSIGNED, DONE, READY, WAITING, TaskRecord, prefixes_of
+from zfabric.machines.local_scheduler.records import ASSIGNED, DONE, READY, WAITING, TaskRecord, WorkerRecord, prefixes_of
 from zfabric.machines.local_scheduler.tables import Tables
-from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
+from zfabric.machines.local_scheduler.tasks.outcomes import STOPPED, Outcomes
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess
+from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import JOB_BYTES, PREFIX_BYTES, TASK_BYTES, Address, child_prefix, is_call
+from zfabric.protocol.messages import FAILED
 from zfabric.protocol.options import option
 
 CONDEMNED_MAX = 100_000
@@ -178,6 +180,23 @@ class Stopping:
             facts.stopped = reason
         self._repeat(task.id, now)
 
+    def goes_on(self, task: TaskRecord, worker: WorkerRecord, now: float) -> None:
+        """A task that has its outcome runs in a worker: a restarted daemon is told so. One that was given up is asked again to stop."""
+        record = task.values()[0]
+        kind = unpack_failure(record.value)[0] if record.status == FAILED and type(record.value) is bytes else ""
+        reason = next((each for each in ("cancelled", "timeout") if STOPPED[each] == kind), "")
+        request = m.Interrupt(task.id, task.attempt, reason)
+        self.outcomes.goes_on(task, worker)
+        if reason:
+            task.facts().stopped = reason
+            self._ask_given_up(task, request, now)
+
+    def _ask_given_up(self, task: TaskRecord, request: m.Interrupt, now: float) -> None:
+        self._given_up[task.id] = task, request
+        self._repeat(task.id, now)
+        if self.tables.config.stop_grace_seconds:
+            self._graces[task.id] = (now + self.tables.config.stop_grace_seconds, task)
+
     def _repeat_given_up(self, task_id: bytes, task: TaskRecord, request: m.Interrupt, now: float) -> None:
         """Ask again: an earlier request may have overtaken the task on its way."""
         worker = task.rare.goes_on if task.rare is not None else None
@@ -202,11 +221,9 @@ class Stopping:
         late = now - self._since.setdefault(task_id, now) >= self.tables.config.stop_patience
         if late and task.rare.stopped != "force" and _may_be_given_up(task):
             del self._since[task_id]
-            self._given_up[task_id] = task, m.Interrupt(task_id, task.attempt, task.rare.stopped)
+            request = m.Interrupt(task_id, task.attempt, task.rare.stopped)
             self.outcomes.give_up(task)
-            self._repeat(task_id, now)
-            if self.tables.config.stop_grace_seconds:
-                self._graces[task_id] = (now + self.tables.config.stop_grace_seconds, task)
+            self._ask_given_up(task, request, now)
             return
         self._asked[task_id] = now + self.tables.config.interrupt_every
         if worker.shared:  # It makes an actor in a process that is others', too: that does not die for it.
