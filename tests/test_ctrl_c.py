@@ -262,6 +262,18 @@ def test_handlers_of_the_program_are_in_force_outside_of_the_fabric(tmp_path: Pa
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def test_a_program_may_ignore_ctrl_c_and_heed_it_again() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        for how in (signal.SIG_IGN, signal.SIG_DFL, before):
+            zf.get(zf.put(1))
+            signal.signal(signal.SIGINT, how)
+            assert zf.get(twice.remote(3)) == 6
+            assert signal.getsignal(signal.SIGINT) is how
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_a_signal_is_handled_at_the_end_of_what_the_fabric_does(monkeypatch: pytest.MonkeyPatch) -> None:
     client: Any = interface.current()
     whole: list[str] = []

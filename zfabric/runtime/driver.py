@@ -52,8 +52,8 @@ class DeferredSignals:
         """Whether the main thread is in a call of the client."""
         self.open = False
         """Whether that call waits."""
-        self._program: Any = None
-        """The program's handler of SIGINT, while that of the fence is in place."""
+        self._program: Any = _NOTHING
+        """The handler of SIGINT that the program had when it was looked at last; ``_NOTHING`` if it had none in Python."""
         self._others: dict[int, Any] = {}
         """The same for further signals."""
         self._arrived: list[int] = []
@@ -63,13 +63,19 @@ class DeferredSignals:
     def close(self) -> None:
         """Defer signals from here on. One that arrives before is raised by this method, and the fence is not closed then."""
         program = _getsignal(SIGINT)
-        if program.__class__ not in NO_HANDLERS and program is not self._handler:
-            self._program = program
+        if program is self._program or self._is_news(program):
             _set_handler(SIGINT, self._handler)
         # From here on nothing is raised but by the other handlers, if there are any.
         if _getsignal(SIGTERM).__class__ is not int or _getsignal(SIGALRM).__class__ is not int:
             self._close_others()
         self.closed = True
+
+    def _is_news(self, program: Any) -> bool:
+        """Whether the program has another handler of SIGINT now, or has one again."""
+        if program is self._handler:
+            return False
+        self._program = _NOTHING if program.__class__ in NO_HANDLERS else program
+        return self._program is not _NOTHING
 
     def _close_others(self) -> None:
         for number in (SIGTERM, SIGALRM):
@@ -85,7 +91,7 @@ class DeferredSignals:
             for number, handler in list(self._others.items()):
                 _set_handler(number, handler)
             self._others.clear()
-        if self._program is not None:
+        if self._program is not _NOTHING:
             _set_handler(SIGINT, self._program)
         if self._arrived:
             self._catch_up()
