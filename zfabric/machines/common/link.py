@@ -83,10 +83,12 @@ class Link:
 
         TypeError, ValueError or OverflowError for what no frame can carry; then nothing is sent.
         """
-        sequence = self.next_out
+        sent = self._sent
+        sequence = (sent[-1][0] if sent else self.heard) + 1  # ``next_out``, in place: this is a part of every synchronous call.
         frame = encode(sequence, self.received, envelopes)
         if len(frame) <= limit and len(envelopes) <= MESSAGES_MAX:
-            self.send(envelopes, now)
+            sent.append((sequence, envelopes))
+            self._has_sent(now)
             return [frame]
         del frame
         numbered = list(enumerate(cut(envelopes, limit), sequence))
