@@ -32,6 +32,8 @@ from zfabric.runtime.session import Session
 
 ONLY_ROWS = {tuple}
 """The types of a client's entries where nothing has an outcome (``machines.client.entries``): seen at a glance, without a look at each."""
+ONLY_SMALL = {bytes}
+"""The types of outcomes where all are small values."""
 EXPLAIN_SECONDS = 0.25
 """How long a ``get`` whose time is up waits to be told what it has waited for, at most."""
 OUTPUT_SECONDS = 1.0
@@ -320,7 +322,7 @@ class FabricClient(Connection):
                 text = f"{missing} of {count} object(s) had no value within {timeout} s; their tasks go on"
                 raise GetTimeoutError(text + (self._why_missing(object_ids) if timeout else ""))
             with self.lock:
-                outcomes = self._outcomes(failed, (None,)) if failed else self._outcomes(object_ids, found)
+                outcomes = self._outcomes(failed, [None]) if failed else self._outcomes(object_ids, found)
         finally:
             machine.gets.pop(id(found), None)
         if machine.printed or machine.notices:
@@ -374,8 +376,10 @@ class FabricClient(Connection):
         """
         return self.wait_until(done, deadline)
 
-    def _outcomes(self, object_ids: Sequence[bytes], found: Sequence[bytes | None]) -> list[bytes | Outcome]:
+    def _outcomes(self, object_ids: Sequence[bytes], found: list[bytes | None]) -> list[bytes | Outcome]:
         """The outcomes of all, which are at hand; ``found`` has those that are small. The caller holds the lock."""
+        if set(map(type, found)) == ONLY_SMALL:
+            return found  # type: ignore[return-value]  # there is no None
         outcomes: list[bytes | Outcome] = []
         try:
             for identifier, value in zip(object_ids, found, strict=True):
