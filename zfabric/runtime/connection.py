@@ -199,7 +199,7 @@ class Connection:
             self.post.send_envelopes(to[1:], [(to[:1], CLIENT, message)], clock())
         if first is None or self.machine.urgent:
             self.flush()
-        elif self.machine.has_unsent and not self._armed:
+        elif not self._armed and self.machine.has_unsent:
             self._arm_flusher()
 
     def _sends(self) -> list[tuple[bytes, Send]]:

@@ -34,6 +34,8 @@ SIGINT, SIGTERM, SIGALRM = int(signal.SIGINT), int(signal.SIGTERM), int(signal.S
 """Signals whose handlers programs let raise: Ctrl-C, a request to end, a limit of time. Most programs have handlers for the first alone."""
 NO_HANDLERS = (int, type(None))
 """Types of what ``getsignal`` returns where no handler is in Python."""
+DEFAULT = int(signal.SIG_DFL)
+"""What it returns where the signal does what it does by default: small ints are the same object everywhere, so one look is enough."""
 
 _NOTHING = object()
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -66,7 +68,7 @@ class DeferredSignals:
         if program is self._program or self._is_news(program):
             _set_handler(SIGINT, self._handler)
         # From here on nothing is raised but by the other handlers, if there are any.
-        if _getsignal(SIGTERM).__class__ is not int or _getsignal(SIGALRM).__class__ is not int:
+        if _getsignal(SIGTERM) is not DEFAULT or _getsignal(SIGALRM) is not DEFAULT:
             self._close_others()
         self.closed = True
 
@@ -199,23 +201,26 @@ class DriverClient(FabricClient):
 
     def get(self, object_ids: Sequence[bytes], timeout: float | None, fail_fast: bool = True) -> list[bytes | Outcome]:
         """See ``ClientInterface``. A small value that has come is only read."""
-        machine = self.machine
-        if len(object_ids) == 1 and not (self.closed or machine.printed or machine.notices):
+        if len(object_ids) == 1:
+            machine = self.machine
             known = machine.entries.get(object_ids[0])
-            if type(known) is bytes:
+            if type(known) is bytes and not (self.closed or machine.printed or machine.notices):
                 return [known]
         return self._get(object_ids, timeout, fail_fast)
 
     def submit(
         self, function_id: bytes, arguments: bytes, dependencies: tuple[bytes, ...], options: tuple[Row, ...] | None, num_returns: int
     ) -> bytes:
-        """See ``ClientInterface``."""
-        if self._armed and options is None and not dependencies and num_returns == 1 and self._may_append():
-            task_id = self._namer.child()  # type: ignore[union-attr]  # It is there: see ``_may_append``.
-            self.machine.submitted.append(((task_id, function_id, arguments, dependencies), None))
-            if not self._armed:
-                self._arm_again()
-            return task_id + FIRST_RETURN
+        """See ``ClientInterface``. What may wait for the flusher, since something is under way, is appended; no lock is held."""
+        machine, namer = self.machine, self._namer
+        if self._armed and machine.unfinished and options is None and not dependencies and num_returns == 1 and namer is not None:
+            submitted = machine.submitted
+            if len(submitted) < self._batch_rows and not (self.closed or machine.farewell or machine.refused):
+                task_id = namer.child()
+                submitted.append(((task_id, function_id, arguments, dependencies), None))
+                if not self._armed:
+                    self._arm_again()
+                return task_id + FIRST_RETURN
         return self._submit(function_id, arguments, dependencies, options, num_returns)
 
     def call(
@@ -228,20 +233,17 @@ class DriverClient(FabricClient):
         num_returns: int,
         terms: Terms,
     ) -> bytes:
-        """See ``ClientInterface``."""
-        if self._armed and options is None and not dependencies and num_returns == 1 and not terms.pending and self._may_append():
-            call_id = self._namer.child()  # type: ignore[union-attr]  # as above
-            self.machine.submitted.append(((call_id, method, arguments), (actor_id, terms.retries, terms.keeps, terms.unordered)))
-            if not self._armed:
-                self._arm_again()
-            return call_id + CALL_RETURN
+        """See ``ClientInterface``, and ``submit``."""
+        machine, namer = self.machine, self._namer
+        if self._armed and machine.unfinished and options is None and not dependencies and num_returns == 1 and namer is not None:
+            submitted = machine.submitted
+            if len(submitted) < self._batch_rows and not (self.closed or machine.farewell or machine.refused or terms.pending):
+                call_id = namer.child()
+                submitted.append(((call_id, method, arguments), (actor_id, terms.retries, terms.keeps, terms.unordered)))
+                if not self._armed:
+                    self._arm_again()
+                return call_id + CALL_RETURN
         return self._call(actor_id, method, arguments, dependencies, options, num_returns, terms)
-
-    def _may_append(self) -> bool:
-        """Whether what is submitted may wait for the flusher, since something is under way. No lock is held, here or by who appends."""
-        machine = self.machine
-        waits = machine.unfinished and self._namer is not None and len(machine.submitted) < self._batch_rows
-        return bool(waits) and not (self.closed or machine.farewell or machine.refused)
 
     @fenced
     def _arm_again(self) -> None:

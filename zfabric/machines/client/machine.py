@@ -116,7 +116,7 @@ class Client:
     @property
     def urgent(self) -> bool:
         """Whether some of it is to leave at once: all but refs that were let go of, and tasks that a worker has already."""
-        return bool(self.submitted) or self.outbox.urgent or bool(self._controls) or self.calls.unsent or self.handing.urgent
+        return bool(self.submitted or self._controls) or self.outbox.urgent or self.calls.unsent or self.handing.urgent
 
     def token(self) -> int:
         """A number for a question."""
