@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
+import subprocess
 import sys
 import threading
 from collections import Counter
@@ -310,6 +311,56 @@ def test_two_signals_that_arrive_in_one_call_are_both_handled(raising: int, wait
     assert isinstance(caught.value.__context__, KeyboardInterrupt)
     assert zf.get(twice.remote(4)) == 8
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_handler_may_wait_where_the_program_waits_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    client: Any = interface.current()
+    poll, found = client.post.poll, []
+
+    def polled(timeout: float) -> Any:
+        if not found:
+            found.append(0)
+            signal.raise_signal(signal.SIGINT)
+        return poll(timeout)
+
+    monkeypatch.setattr(client.post, "poll", polled)
+    signal.signal(signal.SIGINT, lambda number, frame: found.append(zf.get(twice.remote(3), timeout=PATIENCE)))
+    try:
+        assert zf.get(twice.remote(2), timeout=PATIENCE) == 4
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert found == [0, 6]
+
+
+ENDS_IN_A_HANDLER = """
+import os, signal, sys
+import zfabric as zf
+
+@zf.remote
+def ends(pid):
+    import threading
+    os.kill(pid, signal.SIGTERM)
+    threading.Event().wait()
+
+def end(number, frame):
+    zf.shutdown()
+    print("ended", flush=True)
+    {then}
+
+signal.signal(signal.SIGTERM, end)
+zf.init(address="local", num_cpus=1)
+try:
+    zf.get(ends.remote(os.getpid()))
+except zf.NotInitializedError:
+    sys.exit(5)
+"""
+
+
+@pytest.mark.parametrize("then", ["sys.exit(5)", "pass"])
+def test_a_handler_may_end_the_cluster_where_the_program_waits(then: str) -> None:
+    program = [sys.executable, "-c", ENDS_IN_A_HANDLER.format(then=then)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (done.returncode, done.stdout) == (5, "ended\n"), done.stderr
 
 
 def test_ctrl_c_cancels_what_asyncio_runs(tmp_path: Path) -> None:

@@ -59,3 +59,32 @@ def test_a_finalizer_in_the_middle_of_the_fabrics_own_work_is_refused() -> None:
     ref = zf.put(1)
     with client.lock, pytest.raises(zf.FabricError, match="__del__"):
         zf.wait([ref, note_of.remote(Path("/dev/null"), "")], num_returns=2)
+
+
+def waits_while(what: str) -> str:
+    """What is said to a finalizer that runs while this process polls, or takes in what has come."""
+    client: Any = interface.current()
+    done, said = getattr(client.post, what), []
+
+    def collecting(*args: Any) -> Any:
+        try:
+            zf.get(note_of.remote(Path("/dev/null"), ""), timeout=PATIENCE)
+        except zf.FabricError as error:
+            said.append(str(error))
+        return done(*args)
+
+    setattr(client.post, what, collecting)
+    try:
+        assert zf.get(note_of.remote(Path("/dev/null"), "came"), timeout=PATIENCE) == "came"
+    finally:
+        setattr(client.post, what, done)
+    return str(said[0])
+
+
+def test_a_finalizer_while_frames_are_taken_in_is_refused() -> None:
+    assert "__del__" in waits_while("take")
+
+
+@pytest.mark.parametrize("what", ["poll", "take"])
+def test_a_finalizer_while_a_task_waits_is_refused(what: str) -> None:
+    assert "__del__" in zf.get(zf.remote(waits_while).remote(what), timeout=PATIENCE)

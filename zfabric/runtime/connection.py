@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 import zmq
@@ -97,6 +98,12 @@ class Connection:
         self.post = Post(self._context, session.sockets, incarnation, self.config)
         self.daemon = b""
         self._pump_lock = threading.Lock()
+        self._leader = 0
+        """The thread that holds it."""
+        self._between = False
+        """Whether that thread only waits for a frame, or prints: a handler of a signal may then receive through it."""
+        self._sockets_close = False
+        """Whether such a handler has closed the connection: the sockets stay until the thread has left them."""
         self._followers: dict[Follower, None] = {}
         self._following = threading.Lock()
         """Who comes and goes among them. Nothing else is locked under it."""
@@ -226,9 +233,22 @@ class Connection:
 
     def _pump(self, timeout: float) -> None:
         """Wait for frames and deliver them. The caller leads (holds the pump lock)."""
-        if self._inbox or (self._wait_readable(timeout) if timeout > 0 else self.post.readable):
+        come = bool(self._inbox)
+        if not come and timeout > 0:
+            self._between = True
+            try:
+                come = self._wait_readable(timeout)
+            finally:
+                self._between = False
+        if (come or (timeout <= 0 and self.post.readable)) and not self._sockets_close:
             self._take_in(timeout)
         self._pumped()
+
+    def _stop_leading(self) -> None:
+        if self._sockets_close:
+            self._close_sockets()
+        self._leader = 0
+        self._pump_lock.release()
 
     def _pumped(self) -> None:
         """What else there is to do, each time."""
@@ -256,15 +276,20 @@ class Connection:
                     for to, role, message in self.post.accept(sender, frame, now):
                         self._deliver_from_peer(now, to, role + sender, message)
         if self.machine.notices:
-            self._show_notices()
+            self._between = True
+            try:
+                self._show_notices()
+            finally:
+                self._between = False
 
     def look(self) -> None:
         """Take in what came meanwhile, without waiting."""
         if self._pump_lock.acquire(blocking=False):
+            self._leader = get_ident()
             try:
                 self._pump(0.0)
             finally:
-                self._pump_lock.release()
+                self._stop_leading()
                 self.wake_followers()
                 self._hand_over()
 
@@ -341,7 +366,9 @@ class Connection:
 
         It is asked under the lock, perhaps by another thread and more than once: its answer may be lost.
         """
-        if self.lock._is_owned():  # type: ignore[attr-defined]  # As ``threading.Condition`` asks.
+        me = get_ident()
+        leads_below = self._leader == me  # A handler of a signal, or a finalizer, waits where this thread waits already.
+        if self.lock._is_owned() or (leads_below and not self._between):  # type: ignore[attr-defined]  # As ``threading.Condition`` asks.
             raise FabricError(IN_FINALIZER)
         check_at = clock() + CHECK_EVERY
         try:
@@ -367,11 +394,20 @@ class Connection:
                 pause = min(check_at, deadline) - now if deadline is not None else check_at - now
                 if self.post.congested:
                     pause = min(pause, 0.005)
-                if self._pump_lock.acquire(blocking=False):
+                if leads_below:
+                    self._between = False
                     try:
                         self._pump(pause)
                     finally:
-                        self._pump_lock.release()
+                        self._between = True
+                        if self._followers:
+                            self.wake_followers()
+                elif self._pump_lock.acquire(blocking=False):
+                    self._leader = me
+                    try:
+                        self._pump(pause)
+                    finally:
+                        self._stop_leading()
                         if self._followers:
                             self.wake_followers()
                 else:
@@ -519,8 +555,15 @@ class Connection:
                 self._flusher_asleep = False
                 self._arm.release()
         self.wake_followers()
-        with self._pump_lock:
-            self.post.close(flush=0.2)
+        if self._leader == get_ident():
+            self._sockets_close = True
+        else:
+            with self._pump_lock:
+                self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        self._sockets_close = False
+        self.post.close(flush=0.2)
         self.terminal.close()
         self._context.term()
 

@@ -178,6 +178,8 @@ class WorkerRuntime(RunningWorker):
 
     def wait_for(self, object_ids: Sequence[bytes], done: Callable[[], bool], deadline: float | None, plain: bool, needed: int) -> bool:
         """Say that the task on top waits, run what is put on top of it, and say when it goes on."""
+        if self._leader == threading.get_ident():
+            raise FabricError(IN_FINALIZER)  # What waits already is on the stack of what runs, and is not to be there twice.
         if self.worker.turns is not None:
             return self._wait_turn(object_ids, done, deadline, needed)
         if threading.get_ident() != self._main or not self._contexts:
