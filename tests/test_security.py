@@ -242,9 +242,16 @@ def test_a_thousand_unknown_senders_cost_the_daemon_no_sockets() -> None:
     before = len(os.listdir(f"/proc/{daemon[0]}/fd"))
     short_way = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     frame = encode(1, 0, [(b"L", b"C", m.Query(1, "status", ()))])
+    goodbye = encode(1, 0, [(b"L", b"C", m.Goodbye())])
     early = encode(3, 0, [(b"L", b"C", m.Ready())])  # It is answered at once: two frames before it have not come.
     for number in range(1200):
-        short_way.sendto(bytes([7]) * 6 + number.to_bytes(2, "big") + (frame if number % 2 else early), known[1] + SUFFIX)
+        for each in ((frame,), (early,), (goodbye, early))[number % 3]:
+            short_way.sendto(bytes([7]) * 6 + number.to_bytes(2, "big") + each, known[1] + SUFFIX)
+    last = bytes([7]) * 8
+    short_way.bind(os.path.join(os.path.dirname(known[1]), last.hex() + SUFFIX))
+    short_way.settimeout(PATIENCE)
+    short_way.sendto(last + goodbye, known[1] + SUFFIX)
+    assert short_way.recv(1000), "it is acknowledged after the others, since it came after them"
     short_way.close()
     assert works()
     assert processes_named("zf-daemon") == daemon

@@ -243,7 +243,8 @@ class Daemon:
                     self.post.refused += 1
                     continue
                 if type(message) is m.Goodbye:
-                    self.post.peer(sender).admitted = True  # It is told when it is registered no longer.
+                    if self._admits(sender):
+                        self.post.peer(sender).admitted = True  # It is told when it is registered no longer.
                     leaving = self.scheduler.tables.processes.get(sender)
                     self._tell_logs(now, leaving.job if leaving is not None else None)
                 elif type(message) is m.Printed or (type(message) is m.Query and message.what == "output"):
