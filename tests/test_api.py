@@ -23,9 +23,9 @@ from fakes import FakeClient
 
 import zfabric as zf
 from zfabric.api import lifecycle
-from zfabric.api.options import RUNTIME_ENV_VARIABLE
 from zfabric.config import Config
 from zfabric.protocol.ids import FIRST_RETURN, short
+from zfabric.protocol.options import RUNTIME_ENV_VARIABLE
 from zfabric.protocol.trace import pack_event, pack_times
 from zfabric.runtime import interface
 
@@ -984,7 +984,7 @@ def test_a_runtime_env_for_all(starts, monkeypatch):
     assert client.rows[2][4] == (("name", "n"),)
     # A worker of that environment passes it on to the tasks that its tasks start.
     monkeypatch.setattr(lifecycle, "_runtime_env", None)
-    monkeypatch.setenv(RUNTIME_ENV_VARIABLE, first[RUNTIME_ENV_VARIABLE])
+    monkeypatch.setattr(interface, "environment", first[RUNTIME_ENV_VARIABLE])
     zf.remote(lambda: 3).remote()
     assert dict(client.exports[client.rows[3][1]][2])["env"] == dict(client.exports[client.rows[0][1]][2])["env"]
 

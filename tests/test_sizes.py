@@ -132,7 +132,9 @@ def test_the_longest_texts_travel() -> None:
     @zf.remote(name=longest, runtime_env={"env_vars": variables})
     def seen() -> int:
         import os
+        import subprocess
 
+        subprocess.run(["true"], check=True)  # A program of its own is passed as much.
         return sum(len(os.environ[name]) for name in variables)
 
     assert zf.get(seen.remote(), timeout=PATIENCE) == sum(map(len, variables.values()))

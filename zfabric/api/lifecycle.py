@@ -294,10 +294,8 @@ def _checked_environment(runtime_env: Any) -> Environment | None:
 
 def default_environment() -> Environment:
     """What functions and classes inherit: in a driver what ``init(runtime_env=)`` said, in a worker its own environment."""
-    from zfabric.api.options import RUNTIME_ENV_VARIABLE
-
-    if _runtime_env is None and RUNTIME_ENV_VARIABLE in os.environ:
-        variables, directory, paths = json.loads(os.environ[RUNTIME_ENV_VARIABLE])
+    if _runtime_env is None and interface.environment:
+        variables, directory, paths = json.loads(interface.environment)
         return tuple((name, value) for name, value in variables), directory, tuple(paths)
     return _runtime_env or NO_ENVIRONMENT
 

@@ -21,7 +21,13 @@ from zfabric.api.errors import near
 from zfabric.exceptions import OptionError, OptionTypeError, TaskUnschedulableError
 from zfabric.machines.common.resources import demand_of
 from zfabric.protocol.names import check_length, is_text
-from zfabric.protocol.options import NO_ENVIRONMENT, VARIABLE_BYTES_MAX, VARIABLES_BYTES_MAX, Environment
+from zfabric.protocol.options import (
+    NO_ENVIRONMENT,
+    RUNTIME_ENV_VARIABLE,
+    VARIABLE_BYTES_MAX,
+    VARIABLES_BYTES_MAX,
+    Environment,
+)
 
 Pairs = tuple[tuple[str, Any], ...]
 
@@ -490,10 +496,6 @@ def difference(base: Pairs, wanted: Pairs) -> Pairs:
 
 
 # --- environments -----------------------------------------------------------------------------------------------------------------
-
-
-RUNTIME_ENV_VARIABLE = "ZFABRIC_RUNTIME_ENV"
-"""Environment variable by which a worker knows its environment: what it submits has the same, where that does not say otherwise."""
 
 
 def inherited(runtime_env: Mapping[str, Any], parent: Environment) -> Environment:

@@ -42,6 +42,8 @@ VARIABLES_BYTES_MAX = 1024 * 1024
 """Most bytes of all environment variables of a task: they travel with its function, and select the workers that may run it."""
 
 NO_ENVIRONMENT: Environment = ((), "", ())
+RUNTIME_ENV_VARIABLE = "ZFABRIC_RUNTIME_ENV"
+"""A variable of an environment that says the whole of it, as JSON, for what a worker submits in turn. The worker's code does not see it."""
 ONE_CPU: Demand = (("CPU", RESOURCE_UNIT),)
 
 

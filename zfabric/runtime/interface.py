@@ -149,6 +149,9 @@ class ClientInterface(Protocol):
         """Flush, say goodbye, and let go of everything."""
 
 
+environment = ""
+"""In a worker, the ``runtime_env`` that it was started with, as JSON: what it submits has the same, where that does not say otherwise."""
+
 _current: ClientInterface | None = None
 
 

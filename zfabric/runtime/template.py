@@ -26,6 +26,8 @@ from typing import Any
 from zfabric.adapters import numeric_threads, processes
 from zfabric.adapters.numeric_threads import VARIABLES
 from zfabric.config import Config
+from zfabric.protocol.options import RUNTIME_ENV_VARIABLE
+from zfabric.runtime import interface
 from zfabric.runtime.logs import log_path
 from zfabric.runtime.session import Session, Specification
 from zfabric.runtime.supervision import Channel
@@ -159,6 +161,8 @@ def _become_worker(
 
 def _set_environment(environment: Mapping[str, str], threads: int) -> None:
     os.environ.update(environment)
+    # It has all the others once more: a program that the worker starts could not be passed so much in one variable.
+    interface.environment = os.environ.pop(RUNTIME_ENV_VARIABLE, "")
     numeric_threads.begin(max(1, threads))
 
 
