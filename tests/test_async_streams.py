@@ -308,3 +308,21 @@ def test_others_read_what_a_method_yielded(made: Callable[[], Any]) -> None:
     actor = made()
     method = actor.numbers if hasattr(actor, "numbers") else actor.count
     assert zf.get(total.remote(method.options(num_returns="dynamic").remote(10)), timeout=PATIENCE) == 45
+
+
+class GivesOthers:
+    """What it gives are iterators and awaitables that are neither generators nor coroutines."""
+
+    @zf.method(num_returns="streaming", retry_exceptions=True, max_task_retries=1)
+    def numbers(self) -> Iterator[int]:
+        return iter([1, 2])
+
+    @zf.method(retry_exceptions=True, max_task_retries=1)
+    def ref(self) -> zf.ObjectRef[int]:
+        return zf.put(3)
+
+
+def test_methods_that_may_be_called_again_give_what_others_give() -> None:
+    actor = zf.remote(GivesOthers).remote()
+    assert values(actor.numbers.remote()) == [1, 2]
+    assert zf.get(zf.get(actor.ref.remote(), timeout=PATIENCE)) == 3

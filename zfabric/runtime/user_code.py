@@ -9,7 +9,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -468,10 +468,10 @@ class _Again:
                 if not self._asks(error):
                     raise
             else:
-                return self._awaited(value) if hasattr(value, "__await__") else value
+                return self._awaited(value) if isinstance(value, Coroutine) else value  # Not a ref: that is a value.
             args, kwargs = self.arguments()
 
-    async def _awaited(self, value: Awaitable[Any]) -> Any:
+    async def _awaited(self, value: Coroutine[Any, Any, Any]) -> Any:
         while True:
             try:
                 return await value
@@ -488,11 +488,13 @@ class _Again:
             return self._stream_in_loop(values)
         return self._stream(values) if hasattr(values, "__next__") else values
 
-    def _stream(self, values: Generator[Any, None, None]) -> Iterator[Any]:
+    def _stream(self, values: Iterator[Any]) -> Iterator[Any]:
         yielded = 0
         while True:
             try:
-                with contextlib.closing(values):
+                with contextlib.ExitStack() as stack:
+                    if hasattr(values, "close"):
+                        stack.callback(values.close)
                     for index, value in enumerate(values):
                         if index == yielded:
                             yielded += 1
@@ -504,12 +506,14 @@ class _Again:
             args, kwargs = self.arguments()
             values = self.function(*args, **kwargs)
 
-    async def _stream_in_loop(self, values: AsyncGenerator[Any, None]) -> AsyncIterator[Any]:
+    async def _stream_in_loop(self, values: AsyncIterator[Any]) -> AsyncIterator[Any]:
         yielded = 0
         while True:
             index = 0
             try:
-                async with contextlib.aclosing(values):
+                async with contextlib.AsyncExitStack() as stack:
+                    if hasattr(values, "aclose"):
+                        stack.push_async_callback(values.aclose)
                     async for value in values:
                         if index == yielded:
                             yielded += 1
