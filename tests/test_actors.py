@@ -538,6 +538,11 @@ def test_a_remote_class_has_what_its_class_has_in_the_program_and_in_its_own_met
 
     Local.LIMIT = 2
     assert value_of(Local.remote().limit.remote()) == (2, 2)
+    Local.LIMIT = 3
+    assert value_of(Local.remote().limit.remote()) == (3, 3), "also once there are actors"
+    del Local.LIMIT
+    with pytest.raises(AttributeError):
+        value_of(Local.remote().limit.remote())
     assert value_of(Shadowed.remote().by_class.remote()) == [7, 6, "Shadowed", 10, 1, 1]
 
 

@@ -545,6 +545,14 @@ def test_dynamic_returns_come_once_the_task_is_done() -> None:
     assert zf.get(again.remote(halves.remote(5)), timeout=PATIENCE) == [5, 2, 1]
 
 
+def test_get_of_a_generator_is_the_generator() -> None:
+    for mode in ("streaming", "dynamic"):
+        made = zf.remote(num_returns=mode)(lambda: (yield 1)).remote()
+        generator = zf.get(made, timeout=PATIENCE)
+        assert zf.get(generator) is generator
+        assert values(generator) == [1]
+
+
 @zf.remote(num_returns="dynamic")
 def break_off(n: int) -> Iterator[int]:
     yield from range(n)

@@ -351,9 +351,16 @@ class ActorClass(Generic[Parameters, Instance_co]):
             object.__setattr__(self, name, value)
         else:
             setattr(self._kind, name, value)
+            self._forget()
 
     def __delattr__(self, name: str) -> None:
         delattr(self._kind, name)
+        self._forget()
+
+    def _forget(self) -> None:
+        """The class has changed: for actors that are made from now on it is looked at, and exported, anew."""
+        for name in ("_export", "_blueprint", "_signature"):
+            vars(self).pop(name, None)
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *dir(self._kind)})

@@ -85,9 +85,9 @@ def get(refs: Any, *, timeout: float | None = None, copy: bool = False, return_e
     if type(refs) is list and set(map(type, refs)) == _ONLY_REFS:
         return _values(refs, timeout, copy, return_exceptions)
     if not isinstance(refs, (list, tuple)):
-        from zfabric.api.generators import ObjectRefGenerator
+        from zfabric.api.generators import DynamicObjectRefGenerator, ObjectRefGenerator
 
-        if type(refs) is ObjectRefGenerator:
+        if isinstance(refs, (ObjectRefGenerator, DynamicObjectRefGenerator)):
             return refs
     flat: list[ObjectRef] = []
     _flatten(refs, "", flat)

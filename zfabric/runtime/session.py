@@ -147,7 +147,10 @@ class Session:
         except (OSError, ValueError) as error:
             raise FabricError(f"{self.directory} is not a running session: {error}") from None
         if description.get("protocol") != PROTOCOL_VERSION:
-            raise VersionMismatchError(f"{self.directory} is of protocol {description.get('protocol')}, this is {PROTOCOL_VERSION}")
+            raise VersionMismatchError(
+                f"the cluster in {self.directory} was started by another version of zfabric (protocol {description.get('protocol')}, this "
+                f'has {PROTOCOL_VERSION}): stop it with that version, or pass address="local" for one of this program\'s own'
+            )
         return description
 
     def _written(self) -> dict[str, Any]:
