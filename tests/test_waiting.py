@@ -342,3 +342,19 @@ OTHER_KINDS: list[list[dict[str, Any]]] = [
 def test_what_may_run_on_top_of_no_waiting_task_gets_a_worker(kinds: list[dict[str, Any]]) -> None:
     """However many others wait."""
     assert zf.get(waits_for_another_kind.remote(15, kinds), timeout=PATIENCE) == 16
+
+
+def test_what_a_get_waits_for_is_forgotten_under_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may be looking through it, where the store asks for room."""
+    client: Any = interface.current()
+    owned: list[bool] = []
+
+    class Gets(dict[int, Any]):
+        def pop(self, *args: Any) -> Any:
+            owned.append(client.lock._is_owned())
+            return super().pop(*args)
+
+    monkeypatch.setattr(client.machine, "gets", Gets())
+    assert zf.get([late.remote(1), late.remote(2)], timeout=PATIENCE) == [1, 2]
+    assert owned == [True]
+    assert not client.machine.gets

@@ -324,7 +324,8 @@ class FabricClient(Connection):
             with self.lock:
                 outcomes = self._outcomes(failed, [None]) if failed else self._outcomes(object_ids, found)
         finally:
-            machine.gets.pop(id(found), None)
+            with self.lock:  # Another thread may be looking through them.
+                machine.gets.pop(id(found), None)
         if machine.printed or machine.notices:
             self._show_output()
         return outcomes
