@@ -326,6 +326,7 @@ def test_a_member_that_asks_for_what_cannot_be_is_refused_and_counted() -> None:
 # --- pickles --------------------------------------------------------------------------------------------------------------------------
 
 LOADERS = {
+    "zfabric.adapters.cached_functions",
     "zfabric.adapters.serialization",
     "zfabric.adapters.tensors",
     "zfabric.adapters.task_errors",
