@@ -94,6 +94,22 @@ def test_an_outcome_leaves_once_its_row_is_committed_and_the_next_calls_run_mean
     assert actor.worker.mailbox.settled
 
 
+def test_what_a_caller_was_told_whose_time_was_up_is_the_outcome_of_the_call() -> None:
+    """The log could not be written in time. What the call has returned comes too late: nobody is told of it then, and its room is free."""
+    actor = Actor()
+    actor.call(1, options=(("timeout", 0.5),))
+    actor.run(((4096, 100_000),))
+    (block,) = actor.said(m.Logged)
+    actor.worker.tick(0.6)
+    ((told,),) = [message.rows for message in actor.said(m.Returned)]
+    assert (told[1], unpack_failure(told[2][0])[0]) == (FAILED, "TaskTimeoutError")
+    assert (actor.worker.mailbox.dropped, actor.worker.mailbox.written) == ([4096], [])
+    actor.durable(block.number)
+    assert actor.said(m.Reported) == []
+    assert all(row == told for message in actor.said(m.Returned) for row in message.rows)
+    assert (actor.worker.mailbox.written, actor.log.unrecorded) == ([], set())
+
+
 def test_a_readonly_call_has_no_row_and_its_outcome_waits_for_the_rows_before_it() -> None:
     actor = Actor()
     actor.call(1, method="look")

@@ -148,6 +148,8 @@ class WorkerConnection(FabricClient):
         said, ends = self.machine.take_said(), self.worker.take_effects(0.0)
         while self.worker.mailbox.written:
             self.machine.room.finished(self.worker.mailbox.written.pop())
+        while self.worker.mailbox.dropped:
+            self.machine.room.abandon(self.worker.mailbox.dropped.pop())
         sends = [(CLIENT, effect) for effect in said if type(effect) is Send and (effect.to[1:] == daemon or effect.to[:1] in PEERS)]
         sends += [(WORKER, effect) for effect in ends if type(effect) is Send and (effect.to[1:] == daemon or effect.to[:1] == CLIENT)]
         machine = self.machine

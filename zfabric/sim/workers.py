@@ -89,6 +89,8 @@ class WorkerProcess(Process):
         self.transmit(self.worker.take_effects(self.now), WORKER)
         while self.worker.mailbox.written:
             self.machine.room.finished(self.worker.mailbox.written.pop())
+        while self.worker.mailbox.dropped:
+            self.machine.room.abandon(self.worker.mailbox.dropped.pop())
         self.transmit(self.machine.take_effects(self.now), CLIENT)
         if self.worker.given.given_up:
             for identifier, place in self.worker.given.given_up:

@@ -22,7 +22,7 @@ from zfabric.machines.worker.mailbox import Invocation
 from zfabric.machines.worker.own_calls import OwnCalls, refs_in
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import TASK_BYTES, call_value
-from zfabric.protocol.messages import Row
+from zfabric.protocol.messages import FAILED, Row
 from zfabric.protocol.options import option
 
 PART_BYTES = 2**20
@@ -248,6 +248,16 @@ class CallLog:
     def held(self, call_id: bytes) -> Invocation | None:
         """A call that has ended and whose outcome waits for its row."""
         return next((each.item for each in self._held if each.item.row[0] == call_id), None)
+
+    def give_up(self, call_id: bytes, outputs: Row) -> Ending:
+        """Nobody waits for an outcome any longer that is held: it is a failure, now and when it leaves. What it was."""
+        index, before = next((index, each) for index, each in enumerate(self._held) if each.item.row[0] == call_id)
+        self._held[index] = before._replace(status=FAILED, outputs=outputs, contained=())
+        kept = self.kept.get(before.item.caller, {})
+        if call_id in kept:
+            kept[call_id] = kept[call_id]._replace(status=FAILED, outputs=outputs)
+        self.unrecorded.discard(call_id)
+        return before
 
     def taken(self, caller: bytes, call_ids: tuple[bytes, ...], others: bool) -> None:
         """A caller has the outcomes of these calls; with ``others``, of all but these."""

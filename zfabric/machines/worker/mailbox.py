@@ -69,6 +69,8 @@ class Mailbox:
         """The logs of those actors that have one."""
         self.written: list[int] = []
         """Where values are in the arena whose outcomes were held back, and leave now: the shell says that they are finished."""
+        self.dropped: list[int] = []
+        """Where values are whose outcomes were held back, and never leave: the shell abandons them."""
         self.retiring = False
         self.timed: dict[bytes, float] = {}
         """Calls with a timeout that have not ended, and when they are to be stopped."""
@@ -253,13 +255,18 @@ class Mailbox:
         return True
 
     def give_up(self, call_id: bytes) -> None:
-        """The time of a call is up that has run, and whose outcome waits for the log. It still counts; its caller waits no longer."""
+        """The time of a call is up that has run, and whose outcome waits for the log. It still counts; its caller waits no longer.
+
+        Nobody else hears of another outcome either: its values are dropped.
+        """
         self.timed.pop(call_id, None)
         for log in self.logs.values():
             item = log.held(call_id)
             if item is not None and item.caller != self.own:  # What an actor hears of itself is in its log.
                 text = f"{item.method} has run, and its result waits: the log of its actor was not written in time (is the disk full?)"
                 failure = pack_failure("TaskTimeoutError", text, (("actor", short(item.actor_id)), ("outcome", "unknown")))
+                before = log.give_up(call_id, (failure,))
+                self.dropped += [value[0] for value in before.outputs if type(value) is tuple]
                 self._returned.setdefault(item.caller, []).append((call_id, FAILED, (failure,)))
 
     # -- actors that share this process --
