@@ -171,6 +171,9 @@ class Config:
     # -- people --
     log_to_driver: bool = True
     """Show what workers print on the driver's terminal, each line with the name of the task or actor and the worker's pid."""
+    show_unread_failures: bool = True
+    """Show the first failure of a task or a call that a program has not asked for, and at its end how many more there were,
+    unless ``log_to_driver`` is false."""
     log_bytes: int = 16 * MiB
     """Size at which a worker's log is rotated. Of one that is more than twice as large by then, the last so many bytes stay."""
     log_repeat_seconds: float = 5.0

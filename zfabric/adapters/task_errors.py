@@ -277,6 +277,19 @@ def load_error(data: bytes | memoryview) -> TaskError:
     return error
 
 
+def told(payload: bytes, raised: bool) -> str:
+    """What is to be said of an error that nobody asks for: one that a task has ``raised``, or a failure.
+
+    Nothing of the user's is unpickled.
+    """
+    if raised:
+        name, text, traceback_text, facts, _ = pickle.loads(payload)
+        return f"{name}: {text}\n{_note_of(traceback_text, facts)}" if text else f"{name}\n{_note_of(traceback_text, facts)}"
+    kind, text, pairs = unpack_failure(payload)
+    cause = dict(pairs).get("cause")
+    return f"{kind}: {text}" + (f"\n{told(cause, True)}" if type(cause) is bytes else "")
+
+
 def _note_of(traceback_text: str, facts: Mapping[str, Any]) -> str:
     remote = traceback_text.rstrip().replace("\n", "\n  ")
     where = ", ".join(f"{name} {str(value)[:NODE_DIGITS] if name == 'node' else value}" for name, value in facts.items())

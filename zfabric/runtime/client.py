@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import zmq
 
+from zfabric.adapters import task_errors
 from zfabric.exceptions import (
     FabricError,
     GetTimeoutError,
@@ -23,7 +24,7 @@ from zfabric.machines.client import Entry
 from zfabric.machines.common.naming import Namer
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import root_task
-from zfabric.protocol.messages import OK, Row
+from zfabric.protocol.messages import ERROR, OK, Row
 from zfabric.protocol.names import brief
 from zfabric.runtime.arena_access import ArenaAccess
 from zfabric.runtime.connection import Connection, clock
@@ -38,6 +39,7 @@ EXPLAIN_SECONDS = 0.25
 """How long a ``get`` whose time is up waits to be told what it has waited for, at most."""
 OUTPUT_SECONDS = 1.0
 """How long ``get`` waits for the output of what it has the outcome of, at most."""
+UNREAD_HINT = "zf.get(ref) raises its error; config={'show_unread_failures': False} hides this"
 FEW = 32
 """So few are looked at one by one."""
 
@@ -80,6 +82,9 @@ class FabricClient(Connection):
         self._batch_rows = self.config.batch_rows
         self.drop_reference = self.machine.dropped.append
         self._unview = self.machine.unviewed.append
+        self.machine.unread.watching = kind == "driver" and self.config.log_to_driver and self.config.show_unread_failures
+        self._unread_told = 0
+        """How many failures that nobody asked for were shown."""
 
     # -- identity --
 
@@ -323,12 +328,36 @@ class FabricClient(Connection):
                 raise GetTimeoutError(text + (self._why_missing(object_ids) if timeout else ""))
             with self.lock:
                 outcomes = self._outcomes(failed, [None]) if failed else self._outcomes(object_ids, found)
+                if failed:
+                    machine.unread.expected(object_ids)
         finally:
             with self.lock:  # Another thread may be looking through them.
                 machine.gets.pop(id(found), None)
         if machine.printed or machine.notices:
             self._show_output()
         return outcomes
+
+    def _keep_house(self) -> None:
+        super()._keep_house()
+        self._tell_unread()
+
+    def _tell_unread(self, ending: bool = False) -> None:
+        """Show the first failure that nobody asked for; at the end, how many more there were."""
+        unread = self.machine.unread
+        with self.lock:
+            if self.machine.dropped:
+                self._settle()
+            if ending:
+                unread.lose_all()
+            first = unread.lost if unread.count and not self._unread_told else None
+            more = unread.count - 1 if ending else 0
+            self._unread_told = min(unread.count, 1)
+        if first is not None:
+            text = task_errors.told(first[1], first[0] == ERROR)
+            self.terminal.show([m.Notice("warning", f"a task failed whose result nobody asked for ({UNREAD_HINT}): {text}")])
+        if more > 0:
+            text = f"{more} more tasks failed whose results" if more > 1 else "one more task failed whose result"
+            self.terminal.show([m.Notice("warning", f"{text} nobody asked for")])
 
     def _why_missing(self, object_ids: Sequence[bytes]) -> str:
         """What ``explain`` says of the first of these that has no value; empty if that is not known soon."""
@@ -388,6 +417,8 @@ class FabricClient(Connection):
                     outcomes.append(value)
                     continue
                 entry = self.machine.lookup(identifier)
+                if entry.status != OK:
+                    self.machine.unread.read((identifier,))
                 if type(entry.data) is tuple:
                     outcomes.append(self._view(identifier, entry.data))
                 else:
@@ -552,6 +583,7 @@ class FabricClient(Connection):
                 self.flush()
             if self.kind == "driver" and self.alive():
                 self.wait_until(lambda: self.machine.farewell is not None, clock() + 4.5)
+                self._tell_unread(ending=True)
         except (FabricError, zmq.ZMQError, OSError):
             pass  # The node is gone; there is nothing left to say goodbye to.
         finally:

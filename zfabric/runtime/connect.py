@@ -85,6 +85,7 @@ def join(session: Session, namespace: str, log_to_driver: bool) -> DriverClient:
         )
     client = attach(session, namespace=namespace or str(description["namespace"]), failure=session.failure)
     client.shows_output = log_to_driver
+    client.machine.unread.watching &= log_to_driver
     # What is no text cannot be sent: modules in a directory whose name is not UTF-8 are found only by a cluster of one's own.
     client.paths = tuple(dict.fromkeys(path for path in module_paths() if os.path.isdir(path) and is_text(path)))
     directory = working_directory()

@@ -50,6 +50,7 @@ class Process:
         self.effects_left: int | None = None
         self.daemon = b""
         self.machine = Client(CLIENT + incarnation, self.config)
+        self.machine.unread.watching = True
         self.post = Post(world.network, incarnation, self.config)
         self.frames: list[Frame] = []
         self.inbox: deque[tuple[bytes, bytes]] = deque()

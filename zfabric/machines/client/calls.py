@@ -126,6 +126,7 @@ class Calls:
             for needed in self._held[call_id]:
                 client.add_reference(needed)
             self.results.share(contained)
+            client.unread.expected(contained)
             if option(row[5], "timeout") is not None:
                 self._limited.add(call_id)
             ahead = option(row[5], "stream")
@@ -434,6 +435,8 @@ class Calls:
     def _settle(self, call_id: bytes, status: int, outputs: Row) -> None:
         client, shared = self.client, self.results.ids
         client.failures += status != OK
+        if status != OK:
+            self._note_failure(call_id, status, outputs)
         for index in range(self._several.get(call_id, 1)):
             identifier = call_value(call_id, index)
             self.results.awaited.discard(identifier)
@@ -452,6 +455,17 @@ class Calls:
                 shared.add(identifier)
             entry.row, entry.status, entry.data = None, status, data
             client._notify(identifier, entry)
+
+    def _note_failure(self, call_id: bytes, status: int, outputs: Row) -> None:
+        unread, target = self.client.unread, self.pending[call_id]
+        unread.read(self._held.get(call_id, ()))  # It says what they do.
+        if target.state == DEAD:
+            unread.expected((target.handle,))  # As the call does.
+        names = [call_value(call_id, index) for index in range(self._several.get(call_id, 1))]
+        if self.results.ids.isdisjoint(names):  # Otherwise others have them, too.
+            unread.came(
+                call_id, status, outputs, [each for each in names if (entry := self.client.entry(each)) is not None and entry.refs > 0]
+            )
 
     def whereabouts(self, rows: Iterable[Row]) -> None:
         """An actor is somewhere, somewhere else, or gone."""

@@ -22,6 +22,7 @@ from zfabric.machines.client.outbox import Outbox
 from zfabric.machines.client.pins import Pins, Place
 from zfabric.machines.client.reservations import Reservations
 from zfabric.machines.client.retention import Keeping
+from zfabric.machines.client.unread import UnreadFailures
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Send
 from zfabric.protocol.ids import (
@@ -87,6 +88,7 @@ class Client:
         self.unviewed: deque[bytes] = deque()
         """Objects that a value looked into which is gone: likewise."""
         self.keeping = Keeping(self)
+        self.unread = UnreadFailures(self)
         self.calls = Calls(self)
         self.asked: dict[int, m.Query] = {}
         """Questions without an answer: a new daemon has not heard them."""
@@ -280,6 +282,7 @@ class Client:
 
     def cancel(self, identifiers: tuple[bytes, ...], force: bool, recursive: bool) -> None:
         """Ask for tasks and calls to be stopped. The children of a call are the scheduler's business, like those of a task."""
+        self.unread.expected(identifiers)
         tasks = tuple(each for each in identifiers if not self.calls.cancel(each, "cancelled"))
         for identifier in tasks:
             if not self.known(identifier):
@@ -358,6 +361,9 @@ class Client:
             finished += 1
             self.failures += status != OK
             row, entry.row = entry.row, None
+            if status != OK:
+                self.unread.read(row[3])
+                self.unread.came(task_id, status, outputs, (identifier,) if entry.refs > 0 else ())
             kept = entry.refs > 0 and not (outputs and outputs[0] is not None)  # as lineage, which names what it would need
             if (row[3] or len(row) > 4) and not (kept and task_id not in keeping.lineage):
                 keeping.ended(row)
@@ -387,6 +393,10 @@ class Client:
             return
         self.unfinished -= 1
         self.failures += status != OK
+        if status != OK:
+            self.unread.read(row[3])
+            names = (object_id(task_id, index) for index in range(count))
+            self.unread.came(task_id, status, outputs, [each for each in names if each in self.entries])
         keeping = self.keeping
         known_before = task_id in keeping.lineage
         held: set[bytes] = set()
@@ -601,7 +611,10 @@ class Client:
         return Explanation(subject, "pending" if entry.status < 0 else "ready", f"{entry.refs} refs in this process")
 
     def check_invariants(self) -> None:
-        """Refs are positive, and pins belong to something."""
+        """Refs are positive, and failures that nobody has read belong to something."""
+        for task_id, (_, names) in self.unread.held.items():
+            if not names <= self.entries.keys():
+                raise InvariantViolation(f"a failure of {task_id.hex()} is kept, which nobody can read any more")
         for identifier, entry in self.all_entries():
             if entry.refs < 0:
                 raise InvariantViolation(f"{identifier.hex()} has {entry.refs} refs")

@@ -14,7 +14,7 @@ from zfabric.config import ROWS_MAX
 from zfabric.machines.client.entries import Entry
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import TASK_BYTES, is_call
-from zfabric.protocol.messages import Row
+from zfabric.protocol.messages import OK, Row
 from zfabric.protocol.options import option
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class Keeping:
     def contain(self, identifier: bytes, contained: tuple[bytes, ...]) -> None:
         """A value this process has refs to has refs inside: those count as refs of this process for as long."""
         self.containing[identifier] = contained
+        self.client.unread.expected(contained)  # Whoever has that value may read them.
         for inner in contained:
             self.client.add_reference(inner)
 
@@ -49,6 +50,8 @@ class Keeping:
         """A row has no outcome yet: the objects that it names are needed until it has."""
         names = _names(row)
         self.needed.update(names)
+        if len(names) > len(row[3]):
+            self.client.unread.expected(names[len(row[3]) :])
         return names
 
     def ended(self, row: Row) -> None:
@@ -88,6 +91,8 @@ class Keeping:
                 full.refs -= 1
                 if full.refs or (calls.targets and calls.takes_over(identifier, full)):
                     continue
+                if full.status > OK and identifier[:TASK_BYTES] in client.unread.held:
+                    client.unread.dropped(identifier)
                 if full.row is None:
                     del entries[identifier]
                 if rare:

@@ -1,0 +1,218 @@
+"""Failures that a program does not ask for are shown to it: the first with its traceback, the others as a number at its end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from bad_days import PATIENCE
+
+from zfabric.config import Config
+from zfabric.machines.client import Client
+from zfabric.protocol import messages as m
+from zfabric.protocol.failures import pack_failure
+from zfabric.protocol.ids import FIRST_RETURN, object_id
+
+PROGRAM = """
+import sys
+import zfabric as zf
+zf.init(num_cpus=2, config={"show_unread_failures": "hidden" not in sys.argv}, log_to_driver="quiet" not in sys.argv)
+
+@zf.remote
+def bad(number, *needs):
+    raise ValueError(f"bad url {number}")
+
+@zf.remote
+def good(*needs):
+    return 1
+
+@zf.remote
+class Actor:
+    def __init__(self, fails=False):
+        if fails:
+            raise KeyError("no model")
+    def bad(self):
+        raise ValueError("bad call")
+    def good(self, *needs):
+        return 1
+    def leave(self):
+        zf.exit_actor()
+
+def done(*refs):
+    "Until all have an outcome, which nobody reads."
+    zf.wait(list(refs), num_returns=len(refs))
+
+def read(ref, **options):
+    try:
+        zf.get(ref, **options)
+    except zf.FabricError:
+        pass
+"""
+
+
+def said(code: str, *arguments: str) -> str:
+    """What a program with these lines writes on standard error."""
+    program = [sys.executable, "-c", PROGRAM + code, *arguments]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert ended.stdout == ""
+    return ended.stderr
+
+
+def test_the_first_is_shown_whole_and_the_others_are_counted() -> None:
+    text = said("refs = [bad.remote(i) for i in range(4)]; done(*refs); del refs; done(bad.remote(4))")
+    first, *rest = text.splitlines()
+    assert "a task failed whose result nobody asked for" in first
+    assert "show_unread_failures" in first
+    assert first.split(": ", 2)[-1].startswith("bad url") or "ValueError: bad url" in first
+    assert any('raise ValueError(f"bad url {number}")' in line or "in bad" in line for line in rest)
+    assert rest[-1] == "zfabric warning: 4 more tasks failed whose results nobody asked for"
+    assert text.count("zfabric warning") == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("ref = bad.remote(1); done(ref)", "ValueError: bad url 1"),
+        ("actor = Actor.remote(); done(actor.bad.remote())", "ValueError: bad call"),
+        ("actor = Actor.remote(True); done(actor._ref)", "KeyError: 'no model'"),
+        ("actor = Actor.remote(True); done(actor.good.remote())", "KeyError: 'no model'"),
+        ("first, second = bad.options(num_returns=2).remote(1); done(first); del first, second", "ValueError: bad url 1"),
+        ("done(zf.remote(max_retries=0)(lambda: __import__('os')._exit(3)).remote())", "WorkerCrashedError"),
+    ],
+)
+def test_what_nobody_reads_is_shown_once(code: str, expected: str) -> None:
+    text = said(code)
+    assert expected in text
+    assert text.count("zfabric warning: a task failed") == 1
+    assert "more task" not in text
+
+
+READ = """
+read([bad.remote(i) for i in range(20)])
+read([bad.remote(1), good.remote()], return_exceptions=True)
+read(bad.options(num_returns=2).remote(1)[1])
+bad.remote(1).future().exception()
+for ref in zf.as_completed([bad.remote(i) for i in range(3)]):
+    read(ref)
+ref = bad.remote(1); done(ref); read(good.remote(ref))
+ref = bad.remote(1); needs = good.remote(ref); del ref; read(needs)
+actor = Actor.remote()
+ref = bad.remote(1); done(ref); read(actor.good.remote(ref))
+ref = actor.bad.remote(); read(good.remote(ref))
+ref = bad.remote(1); zf.get(actor.good.remote([ref]))
+zf.put([bad.remote(1)])
+ref = bad.remote(1); zf.cancel(ref)
+del ref, needs
+dead = Actor.remote(True); read(dead.good.remote())
+leaving = Actor.remote(); done(leaving.leave.remote(), leaving.good.remote())
+killed = Actor.remote(); zf.get(killed.good.remote()); zf.kill(killed); done(killed.good.remote())
+with zf.Executor() as executor:
+    [executor.submit(int, "x").exception() for _ in range(3)]
+stream = zf.remote(num_returns="streaming")(lambda: (1 / each for each in (1, 0))).remote()
+for ref in stream:
+    read(ref)
+del stream, ref
+"""
+
+
+def test_what_is_read_passed_on_or_meant_is_not() -> None:
+    assert said(READ) == ""
+
+
+@pytest.mark.parametrize("setting", ["hidden", "quiet"])
+def test_a_setting_turns_it_off(setting: str) -> None:
+    assert said("done(bad.remote(1))", setting) == ""
+
+
+# --- the machine ---------------------------------------------------------------------------------------------------------------
+
+TASK, OTHER = b"t" * 16, b"o" * 16
+
+
+@pytest.fixture
+def client() -> Client:
+    made = Client(b"\x02me", Config())
+    made.unread.watching = True
+    return made
+
+
+def fails(client: Client, task_id: bytes, status: int = m.ERROR, failure: bytes = b"error") -> None:
+    client.step(0.0, b"L", m.Results(((task_id, status, (failure,)),)))
+
+
+def drop(client: Client, identifier: bytes) -> None:
+    client.dropped.append(identifier)
+    client.keeping.settle()
+
+
+def test_a_failure_is_lost_with_its_last_ref(client: Client) -> None:
+    ref = client.submit((TASK, b"f" * 16, b"", ()), 1)
+    client.add_reference(ref)
+    fails(client, TASK)
+    drop(client, ref)
+    assert client.unread.count == 0
+    drop(client, ref)
+    assert (client.unread.count, client.unread.lost, client.unread.held) == (1, (m.ERROR, b"error"), {})
+
+
+def test_a_failure_that_comes_when_nobody_has_a_ref_any_more_is_lost_at_once(client: Client) -> None:
+    drop(client, client.submit((TASK, b"f" * 16, b"", ()), 1))
+    fails(client, TASK)
+    assert client.unread.count == 1
+
+
+def test_a_task_without_values_can_be_read_by_nobody(client: Client) -> None:
+    client.submit((TASK, b"f" * 16, b"", ()), 0)
+    fails(client, TASK)
+    assert client.unread.count == 1
+
+
+def test_of_a_task_with_several_values_any_that_is_read_will_do(client: Client) -> None:
+    for task_id in (TASK, OTHER):
+        client.submit((task_id, b"f" * 16, b"", ()), 2)
+        fails(client, task_id)
+        drop(client, task_id + FIRST_RETURN)
+    assert client.unread.count == 0
+    client.unread.read((object_id(OTHER, 1),))
+    for task_id in (TASK, OTHER):
+        drop(client, object_id(task_id, 1))
+    assert client.unread.count == 1
+
+
+def test_a_task_with_a_failed_argument_says_it_too(client: Client) -> None:
+    ref = client.submit((TASK, b"f" * 16, b"", ()), 1)
+    client.submit((OTHER, b"f" * 16, b"", (TASK + FIRST_RETURN,)), 1)
+    drop(client, ref)
+    fails(client, TASK)
+    assert client.unread.count == 0
+    fails(client, OTHER)
+    assert list(client.unread.held) == [OTHER]
+
+
+def test_nothing_is_kept_of_tasks_that_succeed_nor_where_nobody_is_told(client: Client) -> None:
+    client.submit((TASK, b"f" * 16, b"", ()), 1)
+    client.step(0.0, b"L", m.Results(((TASK, m.OK, (b"value",)),)))
+    assert client.unread.held == {}
+    client.unread.watching = False
+    client.submit((OTHER, b"f" * 16, b"", ()), 1)
+    fails(client, OTHER)
+    assert (client.unread.held, client.unread.count) == ({}, 0)
+
+
+@pytest.mark.parametrize("kind", ["TaskCancelledError", "JobEndedError", "ActorDiedError"])
+def test_failures_that_the_program_has_caused_do_not_count(client: Client, kind: str) -> None:
+    client.submit((TASK, b"f" * 16, b"", ()), 1)
+    fails(client, TASK, m.FAILED, pack_failure(kind, "text"))
+    assert client.unread.held == {}
+
+
+def test_what_somebody_asked_for_before_it_came_is_forgotten_when_that_are_too_many(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zfabric.machines.client.unread.EXPECTED_MAX", 1)
+    refs = [client.submit((task_id, b"f" * 16, b"", ()), 1) for task_id in (TASK, OTHER)]
+    client.unread.expected(refs)
+    fails(client, TASK)
+    fails(client, OTHER)
+    assert list(client.unread.held) == [TASK]
