@@ -128,6 +128,66 @@ def test_a_map_in_chunks_sees_it_too(script: dict[str, Any]) -> None:
         assert list(executor.map(script["work"], range(3), chunksize=2)) == [1, 11, 21]
 
 
+LAZY = """
+import functools
+
+model = None
+loads = 0
+
+def predict(x):
+    global model, loads
+    if model is None:
+        model, loads = 10, loads + 1
+    return loads, model * x
+
+@functools.cache
+def cached(x):
+    return x
+
+def looked_up(x):
+    cached(x)
+    return cached.cache_info().misses
+
+class Counter:
+    count = 0
+    def next(self, _):
+        self.count += 1
+        return self.count
+"""
+
+
+def test_a_process_of_a_pool_loads_a_function_once_so_that_its_globals_and_caches_stay() -> None:
+    names: dict[str, Any] = {"__name__": "a_script"}
+    exec(LAZY, names)
+    with Pool(1) as pool:
+        assert pool.map(names["predict"], range(3), chunksize=1) == [(1, 0), (1, 10), (1, 20)]
+        assert pool.map(functools.partial(names["predict"]), [3]) == [(1, 30)]
+        assert pool.map(names["looked_up"], [1, 1, 2], chunksize=1) == [1, 1, 2]
+        assert pool.map(names["Counter"]().next, range(3), chunksize=1) == [1, 1, 1]
+        names["model"] = 7
+        assert pool.apply(names["predict"], (1,)) == (0, 7)
+
+
+def test_refs_in_a_function_of_a_pool_are_counted_while_it_is_on_its_way() -> None:
+    ref = zf.put("kept")
+    with Pool(1) as pool:
+        result = (
+            pool.apply_async(lambda held: zf.get(held), (ref,)),
+            pool.apply_async(eval("lambda ref: lambda: zf.get(ref)", {"zf": zf})(ref)),
+        )
+        del ref
+        assert [each.get(PATIENCE) for each in result] == ["kept", "kept"]
+
+
+def test_what_a_module_of_pools_does_not_have_says_where_it_is() -> None:
+    from zfabric.util import multiprocessing
+
+    with pytest.raises(AttributeError, match="take Manager from multiprocessing"):
+        _ = multiprocessing.Manager
+    with pytest.raises(AttributeError, match=r"no attribute 'Poll'$"):
+        _ = multiprocessing.Poll
+
+
 def test_functions_of_a_module_that_is_here_are_left_alone() -> None:
     assert initializers.namespaces(functools.partial(functools.wraps, pytest.fixture)) == {}
     assert initializers.run(functools.wraps, (abs,)).names == {}

@@ -12,13 +12,15 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from functools import partial
 from inspect import GEN_CLOSED, getgeneratorstate
-from itertools import islice
+from itertools import chain, islice
 from multiprocessing import JoinableQueue, TimeoutError
 from queue import SimpleQueue
+from types import FunctionType
 from typing import Any
 
 import zfabric as zf
-from zfabric.adapters.serialization import dump_error, load_error
+from zfabric.adapters.cached_functions import CachedFunction
+from zfabric.adapters.serialization import deserialize, dump_error, load_error, serialize
 from zfabric.util import initializers
 
 __all__ = ["AsyncResult", "IMapIterator", "JoinableQueue", "Pool", "TimeoutError"]
@@ -28,9 +30,22 @@ CHUNKS_EACH = 4
 AHEAD_EACH = 2
 """Pieces of an ``imap`` that are under way for each process: the rest is not taken from its iterable before they are asked for."""
 
+FUNCTIONS_MAX = 16
+"""Functions that a process of a pool keeps loaded."""
+
 TERMINATED = "the pool was terminated"
 
 Calls = list[tuple[tuple[Any, ...], Mapping[str, Any]]]
+
+
+def __getattr__(name: str) -> Any:
+    import multiprocessing
+
+    known = hasattr(multiprocessing, name) and not name.startswith("_")
+    advice = (
+        f"; it has Pool and what goes with that: take {name} from multiprocessing, whose processes are not the cluster's" if known else ""
+    )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{advice}")
 
 
 class AsyncResult:
@@ -317,7 +332,7 @@ class Pool:
             try:
                 if actor is None:
                     actor = self._renewed(piece)
-                ref = actor.run.remote(func, calls, each)
+                ref = actor.run.remote(_packed(func), calls, each)
             except Exception as error:  # what cannot be pickled; the actor is as free as before
                 self._end(piece, (actor, count))
                 piece.set_exception(error)
@@ -443,12 +458,46 @@ class _Process:
     """A process of a pool."""
 
     def __init__(self, initializer: Callable[..., Any] | None, initargs: tuple[Any, ...]) -> None:
+        self._functions: dict[bytes, Callable[..., Any]] = {}
         self._shared = initializers.SharedNames() if initializer is None else initializers.run(initializer, initargs)
 
-    def run(self, func: Callable[..., Any], calls: Calls, each: bool) -> list[Any]:
+    def run(self, func: Callable[..., Any] | _Packed, calls: Calls, each: bool) -> list[Any]:
         """A piece of work. ``each``: what a call raises stands in place of its value."""
-        with self._shared.given_to(func):
+        if isinstance(func, _Packed):
+            function = self._loaded(func.payload)
+            func = partial(function, *func.args, **func.keywords) if func.args or func.keywords else function
+        arguments = chain.from_iterable(call[0] for call in calls) if self._shared.names else ()
+        with self._shared.given_to(func, *filter(callable, arguments)):
             return [_outcome(func, *call) if each else func(*call[0], **call[1]) for call in calls]
+
+    def _loaded(self, payload: bytes) -> Callable[..., Any]:
+        function = self._functions.pop(payload, None)
+        self._functions[payload] = function = function or deserialize(payload)
+        if len(self._functions) > FUNCTIONS_MAX:
+            del self._functions[next(iter(self._functions))]
+        return function
+
+
+class _Packed:
+    """A function as bytes, and what ``functools.partial`` adds to its arguments. A process loads it once: what a call has left in the
+    globals of a script, or in a cache, is there for the next one.
+    """
+
+    def __init__(self, payload: bytes, args: tuple[Any, ...] = (), keywords: Mapping[str, Any] | None = None) -> None:
+        self.payload = payload
+        self.args = args
+        self.keywords = keywords or {}
+
+
+def _packed(func: Callable[..., Any]) -> Callable[..., Any] | _Packed:
+    """A plain function as bytes, unless there are refs in it. What has a state of its own, such as a bound method, is new in each piece."""
+    if type(func) is partial:
+        inside = _packed(func.func)
+        return _Packed(inside.payload, func.args, func.keywords) if isinstance(inside, _Packed) else func
+    if not isinstance(func, FunctionType | CachedFunction):
+        return func
+    packed = serialize(func, "func")
+    return func if packed.contained else _Packed(packed.to_bytes())
 
 
 class _Raised:
