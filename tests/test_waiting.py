@@ -275,6 +275,8 @@ def test_progress_waits_and_gives_the_refs_back(tmp_path: Path, capsys: pytest.C
     assert zf.progress(iter(both), fail_fast=False) == both
     assert zf.wait(both, num_returns=2, timeout=0)[0] == both
     assert zf.progress([]) == []
+    with pytest.raises(TypeError, match=r"progress\(\[\.\.\.\]\)\[0\] is an int"):
+        zf.progress([1], "counting")  # type: ignore[list-item] # what people try
     with pytest.raises(TypeError, match="not an ObjectRef"):
         zf.progress([1])  # type: ignore[list-item] # what people try
     captured = capsys.readouterr()
@@ -358,3 +360,16 @@ def test_what_a_get_waits_for_is_forgotten_under_the_lock(monkeypatch: pytest.Mo
     assert zf.get([late.remote(1), late.remote(2)], timeout=PATIENCE) == [1, 2]
     assert owned == [True]
     assert not client.machine.gets
+
+
+def test_a_ref_that_is_taken_for_a_future_says_how_to_have_one() -> None:
+    ref: Any = zf.put(1.5)
+    for name, wanted in (
+        ("add_done_callback", r"for asyncio write ref\.as_future\(\)"),
+        ("result", r"for concurrent\.futures write ref\.future\(\)"),
+    ):
+        with pytest.raises(AttributeError, match=wanted):
+            getattr(ref, name)
+    assert f"{ref}" == str(ref)
+    with pytest.raises(TypeError, match=r"call zf\.get\(ref\) for the value"):
+        f"{ref:.2f}"

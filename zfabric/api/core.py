@@ -278,7 +278,8 @@ def _coming(stream: Any, index: int) -> bytes:
     return ref._id
 
 
-def _check_refs(refs: Iterable[Any], name: str) -> None:
+def check_refs(refs: Iterable[Any], name: str) -> None:
+    """TypeError where one of these is no ref."""
     for index, ref in enumerate(refs):
         if type(ref) is not ObjectRef:
             raise TypeError(f"{name}([...])[{index}] is {a(ref)}, not an ObjectRef")
@@ -323,7 +324,7 @@ def as_completed(
     if return_exceptions and not with_values:
         raise ValueError("return_exceptions gives exceptions in the place of values: add with_values=True")
     listed = list(refs)
-    _check_refs(listed, "as_completed")
+    check_refs(listed, "as_completed")
     completions = _completions({ref._id: ref for ref in listed}, timeout)
     if not with_values:
         return completions

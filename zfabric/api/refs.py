@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 
+_OF_FUTURES = {
+    **dict.fromkeys(("add_done_callback", "get_loop", "remove_done_callback"), "asyncio"),
+    **dict.fromkeys(("result", "exception", "done", "cancelled", "running"), "concurrent.futures"),
+}
+"""What programs ask of a ref that take it for a future, and for whose."""
+
+
 class ObjectRef(Generic[Value_co]):
     """The name of a value that exists or will; ``zf.get(ref)`` has the value.
 
@@ -157,7 +164,15 @@ class ObjectRef(Generic[Value_co]):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> NoReturn:
-            raise AttributeError(f"an ObjectRef is the name of a value and has no {name!r}; zf.get(ref) has the value", name=name, obj=self)
+            advice = "zf.get(ref) has the value"
+            if name in _OF_FUTURES:
+                advice = (
+                    f"for {_OF_FUTURES[name]} write {'ref.as_future()' if _OF_FUTURES[name] == 'asyncio' else 'ref.future()'}; {advice}"
+                )
+            raise AttributeError(f"an ObjectRef is the name of a value and has no {name!r}; {advice}", name=name, obj=self)
+
+        def __format__(self, form: str) -> str:
+            return self._no() if form else str(self)
 
         def _no(self, *_: Any) -> NoReturn:
             raise TypeError(f"this is an ObjectRef, the name of a value; call zf.get(ref) for the value ({self!r})")

@@ -16,7 +16,7 @@ REDRAW_SECONDS = 0.1
 
 
 def progress(
-    refs: Iterable[zf.ObjectRef], *, description: str = "", timeout: float | None = None, fail_fast: bool = True
+    refs: Iterable[zf.ObjectRef], description: str = "", *, timeout: float | None = None, fail_fast: bool = True
 ) -> list[zf.ObjectRef]:
     """Wait until all refs have an outcome, with a progress bar on the standard error stream; returns them as a list.
 
@@ -34,6 +34,7 @@ def progress(
     if not isinstance(fail_fast, bool):
         raise TypeError(f"progress(): fail_fast is True or False, not {fail_fast!r}")
     listed: list[zf.ObjectRef] = [refs] if isinstance(refs, zf.ObjectRef) else list(refs)
+    core.check_refs(listed, "progress")
     done = failures = 0
     drawn_at = 0.0
     with _bar(description) as bar:
