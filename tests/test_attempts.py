@@ -8,7 +8,7 @@ import pytest
 from test_local_scheduler import CLIENT, DRIVER, FUNCTION, JOB, OWN, Node, died, ref, row, task_id
 
 from zfabric.machines.common.naming import salt_of
-from zfabric.machines.local_scheduler.reports import report
+from zfabric.machines.common.row_format import pack_row
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess
 from zfabric.protocol.failures import pack_failure, unpack_failure
@@ -35,7 +35,7 @@ class Restarted(Node):
         """The control store has the job."""
         if isinstance(message, m.Scan):
             facts = {"number": 1, "namespace": "", "status": "running", "driver": DRIVER, "control": b"", "pid": 50, "started": 1}
-            rows = ((JOB, report.packed({**facts, "name": b"program"})),) if message.table == "job" else ()
+            rows = ((JOB, pack_row({**facts, "name": b"program"})),) if message.table == "job" else ()
             self.say(b"S" + OWN, m.Found(message.token, rows, False))
         super().answer(message)
 

@@ -8,9 +8,9 @@ import pytest
 from test_local_scheduler import CLIENT, DRIVER, FUNCTION, OWN, Node, ref, task_id
 
 from zfabric.config import Config
+from zfabric.machines.common.log_format import CHECKPOINT, LOG, calls_in
 from zfabric.machines.common.tables import TABLES
-from zfabric.machines.local_scheduler.actors.logs import CHECKPOINT, LOG
-from zfabric.machines.worker.call_log import PART_BYTES, CallLog, calls_in
+from zfabric.machines.worker.call_log import PART_BYTES, CallLog
 from zfabric.machines.worker.machine import Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure, unpack_failure

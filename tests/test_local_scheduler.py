@@ -9,10 +9,10 @@ import pytest
 from zfabric.adapters.task_errors import dump_error
 from zfabric.config import Config
 from zfabric.machines.common.naming import salt_of
+from zfabric.machines.common.row_format import pack_row, unpack_row
 from zfabric.machines.local_scheduler import records, tables
 from zfabric.machines.local_scheduler.machine import HANDLERS, LocalScheduler
 from zfabric.machines.local_scheduler.records import DONE, READY
-from zfabric.machines.local_scheduler.reports import report
 from zfabric.machines.local_scheduler.tables import NOTICES_MAX
 from zfabric.protocol import codec
 from zfabric.protocol import effects as e
@@ -896,7 +896,7 @@ def test_the_end_of_a_job_that_could_not_be_written_is_written_later_and_the_dri
 def test_jobs_of_a_node_that_is_no_more_are_cleared_page_by_page_and_said_to_have_ended_last() -> None:
     old, over = job_id(7), job_id(6)
     store: dict[str, dict[bytes, bytes]] = {
-        "job": {old: report.packed({"status": "running", "number": 7}), over: report.packed({"status": "ended", "number": 6})},
+        "job": {old: pack_row({"status": "running", "number": 7}), over: pack_row({"status": "ended", "number": 6})},
         "task": {old + bytes((number,)): b"row" for number in range(5)},
         "function": {},
         "object": {old + b"o": b"value", over + b"o": b"not this one's"},
@@ -918,7 +918,7 @@ def test_jobs_of_a_node_that_is_no_more_are_cleared_page_by_page_and_said_to_hav
                 del store[table][key]
     assert written[-1] == ("job", old)
     assert [written.count(each) for each in (("job", old), ("job", over))] == [1, 0]
-    assert report.unpacked(store["job"][old]) == {"status": "ended", "number": 7}
+    assert unpack_row(store["job"][old]) == {"status": "ended", "number": 7}
     assert (store["task"], store["object"]) == ({}, {over + b"o": b"not this one's"})
     assert (store["log"], store["checkpoint"]) == ({}, {})
 

@@ -16,7 +16,7 @@ from test_actor_replay import damage_what_is_on_disk
 from test_call_logs import ACTOR, Actor, next_incarnation
 
 import zfabric as zf
-from zfabric.machines.worker.call_log import calls_in
+from zfabric.machines.common.log_format import calls_in
 from zfabric.protocol import messages as m
 from zfabric.runtime import interface
 

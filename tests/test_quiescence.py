@@ -9,7 +9,7 @@ import pytest
 from test_call_logs import ACTOR, ANN, DAEMON, Actor, Store, home, lasts, part
 from test_local_scheduler import CLIENT, DRIVER, OWN
 
-from zfabric.machines.local_scheduler.actors.logs import CHECKPOINT, newest
+from zfabric.machines.common.log_format import CHECKPOINT, newest
 from zfabric.machines.local_scheduler.reports import actor_report
 from zfabric.machines.worker.quiescence import CLOSED, OPEN, PAUSE, QUIET, TAKING, Gate, Unlogged
 from zfabric.protocol import effects as e

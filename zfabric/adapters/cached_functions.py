@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections import ChainMap
 from typing import Any
 
 CachedFunction: Any = functools._lru_cache_wrapper
@@ -48,3 +49,14 @@ def _importable(cached: Any) -> bool:
     for name in cached.__qualname__.split("."):
         found = getattr(found, name, None)
     return found is cached
+
+
+@functools.cache
+def pickler() -> Any:
+    """The class of picklers for all but plain data: cloudpickle's, which takes functions with a cache, too."""
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        dispatch_table = ChainMap({CachedFunction: reduce_cached}, cloudpickle.Pickler.dispatch_table)
+
+    return Pickler

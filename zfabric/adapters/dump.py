@@ -15,9 +15,8 @@ import msgpack
 from zfabric.adapters.journal import ReadOnlyJournal
 from zfabric.exceptions import ConfigError
 from zfabric.machines.common.lineage_blocks import read_block
+from zfabric.machines.common.log_format import CHECKPOINT, LOG, LoggedCall, calls_in
 from zfabric.machines.common.tables import TABLES, Pair
-from zfabric.machines.local_scheduler import CHECKPOINT, LOG
-from zfabric.machines.worker import LoggedCall, calls_in
 from zfabric.protocol.ids import TASK_BYTES
 
 HEX_BYTES_MAX = 32

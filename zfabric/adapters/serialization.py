@@ -32,7 +32,7 @@ from collections import ChainMap
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from zfabric.adapters.cached_functions import CachedFunction, reduce_cached
+from zfabric.adapters.cached_functions import pickler
 from zfabric.adapters.task_errors import dump_error, load_error, load_failure
 from zfabric.adapters.tensors import reducers, tensor_types
 from zfabric.exceptions import FabricError, SerializationError
@@ -58,7 +58,6 @@ __all__ = [
     "load_instance",
     "note_function",
     "note_reference",
-    "pickler",
     "register_plain",
     "run_to_its_end",
     "serialize",
@@ -277,17 +276,6 @@ def _dump_cloud(value: Any, note_buffer: Callable[[pickle.PickleBuffer], Any]) -
     file = io.BytesIO()
     kind(file, protocol=5, buffer_callback=note_buffer).dump(value)
     return file.getvalue()
-
-
-@functools.cache
-def pickler() -> Any:
-    """The class of picklers for all but plain data: cloudpickle's, which takes functions with a cache, too."""
-    import cloudpickle
-
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        dispatch_table = ChainMap({CachedFunction: reduce_cached}, cloudpickle.Pickler.dispatch_table)
-
-    return Pickler
 
 
 @functools.cache

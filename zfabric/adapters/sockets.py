@@ -22,9 +22,10 @@ from zmq import zmq_poll
 from zfabric.adapters.datagrams import FRAME_BYTES, Datagrams, path_of
 from zfabric.config import Config
 from zfabric.machines.common.link import ACKNOWLEDGE_AFTER, Link
-from zfabric.protocol.codec import Envelope, MalformedFrame, decode, encode_body, salvage
+from zfabric.protocol.codec import MalformedFrame, decode, encode_body, salvage
 from zfabric.protocol.effects import Send
 from zfabric.protocol.ids import INCARNATION_BYTES, Address
+from zfabric.protocol.messages import Envelope
 from zfabric.protocol.refusals import Unread, in_place_of, settle
 
 FRAME_ROWS = 2048

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from zfabric.adapters.cached_functions import CachedFunction
+from zfabric.adapters.cached_functions import CachedFunction, pickler
 
 DEPTH_MAX = 24
 """Levels the search goes down: deeper structures are named by the path so far."""
@@ -26,8 +26,6 @@ class _Sink:
 
 def picklable(value: Any) -> bool:
     """Whether cloudpickle takes ``value``."""
-    from zfabric.adapters.serialization import pickler
-
     try:
         pickler()(_Sink(), protocol=5, buffer_callback=lambda _: None).dump(value)
     except Exception:  # whatever a user's __reduce__ raises, the answer is the same

@@ -1,1 +1,29 @@
-"""What users call."""
+"""What users call, under the names that the package has. ``zfabric`` re-exports them; ``util`` and ``cli`` import them from here."""
+
+from zfabric.api.actor import ActorClass as ActorClass
+from zfabric.api.actor import ActorHandle as ActorHandle
+from zfabric.api.actor import exit_actor as exit_actor
+from zfabric.api.actor import get_actor as get_actor
+from zfabric.api.actor import kill as kill
+from zfabric.api.actor import method as method
+from zfabric.api.actor import typed as typed
+from zfabric.api.cluster import available_resources as available_resources
+from zfabric.api.cluster import cluster_resources as cluster_resources
+from zfabric.api.cluster import explain as explain
+from zfabric.api.cluster import nodes as nodes
+from zfabric.api.cluster import timeline as timeline
+from zfabric.api.context import get_gpu_ids as get_gpu_ids
+from zfabric.api.context import get_runtime_context as get_runtime_context
+from zfabric.api.core import as_completed as as_completed
+from zfabric.api.core import cancel as cancel
+from zfabric.api.core import get as get
+from zfabric.api.core import put as put
+from zfabric.api.core import wait as wait
+from zfabric.api.generators import DynamicObjectRefGenerator as DynamicObjectRefGenerator
+from zfabric.api.generators import ObjectRefGenerator as ObjectRefGenerator
+from zfabric.api.lifecycle import init as init
+from zfabric.api.lifecycle import is_initialized as is_initialized
+from zfabric.api.lifecycle import shutdown as shutdown
+from zfabric.api.refs import ObjectRef as ObjectRef
+from zfabric.api.remote_function import RemoteFunction as RemoteFunction
+from zfabric.api.remote_function import remote as remote

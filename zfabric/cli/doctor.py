@@ -284,7 +284,7 @@ def try_it() -> Iterator[Finding]:
     """Start the smallest cluster, and run a task there that reads a value in shared memory."""
     import time
 
-    import zfabric as zf
+    from zfabric import api as zf
 
     began = time.monotonic()
     try:

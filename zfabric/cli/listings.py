@@ -12,7 +12,7 @@ from zfabric.adapters.processes import resident_bytes
 from zfabric.cli.options import address_option, json_option
 from zfabric.cli.output import amounts, print_json, print_table, size
 from zfabric.cli.sessions import chosen_session, connected, seconds, session_option, tables_of
-from zfabric.machines.local_scheduler import LIST_LIMIT, TASK_STATES
+from zfabric.protocol.messages.people import LIST_LIMIT, TASK_STATES
 from zfabric.protocol.names import brief, is_text
 from zfabric.runtime.timeline import rows_of, trace_events
 

@@ -19,7 +19,7 @@ import msgpack
 
 from zfabric.config import FRAME_BYTES_MAX, MESSAGE_BYTES_MAX
 from zfabric.protocol.ids import FUNCTION_BYTES, INCARNATION_BYTES, OBJECT_BYTES, TASK_BYTES
-from zfabric.protocol.messages import MESSAGES, Message
+from zfabric.protocol.messages import MESSAGES, Envelope, Message
 from zfabric.protocol.options import CHECKPOINT_PARTS_MAX, LOG_NUMBERS_MAX, OPTION_TYPES, RETURNS_MAX, STREAM_VALUES_MAX
 from zfabric.protocol.pieces import Piece, divided
 from zfabric.protocol.refusals import Unread
@@ -70,9 +70,6 @@ def _prepare() -> None:
 
 
 _prepare()
-
-Envelope = tuple[bytes, bytes, Message]
-"""(role it is for, role it is from, message)"""
 
 
 _pack: Callable[[Any], bytes] = msgpack.Packer().pack

@@ -7,15 +7,12 @@ task waits for) are sent as parts of their bytes, and the receiver's link puts t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zfabric.config import SMALL_BYTES
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import FUNCTION_BYTES, TASK_BYTES
 from zfabric.protocol.trace import SPAN_BYTES
-
-if TYPE_CHECKING:
-    from zfabric.protocol.codec import Envelope
 
 DIVISIBLE: dict[type[Any], str] = {
     m.Call: "rows",
@@ -46,7 +43,7 @@ class Piece:
 
     __slots__ = ("data", "envelopes", "left", "origin")
 
-    def __init__(self, envelopes: list[Envelope], origin: m.Message | None, data: bytes = b"", left: int = 0) -> None:
+    def __init__(self, envelopes: list[m.Envelope], origin: m.Message | None, data: bytes = b"", left: int = 0) -> None:
         self.envelopes = envelopes
         """What is complete with this frame."""
         self.origin = origin

@@ -7,15 +7,12 @@ link never waits for a message that is refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import OBJECT_BYTES, TASK_BYTES, split_ids
 from zfabric.protocol.messages import FAILED
-
-if TYPE_CHECKING:
-    from zfabric.protocol.codec import Envelope
 
 
 class Unread(NamedTuple):
@@ -26,10 +23,10 @@ class Unread(NamedTuple):
     text: str
 
 
-def settle(said: Iterable[Envelope]) -> tuple[list[Envelope], list[Envelope]]:
+def settle(said: Iterable[m.Envelope]) -> tuple[list[m.Envelope], list[m.Envelope]]:
     """Split what came into what is to be delivered, and what is to be answered."""
-    delivered: list[Envelope] = []
-    answers: list[Envelope] = []
+    delivered: list[m.Envelope] = []
+    answers: list[m.Envelope] = []
     for to, source, message in said:
         if not isinstance(message, Unread):
             delivered.append((to, source, message))

@@ -30,9 +30,9 @@ from zfabric.machines.object_store import ObjectStore
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.access import FROM_PROCESSES
-from zfabric.protocol.codec import Envelope
 from zfabric.protocol.ids import CONTROL_STORE, GLOBAL_SCHEDULER, LOCAL_SCHEDULER, OBJECT_STORE, SHELL, Address
 from zfabric.protocol.machine import Refusal
+from zfabric.protocol.messages import Envelope
 from zfabric.protocol.options import RESOURCE_UNIT
 from zfabric.runtime.connect import new_incarnation
 from zfabric.runtime.logs import LogTailer, note_worker, say

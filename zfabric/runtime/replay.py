@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from zfabric.adapters import serialization
 from zfabric.exceptions import FabricError, ObjectTooLargeError, SerializationError
+from zfabric.machines.common.log_format import CHECKPOINT, LOG, LoggedCall, blocks_after, calls_in, is_note, is_remake, newest
 from zfabric.machines.common.naming import Namer
-from zfabric.machines.local_scheduler import CHECKPOINT, LOG, blocks_after, is_remake, newest
-from zfabric.machines.worker import CallLog, Gate, Invocation, Item, LoggedCall, Unlogged, calls_in, is_note
+from zfabric.machines.worker import CallLog, Gate, Invocation, Item, Unlogged
 from zfabric.protocol.ids import TASK_BYTES, call_value
 from zfabric.protocol.messages import OK, Row
 from zfabric.protocol.options import LOGGED, option

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zfabric.machines.local_scheduler.actors.logs import LOG
-from zfabric.machines.local_scheduler.reports.report import unpacked
+from zfabric.machines.common.log_format import LOG
+from zfabric.machines.common.row_format import unpack_row
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import PREFIX_BYTES, TASK_BYTES, short
@@ -154,7 +154,7 @@ class CallInvariants:
     def committed(self, puts: Any) -> None:
         """The control store has these rows."""
         for table, key, value in puts:
-            attempt = self._rows.get((key, unpacked(value)[2])) if table == LOG else None
+            attempt = self._rows.get((key, unpack_row(value)[2])) if table == LOG else None
             if attempt is not None and attempt < self._restored.get(key[:TASK_BYTES], 0):
                 self.world.fail(f"rows of {short(key[:TASK_BYTES])} are committed, and a later incarnation has read the log without them")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from zfabric.machines.local_scheduler import is_remake
+from zfabric.machines.common.log_format import is_remake
 from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, call_value, object_id, tries_of
 from zfabric.protocol.messages import OK
 from zfabric.sim.programs import (

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from zfabric.machines.local_scheduler import CHECKPOINT, LOG, blocks_after, newest
-from zfabric.machines.worker import CallLog, Gate, Invocation, Item, LoggedCall, Unlogged, calls_in
+from zfabric.machines.common.log_format import CHECKPOINT, LOG, LoggedCall, blocks_after, calls_in, newest
+from zfabric.machines.worker import CallLog, Gate, Invocation, Item, Unlogged
 from zfabric.protocol.ids import TASK_BYTES, call_value
 from zfabric.protocol.messages import Row
 from zfabric.protocol.options import option

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from zfabric.config import Config
 from zfabric.machines.common.link import Link
-from zfabric.protocol.codec import Envelope, decode, encode_body
+from zfabric.protocol.codec import decode, encode_body
+from zfabric.protocol.messages import Envelope
 
 if TYPE_CHECKING:
     from zfabric.sim.world import World

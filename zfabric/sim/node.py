@@ -19,8 +19,9 @@ from zfabric.machines.local_scheduler import LocalScheduler
 from zfabric.machines.object_store import ObjectStore
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
-from zfabric.protocol.codec import Envelope, decode_messages, encode_messages
+from zfabric.protocol.codec import decode_messages, encode_messages
 from zfabric.protocol.ids import CONTROL_STORE, GLOBAL_SCHEDULER, LOCAL_SCHEDULER, OBJECT_STORE, SHELL, Address
+from zfabric.protocol.messages import Envelope
 from zfabric.protocol.options import RESOURCE_UNIT
 from zfabric.sim.arena import Storage
 from zfabric.sim.network import Post

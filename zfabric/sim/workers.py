@@ -9,8 +9,8 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from zfabric.machines.common.log_format import is_remake
 from zfabric.machines.common.naming import Namer
-from zfabric.machines.local_scheduler import is_remake
 from zfabric.machines.worker import LEAVE, Invocation, Item, Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import left_for_good, pack_failure

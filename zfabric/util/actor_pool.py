@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import zfabric as zf
+from zfabric import api as zf
 
 Call = Callable[[Any, Any], zf.ObjectRef | list[zf.ObjectRef]]
 """Calls a method: ``lambda actor, value: actor.double.remote(value)``. One with ``num_returns`` above 1 gives a list of refs."""

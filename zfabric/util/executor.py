@@ -18,8 +18,9 @@ from inspect import CO_ASYNC_GENERATOR, CO_GENERATOR
 from itertools import count, islice
 from typing import Any, ParamSpec, TypeVar
 
-import zfabric as zf
-from zfabric.exceptions import ArgumentTypeError
+from zfabric import api as zf
+from zfabric._version import __version__
+from zfabric.exceptions import ArgumentTypeError, FabricError, NotInitializedError, OptionError
 from zfabric.util import initializers
 
 Parameters = ParamSpec("Parameters")
@@ -53,7 +54,7 @@ class TaskFuture(Future[Result]):
             return super().running()
         try:
             running = zf.explain(ref).state in _BEGUN
-        except zf.FabricError:  # the cluster is gone, and nothing runs there
+        except FabricError:  # the cluster is gone, and nothing runs there
             return False
         return running and self.set_running()
 
@@ -83,7 +84,7 @@ class TaskFuture(Future[Result]):
         if ref is not None:
             try:
                 zf.cancel(ref)
-            except zf.FabricError:  # the cluster is gone, and the task with it
+            except FabricError:  # the cluster is gone, and the task with it
                 pass
         elif not self.begun:
             self.set_running_or_notify_cancel()  # Nobody else would tell those who wait for it.
@@ -95,7 +96,7 @@ def _running_tasks() -> set[str]:
 
     try:
         rows = connected().query("tasks", TASKS_MAX, _BEGUN) if zf.is_initialized() else ()
-    except zf.FabricError:  # the cluster is gone
+    except FabricError:  # the cluster is gone
         rows = ()
     return {row["task_id"] for row in rows}
 
@@ -180,11 +181,11 @@ class Executor(_Executor):
         if initializer is not None and not callable(initializer):
             raise TypeError("initializer must be a callable")
         if options.get("num_returns", 1) not in (1, None):
-            raise zf.OptionError(f"a future has one value: num_returns={options['num_returns']!r} is for f.remote()")
+            raise OptionError(f"a future has one value: num_returns={options['num_returns']!r} is for f.remote()")
         if initializer is not None and _sets_lock_of_tqdm(initializer):
             initializer = None
         # A number and the address of this object would do in one process; workers serve those of several.
-        key = hash((zf.__version__, id(self), time.time_ns(), next(_keys)))
+        key = hash((__version__, id(self), time.time_ns(), next(_keys)))
         self._initializer = None if initializer is None else _Initializer(key, initializer, tuple(initargs))
         self._options = options
         self._call = self._made_remote(_call)
@@ -307,7 +308,7 @@ class Executor(_Executor):
             if future.begun:
                 try:
                     if not zf.is_initialized():  # Whoever shut it down did not want another one to be started for this.
-                        raise zf.NotInitializedError("the cluster was shut down before this call could begin")
+                        raise NotInitializedError("the cluster was shut down before this call could begin")
                     self._begin(future, call)
                     return
                 except Exception as error:  # it cannot be pickled, or the cluster is gone: whoever submitted it has only the future

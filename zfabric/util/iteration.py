@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import zfabric as zf
+from zfabric import api as zf
+from zfabric.exceptions import GetTimeoutError
 
 _logged: set[str] = set()
 
@@ -67,7 +68,7 @@ def map_unordered(
             return
         ready, running = zf.wait(running, timeout=timeout)
         if not ready:
-            raise zf.GetTimeoutError(f"none of {len(running)} tasks had a value within {timeout} s; they go on")
+            raise GetTimeoutError(f"none of {len(running)} tasks had a value within {timeout} s; they go on")
         yield ready[0] if yield_obj_refs else zf.get(ready[0])
 
 

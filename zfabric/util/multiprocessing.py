@@ -18,9 +18,10 @@ from queue import SimpleQueue
 from types import FunctionType
 from typing import Any
 
-import zfabric as zf
+from zfabric import api as zf
 from zfabric.adapters.cached_functions import CachedFunction
 from zfabric.adapters.serialization import deserialize, dump_error, load_error, serialize
+from zfabric.exceptions import ActorDiedError, NotInitializedError, TaskCancelledError
 from zfabric.util import initializers
 
 __all__ = ["AsyncResult", "IMapIterator", "JoinableQueue", "Pool", "TimeoutError"]
@@ -68,7 +69,7 @@ class AsyncResult:
             self._end([], None)
 
     def _take(self, piece: Future[list[Any]]) -> None:
-        error = piece.exception() if not piece.cancelled() else zf.TaskCancelledError(TERMINATED)
+        error = piece.exception() if not piece.cancelled() else TaskCancelledError(TERMINATED)
         with self._lock:
             self._left -= 1
             if self._ended or (error is None and self._left):
@@ -159,7 +160,7 @@ class IMapIterator:
             piece = next(each for each in self._running if each in done)
             self._running.remove(piece)
             if piece.cancelled():
-                raise zf.TaskCancelledError(TERMINATED)
+                raise TaskCancelledError(TERMINATED)
             self._here.extend(piece.result())
         found = self._here.popleft()
         if type(found) is _Raised:
@@ -342,17 +343,17 @@ class Pool:
     def _renewed(self, piece: Future[list[Any]]) -> Any:
         """An actor in place of one that has ended, for this piece."""
         if not zf.is_initialized():  # Whoever shut it down did not want another one to be started for this.
-            raise zf.NotInitializedError("the cluster was shut down, and the processes of this pool with it")
+            raise NotInitializedError("the cluster was shut down, and the processes of this pool with it")
         actor = self._make()
         with self._lock:
             if self._terminated:
-                raise zf.TaskCancelledError(TERMINATED)
+                raise TaskCancelledError(TERMINATED)
             self._busy[piece] = actor
         return actor
 
     def _ended(self, piece: Future[list[Any]], actor: Any, count: int, done: Future[list[Any]]) -> None:
         error = done.exception()
-        if isinstance(error, zf.ActorDiedError) or (self._most is not None and count >= self._most):
+        if isinstance(error, ActorDiedError) or (self._most is not None and count >= self._most):
             actor, count = None, 0
         if piece.set_running_or_notify_cancel():
             if error is not None:

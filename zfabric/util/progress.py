@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import zfabric as zf
+from zfabric import api as zf
 from zfabric.api import core
 
 REDRAW_SECONDS = 0.1

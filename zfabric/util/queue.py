@@ -7,7 +7,7 @@ import queue
 from collections.abc import Iterable
 from typing import Any
 
-import zfabric as zf
+from zfabric import api as zf
 
 
 class Empty(queue.Empty):

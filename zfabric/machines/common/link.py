@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from itertools import islice
 
 from zfabric.config import MESSAGE_BYTES_MAX
-from zfabric.protocol.codec import MESSAGES_MAX, Body, Envelope, MalformedFrame, cut, decode_messages, encode, encode_body, salvage_messages
-from zfabric.protocol.messages import Message
+from zfabric.protocol.codec import MESSAGES_MAX, Body, MalformedFrame, cut, decode_messages, encode, encode_body, salvage_messages
+from zfabric.protocol.messages import Envelope, Message
 from zfabric.protocol.pieces import Piece
 from zfabric.protocol.refusals import settle
 

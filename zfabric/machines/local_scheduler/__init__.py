@@ -1,17 +1,10 @@
 """The local scheduler: accepts the tasks of its node, decides when and where they run, and fixes their outcomes."""
 
 from zfabric.machines.local_scheduler.actors.deadlocks import Deadlocks as Deadlocks
-from zfabric.machines.local_scheduler.actors.logs import CHECKPOINT as CHECKPOINT
-from zfabric.machines.local_scheduler.actors.logs import LOG as LOG
-from zfabric.machines.local_scheduler.actors.logs import blocks_after as blocks_after
-from zfabric.machines.local_scheduler.actors.logs import newest as newest
-from zfabric.machines.local_scheduler.actors.remakes import is_remake as is_remake
 from zfabric.machines.local_scheduler.machine import LocalScheduler as LocalScheduler
 from zfabric.machines.local_scheduler.records import ASSIGNED as ASSIGNED
 from zfabric.machines.local_scheduler.records import LEASED as LEASED
 from zfabric.machines.local_scheduler.records import WAITING as WAITING
 from zfabric.machines.local_scheduler.records import JobRecord as JobRecord
 from zfabric.machines.local_scheduler.records import WorkerRecord as WorkerRecord
-from zfabric.machines.local_scheduler.reports.report import LIST_LIMIT as LIST_LIMIT
-from zfabric.machines.local_scheduler.reports.report import TASK_STATES as TASK_STATES
 from zfabric.machines.local_scheduler.tasks.outcomes import ALONE_AFTER as ALONE_AFTER

@@ -17,6 +17,7 @@ from typing import Any
 from zfabric.config import ROWS_MAX, Config
 from zfabric.machines.common.lineage_blocks import BlockWriter
 from zfabric.machines.common.resources import Pool
+from zfabric.machines.common.row_format import pack_row
 from zfabric.machines.local_scheduler.actors.deadlocks import Deadlocks
 from zfabric.machines.local_scheduler.actors.detached import Detached
 from zfabric.machines.local_scheduler.actors.directory import Actors
@@ -238,7 +239,7 @@ class LocalScheduler:
         """The node's own row, once."""
         if not self._introduced:
             self._introduced = True
-            row = report.packed({"resources": dict(self.pool.total), "daemon": self.address[1:], "protocol": m.PROTOCOL_VERSION})
+            row = pack_row({"resources": dict(self.pool.total), "daemon": self.address[1:], "protocol": m.PROTOCOL_VERSION})
             self.tables.send(self.tables.control_address, m.Write(0, (("node", self.node, row),), ()))
 
     def _beat(self, now: float) -> None:
@@ -265,7 +266,7 @@ class LocalScheduler:
             function = FunctionRecord(identifier, name, payload, options)
             function.queue = self.tables.queue_for(job, function.shape)
             job.functions[identifier] = function
-            puts.append(("function", job.id + identifier, report.packed((name, options, payload))))
+            puts.append(("function", job.id + identifier, pack_row((name, options, payload))))
         if puts:
             self.tables.send(self.tables.control_address, m.Write(0, tuple(puts), ()))
 

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgpack
 
+from zfabric.machines.common.log_format import LoggedCall
+from zfabric.machines.common.row_format import unpack_row
 from zfabric.machines.worker.mailbox import Invocation
 from zfabric.machines.worker.own_calls import OwnCalls, refs_in
 from zfabric.protocol import messages as m
@@ -29,25 +31,6 @@ PART_BYTES = 2**20
 """Largest part of a checkpoint: one row of the control store."""
 DEPARTED_MAX = 1000
 """Callers that are known to have ended: more than end while calls of theirs wait."""
-
-
-class LoggedCall(NamedTuple):
-    """A call that has run. Enough to run it again in the state that the calls before it have left."""
-
-    number: int
-    call_id: bytes
-    caller: bytes
-    method: str
-    arguments: bytes
-    dependencies: tuple[bytes, ...]
-    values: tuple[bytes | None, ...]
-    options: tuple[Row, ...] | None
-    status: int
-    outputs: tuple[bytes | None, ...]
-    again: bool
-    """Whether it is to be run again. Not one that was stopped in its middle: nobody knows where that was."""
-    calls: tuple[Row, ...] = ()
-    """Calls that the actor has made of itself since the row before, and how those of them ended that have no row (see ``OwnCalls``)."""
 
 
 class Kept(NamedTuple):
@@ -284,12 +267,12 @@ class CallLog:
         state: bytes | None = None
         own: tuple[Row, ...] = ()
         if checkpoint is not None:
-            state, kept, own = _unpacked(checkpoint)
+            state, kept, own = unpack_row(checkpoint)
             self.kept = {caller: {call_id: Kept(*each) for call_id, *each in calls} for caller, calls in kept}
         self.number = self.checkpointed = last if checkpoint is not None else 0
         rows: list[LoggedCall] = []
         for block in blocks:
-            taken, packed = _unpacked(block)
+            taken, packed = unpack_row(block)
             for each in taken:
                 self._forget(*each)
             for fields in packed:
@@ -311,12 +294,3 @@ def plain_outputs(outputs: Row, contained: tuple[Row, ...]) -> tuple[bytes | Non
     """Outputs, in which what is in the arena, or has refs inside, is None."""
     refs = contained or ((),) * len(outputs)
     return tuple(value if type(value) is bytes and not inside else None for value, inside in zip(outputs, refs, strict=True))
-
-
-def calls_in(block: bytes) -> list[LoggedCall]:
-    """The rows of a block, for people."""
-    return [LoggedCall(*fields) for fields in _unpacked(block)[1]]
-
-
-def _unpacked(data: bytes) -> Any:
-    return msgpack.unpackb(data, use_list=False, raw=False, strict_map_key=False)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zfabric.machines.common.deadlines import Deadlines
+from zfabric.machines.common.log_format import LoggedCall
 from zfabric.machines.worker.actor_queues import ActorQueues, CallQueue
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
@@ -21,7 +22,7 @@ from zfabric.protocol.messages import FAILED, OK, Row
 from zfabric.protocol.options import option
 
 if TYPE_CHECKING:
-    from zfabric.machines.worker.call_log import CallLog, LoggedCall
+    from zfabric.machines.worker.call_log import CallLog
 
 STOPPED_MAX = 1000
 """Calls to be stopped that have not come: more than anyone cancels in the time that a message takes."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from zfabric.machines.common.log_format import is_note
 from zfabric.protocol.ids import TASK_BYTES
 from zfabric.protocol.messages import Row
 from zfabric.protocol.options import option
@@ -100,11 +101,6 @@ class OwnCalls:
 
 def _needed_by(row: Row) -> set[bytes]:
     return {identifier[:TASK_BYTES] for identifier in row[3]} if len(row) > 3 else set()
-
-
-def is_note(row: Row) -> bool:
-    """Whether what a row of the log has is not a call, but how one ended."""
-    return len(row) == 2
 
 
 def refs_in(rows: Iterable[Row], actor_id: bytes) -> list[bytes]:

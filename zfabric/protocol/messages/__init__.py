@@ -150,6 +150,8 @@ from zfabric.protocol.messages.values import Release as Release
 
 Message: TypeAlias = tuple[Any, ...]
 """Any of the named tuples above."""
+Envelope: TypeAlias = tuple[bytes, bytes, Message]
+"""``(role it is for, role it is from, message)``"""
 
 SECTIONS: tuple[ModuleType, ...] = (registration, tasks, actors, values, arena, control_store, placement, node, people)
 """Who speaks with whom, one module each, in the order in which a reader meets them."""

@@ -6,6 +6,11 @@ from typing import Any, NamedTuple
 
 from zfabric.protocol.messages.rows import Row, Rows
 
+LIST_LIMIT = 10_000
+"""Most rows one listing answers with."""
+TASK_STATES = ("running", "blocked", "assigned", "ready", "infeasible", "waiting", "finished", "failed")
+"""States of a task as listings show them, in the order in which they list tasks: what runs first, what is done last."""
+
 
 class Query(NamedTuple):
     """client, tool -> local scheduler. A question about tasks, objects, actors, workers or jobs; answered with ``Answer``.

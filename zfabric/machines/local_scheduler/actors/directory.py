@@ -15,16 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from zfabric.machines.local_scheduler.actors.detached import DETACHED
 from zfabric.machines.local_scheduler.objects.references import add_holder, named_by
-from zfabric.machines.local_scheduler.records import (
-    DONE,
-    HOSTING,
-    PENDING,
-    Frame,
-    JobRecord,
-    Stored,
-    TaskRecord,
-    WorkerRecord,
-)
+from zfabric.machines.local_scheduler.records import DONE, HOSTING, PENDING, Frame, JobRecord, Stored, TaskRecord, WorkerRecord
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess
 from zfabric.protocol.failures import Facts, pack_failure, unpack_failure

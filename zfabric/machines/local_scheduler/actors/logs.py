@@ -22,19 +22,18 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from zfabric.machines.local_scheduler.reports import report
+from zfabric.machines.common.log_format import CHECKPOINT, LOG, part_key
+from zfabric.machines.common.row_format import pack_row, unpack_row
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address
 from zfabric.protocol.messages import DEAD, FAILED, Row
 from zfabric.protocol.names import brief
-from zfabric.protocol.options import LOG_NUMBERS_MAX
 
 if TYPE_CHECKING:
     from zfabric.machines.local_scheduler.actors.directory import ActorRecord
     from zfabric.machines.local_scheduler.machine import LocalScheduler
     from zfabric.machines.local_scheduler.records import WorkerRecord
 
-LOG, CHECKPOINT = "log", "checkpoint"
 PAGE = 500
 """Rows of the control store in one answer to who replays; it ends earlier after a few megabytes."""
 
@@ -54,39 +53,6 @@ class Block(NamedTuple):
         if not self.parts:
             return ((LOG, actor_id + self.last.to_bytes(8, "big")),)
         return tuple((CHECKPOINT, part_key(actor_id, self.last, index)) for index in range(self.parts))
-
-
-def part_key(actor_id: bytes, last: int, index: int) -> bytes:
-    """The key of a part of a checkpoint."""
-    return actor_id + last.to_bytes(8, "big") + index.to_bytes(4, "big")
-
-
-def newest(parts: Iterable[Row], before: int = LOG_NUMBERS_MAX) -> tuple[bytes | None, int]:
-    """The last whole one among an actor's checkpoints, and after which call it was taken; (None, 0) if there is none.
-
-    Only those count that were taken before call ``before``.
-    """
-    found: tuple[bytes | None, int] = None, 0
-    pieces: list[bytes] = []
-    wanted = 0
-    for key, value in parts:
-        count, _, data = report.unpacked(value)
-        if int.from_bytes(key[TASK_BYTES:-4], "big") >= before:
-            break
-        if int.from_bytes(key[-4:], "big") == 0:
-            pieces, wanted = [], count
-        if count == wanted:  # Not one of a checkpoint after the same call that was never whole.
-            pieces.append(data)
-            if len(pieces) == count:
-                found = b"".join(pieces), int.from_bytes(key[TASK_BYTES:-4], "big")
-    return found
-
-
-def blocks_after(last: int, blocks: Iterable[Row]) -> Iterator[bytes]:
-    """The rows of an actor's log from call ``last`` + 1 on."""
-    for key, value in blocks:
-        if int.from_bytes(key[TASK_BYTES:], "big") > last:
-            yield report.unpacked(value)[2]
 
 
 class Past(NamedTuple):
@@ -192,7 +158,7 @@ class KeptLogs:
             self.references.pin(block.refs)
             log.blocks.append(block)
         log.last = max(log.last, message.last)
-        value = report.packed((message.refs, message.made, message.rows))
+        value = pack_row((message.refs, message.made, message.rows))
         self._write(log, _Writing(source[1:], message.number, (*block.keys(log.actor_id)[0], value), block))
 
     def on_checkpoint(self, now: float, source: Address, message: m.Checkpoint) -> None:
@@ -207,7 +173,7 @@ class KeptLogs:
         if whole is not None and not known:
             self.references.pin(whole.refs)
         log.last = max(log.last, message.last)
-        row = (CHECKPOINT, part_key(log.actor_id, message.last, message.part), report.packed((message.parts, message.refs, message.data)))
+        row = (CHECKPOINT, part_key(log.actor_id, message.last, message.part), pack_row((message.parts, message.refs, message.data)))
         self._write(log, _Writing(source[1:], message.number, row, whole))
 
     def on_replaying(self, now: float, source: Address, message: m.Replaying) -> None:
@@ -482,10 +448,10 @@ class KeptLogs:
             log.adopted = True
             log.last = max(log.last, last)
             if table == LOG:
-                refs, made, _ = report.unpacked(value)
+                refs, made, _ = unpack_row(value)
                 log.blocks.append(Block(last, 0, refs, made))
                 continue
-            count, refs, _ = report.unpacked(value)
+            count, refs, _ = unpack_row(value)
             index = int.from_bytes(key[TASK_BYTES + 8 :], "big")
             part = Block(last, count, ())
             replaced = part not in log.stray and (log.checkpoint is None or log.checkpoint[:2] != (last, count))

@@ -23,11 +23,6 @@ RETRIES = 3
 """How often a replay is begun again whose process dies."""
 
 
-def is_remake(row: Row) -> bool:
-    """Whether a task row is that of a replay for a lost value."""
-    return len(row) > 4 and option(row[4], "remake") is not None
-
-
 class Remakes:
     """Replays under way. Works on its scheduler's tables and parts."""
 

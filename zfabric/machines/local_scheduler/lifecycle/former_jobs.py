@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from zfabric.machines.local_scheduler.reports import report
+from zfabric.machines.common.row_format import pack_row, unpack_row
 from zfabric.protocol import messages as m
 
 if TYPE_CHECKING:
@@ -35,11 +35,9 @@ class FormerJobs:
     def found(self, rows: m.Rows) -> None:
         """The store's jobs."""
         for key, value in rows:
-            facts = report.unpacked(value)
+            facts = unpack_row(value)
             if facts["status"] == "running" and key not in self.scheduler.tables.jobs:
-                self._go_on(
-                    _Clearing(key, report.packed({**facts, "status": "ended"}), ("task", "function", "object", "log", "checkpoint"))
-                )
+                self._go_on(_Clearing(key, pack_row({**facts, "status": "ended"}), ("task", "function", "object", "log", "checkpoint")))
 
     def rows_found(self, clearing: _Clearing, message: m.Found) -> None:
         """A page of what is left of one."""

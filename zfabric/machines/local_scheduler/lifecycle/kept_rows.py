@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zfabric.machines.common.lineage_blocks import Block
-from zfabric.machines.local_scheduler.actors.logs import CHECKPOINT, LOG
+from zfabric.machines.common.log_format import CHECKPOINT, LOG
+from zfabric.machines.common.row_format import unpack_row
 from zfabric.machines.local_scheduler.records import FunctionRecord
-from zfabric.machines.local_scheduler.reports import report
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import FUNCTION_BYTES, JOB_BYTES
 
@@ -57,7 +57,7 @@ class KeptRows:
             identifier = key[JOB_BYTES : JOB_BYTES + FUNCTION_BYTES]
             if job is None or identifier in job.functions:
                 continue
-            name, options, payload = report.unpacked(value)
+            name, options, payload = unpack_row(value)
             function = FunctionRecord(identifier, name, payload, options)
             function.queue = tables.queue_for(job, function.shape)
             job.functions[identifier] = function

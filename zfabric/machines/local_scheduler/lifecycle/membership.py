@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from zfabric.machines.common.row_format import pack_row, unpack_row
 from zfabric.machines.local_scheduler.lifecycle.former_jobs import FormerJobs
 from zfabric.machines.local_scheduler.lifecycle.kept_rows import KeptRows
 from zfabric.machines.local_scheduler.lifecycle.recovery import HELD, HELD_QUESTIONS, Recovery
@@ -151,7 +152,7 @@ class Membership:
 
     def _job_row(self, job: JobRecord, status: str) -> bytes:
         driver = job.driver
-        return report.packed(
+        return pack_row(
             {
                 "number": job.number,
                 "namespace": job.namespace,
@@ -404,7 +405,7 @@ class Membership:
     def jobs_found(self, rows: m.Rows, now: float) -> None:
         """The control store's jobs: the drivers of those that run are asked to register again."""
         for key, value in rows:
-            facts = report.unpacked(value)
+            facts = unpack_row(value)
             if facts.get("status") != "running":
                 continue
             job = JobRecord(key, unpack_counter(key)[0], facts["namespace"], now)

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from zfabric.machines.local_scheduler.actors.remakes import is_remake
+from zfabric.machines.common.log_format import is_remake
 from zfabric.machines.local_scheduler.objects.references import named_by, row_names
 from zfabric.machines.local_scheduler.records import (
     ASSIGNED,

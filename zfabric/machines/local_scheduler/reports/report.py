@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
-import msgpack
-
 from zfabric.machines.common.resources import describe
 from zfabric.machines.common.tables import TABLES
 from zfabric.machines.local_scheduler.records import (
@@ -36,6 +34,7 @@ from zfabric.protocol.failures import summary_of
 from zfabric.protocol.ids import CLIENT, CONTROL, FUNCTION_BYTES, OBJECT_BYTES, TASK_BYTES, Address, tries_of
 from zfabric.protocol.machine import Explanation
 from zfabric.protocol.messages import ERROR, OK
+from zfabric.protocol.messages.people import LIST_LIMIT, TASK_STATES
 from zfabric.protocol.names import brief, matcher
 from zfabric.protocol.options import RESOURCE_UNIT, Demand
 from zfabric.protocol.trace import marked, pack_event, pack_times, rename, unmarked
@@ -45,28 +44,12 @@ if TYPE_CHECKING:
 
 COUNT_MAX = 50_000
 """Tasks that ``status`` counts one by one: about 10 ms."""
-LIST_LIMIT = 10_000
-"""Most rows one listing answers with."""
 PAGE_MAX = 1000
 """Most rows of the control store in one answer."""
 ERROR_CHARACTERS = 200
 """What ``explain`` says of an error's text."""
 FOUND_MAX = 20
 """Most things named by what a person typed."""
-
-TASK_STATES = ("running", "blocked", "assigned", "ready", "infeasible", "waiting", "finished", "failed")
-"""States of a task as listings show them, in the order in which they list tasks: what runs first, what is done last."""
-
-
-def packed(value: Any) -> bytes:
-    """Plain data as a row's value in the control store."""
-    data: bytes = msgpack.packb(value, use_bin_type=True)
-    return data
-
-
-def unpacked(data: bytes) -> Any:
-    """What ``packed`` packed."""
-    return msgpack.unpackb(data, use_list=False, raw=False, strict_map_key=False)
 
 
 def event_key(now: float, number: int) -> bytes:

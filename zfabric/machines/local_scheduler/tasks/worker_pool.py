@@ -3,15 +3,7 @@
 from __future__ import annotations
 
 from zfabric.machines.common.resources import Pool
-from zfabric.machines.local_scheduler.records import (
-    ENDING,
-    HOSTING,
-    IDLE,
-    STARTING,
-    JobRecord,
-    ShapeQueue,
-    WorkerRecord,
-)
+from zfabric.machines.local_scheduler.records import ENDING, HOSTING, IDLE, STARTING, JobRecord, ShapeQueue, WorkerRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol.effects import KillProcess, SpawnWorker
 from zfabric.protocol.options import NO_ENVIRONMENT, RESOURCE_UNIT, Demand, Environment

@@ -1,0 +1,134 @@
+"""The graph of imports: no circles, roles that do not know each other, and packages entered by their front door.
+
+Every import counts, also one inside a function and one for type checkers alone: a reader follows those, too.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ROLES = ("client", "worker", "object_store", "control_store", "global_scheduler", "supervisor", "local_scheduler")
+CIRCLES = {
+    "zfabric.api": "ObjectRef has methods that wait and that make futures, which return refs",
+    "zfabric.machines.client": "its parts take the whole machine",
+    "zfabric.machines.local_scheduler": "its parts take the whole machine",
+    "zfabric.machines.worker": "a mailbox makes the queue and the log of its actor, which know its calls",
+    "zfabric.runtime": "the parts of a worker's process take the whole process",
+    "zfabric.sim": "the processes of a world take the whole world",
+}
+"""Packages in which circles are left, each with its reason. None of them leaves its package."""
+INSIDE = ("zfabric.sim.variants", "zfabric.sim.invariants", "zfabric.sim.call_invariants")
+"""Modules outside ``machines`` that look inside a role: they break it on purpose, or check its tables."""
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Every module of the package by its dotted name."""
+    found = {}
+    for path in sorted((ROOT / "zfabric").rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """(module, name) of every import; the name is empty for ``import module``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield from ((node.module or "", alias.name) for alias in node.names)
+
+
+@cache
+def graph() -> dict[str, frozenset[str]]:
+    """The modules that each module imports."""
+    edges = {}
+    for name, path in modules().items():
+        targets = set()
+        for module, attribute in imported(ast.parse(path.read_text())):
+            whole = f"{module}.{attribute}"
+            target = whole if whole in modules() else module
+            if target in modules() and target != name:
+                targets.add(target)
+        edges[name] = frozenset(targets)
+    return edges
+
+
+def circles() -> list[set[str]]:
+    """Modules that import each other, directly or through others: the strongly connected components (Tarjan's algorithm)."""
+    edges, order, low, stack, found = graph(), dict[str, int](), dict[str, int](), list[str](), list[set[str]]()
+
+    def visit(name: str) -> None:
+        order[name] = low[name] = len(order)
+        stack.append(name)
+        for target in sorted(edges[name]):
+            if target not in order:
+                visit(target)
+                low[name] = min(low[name], low[target])
+            elif target in stack:
+                low[name] = min(low[name], order[target])
+        if low[name] == order[name]:
+            at = stack.index(name)
+            component = set(stack[at:])
+            del stack[at:]
+            if len(component) > 1:
+                found.append(component)
+
+    for name in sorted(edges):
+        if name not in order:
+            visit(name)
+    return found
+
+
+def test_imports_form_no_circle_but_those_that_are_listed() -> None:
+    left = set(CIRCLES)
+    for circle in circles():
+        package = next((name for name in CIRCLES if all(each.startswith(name + ".") for each in circle)), None)
+        assert package is not None, f"a circle of imports: {sorted(circle)}"
+        left.discard(package)
+    assert not left, f"no circle is left in {sorted(left)}: remove them from the list"
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_roles_do_not_import_each_other(role: str) -> None:
+    others = tuple(f"zfabric.machines.{other}" for other in ROLES if other != role)
+    for name, targets in graph().items():
+        if name.startswith(f"zfabric.machines.{role}"):
+            strange = [target for target in targets if target.startswith(others)]
+            assert not strange, f"{name} imports {strange}"
+
+
+def test_others_import_what_a_role_exports() -> None:
+    fronts = tuple(f"zfabric.machines.{role}" for role in ROLES)
+    for name, targets in graph().items():
+        if name.startswith("zfabric.machines") or name in INSIDE:
+            continue
+        inner = [target for target in targets if target.startswith(fronts) and target not in fronts]
+        assert not inner, f"{name} imports {inner}; import the names from the package of the role"
+
+
+def test_a_role_exports_only_what_others_import() -> None:
+    used: dict[str, set[str]] = {}
+    for name, path in modules().items():
+        if not name.startswith("zfabric.machines.") and name not in INSIDE:
+            for module, attribute in imported(ast.parse(path.read_text())):
+                used.setdefault(module, set()).add(attribute)
+    for role in ROLES:
+        exported = {attribute for _, attribute in imported(ast.parse(modules()[f"zfabric.machines.{role}"].read_text()))}
+        assert exported == used.get(f"zfabric.machines.{role}", set())
+
+
+@pytest.mark.parametrize("package", ["zfabric.util", "zfabric.cli"])
+def test_what_is_built_on_the_api_imports_it_and_not_the_root(package: str) -> None:
+    for name, path in modules().items():
+        if name.startswith(package):
+            assert not [each for each in imported(ast.parse(path.read_text())) if each == ("zfabric", "")], name
+            assert "zfabric" not in graph()[name], name
