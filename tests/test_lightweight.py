@@ -481,6 +481,7 @@ def test_a_call_that_waits_for_others_again_and_again_keeps_nobody_out(tmp_path:
     first, second, third = in_one_process(3)
     path = str(tmp_path / "file")
     endless = first.ask_until.remote(second, path)
+    eventually(lambda: value_of(second.add.remote(0)) > 0, "it asks")
     for expected in range(1, 20):
         assert value_of(third.add.remote()) == expected
     Path(path).touch()
