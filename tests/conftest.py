@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import time
 import uuid
@@ -13,12 +14,26 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+# Where compiled modules are not to lie beside the source, they have a directory of their own: tests start hundreds of interpreters,
+# and each would compile the package again. Set before anything large is imported, and inherited by all processes of the run.
+if sys.dont_write_bytecode and sys.pycache_prefix is None:
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(Path(__file__).resolve().parent.parent / ".pytest_cache" / "bytecode")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
+
 import hypothesis
 import pytest
 
 import zfabric as zf
 
 GONE_SECONDS = 15  # how long the last processes may take to go; the fabric promises ten
+
+LONGEST = (
+    "test_perf", "test_sim", "test_examples", "test_cli_live", "test_own_calls", "test_actor_quiescence", "test_failures_objects",
+    "test_failures_processes", "test_actor_replay", "test_cli", "test_failures_actors", "test_codec", "test_leaks", "test_programs",
+    "test_failures_tasks", "test_actors", "test_failures_disk", "test_supervisor",
+)  # fmt: skip
+"""The files that take longest, in the order in which a run side by side begins with them."""
 
 # Every process this run starts inherits this, however often it forks or changes its name, and no process of another run has it.
 MARK = uuid.uuid4().hex
@@ -71,7 +86,7 @@ def processes_of_this_run() -> dict[int, str]:
 
 
 def shared_memory() -> set[Path]:
-    """The named shared memory of clusters of this user."""
+    """The named shared memory of clusters of this user; whose test left it, cannot be seen."""
     return {path for path in Path("/dev/shm").glob("zfabric*") if owned(path)}
 
 
@@ -83,13 +98,18 @@ def owned(place: Path) -> bool:
         return False
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Give the run a directory for its sessions, so that runs on one machine neither see nor sweep each other's.
 
-    Its name is short, since sockets lie below it, and others may enter it, since tests show that they get no further.
+    Its name is short, since sockets lie below it, and others may enter it, since tests show that they get no further. Where tests run side
+    by side, each process that runs some has a directory below the run's, and a mark of its own: it accounts for what its own tests left.
     """
     tempfile.gettempdir()  # Python keeps this answer: what pytest makes stays where it is looked for
-    directory = tempfile.mkdtemp(prefix="zft-", dir="/tmp")
+    if side_by_side(config):
+        directory = f"{os.environ['TMPDIR']}/{os.environ['PYTEST_XDIST_WORKER']}"
+        os.mkdir(directory)
+    else:
+        directory = tempfile.mkdtemp(prefix="zft-", dir="/tmp")
     os.chmod(directory, 0o755)
     os.environ["TMPDIR"] = directory
     for name in [name for name in os.environ if name.startswith("ZFABRIC_")]:  # No cluster of whoever runs the tests is joined.
@@ -100,6 +120,18 @@ def pytest_configure() -> None:
 def pytest_unconfigure() -> None:
     """Remove the run's directory."""
     shutil.rmtree(os.environ.pop("TMPDIR"), ignore_errors=True)
+
+
+def side_by_side(config: pytest.Config) -> bool:
+    """Whether this process is one of several that share the tests of a run."""
+    return hasattr(config, "workerinput")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where tests run side by side, begin with the longest files, so that none is left alone at the end."""
+    if side_by_side(config):
+        order = {name: place for place, name in enumerate(LONGEST)}
+        items.sort(key=lambda item: order.get(item.path.stem, len(order)))
 
 
 @pytest.fixture(scope="session", autouse=True)

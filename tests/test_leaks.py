@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
+import re
+import signal
+import subprocess
+import sys
 import threading
 import weakref
+from pathlib import Path
 
 import pytest
 import soak
@@ -57,3 +63,26 @@ def test_completions_that_nobody_waits_for_any_more_go_with_their_cluster() -> N
     del refs, never
     gc.collect()
     assert client() is None
+
+
+def test_tests_that_run_side_by_side_are_asked_for_what_they_left_and_for_nothing_of_others(tmp_path: Path) -> None:
+    account = (Path(__file__).parent / "conftest.py").read_text()
+    (tmp_path / "conftest.py").write_text(f"{account}\nGONE_SECONDS = 0.1\n")
+    (tmp_path / "test_untidy.py").write_text(
+        "import os, subprocess\n"
+        "def test_untidy():\n"
+        "    os.makedirs(os.environ['TMPDIR'] + '/zfabric-1/forgotten')\n"
+        '    print(f\'left {subprocess.Popen(["sleep", "1000"]).pid}\')\n'
+        "    open('left', 'w').close()\n"
+    )
+    (tmp_path / "test_tidy.py").write_text("import os, time\ndef test_tidy():\n    while not os.path.exists('left'): time.sleep(0.01)\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile", "-vvrA"]
+    ran = subprocess.run(command, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=100)
+    (pid,) = set(map(int, re.findall(r"^left (\d+)$", ran.stdout, re.MULTILINE))) or {0}
+    assert pid, ran.stdout + ran.stderr
+    os.kill(pid, signal.SIGKILL)
+    assert re.findall(r"^ERROR (\S+)", ran.stdout, re.MULTILINE) == ["test_untidy.py::test_untidy"], ran.stdout
+    assert f"({pid}, 'sleep 1000')" in ran.stdout
+    assert re.search(r"/gw\d+/zfabric-1/forgotten'", ran.stdout)
+    assert "2 passed, 1 error" in ran.stdout

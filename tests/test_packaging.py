@@ -213,7 +213,10 @@ def test_run_hands_everything_to_submit_and_its_exit_code_back(project: Path) ->
 def test_test_hands_everything_to_pytest_in_the_root(project: Path) -> None:
     process = start(project / "scripts/test", "-k", "a b")
     printed, _ = process.communicate()
-    assert printed == f"<{project}><-m><pytest><-k><a b>"
+    began, ended = f"<{project}><-m><pytest><-n>", "<-k><a b>"
+    assert printed.startswith(began), printed
+    assert printed.endswith(ended), printed  # What is asked for comes last, and so is what counts.
+    assert printed.removeprefix(began).startswith(f"<{min(2 * len(os.sched_getaffinity(0)), 8)}><--dist><loadfile>")
     assert process.returncode == 5
 
 
