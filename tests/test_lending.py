@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ import zfabric as zf
 from zfabric.machines.worker.machine import Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import LOCAL_SCHEDULER, WORKER
+from zfabric.runtime.interface import current
 from zfabric.runtime.lending import Lending
 
 
@@ -95,6 +97,43 @@ def test_a_thread_that_outlives_its_task_lends_nothing(tmp_path: Path) -> None:
     eventually(lambda: zf.available_resources().get("CPU") == 1, "the CPU is free")
     (tmp_path / "go").touch()
     assert zf.get(ref, timeout=PATIENCE) is None
+
+
+def test_a_thread_that_began_to_wait_under_a_task_on_top_lends_afterwards(tmp_path: Path) -> None:
+    """What it waits for needs the CPU of the task that started it, and that joins it."""
+
+    @zf.remote(num_cpus=0)
+    def gate() -> None:
+        eventually((tmp_path / "go").exists, "the first task on top has ended")
+
+    @zf.remote
+    def on_top() -> int:
+        (tmp_path / "runs").touch()
+        eventually(lambda: current().lending.waits, "the thread waits")  # type: ignore[union-attr]
+        return os.getpid()
+
+    @zf.remote
+    def last(_: None) -> int:
+        return 7
+
+    @zf.remote
+    def outer() -> list[int]:
+        found: list[int] = []
+
+        def wait() -> None:
+            ref = last.remote(gate.remote())
+            eventually((tmp_path / "runs").exists, "something runs on top")
+            found.append(zf.get(ref))
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        found.append(zf.get(on_top.remote()) == os.getpid())
+        (tmp_path / "go").touch()
+        thread.join()
+        return found
+
+    assert zf.get(outer.remote(), timeout=PATIENCE) == [True, 7]
+    eventually(lambda: zf.available_resources().get("CPU") == 1, "the CPU is free again, once")
 
 
 def test_what_the_scheduler_is_told() -> None:

@@ -3,6 +3,10 @@
 The scheduler is told what it is told of a task that waits in ``wait``: that it waits, for what, and that nothing can run on top of it. It
 is told so once, however many threads and coroutines wait, until the last of them goes on, or the task ends. Their main thread may compute
 meanwhile, and uses a CPU that is lent: nobody can tell from outside whether it joins them.
+
+Nor can anybody tell whose threads they are: they count as those of the task on top. If that ends first, they count as those of the task
+below: it waits in its main thread now, and may join them next. Were they forgotten, its CPU would not be lent then, and what they wait for
+might need it.
 """
 
 from __future__ import annotations
@@ -19,6 +23,8 @@ class Lending:
         self.worker = worker
         self.waits: dict[bytes, list[Wanted]] = {}
         """What is waited for, by whose threads and coroutines wait: by task."""
+        self._heirs: dict[bytes, bytes] = {}
+        """The task below each that has ended while some waited."""
         self._said: set[bytes] = set()
         """Tasks of which the scheduler was told so."""
 
@@ -33,12 +39,14 @@ class Lending:
 
     def end(self, task_id: bytes, wanted: Wanted) -> None:
         """It goes on."""
+        while task_id in self._heirs:
+            task_id = self._heirs[task_id]
         waits = self.waits.get(task_id)
         if waits is None or wanted not in waits:
             return  # The task has ended meanwhile.
         waits.remove(wanted)
         if not waits:
-            self.close(task_id)
+            self._forget(task_id)
 
     def resume(self, task_id: bytes) -> None:
         """The main thread does not wait (any more): others may."""
@@ -54,6 +62,16 @@ class Lending:
             self.worker.unblock()
 
     def close(self, task_id: bytes) -> None:
-        """The task ends, or nobody waits any more."""
+        """The task, which is on top, ends."""
+        stack: list[bytes] = [each.row[0] for each in self.worker.stack]
+        if (waits := self.waits.get(task_id)) and task_id in stack[1:]:
+            below = stack[stack.index(task_id) - 1]  # It says that they wait when its main thread goes on.
+            self.waits.setdefault(below, []).extend(waits)
+            self._heirs = {before: below if heir == task_id else heir for before, heir in self._heirs.items()} | {task_id: below}
+        self._forget(task_id)
+
+    def _forget(self, task_id: bytes) -> None:
+        """Nobody waits any more, or the task ends."""
         self.suspend(task_id)
         self.waits.pop(task_id, None)
+        self._heirs = {before: heir for before, heir in self._heirs.items() if heir != task_id}
