@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from zfabric.api.lifecycle import ADDRESS_VARIABLE
-from zfabric.cli.options import json_option
+from zfabric.cli.options import PID, json_option
 from zfabric.cli.output import print_json, print_table
 from zfabric.cli.sessions import seconds
 from zfabric.protocol.names import brief
@@ -25,7 +25,7 @@ from zfabric.runtime.session import Session, find_sessions
 
 
 @click.command(short_help="Attach to a task that waits at its breakpoint().")
-@click.argument("pid", type=click.IntRange(min=1), required=False)
+@click.argument("pid", type=PID, metavar="[PID]", required=False)
 @click.option("--list", "only_list", is_flag=True, help="Only list the breakpoints that wait.")
 @click.option(
     "--address", envvar=ADDRESS_VARIABLE, metavar="ADDRESS", help="Only of the cluster at this address, not of all that run here."

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import click
 
-from zfabric.cli.options import address_option
+from zfabric.cli.options import PID, WholeNumber, address_option
 from zfabric.cli.sessions import looked_at, session_option
 from zfabric.runtime.lines import Lines
 from zfabric.runtime.logs import STREAMS, log_path, worker_pids
@@ -35,9 +35,9 @@ class Source(NamedTuple):
 @address_option
 @session_option
 @click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until Ctrl-C or the end of the cluster.")
-@click.option("--worker", "pid", type=click.IntRange(min=1), metavar="PID", help="Only this worker's; also one that has ended.")
+@click.option("--worker", "pid", type=PID, metavar="PID", help="Only this worker's; also one that has ended.")
 @click.option("--daemon", is_flag=True, help="The fabric's own processes instead of the workers.")
-@click.option("-n", "--tail", "lines", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each file.")
+@click.option("-n", "--tail", "lines", type=WholeNumber("number of lines", 0), metavar="N", help="Only the last N lines of each file.")
 def logs(address: str | None, ended: str | None, follow: bool, pid: int | None, daemon: bool, lines: int | None) -> None:
     """What the workers printed, their standard output before their standard error.
 

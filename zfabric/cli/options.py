@@ -14,6 +14,32 @@ from zfabric.exceptions import ConfigError, FabricError
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+class WholeNumber(click.ParamType):  # type: ignore[type-arg]  # Generic for type checkers alone.
+    """A whole number within bounds. What is wrong with one is said with its unit and both of them."""
+
+    name = "number"
+
+    def __init__(self, what: str, minimum: int, maximum: int | None = None) -> None:
+        self.what = what
+        self.minimum = minimum
+        self.maximum = maximum
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number that was typed."""
+        try:
+            number = int(value)
+        except ValueError:
+            number = self.minimum - 1
+        if number < self.minimum or (self.maximum is not None and number > self.maximum):
+            bounds = f"{self.minimum:,} or more" if self.maximum is None else f"from {self.minimum:,} to {self.maximum:,}"
+            self.fail(f"{value!r} is not a {self.what}: write a whole number, {bounds}", param, ctx)
+        return number
+
+
+PID = WholeNumber("pid of a process", 1)
+"""What a process is named by."""
+
+
 def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
     if value is None:
         return None
@@ -87,8 +113,8 @@ def cluster_options(function: Function) -> Function:
         ),
         click.option("--object-store-memory", callback=_size, metavar="SIZE", help="Shared memory for values, such as 2GiB."),
         click.option("--resources", callback=_resources, metavar="JSON", help="""Further resources, such as '{"tpu": 2}'."""),
-        click.option("--num-gpus", type=click.IntRange(min=0), metavar="N", help="GPUs; by default those that are there."),
-        click.option("--num-cpus", type=click.IntRange(min=0), metavar="N", help="CPUs; by default those that are there."),
+        click.option("--num-gpus", type=WholeNumber("number of GPUs", 0), metavar="N", help="GPUs; by default those that are there."),
+        click.option("--num-cpus", type=WholeNumber("number of CPUs", 0), metavar="N", help="CPUs; by default those that are there."),
     ):
         function = decorate(function)
     return function

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from zfabric.adapters import dump as store
-from zfabric.cli.options import address_option
+from zfabric.cli.options import WholeNumber, address_option
 from zfabric.cli.sessions import chosen_session, connected
 from zfabric.machines.common.tables import TABLES
 from zfabric.runtime.session import Session
@@ -30,7 +30,7 @@ def state() -> None:
 @click.argument("path", required=False, metavar="[PATH]")
 @address_option
 @click.option("--table", type=click.Choice(TABLES), help="Only this one.")
-@click.option("--limit", type=click.IntRange(min=0), metavar="N", help="Rows of each table at most.")
+@click.option("--limit", type=WholeNumber("number of rows", 0), metavar="N", help="Rows of each table at most.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of lines.")
 def dump(path: str | None, address: str | None, table: str | None, limit: int | None, as_json: bool) -> None:
     """Print the rows of the control store, of a running cluster or of the store directory PATH.
