@@ -561,6 +561,13 @@ def test_ctrl_c_in_the_terminal_does_not_reach_the_session(fabric: Callable[...,
     assert f.spawn(SLEEP)
 
 
+def test_the_latest_session_is_the_latest_though_the_clock_was_set_back(fabric: Callable[..., Fabric]) -> None:
+    before, after = fabric(), fabric()
+    assert before.session.describe()["started"] < after.session.describe()["started"]
+    os.utime(f"{after.session.directory}/session.json", (0, 0))
+    assert [each.directory for each in find_sessions()] == [before.session.directory, after.session.directory]
+
+
 def test_a_started_session_outlives_its_launcher_and_is_found_and_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__))
     program = (

@@ -324,14 +324,14 @@ def user_directory(base: str | None = None) -> str:
 
 
 def find_sessions(base: str | None = None) -> list[Session]:
-    """This user's living sessions that have been described, oldest first."""
+    """This user's living sessions that have been described, oldest first: by ticks since the boot, since the wall clock may be set back."""
     parent = user_directory(base)
     found = {}
     for name in os.listdir(parent):
         session = Session(f"{parent}/{name}")
         if name.startswith("s-") and session.alive():
-            with suppress(FileNotFoundError):  # It is just being made, or has ended meanwhile.
-                found[session] = os.stat(f"{session.directory}/session.json").st_mtime_ns
+            with suppress(OSError, ValueError):  # It is just being made, or has ended meanwhile.
+                found[session] = (int(session._written().get("started", 0)), os.stat(f"{session.directory}/session.json").st_mtime_ns)
     return sorted(found, key=found.__getitem__)
 
 
