@@ -76,6 +76,9 @@ class Async:
     async def wait(self) -> None:
         await asyncio.sleep(1000)
 
+    async def pid(self) -> int:
+        return os.getpid()
+
 
 @zf.remote(max_concurrency=2)
 class Threaded:
@@ -118,6 +121,17 @@ def test_every_thread_and_coroutine_of_the_workers_and_the_driver(tmp_path: Path
     assert "/zfabric/runtime/" in looked(task_id, "--all")
     for ref in refs:
         zf.cancel(ref, force=True)
+
+
+def test_an_event_loop_that_has_nothing_to_do_is_left_out() -> None:
+    actor = Async.options(num_cpus=0).remote()
+    assert zf.get(actor.pid.remote(), timeout=PATIENCE)
+    pid = str(zf.get(actor.pid.remote(), timeout=PATIENCE))
+    eventually(lambda: "asyncio" not in looked(pid), "its loop waits")
+    assert "zfabric-loop" not in looked(pid)
+    everything = looked(pid, "--all")
+    assert "zfabric-loop" in everything
+    assert "/asyncio/" in everything
 
 
 def test_a_driver_that_waits_shows_where(tmp_path: Path) -> None:

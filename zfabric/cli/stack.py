@@ -16,7 +16,7 @@ from zfabric.exceptions import FabricError, GetTimeoutError
 from zfabric.protocol.names import brief, is_text
 from zfabric.runtime.client import FabricClient
 from zfabric.runtime.session import Session
-from zfabric.runtime.stacks import Thread, dump_path, dumped_threads, frames_of_program
+from zfabric.runtime.stacks import Thread, dump_path, dumped_threads, frames_of_program, is_idle_loop
 
 ANSWER_SECONDS = 2.5
 """How long a process may take to answer: a driver looks for questions once a second."""
@@ -99,7 +99,7 @@ def _thread(thread: Thread, is_worker: bool, everything: bool) -> dict[str, Any]
         "runs": [{"name": task, "task_id": identifier.hex(), "seconds": span} for task, identifier, span in runs],
         "frames": [
             {"file": path, "line": line, "function": function, "source": linecache.getline(path, line).strip()[:200]}
-            for path, line, function in (frames if everything else frames_of_program(frames, is_worker))
+            for path, line, function in (frames if everything else () if is_idle_loop(frames) else frames_of_program(frames, is_worker))
         ],
     }
 

@@ -27,6 +27,9 @@ TOTAL_MAX = 3000
 """Frames of one process in an answer, which is one message."""
 PATH_MAX = 500
 _LOOK_EVERY = 0.02
+_ASYNCIO = os.path.join(os.path.dirname(os.__file__), "asyncio", "")
+_SELECTORS = os.path.join(os.path.dirname(os.__file__), "selectors.py")
+"""Files of the standard library's event loop."""
 
 Run = tuple[str, bytes, float]
 """(name, id of the task or call, seconds since it began)"""
@@ -138,6 +141,12 @@ def _parsed(text: str) -> Iterable[Thread]:
 
 
 _DUMPED = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+
+
+def is_idle_loop(frames: tuple[Frame, ...]) -> bool:
+    """Whether a thread runs an event loop that waits for news: none of its frames is the program's, and the innermost is the selector's."""
+    inside = [path for path, _, function in frames if is_of_program(path, function)]
+    return bool(inside) and inside[-1] == _SELECTORS and all(path.startswith((_ASYNCIO, _SELECTORS)) for path in inside)
 
 
 def frames_of_program(frames: tuple[Frame, ...], is_worker: bool) -> tuple[Frame, ...]:
