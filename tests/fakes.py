@@ -154,6 +154,12 @@ class FakeClient:
     def explain_call(self, object_id: bytes) -> None:
         """None of these objects is made by a call."""
 
+    def pending_calls(self, matches: Callable[[bytes], bool]) -> list[bytes]:
+        return []
+
+    def breakpoint_of(self, task_id: bytes, pid: str) -> str:
+        return ""
+
     def query(self, what: str, *arguments: Any, timeout: float = 10.0) -> Any:
         answer = self.answers[what]
         return answer(*arguments) if callable(answer) else answer

@@ -17,6 +17,7 @@ from bad_days import PATIENCE, eventually, failure, query, session
 from conftest import running_cluster
 
 import zfabric as zf
+from zfabric.protocol.names import brief
 
 ZFABRIC = Path(sys.executable).with_name("zfabric")
 
@@ -105,7 +106,7 @@ def test_explain_takes_a_handle_a_name_or_an_id() -> None:
     for subject in (seen, "explained", seen._actor_id.hex()):
         found = zf.explain(subject)
         assert (found.state, found.reason) == ("alive", f"lives in process {pid}, and runs what it is called for")
-        assert found.facts["handles"] == f"processes {os.getpid()}"
+        assert found.facts["handles"] == f"process {os.getpid()}"
     text = printed("explain", "explained")
     assert text.startswith("actor ")
     assert "(Seen, explained): alive" in text
@@ -126,6 +127,11 @@ def test_why_an_actor_is_not_there_yet(tmp_path: Path) -> None:
     eventually(lambda: zf.explain(greedy).state == "creating", "the daemon has heard of it")
     assert "no node has or will ever have 3 CPU" in zf.explain(greedy).reason
     assert zf.explain(called).reason == "pid waits until the actor is made"
+    shown = brief(called.binary())
+    assert shown.endswith("-c0")
+    for typed in (shown, shown.removesuffix("-c0"), shown.upper()):
+        assert (zf.explain(typed).state, zf.explain(typed).reason) == ("waiting", "pid waits until the actor is made"), typed
+    assert zf.explain(shown.replace("-c0", "-p0")).state == "unknown"
     born = Seen.remote(str(tmp_path / "go"))
     eventually(lambda: "runs on worker" in zf.explain(born).reason, "its __init__ runs")
     (tmp_path / "go").touch()

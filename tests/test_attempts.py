@@ -88,8 +88,8 @@ def test_what_runs_goes_on_under_its_number_and_runs_again_under_one_of_the_new_
     assert [task["attempt"] for task in answer.payload] == [3]
     explanation = node.scheduler.explain(task_id(0))
     assert explanation is not None
-    assert dict(explanation.facts)["attempt"] == "3", "people are told how often it was tried"
-    assert "attempt 2: worker 99" in dict(explanation.facts)["earlier attempts"]
+    assert dict(explanation.facts)["attempt"] == "4 of 4", "people are told how often it was tried"
+    assert "attempt 3: worker 99" in dict(explanation.facts)["earlier attempts"]
     node.complete(worker, 0, next_attempt(THIRD, FIRST))
     assert node.results() == {0: (m.OK, (b"value",))}
 

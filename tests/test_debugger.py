@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 from bad_days import PATIENCE, eventually
+from click.testing import CliRunner
 from command_line import a_place, gone
 from conftest import running_cluster
 
 import zfabric as zf
+from zfabric.cli.listings import explain
 from zfabric.exceptions import ConfigError, TaskCancelledError, TaskError, TaskTimeoutError
+from zfabric.protocol.names import brief
 from zfabric.runtime.debugger import ASK, attach, waiting
 
 PROMPT = b"(Pdb) " + ASK
@@ -100,8 +103,14 @@ def test_a_task_is_debugged_and_goes_on(directory: str, capfd: pytest.CaptureFix
 
     eventually(told, "the driver has said how to attach")
     assert f"(add pid={row['pid']}) breakpoint in add ({__file__}:{line}): attach with `zfabric debug {row['pid']}`\n" in said
+    where = f"it stands at a breakpoint() ({__file__}:{line}): attach with `zfabric debug {row['pid']}`"
+    assert zf.explain(ref).reason == f"runs on worker {row['pid']}; {where}"
+    for subject in (brief(ref.binary()[:16]), str(row["pid"])):
+        printed = CliRunner().invoke(explain, [subject, "--address", directory]).output
+        assert where.removeprefix("it stands") in printed, printed
     terminal = Debugged(directory, row["name"])
     assert waiting(directory) == []
+    assert "breakpoint" not in zf.explain(ref).reason
     assert f"test_debugger.py({line + 1})add()" in terminal.shown
     assert terminal.type("p x, y").startswith("(3, 4)\n")
     where = terminal.type("where")

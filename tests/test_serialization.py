@@ -481,7 +481,7 @@ def test_an_error_is_also_an_instance_of_the_users_class():
     assert "raise error" in note
     assert "node abcd" in note
     assert "pid 7" in note
-    assert "attempt 1" in note
+    assert "attempt 2" in note, "people count from 1"
     assert "in sent" in error.traceback_text
     shown = "".join(traceback.format_exception(error))
     assert "zfabric.exceptions.TaskError(ZeroDivisionError): division by zero\nraised in " in shown

@@ -292,7 +292,10 @@ def told(payload: bytes, raised: bool) -> str:
 
 def _note_of(traceback_text: str, facts: Mapping[str, Any]) -> str:
     remote = traceback_text.rstrip().replace("\n", "\n  ")
-    where = ", ".join(f"{name} {str(value)[:NODE_DIGITS] if name == 'node' else value}" for name, value in facts.items())
+    shown = {**facts, "node": str(facts["node"])[:NODE_DIGITS]} if "node" in facts else dict(facts)
+    if isinstance(shown.get("attempt"), int):
+        shown["attempt"] += 1  # Programs count from 0, people from 1.
+    where = ", ".join(f"{name} {value}" for name, value in shown.items())
     return f"raised in {where or 'a task'}\n  {remote}"
 
 

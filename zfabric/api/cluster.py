@@ -12,7 +12,7 @@ from zfabric.api.core import owner_of
 from zfabric.api.errors import a
 from zfabric.api.lifecycle import connected
 from zfabric.api.refs import ObjectRef
-from zfabric.protocol.ids import OBJECT_BYTES, TASK_BYTES, short
+from zfabric.protocol.ids import FIRST_INDEX, OBJECT_BYTES, TASK_BYTES, object_id, short
 from zfabric.protocol.names import check_length, is_text, matcher
 from zfabric.runtime.interface import ClientInterface
 
@@ -29,7 +29,7 @@ class Explanation:
     def __str__(self) -> str:
         width = max(map(len, self.facts), default=0)
         lines = [f"{self.subject}: {self.state}", f"  {self.reason}"]
-        return "\n".join([*lines, *(f"  {name:<{width}}  {value}" for name, value in self.facts.items())])
+        return "\n".join([*lines, *(f"  {name + ':':<{width + 1}} {value}" for name, value in self.facts.items())])
 
     def __repr__(self) -> str:
         return f"Explanation({self.subject!r}, {self.state!r}, {self.reason!r}, {self.facts!r})"
@@ -60,20 +60,27 @@ def explain(ref: ObjectRef | ActorHandle | str | bytes) -> Explanation:
     name = short(subject) or str(ref)
     called = client.explain_call(subject)
     if called is not None:
-        return _of_call(client, name, *called)
+        return _of_call(client, name, subject, *called)
     answer = client.query("explain", subject)
     if answer is None:
         return Explanation(name, "unknown", "nothing is known of it: it ended and was forgotten, or never was", {})
     state, reason, facts = answer
-    return Explanation(name, state, reason, dict(facts))
+    return Explanation(name, state, _with_breakpoint(client, subject, reason, dict(facts)), dict(facts))
 
 
-def _of_call(client: ClientInterface, name: str, state: str, actor_id: bytes, reason: str) -> Explanation:
+def _with_breakpoint(client: ClientInterface, subject: bytes, reason: str, facts: dict[str, str]) -> str:
+    """What is said of a task, a call or an actor, and, if it stands at a breakpoint, where."""
+    where = client.breakpoint_of(subject[:TASK_BYTES], facts.get("pid", ""))
+    return f"{reason}; {where}" if where else reason
+
+
+def _of_call(client: ClientInterface, name: str, subject: bytes, state: str, actor_id: bytes, reason: str) -> Explanation:
     """Where a call stands, and what keeps its actor."""
     actor = client.query("explain", actor_id)
     if actor is None:
         return Explanation(name, state, reason, {"actor": short(actor_id)})
     actor_state, why, facts = actor
+    reason = _with_breakpoint(client, subject, reason, dict(facts))
     return Explanation(name, state, reason, {**dict(facts), f"the actor is {actor_state}": why})
 
 
@@ -84,10 +91,18 @@ def _identified(client: ClientInterface, text: str) -> bytes:
         raise ValueError(f"{text!r} can mean {len(found)} things; give more of the id, such as {found[0]['id']!r}")
     if found:
         return bytes.fromhex(found[0]["id"])
-    if matcher(text) is None:
+    matches = matcher(text)
+    if matches is None:
         raise ValueError(f"explain() takes a ref, a handle, an actor's name or an id as `zfabric tasks` shows it, not {text!r}")
-    whole = len(text) in (2 * TASK_BYTES, 2 * OBJECT_BYTES) and not text.strip(hexdigits)
-    return bytes.fromhex(text) if whole else b""  # The result of a call may be known to its caller alone.
+    if len(text) in (2 * TASK_BYTES, 2 * OBJECT_BYTES) and not text.strip(hexdigits):
+        return bytes.fromhex(text)
+    # A call may be known to its caller alone, and its result with it.
+    task, _, index = text.strip().lower().rpartition("-c")
+    calls = client.pending_calls(matcher(task) or matches)
+    if len(calls) != 1:
+        return b""
+    of_value = task and index.isdecimal() and int(index) < FIRST_INDEX["p"] - FIRST_INDEX["c"]
+    return object_id(calls[0], FIRST_INDEX["c"] + int(index)) if of_value else calls[0]
 
 
 def nodes() -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import click
 
 from zfabric.adapters.processes import resident_bytes
-from zfabric.cli.options import address_option, json_option
+from zfabric.cli.options import WholeNumber, address_option, json_option
 from zfabric.cli.output import amounts, print_json, print_table, size
 from zfabric.cli.sessions import chosen_session, connected, seconds, session_option, tables_of
+from zfabric.protocol.ids import TASK_BYTES
 from zfabric.protocol.messages.people import LIST_LIMIT, TASK_STATES
 from zfabric.protocol.names import brief, is_text
 from zfabric.runtime.timeline import rows_of, trace_events
@@ -25,7 +27,7 @@ PENDING = ("ready", "infeasible", "waiting", "assigned")
 
 def limit_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """How many rows."""
-    bounds = click.IntRange(min=1, max=LIST_LIMIT)
+    bounds = WholeNumber("number of rows", 1, LIST_LIMIT)
     text = f"Rows at most (up to {LIST_LIMIT:,})."
     return click.option("--limit", type=bounds, default=LIMIT, show_default=True, metavar="N", help=text)(function)
 
@@ -70,7 +72,7 @@ def tasks(address: str | None, ended: str | None, states: tuple[str, ...], limit
                 row["name"],
                 row["state"],
                 _for(row["seconds"]),
-                row["attempt"],
+                row["attempt"] + 1,
                 row["pid"] or "-",
                 amounts(row["demand"]),
             )
@@ -272,9 +274,14 @@ def explain(subject: str, address: str | None, as_json: bool) -> None:
             raise click.UsageError(f"{subject!r} can mean {'at least ' if len(found) >= 20 else ''}{len(found)} things:\n{lines}")
         identifier = bytes.fromhex(found[0]["id"]) if found else b""
         answer = client.query("explain", identifier) if found else None
+        where = client.breakpoint_of(identifier[:TASK_BYTES], dict(answer[2]).get("pid", "")) if answer else ""
     if answer is None:
-        raise click.ClickException(f"nothing is known of {subject!r}: it has ended and was forgotten, or never was")
+        why = "it has ended and was forgotten, or never was"
+        if re.fullmatch(r"\d+-[0-9a-f]+-\d+(-c\d+)?", subject):
+            why += ", or it is a call of an actor without an outcome yet: of those only the caller knows (zf.explain(ref) there)"
+        raise click.ClickException(f"nothing is known of {subject!r}: {why}")
     state, reason, facts = answer
+    reason += f"; {where}" if where else ""
     if as_json:
         kind = found[0]["kind"]
         print_json({"id": identifier.hex(), "kind": kind, "state": state, "reason": reason, "facts": dict(facts)})
@@ -284,7 +291,7 @@ def explain(subject: str, address: str | None, as_json: bool) -> None:
         click.echo()
         width = max(len(name) for name, _ in facts)
         for name, value in facts:
-            click.echo(f"  {name:<{width}}  {value}")
+            click.echo(f"  {name + ':':<{width + 1}} {value}")
 
 
 def _lent(lent: dict[str, float]) -> str:

@@ -551,6 +551,17 @@ class FabricClient(Connection):
         with self.lock:
             return self.machine.calls.explain(object_id)
 
+    def pending_calls(self, matches: Callable[[bytes], bool]) -> list[bytes]:
+        """See ``ClientInterface``."""
+        with self.lock:
+            return list(filter(matches, self.machine.calls.pending))
+
+    def breakpoint_of(self, task_id: bytes, pid: str) -> str:
+        """See ``ClientInterface``."""
+        from zfabric.runtime.debugger import where_waiting
+
+        return where_waiting(self.session.directory, task_id, pid)
+
     def query(self, what: str, *arguments: Any, timeout: float = 10.0) -> Any:
         """See ``ClientInterface``."""
         with self.lock:

@@ -239,6 +239,15 @@ def waiting(session_directory: str) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: float(row["since"]))
 
 
+def where_waiting(session_directory: str, task_id: bytes, pid: str = "") -> str:
+    """Where the task or call with this id waits for a terminal, or else one of the process with this pid, and how to attach; or nothing."""
+    for row in waiting(session_directory):
+        if row["task_id"] == task_id.hex() or str(row["pid"]) == pid:
+            who = "it stands" if row["task_id"] == task_id.hex() else f"{row['task'] or 'its code'} stands"
+            return f"{who} at a breakpoint() ({row['file']}:{row['line']}): attach with `zfabric debug {row['pid']}`"
+    return ""
+
+
 def attach(session_directory: str, name: str) -> socket.socket:
     """A connection with the debugger of one of ``waiting``. OSError if it has gone, or somebody else has attached."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -193,6 +193,7 @@ class DriverClient(FabricClient):
     add_done_callback = fenced(FabricClient.add_done_callback)
     cancel = fenced(FabricClient.cancel)
     explain_call = fenced(FabricClient.explain_call)
+    pending_calls = fenced(FabricClient.pending_calls)
     query = fenced(FabricClient.query)
     close = fenced(FabricClient.close)
     _get = fenced(FabricClient.get)

@@ -139,6 +139,12 @@ class ClientInterface(Protocol):
     def explain_call(self, object_id: bytes) -> tuple[str, bytes, str] | None:
         """Where the call of an actor stands that is to make this object: state, actor, reason. None if it is none of this process."""
 
+    def pending_calls(self, matches: Callable[[bytes], bool]) -> list[bytes]:
+        """The ids of calls of actors by this process that have no outcome yet and that match."""
+
+    def breakpoint_of(self, task_id: bytes, pid: str) -> str:
+        """Where the task or call stands, or else the process with this pid, if that is at a ``breakpoint()``; empty if it is not."""
+
     def query(self, what: str, *arguments: Any, timeout: float = 10.0) -> Any:
         """Ask the node's daemon; the payload of its ``Answer``. FabricError with its error text."""
 

@@ -77,6 +77,7 @@ class WorkerConnection(FabricClient):
     add_done_callback = closed_to_interrupts(FabricClient.add_done_callback)
     cancel = closed_to_interrupts(FabricClient.cancel)
     explain_call = closed_to_interrupts(FabricClient.explain_call)
+    pending_calls = closed_to_interrupts(FabricClient.pending_calls)
     query = closed_to_interrupts(FabricClient.query)
 
     @property

@@ -605,6 +605,12 @@ class JobRecord:
         """How many times its driver was told that something runs again."""
 
 
+def attempt_text(task: TaskRecord, max_retries: int) -> str:
+    """Which attempt of a task this is, and of how many, as people count: from 1. ``max_retries`` holds where its options say nothing."""
+    number, most = tries_of(task.attempt) + 1, task.option("max_retries", max_retries) + 1
+    return f"{number} of {most}" if number <= most else str(number)  # Else there is no bound, or a lost value was made again.
+
+
 def make_outputs(task: TaskRecord, count: int) -> None:
     """Give a task with ``count`` != 1 returns records for its values."""
     task.outputs = tuple(ObjectRecord(object_id(task.id, index), task, task.submitter) for index in range(count))

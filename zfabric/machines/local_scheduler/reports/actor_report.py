@@ -122,7 +122,10 @@ def _checkpoints(row: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _listed(pids: list[int]) -> str:
-    return "processes " + ", ".join(map(str, pids[:8])) + (f" and {len(pids) - 8} more" if len(pids) > 8 else "") if pids else "none"
+    if not pids:
+        return "none"
+    more = f" and {len(pids) - 8} more" if len(pids) > 8 else ""
+    return ("process " if len(pids) == 1 else "processes ") + ", ".join(map(str, pids[:8])) + more
 
 
 def _reason(

@@ -27,6 +27,7 @@ from zfabric.machines.local_scheduler.records import (
     Stored,
     TaskRecord,
     WorkerRecord,
+    attempt_text,
 )
 from zfabric.machines.local_scheduler.reports import actor_report
 from zfabric.protocol import messages as m
@@ -502,7 +503,7 @@ def _explain_task(scheduler: LocalScheduler, task: TaskRecord, subject: bytes, n
     facts: list[tuple[str, str]] = [
         ("task", brief(task.id)),
         ("function", task.name),
-        ("attempt", str(tries_of(task.attempt))),
+        ("attempt", attempt_text(task, scheduler.config.max_retries)),
         ("demand", describe(queue.demand)),
     ]
     elapsed = None if now is None else _elapsed(scheduler, task, now)

@@ -19,6 +19,7 @@ from zfabric.machines.local_scheduler.records import (
     Stored,
     TaskRecord,
     WorkerRecord,
+    attempt_text,
     prefixes_of,
 )
 from zfabric.machines.local_scheduler.tables import Tables
@@ -514,14 +515,13 @@ class Outcomes:
         how = f"signal {died.signal}" if died.signal else f"exit code {died.exit_code}"
         if memory:
             how = f"the node ran out of memory and this worker had the most, {died.peak / 2**20:.0f} MiB"
-        rare.history.append(f"attempt {tries_of(task.attempt)}: worker {worker.pid}: {how}")
+        rare.history.append(f"attempt {tries_of(task.attempt) + 1}: worker {worker.pid}: {how}")
         if rare.alone >= self.tables.config.poison_kills:
             kind = "PoisonedTaskError"
             text = f"{task.name} killed every worker it was given ({rare.crashes}), {rare.alone} of them while it ran alone"
         elif self._may_retry(task):
             self.again(task)
-            limit = task.option("max_retries", self.tables.config.max_retries)
-            of = f" of {limit + 1}" if limit >= 0 else ""
+            attempt = attempt_text(task, self.tables.config.max_retries)
             died_of = (
                 how
                 if memory
@@ -529,9 +529,7 @@ class Outcomes:
                 if died.signal
                 else f"its worker (pid {worker.pid}) ended with {how}"
             )
-            self.tables.notify_again(
-                task.function.queue.job, f"{task.name} ({brief(task.id)}) runs again, attempt {rare.retries + 1}{of}: {died_of}"
-            )
+            self.tables.notify_again(task.function.queue.job, f"{task.name} ({brief(task.id)}) runs again, attempt {attempt}: {died_of}")
             return
         else:
             kind = "OutOfMemoryError" if memory else "WorkerCrashedError"
