@@ -9,10 +9,12 @@ import sys
 from collections.abc import Callable, Iterator
 
 import pytest
-from bad_days import PATIENCE, eventually
+from bad_days import PATIENCE, eventually, session
+from command_line import ZFABRIC
 from conftest import running_cluster
 
 import zfabric as zf
+from zfabric.protocol.names import brief
 
 TIMES = 20
 
@@ -166,7 +168,13 @@ def test_a_crash_shows_where_the_program_was(read: Read) -> None:
 
     with pytest.raises(zf.exceptions.WorkerCrashedError) as caught:
         zf.get(crash.remote(), timeout=PATIENCE)
-    printed = "\n".join(read()[1])
+    lines = read()[1]
+    assert [line for line in lines if "Fatal Python error" in line and line.startswith("(crash pid=")], lines
+    logs = subprocess.run([ZFABRIC, "logs", "--address", session().directory], capture_output=True, text=True, check=True).stdout
+    signed = [line for line in logs.splitlines() if line.startswith("(crash pid=")]
+    task_id = brief(bytes.fromhex(caught.value.facts["task"]))
+    assert signed[-1].endswith(f") this worker died of signal 11 while it ran crash ({task_id})"), logs
+    printed = "\n".join(lines)
     for text in (printed, str(caught.value)):
         assert "Fatal Python error: Segmentation fault" in text
         assert f'{__file__}", line {crash._function.__code__.co_firstlineno + 4} in crash' in text

@@ -25,7 +25,7 @@ from zfabric.adapters.sockets import Post
 from zfabric.exceptions import ConnectionLostError, FabricError
 from zfabric.machines.control_store import ControlStore
 from zfabric.machines.global_scheduler import GlobalScheduler, LeastWait
-from zfabric.machines.local_scheduler import JobRecord, LocalScheduler, WorkerRecord
+from zfabric.machines.local_scheduler import JobRecord, LocalScheduler, WorkerRecord, name_of_running
 from zfabric.machines.object_store import ObjectStore
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
@@ -33,9 +33,11 @@ from zfabric.protocol.access import FROM_PROCESSES
 from zfabric.protocol.ids import CONTROL_STORE, GLOBAL_SCHEDULER, LOCAL_SCHEDULER, OBJECT_STORE, SHELL, Address
 from zfabric.protocol.machine import Refusal
 from zfabric.protocol.messages import Envelope
+from zfabric.protocol.names import brief
 from zfabric.protocol.options import RESOURCE_UNIT
 from zfabric.runtime.connect import new_incarnation
-from zfabric.runtime.logs import LogTailer, note_worker, say
+from zfabric.runtime.lines import CRASH
+from zfabric.runtime.logs import LogRow, LogTailer, note_worker, say
 from zfabric.runtime.session import Session
 from zfabric.runtime.slots import Slots
 from zfabric.runtime.storage import Storage
@@ -56,6 +58,8 @@ MEMORY_SECONDS = 0.004
 SWEEP_EVERY = 5.0
 """How often peers that are no longer registered are looked for; who is found twice is let go of. What they were told last (a driver its
 farewell) has had that long to arrive, which is longer than they wait for it."""
+CRASHES = frozenset(map(int, (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)))
+"""Signals at which Python reports where each thread was, and cannot know which task that was."""
 STOP_SECONDS = 0.5
 """How long a daemon that is stopped waits for the commits of its jobs' ends: half of what the supervisor allows it."""
 ROUNDS_MAX = 1000
@@ -377,12 +381,25 @@ class Daemon:
         known = self.scheduler.tables.by_pid.get(died.pid)
         if not isinstance(known, WorkerRecord):
             return died
-        rows = self._logs.flush(known.token, died.pid)
+        executing, ended = self._slots.read(known.token)
+        rows = self._with_names_of_crashes(self._logs.flush(known.token, died.pid), executing)
+        name = name_of_running(self.scheduler, known, executing) if died.signal in CRASHES else ""
+        if name:
+            self._logs.sign(known.token, name, f"this worker died of signal {died.signal} while it ran {name} ({brief(executing)})")
         if rows and self.config.log_to_driver:
             self._step(now, LOCAL_SCHEDULER, self._shell, m.LogLines(tuple(rows)))
         self._logs.forget(known.token)
-        executing, ended = self._slots.read(known.token)
         return died._replace(executing=executing, ended=ended)
+
+    def _with_names_of_crashes(self, rows: list[LogRow], executing: bytes = b"") -> list[LogRow]:
+        """Lines of workers, where Python's report of a crash, which no Python code could put a name in front of, has that of the task."""
+        found = []
+        for pid, name, stream, text in rows:
+            worker = self.scheduler.tables.by_pid.get(pid) if not name and CRASH in text else None
+            if isinstance(worker, WorkerRecord):
+                name = name_of_running(self.scheduler, worker, executing or self._slots.executing(worker.token))
+            found.append((pid, name, stream, text))
+        return found
 
     def _incarnations_of(self, pid: int) -> tuple[bytes, ...]:
         """What a process is known as: where it receives, and where its control thread does."""
@@ -446,7 +463,7 @@ class Daemon:
             if last_of is not None and worker.job is last_of:
                 rows += self._logs.flush(worker.token, worker.pid)
         if rows and self.config.log_to_driver:
-            self._step(now, LOCAL_SCHEDULER, self._shell, m.LogLines(tuple(rows)))
+            self._step(now, LOCAL_SCHEDULER, self._shell, m.LogLines(tuple(self._with_names_of_crashes(rows))))
         return bool(rows)
 
     def _check_memory(self, now: float) -> None:

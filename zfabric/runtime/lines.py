@@ -21,7 +21,8 @@ _COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
 _COLOUR_END = "\x1b[0m"
 _UNSEEN = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if code != 0x09}
 """Control characters, but for the tab, as text."""
-_CRASH = "Fatal Python error: "
+CRASH = "Fatal Python error: "
+"""What a crash report of Python's begins with."""
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x")
 _FRAME = re.compile(r'  File "(.*)", line (?:\d+|\?\?\?) in (.*)')
 _THREAD_START = ("_bootstrap", "_bootstrap_inner", "run")
@@ -88,7 +89,7 @@ class Lines:
 
     def _shown(self, line: str) -> tuple[str, ...]:
         """The line; of a crash report, only the frames of the user's that ran last in each thread, and the thread they are of."""
-        if line.startswith(_CRASH):
+        if line.startswith(CRASH):
             self._crashed, self._thread, self._ours = True, "", None
             return (line,)
         if not self._crashed:

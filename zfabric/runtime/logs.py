@@ -21,7 +21,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
 
-from zfabric.runtime.lines import Lines, last_written
+from zfabric.runtime.lines import CRASH, Lines, last_written, mark
 from zfabric.runtime.stacks import dump_path
 
 STREAMS = ("out", "err")
@@ -83,7 +83,7 @@ def tail(path: str, lines: int = 20, size: int = 4096) -> str:
                 data = file.read(CHUNK_BYTES)
         except OSError:
             continue
-        crash = data.rfind(b"Fatal Python error: ")
+        crash = data.rfind(CRASH.encode())
         data = data[crash:] if crash >= 0 else data[-size:]
         kept = [line for _, line in Lines().read(data.rstrip())]
         if any(kept):
@@ -244,6 +244,14 @@ class LogTailer:
         """What is left of a worker that ended, its last line even if unfinished. ``pid`` is needed if it was never polled."""
         worker = self._worker(token, pid)
         return [row for stream, follower in worker.followers for row in _rows(worker.pid, stream, follower, follower.rest())]
+
+    def sign(self, token: bytes, name: str, text: str) -> None:
+        """Add a line, in the name of a task or an actor, to what a worker that has ended wrote to its standard error, if it did."""
+        path = log_path(self.directory, token, "err")
+        with contextlib.suppress(OSError):
+            if os.stat(path).st_size:
+                with open(path, "ab", buffering=0) as file:
+                    file.write(f"{mark(name)}{text}\n".encode(errors="replace"))
 
     def forget(self, token: bytes) -> None:
         """The worker has ended. Empty files go at once; of the others those of the last ``DEAD_KEPT`` workers are kept."""

@@ -46,6 +46,15 @@ class Slots:
         self._kept: dict[bytes, tuple[int, str]] = {}
         """Pages that count calls, and of which attempts they are, by actor."""
 
+    def executing(self, token: bytes) -> bytes:
+        """The task on top in a worker that may live; empty: none, or not known."""
+        try:
+            with open(slot_path(self.directory, token), "rb") as file:
+                found = file.read(TASK_BYTES)
+        except OSError:
+            return b""
+        return found if any(found) else b""
+
     def read(self, token: bytes) -> tuple[bytes, tuple[Row, ...]]:
         """The task that was on top (empty: none), and rows as in ``ProcessDied.ended``."""
         path = slot_path(self.directory, token)

@@ -281,6 +281,15 @@ def _failed(task: TaskRecord) -> bool:
     return any(record.status not in (OK, PENDING) for record in task.values())
 
 
+def name_of_running(scheduler: LocalScheduler, worker: WorkerRecord, executing: bytes) -> str:
+    """The name of the task or actor that a worker runs, as in front of what it prints, or nothing. ``executing`` is the task's id."""
+    task = worker.inflight.get(executing)
+    if task is not None:
+        return task.name.rpartition("<locals>.")[2]
+    actor = next(map(scheduler.actors.records.get, worker.actors), None) if executing and len(worker.actors) == 1 else None
+    return actor_report.title(actor).rpartition("<locals>.")[2] if actor is not None else ""
+
+
 def _objects(scheduler: LocalScheduler, now: float, limit: int = LIST_LIMIT) -> list[dict[str, Any]]:
     tables = scheduler.tables
     records = chain[AnyObject](tables.objects.values(), (task for task in tables.tasks.values() if task.outputs is None))
