@@ -295,6 +295,45 @@ print("rich" in sys.modules)
 """
 
 
+IPYTHON = """
+class ZMQInteractiveShell: pass
+shell = ZMQInteractiveShell()
+def get_ipython(): return shell
+"""
+DISPLAY = """
+import sys
+def display(shown): print(type(shown).__name__, getattr(shown, "text", ""), file=sys.__stdout__, flush=True)
+"""
+WIDGETS = """
+import sys
+class Output:
+    def clear_output(self, wait=False): pass
+    def __enter__(self): print("in the widget", file=sys.__stdout__, flush=True)
+    def __exit__(self, *error): print("out of it", file=sys.__stdout__, flush=True)
+"""
+NOTEBOOK = """
+import builtins, IPython
+builtins.get_ipython = IPython.get_ipython
+import zfabric as zf
+zf.init(num_cpus=1, log_to_driver=False)
+zf.progress(zf.remote(abs).map(range(5)), description="counted")
+"""
+
+
+def test_progress_is_a_widget_in_a_notebook_which_ends_with_the_last_state(tmp_path: Path) -> None:
+    """IPython and ipywidgets as rich sees them: what is drawn inside of the widget replaces what was there."""
+    for name, text in (("IPython/__init__", IPYTHON), ("IPython/display", DISPLAY), ("ipywidgets", WIDGETS)):
+        (tmp_path / f"{name}.py").parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.py").write_text(text)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))}
+    ran = subprocess.run([sys.executable, "-c", NOTEBOOK], capture_output=True, env=environment, text=True, timeout=PATIENCE)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.count("Output ") == 1, "the widget is shown once"
+    inside = ran.stdout.rpartition("in the widget")[2].partition("out of it")[0]
+    assert "counted" in inside
+    assert "5/5" in inside
+
+
 def test_progress_is_drawn_in_a_terminal_and_rich_is_loaded_for_that_alone() -> None:
     terminal, its_end = os.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}

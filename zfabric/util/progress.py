@@ -49,7 +49,7 @@ def progress(
             if failures and fail_fast:
                 break
         if bar is not None:
-            bar.update(line, completed=done)
+            bar.update(line, completed=done, refresh=True)  # In a notebook, rich does not draw the last state by itself.
     return listed
 
 
