@@ -129,7 +129,9 @@ def test_completion(place: Place) -> None:
         ("status --address /tmp", 1, "has ended"),
         ("tasks --state lost", 2, "is not one of"),
         ("tasks --limit 0", 2, "'--limit': '0' is not a number of rows: write a whole number, from 1 to 10,000"),
-        ("tasks --address nowhere", 1, "no session at 'nowhere'"),
+        ("tasks --address nowhere", 1, "no session at 'nowhere': it has ended, or never was"),
+        ("debug 4711", 1, "no task waits at a breakpoint in process 4711; `zfabric debug --list` lists those that do"),
+        ("sessions", 0, "There are no sessions."),
         ("objects --limit x", 2, "'x' is not a number of rows"),
         ("workers extra", 2, "unexpected extra argument"),
         ("explain", 2, "Missing argument 'ID'"),
@@ -149,7 +151,7 @@ def test_wrong_input_is_one_clear_message(arguments: str, code: int, text: str, 
         main(arguments.split())
     printed = capsys.readouterr()
     assert ended.value.code == code, printed
-    assert text in printed.err + (printed.out if arguments == "state" else "")
+    assert text in printed.err + (printed.out if arguments in ("state", "sessions") else "")
     assert "Traceback" not in printed.err
     assert place.left() == []
 

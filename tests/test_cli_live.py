@@ -234,7 +234,7 @@ def test_logs(live: Live) -> None:
     assert printed.count(f"(slow pid={busy[0]}) slow has doubts") == 1
     assert live.run("logs", "--worker", busy[0]).stdout == f"(slow pid={busy[0]}) slow begins\n(slow pid={busy[0]}) slow has doubts\n"
     assert live.run("logs", "-n", 0).stdout == ""
-    assert "nothing of a worker 999999" in live.run("logs", "--worker", 999999, code=1).stderr
+    assert "no logs of a worker 999999" in live.run("logs", "--worker", 999999, code=1).stderr
     with open(f"{live.session.logs}/daemon.err", "a") as file:
         file.write("one\ntwo\nthree\n")
     assert live.run("logs", "--daemon", "-n", 2).stdout == "(daemon) two\n(daemon) three\n"

@@ -45,8 +45,10 @@ def debug(pid: int | None, only_list: bool, address: str | None, as_json: bool) 
         _show_list(found)
         return
     if not found:
-        where = "in this process" if pid is not None else "here"
-        raise click.ClickException(f"no task waits at a breakpoint {where}; one does that calls breakpoint()")
+        where = (
+            f"in process {pid}; `zfabric debug --list` lists those that do" if pid is not None else "here; one does that calls breakpoint()"
+        )
+        raise click.ClickException(f"no task waits at a breakpoint {where}")
     ((session, row),) = found
     try:
         connection = attach(session.directory, row["name"])

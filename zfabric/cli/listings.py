@@ -279,7 +279,8 @@ def explain(subject: str, address: str | None, as_json: bool) -> None:
         why = "it has ended and was forgotten, or never was"
         if re.fullmatch(r"\d+-[0-9a-f]+-\d+(-c\d+)?", subject):
             why += ", or it is a call of an actor without an outcome yet: of those only the caller knows (zf.explain(ref) there)"
-        raise click.ClickException(f"nothing is known of {subject!r}: {why}")
+        hint = "`zfabric tasks`, `objects`, `actors` and `workers` list what there is"
+        raise click.ClickException(f"nothing is known of {subject!r}: {why}; {hint}")
     state, reason, facts = answer
     reason += f"; {where}" if where else ""
     if as_json:

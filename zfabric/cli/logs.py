@@ -51,7 +51,7 @@ def logs(address: str | None, ended: str | None, follow: bool, pid: int | None, 
     known: dict[str, Lines] = {}
     found = list(_sources(session, pid, daemon, known))
     if pid is not None and not found:
-        raise click.ClickException(f"there is nothing of a worker {pid}; `zfabric workers` lists those that run")
+        raise click.ClickException(f"there are no logs of a worker {pid}; `zfabric workers` lists those that run")
     offsets: dict[str, int] = {}
     for source in found:
         offsets[source.path] = _show(source, lines)

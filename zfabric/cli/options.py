@@ -111,10 +111,15 @@ def cluster_options(function: Function) -> Function:
         click.option(
             "--config", callback=_settings, multiple=True, metavar="NAME=VALUE", help="A setting of zfabric.config; may be repeated."
         ),
-        click.option("--object-store-memory", callback=_size, metavar="SIZE", help="Shared memory for values, such as 2GiB."),
+        click.option(
+            "--object-store-memory",
+            callback=_size,
+            metavar="SIZE",
+            help="Shared memory for values, such as 2GiB; by default 30% of the memory.",
+        ),
         click.option("--resources", callback=_resources, metavar="JSON", help="""Further resources, such as '{"tpu": 2}'."""),
-        click.option("--num-gpus", type=WholeNumber("number of GPUs", 0), metavar="N", help="GPUs; by default those that are there."),
-        click.option("--num-cpus", type=WholeNumber("number of CPUs", 0), metavar="N", help="CPUs; by default those that are there."),
+        click.option("--num-gpus", type=WholeNumber("number of GPUs", 0), metavar="N", help="GPUs; by default all of this machine."),
+        click.option("--num-cpus", type=WholeNumber("number of CPUs", 0), metavar="N", help="CPUs; by default all of this machine."),
     ):
         function = decorate(function)
     return function

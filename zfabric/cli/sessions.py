@@ -124,7 +124,7 @@ def sessions(unwanted: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         print_json(rows)
     elif not rows:
-        click.echo("There are none. `zfabric submit --keep PROGRAM` keeps what is left of a program's cluster.")
+        click.echo("There are no sessions. `zfabric submit --keep PROGRAM` keeps what is left of a program's cluster.")
     else:
         now = time.time()
         cells = [

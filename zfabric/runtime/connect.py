@@ -146,7 +146,9 @@ def find_session(address: str) -> Session:
         return session
     path = address.removeprefix("ipc://")
     if not os.path.isdir(path):
-        raise ConnectionLostError(f'there is no session at {address!r}; an address is "auto" or a session directory')
+        raise ConnectionLostError(
+            f'there is no session at {address!r}: it has ended, or never was; an address is "auto" or a session directory'
+        )
     session = Session(path)
     if not session.alive():
         raise ConnectionLostError(f"the session at {address!r} has ended")
