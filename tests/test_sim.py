@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from zfabric.sim.node import Supervisor
 from zfabric.sim.programs import ACTOR, FOREVER, LIGHT, LONG, LOST, WIDE, Handle, Program, Scope, mix
 from zfabric.sim.scenarios import STEADY, call, get, invoke, make, task
 from zfabric.sim.variants import VARIANTS, WITH_ACTORS, WITH_CIRCLES, applied
-from zfabric.sim.world import World
+from zfabric.sim.world import Failure, World
 
 SEEDS = range(250)
 VARIANT_SEEDS = 400
@@ -490,6 +491,23 @@ def test_what_is_made_again_though_it_had_been_cancelled_may_run_to_its_end(aske
     outcome = world.run()
     assert (outcome.failure == "") == asked_again
     assert outcome.states["forgotten cancel"] == asked_again
+
+
+@pytest.mark.parametrize("made_again", [True, False])
+def test_a_value_is_no_surprise_where_an_error_was_due_that_the_daemon_has_forgotten(made_again: bool) -> None:
+    # Nothing stops it here: only what is made again, and is known to a daemon that has forgotten the cancel, may come to its end.
+    due = ("TaskCancelledError",)
+    world = World(0, faults=STEADY, program=Program((call(0, task(5, ("sleep", FOREVER))), get((0, due))), 0), cpus=1)
+
+    def ask() -> None:
+        (running,) = world.daemon.scheduler.tables.tasks.values()  # type: ignore[union-attr]  # The daemon lives.
+        running.facts().rebuilt = made_again
+
+    world.after(0.1, ask)
+    with nullcontext() if made_again else pytest.raises(Failure, match="should be"):
+        while not world.driver.finished and world.step():
+            pass
+    assert world.went_on == made_again
 
 
 def test_an_actor_that_was_killed_does_not_live_again_for_the_next_daemon() -> None:

@@ -29,13 +29,14 @@ class Wait:
 class Frame:
     """One body on the stack."""
 
-    __slots__ = ("body", "busy_until", "deaf", "item", "namer", "started", "wait")
+    __slots__ = ("body", "busy_since", "busy_until", "deaf", "item", "namer", "started", "wait")
 
     def __init__(self, item: Item | Invocation | None, body: Body, namer: Namer, now: float) -> None:
         self.item = item
         self.body = body
         self.namer = namer
         self.started = now
+        self.busy_since = now
         self.busy_until: float | None = None
         self.deaf = False
         """Whether nothing stops what it computes."""

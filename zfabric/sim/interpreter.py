@@ -15,6 +15,7 @@ from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, call_value, object_id
 from zfabric.protocol.messages import OK
 from zfabric.sim.programs import (
     ACTOR,
+    STOPPED,
     Boom,
     Doomed,
     Interrupted,
@@ -169,6 +170,8 @@ def _do_get(state: _State, expected: tuple[tuple[int, Any], ...]) -> Running:
     for (slot, wanted), (status, data) in zip(expected, found, strict=True):
         kind, value = state.look(state.slots[slot], status, data)
         right = kind in wanted if isinstance(wanted, tuple) else value is not None and value.number == wanted
+        if value is not None and isinstance(wanted, tuple) and not STOPPED.isdisjoint(wanted):
+            right = state.process.world.went_on
         if not right:
             problems.append(f"{state.slots[slot].hex()} is {kind or value} and should be {wanted}")
         if value is not None:

@@ -218,6 +218,7 @@ class Process:
         top = self.frames[-1] if self.frames else None
         if top is not None and top.busy_until is not None and self.now >= top.busy_until:
             top.busy_until = None
+            self.world.ran_to_its_end(top)
         if top is None or top.busy_until is None:
             self.take_in()
             self.advance()
@@ -369,6 +370,7 @@ class Process:
 
     def sleep(self, frame: Frame, seconds: float) -> None:
         """A body computes."""
+        frame.busy_since = self.now
         frame.busy_until = self.now + seconds
 
     def ended(self, frame: Frame, status: int, result: Any) -> None:

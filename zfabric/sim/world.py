@@ -25,6 +25,7 @@ from zfabric.sim.actors import ActorAuthor
 from zfabric.sim.arena import Arena
 from zfabric.sim.call_invariants import CallInvariants
 from zfabric.sim.circles import CircleAuthor, Truth
+from zfabric.sim.frames import Frame
 from zfabric.sim.hoards import Hoarder, hoards
 from zfabric.sim.invariants import Invariants
 from zfabric.sim.network import Faults, Network
@@ -119,6 +120,8 @@ class World:
         self._names = 0
         self._workers = 0
         self._restarts = 0
+        self.went_on = False
+        """Whether a task has come to its end that was stopped, which a daemon had forgotten (``docs/limits.md``)."""
         self.hoarding = actors and program is None and hoards(seed)
         author = CircleAuthor if circles else Hoarder if self.hoarding else ActorAuthor if actors else Author
         self.program = program if program is not None else author(f"{seed}/program", self.faults, self.cpus, True).write()
@@ -416,6 +419,13 @@ class World:
         """Whether a task runs that was stopped, which a daemon has forgotten, and whose value was asked for again (``docs/limits.md``)."""
         tasks = self.daemon.scheduler.tables.tasks.values() if self.daemon is not None else ()
         return any(task.state == ASSIGNED and task.rare is not None and task.rare.rebuilt for task in tasks)
+
+    def ran_to_its_end(self, frame: Frame) -> None:
+        """What a body computed is over. Whether it was to be stopped, and nothing is certain any more of what depends on it."""
+        item, daemon = frame.item, self.daemon
+        if self.now - frame.busy_since >= FOREVER and item is not None and daemon is not None:
+            task = daemon.scheduler.tables.tasks.get(item.row[0])
+            self.went_on |= task is not None and task.rare is not None and task.rare.rebuilt
 
     def before_release(self, driver: Driver) -> Generator[tuple[Any, ...], Any, None]:
         """At the end of the driver's program: wait for calm, then compare what is held with what is believed to be."""
