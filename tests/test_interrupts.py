@@ -296,6 +296,25 @@ def test_its_worker_is_killed_after_a_grace_that_is_set(tmp_path: Any) -> None:
         assert zf.get(one.remote(), timeout=PATIENCE) == 1
 
 
+@zf.remote
+def may_hold_the_interpreter(number: int, path: Any) -> int:
+    if number == 50:
+        path.touch()
+        sum(range(10**13))
+    return number
+
+
+def test_force_kills_what_holds_the_interpreter_before_others_were_reported_and_those_have_their_values(tmp_path: Any) -> None:
+    with running_cluster(num_cpus=1):
+        zf.get([may_hold_the_interpreter.remote(0, tmp_path) for _ in range(500)])  # It is known to be short: many are given out at once.
+        refs = [may_hold_the_interpreter.remote(number, tmp_path / "begun") for number in range(100)]
+        eventually((tmp_path / "begun").exists, "it runs")
+        zf.cancel(refs[50], force=True)
+        with pytest.raises(zf.TaskCancelledError):
+            zf.get(refs[50], timeout=PATIENCE)
+        assert zf.get([*refs[:50], *refs[51:]], timeout=PATIENCE) == [*range(50), *range(51, 100)]
+
+
 def test_force_kills_a_process_that_does_not_answer(tmp_path: Any) -> None:
     with running_cluster(num_cpus=1):
         ref = never_returns_to_python.remote(tmp_path / "pid")

@@ -426,6 +426,45 @@ def test_the_worker_of_what_does_not_stop_is_killed_by_force_and_nothing_fails_t
     node.scheduler.check_invariants()
 
 
+@pytest.mark.parametrize("given", ["up", "out"])
+def test_a_worker_that_does_not_answer_is_killed_for_what_it_runs_alone(node: Node, given: str) -> None:
+    """What ended there before may not have been reported, and what is queued there has not begun."""
+    (worker,) = node.workers()
+    node.submit(row(0))
+    node.complete(worker, 0)
+    node.submit(row(1), row(2))
+    assert node.scheduler.tables.workers[worker].inflight.keys() == {task_id(1), task_id(2)}
+    node.say(CLIENT + DRIVER, m.Cancel((ref(2),), given == "out", False))
+    later(node, node.config.stop_patience)
+    if given == "up":
+        assert unpack_failure(node.results()[2][1][0])[0] == "TaskCancelledError"
+        node.say(CLIENT + DRIVER, m.Cancel((ref(2),), True, False))
+    (kill,) = [effect for effect in node.effects if isinstance(effect, e.KillProcess)]
+    assert kill.executing == task_id(2)
+    died(node, worker, 2)
+    node.workers()
+    outcomes = node.results()
+    assert 1 not in outcomes
+    assert given == "up" or unpack_failure(outcomes[2][1][0])[0] == "TaskCancelledError"
+    assert [each[1:] for each in node.dispatched()][-1] == (1, 1)
+
+
+def test_a_worker_is_killed_after_a_grace_also_if_it_had_not_begun_at_first() -> None:
+    node = Node(stop_grace_seconds=5.0)
+    node.scheduler.membership.prestart(node.now)
+    node.turn()
+    node.driver()
+    worker = given_up(node)
+    for _ in range(2):
+        later(node, 5.0)
+        (kill,) = [effect for effect in node.effects if isinstance(effect, e.KillProcess)]
+        assert (kill.pid, kill.executing) == (node.pids[worker], task_id(0))
+        node.effects.clear()
+    node.say(WORKER + worker, m.Completed.of(((task_id(0), 0, m.OK, (b"value",)),)))
+    later(node, 5.0)
+    assert not [effect for effect in node.effects if isinstance(effect, e.KillProcess)]
+
+
 def test_cancel_is_final_at_once_for_what_was_not_given_out_and_a_request_for_what_was(node: Node) -> None:
     (worker,) = node.workers()
     node.submit(row(0), row(1))

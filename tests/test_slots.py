@@ -38,6 +38,19 @@ def test_how_many_calls_had_ended_is_kept_until_the_same_actor_leaves_a_newer_pa
     assert os.listdir(tmp_path) == [f"{SECOND.hex()}.slot"]
 
 
+def test_what_a_living_worker_runs_is_seen_and_who_cannot_say_is_believed_to_run_it(tmp_path: Path) -> None:
+    slots = Slots(str(tmp_path))
+    assert not slots.executes(FIRST, TASK), "it is gone"
+    page = open_slot(str(tmp_path), FIRST)
+    assert not slots.executes(FIRST, TASK)
+    page[0 : len(TASK)] = TASK
+    assert slots.executes(FIRST, TASK)
+    assert not slots.executes(FIRST, b"o" * len(TASK))
+    page.close()
+    (tmp_path / f"{FIRST.hex()}.slot").write_bytes(b"")  # As on a full disk.
+    assert slots.executes(FIRST, TASK)
+
+
 def test_a_page_that_is_read_twice_stays(tmp_path: Path) -> None:
     left(tmp_path, FIRST, ended=7)
     slots = Slots(str(tmp_path))

@@ -45,10 +45,14 @@ class SpawnWorker(NamedTuple):
 
 
 class KillProcess(NamedTuple):
-    """Kill the process with this pid for good (SIGKILL), its whole process group with it. ``reason`` is for people."""
+    """Kill the process with this pid for good (SIGKILL), its whole process group with it. ``reason`` is for people.
+
+    With ``executing``, only if that is the task that it runs: a worker that does not answer has it in its slot all the same.
+    """
 
     pid: int
     reason: str
+    executing: bytes = b""
 
 
 class WatchProcess(NamedTuple):

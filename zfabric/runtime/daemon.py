@@ -142,7 +142,7 @@ class Daemon:
         self._perform: dict[type[Any], Any] = {
             e.Store: self._store,
             e.SpawnWorker: lambda effect: self.supervision.spawn(*effect),
-            e.KillProcess: lambda effect: self.supervision.kill(effect.pid, effect.reason),
+            e.KillProcess: self._kill,
             e.WatchProcess: lambda effect: self.supervision.watch(effect.pid, effect.started),
             e.Say: lambda effect: self.say(effect.level, effect.text),
         }
@@ -400,6 +400,11 @@ class Daemon:
                 name = name_of_running(self.scheduler, worker, executing or self._slots.executing(worker.token))
             found.append((pid, name, stream, text))
         return found
+
+    def _kill(self, effect: e.KillProcess) -> None:
+        known = self.scheduler.tables.by_pid.get(effect.pid) if effect.executing else None
+        if not effect.executing or (isinstance(known, WorkerRecord) and self._slots.executes(known.token, effect.executing)):
+            self.supervision.kill(effect.pid, effect.reason)
 
     def _incarnations_of(self, pid: int) -> tuple[bytes, ...]:
         """What a process is known as: where it receives, and where its control thread does."""

@@ -1,4 +1,4 @@
-"""What outlives a worker process: its slot, a page that it writes and the daemon reads when it is dead.
+"""What outlives a worker process: its slot, a page that it writes and the daemon reads when it is dead, or does not answer.
 
 In it is the task on top of the stack, and, of an actor that has checkpoints and whose calls are not logged, how many have ended: exact
 at any moment, and without a message. A page that counts calls stays until the same actor leaves a newer one, or is no more: a daemon that
@@ -39,7 +39,7 @@ def open_slot(directory: str, token: bytes) -> mmap.mmap:
 
 
 class Slots:
-    """Those of the dead."""
+    """Those of the dead, and of who is to die."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -54,6 +54,14 @@ class Slots:
         except OSError:
             return b""
         return found if any(found) else b""
+
+    def executes(self, token: bytes, task_id: bytes) -> bool:
+        """Whether a living worker has this task on top of its stack; also if nobody can tell, since the disk is full."""
+        try:
+            with open(slot_path(self.directory, token), "rb") as file:
+                return file.read(TASK_BYTES) in (task_id, b"")
+        except OSError:
+            return False
 
     def read(self, token: bytes) -> tuple[bytes, tuple[Row, ...]]:
         """The task that was on top (empty: none), and rows as in ``ProcessDied.ended``."""

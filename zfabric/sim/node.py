@@ -79,6 +79,11 @@ class Supervisor:
         if worker is not None:
             self.world.after(0.0005 * self._random.random(), lambda: worker.die("killed"))
 
+    def executing(self, pid: int) -> bytes:
+        """The task that a worker has in its slot."""
+        worker = self.workers.get(pid)
+        return worker.executing if worker is not None else b""
+
     def watch(self, pid: int) -> None:
         """Report when a process that is no worker has ended."""
         if self.world.process_with(pid) is None:
@@ -267,8 +272,9 @@ class Daemon:
         elif isinstance(effect, e.SpawnWorker):
             world.supervisor.spawn(effect)
         elif isinstance(effect, e.KillProcess):
-            world.calls.killing(effect.pid, effect.reason)
-            world.supervisor.kill(effect.pid)
+            if not effect.executing or world.supervisor.executing(effect.pid) == effect.executing:
+                world.calls.killing(effect.pid, effect.reason)
+                world.supervisor.kill(effect.pid)
         elif isinstance(effect, e.WatchProcess):
             world.supervisor.watch(effect.pid)
         elif isinstance(effect, e.Say):

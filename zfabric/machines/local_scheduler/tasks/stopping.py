@@ -59,8 +59,11 @@ class Stopping:
                 self._repeat(task_id, now)
         for task_id, (due, task) in list(self._graces.items()):
             if now >= due:
-                del self._graces[task_id]
-                self._kill(task, f"task {task.name} was stopped and did not end within {self.tables.config.stop_grace_seconds} s")
+                grace = self.tables.config.stop_grace_seconds
+                if self._kill(task, f"task {task.name} was stopped and did not end within {grace} s"):
+                    self._graces[task_id] = now + grace, task
+                else:
+                    del self._graces[task_id]
 
     def next_deadline(self) -> float | None:
         """When ``tick`` is wanted next."""
@@ -84,12 +87,14 @@ class Stopping:
                 self._kill(task, f"task {task.name} was cancelled by force")
             self.stop(task, reason, now)
 
-    def _kill(self, task: TaskRecord, reason: str) -> None:
-        """Kill the worker of a task that was given up, if it still runs it."""
+    def _kill(self, task: TaskRecord, reason: str) -> bool:
+        """Kill the worker of a task that was given up, if it still runs it, and not another one. False if it does not have it any more."""
         worker = task.rare.goes_on if task.rare is not None else None
-        if worker is not None and worker.pid and not worker.shared:
-            worker.kill_reason = "cancelled"
-            self.tables.effects.append(KillProcess(worker.pid, reason))
+        if worker is None or not worker.pid or worker.shared:
+            return False
+        waits = any(frame.task_id == task.id for frame in worker.frames)
+        self.tables.effects.append(KillProcess(worker.pid, reason, b"" if waits else task.id))
+        return True
 
     def end_of_turn(self, now: float) -> None:
         """Stop what was submitted by what was cancelled."""
@@ -229,15 +234,14 @@ class Stopping:
         if worker.shared:  # It makes an actor in a process that is others', too: that does not die for it.
             self.tables.order(worker, m.Interrupt(task_id, task.attempt, task.rare.stopped))
         elif task.rare.stopped == "force":
-            begun = any(frame.task_id == task_id for frame in worker.frames)
-            if late and not begun:  # Its process does not answer: what it runs is the first that does not wait.
-                waiting = {frame.task_id for frame in worker.frames}
-                begun = next((each for each in worker.inflight if each not in waiting), b"") == task_id
-            if begun and worker.pid:
+            reason = f"task {task.name} was cancelled by force"
+            if any(frame.task_id == task_id for frame in worker.frames) and worker.pid:
                 worker.kill_reason = "cancelled"
-                self.tables.effects.append(KillProcess(worker.pid, f"task {task.name} was cancelled by force"))
-            else:
-                self.tables.order(worker, m.TakeBack((task_id,)))
+                self.tables.effects.append(KillProcess(worker.pid, reason))
+                return
+            self.tables.order(worker, m.TakeBack((task_id,)))
+            if late and worker.pid:  # Its process does not answer; what has ended there before may not have been reported, either.
+                self.tables.effects.append(KillProcess(worker.pid, reason, task_id))
         else:
             self.tables.order(worker, m.Interrupt(task_id, task.attempt, task.rare.stopped))
 
