@@ -347,6 +347,22 @@ def test_a_damaged_store_is_set_aside_and_reported(tmp_path):
         journal.close()
 
 
+def test_pages_far_outside_and_an_empty_list_of_free_pages_are_damage(tmp_path):
+    whole = damaged_store(tmp_path / "store")
+    file = tmp_path / "store/data.mdb"
+    (size,) = struct.unpack_from("=I", whole, 40)
+    newest = max((0, size), key=lambda meta: struct.unpack_from("=QQ", whole, meta + 136)[1])
+    far, empty = bytearray(whole), bytearray(whole)
+    for meta in (0, size):
+        struct.pack_into("=QQ", far, meta + 128, 2**62, 2**63)  # the root of the tables, the last page
+    page = struct.unpack_from("=Q", whole, newest + 80)[0] * size
+    (node,) = struct.unpack_from("=H", whole, page + 16)
+    struct.pack_into("=HHH", empty, page + node, 0, 0, 0)
+    for content, text in ((far, "it ends after"), (empty, "its list of free pages is cut")):
+        file.write_bytes(content)
+        assert text in find_damage(str(file), thorough=True)
+
+
 def test_every_cut_is_found_out_before_the_file_is_mapped(tmp_path):
     whole = damaged_store(tmp_path / "store")
     cut = tmp_path / "store/data.mdb"

@@ -82,7 +82,7 @@ class _File:
         self._seen: set[int] = set()
 
     def _read(self, offset: int, size: int) -> bytes:
-        data = os.pread(self._descriptor, size, offset)
+        data = os.pread(self._descriptor, size, offset) if offset + size <= self.size else b""
         if len(data) != size:
             raise _Damage(f"it ends after {self.size:,} bytes, in the middle of what it refers to")
         return data
@@ -111,7 +111,7 @@ class _File:
         """(table, key, value) of every row; all else is only read."""
         free: set[int] = set()
         for _, numbers, _ in self._leaves(self._roots[0], 0):
-            count, *pages = struct.unpack(f"={len(numbers) // 8}Q", numbers)
+            count, *pages = struct.unpack(f"={len(numbers) // 8}Q", numbers) or (1,)
             if count > len(pages):
                 raise _Damage("its list of free pages is cut")
             free.update(pages[:count])
@@ -164,11 +164,11 @@ class _File:
         """``count`` pages from this one, each of which belongs to one thing alone."""
         if number < 2 or number + count > self.last + 1:
             raise _Damage(f"it refers to its page {number} of {self.last + 1}")
+        data = self._read(number * self.page_size, count * self.page_size)
         for each in range(number, number + count):
             if each in self._seen:
                 raise _Damage(f"it refers to its page {each} twice")
             self._seen.add(each)
-        data = self._read(number * self.page_size, count * self.page_size)
         if _PAGE.unpack_from(data)[0] != number:
             raise _Damage(f"its page {number} is not what it should be")
         return data
