@@ -183,6 +183,21 @@ def test_a_recall_is_declined_while_a_view_lives(client: Client) -> None:
     assert not client.at_hand(identifier)
 
 
+def test_a_recall_of_many_does_not_look_through_what_is_waited_for_once_for_each(client: Client) -> None:
+    class Wanted(list[bytes]):
+        def __contains__(self, each: object) -> bool:
+            raise AssertionError("it is looked through")
+
+    tasks = [submit(client) for _ in range(3)]
+    first, second, other = (task + FIRST_RETURN for task in tasks)
+    hear(client, m.Results(tuple((task, m.OK, (None,)) for task in tasks)))
+    hear(client, m.Objects(tuple((each, m.OK, (4096 * index, 100), ()) for index, each in enumerate((first, second, other)))))
+    said(client)
+    client.gets[1] = Wanted((first, second))
+    hear(client, m.Recall((first, second, other)))
+    assert said(client) == [m.Unpin((other,))]
+
+
 def test_room_that_is_not_wanted_any_more_goes_back(client: Client) -> None:
     asked, answered = client.room.reserve(1000, True, 1.0), client.room.reserve(1000, True, 1.0)
     said(client)

@@ -460,8 +460,9 @@ class Client:
 
     def on_recall(self, message: m.Recall) -> None:
         """The store is short of room: what nothing looks at is unpinned, and fetched again when it is wanted."""
+        waited_for = set[bytes]().union(*self.gets.values())
         for identifier in message.object_ids:
-            if self.pins.viewed(identifier) or any(identifier in each for each in self.gets.values()):
+            if self.pins.viewed(identifier) or identifier in waited_for:
                 continue
             entry = self.entry(identifier)
             if entry is not None and type(entry.data) is tuple:
