@@ -200,6 +200,25 @@ def test_calls_of_an_actor_that_runs_several_at_once_leave_when_their_own_argume
     assert client.calls.delayed == {}
 
 
+def test_the_next_of_many_calls_whose_arguments_the_scheduler_is_to_hear_of_does_not_look_at_all_others(client: Client) -> None:
+    class Barriers(dict[int, bytes]):
+        def values(self) -> Any:
+            raise AssertionError("all are looked at")
+
+    meet(client)
+    large = b"p" * 16 + b"\x80\0\0\0"
+    client.put(large, (4096, 100_000), (), False)
+    client.calls._barriers = Barriers()
+    for number in range(3):
+        call_unordered(client, number, (large,))
+    questions = [effect.message for effect in client.take_effects(0.0) if type(effect.message) is m.Query]
+    assert len(questions) == 3
+    for question in questions:
+        client.step(0.0, b"L" + DAEMON, m.Answer(question.token, None, ""))
+    assert sent(client) == [0, 1, 2]
+    assert client.calls._asked == set()
+
+
 def test_calls_without_an_order_that_wait_for_arguments_meet_every_end(client: Client) -> None:
     """Cancelled, failed with the argument, sent to the next process of the actor, and dead with it."""
     meet(client)

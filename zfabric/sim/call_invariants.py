@@ -239,6 +239,7 @@ class CallInvariants:
                 "delayed target": calls.delayed,
                 "result that others were promised": calls.results.awaited,
                 "barrier": calls._barriers,
+                "call that was asked about": calls._asked,
                 "call that was heard of": calls._heard,
                 "killed actor": calls.killed,
                 "stopped call": calls._stopped,

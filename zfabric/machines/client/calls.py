@@ -63,6 +63,8 @@ class Calls:
         """Actors with calls that wait, for whatever news: of where they are, of arguments, of what the scheduler has heard."""
         self._barriers: dict[int, bytes] = {}
         """Questions whose answer says that the scheduler has heard all that a call travels with: token -> call."""
+        self._asked: set[bytes] = set()
+        """Those calls."""
         self._heard: set[bytes] = set()
         """Calls for which it has."""
         self._stopped: dict[bytes, str] = {}
@@ -218,7 +220,8 @@ class Calls:
             self.results.share(identifier for identifier, value in zip(row[3], values, strict=True) if value is None)
         told = None in values or option(row[5], "contains") or row[0] in self._streams
         if told and row[0] not in self._heard:
-            if row[0] not in self._barriers.values():
+            if row[0] not in self._asked:
+                self._asked.add(row[0])
                 token = client.token()
                 self._barriers[token] = row[0]
                 client.query(token, "nothing", ())
@@ -279,6 +282,7 @@ class Calls:
         call_id = self._barriers.pop(token, None)
         if call_id is None:
             return False
+        self._asked.discard(call_id)
         target = self.pending.get(call_id)
         if target is not None:
             self._heard.add(call_id)
@@ -591,7 +595,7 @@ class Calls:
             return "waiting", target.actor_id, f"{method} waits for {len(missing)} of its arguments, such as {brief(missing[0])}"
         if target.state == CREATING:
             return "waiting", target.actor_id, f"{method} waits until the actor is made"
-        if call_id in target.parked or call_id in self._barriers.values():
+        if call_id in target.parked or call_id in self._asked:
             return "waiting", target.actor_id, f"{method} waits until the scheduler has been told of its arguments"
         return "waiting", target.actor_id, f"{method} waits behind a call whose arguments are not there yet"
 
