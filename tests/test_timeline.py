@@ -18,8 +18,8 @@ from conftest import running_cluster
 import zfabric as zf
 from zfabric.machines.common.lineage_blocks import pack_block
 from zfabric.machines.common.naming import Namer
-from zfabric.protocol.ids import call_value, first_attempt, job_id, object_id, root_task
-from zfabric.protocol.trace import actor_of, method_id
+from zfabric.protocol.ids import FUNCTION_BYTES, TASK_BYTES, call_value, first_attempt, job_id, object_id, root_task
+from zfabric.protocol.trace import actor_of, method_id, pack_times, read_trace, rename
 from zfabric.runtime.arrows import Span, Spans, arrows
 
 Event = dict[str, Any]
@@ -291,3 +291,16 @@ def test_names_and_ends_of_attempts_and_calls(tmp_path: Path) -> None:
     zf.get([actor.ends.remote("crashes")], timeout=PATIENCE, return_exceptions=True)
     deaths = eventually(lambda: [event for event in zf.timeline() or () if event["ph"] == "i"], "the death of the actor's process")
     assert [(event["name"], event["cat"]) for event in deaths] == [("Works, the actor died", "death")]
+
+
+def test_attempts_that_have_the_same_name_share_one_row_for_it() -> None:
+    function, count = b"f" * FUNCTION_BYTES, 10
+    ids = [number.to_bytes(TASK_BYTES, "big") for number in range(count)]
+    trace = b"".join(ids) + pack_times([function] * count, [0.0] * 2 * count)
+    changed, rows = rename(trace, {place: "even" if place % 2 == 0 else f"odd {place}" for place in range(count - 1)})
+    names = {**dict(rows), function: "f"}
+    assert [names[each] for _, each, *_ in read_trace(changed)] == [
+        *("even" if place % 2 == 0 else f"odd {place}" for place in range(count - 1)),
+        "f",
+    ]
+    assert len(rows) == 1 + count // 2 - 1

@@ -72,15 +72,17 @@ def unmarked(name: str) -> tuple[str, str]:
 
 
 def rename(trace: bytes, names: dict[int, str]) -> tuple[bytes, Rows]:
-    """A trace in which the attempts at these places have names of their own, and the rows for these names."""
+    """A trace in which the attempts at these places have names of their own, and the rows for these names: one for each name."""
     count = len(trace) // EACH_BYTES
-    changed, rows = bytearray(trace), []
+    changed = bytearray(trace)
+    identifiers: dict[str, bytes] = {}
     for place, name in names.items():
-        identifier = b"name of " + place.to_bytes(FUNCTION_BYTES - 8, "big")  # Nothing else in this trace is called so.
+        identifier = identifiers.get(name)
+        if identifier is None:  # Nothing else in this trace is called so.
+            identifier = identifiers[name] = b"name of " + place.to_bytes(FUNCTION_BYTES - 8, "big")
         at = count * TASK_BYTES + place * FUNCTION_BYTES
         changed[at : at + FUNCTION_BYTES] = identifier
-        rows.append((identifier, name))
-    return bytes(changed), tuple(rows)
+    return bytes(changed), tuple((identifier, name) for name, identifier in identifiers.items())
 
 
 def pack_event(node: bytes, pid: int, names: Rows, trace: bytes, kind: str = "task", arguments: Rows = ()) -> bytes:
