@@ -103,7 +103,7 @@ def test_pieces_that_are_no_message_are_refused_and_the_link_goes_on() -> None:
     *first, last = [decode(frame) for frame in frames]
     for sequence, acknowledged, body in first:
         assert isinstance(body, Piece)
-        assert receiver.receive(sequence, acknowledged, Piece([], None, b"\xc1" * len(body.data), body.left), 0.0) == [[]]
+        assert receiver.receive(sequence, acknowledged, Piece([], b"\xc1" * len(body.data), body.left), 0.0) == [[]]
     assert receiver.receive(*last, 0.0) == [[]]
     assert receiver.refused == 1
     assert receiver.receive(*decode(sender.pack(said(2), 0.0, 128)[0]), 0.0) == [said(2)]
@@ -145,6 +145,27 @@ def test_what_no_frame_can_carry_is_refused_and_the_link_goes_on(tmp_path: Path,
     finally:
         mine.close()
         theirs.close()
+
+
+def test_of_a_message_with_a_row_that_no_frame_can_carry_the_other_rows_arrive(tmp_path: Path) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
+    mine, theirs = (Post(context, str(tmp_path), new_incarnation(), Config()) for _ in range(2))
+    rows = tuple((number.to_bytes(16, "big"), m.OK, (b"value",)) for number in range(5))
+    bad = (*rows[:3], (rows[3][0], m.OK, (b"value", 2**64)), rows[4])
+    heard: list[Envelope] = []
+    try:
+        theirs.send_envelopes(mine.incarnation, [(b"L", b"W", m.Completed.of(tuple((row[0], 0, *row[1:]) for row in bad)))], 0.0)
+        theirs.send_envelopes(mine.incarnation, said(1), 0.0)
+        while not heard or heard[-1] != said(1)[0]:
+            assert mine.poll(PATIENCE)
+            heard += [each for frame in mine.receive() for each in mine.accept(*frame, 0.0)]
+        outcomes = {row[0]: row[2:] for _, _, message in heard[:-1] for row in message.rows}  # type: ignore[union-attr]
+        assert {each: outcomes[each] for each in outcomes if each != rows[3][0]} == {row[0]: row[1:] for row in rows if row is not rows[3]}
+        assert outcomes[rows[3][0]][0] == m.FAILED
+    finally:
+        mine.close()
+        theirs.close()
+        context.term()
 
 
 def test_what_nobody_reads_is_repeated_less_and_less_and_all_of_it_once_somebody_does() -> None:

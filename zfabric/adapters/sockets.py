@@ -26,6 +26,7 @@ from zfabric.protocol.codec import MalformedFrame, decode, encode_body, salvage
 from zfabric.protocol.effects import Send
 from zfabric.protocol.ids import INCARNATION_BYTES, Address
 from zfabric.protocol.messages import Envelope
+from zfabric.protocol.pieces import divided
 from zfabric.protocol.refusals import Unread, in_place_of, settle
 
 FRAME_ROWS = 2048
@@ -133,10 +134,13 @@ class Post:
         try:
             frames = peer.link.pack(envelopes, now, self.config.frame_bytes_max)
         except (TypeError, ValueError, OverflowError) as error:
+            to, role, message = envelopes[0]
+            halves = divided(message) if len(envelopes) == 1 else None
+            if halves is not None:
+                envelopes = [(to, role, half) for half in halves]  # The other rows of it are not to fail.
             if len(envelopes) > 1:
                 self._send_each(incarnation, envelopes, now)
                 return
-            to, role, message = envelopes[0]
             instead = in_place_of(Unread(type(message).__name__, message, str(error)))
             if instead is None:
                 raise
