@@ -19,7 +19,7 @@ import msgpack
 
 from zfabric.config import FRAME_BYTES_MAX, MESSAGE_BYTES_MAX
 from zfabric.protocol.ids import FUNCTION_BYTES, INCARNATION_BYTES, OBJECT_BYTES, TASK_BYTES
-from zfabric.protocol.messages import MESSAGES, Envelope, Message
+from zfabric.protocol.messages import MESSAGES, Envelope
 from zfabric.protocol.options import CHECKPOINT_PARTS_MAX, LOG_NUMBERS_MAX, OPTION_TYPES, RETURNS_MAX, STREAM_VALUES_MAX
 from zfabric.protocol.pieces import Piece, divided
 from zfabric.protocol.refusals import Unread
@@ -103,33 +103,27 @@ def encode_body(sequence: int, acknowledged: int, body: Body) -> bytes:
     """One frame of whatever ``cut`` made, or of envelopes."""
     if not isinstance(body, Piece):
         return encode(sequence, acknowledged, body)
-    if not body.data:
-        return encode(sequence, acknowledged, body.envelopes)
     return _pack((sequence, acknowledged, body.left.to_bytes(_LEFT_BYTES, "big") + body.data))
 
 
 def cut(envelopes: list[Envelope], limit: int) -> Iterator[Body]:
     """Distribute ``envelopes`` over frames of at most ``limit`` bytes, in order. MessageTooLarge for what no receiver accepts."""
-    return _cut(envelopes, None, limit)
-
-
-def _cut(envelopes: list[Envelope], origin: Message | None, limit: int) -> Iterator[Body]:
     data = encode_messages(envelopes)
     if len(data) <= limit - _HEAD_BYTES and len(envelopes) <= MESSAGES_MAX:
-        yield envelopes if origin is None else Piece(envelopes, origin)
+        yield envelopes
         return
     if len(envelopes) > 1:
         middle = len(envelopes) // 2
         del data
-        yield from _cut(envelopes[:middle], origin, limit)
-        yield from _cut(envelopes[middle:], origin, limit)
+        yield from cut(envelopes[:middle], limit)
+        yield from cut(envelopes[middle:], limit)
         return
     to, source, message = envelopes[0]
     halves = divided(message)
     if halves is not None:
         del data
         for half in halves:
-            yield from _cut([(to, source, half)], origin or message, limit)
+            yield from cut([(to, source, half)], limit)
         return
     if len(data) > MESSAGE_BYTES_MAX:
         raise MessageTooLarge(f"{type(message).__name__} has {len(data)} bytes; a message has at most {MESSAGE_BYTES_MAX}")
@@ -137,7 +131,7 @@ def _cut(envelopes: list[Envelope], origin: Message | None, limit: int) -> Itera
     count = -(-len(data) // size)
     for index in range(count):
         left = count - 1 - index
-        yield Piece([] if left else envelopes, origin or message, data[index * size : (index + 1) * size], left)
+        yield Piece([] if left else envelopes, data[index * size : (index + 1) * size], left)
 
 
 def encode_messages(envelopes: list[Envelope]) -> bytes:
@@ -162,7 +156,7 @@ def decode(frame: bytes | memoryview) -> tuple[int, int, Body]:
     if type(body) is tuple and len(body) == 1:
         return sequence, acknowledged, [_envelope(body[0])]
     if type(body) is bytes and len(body) > _LEFT_BYTES and sequence > 0:
-        return sequence, acknowledged, Piece([], None, body[_LEFT_BYTES:], int.from_bytes(body[:_LEFT_BYTES], "big"))
+        return sequence, acknowledged, Piece([], body[_LEFT_BYTES:], int.from_bytes(body[:_LEFT_BYTES], "big"))
     return sequence, acknowledged, _envelopes(body)
 
 

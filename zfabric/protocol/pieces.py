@@ -39,17 +39,14 @@ DIVISIBLE: dict[type[Any], str] = {
 
 
 class Piece:
-    """What one frame carries of messages that no frame carries together: some of the rows of a message, or a part of its bytes."""
+    """What one frame carries of a message that no frame carries: a part of its bytes."""
 
-    __slots__ = ("data", "envelopes", "left", "origin")
+    __slots__ = ("data", "envelopes", "left")
 
-    def __init__(self, envelopes: list[m.Envelope], origin: m.Message | None, data: bytes = b"", left: int = 0) -> None:
+    def __init__(self, envelopes: list[m.Envelope], data: bytes, left: int) -> None:
         self.envelopes = envelopes
-        """What is complete with this frame."""
-        self.origin = origin
-        """The message that was cut. None at its receiver."""
+        """What is complete with this frame. Empty at its receiver."""
         self.data = data
-        """A part of the packed messages; empty where the frame carries whole ones."""
         self.left = left
         """Parts that follow."""
 
@@ -94,7 +91,7 @@ def _completed(message: m.Completed) -> tuple[m.Message, m.Message] | None:
                 message.outputs[start:stop],
                 message.task_ids[start * TASK_BYTES : stop * TASK_BYTES],
                 tuple((row[0] - start, *row[1:]) for row in message.extras if start <= row[0] < stop),
-                () if start else message.durations,
+                tuple((identifier, 0, 0.0) for identifier, *_ in message.durations) if start else message.durations,
                 functions[start * FUNCTION_BYTES : stop * FUNCTION_BYTES] + times[start * SPAN_BYTES : stop * SPAN_BYTES],
             )
         )

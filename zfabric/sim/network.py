@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from zfabric.config import Config
 from zfabric.machines.common.link import Link
-from zfabric.protocol.codec import decode, encode_body
+from zfabric.protocol.codec import decode, encode, encode_body
 from zfabric.protocol.messages import Envelope
 
 if TYPE_CHECKING:
@@ -121,7 +121,8 @@ class Post:
         link = self.link(incarnation)
         frames = link.pack(envelopes, now, self.config.frame_bytes_max)
         if len(frames) > 1:
-            self.network.cut.update({type(message).__name__ for message in link.cut()})
+            cut = [each[2] for each in envelopes if len(encode(0, 0, [each])) > self.config.frame_bytes_max]
+            self.network.cut.update({type(message).__name__ for message in cut})
         for frame in frames:
             self.network.send(self.incarnation, incarnation, frame)
 

@@ -12,12 +12,11 @@ that came in pieces is delivered with the last of them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from itertools import islice
 
 from zfabric.config import MESSAGE_BYTES_MAX
 from zfabric.protocol.codec import MESSAGES_MAX, Body, MalformedFrame, cut, decode_messages, encode, encode_body, salvage_messages
-from zfabric.protocol.messages import Envelope, Message
+from zfabric.protocol.messages import Envelope
 from zfabric.protocol.pieces import Piece
 from zfabric.protocol.refusals import settle
 
@@ -195,7 +194,3 @@ class Link:
     def unacknowledged(self) -> list[Envelope]:
         """What was said and not acknowledged, in order: for whoever must say it to the next incarnation."""
         return [envelope for _, body in self._sent for envelope in (body.envelopes if isinstance(body, Piece) else body)]
-
-    def cut(self) -> Iterator[Message]:
-        """Messages that travel in several frames, and are not acknowledged, or not all of each: once for every frame."""
-        return (body.origin for _, body in self._sent if isinstance(body, Piece) and body.origin is not None)
