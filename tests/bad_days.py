@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import ZFABRIC
 
 import zfabric as zf
 from zfabric.adapters.spill import contents
@@ -124,3 +125,18 @@ def in_own_mounts(mount: str, script: str, *arguments: str) -> None:
 def objects_on_disk() -> dict[str, Path]:
     """The files of spilled objects of this session's node, by object id as ``ObjectRef.hex`` gives it."""
     return {contents(str(path))[0].hex(): path for path in Path(session().describe()["spill"]).glob("*.object")}
+
+
+def damage_what_is_on_disk(names: set[str]) -> set[str]:
+    """Cut off the files of these objects, as far as they were spilled; which they are."""
+    damaged = eventually(lambda: {each: path for each, path in objects_on_disk().items() if each in names}, "something was spilled")
+    for path in damaged.values():
+        path.write_bytes(b"")
+    return set(damaged)
+
+
+def printed(*arguments: str) -> str:
+    """What the command line says of this cluster."""
+    command = [ZFABRIC, *arguments, "--address", session().directory]
+    environment = {**os.environ, "COLUMNS": "80"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True, env=environment).stdout

@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bad_days import PATIENCE, eventually, kill_daemon, processes_named, query, session
+from bad_days import PATIENCE, eventually, kill_daemon, printed, processes_named, query, session
 from conftest import running_cluster
-from test_actors_seen import printed
 
 import zfabric as zf
 from zfabric.exceptions import ActorDiedError, ActorUnavailableError, OptionError, SerializationError

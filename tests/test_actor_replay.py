@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bad_days import PATIENCE, eventually, kill_daemon, objects_on_disk, processes_named, query
+from bad_days import PATIENCE, damage_what_is_on_disk, eventually, kill_daemon, processes_named, query
 from conftest import running_cluster
 
 import zfabric as zf
@@ -460,11 +460,3 @@ def test_a_large_result_of_calls_that_are_not_logged_is_lost_and_says_what_would
         lost = damage_what_is_on_disk({ref.hex() for ref in refs})
         with pytest.raises(zf.ObjectLostError, match="checkpoint_every"):
             get(next(ref for ref in refs if ref.hex() in lost))
-
-
-def damage_what_is_on_disk(names: set[str]) -> set[str]:
-    """Cut off the files of these objects, as far as they were spilled; which they are."""
-    damaged = eventually(lambda: {each: path for each, path in objects_on_disk().items() if each in names}, "something was spilled")
-    for path in damaged.values():
-        path.write_bytes(b"")
-    return set(damaged)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_local_scheduler import DRIVER, FUNCTION, JOB, OWN, Node, died, row, task_id
+from scheduler_alone import DRIVER, FUNCTION, JOB, OWN, Node, died, row, task_id
 
 from zfabric.machines.local_scheduler.actors.job_shutdown import PARTING_SECONDS
 from zfabric.protocol import effects as e

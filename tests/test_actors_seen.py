@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bad_days import PATIENCE, eventually, failure, query, session
+from bad_days import PATIENCE, eventually, failure, printed, query, session
 from conftest import running_cluster
 
 import zfabric as zf
@@ -69,13 +69,6 @@ def pass_on(value: Any) -> Any:
 def row_of(handle: Any) -> dict[str, Any]:
     (row,) = (row for row in query("actors") if row["actor_id"] == handle._actor_id.hex())
     return dict(row)
-
-
-def printed(*arguments: str) -> str:
-    """What the command line says of this cluster."""
-    command = [ZFABRIC, *arguments, "--address", session().directory]
-    environment = {**os.environ, "COLUMNS": "80"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True, env=environment).stdout
 
 
 def test_the_listing() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_local_scheduler import CLIENT, DRIVER, FUNCTION, JOB, OWN, Node, died, ref, row, task_id
+from scheduler_alone import CLIENT, DRIVER, FUNCTION, JOB, OWN, Node, died, ref, row, task_id
 
 from zfabric.machines.common.naming import salt_of
 from zfabric.machines.common.row_format import pack_row

@@ -5,47 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from client_alone import FUNCTION, JOB, NAMER, REGISTER, hear, said, submit
+from client_alone import client as client  # a fixture
 
-from zfabric.config import Config
 from zfabric.machines.client.machine import Client
 from zfabric.machines.common.naming import Namer
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import CLIENT, FIRST_RETURN, first_attempt, job_id, next_attempt, object_id, root_task
-
-JOB = job_id(1)
-ME = b"\x01client0"
-DAEMON = b"\x02daemon0"
-FUNCTION = b"f" * 16
-REGISTER = m.Register(m.PROTOCOL_VERSION, "driver", 1, 1, JOB, ME, b"", "", "")
-
-
-@pytest.fixture
-def client() -> Client:
-    made = Client(CLIENT + ME, Config.of({}))
-    made.connect(DAEMON)
-    made.step(0.0, b"L" + DAEMON, m.Welcome(m.PROTOCOL_VERSION, JOB, b"node", "", 0, ()))
-    made.export(FUNCTION, "f", b"payload", ())
-    made.take_effects(0.0)
-    return made
-
-
-NAMER = Namer(JOB, root_task(JOB))
-
-
-def said(client: Client) -> list[Any]:
-    messages = [effect.message for effect in client.take_effects(0.0)]  # type: ignore[union-attr]
-    client.check_invariants()
-    return messages
-
-
-def submit(client: Client, *needs: bytes, returns: int = 1, **options: Any) -> bytes:
-    row: tuple[Any, ...] = (NAMER.child(), FUNCTION, b"arguments", needs)
-    client.submit((*row, tuple(options.items())) if options else row, returns)
-    return row[0]
-
-
-def hear(client: Client, message: Any) -> None:
-    client.step(0.0, b"L" + DAEMON, message)
+from zfabric.protocol.ids import FIRST_RETURN, first_attempt, next_attempt, object_id
 
 
 def again(client: Client, *running: Any) -> dict[type[Any], Any]:

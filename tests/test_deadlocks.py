@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_local_scheduler import DRIVER, JOB, Node, died, task_id
+from scheduler_alone import DRIVER, JOB, Node, died, task_id
 
 from zfabric.machines.local_scheduler.actors.deadlocks import LOOK_EVERY, LOOKS
 from zfabric.protocol import messages as m

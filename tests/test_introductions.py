@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 from bad_days import PATIENCE, eventually, failure, kill_daemon
+from client_alone import client as client  # a fixture
+from client_alone import hear, submit
+from client_alone import said as client_said
 from conftest import running_cluster
-from test_client_machine import client as client  # a fixture
-from test_client_machine import hear, submit
-from test_client_machine import said as client_said
-from test_local_scheduler import DRIVER, FUNCTION, OWN, Node, ref, row, task_id
-from test_worker_machine import DAEMON, begin, finish, give, said
-from test_worker_machine import row as worker_row
-from test_worker_machine import worker as worker  # a fixture
+from scheduler_alone import DRIVER, FUNCTION, OWN, Node, ref, row, task_id
+from worker_alone import DAEMON, begin, finish, give, said
+from worker_alone import row as worker_row
+from worker_alone import worker as worker  # a fixture
 
 import zfabric as zf
 from zfabric.machines.client.machine import Client

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from test_local_scheduler import CLIENT, DRIVER, OWN, Node, ref, task_id
+from scheduler_alone import CLIENT, DRIVER, OWN, Node, ref, task_id
 
 from zfabric.config import Config
 from zfabric.machines.worker.actor_queues import ActorQueues

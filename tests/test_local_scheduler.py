@@ -5,120 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from scheduler_alone import DRIVER, FUNCTION, JOB, OWN, Node, died, ref, row, task_id
 
 from zfabric.adapters.task_errors import dump_error
 from zfabric.config import Config
 from zfabric.machines.common.naming import salt_of
 from zfabric.machines.common.row_format import pack_row, unpack_row
 from zfabric.machines.local_scheduler import records, tables
-from zfabric.machines.local_scheduler.machine import HANDLERS, LocalScheduler
+from zfabric.machines.local_scheduler.machine import HANDLERS
 from zfabric.machines.local_scheduler.records import DONE, READY
 from zfabric.machines.local_scheduler.tables import NOTICES_MAX
-from zfabric.protocol import codec
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure, unpack_failure
-from zfabric.protocol.ids import CLIENT, CONTROL, FIRST_RETURN, WORKER, child_prefix, job_id, object_id, pack_counter, root_task
+from zfabric.protocol.ids import CLIENT, CONTROL, FIRST_RETURN, WORKER, child_prefix, job_id, object_id, pack_counter
 from zfabric.protocol.options import RESOURCE_UNIT
-
-JOB = job_id(1)
-DRIVER = b"\x01driver0"
-FUNCTION = b"f" * 16
-OWN = b"\x02daemon0"
-
-
-def task_id(number: int) -> bytes:
-    return child_prefix(JOB, root_task(JOB)) + pack_counter(number)
-
-
-def ref(number: int, index: int = 0) -> bytes:
-    return object_id(task_id(number), index)
-
-
-def row(number: int, *needs: bytes, **options: Any) -> tuple[Any, ...]:
-    plain = (task_id(number), FUNCTION, b"arguments", needs)
-    return (*plain, tuple(options.items())) if options else plain
-
-
-class Node:
-    """A scheduler with its surroundings played by the test: what it sends is kept until it is asked for."""
-
-    def __init__(self, cpus: int = 1, others: tuple[tuple[str, int], ...] = (), daemons: int = 0, **config: Any) -> None:
-        self.now = 10.0
-        self.config = Config.of(config)
-        total = (("CPU", cpus * RESOURCE_UNIT), *others)
-        self.scheduler = LocalScheduler(b"L" + OWN, b"node", self.config, total, b"O" + OWN, b"S" + OWN, b"G" + OWN, 1, daemons)
-        self.sent: list[tuple[bytes, Any]] = []
-        self.effects: list[Any] = []
-        self.pids: dict[bytes, int] = {}
-        self.full = ""
-
-    def say(self, source: bytes, message: Any) -> None:
-        """One message, through the codec, and all that follows from it."""
-        _, _, ((_, _, heard),) = codec.decode(codec.encode(0, 0, [(b"L", source[:1], message)]))
-        self.scheduler.step(self.now, source, heard)
-        self.turn()
-
-    def turn(self) -> None:
-        for effect in self.scheduler.take_effects(self.now):
-            if isinstance(effect, e.Send):
-                self.sent.append((effect.to, effect.message))
-                self.answer(effect.message)
-            else:
-                self.effects.append(effect)
-                if isinstance(effect, e.SpawnWorker):
-                    self.pids[effect.token] = 100 + int.from_bytes(effect.token, "big")
-        self.scheduler.check_invariants()
-
-    def answer(self, message: Any) -> None:
-        """The control store is always at hand; while it is ``full``, it writes nothing."""
-        if isinstance(message, m.NewJob) and not self.full:
-            self.say(b"S" + OWN, m.JobNumber(message.token, 1))
-        elif isinstance(message, m.NewJob | m.Write) and message.token:
-            self.say(b"S" + OWN, m.Written(message.token, not self.full, self.full))
-
-    def driver(self) -> None:
-        self.say(CLIENT + DRIVER, m.Register(m.PROTOCOL_VERSION, "driver", 50, 1, b"", b"program", b"", "", ""))
-        self.say(CLIENT + DRIVER, m.Ready())
-        self.say(CLIENT + DRIVER, m.Export(((FUNCTION, "f", b"payload", ()),)))
-
-    def workers(self) -> list[bytes]:
-        """Every worker that was asked for is there."""
-        for token, pid in list(self.pids.items()):
-            if self.scheduler.tables.workers[token].process is None:
-                self.say(b"X" + OWN, m.WorkerSpawned(token, pid, ""))
-                control = bytes((token[0] ^ 0x80,)) + token[1:]
-                self.say(CLIENT + token, m.Register(m.PROTOCOL_VERSION, "worker", pid, 1, b"", token, control, "", ""))
-                self.say(CLIENT + token, m.Ready())
-        return list(self.pids)
-
-    def submit(self, *rows: tuple[Any, ...]) -> None:
-        self.say(CLIENT + DRIVER, m.Submit(rows))
-
-    def complete(self, worker: bytes, number: int, attempt: int = 0, status: int = m.OK, *outputs: Any, extras: Any = ()) -> None:
-        outputs = outputs or (b"value",)
-        self.say(WORKER + worker, m.Completed.of(((task_id(number), attempt, status, outputs),), extras, ((FUNCTION, 1, 0.0001),)))
-
-    def take(self, kind: type[Any]) -> list[tuple[bytes, Any]]:
-        """What was sent of one kind, which is thereby seen."""
-        found = [pair for pair in self.sent if type(pair[1]) is kind]
-        self.sent = [pair for pair in self.sent if type(pair[1]) is not kind]
-        return found
-
-    def dispatched(self) -> list[tuple[bytes, int, int]]:
-        """(worker, number of the task, attempt) of all that was given out."""
-        found = []
-        for to, message in self.take(m.Dispatch):
-            attempts = {index: attempt for index, attempt, _, _ in message.details}
-            found += [
-                (to[1:], int.from_bytes(row[0][-4:], "big"), attempts.get(index, message.attempt)) for index, row in enumerate(message.rows)
-            ]
-        return found
-
-    def results(self) -> dict[int, tuple[int, Any]]:
-        """Outcomes the driver was told of, by the number of the task."""
-        rows = [row for to, message in self.take(m.Results) if to == CLIENT + DRIVER for row in message.rows]
-        return {int.from_bytes(identifier[-4:], "big"): (status, outputs) for identifier, status, outputs in rows}
 
 
 @pytest.fixture
@@ -272,11 +173,6 @@ def test_a_value_that_was_made_again_once_is_not_dropped_again(node: Node) -> No
     node.complete(worker, 0, 1, m.OK, (4096, 100_000))
     ((_, second),) = node.take(m.Sealed)
     assert [each.rows[0][4] for each in (first, second)] == [True, False]
-
-
-def died(node: Node, worker: bytes, executing: int | None, signal: int = 9) -> None:
-    top = task_id(executing) if executing is not None else b""
-    node.say(b"X" + OWN, m.ProcessDied(node.pids.pop(worker), 0, signal, 0, "its last words", top))
 
 
 def test_only_what_a_dead_worker_executed_is_charged_and_all_of_it_runs_again(node: Node) -> None:

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bad_days import PATIENCE, eventually, kill_daemon
+from bad_days import PATIENCE, damage_what_is_on_disk, eventually, kill_daemon
 from conftest import running_cluster
-from test_actor_replay import damage_what_is_on_disk
-from test_call_logs import ACTOR, Actor, next_incarnation
+from logs_alone import ACTOR, Actor, next_incarnation
 
 import zfabric as zf
 from zfabric.machines.common.log_format import calls_in

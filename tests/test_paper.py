@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from bad_days import eventually
-from test_timeline import named
+from timeline_arrows import named
 
 import zfabric as zf
 from zfabric.machines.global_scheduler.policies import LeastWait, NodeView

@@ -6,8 +6,8 @@ import re
 from typing import Any
 
 import pytest
-from test_call_logs import ACTOR, ANN, DAEMON, Actor, Store, home, lasts, part
-from test_local_scheduler import CLIENT, DRIVER, OWN
+from logs_alone import ACTOR, ANN, DAEMON, Actor, Store, home, lasts, part
+from scheduler_alone import CLIENT, DRIVER, OWN
 
 from zfabric.machines.common.log_format import CHECKPOINT, newest
 from zfabric.machines.local_scheduler.reports import actor_report

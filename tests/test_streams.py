@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_local_scheduler import CLIENT, DRIVER, WORKER, Node, ref, row, task_id
+from scheduler_alone import CLIENT, DRIVER, WORKER, Node, ref, row, task_id
 
 from zfabric.machines.worker.yields import Yields
 from zfabric.protocol import messages as m

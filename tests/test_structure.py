@@ -132,3 +132,9 @@ def test_what_is_built_on_the_api_imports_it_and_not_the_root(package: str) -> N
         if name.startswith(package):
             assert not [each for each in imported(ast.parse(path.read_text())) if each == ("zfabric", "")], name
             assert "zfabric" not in graph()[name], name
+
+
+def test_tests_import_helpers_from_modules_of_their_own_and_nothing_from_each_other() -> None:
+    files = sorted((ROOT / "tests").glob("*.py"))
+    tests = {path.stem for path in files if path.stem.startswith("test_")}
+    assert [(path.name, module) for path in files for module, _ in imported(ast.parse(path.read_text())) if module in tests] == []

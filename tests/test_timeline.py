@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from bad_days import PATIENCE, eventually
 from conftest import running_cluster
+from timeline_arrows import Named, ends_of, named
 
 import zfabric as zf
 from zfabric.machines.common.lineage_blocks import pack_block
@@ -21,10 +22,6 @@ from zfabric.machines.common.naming import Namer
 from zfabric.protocol.ids import FUNCTION_BYTES, TASK_BYTES, call_value, first_attempt, job_id, object_id, root_task
 from zfabric.protocol.trace import actor_of, method_id, pack_times, read_trace, rename
 from zfabric.runtime.arrows import Span, Spans, arrows
-
-Event = dict[str, Any]
-Named = Counter[tuple[str, str, str]]
-"""(kind of arrow, name of the bar it begins at, name of the bar it ends at), and how many."""
 
 
 @pytest.fixture(autouse=True)
@@ -74,37 +71,6 @@ class Total:
     def many(self, n: int) -> None:
         for index in range(n):
             made.remote(index)
-
-
-def ends_of(events: list[Event]) -> list[tuple[Event, Event]]:
-    """The pairs of events that arrows are, each checked to be whole: one end of either kind, in order, and both at bars."""
-    begins = {event["id"]: event for event in events if event["ph"] == "s"}
-    ends = {event["id"]: event for event in events if event["ph"] == "f"}
-    flows = [event for event in events if event["ph"] in "sf"]
-    assert begins.keys() == ends.keys()
-    assert len(flows) == 2 * len(begins)
-    for number, begin in begins.items():
-        end = ends[number]
-        assert (begin["cat"], begin["name"]) == (end["cat"], end["name"])
-        assert begin["ts"] <= end["ts"]
-        assert end["bp"] == "e"
-    return [(begins[number], ends[number]) for number in begins]
-
-
-def bar_at(events: list[Event], end: Event) -> Event:
-    """The bar that an end of an arrow is at: the shortest that is there then."""
-    found = [
-        event
-        for event in events
-        if event["ph"] == "X"
-        and (event["pid"], event["tid"]) == (end["pid"], end["tid"])
-        and event["ts"] <= end["ts"] <= event["ts"] + event["dur"]
-    ]
-    return min(found, key=lambda bar: float(bar["dur"]))
-
-
-def named(events: list[Event]) -> Named:
-    return Counter((begin["cat"], bar_at(events, begin)["name"], bar_at(events, end)["name"]) for begin, end in ends_of(events))
 
 
 def settled(wanted: Callable[[Named], bool]) -> Named:
