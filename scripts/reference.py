@@ -170,7 +170,7 @@ def statuses(source: str) -> str:
 
 # Messages that the shells take themselves, since they are about connections and not about a role.
 SHELLS = {
-    "Rejoin": "the shell of a process (`Connection._deliver`, `WorkerRuntime._controlled`), which registers again",
+    "RegisterAgain": "the shell of a process (`Connection._deliver`, `WorkerRuntime._controlled`), which registers again",
     "Inspect": "the shell of a process (`Connection._deliver`, `WorkerRuntime._controlled`), which walks its threads",
     "CollectGarbage": "the shell of a process (`Connection._deliver`, `WorkerRuntime._controlled`), which runs the collector",
 }
@@ -205,26 +205,26 @@ def located(handler: Any) -> str:
     passed_on = inspect.getclosurevars(handler).nonlocals
     if "name" in passed_on:
         from zfabric.machines.local_scheduler.actors.deadlocks import Deadlocks
-        from zfabric.machines.local_scheduler.actors.directory import Actors
-        from zfabric.machines.local_scheduler.actors.logs import KeptLogs
+        from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
+        from zfabric.machines.local_scheduler.actors.logs import ActorLogs
         from zfabric.machines.local_scheduler.lifecycle.membership import Membership
         from zfabric.machines.local_scheduler.objects.call_results import CallResults
         from zfabric.machines.local_scheduler.objects.streams import Streams
         from zfabric.machines.local_scheduler.objects.values import Values
-        from zfabric.machines.local_scheduler.requests import Questions
-        from zfabric.machines.local_scheduler.tasks.direct_submission import Introductions
-        from zfabric.machines.local_scheduler.tasks.placement_requests import Infeasible
+        from zfabric.machines.local_scheduler.requests import PendingRequests
+        from zfabric.machines.local_scheduler.tasks.direct_submission import DirectSubmissions
+        from zfabric.machines.local_scheduler.tasks.placement_requests import PlacementRequests
         from zfabric.machines.local_scheduler.tasks.stopping import Stopping
 
         parts: dict[str, Any] = {
-            "actors": Actors,
+            "actors": ActorDirectory,
             "call_results": CallResults,
             "deadlocks": Deadlocks,
-            "infeasible": Infeasible,
-            "introductions": Introductions,
-            "logs": KeptLogs,
+            "infeasible": PlacementRequests,
+            "introductions": DirectSubmissions,
+            "logs": ActorLogs,
             "membership": Membership,
-            "questions": Questions,
+            "questions": PendingRequests,
             "stopping": Stopping,
             "streams": Streams,
             "values": Values,

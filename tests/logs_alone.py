@@ -54,14 +54,14 @@ class Actor:
         return [int.from_bytes(row[0], "big") for message in self.said(m.Returned) for row in message.rows]
 
     def durable(self, upto: int) -> None:
-        self.worker.step(0.0, b"L" + DAEMON, m.Durable(ACTOR, upto))
+        self.worker.step(0.0, b"L" + DAEMON, m.LogCommitted(ACTOR, upto))
 
     def waiting(self) -> list[int]:
         return [int.from_bytes(item.row[0], "big") for item in self.worker.mailbox.queue]
 
 
 def next_incarnation(
-    blocks: list[m.Logged], checkpoint: bytes | None = None, last: int = 0, every: int = 0
+    blocks: list[m.LogAppended], checkpoint: bytes | None = None, last: int = 0, every: int = 0
 ) -> tuple[Actor, Any, list[Any]]:
     actor = Actor(every, attempt=1)
     state, rows = actor.log.restore(checkpoint, last, [block.rows for block in blocks])

@@ -143,9 +143,9 @@ class World:
     def hear(self, to: bytes, message: Any) -> None:
         self.said.append(message)
         if to == SCHEDULER:
-            if isinstance(message, m.Lost):
+            if isinstance(message, m.ObjectsLost):
                 for identifier, reason in message.rows:
-                    self.on_lost(identifier, reason)
+                    self.on_objects_lost(identifier, reason)
             else:
                 for row in message.rows:
                     self.on_located(*row)
@@ -168,7 +168,7 @@ class World:
                 else:
                     process.grants.add(message.offset, message.size)
 
-    def on_lost(self, identifier: bytes, reason: str) -> None:
+    def on_objects_lost(self, identifier: bytes, reason: str) -> None:
         assert reason != "evicted" or identifier in self.rebuildable
         self.lost[identifier] = reason
         for key in [key for key in self.asked if key[0] == identifier]:
@@ -227,11 +227,11 @@ class World:
             self.say(SHELL, m.FileReady(effect.file, error))
         elif isinstance(effect, e.CheckFile):
             assert self.files[effect.file] == (effect.object_id, effect.size)
-            self.say(SHELL, m.Unspilled(effect.object_id, error))
+            self.say(SHELL, m.Restored(effect.object_id, error))
         else:
             assert self.files[effect.file] == (effect.object_id, effect.size)
             self.write(effect.offset, effect.object_id, effect.size)
-            self.say(SHELL, m.Unspilled(effect.object_id, error))
+            self.say(SHELL, m.Restored(effect.object_id, error))
 
     def complete_all(self) -> None:
         for _ in range(500):
@@ -346,7 +346,7 @@ class World:
         known = {identifier for identifier, _, _ in sealed} | set(self.disk)
         self.referenced &= known
         asked, self.asked = self.asked, Counter()
-        self.say(SCHEDULER, m.Keep(tuple(sorted(self.referenced))))
+        self.say(SCHEDULER, m.RetainOnly(tuple(sorted(self.referenced))))
         for (identifier, incarnation), count in asked.items():
             for _ in range(count):
                 self.locate(int.from_bytes(identifier, "big"), self.processes[incarnation])

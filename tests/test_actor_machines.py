@@ -83,7 +83,7 @@ def test_calls_that_something_is_to_be_said_ahead_of_wait_for_that(client: Clien
 
 
 def lives(client: Client, home: bytes, state: int = ALIVE, executing: bytes = b"", failure: bytes = b"") -> None:
-    client.step(0.0, b"L" + DAEMON, m.Whereabouts(((ACTOR, state, home, 0, False, executing, failure),)))
+    client.step(0.0, b"L" + DAEMON, m.ActorLocations(((ACTOR, state, home, 0, False, executing, failure),)))
 
 
 def said(machine: Any, kind: type[Any]) -> list[Any]:
@@ -278,7 +278,7 @@ def test_a_request_to_stop_a_call_outlives_the_daemon(client: Client) -> None:
     client.cancel((stopped + CALL_RETURN,), False, False)
     client.connect(b"\x02daemon1")
     client.rejoin(REGISTER)
-    assert said(client, m.Stopped) == [m.Stopped(stopped, "cancelled")]
+    assert said(client, m.StopCall) == [m.StopCall(stopped, "cancelled")]
 
 
 def test_what_is_called_after_a_kill_does_not_reach_the_process_that_is_to_end(client: Client) -> None:
@@ -339,12 +339,12 @@ def test_what_a_new_daemon_knows_of_anyway_can_be_promised_to_others(client: Cli
 
 def test_a_kill_is_said_again_until_the_actor_is_dead(client: Client) -> None:
     client.kill(ACTOR, True)
-    assert said(client, m.Kill) == [m.Kill(ACTOR, True)]
+    assert said(client, m.KillActor) == [m.KillActor(ACTOR, True)]
     client.rejoin(REGISTER)
-    assert said(client, m.Kill) == [m.Kill(ACTOR, True)]
+    assert said(client, m.KillActor) == [m.KillActor(ACTOR, True)]
     lives(client, b"", DEAD, b"", pack_failure("ActorDiedError", "killed"))
     client.rejoin(REGISTER)
-    assert said(client, m.Kill) == []
+    assert said(client, m.KillActor) == []
 
 
 def test_a_call_whose_argument_failed_leaves_nothing_behind(client: Client) -> None:
@@ -381,13 +381,15 @@ def test_a_logged_actor_is_told_which_outcomes_are_here_ahead_of_what_it_is_aske
     lives(client, NEXT_HOME)
     messages = [effect.message for effect in client.take_effects(0.0) if effect.to[1:] == NEXT_HOME]
     assert messages == [
-        m.Taken(ACTOR, ((2).to_bytes(16, "big"), third), True),
+        m.OutcomesReceived(ACTOR, ((2).to_bytes(16, "big"), third), True),
         m.Call(ACTOR, 0, tuple((n.to_bytes(16, "big"), "method", b"") for n in (2, 3))),
     ]
     client.step(0.0, CLIENT + NEXT_HOME, m.Returned((((2).to_bytes(16, "big"), OK, (b"value",)), (third, OK, (b"value",)))))
     client.dropped.append(ACTOR + FIRST_RETURN)
     client.keeping.settle()
-    assert said(client, m.Taken) == [m.Taken(ACTOR, ((2).to_bytes(16, "big"), third), False)], "before it is forgotten"
+    assert said(client, m.OutcomesReceived) == [m.OutcomesReceived(ACTOR, ((2).to_bytes(16, "big"), third), False)], (
+        "before it is forgotten"
+    )
 
 
 def test_what_has_its_outcome_when_the_next_life_begins_is_not_asked_of_it(client: Client) -> None:
@@ -421,7 +423,7 @@ def test_an_actor_with_checkpoints_is_asked_for_calls_that_are_not_to_run_again(
     for home in (NEXT_HOME, HOME):
         lives(client, home)
         messages = [effect.message for effect in client.take_effects(0.0) if effect.to[1:] == home]
-        assert messages[0] == m.Taken(ACTOR, (first, second, third, fourth), True)
+        assert messages[0] == m.OutcomesReceived(ACTOR, (first, second, third, fourth), True)
         rows = [row for message in messages[1:] for row in message.rows]
         fourth_asked = [(4, (("ask", True),))] if home == HOME else [(4, None)]
         assert [(int.from_bytes(row[0], "big"), row[5] if len(row) > 3 else None) for row in rows] == asked + fourth_asked
@@ -451,8 +453,8 @@ def test_a_logged_actor_is_told_now_and_then_and_others_never(client: Client) ->
         client.take_effects(0.0)
         for index, each in enumerate(calls):
             client.step(0.0, CLIENT + HOME, m.Returned(((each, OK, (b"value",)),)))
-            expected = [m.Taken(ACTOR, tuple(calls[:-1]), False)] if index == TAKEN_EVERY - 1 and retries == LOGGED else []
-            assert said(client, m.Taken) == expected
+            expected = [m.OutcomesReceived(ACTOR, tuple(calls[:-1]), False)] if index == TAKEN_EVERY - 1 and retries == LOGGED else []
+            assert said(client, m.OutcomesReceived) == expected
 
 
 # -- the actor's side --
@@ -508,7 +510,7 @@ def test_outcomes_that_others_wait_behind_leave_together(worker: Worker) -> None
 def test_what_is_no_plain_value_takes_its_usual_way(worker: Worker, status: int, outputs: tuple[Any, ...]) -> None:
     give(worker, 1)
     assert answered(worker, status, outputs) is None
-    assert len(said(worker, m.Returned)) + len(said(worker, m.Reported)) <= 1
+    assert len(said(worker, m.Returned)) + len(said(worker, m.CallOutcomes)) <= 1
     assert worker.mailbox.unsent is False
 
 
@@ -522,7 +524,7 @@ def test_a_call_that_was_given_up_is_not_answered_a_second_time(worker: Worker) 
     give(worker, 1)
     item = worker.begin()
     assert item is not None
-    worker.step(0.0, CLIENT + ME, m.Stopped(item.row[0], "cancelled"))
+    worker.step(0.0, CLIENT + ME, m.StopCall(item.row[0], "cancelled"))
     assert worker.answer(item, OK, (b"value",)) is None, "it is to be stopped"
     assert worker.abandon(item.row[0])
     worker.interrupts.clear()
@@ -540,26 +542,26 @@ def test_a_call_carries_the_attempt_of_its_actor(worker: Worker) -> None:
 def test_outcomes_that_concern_others_are_said_again_until_they_are_recorded(worker: Worker) -> None:
     give(worker, 1)
     call_id = run(worker, ((4096, 100_000),))
-    (reported,) = said(worker, m.Reported)
+    (reported,) = said(worker, m.CallOutcomes)
     assert reported.rows == ((call_id, ME, OK, ((4096, 100_000),), ()),)
     assert not worker.mailbox.settled
     assert reported in worker.running(), "a new daemon may not have heard it"
-    worker.step(0.0, b"L" + DAEMON, m.Recorded((call_id,)))
+    worker.step(0.0, b"L" + DAEMON, m.OutcomesRecorded((call_id,)))
     assert said(worker, m.Returned) == [m.Returned(((call_id, OK, (None,)),))]
     assert worker.mailbox.settled
-    assert not any(type(message) is m.Reported for message in worker.running())
+    assert not any(type(message) is m.CallOutcomes for message in worker.running())
 
 
 def test_of_recorded_values_the_caller_is_sent_those_without_refs_inside(worker: Worker) -> None:
     give(worker, 1)
     call_id = run(worker, (b"plain", b"box"), ((), (call_value(ACTOR, 0),)))
     worker.take_effects(0.0)
-    worker.step(0.0, b"L" + DAEMON, m.Recorded((call_id,)))
+    worker.step(0.0, b"L" + DAEMON, m.OutcomesRecorded((call_id,)))
     assert said(worker, m.Returned) == [m.Returned(((call_id, OK, (b"plain", None)),))]
 
 
 def test_a_request_to_stop_a_call_may_overtake_it(worker: Worker) -> None:
-    worker.step(0.0, CLIENT + ME, m.Stopped((2).to_bytes(16, "big"), "cancelled"))
+    worker.step(0.0, CLIENT + ME, m.StopCall((2).to_bytes(16, "big"), "cancelled"))
     give(worker, 1, 2)
     run(worker)
     assert worker.begin() is None
@@ -578,7 +580,7 @@ def test_calls_that_have_ended_in_time_are_forgotten(worker: Worker) -> None:
     give_timed(worker, 1, 2, timeout=5.0)
     assert worker.next_deadline() == 5.0
     run(worker)
-    worker.step(0.0, CLIENT + ME, m.Stopped((2).to_bytes(16, "big"), "cancelled"))
+    worker.step(0.0, CLIENT + ME, m.StopCall((2).to_bytes(16, "big"), "cancelled"))
     assert worker.next_deadline() is None
     worker.tick(6.0)
     assert worker.interrupts == {}
@@ -608,7 +610,7 @@ def test_a_call_that_does_not_stop_is_over_for_its_caller(worker: Worker) -> Non
     assert item is not None
     first, second = item.row[0], (2).to_bytes(16, "big")
     assert not worker.abandon(first), "nobody wants it stopped"
-    worker.step(0.0, CLIENT + ME, m.Stopped(first, "timeout"))
+    worker.step(0.0, CLIENT + ME, m.StopCall(first, "timeout"))
     assert worker.abandon(first)
     (returned,) = said(worker, m.Returned)
     assert [(row[0], row[1]) for row in returned.rows] == [(first, FAILED)]

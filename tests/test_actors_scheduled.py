@@ -31,21 +31,21 @@ def node() -> Node:
 
 def whereabouts(node: Node) -> list[tuple[int, str]]:
     """What the driver was told of the actor: (state, why it is dead)."""
-    rows = [row for to, message in node.take(m.Whereabouts) for row in message.rows if to == CLIENT + DRIVER]
+    rows = [row for to, message in node.take(m.ActorLocations) for row in message.rows if to == CLIENT + DRIVER]
     return [(row[1], unpack_failure(row[-1])[1] if row[-1] else "") for row in rows]
 
 
-KILLED: tuple[bytes, Any] = (CLIENT + DRIVER, m.Kill(ACTOR, True))
+KILLED: tuple[bytes, Any] = (CLIENT + DRIVER, m.KillActor(ACTOR, True))
 MADE = m.Completed.of(((ACTOR, 0, m.OK, (b"value",)),), (), ((KIND, 1, 0.001),))
 
 
 @pytest.mark.parametrize("order", ["made, killed", "killed, made", "left, made"])
 def test_an_actor_that_ends_in_the_turn_in_which_it_was_made_is_dead_once_its_process_is(node: Node, order: str) -> None:
     node.submit((ACTOR, KIND, b"", ()))
-    node.say(CLIENT + DRIVER, m.Find((ACTOR,)))
+    node.say(CLIENT + DRIVER, m.FindActors((ACTOR,)))
     worker, *_ = node.workers()  # and those that are started in its place
-    node.take(m.Whereabouts)
-    said = {"made": (WORKER + worker, MADE), "killed": KILLED, "left": (CLIENT + worker, m.Leaving(ACTOR))}
+    node.take(m.ActorLocations)
+    said = {"made": (WORKER + worker, MADE), "killed": KILLED, "left": (CLIENT + worker, m.ActorExiting(ACTOR))}
     for source, message in (said[each] for each in order.split(", ")):
         node.scheduler.step(node.now, source, message)
     node.turn()
@@ -98,7 +98,7 @@ def test_an_actor_is_not_made_in_a_process_that_owes_others_results_of_its_calls
     others = [each for each in node.workers() if each != host]
     owed = call_value(task_id(77), 0)
     for each in others:
-        node.say(CLIENT + each, m.Expect(((owed, ACTOR),)))
+        node.say(CLIENT + each, m.ExpectResults(((owed, ACTOR),)))
         node.say(CLIENT + DRIVER, m.Hold((owed,)))
         owed = call_value(task_id(78), 0)
     node.take(m.Dispatch)
@@ -114,7 +114,7 @@ def test_the_process_of_an_actor_whose_init_raised_stays_while_others_wait_for_w
     node.submit((ACTOR, KIND, b"", ()))
     worker, *_ = node.workers()
     owed = call_value(task_id(77), 0)
-    node.say(CLIENT + worker, m.Expect(((owed, task_id(60)),)))
+    node.say(CLIENT + worker, m.ExpectResults(((owed, task_id(60)),)))
     node.say(CLIENT + DRIVER, m.Hold((owed,)))
     node.say(WORKER + worker, m.Completed.of(((ACTOR, 0, m.ERROR, (b"error",)),), (), ((KIND, 1, 0.001),)))
     assert [effect for effect in node.effects if type(effect) is e.KillProcess] == []
@@ -122,7 +122,7 @@ def test_the_process_of_an_actor_whose_init_raised_stays_while_others_wait_for_w
     node.take(m.Dispatch)
     node.submit(row(1), row(2), row(3))
     assert worker not in [each for each, _, _ in node.dispatched()]
-    node.say(CLIENT + worker, m.Offer(((owed, m.OK, b"value", ()),)))
+    node.say(CLIENT + worker, m.OfferResults(((owed, m.OK, b"value", ()),)))
     node.now += 1.0
     node.scheduler.tick(node.now)
     node.turn()
@@ -147,7 +147,7 @@ def test_workers_that_owe_results_do_not_keep_other_environments_waiting() -> No
         ((worker, _, _),) = node.dispatched()
         node.complete(worker, number)
         owed = call_value(task_id(77 + number), 0)
-        node.say(CLIENT + each, m.Expect(((owed, ACTOR),)))
+        node.say(CLIENT + each, m.ExpectResults(((owed, ACTOR),)))
         node.say(CLIENT + DRIVER, m.Hold((owed,)))
     environment = ((("A", "1"),), "", ())
     node.say(CLIENT + DRIVER, m.Export(((b"e" * 16, "e", b"payload", (("env", environment),)),)))
@@ -166,7 +166,7 @@ def test_deaths_while_an_actor_is_made_count_until_it_lives(node: Node) -> None:
         node.workers()
         ((worker, _, attempt),) = node.dispatched()
         node.say(WORKER + worker, m.Completed.of(((ACTOR, attempt, m.OK, (b"value",)),)))
-        node.say(CLIENT + DRIVER, m.Find((ACTOR,)))
+        node.say(CLIENT + DRIVER, m.FindActors((ACTOR,)))
         assert whereabouts(node)[-1] == (m.ALIVE, "")
         died(node, worker, None)
 
@@ -178,14 +178,14 @@ def polite(node: Node, detached: bool = False) -> bytes:
     node.submit((ACTOR, b"p" * 16, b"", ()))
     worker, *_ = node.workers()
     node.say(WORKER + worker, MADE._replace(durations=()))
-    node.take(m.Retire)
+    node.take(m.RetireActor)
     return worker
 
 
 def test_a_job_ends_once_its_polite_actors_have(node: Node) -> None:
     worker = polite(node)
     node.say(CLIENT + DRIVER, m.Goodbye())
-    assert [(message.actor_id, message.at_once) for _, message in node.take(m.Retire)] == [(ACTOR, False)]
+    assert [(message.actor_id, message.at_once) for _, message in node.take(m.RetireActor)] == [(ACTOR, False)]
     assert node.take(m.Farewell) == []
     died(node, worker, None)
     assert len(node.take(m.Farewell)) == 1
@@ -225,7 +225,7 @@ def test_workers_of_a_job_that_goes_on_hear_that_its_driver_is_gone(node: Node) 
 def test_detached_actors_stay_whatever_they_have_to_say(node: Node) -> None:
     polite(node, detached=True)
     node.say(CLIENT + DRIVER, m.Goodbye())
-    assert node.take(m.Retire) == []
+    assert node.take(m.RetireActor) == []
     assert len(node.take(m.Farewell)) == 1
 
 

@@ -427,7 +427,7 @@ def test_names_that_are_no_text_are_refused_where_they_are_written():
     with pytest.raises(zf.OptionError, match="no UTF-8"):
         zf.remote(concurrency_groups={"\udc80": 1})
     with pytest.raises(zf.OptionError, match="no UTF-8"):
-        zf.remote(type("Told", (), {"\udc80": lambda self: 1}))
+        zf.remote(type("DirectCounts", (), {"\udc80": lambda self: 1}))
 
 
 def test_options_of_actors_are_none_of_functions():

@@ -89,7 +89,7 @@ class Shell:
         elif isinstance(effect, e.Unspill):
             self.spill.read_into(effect.file, effect.object_id, self.arena.writable(effect.offset, effect.size))
             self.arena.seal(effect.offset, effect.object_id, effect.size)
-            return m.Unspilled(effect.object_id, "")
+            return m.Restored(effect.object_id, "")
         elif isinstance(effect, e.Unlink):
             for number in effect.files:
                 self.spill.remove(number)
@@ -367,14 +367,14 @@ def test_a_restarted_store_finds_sealed_objects_and_nothing_of_a_killed_writer(a
 
     # Object 4 was sealed but nobody was told, 5 was half written when its writer and then the store died.
     again = Shell(Arena(path, SIZE, writable=True), tmp_path, recovering=True)
-    again.say(SCHEDULER, m.Keep((object_id(1), object_id(3))))
+    again.say(SCHEDULER, m.RetainOnly((object_id(1), object_id(3))))
     assert again.store.statistics()["objects"] == 2
     again.say(SCHEDULER, m.Locate(((object_id(1), WRITER), (object_id(3), WRITER), (object_id(4), WRITER))))
     (located,) = again.heard(m.Located)
     for (identifier, _, offset, length), number in zip(located.rows, (1, 3), strict=True):  # type: ignore[attr-defined]
         assert identifier == object_id(number)
         assert bytes(arena.view(offset, length)) == bytes([number]) * size
-    assert again.heard(m.Lost) == [m.Lost(((object_id(4), "missing"),))]
+    assert again.heard(m.ObjectsLost) == [m.ObjectsLost(((object_id(4), "missing"),))]
     statistics = again.store.statistics()
     assert statistics["used"] == 2 * footprint(size)
     assert statistics["ready"] + statistics["cold"] == statistics["capacity"] - 2 * footprint(size)

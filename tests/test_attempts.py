@@ -78,7 +78,7 @@ def test_a_task_that_nobody_runs_begins_under_a_number_of_the_new_daemon(node: R
 
 
 def test_what_runs_goes_on_under_its_number_and_runs_again_under_one_of_the_new_daemon(node: Restarted) -> None:
-    node.rejoin((row(0),), (WORKER, m.Running(((row(0), THIRD, True),))))
+    node.rejoin((row(0),), (WORKER, m.RunningTasks(((row(0), THIRD, True),))))
     assert node.dispatched() == []
     died(node, OLD, 0)
     (worker,) = node.workers()
@@ -111,7 +111,7 @@ def test_why_an_attempt_was_stopped_is_known_though_the_daemon_that_asked_is_gon
 
 def test_an_actor_that_lives_has_its_number_and_its_restarts(node: Restarted) -> None:
     made = (task_id(0), ACTOR_CLASS, b"", ())
-    node.rejoin((), (CLIENT, m.Hosting(((made, THIRD),))), (CLIENT, m.Hold((task_id(0) + bytes(4),))))
+    node.rejoin((), (CLIENT, m.HostedActors(((made, THIRD),))), (CLIENT, m.Hold((task_id(0) + bytes(4),))))
     record = node.scheduler.actors.records[task_id(0)]
     assert (record.restarts, record.task.attempt) == (2, THIRD)
     node.say(CLIENT + DRIVER, m.Hold((task_id(0) + bytes(4),)))
@@ -129,7 +129,7 @@ def test_what_a_forgotten_attempt_had_submitted_is_not_run_unless_somebody_waits
 
 def test_what_the_present_attempt_has_submitted_is_run(node: Restarted) -> None:
     child = child_of(0, THIRD)
-    node.rejoin((row(0),), (WORKER, m.Running(((row(0), THIRD, True),))), (CLIENT, m.Submit((child,))))
+    node.rejoin((row(0),), (WORKER, m.RunningTasks(((row(0), THIRD, True),))), (CLIENT, m.Submit((child,))))
     assert child[0] in node.scheduler.tables.tasks
 
 
@@ -142,7 +142,7 @@ def test_numbers_are_told_apart_by_daemons_and_read_as_tries() -> None:
 def test_a_value_that_failed_once_and_fails_again_for_the_next_daemon_is_counted_once(node: Restarted) -> None:
     # One of its two values was read as an error, and is offered; the other one fails now, since an argument is an error.
     error = pack_failure("TaskCancelledError", "it was cancelled")
-    offer = m.Offer(((ref(0, 1), m.FAILED, error * 3, ()), (ref(1), m.FAILED, error, ())))
+    offer = m.OfferResults(((ref(0, 1), m.FAILED, error * 3, ()), (ref(1), m.FAILED, error, ())))
     held = m.Hold((ref(0), ref(0, 1), ref(1)))
     node.rejoin((row(0, ref(1), num_returns=2),), (CLIENT, offer), (CLIENT, held))
     assert node.results()[0][0] == m.FAILED
@@ -160,8 +160,8 @@ def test_the_store_is_told_apart_what_was_written_before_and_after_its_writer_re
         node.say(CLIENT + OLD, message)
     node.say(CLIENT + DRIVER, m.Register(m.PROTOCOL_VERSION, "driver", 50, 1, JOB, b"program", b"", "", ""))
     node.say(CLIENT + DRIVER, m.Ready())
-    told = [message for to, message in node.sent if to == b"O" + OWN and type(message) in (m.Sealed, m.Keep)]
-    assert [type(message) for message in told] == [m.Sealed, m.Keep, m.Sealed]
+    told = [message for to, message in node.sent if to == b"O" + OWN and type(message) in (m.Sealed, m.RetainOnly)]
+    assert [type(message) for message in told] == [m.Sealed, m.RetainOnly, m.Sealed]
     assert [[row[0] for row in message.rows] for message in told[::2]] == [[before[0]], [after[0]]]
     assert set(told[1].object_ids) == {before[0], after[0]}
 
@@ -170,8 +170,8 @@ def test_a_value_whose_writer_has_no_ref_to_it_any_more_is_kept_until_that_is_to
     """It may have a view of what it has put: that is pinned by the news of the place, which the daemon before this one had not sent."""
     put = (ref(900, 2**31), (4096, 100), (), False)
     node.rejoin((), (CLIENT, m.Put((put,))))
-    told = [message for to, message in node.sent if to == b"O" + OWN and type(message) in (m.Sealed, m.Keep, m.Locate, m.Free)]
-    assert [type(message) for message in told] == [m.Sealed, m.Keep, m.Locate, m.Free]
+    told = [message for to, message in node.sent if to == b"O" + OWN and type(message) in (m.Sealed, m.RetainOnly, m.Locate, m.Free)]
+    assert [type(message) for message in told] == [m.Sealed, m.RetainOnly, m.Locate, m.Free]
     assert put[0] in told[1].object_ids
     assert told[2].rows == ((put[0], OLD),)
 
@@ -181,7 +181,12 @@ def test_who_expects_a_result_as_it_registers_holds_it_only_if_it_says_so(node: 
     call = call_value(task_id(77), 0), call_value(task_id(77), 1)
     made = (task_id(60), ACTOR_CLASS, b"", ())
     held = m.Hold((call[1], task_id(60) + bytes(4)))
-    node.rejoin((), (CLIENT, m.Hosting(((made, THIRD),))), (CLIENT, m.Expect(tuple((each, task_id(60)) for each in call))), (CLIENT, held))
+    node.rejoin(
+        (),
+        (CLIENT, m.HostedActors(((made, THIRD),))),
+        (CLIENT, m.ExpectResults(tuple((each, task_id(60)) for each in call))),
+        (CLIENT, held),
+    )
     first, second = (node.scheduler.tables.objects.get(each) for each in call)
     assert second is not None
     assert second.holders == OLD
@@ -195,7 +200,7 @@ def test_who_expects_a_result_as_it_registers_holds_it_only_if_it_says_so(node: 
 def test_a_worker_has_its_gpus_until_it_is_dead_though_nobody_knows_what_for(why: str) -> None:
     node = Restarted((("GPU", RESOURCE_UNIT),))
     other = (child_prefix(job_id(9), root_task(job_id(9))) + pack_counter(0), FUNCTION, b"", ())
-    node.rejoin((), (WORKER, m.Running(((other, THIRD, True),) if why == "its job has ended" else (), (0,))))
+    node.rejoin((), (WORKER, m.RunningTasks(((other, THIRD, True),) if why == "its job has ended" else (), (0,))))
     node.turn()
     assert [each.pid for each in node.effects if isinstance(each, KillProcess)][:1] == [99]
     assert dict(node.scheduler.pool.available())["GPU"] == 0
@@ -212,7 +217,7 @@ def test_a_worker_has_its_gpus_until_it_is_dead_though_nobody_knows_what_for(why
 
 def test_a_value_without_its_row_is_forgotten_with_its_last_ref(node: Restarted) -> None:
     rows = [row(7), row(8)]
-    offered = (CLIENT, m.Offer(tuple((each[0] + bytes(4), m.OK, b"value", ()) for each in rows)))
+    offered = (CLIENT, m.OfferResults(tuple((each[0] + bytes(4), m.OK, b"value", ()) for each in rows)))
     node.rejoin((), offered, (CLIENT, m.Hold(tuple(each[0] + bytes(4) for each in rows))))
     tables = node.scheduler.tables
     assert set(tables.orphans) == {task_id(7), task_id(8)}

@@ -18,7 +18,7 @@ STOPPED = pack_failure("TaskCancelledError", "it was cancelled")
 # -- the actor's side ------------------------------------------------------------------------------------------------------------
 
 
-def numbers(block: m.Logged) -> list[int]:
+def numbers(block: m.LogAppended) -> list[int]:
     return [int.from_bytes(call.call_id, "big") for call in calls_in(block.rows)]
 
 
@@ -26,10 +26,10 @@ def test_an_outcome_leaves_once_its_row_is_committed_and_the_next_calls_run_mean
     actor = Actor()
     actor.call(1, 2, 3)
     assert [actor.run(), actor.run()] == [1, 2]
-    (first,) = actor.said(m.Logged)
+    (first,) = actor.said(m.LogAppended)
     assert (first.number, first.last, numbers(first)) == (1, 2, [1, 2])
     actor.run()
-    (second,) = actor.said(m.Logged)
+    (second,) = actor.said(m.LogAppended)
     assert actor.returned() == []
     assert not actor.worker.mailbox.settled
     actor.durable(first.number)
@@ -44,13 +44,13 @@ def test_what_a_caller_was_told_whose_time_was_up_is_the_outcome_of_the_call() -
     actor = Actor()
     actor.call(1, options=(("timeout", 0.5),))
     actor.run(((4096, 100_000),))
-    (block,) = actor.said(m.Logged)
+    (block,) = actor.said(m.LogAppended)
     actor.worker.tick(0.6)
     ((told,),) = [message.rows for message in actor.said(m.Returned)]
     assert (told[1], unpack_failure(told[2][0])[0]) == (FAILED, "TaskTimeoutError")
     assert (actor.worker.mailbox.dropped, actor.worker.mailbox.written) == ([4096], [])
     actor.durable(block.number)
-    assert actor.said(m.Reported) == []
+    assert actor.said(m.CallOutcomes) == []
     assert all(row == told for message in actor.said(m.Returned) for row in message.rows)
     assert (actor.worker.mailbox.written, actor.log.unrecorded) == ([], set())
 
@@ -64,7 +64,7 @@ def test_a_readonly_call_has_no_row_and_its_outcome_waits_for_the_rows_before_it
     actor.call(3, method="look")
     actor.run()
     actor.run()
-    (block,) = actor.said(m.Logged)
+    (block,) = actor.said(m.LogAppended)
     assert numbers(block) == [2]
     assert actor.returned() == []
     actor.durable(block.number)
@@ -75,16 +75,16 @@ def test_a_restarted_daemon_is_told_what_may_not_be_committed() -> None:
     actor = Actor()
     actor.call(1, 2)
     actor.run()
-    (first,) = actor.said(m.Logged)
+    (first,) = actor.said(m.LogAppended)
     actor.run()
-    (second,) = actor.said(m.Logged)
+    (second,) = actor.said(m.LogAppended)
     actor.durable(first.number)
     actor.call(3)
     actor.run()
-    again = [message for message in actor.worker.running() if type(message) is m.Logged]
+    again = [message for message in actor.worker.running() if type(message) is m.LogAppended]
     assert [numbers(block) for block in again] == [[2], [3]]
     assert again[0] == second, "word for word: it may be written already"
-    assert actor.said(m.Logged) == [], "and once"
+    assert actor.said(m.LogAppended) == [], "and once"
     actor.durable(again[1].number)
     assert sorted(actor.returned()) == [1, 2, 3]
 
@@ -95,7 +95,7 @@ def test_a_call_that_comes_again_is_answered_and_not_run() -> None:
     actor.call(1001, caller=BOB)
     for _ in range(3):
         actor.run()
-    (block,) = actor.said(m.Logged)
+    (block,) = actor.said(m.LogAppended)
     again, _, rows = next_incarnation([block])
     assert [row.number for row in rows] == [1, 2, 3]
     again.call(2, 5)
@@ -104,7 +104,7 @@ def test_a_call_that_comes_again_is_answered_and_not_run() -> None:
     again.call(1001, caller=BOB)
     assert again.waiting() == [5]
     again.run()
-    (more,) = again.said(m.Logged)
+    (more,) = again.said(m.LogAppended)
     assert (more.attempt, more.last) == (1, 4), "numbers go on"
 
 
@@ -113,19 +113,19 @@ def test_what_a_caller_has_taken_is_forgotten_also_by_the_next_incarnation() -> 
     actor.call(1, 2, 3)
     for _ in range(3):
         actor.run()
-    (block,) = actor.said(m.Logged)
+    (block,) = actor.said(m.LogAppended)
     actor.durable(block.number)
-    actor.worker.step(0.0, CLIENT + ANN, m.Taken(ACTOR, tuple(n.to_bytes(16, "big") for n in (1, 2)), False))
+    actor.worker.step(0.0, CLIENT + ANN, m.OutcomesReceived(ACTOR, tuple(n.to_bytes(16, "big") for n in (1, 2)), False))
     assert [len(kept) for kept in actor.log.kept.values()] == [1]
     actor.call(4)
     actor.run()
-    (more,) = actor.said(m.Logged)
+    (more,) = actor.said(m.LogAppended)
     again, _, _ = next_incarnation([block, more])
     assert [int.from_bytes(call_id, "big") for call_id in again.log.kept[ANN]] == [3, 4]
     wanted = tuple(n.to_bytes(16, "big") for n in (2, 4))  # The first is a readonly call's, of which nothing is kept.
-    again.worker.step(0.0, CLIENT + ANN, m.Taken(ACTOR, wanted, True))
+    again.worker.step(0.0, CLIENT + ANN, m.OutcomesReceived(ACTOR, wanted, True))
     assert [int.from_bytes(call_id, "big") for call_id in again.log.kept[ANN]] == [4]
-    again.worker.step(0.0, CLIENT + ANN, m.Taken(ACTOR, (), True))
+    again.worker.step(0.0, CLIENT + ANN, m.OutcomesReceived(ACTOR, (), True))
     assert again.log.kept == {}
 
 
@@ -136,7 +136,7 @@ def test_outcomes_of_a_caller_that_is_gone_are_not_kept_also_of_calls_that_run_l
     actor.worker.step(0.0, b"L" + DAEMON, m.CallerGone(ANN))
     actor.run()
     assert actor.log.kept == {}
-    (block,) = actor.said(m.Logged)
+    (block,) = actor.said(m.LogAppended)
     assert numbers(block) == [1, 2], "they have run, all the same"
 
 
@@ -145,7 +145,7 @@ def test_a_call_that_comes_again_after_the_news_of_its_callers_end_is_not_run_a_
     before = Actor()
     before.call(1)
     before.run()
-    actor, _, (call,) = next_incarnation(before.said(m.Logged))
+    actor, _, (call,) = next_incarnation(before.said(m.LogAppended))
     assert call.call_id == (1).to_bytes(16, "big")
     actor.worker.step(0.0, b"L" + DAEMON, m.CallerGone(ANN))
     actor.call(1)
@@ -164,9 +164,9 @@ def test_a_checkpoint_carries_the_state_and_the_outcomes_that_callers_may_not_ha
     assert not actor.log.due
     actor.run()
     (before,), parts, (after,) = (
-        actor.said(m.Logged)[:1],
+        actor.said(m.LogAppended)[:1],
         actor.said(m.Checkpoint),
-        [block for block in actor.worker.running() if type(block) is m.Logged][1:],
+        [block for block in actor.worker.running() if type(block) is m.LogAppended][1:],
     )
     assert [(part.last, part.part, part.parts) for part in parts] == [(2, index, 6) for index in range(6)]
     assert max(len(part.data) for part in parts) == PART_BYTES
@@ -185,7 +185,7 @@ def test_rows_that_a_checkpoint_covers_are_not_run_again() -> None:
     actor.run()
     actor.run()
     actor.log.checkpoint(b"state", ())
-    (block,), (part,) = actor.said(m.Logged), actor.said(m.Checkpoint)
+    (block,), (part,) = actor.said(m.LogAppended), actor.said(m.Checkpoint)
     _, _, rows = next_incarnation([block], part.data, 2)
     assert rows == []
 
@@ -196,7 +196,7 @@ def test_what_was_stopped_in_its_middle_is_in_the_checkpoint_that_follows_and_in
     actor.run()
     actor.run((STOPPED,), whole=False)
     assert actor.log.due, "only a checkpoint can tell what it has done"
-    (block,) = actor.said(m.Logged)
+    (block,) = actor.said(m.LogAppended)
     actor.durable(block.number)
     assert actor.returned() == [1], "the other one is not durable"
     actor.log.checkpoint(b"torn", ())
@@ -215,7 +215,7 @@ def test_what_does_not_stop_is_waited_for() -> None:
     actor.call(1)
     item = actor.worker.begin()
     assert item is not None
-    actor.worker.step(0.0, CLIENT + ANN, m.Stopped(item.row[0], "cancelled"))
+    actor.worker.step(0.0, CLIENT + ANN, m.StopCall(item.row[0], "cancelled"))
     assert not actor.worker.abandon(item.row[0])
     assert actor.returned() == []
 
@@ -224,7 +224,7 @@ def test_without_checkpoints_what_was_stopped_in_its_middle_has_a_row_and_is_not
     actor = Actor()
     actor.call(1)
     actor.run((STOPPED,), whole=False)
-    (block,) = actor.said(m.Logged)
+    (block,) = actor.said(m.LogAppended)
     assert [call.again for call in calls_in(block.rows)] == [False]
 
 
@@ -232,19 +232,19 @@ def test_a_large_value_is_reported_behind_its_row_and_reported_again_by_a_replay
     actor = Actor()
     actor.call(1)
     actor.run(((4096, 100_000),))
-    (block,) = actor.said(m.Logged)
-    assert actor.said(m.Reported) == []
+    (block,) = actor.said(m.LogAppended)
+    assert actor.said(m.CallOutcomes) == []
     actor.durable(block.number)
-    assert [row[3] for message in actor.said(m.Reported) for row in message.rows] == [((4096, 100_000),)]
+    assert [row[3] for message in actor.said(m.CallOutcomes) for row in message.rows] == [((4096, 100_000),)]
     assert actor.worker.mailbox.written == [4096]
     again, _, (call,) = next_incarnation([block])
     assert again.log.wants(call)
     again.worker.mailbox.made_again(again.log, call, ((8192, 100_000),), ())
     again.call(1)
     assert (again.waiting(), again.returned()) == ([], []), "its caller is told of it by the scheduler"
-    assert [row[3] for message in again.said(m.Reported) for row in message.rows] == [((8192, 100_000),)]
+    assert [row[3] for message in again.said(m.CallOutcomes) for row in message.rows] == [((8192, 100_000),)]
     assert again.log.unrecorded
-    again.worker.step(0.0, b"L" + DAEMON, m.Recorded((call.call_id,)))
+    again.worker.step(0.0, b"L" + DAEMON, m.OutcomesRecorded((call.call_id,)))
     assert not again.log.unrecorded
     assert again.returned() == [1]
 
@@ -254,7 +254,7 @@ def test_a_row_says_what_only_its_caller_held_but_not_the_actor_itself() -> None
     inside = (ref(7), ACTOR + FIRST_RETURN)
     actor.call(1, needs=(ref(5), ref(6)), values=(None, b"small"), options=(("contains", inside),))
     actor.run()
-    (block,) = actor.said(m.Logged)
+    (block,) = actor.said(m.LogAppended)
     assert block.refs == (ref(5), ref(7))
 
 
@@ -280,12 +280,12 @@ def later(store: Store) -> None:
     store.turn()
 
 
-def block(number: int, last: int, attempt: int = 0, refs: tuple[bytes, ...] = (), made: tuple[bytes, ...] = ()) -> m.Logged:
-    return m.Logged(ACTOR, attempt, number, last, b"rows", made, refs)
+def block(number: int, last: int, attempt: int = 0, refs: tuple[bytes, ...] = (), made: tuple[bytes, ...] = ()) -> m.LogAppended:
+    return m.LogAppended(ACTOR, attempt, number, last, b"rows", made, refs)
 
 
 def durable(store: Store) -> list[int]:
-    return [message.upto for _, message in store.take(m.Durable)]
+    return [message.upto for _, message in store.take(m.LogCommitted)]
 
 
 def dies(store: Store, worker: bytes) -> None:
@@ -299,7 +299,7 @@ def test_a_log_is_acknowledged_once_it_is_committed_and_in_order(store: Store) -
     store.say(WORKER + worker, block(1, 5))
     store.say(WORKER + worker, block(2, 9))
     assert durable(store) == []
-    assert all(to == CONTROL + bytes((worker[0] ^ 0x80,)) + worker[1:] for to, _ in store.take(m.Durable))
+    assert all(to == CONTROL + bytes((worker[0] ^ 0x80,)) + worker[1:] for to, _ in store.take(m.LogCommitted))
     store.commit()
     assert durable(store)[-1] == 2
     assert lasts(store) == [5, 9]
@@ -367,11 +367,11 @@ def test_rows_that_made_values_which_live_outlast_checkpoints(store: Store) -> N
 
 def lost(store: Store, worker: bytes, value: bytes) -> tuple[bytes, bytes]:
     """A large result of the actor's third call, which the driver holds, is lost; the worker and the task that are to make it again."""
-    store.say(CLIENT + DRIVER, m.Expect(((value, ACTOR),)))
+    store.say(CLIENT + DRIVER, m.ExpectResults(((value, ACTOR),)))
     store.say(WORKER + worker, block(1, 3, made=(value,)))
-    store.say(WORKER + worker, m.Reported(((value[:TASK_BYTES], DRIVER, OK, ((4096, 100_000),), ()),)))
+    store.say(WORKER + worker, m.CallOutcomes(((value[:TASK_BYTES], DRIVER, OK, ((4096, 100_000),), ()),)))
     store.say(WORKER + worker, part(2, 3))
-    store.say(b"O" + OWN, m.Lost(((value, "missing"),)))
+    store.say(b"O" + OWN, m.ObjectsLost(((value, "missing"),)))
     store.workers()
     ((to, dispatch),) = store.take(m.Dispatch)
     return to[1:], dispatch.rows[0][0]
@@ -469,7 +469,7 @@ def test_the_process_in_which_an_actor_is_made_reads_its_log_and_nobody_else_doe
 
 def test_of_callers_whose_outcomes_are_kept_those_that_are_gone_are_named(store: Store) -> None:
     worker = home(store)
-    store.say(WORKER + worker, m.Replaying(ACTOR, 3, 3, (DRIVER, BOB)))
+    store.say(WORKER + worker, m.ReplayProgress(ACTOR, 3, 3, (DRIVER, BOB)))
     assert [message.incarnation for _, message in store.take(m.CallerGone)] == [BOB]
     assert DRIVER in store.scheduler.actors.records[ACTOR].watchers
 
@@ -483,7 +483,7 @@ def test_the_end_of_an_actor_is_the_end_of_its_log(store: Store, how: str) -> No
     if how == "killed":
         later(store)
         store.take(m.Write)
-        store.say(CLIENT + DRIVER, m.Kill(ACTOR, True))
+        store.say(CLIENT + DRIVER, m.KillActor(ACTOR, True))
         dies(store, worker)
         assert lasts(store) == [5], "a daemon that dies now has both the log and the row that would make the actor again"
     else:

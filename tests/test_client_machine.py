@@ -140,11 +140,11 @@ def test_a_recall_is_declined_while_a_view_lives(client: Client) -> None:
     hear(client, m.Objects(((identifier, m.OK, (4096, 100), ()),)))
     said(client)
     client.pins.view(identifier)
-    hear(client, m.Recall((identifier,)))
+    hear(client, m.RecallPins((identifier,)))
     assert said(client) == []
     client.unviewed.append(identifier)
     said(client)
-    hear(client, m.Recall((identifier,)))
+    hear(client, m.RecallPins((identifier,)))
     assert said(client) == [m.Unpin((identifier,))]
     assert not client.at_hand(identifier)
 
@@ -160,7 +160,7 @@ def test_a_recall_of_many_does_not_look_through_what_is_waited_for_once_for_each
     hear(client, m.Objects(tuple((each, m.OK, (4096 * index, 100), ()) for index, each in enumerate((first, second, other)))))
     said(client)
     client.gets[1] = Wanted((first, second))
-    hear(client, m.Recall((first, second, other)))
+    hear(client, m.RecallPins((first, second, other)))
     assert said(client) == [m.Unpin((other,))]
 
 
@@ -322,7 +322,7 @@ def test_a_restarted_scheduler_is_told_rows_values_and_refs(client: Client) -> N
     hear(client, m.Results(((done, m.OK, (b"value",)), (large, m.OK, (None,)))))
     found = again(client)
     assert [row[0] for row in found[m.Export]] == [FUNCTION]
-    assert found[m.Offer] == [(done + FIRST_RETURN, m.OK, b"value", ())]
+    assert found[m.OfferResults] == [(done + FIRST_RETURN, m.OK, b"value", ())]
     assert {row[0] for row in found[m.Submit]} == {waiting, dropped, large}
     assert set(found[m.Hold]) == {done + FIRST_RETURN, waiting + FIRST_RETURN, large + FIRST_RETURN, borrowed}
     assert found[m.Fetch] == [borrowed]
@@ -335,10 +335,10 @@ def test_what_an_unfinished_row_names_is_kept_for_a_restart_although_no_ref_is_l
     client.dropped.append(value)
     said(client)
     found = again(client)
-    assert found[m.Offer] == [(value, m.OK, b"value", ())]
+    assert found[m.OfferResults] == [(value, m.OK, b"value", ())]
     assert value not in found[m.Hold]
     hear(client, m.Results(((task, m.OK, (b"done",)),)))
-    assert value not in {row[0] for row in again(client).get(m.Offer, ())}
+    assert value not in {row[0] for row in again(client).get(m.OfferResults, ())}
 
 
 def test_a_cancel_and_a_request_for_room_and_a_goodbye_outlive_the_daemon_that_heard_them(client: Client) -> None:
@@ -381,7 +381,7 @@ def test_a_task_submitted_again_in_one_process_is_one_task(client: Client) -> No
 
 def test_inherited_rows_are_said_again_and_not_held(client: Client) -> None:
     row = (b"x" * 16, b"g" * 16, b"arguments", ())
-    hear(client, m.Inherit((row,), ((b"g" * 16, "g", b"payload", ()),)))
+    hear(client, m.InheritTasks((row,), ((b"g" * 16, "g", b"payload", ()),)))
     found = again(client)
     assert row in found[m.Submit]
     assert b"g" * 16 in {each[0] for each in found[m.Export]}

@@ -75,30 +75,30 @@ call_rows = st.tuples(task_ids, texts, small_bytes) | st.builds(
     st.none() | options,
 )
 
-OBJECT_LISTS = ("Hold", "Release", "Fetch", "Unpin", "Recall", "Free", "Keep")
+OBJECT_LISTS = ("Hold", "Release", "Fetch", "Unpin", "RecallPins", "Free", "RetainOnly")
 
 ROWS: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("Submit", "rows"): many(task_rows),
-    ("Inherit", "rows"): many(task_rows),
-    ("Inherit", "functions"): many(function_rows),
+    ("InheritTasks", "rows"): many(task_rows),
+    ("InheritTasks", "functions"): many(function_rows),
     ("Dispatch", "rows"): many(task_rows),
     ("Dispatch", "details"): many(st.tuples(numbers, numbers, outputs, many(numbers))),
-    ("Hand", "daemon"): incarnations,
-    ("Hand", "rows"): many(task_rows),
-    ("Handed", "worker"): incarnations,
-    ("Handed", "rows"): many(task_rows),
-    ("Introduced", "worker"): incarnations,
-    ("Told", "peer"): incarnations,
-    ("Introduced", "functions"): many(function_ids),
+    ("SubmitDirect", "daemon"): incarnations,
+    ("SubmitDirect", "rows"): many(task_rows),
+    ("SubmittedDirect", "worker"): incarnations,
+    ("SubmittedDirect", "rows"): many(task_rows),
+    ("DirectAllowed", "worker"): incarnations,
+    ("DirectCounts", "peer"): incarnations,
+    ("DirectAllowed", "functions"): many(function_ids),
     ("Completed", "extras"): many(st.tuples(numbers, many(many(object_ids)), many(object_ids))),
     ("Completed", "durations"): many(st.tuples(function_ids, numbers, floats)),
     ("Yielded", "rows"): many(st.tuples(task_ids, numbers, indexes, st.one_of(st.binary(), st.booleans(), st.none()), many(object_ids))),
     ("Results", "rows"): many(st.tuples(task_ids, numbers, outputs)),
     ("Objects", "rows"): many(object_rows),
-    ("Offer", "rows"): many(object_rows),
+    ("OfferResults", "rows"): many(object_rows),
     ("Put", "rows"): many(st.tuples(object_ids, values, many(object_ids), st.booleans())),
-    ("Running", "rows"): many(st.tuples(task_rows, numbers, st.booleans())),
-    ("Running", "gpus"): many(numbers),
+    ("RunningTasks", "rows"): many(st.tuples(task_rows, numbers, st.booleans())),
+    ("RunningTasks", "gpus"): many(numbers),
     ("Export", "functions"): many(function_rows),
     ("Functions", "functions"): many(function_rows),
     ("Pinned", "rows"): many(st.tuples(object_ids, numbers, numbers)),
@@ -108,40 +108,51 @@ ROWS: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("Write", "deletes"): many(st.tuples(texts, small_bytes)),
     ("Blocked", "wanted"): many(object_ids),
     ("Blocked", "returned"): many(task_ids),
-    ("Awaits", "task_id"): task_ids,
-    ("Awaits", "callees"): many(st.tuples(object_ids, task_ids)),
+    ("WaitDetails", "task_id"): task_ids,
+    ("WaitDetails", "callees"): many(st.tuples(object_ids, task_ids)),
     ("Cancel", "object_ids"): many(object_ids),
-    ("Kept", "object_ids"): many(object_ids),
+    ("PutCommitted", "object_ids"): many(object_ids),
     ("TakeBack", "task_ids"): many(task_ids),
     ("TakenBack", "task_ids"): many(task_ids),
     **{(name, "object_ids"): many(object_ids) for name in OBJECT_LISTS},
-    ("Find", "actor_ids"): many(task_ids),
-    ("Recorded", "call_ids"): many(task_ids),
-    ("Whereabouts", "rows"): many(st.tuples(task_ids, numbers, small_bytes, numbers, st.booleans(), small_bytes, small_bytes)),
+    ("FindActors", "actor_ids"): many(task_ids),
+    ("OutcomesRecorded", "call_ids"): many(task_ids),
+    ("ActorLocations", "rows"): many(st.tuples(task_ids, numbers, small_bytes, numbers, st.booleans(), small_bytes, small_bytes)),
     ("Call", "actor_id"): task_ids,
     ("Call", "rows"): many(call_rows),
     ("Returned", "rows"): many(st.tuples(task_ids, numbers, outputs)),
-    ("Reported", "rows"): many(st.tuples(task_ids, incarnations, numbers, outputs, many(many(object_ids)))),
-    ("Expect", "rows"): many(st.one_of(st.tuples(object_ids, task_ids), st.tuples(object_ids, task_ids, numbers))),
-    ("Hosting", "rows"): many(st.tuples(task_rows, numbers)),
-    ("Traced", "names"): many(st.tuples(function_ids, texts)),
-    ("Traced", "trace"): st.lists(st.binary(min_size=EACH_BYTES, max_size=EACH_BYTES), max_size=3).map(b"".join),
-    ("Delays", "running"): st.one_of(task_ids, st.just(b"")),
-    ("Delays", "rows"): many(st.tuples(task_ids, task_ids, many(object_ids), many(task_ids), st.booleans())),
-    ("Traced", "arguments"): many(st.tuples(task_ids, many(object_ids))),
+    ("CallOutcomes", "rows"): many(st.tuples(task_ids, incarnations, numbers, outputs, many(many(object_ids)))),
+    ("ExpectResults", "rows"): many(st.one_of(st.tuples(object_ids, task_ids), st.tuples(object_ids, task_ids, numbers))),
+    ("HostedActors", "rows"): many(st.tuples(task_rows, numbers)),
+    ("CallTimes", "names"): many(st.tuples(function_ids, texts)),
+    ("CallTimes", "trace"): st.lists(st.binary(min_size=EACH_BYTES, max_size=EACH_BYTES), max_size=3).map(b"".join),
+    ("HostDelays", "running"): st.one_of(task_ids, st.just(b"")),
+    ("HostDelays", "rows"): many(st.tuples(task_ids, task_ids, many(object_ids), many(task_ids), st.booleans())),
+    ("CallTimes", "arguments"): many(st.tuples(task_ids, many(object_ids))),
     **{
         (name, "actor_id"): task_ids
-        for name in ("Kill", "Leaving", "Logged", "Checkpoint", "Durable", "Replaying", "Counted", "Taken", "Retire", "Ended")
+        for name in (
+            "KillActor",
+            "ActorExiting",
+            "LogAppended",
+            "Checkpoint",
+            "LogCommitted",
+            "ReplayProgress",
+            "CallCounts",
+            "OutcomesReceived",
+            "RetireActor",
+            "ActorEnded",
+        )
     },
-    **{(name, field): log_numbers for name in ("Logged", "Checkpoint") for field in ("attempt", "number", "last")},
-    **{(name, "refs"): many(object_ids) for name in ("Logged", "Checkpoint")},
-    ("Logged", "made"): many(object_ids),
+    **{(name, field): log_numbers for name in ("LogAppended", "Checkpoint") for field in ("attempt", "number", "last")},
+    **{(name, "refs"): many(object_ids) for name in ("LogAppended", "Checkpoint")},
+    ("LogAppended", "made"): many(object_ids),
     ("Checkpoint", "part"): st.integers(0, 3),
     ("Checkpoint", "parts"): st.integers(4, CHECKPOINT_PARTS_MAX),
-    ("Replaying", "callers"): many(incarnations),
-    **{("Counted", field): log_numbers for field in ("ended", "waits_for")},
-    ("Taken", "call_ids"): many(task_ids),
-    ("Stopped", "call_id"): task_ids,
+    ("ReplayProgress", "callers"): many(incarnations),
+    **{("CallCounts", field): log_numbers for field in ("ended", "waits_for")},
+    ("OutcomesReceived", "call_ids"): many(task_ids),
+    ("StopCall", "call_id"): task_ids,
 }
 """Fields whose rows have a layout; every check of the codec has its row here (see the test below)."""
 KINDS: dict[Any, st.SearchStrategy[Any]] = {
@@ -471,8 +482,8 @@ GOOD_RESULT = (TASK, 0, (b"v",))
 CASES: list[tuple[str, int, tuple[Any, ...], Any, list[Any]]] = [
     # message, which field, all fields, a good row, bad rows
     ("Submit", 0, ((),), GOOD_TASK, BAD_TASKS),
-    ("Inherit", 0, ((), ()), GOOD_TASK, BAD_TASKS),
-    ("Inherit", 1, ((), ()), GOOD_FUNCTION, BAD_FUNCTIONS),
+    ("InheritTasks", 0, ((), ()), GOOD_TASK, BAD_TASKS),
+    ("InheritTasks", 1, ((), ()), GOOD_FUNCTION, BAD_FUNCTIONS),
     ("Dispatch", 0, ((), (), 0, 0), GOOD_TASK, BAD_TASKS),
     (
         "Dispatch",
@@ -481,23 +492,23 @@ CASES: list[tuple[str, int, tuple[Any, ...], Any, list[Any]]] = [
         (0, 0, (b"v",), ()),
         [(0, 0, ()), ("0", 0, (), ()), (0, None, (), ()), (0, 0, None, ()), (0, 0, (), b"")],
     ),
-    ("Hand", 1, (b"8" * INCARNATION_BYTES, (), 0), GOOD_TASK, BAD_TASKS),
-    ("Handed", 1, (b"8" * INCARNATION_BYTES, ()), GOOD_TASK, BAD_TASKS),
-    ("Introduced", 1, (b"8" * INCARNATION_BYTES, (), 0), FUNCTION, [OBJECT, "f", None, ()]),
+    ("SubmitDirect", 1, (b"8" * INCARNATION_BYTES, (), 0), GOOD_TASK, BAD_TASKS),
+    ("SubmittedDirect", 1, (b"8" * INCARNATION_BYTES, ()), GOOD_TASK, BAD_TASKS),
+    ("DirectAllowed", 1, (b"8" * INCARNATION_BYTES, (), 0), FUNCTION, [OBJECT, "f", None, ()]),
     ("Completed", 4, NO_ENDS, (0, (), ()), [(0, ()), (b"", (), ()), (0, None, ()), (0, (), 7)]),
     ("Completed", 5, NO_ENDS, (FUNCTION, 1, 0.5), [(FUNCTION, 1), ("f", 1, 0.5), (FUNCTION, 1.0, 0.5), (FUNCTION, 1, "0.5")]),
     ("Results", 0, ((),), GOOD_RESULT, [GOOD_RESULT[:2], (OBJECT, 0, ()), (TASK, b"", ()), (TASK, 0, b"v")]),
     ("Objects", 0, ((),), GOOD_OBJECT, BAD_OBJECTS),
-    ("Offer", 0, ((),), GOOD_OBJECT, BAD_OBJECTS),
+    ("OfferResults", 0, ((),), GOOD_OBJECT, BAD_OBJECTS),
     ("Put", 0, ((),), GOOD_PUT, BAD_PUTS),
     (
-        "Running",
+        "RunningTasks",
         0,
         ((), ()),
         (GOOD_TASK, 0, True),
         [(GOOD_TASK, 0), (7, 0, True), (GOOD_TASK, None, True), (GOOD_TASK, 0, 1), *((bad, 0, True) for bad in BAD_TASKS)],
     ),
-    ("Running", 1, ((), ()), 3, ["3", None, 3.0, b"", ()]),
+    ("RunningTasks", 1, ((), ()), 3, ["3", None, 3.0, b"", ()]),
     ("Export", 0, ((),), GOOD_FUNCTION, BAD_FUNCTIONS),
     ("Functions", 0, ((),), GOOD_FUNCTION, BAD_FUNCTIONS),
     ("Pinned", 0, ((),), GOOD_PLACE, [GOOD_PLACE[:2], (TASK, 0, 1), (OBJECT, "0", 1), (OBJECT, 0, None)]),
@@ -506,15 +517,15 @@ CASES: list[tuple[str, int, tuple[Any, ...], Any, list[Any]]] = [
     ("Write", 2, (0, (), ()), ("job", b"k"), [("job",), ("job", b"k", b"v"), (b"job", b"k"), ("job", 7)]),
     ("Blocked", 1, (TASK, (), (), True), OBJECT, [TASK, "o", None, b""]),
     ("Blocked", 2, (TASK, (), (), True), TASK, [OBJECT, "t", None, b""]),
-    ("Awaits", 2, (TASK, "", (), True), (OBJECT, TASK), [(TASK, TASK), (OBJECT, OBJECT), (OBJECT,), (OBJECT, None)]),
+    ("WaitDetails", 2, (TASK, "", (), True), (OBJECT, TASK), [(TASK, TASK), (OBJECT, OBJECT), (OBJECT,), (OBJECT, None)]),
     ("Cancel", 0, ((), False, False), OBJECT, [TASK, "o" * OBJECT_BYTES, 7]),
-    ("Kept", 0, ((), ""), OBJECT, [TASK, "o" * OBJECT_BYTES, 7]),
+    ("PutCommitted", 0, ((), ""), OBJECT, [TASK, "o" * OBJECT_BYTES, 7]),
     *((name, 0, ((),), OBJECT, [TASK, "o" * OBJECT_BYTES, 7, ()]) for name in OBJECT_LISTS),
     ("TakeBack", 0, ((),), TASK, [OBJECT, "t" * TASK_BYTES, 7]),
-    ("Find", 0, ((),), TASK, [OBJECT, "t" * TASK_BYTES, 7]),
-    ("Recorded", 0, ((),), TASK, [OBJECT, "t" * TASK_BYTES, 7]),
+    ("FindActors", 0, ((),), TASK, [OBJECT, "t" * TASK_BYTES, 7]),
+    ("OutcomesRecorded", 0, ((),), TASK, [OBJECT, "t" * TASK_BYTES, 7]),
     (
-        "Whereabouts",
+        "ActorLocations",
         0,
         ((),),
         (TASK, 1, b"i", 0, True, b"", b""),
@@ -543,7 +554,7 @@ CASES: list[tuple[str, int, tuple[Any, ...], Any, list[Any]]] = [
     ),
     ("Returned", 0, ((),), GOOD_RESULT, [GOOD_RESULT[:2], (OBJECT, 0, ()), (TASK, b"", ()), (TASK, 0, b"v")]),
     (
-        "Reported",
+        "CallOutcomes",
         0,
         ((),),
         (TASK, b"8" * INCARNATION_BYTES, 0, (b"v",), ((OBJECT,),)),
@@ -556,7 +567,7 @@ CASES: list[tuple[str, int, tuple[Any, ...], Any, list[Any]]] = [
             (TASK, b"8" * INCARNATION_BYTES, 0, (b"v",), ({5: 1},)),
         ],
     ),
-    ("Expect", 0, ((),), (OBJECT, TASK), [(OBJECT,), (TASK, TASK), (OBJECT, OBJECT), ("o", TASK), (OBJECT, TASK, "3")]),
+    ("ExpectResults", 0, ((),), (OBJECT, TASK), [(OBJECT,), (TASK, TASK), (OBJECT, OBJECT), ("o", TASK), (OBJECT, TASK, "3")]),
     (
         "Yielded",
         0,
@@ -571,16 +582,16 @@ CASES: list[tuple[str, int, tuple[Any, ...], Any, list[Any]]] = [
             (TASK, 0, 1, b"v", (TASK,)),
         ],
     ),
-    ("Hosting", 0, ((),), (GOOD_TASK, 0), [(GOOD_TASK,), (7, 0), (GOOD_TASK, None), *((bad, 0) for bad in BAD_TASKS)]),
-    ("Logged", 5, (TASK, 0, 1, 1, b"", (), ()), OBJECT, [TASK, "o" * OBJECT_BYTES, 7]),
-    ("Logged", 6, (TASK, 0, 1, 1, b"", (), ()), OBJECT, [TASK, "o" * OBJECT_BYTES, 7]),
+    ("HostedActors", 0, ((),), (GOOD_TASK, 0), [(GOOD_TASK,), (7, 0), (GOOD_TASK, None), *((bad, 0) for bad in BAD_TASKS)]),
+    ("LogAppended", 5, (TASK, 0, 1, 1, b"", (), ()), OBJECT, [TASK, "o" * OBJECT_BYTES, 7]),
+    ("LogAppended", 6, (TASK, 0, 1, 1, b"", (), ()), OBJECT, [TASK, "o" * OBJECT_BYTES, 7]),
     ("Checkpoint", 7, (TASK, 0, 1, 1, 0, 1, b"", ()), OBJECT, [TASK, "o" * OBJECT_BYTES, 7]),
-    ("Taken", 1, (TASK, (), True), TASK, [OBJECT, "t" * TASK_BYTES, 7]),
-    ("Replaying", 3, (TASK, 0, 0, ()), b"8" * INCARNATION_BYTES, [TASK, "8" * INCARNATION_BYTES, 7]),
-    ("Traced", 0, ((), b"", ()), (FUNCTION, "Class.method"), [(FUNCTION,), ("f", "m"), (FUNCTION, b"m"), (FUNCTION + b"x", "m")]),
-    ("Traced", 2, ((), b"", ()), (TASK, (OBJECT,)), [(TASK,), (TASK, OBJECT), (TASK + b"x", (OBJECT,)), (TASK, (OBJECT + b"x",))]),
+    ("OutcomesReceived", 1, (TASK, (), True), TASK, [OBJECT, "t" * TASK_BYTES, 7]),
+    ("ReplayProgress", 3, (TASK, 0, 0, ()), b"8" * INCARNATION_BYTES, [TASK, "8" * INCARNATION_BYTES, 7]),
+    ("CallTimes", 0, ((), b"", ()), (FUNCTION, "Class.method"), [(FUNCTION,), ("f", "m"), (FUNCTION, b"m"), (FUNCTION + b"x", "m")]),
+    ("CallTimes", 2, ((), b"", ()), (TASK, (OBJECT,)), [(TASK,), (TASK, OBJECT), (TASK + b"x", (OBJECT,)), (TASK, (OBJECT + b"x",))]),
     (
-        "Delays",
+        "HostDelays",
         1,
         (b"", ()),
         (TASK, TASK, (OBJECT,), (TASK,), True),
@@ -603,7 +614,7 @@ def frame_of(name: str, field: int, fields: tuple[Any, ...], rows: list[Any]) ->
 
 
 def test_every_row_check_has_cases() -> None:
-    without = {"Kill", "Leaving", "Stopped", "Durable", "Counted", "Retire", "Ended", "Told"}
+    without = {"KillActor", "ActorExiting", "StopCall", "LogCommitted", "CallCounts", "RetireActor", "ActorEnded", "DirectCounts"}
     assert {name for name, *_ in CASES} | without == set(codec._ROW_CHECKS), "those have no rows"
 
 
@@ -625,7 +636,7 @@ def test_what_is_nested_as_deep_as_can_be_is_malformed_and_nothing_else() -> Non
 
 def test_a_trace_says_as_much_of_each_call() -> None:
     for length, heard in ((0, True), (EACH_BYTES, True), (EACH_BYTES + 1, False), (EACH_BYTES - 16, False)):
-        assert heard_or_malformed(msgpack.packb([1, 0, [[b"L", b"A", "Traced", [[], b"t" * length, []]]]])) == heard
+        assert heard_or_malformed(msgpack.packb([1, 0, [[b"L", b"A", "CallTimes", [[], b"t" * length, []]]]])) == heard
 
 
 @pytest.mark.parametrize(
@@ -654,9 +665,9 @@ def test_columns_have_one_length_and_what_belongs_there(columns: tuple[Any, ...]
 
 
 @pytest.mark.parametrize("numbers", [(-1, 1, 1), (0, -1, 1), (0, 1, -1), (0, 1, LOG_NUMBERS_MAX)])
-@pytest.mark.parametrize("name", ["Logged", "Checkpoint"])
+@pytest.mark.parametrize("name", ["LogAppended", "Checkpoint"])
 def test_what_is_logged_has_numbers_that_keys_can_hold(name: str, numbers: tuple[int, ...]) -> None:
-    rest = (b"", (), ()) if name == "Logged" else (0, 1, b"", ())
+    rest = (b"", (), ()) if name == "LogAppended" else (0, 1, b"", ())
     for fields, heard in (((TASK, 0, 1, 1, *rest), True), ((TASK, *numbers, *rest), False)):
         assert heard_or_malformed(msgpack.packb([1, 0, [[b"L", b"A", name, fields]]])) == heard
 
@@ -665,8 +676,8 @@ def test_what_is_logged_has_numbers_that_keys_can_hold(name: str, numbers: tuple
     ("numbers", "heard"), [((0, 0), True), ((-1, 0), False), ((0, -1), False), ((LOG_NUMBERS_MAX, 0), False), ((0, LOG_NUMBERS_MAX), False)]
 )
 def test_calls_are_counted_as_what_is_logged_is_numbered(numbers: tuple[int, int], heard: bool) -> None:
-    assert heard_or_malformed(msgpack.packb([1, 0, [[b"L", b"A", "Counted", (TASK, *numbers)]]])) == heard
-    assert not heard_or_malformed(msgpack.packb([1, 0, [[b"L", b"A", "Counted", (OBJECT, *numbers)]]]))
+    assert heard_or_malformed(msgpack.packb([1, 0, [[b"L", b"A", "CallCounts", (TASK, *numbers)]]])) == heard
+    assert not heard_or_malformed(msgpack.packb([1, 0, [[b"L", b"A", "CallCounts", (OBJECT, *numbers)]]]))
 
 
 @pytest.mark.parametrize(("part", "parts"), [(-1, 1), (1, 1), (0, 0), (0, CHECKPOINT_PARTS_MAX + 1)])

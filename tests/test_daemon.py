@@ -11,7 +11,7 @@ import pytest
 from bad_days import PATIENCE
 
 from zfabric.adapters.datagrams import SUFFIX
-from zfabric.adapters.sockets import Post
+from zfabric.adapters.sockets import Transport
 from zfabric.config import Config
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER
@@ -38,7 +38,7 @@ class Here:
         self.now = clock()
         self.turn()
         self.driver = new_incarnation()
-        self.post = Post(self.daemon.context, self.session.sockets, self.driver, Config())
+        self.post = Transport(self.daemon.context, self.session.sockets, self.driver, Config())
 
     def turn(self) -> None:
         """What the supervisor has said is taken in; effects until none is left."""

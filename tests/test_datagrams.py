@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from zfabric.adapters.datagrams import FRAME_BYTES, path_of
-from zfabric.adapters.sockets import DATAGRAMS_IN_A_ROW, Post
+from zfabric.adapters.sockets import DATAGRAMS_IN_A_ROW, Transport
 from zfabric.config import Config
 from zfabric.protocol import messages as m
 from zfabric.protocol.codec import Envelope
@@ -27,7 +27,7 @@ class Pair:
     def __init__(self, directory: Path) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
         self.directory = str(directory)
-        self.mine, self.theirs = (Post(self.context, self.directory, new_incarnation(), Config()) for _ in range(2))
+        self.mine, self.theirs = (Transport(self.context, self.directory, new_incarnation(), Config()) for _ in range(2))
         self.heard: list[int] = []
         self.ways: list[str] = []
         """Which way each frame took: "short" or "long"."""
@@ -135,7 +135,7 @@ def test_whatever_the_sizes_and_whoever_is_slow_it_is_heard_once_and_in_order(tm
 
 
 def test_datagrams_without_end_do_not_keep_what_came_the_long_way_waiting(pair: Pair) -> None:
-    other = Post(pair.context, pair.directory, new_incarnation(), Config())
+    other = Transport(pair.context, pair.directory, new_incarnation(), Config())
     try:
         pair.say(0, FRAME_BYTES)
         assert pair.mine.router.poll(PATIENCE * 1000)
@@ -173,7 +173,7 @@ def test_garbage_in_datagrams_is_refused_and_counted(pair: Pair) -> None:
 def test_a_socket_and_its_name_go_with_the_post(tmp_path: Path) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
     before = os.listdir("/proc/self/fd")
-    post = Post(context, str(tmp_path), new_incarnation(), Config())
+    post = Transport(context, str(tmp_path), new_incarnation(), Config())
     assert len(list(tmp_path.iterdir())) == 2
     post.close()
     assert list(tmp_path.iterdir()) == []

@@ -43,7 +43,7 @@ class World(Node):
     def waits(self, worker: bytes, who: bytes, wanted: bytes, callee: bytes = b"", name: str = "", certain: bool = True) -> None:
         self.say(WORKER + worker, m.Blocked(who, (wanted,), (), not name))
         if name or callee:
-            self.say(WORKER + worker, m.Awaits(who, name, ((wanted, callee),) if callee else (), certain))
+            self.say(WORKER + worker, m.WaitDetails(who, name, ((wanted, callee),) if callee else (), certain))
 
     def call_waits(self, actor: bytes, call: bytes, wanted: bytes, callee: bytes = b"", certain: bool = True) -> None:
         self.waits(self.homes[actor], call, wanted, callee, "K.ask", certain)
@@ -116,7 +116,7 @@ def test_two_that_call_each_other_wait_for_ever_whoever_has_called_them(world: W
 
 def test_a_circle_through_a_call_that_others_have_made(world: World) -> None:
     """B waits for a call of A that the driver has made, and handed on: had it run, its result would have come."""
-    world.say(CLIENT + DRIVER, m.Expect(((call_value(task_id(99), 0), A),)))
+    world.say(CLIENT + DRIVER, m.ExpectResults(((call_value(task_id(99), 0), A),)))
     circle_of_two(world, task_id(99))
     assert len(world.warned()) == 1
 
@@ -141,7 +141,7 @@ def test_who_has_heard_nothing_yet_of_what_has_come_waits_for_nobody(world: Worl
     """B yields a value, and waits for a call of A, which waits for that value still."""
     call = child(FIRST)
     item = object_id(call, 1)
-    for message in (m.Expect(((call_value(call, 0), B, 0),)), m.Hold((item, object_id(call, 2))), m.Fetch((item,))):
+    for message in (m.ExpectResults(((call_value(call, 0), B, 0),)), m.Hold((item, object_id(call, 2))), m.Fetch((item,))):
         world.say(CLIENT + world.homes[A], message)
     world.call_waits(A, FIRST, item, B)
     world.say(WORKER + world.homes[B], m.Yielded(((call, 0, 0, b"value", ()),)))
@@ -155,7 +155,7 @@ def test_who_has_heard_nothing_yet_of_what_has_come_waits_for_nobody(world: Worl
 def test_who_is_being_killed_goes_on_by_its_end(world: World) -> None:
     call = child(FIRST)
     world.call_waits(A, FIRST, call_value(call, 0), B)
-    world.say(CLIENT + DRIVER, m.Kill(A, False))
+    world.say(CLIENT + DRIVER, m.KillActor(A, False))
     world.call_waits(B, call, call_value(child(call), 0), A)
     assert world.warned() == []
 
@@ -214,7 +214,7 @@ def test_a_circle_that_a_task_closes_that_waits_for_tasks_alone(world: World) ->
 def test_a_circle_through_an_argument(world: World) -> None:
     """The task has not begun: it waits for a call of the actor that waits for it."""
     own, task = child(FIRST), child(FIRST, 1)
-    world.say(CLIENT + world.homes[A], m.Expect(((call_value(own, 0), A),)))
+    world.say(CLIENT + world.homes[A], m.ExpectResults(((call_value(own, 0), A),)))
     world.say(CLIENT + world.homes[A], m.Submit(((task, FUNCTION, b"", (call_value(own, 0),)),)))
     world.call_waits(A, FIRST, task + FIRST_RETURN)
     assert world.warned() == ["K.ask (a) -> f -> K.ask (a)"]
@@ -222,7 +222,7 @@ def test_a_circle_through_an_argument(world: World) -> None:
 
 def test_a_task_that_is_not_to_wait_for_ever_is_in_no_circle(world: World) -> None:
     own, task = child(FIRST), child(FIRST, 1)
-    world.say(CLIENT + world.homes[A], m.Expect(((call_value(own, 0), A),)))
+    world.say(CLIENT + world.homes[A], m.ExpectResults(((call_value(own, 0), A),)))
     world.say(CLIENT + world.homes[A], m.Submit(((task, FUNCTION, b"", (call_value(own, 0),), (("timeout", 5.0),)),)))
     world.call_waits(A, FIRST, task + FIRST_RETURN)
     assert world.warned() == []
@@ -231,7 +231,7 @@ def test_a_task_that_is_not_to_wait_for_ever_is_in_no_circle(world: World) -> No
 def test_a_long_way_is_not_followed_to_its_end(world: World) -> None:
     """Each of very many tasks needs the one before it."""
     own = call_value(child(FIRST), 0)
-    world.say(CLIENT + world.homes[A], m.Expect(((own, A),)))
+    world.say(CLIENT + world.homes[A], m.ExpectResults(((own, A),)))
     tasks = [child(FIRST, number) for number in range(1, 3000)]
     needs = [own, *(each + FIRST_RETURN for each in tasks)]
     world.say(
@@ -257,7 +257,7 @@ def test_a_circle_through_an_actor_that_shares_its_process(world: World, certain
     call = child(FIRST)
     world.call_waits(A, FIRST, call_value(call, 0), third)
     assert "waits for itself" not in world.reason(A)
-    world.say(to, m.Delays(b"", ((third, call, (call_value(child(call), 0),), (A,), certain),)))
+    world.say(to, m.HostDelays(b"", ((third, call, (call_value(child(call), 0),), (A,), certain),)))
     assert f"it waits for itself: K.ask (a) -> Light (1-{third[4:6].hex()}-2) -> K.ask (a)" in world.reason(A)
     assert "-> K.ask (a) -> Light" in world.reason(third)
     assert len(world.warned()) == certain
@@ -282,6 +282,6 @@ def test_the_dead_wait_for_nobody(world: World) -> None:
 
 def test_what_is_said_of_what_does_not_wait_is_refused(world: World) -> None:
     before = world.scheduler.statistics().get("refused", 0)
-    world.say(WORKER + world.homes[A], m.Awaits(FIRST, "K.ask", (), True))
-    world.say(WORKER + b"\x07nobody0", m.Awaits(FIRST, "K.ask", (), True))
+    world.say(WORKER + world.homes[A], m.WaitDetails(FIRST, "K.ask", (), True))
+    world.say(WORKER + b"\x07nobody0", m.WaitDetails(FIRST, "K.ask", (), True))
     assert world.scheduler.statistics()["refused"] == before + 2

@@ -47,12 +47,12 @@ class Introduced(Node):
             self.complete(worker, number)
         self.submit(row(3))
         self.worker = self.dispatched()[0][0]
-        self.told = [message for to, message in self.take(m.Introduced) if to == CLIENT + DRIVER]
+        self.told = [message for to, message in self.take(m.DirectAllowed) if to == CLIENT + DRIVER]
         self.complete(self.worker, 3)
         self.sent.clear()
 
     def hand(self, *numbers: int) -> None:
-        self.say(CLIENT + DRIVER, m.Handed(self.worker, tuple(map(row, numbers))))
+        self.say(CLIENT + DRIVER, m.SubmittedDirect(self.worker, tuple(map(row, numbers))))
 
     def dies(self, executing: bytes = b"") -> None:
         pid = self.pids[self.worker]
@@ -70,7 +70,7 @@ class Introduced(Node):
 
 def test_who_waits_for_each_task_is_introduced_to_the_worker_and_who_submits_several_is_not() -> None:
     node = Introduced()
-    assert node.told == [m.Introduced(node.worker, (FUNCTION,), 0)]
+    assert node.told == [m.DirectAllowed(node.worker, (FUNCTION,), 0)]
     other = Node(cpus=1)
     other.scheduler.membership.prestart(other.now)
     other.turn()
@@ -80,7 +80,7 @@ def test_who_waits_for_each_task_is_introduced_to_the_worker_and_who_submits_sev
         other.submit(row(number), row(number + 1))
         for done in (number, number + 1):
             other.complete(worker, done)
-    assert other.take(m.Introduced) == []
+    assert other.take(m.DirectAllowed) == []
 
 
 def test_what_is_handed_over_runs_on_that_worker_and_its_value_is_not_said_twice() -> None:
@@ -139,7 +139,7 @@ def test_the_worker_is_kept_for_its_driver_for_a_while_and_not_where_others_wait
     node.scheduler.tick(node.now)
     node.turn()
     assert dict(node.scheduler.pool.available())["CPU"] > 0
-    assert node.take(m.Introduced) == [(CLIENT + DRIVER, m.Introduced(node.worker, (), 0))]
+    assert node.take(m.DirectAllowed) == [(CLIENT + DRIVER, m.DirectAllowed(node.worker, (), 0))]
     node.hand(4)  # The driver had not heard of it.
     node.complete(node.worker, 4)
     assert node.results() == {4: (m.OK, (b"value",))}, "nobody relies on what the worker tells any more"
@@ -155,7 +155,7 @@ def test_tasks_of_another_shape_do_not_wait_for_the_end_of_an_introduction() -> 
     half = (("CPU", 5000),)
     node.submit(row(4, demand=half))
     assert node.dispatched() == [(node.worker, 4, 0)]
-    assert node.take(m.Introduced) == [(CLIENT + DRIVER, m.Introduced(node.worker, (), 0))]
+    assert node.take(m.DirectAllowed) == [(CLIENT + DRIVER, m.DirectAllowed(node.worker, (), 0))]
 
 
 def test_who_asks_what_the_node_has_to_offer_finds_it_free() -> None:
@@ -206,13 +206,13 @@ def test_who_drops_a_task_before_its_end_hears_of_that_although_its_worker_dies(
 
 def test_a_driver_is_answered_in_the_knowledge_of_what_it_knows() -> None:
     node = Introduced(introduced_for=1000.0)
-    node.say(WORKER + node.worker, m.Told(DRIVER, 0))
+    node.say(WORKER + node.worker, m.DirectCounts(DRIVER, 0))
     node.hand(4)
-    node.say(CLIENT + DRIVER, m.Told(node.worker, 1))
+    node.say(CLIENT + DRIVER, m.DirectCounts(node.worker, 1))
     node.say(CLIENT + DRIVER, m.Query(1, "available_resources", ()))
     assert node.take(m.Answer) == [], "the value has come to the driver sooner than the news of it to the scheduler"
     node.complete(node.worker, 4)
-    node.say(WORKER + node.worker, m.Told(DRIVER, 1))
+    node.say(WORKER + node.worker, m.DirectCounts(DRIVER, 1))
     ((_, answer),) = node.take(m.Answer)
     assert answer.payload == {"CPU": 1.0}
 
@@ -220,7 +220,7 @@ def test_a_driver_is_answered_in_the_knowledge_of_what_it_knows() -> None:
 def test_nobody_waits_for_what_a_dead_worker_had_to_say() -> None:
     node = Introduced()
     node.hand(4)
-    node.say(CLIENT + DRIVER, m.Told(node.worker, 1))
+    node.say(CLIENT + DRIVER, m.DirectCounts(node.worker, 1))
     node.say(CLIENT + DRIVER, m.Query(1, "available_resources", ()))
     node.dies()
     node.turn()
@@ -230,11 +230,11 @@ def test_nobody_waits_for_what_a_dead_worker_had_to_say() -> None:
 def test_only_plain_tasks_of_introduced_drivers_are_accepted() -> None:
     node = Introduced()
     with pytest.raises(Refusal):
-        node.say(CLIENT + DRIVER, m.Handed(node.worker, (row(4, ref(3)),)))
+        node.say(CLIENT + DRIVER, m.SubmittedDirect(node.worker, (row(4, ref(3)),)))
     with pytest.raises(Refusal):
-        node.say(CLIENT + DRIVER, m.Handed(node.worker, (row(4, num_returns=2),)))
+        node.say(CLIENT + DRIVER, m.SubmittedDirect(node.worker, (row(4, num_returns=2),)))
     before = node.scheduler.tables.counts["refused"]
-    node.say(CLIENT + DRIVER, m.Handed(b"\x01another", (row(4),)))
+    node.say(CLIENT + DRIVER, m.SubmittedDirect(b"\x01another", (row(4),)))
     assert node.scheduler.tables.counts["refused"] == before + 1
     assert task_id(4) not in node.scheduler.tables.tasks
 
@@ -251,14 +251,14 @@ def test_nobody_hands_over_what_asks_for_more_than_a_cpu() -> None:
         node.submit((task_id(number), licensed, b"arguments", ()))
         ended = ((task_id(number), 0, m.OK, (b"value",)),)
         node.say(WORKER + worker, m.Completed.of(ended, (), ((licensed, 1, 0.0001),)))
-    assert node.take(m.Introduced) == [], "what is handed over late has no lease, and somebody else may have the license"
+    assert node.take(m.DirectAllowed) == [], "what is handed over late has no lease, and somebody else may have the license"
 
 
 def test_a_worker_is_not_ended_for_others_while_its_driver_may_yet_hand_it_something() -> None:
     node = Introduced(workers_max=1)
     elsewhere = ((("PLACE", "elsewhere"),), "", ())
     node.submit(row(5, env=elsewhere))
-    assert node.take(m.Introduced) == [(CLIENT + DRIVER, m.Introduced(node.worker, (), 0))]
+    assert node.take(m.DirectAllowed) == [(CLIENT + DRIVER, m.DirectAllowed(node.worker, (), 0))]
     node.hand(4)
     node.complete(node.worker, 4)
     assert [each for each in node.effects if isinstance(each, KillProcess)] == []
@@ -288,11 +288,11 @@ def test_with_its_driver_an_introduction_is_gone() -> None:
 
 def test_a_driver_hands_over_a_task_when_it_waits_for_no_other(client: Client) -> None:
     place = b"\x05worker5"
-    hear(client, m.Introduced(place, (FUNCTION,), 0))
+    hear(client, m.DirectAllowed(place, (FUNCTION,), 0))
     first = submit(client)
     hand, handed = client_said(client)
     assert hand.daemon == DAEMON
-    assert handed == m.Handed(place, hand.rows)
+    assert handed == m.SubmittedDirect(place, hand.rows)
     assert hand.rows[0][0] == first
     submit(client)
     (second,) = client_said(client)
@@ -305,43 +305,43 @@ def test_a_driver_hands_over_a_task_when_it_waits_for_no_other(client: Client) -
 
 def test_a_driver_says_what_it_knows_before_it_asks(client: Client) -> None:
     place = b"\x05worker5"
-    hear(client, m.Introduced(place, (FUNCTION,), 0))
+    hear(client, m.DirectAllowed(place, (FUNCTION,), 0))
     first = submit(client)
     client_said(client)
     client.step(0.0, WORKER + place, m.Results(((first, m.OK, (b"value",)),)))
     client.query(1, "status", ())
-    assert [type(message) for message in client_said(client)] == [m.Told, m.Query]
+    assert [type(message) for message in client_said(client)] == [m.DirectCounts, m.Query]
 
 
 def test_a_driver_stops_when_it_is_told_to_and_says_so(client: Client) -> None:
     place = b"\x05worker5"
-    hear(client, m.Introduced(place, (FUNCTION,), 0))
-    hear(client, m.Introduced(place, (), 0))
-    assert client_said(client) == [m.Handed(place, ())]
+    hear(client, m.DirectAllowed(place, (FUNCTION,), 0))
+    hear(client, m.DirectAllowed(place, (), 0))
+    assert client_said(client) == [m.SubmittedDirect(place, ())]
     submit(client)
     assert [type(message) for message in client_said(client)] == [m.Submit]
 
 
 def test_a_worker_tells_the_driver_plain_values_and_the_scheduler_everything(worker: Worker) -> None:
     driver = b"\x01driver0"
-    worker.step(0.0, b"L" + DAEMON, m.Introduce(driver))
+    worker.step(0.0, b"L" + DAEMON, m.AllowDirect(driver))
     assert driver in worker.drivers
-    worker.step(0.0, CLIENT + driver, m.Hand(DAEMON, (worker_row(1), worker_row(2)), 0))
+    worker.step(0.0, CLIENT + driver, m.SubmitDirect(DAEMON, (worker_row(1), worker_row(2)), 0))
     assert begin(worker) == 1
     finish(worker)
     assert begin(worker) == 2
     finish(worker, m.ERROR, (b"error",))
     told, first, completed, counted = said(worker)
-    assert (first, counted) == (m.Told(driver, 0), m.Told(driver, 1))
+    assert (first, counted) == (m.DirectCounts(driver, 0), m.DirectCounts(driver, 1))
     assert told == m.Results(((worker_row(1)[0], m.OK, (b"value",)),))
     assert [status for _, _, status, _ in completed.rows] == [m.OK, m.ERROR]
 
 
 def test_a_lone_value_is_told_at_once_and_counted_once(worker: Worker) -> None:
     driver = b"\x01driver0"
-    worker.step(0.0, b"L" + DAEMON, m.Introduce(driver))
+    worker.step(0.0, b"L" + DAEMON, m.AllowDirect(driver))
     said(worker)
-    worker.step(0.0, CLIENT + driver, m.Hand(DAEMON, (worker_row(1),), 0))
+    worker.step(0.0, CLIENT + driver, m.SubmitDirect(DAEMON, (worker_row(1),), 0))
     item = worker.begin()
     assert isinstance(item, Item)
     answer = worker.answer(item, m.OK, (b"value",))
@@ -350,7 +350,7 @@ def test_a_lone_value_is_told_at_once_and_counted_once(worker: Worker) -> None:
     worker.finish(item, m.OK, (b"value",), None, 0.0, 0.001, answered=True)
     completed, counted = said(worker)
     assert [row[0] for row in completed.rows] == [worker_row(1)[0]]
-    assert counted == m.Told(driver, 1)
+    assert counted == m.DirectCounts(driver, 1)
 
 
 def test_a_task_of_the_scheduler_is_answered_by_the_scheduler(worker: Worker) -> None:
@@ -362,17 +362,17 @@ def test_a_task_of_the_scheduler_is_answered_by_the_scheduler(worker: Worker) ->
 
 def test_a_task_that_is_handed_over_leaves_ahead_of_what_the_scheduler_hears(client: Client) -> None:
     place = b"\x05worker5"
-    hear(client, m.Introduced(place, (FUNCTION,), 0))
+    hear(client, m.DirectAllowed(place, (FUNCTION,), 0))
     task = submit(client)
     first = client.take_first()
     assert first is not None
     assert (first.to, [row[0] for row in first.message.rows]) == (WORKER + place, [task])
-    assert client_said(client) == [m.Handed(place, first.message.rows)]
+    assert client_said(client) == [m.SubmittedDirect(place, first.message.rows)]
 
 
 def test_what_the_scheduler_hears_of_handed_tasks_may_wait_for_more_of_them(client: Client) -> None:
     place = b"\x05worker5"
-    hear(client, m.Introduced(place, (FUNCTION,), 0))
+    hear(client, m.DirectAllowed(place, (FUNCTION,), 0))
     tasks = []
     for _ in range(3):
         tasks.append(submit(client))
@@ -392,25 +392,25 @@ def test_what_the_scheduler_hears_of_handed_tasks_may_wait_for_more_of_them(clie
 
 
 def test_a_daemon_that_begins_anew_is_told_rows_as_others_and_not_as_handed(client: Client) -> None:
-    hear(client, m.Introduced(b"\x05worker5", (FUNCTION,), 0))
+    hear(client, m.DirectAllowed(b"\x05worker5", (FUNCTION,), 0))
     task = submit(client)
     client.connect(b"\x03daemon1")
     client.rejoin(m.Register(m.PROTOCOL_VERSION, "driver", 1, 1, b"jobj", b"name", b"", "", ""))
     assert client.take_first() is None
     said = client_said(client)
     assert [[row[0] for row in message.rows] for message in said if type(message) is m.Submit] == [[task]]
-    assert not any(type(message) is m.Handed for message in said)
+    assert not any(type(message) is m.SubmittedDirect for message in said)
 
 
 def test_a_worker_lets_fall_what_it_was_handed_on_behalf_of_a_daemon_that_is_gone(worker: Worker) -> None:
-    worker.step(0.0, CLIENT + b"\x01driver0", m.Hand(b"\x03daemon1", (worker_row(1),), 0))
+    worker.step(0.0, CLIENT + b"\x01driver0", m.SubmitDirect(b"\x03daemon1", (worker_row(1),), 0))
     assert begin(worker) is None
 
 
 def test_a_worker_has_nothing_more_to_do_with_a_driver_that_has_ended(worker: Worker) -> None:
     driver = b"\x01driver0"
-    worker.step(0.0, b"L" + DAEMON, m.Introduce(driver))
-    worker.step(0.0, CLIENT + driver, m.Hand(DAEMON, (worker_row(1), worker_row(2), worker_row(3)), 0))
+    worker.step(0.0, b"L" + DAEMON, m.AllowDirect(driver))
+    worker.step(0.0, CLIENT + driver, m.SubmitDirect(DAEMON, (worker_row(1), worker_row(2), worker_row(3)), 0))
     begin(worker)
     finish(worker)
     begin(worker)

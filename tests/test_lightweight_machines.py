@@ -54,12 +54,12 @@ def lives(node: Node, *numbers: int) -> dict[bytes, int]:
 
 
 def whereabouts(node: Node) -> dict[int, tuple[int, bytes, int, bool, bytes]]:
-    rows = [each for to, message in node.take(m.Whereabouts) if to == CLIENT + DRIVER for each in message.rows]
+    rows = [each for to, message in node.take(m.ActorLocations) if to == CLIENT + DRIVER for each in message.rows]
     return {int.from_bytes(each[0][-4:], "big"): each[1:6] for each in rows}
 
 
 def home(node: Node, number: int) -> bytes:
-    node.say(CLIENT + DRIVER, m.Find((task_id(number),)))
+    node.say(CLIENT + DRIVER, m.FindActors((task_id(number),)))
     return whereabouts(node)[number][1]
 
 
@@ -80,7 +80,7 @@ def test_a_new_one_goes_where_there_are_fewest() -> None:
     lives(node, *range(10))
     for number in range(10):
         if home(node, number) == workers[0]:
-            node.say(WORKER + workers[0], m.Ended(task_id(number), 0, b"", "because"))
+            node.say(WORKER + workers[0], m.ActorEnded(task_id(number), 0, b"", "because"))
     assert lives(node, *range(20, 25)) == {workers[0]: 5}
 
 
@@ -116,12 +116,12 @@ def test_a_kill_ends_one_alone_once_its_process_says_so() -> None:
     node, _ = made()
     lives(node, 0, 1, 2, 3)
     where = home(node, 0)
-    node.say(CLIENT + DRIVER, m.Kill(task_id(0), True))
-    ((_, order),) = node.take(m.Retire)
-    assert order == m.Retire(task_id(0), 0, True)
+    node.say(CLIENT + DRIVER, m.KillActor(task_id(0), True))
+    ((_, order),) = node.take(m.RetireActor)
+    assert order == m.RetireActor(task_id(0), 0, True)
     assert whereabouts(node) == {}
     assert not [effect for effect in node.effects if isinstance(effect, e.KillProcess)]
-    node.say(WORKER + where, m.Ended(task_id(0), 0, b"c" * 16, ""))
+    node.say(WORKER + where, m.ActorEnded(task_id(0), 0, b"c" * 16, ""))
     assert whereabouts(node) == {0: (DEAD, b"", 0, True, b"c" * 16)}
     assert home(node, 2)
 
@@ -132,8 +132,8 @@ def test_one_that_may_be_made_again_is_in_the_next_attempt() -> None:
     ((worker, _, _),) = node.dispatched()
     node.complete(worker, 0)
     assert home(node, 0) == worker
-    node.say(CLIENT + DRIVER, m.Kill(task_id(0), False))
-    node.say(WORKER + worker, m.Ended(task_id(0), 0, b"", ""))
+    node.say(CLIENT + DRIVER, m.KillActor(task_id(0), False))
+    node.say(WORKER + worker, m.ActorEnded(task_id(0), 0, b"", ""))
     assert whereabouts(node) == {0: (CREATING, b"", 0, True, b"")}
     ((worker, number, attempt),) = node.dispatched()
     assert (number, attempt) == (0, 1)
@@ -146,10 +146,10 @@ def test_the_end_of_an_earlier_life_counts_for_nothing() -> None:
     node.submit(row(0, max_restarts=1, max_retries=1))
     ((worker, _, _),) = node.dispatched()
     node.complete(worker, 0)
-    node.say(WORKER + worker, m.Ended(task_id(0), 0, b"", "because"))
+    node.say(WORKER + worker, m.ActorEnded(task_id(0), 0, b"", "because"))
     ((again, _, _),) = node.dispatched()
     node.complete(again, 0, 1)
-    node.say(WORKER + worker, m.Ended(task_id(0), 0, b"", "because"))
+    node.say(WORKER + worker, m.ActorEnded(task_id(0), 0, b"", "because"))
     assert home(node, 0) == again
 
 
@@ -186,10 +186,10 @@ def test_one_that_was_killed_while_it_was_made_does_not_stay() -> None:
     node, _ = made()
     node.submit(row(0))
     ((worker, _, _),) = node.dispatched()
-    node.say(CLIENT + DRIVER, m.Kill(task_id(0), True))
-    assert [order for _, order in node.take(m.Retire)] == [m.Retire(task_id(0), 0, True)]
+    node.say(CLIENT + DRIVER, m.KillActor(task_id(0), True))
+    assert [order for _, order in node.take(m.RetireActor)] == [m.RetireActor(task_id(0), 0, True)]
     node.complete(worker, 0)  # It was made before that was heard.
-    assert [order for _, order in node.take(m.Retire)] == [m.Retire(task_id(0), 0, True)]
+    assert [order for _, order in node.take(m.RetireActor)] == [m.RetireActor(task_id(0), 0, True)]
 
 
 def test_one_that_is_cancelled_by_force_while_it_is_made_leaves_the_others_their_process() -> None:
@@ -210,8 +210,8 @@ def test_an_empty_process_ends_after_a_while() -> None:
     lives(node, 0)
     where = home(node, 0)
     node.say(CLIENT + DRIVER, m.Release((ref(0),)))
-    assert [order for _, order in node.take(m.Retire)] == [m.Retire(task_id(0), 0, False)]
-    node.say(WORKER + where, m.Ended(task_id(0), 0, b"", ""))
+    assert [order for _, order in node.take(m.RetireActor)] == [m.RetireActor(task_id(0), 0, False)]
+    node.say(WORKER + where, m.ActorEnded(task_id(0), 0, b"", ""))
     node.now += node.config.worker_idle_seconds + 1
     node.scheduler.tick(node.now)
     node.turn()
@@ -221,7 +221,7 @@ def test_an_empty_process_ends_after_a_while() -> None:
 def expect(node: Node, caller: bytes, *numbers: int) -> None:
     """Somebody is to have results of calls which this process has made, of an actor that lives."""
     names = [call_value(task_id(number), 0) for number in numbers]
-    node.say(CLIENT + caller, m.Expect(tuple((name, task_id(0)) for name in names)))
+    node.say(CLIENT + caller, m.ExpectResults(tuple((name, task_id(0)) for name in names)))
     node.say(CLIENT + DRIVER, m.Hold(tuple(names)))
 
 
@@ -231,7 +231,7 @@ def test_an_empty_process_stays_for_as_long_as_others_wait_for_what_it_called_fo
     where = home(node, 0)
     expect(node, where, 1000)
     node.say(CLIENT + DRIVER, m.Release((ref(0),)))
-    node.say(WORKER + where, m.Ended(task_id(0), 0, b"", ""))
+    node.say(WORKER + where, m.ActorEnded(task_id(0), 0, b"", ""))
 
     def ended() -> list[int]:
         node.now = node.scheduler.next_deadline() or node.now + 100.0
@@ -240,7 +240,7 @@ def test_an_empty_process_stays_for_as_long_as_others_wait_for_what_it_called_fo
         return [effect.pid for effect in node.effects if isinstance(effect, e.KillProcess)]
 
     assert [ended() for _ in range(3)] == [[], [], []]
-    node.say(CLIENT + where, m.Offer(((call_value(task_id(1000), 0), OK, b"value", ()),)))
+    node.say(CLIENT + where, m.OfferResults(((call_value(task_id(1000), 0), OK, b"value", ()),)))
     assert [node.pids[where]] in [ended() for _ in range(3)]
 
 
@@ -282,7 +282,7 @@ def test_why_one_does_not_go_on_is_known_where_its_process_has_said_so() -> None
     streams = (task_id(2), task_id(52), (), (), True)
     made_slowly = (task_id(3), task_id(3), (call_value(task_id(54), 0),), (task_id(0),), True)
     runs = (task_id(1), task_id(53), (), (), True)
-    node.say(WORKER + worker, m.Delays(task_id(53), (waits, streams, made_slowly, runs)))
+    node.say(WORKER + worker, m.HostDelays(task_id(53), (waits, streams, made_slowly, runs)))
     state, reason = explained(node, 0)
     assert state == "blocked"
     assert f"its call {brief(task_id(50))} is blocked in get, waiting for {brief(call_value(task_id(51), 0))} (call of Light" in reason
@@ -297,11 +297,11 @@ def test_why_one_does_not_go_on_is_known_where_its_process_has_said_so() -> None
         "creating",
         f"is being made: its __init__ is blocked in get, waiting for {brief(call_value(task_id(54), 0))}",
     )
-    node.say(WORKER + worker, m.Ended(task_id(2), 0, b"", ""))
+    node.say(WORKER + worker, m.ActorEnded(task_id(2), 0, b"", ""))
     node.complete(worker, 3)
-    node.say(WORKER + worker, m.Delays(task_id(53), (runs,)))
+    node.say(WORKER + worker, m.HostDelays(task_id(53), (runs,)))
     assert explained(node, 3)[1].startswith(f"lives in process {pid}, and waits for its turn, if it is called: Light")
-    node.say(WORKER + worker, m.Delays(b"", ()))
+    node.say(WORKER + worker, m.HostDelays(b"", ()))
     assert explained(node, 3) == ("alive", f"lives in process {pid}, and runs what it is called for")
 
 
@@ -387,22 +387,22 @@ def test_a_killed_actor_ends_with_what_it_runs(worker: Worker) -> None:
     call(worker, A, 1)
     call(worker, B, 2)
     item = begin(worker)
-    worker.step(0.0, b"L" + DAEMON, m.Retire(A, 0, True))
+    worker.step(0.0, b"L" + DAEMON, m.RetireActor(A, 0, True))
     assert worker.interrupted(item) == "killed"
     assert said(worker) == []
     end(worker, item)
-    assert said(worker) == [m.Ended(A, 0, item.row[0], "")]
+    assert said(worker) == [m.ActorEnded(A, 0, item.row[0], "")]
     assert number_of(begin(worker)) == 2
 
 
 def test_a_retired_actor_ends_after_its_calls(worker: Worker) -> None:
     call(worker, A, 0)
-    worker.step(0.0, b"L" + DAEMON, m.Retire(A, 0, False))
+    worker.step(0.0, b"L" + DAEMON, m.RetireActor(A, 0, False))
     assert said(worker) == []
     end(worker, begin(worker))
     returned, ended = said(worker)
     assert type(returned) is m.Returned
-    assert ended == m.Ended(A, 0, b"", "")
+    assert ended == m.ActorEnded(A, 0, b"", "")
     assert worker.turns is not None
     assert worker.turns.gone == [A]
 
@@ -413,7 +413,7 @@ def test_what_one_has_to_do_at_its_end_has_its_turn_before_what_waits_and_no_out
     call(worker, A, 0)
     call(worker, B, 1)
     call(worker, B, 2)
-    worker.step(0.0, b"L" + DAEMON, m.Retire(A, 0, False))
+    worker.step(0.0, b"L" + DAEMON, m.RetireActor(A, 0, False))
     end(worker, begin(worker))
     assert [type(message) for message in said(worker)] == [m.Returned], "it ends once that is done"
     farewell = begin(worker)
@@ -428,37 +428,37 @@ def test_what_one_has_to_do_at_its_end_has_its_turn_before_what_waits_and_no_out
     assert worker.turns.gone == [A]
     returned, ended = said(worker)
     assert type(returned) is m.Returned, "of the other one"
-    assert ended == m.Ended(A, 0, b"", "")
+    assert ended == m.ActorEnded(A, 0, b"", "")
     assert number_of(begin(worker)) == 2
 
 
 def test_an_end_is_told_once_the_instance_has_gone(worker: Worker) -> None:
     assert worker.turns is not None
     worker.turns.instances = True
-    worker.step(0.0, b"L" + DAEMON, m.Retire(A, 0, False))
+    worker.step(0.0, b"L" + DAEMON, m.RetireActor(A, 0, False))
     assert worker.turns.gone == [A]
     assert not worker.has_unsent
     assert said(worker) == []
     worker.turns.gone.clear()
     assert worker.has_unsent
-    assert said(worker) == [m.Ended(A, 0, b"", "")]
+    assert said(worker) == [m.ActorEnded(A, 0, b"", "")]
 
 
 def test_what_takes_too_long_at_its_end_is_stopped(worker: Worker) -> None:
     assert worker.turns is not None
     worker.turns.polite.add(A)
-    worker.step(0.0, b"L" + DAEMON, m.Retire(A, 0, False))
+    worker.step(0.0, b"L" + DAEMON, m.RetireActor(A, 0, False))
     farewell = begin(worker)
-    worker.step(0.0, b"L" + DAEMON, m.Retire(A, 0, True))
+    worker.step(0.0, b"L" + DAEMON, m.RetireActor(A, 0, True))
     assert worker.interrupted(farewell) == "killed"
     end(worker, farewell)
-    assert said(worker) == [m.Ended(A, 0, b"", "")]
+    assert said(worker) == [m.ActorEnded(A, 0, b"", "")]
 
 
 def test_a_killed_one_has_nothing_to_do_at_its_end(worker: Worker) -> None:
     assert worker.turns is not None
     worker.turns.polite.add(A)
-    worker.step(0.0, b"L" + DAEMON, m.Retire(A, 0, True))
+    worker.step(0.0, b"L" + DAEMON, m.RetireActor(A, 0, True))
     assert worker.turns.gone == [A]
     assert begin(worker) is None
 
@@ -542,14 +542,14 @@ def test_one_that_leaves_has_the_outcome_of_its_last_call_and_no_other(worker: W
     end(worker, item)
     returned, ended = said(worker)
     assert [row[0] for row in returned.rows] == [item.row[0]]
-    assert ended == m.Ended(A, 0, b"", "")
+    assert ended == m.ActorEnded(A, 0, b"", "")
     assert begin(worker) is None
 
 
 def test_calls_for_another_life_are_not_run(worker: Worker) -> None:
     call(worker, A, 0, attempt=1)
     assert begin(worker) is None
-    worker.step(0.0, b"L" + DAEMON, m.Retire(A, 1, True))
+    worker.step(0.0, b"L" + DAEMON, m.RetireActor(A, 1, True))
     assert said(worker) == []
     assert A in worker.mailbox.actors
 
@@ -631,13 +631,13 @@ def test_an_actor_may_wait_for_a_call_of_itself_that_was_stopped_before_it_ran(w
     waits = begin(worker)
     worker.step(0.0, CLIENT + own, m.Call(A, 0, (((2).to_bytes(16, "big"), "method", b""),)))
     assert worker.refused(waits, (result,), 1, {result: A}.get)
-    worker.step(0.0, CLIENT + own, m.Stopped((2).to_bytes(16, "big"), "cancelled"))
+    worker.step(0.0, CLIENT + own, m.StopCall((2).to_bytes(16, "big"), "cancelled"))
     assert not worker.refused(waits, (result,), 1, {result: A}.get)
 
 
 def delays(worker: Worker) -> list[tuple[bytes, set[bytes]]]:
     worker.say_delays(lambda identifier: {ref(7): B}.get(identifier))
-    return [(each.running, set(each.rows)) for each in said(worker) if type(each) is m.Delays]
+    return [(each.running, set(each.rows)) for each in said(worker) if type(each) is m.HostDelays]
 
 
 def test_what_lasts_is_told_once_and_again_to_a_restarted_daemon(worker: Worker) -> None:
@@ -666,15 +666,15 @@ def test_what_goes_on_by_itself_is_not_said_to_wait_for_all_that_it_wants(worker
     item = begin(worker)
     worker.give_up_turn(item, (ref(7),), may_end=why == "may end")
     if why == "is stopped":
-        worker.step(0.0, CLIENT + DRIVER, m.Stopped(item.row[0], "cancelled"))
+        worker.step(0.0, CLIENT + DRIVER, m.StopCall(item.row[0], "cancelled"))
     delays(worker)
     ((_, rows),) = delays(worker)
     assert [row[-1] for row in rows] == [False]
 
 
 def test_a_restarted_daemon_hears_who_lives_here(worker: Worker) -> None:
-    worker.step(0.0, b"L" + DAEMON, m.Retire(A, 0, True))
-    (hosting,) = [message for message in worker.running() if type(message) is m.Hosting]
+    worker.step(0.0, b"L" + DAEMON, m.RetireActor(A, 0, True))
+    (hosting,) = [message for message in worker.running() if type(message) is m.HostedActors]
     assert [row[0][0] for row in hosting.rows] == [B]
     assert said(worker) == []
 
@@ -694,5 +694,5 @@ def test_a_worker_that_an_actor_takes_for_life_is_replaced_before_the_next_one_i
 
 def test_a_restarted_daemon_hears_of_the_end_of_one_whose_making_is_said_again(worker: Worker) -> None:
     worker.unheard.append(m.Completed.of(((A, 0, OK, (b"",)),)))
-    worker.step(0.0, b"L" + DAEMON, m.Retire(A, 0, True))
-    assert [(each.actor_id, each.attempt) for each in worker.running() if type(each) is m.Ended] == [(A, 0)]
+    worker.step(0.0, b"L" + DAEMON, m.RetireActor(A, 0, True))
+    assert [(each.actor_id, each.attempt) for each in worker.running() if type(each) is m.ActorEnded] == [(A, 0)]

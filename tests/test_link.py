@@ -10,7 +10,7 @@ import pytest
 import zmq
 from bad_days import PATIENCE
 
-from zfabric.adapters.sockets import Post
+from zfabric.adapters.sockets import Transport
 from zfabric.config import Config
 from zfabric.machines.common.link import GAP, Link
 from zfabric.protocol import codec
@@ -112,7 +112,7 @@ def test_pieces_that_are_no_message_are_refused_and_the_link_goes_on() -> None:
 def test_a_post_sends_nothing_that_the_socket_of_its_peer_refuses(tmp_path: Path) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
     config = Config(frame_bytes_max=100_000)  # More than a datagram carries: what is cut goes through ZeroMQ.
-    mine, theirs = (Post(context, str(tmp_path), new_incarnation(), config) for _ in range(2))
+    mine, theirs = (Transport(context, str(tmp_path), new_incarnation(), config) for _ in range(2))
     large: list[Envelope] = [(b"C", b"L", m.Answer(1, b"x" * 10_000_000, ""))]
     heard: list[Envelope] = []
     try:
@@ -131,7 +131,7 @@ def test_a_post_sends_nothing_that_the_socket_of_its_peer_refuses(tmp_path: Path
 @pytest.mark.parametrize(("token", "text"), [(2**64, "text"), (1, "\udc80"), (1, object())])
 def test_what_no_frame_can_carry_is_refused_and_the_link_goes_on(tmp_path: Path, token: int, text: Any) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
-    mine, theirs = (Post(context, str(tmp_path), new_incarnation(), Config()) for _ in range(2))
+    mine, theirs = (Transport(context, str(tmp_path), new_incarnation(), Config()) for _ in range(2))
     heard: list[Envelope] = []
     try:
         with pytest.raises((TypeError, ValueError, OverflowError)):
@@ -149,7 +149,7 @@ def test_what_no_frame_can_carry_is_refused_and_the_link_goes_on(tmp_path: Path,
 
 def test_of_a_message_with_a_row_that_no_frame_can_carry_the_other_rows_arrive(tmp_path: Path) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
-    mine, theirs = (Post(context, str(tmp_path), new_incarnation(), Config()) for _ in range(2))
+    mine, theirs = (Transport(context, str(tmp_path), new_incarnation(), Config()) for _ in range(2))
     rows = tuple((number.to_bytes(16, "big"), m.OK, (b"value",)) for number in range(5))
     bad = (*rows[:3], (rows[3][0], m.OK, (b"value", 2**64)), rows[4])
     heard: list[Envelope] = []
@@ -189,7 +189,7 @@ def test_what_nobody_reads_is_repeated_less_and_less_and_all_of_it_once_somebody
 def test_what_waits_for_room_in_a_socket_is_not_repeated_behind_itself(tmp_path: Path) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
     nobody = b"nobody00"
-    post = Post(context, str(tmp_path), b"somebody", Config.of({"high_water_mark": 2, "link_repeat": REPEAT}))
+    post = Transport(context, str(tmp_path), b"somebody", Config.of({"high_water_mark": 2, "link_repeat": REPEAT}))
     try:
         while not post.congested:
             post.send_envelopes(nobody, said(1), 0.0)
@@ -211,7 +211,7 @@ def answered(tmp_path: Path, said: list[Envelope], frame_bytes_max: int = 2**20)
     """What is delivered of these messages, between two that can be read; and what their sender is told."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
     config = Config(frame_bytes_max=frame_bytes_max)
-    mine, theirs = (Post(context, str(tmp_path), new_incarnation(), config) for _ in range(2))
+    mine, theirs = (Transport(context, str(tmp_path), new_incarnation(), config) for _ in range(2))
     ends = (mine, theirs)
     heard: list[list[Envelope]] = [[], []]
     first, last = (b"L", b"C", m.Cancel((), False, False)), (b"L", b"C", m.Ready())

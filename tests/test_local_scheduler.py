@@ -113,7 +113,7 @@ def test_a_failure_from_outside_a_chain_does_not_silence_those_that_follow(node:
     node.say(CLIENT + DRIVER, m.Put(((ref(900, 2**31), (4096, 100), (), False),)))
     node.submit(row(0, ref(900, 2**31)))
     node.sent.clear()
-    node.say(b"O" + OWN, m.Lost(((ref(900, 2**31), "missing"),)))
+    node.say(b"O" + OWN, m.ObjectsLost(((ref(900, 2**31), "missing"),)))
     assert node.results()[0][0] == m.FAILED
     node.submit(row(1), row(2, ref(1)))
     node.complete(worker, 1, 0, m.ERROR, b"boom")
@@ -156,7 +156,7 @@ def test_what_cannot_be_made_again_keeps_none_of_the_inputs_that_are_there(node:
     node.complete(worker, 0)
     node.complete(worker, 1, 0, m.OK, (4096, 100_000))
     node.say(CLIENT + DRIVER, m.Release((put,)))
-    node.say(b"O" + OWN, m.Lost(((ref(1), "missing"),)))
+    node.say(b"O" + OWN, m.ObjectsLost(((ref(1), "missing"),)))
     assert node.scheduler.tables.tasks[task_id(1)].status == m.FAILED, "nothing makes again what was put"
     node.say(CLIENT + DRIVER, m.Release((ref(0), ref(1))))
     assert node.scheduler.tables.tasks == {}
@@ -169,7 +169,7 @@ def test_a_value_that_was_made_again_once_is_not_dropped_again(node: Node) -> No
     node.complete(worker, 0, 0, m.OK, (4096, 100_000))
     ((_, first),) = node.take(m.Sealed)
     node.say(CLIENT + DRIVER, m.Fetch((ref(0),)))
-    node.say(b"O" + OWN, m.Lost(((ref(0), "evicted"),)))
+    node.say(b"O" + OWN, m.ObjectsLost(((ref(0), "evicted"),)))
     node.complete(worker, 0, 1, m.OK, (4096, 100_000))
     ((_, second),) = node.take(m.Sealed)
     assert [each.rows[0][4] for each in (first, second)] == [True, False]
@@ -250,7 +250,7 @@ def test_an_error_is_told_again_as_long_as_the_row_that_made_it_is_kept(node: No
     node.complete(worker, 1, 0, m.OK, (4096, 100_000))
     node.say(CLIENT + DRIVER, m.Release((ref(0),)))
     assert node.scheduler.references.lineage_bytes >= len(b"boom")
-    node.say(b"O" + OWN, m.Lost(((ref(1), "missing"),)))
+    node.say(b"O" + OWN, m.ObjectsLost(((ref(1), "missing"),)))
     assert node.dispatched()[-1] == (worker, 1, 1)
     node.say(CLIENT + worker, m.Fetch((ref(0),)))
     ((_, objects),) = node.take(m.Objects)
@@ -269,7 +269,7 @@ def test_a_driver_inherits_what_a_worker_that_is_gone_had_submitted(node: Node) 
     node.scheduler.tables.tasks[stopped[0]].facts().stopped = "cancelled"
     node.complete(worker, 0)
     died(node, worker, None)
-    ((to, inherit),) = node.take(m.Inherit)
+    ((to, inherit),) = node.take(m.InheritTasks)
     assert to == CLIENT + DRIVER
     assert inherit.rows == (child,)
     assert [each[0] for each in inherit.functions] == [FUNCTION]
@@ -523,7 +523,7 @@ def test_an_argument_that_was_pinned_for_a_task_which_does_not_come_is_told_so_t
     node.submit(row(1, here, lost))
     node.say(b"O" + OWN, m.Located(((here, worker, 4096, 100_000),)))
     assert node.take(m.Objects) == node.dispatched() == []
-    node.say(b"O" + OWN, m.Lost(((lost, "unreadable"),)))
+    node.say(b"O" + OWN, m.ObjectsLost(((lost, "unreadable"),)))
     assert [pair for pair in node.take(m.Objects) if pair[0] == CLIENT + worker] == [
         (CLIENT + worker, m.Objects(((here, m.OK, (4096, 100_000), ()),)))
     ]
@@ -773,7 +773,7 @@ def test_what_a_process_of_an_ended_job_still_says_that_it_has_is_not_kept(node:
     (worker,) = node.workers()
     node.submit(row(0))
     node.say(CLIENT + DRIVER, m.Goodbye())
-    node.say(CLIENT + worker, m.Offer(((ref(900, 2**30), m.OK, b"value", ()),)))
+    node.say(CLIENT + worker, m.OfferResults(((ref(900, 2**30), m.OK, b"value", ()),)))
     assert node.scheduler.tables.objects == {}
 
 
@@ -800,7 +800,7 @@ def test_a_control_store_that_cannot_write_refuses_jobs_and_durable_values_and_n
     node.full = "the disk is full"
     durable = ref(900, 2**31)
     node.say(CLIENT + DRIVER, m.Put(((durable, b"value", (), True),)))
-    assert node.take(m.Kept) == [(CLIENT + DRIVER, m.Kept((durable,), "the disk is full"))]
+    assert node.take(m.PutCommitted) == [(CLIENT + DRIVER, m.PutCommitted((durable,), "the disk is full"))]
     node.submit(row(0))
     node.complete(worker, 0)
     assert node.results() == {0: (m.OK, (b"value",))}
@@ -862,7 +862,7 @@ def test_what_an_unknown_process_says_counts_for_nothing(node: Node) -> None:
     node.submit(row(0))
     ghost = b"\x03ghosts0"
     node.say(CLIENT + ghost, m.Hold((ref(0),)))
-    node.say(CLIENT + ghost, m.Offer(((ref(5), m.OK, b"value", ()),)))
+    node.say(CLIENT + ghost, m.OfferResults(((ref(5), m.OK, b"value", ()),)))
     node.say(WORKER + ghost, m.Completed.of(((task_id(0), 0, m.OK, (b"value",)),)))
     record = node.scheduler.tables.find(ref(0))
     assert record is not None
@@ -947,7 +947,7 @@ def test_a_lost_value_at_the_end_of_a_long_chain_is_made_again(node: Node) -> No
             node.say(CLIENT + DRIVER, m.Release((ref(number - 1),)))
     node.dispatched()
     node.results()
-    node.say(b"O" + OWN, m.Lost(((ref(last), "its file is gone"),)))
+    node.say(b"O" + OWN, m.ObjectsLost(((ref(last), "its file is gone"),)))
     for number in range(last + 1):
         assert node.dispatched() == [(worker, number, 1)]
         node.complete(worker, number, 1, m.OK, b"value")

@@ -243,7 +243,7 @@ def test_pins_are_asked_back_when_nothing_else_makes_room() -> None:
     world.turn()
     world.reserve(world.process(0), PIECE - HEADER_BYTES)
     world.turn()
-    assert said(world, m.Recall) == [m.Recall((object_id(0),))]
+    assert said(world, m.RecallPins) == [m.RecallPins((object_id(0),))]
     world.pass_time(0.2)
     assert 3 not in world.process(0).answers, "readers have a moment to answer"
     world.unpin(reader, object_id(0))
@@ -745,9 +745,9 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(Refusal):
         world.say(CLIENT + process_id(0), m.Reserve(1, 1, 0, float("nan")))
     with pytest.raises(Refusal):
-        world.say(SCHEDULER, m.Stop())
+        world.say(SCHEDULER, m.StopWorker())
     with pytest.raises(Refusal):
-        world.say(SCHEDULER, m.Keep(()))
+        world.say(SCHEDULER, m.RetainOnly(()))
     world.say(CLIENT + process_id(0), m.ReturnGrant(12345, 0))
     world.say(SCHEDULER, m.Sealed(((object_id(1), 2 * PIECE, 10, process_id(0), False),)))
     world.turn()
@@ -765,7 +765,7 @@ def test_a_restarted_store_moves_nothing_until_it_knows_what_to_keep() -> None:
     world.store = ObjectStore(before.address, SCHEDULER, world.config, world.capacity, recovering=True)
     world.say(CLIENT + reader.incarnation, m.Pinned(tuple((identifier, *place) for identifier, place in reader.places.items())))
     token = world.reserve(world.process(2), 1000)
-    world.say(SCHEDULER, m.Keep((object_id(0), object_id(2))))
+    world.say(SCHEDULER, m.RetainOnly((object_id(0), object_id(2))))
     assert world.store.take_effects(world.now) == []
     assert world.store.next_deadline() is None
     found = tuple((identifier, offset, size) for offset, (identifier, size) in world.contents.items())
@@ -792,7 +792,7 @@ def test_of_two_claims_to_one_object_the_arenas_index_counts() -> None:
     store.step(0.0, SCHEDULER, m.Sealed(sealed))
     store.step(0.0, CLIENT + writer, m.Pinned(((object_id(1), start + PIECE, 100), (object_id(3), start + PIECE, 100))))
     store.step(0.0, SCHEDULER, m.ArenaFound(((object_id(1), start, 100),), ((object_id(1), 99, 4),)))
-    store.step(0.0, SCHEDULER, m.Keep((object_id(1), object_id(2))))
+    store.step(0.0, SCHEDULER, m.RetainOnly((object_id(1), object_id(2))))
     effects = store.take_effects(0.0)
     store.check_invariants()
     assert e.Unlink((4,)) in effects
@@ -812,7 +812,7 @@ def test_what_is_said_again_is_void_where_its_writer_has_unused_room() -> None:
     rows = ((object_id(1), start + HEADER_BYTES, 1000, writer, False), (object_id(2), being_written + HEADER_BYTES, 100, writer, False))
     store.step(0.0, SCHEDULER, m.Sealed(rows))
     store.step(0.0, SCHEDULER, m.ArenaFound((), ()))
-    store.step(0.0, SCHEDULER, m.Keep((object_id(2),)))
+    store.step(0.0, SCHEDULER, m.RetainOnly((object_id(2),)))
     store.take_effects(0.0)
     store.check_invariants()
     assert store.explain(object_id(1)) is None

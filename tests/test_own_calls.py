@@ -290,7 +290,7 @@ def test_a_row_has_what_its_call_has_made_and_what_has_not_run_waits_in_the_next
     actor.call(10)
     actor.log.own.make(own(12), True)
     actor.run()
-    (block,) = actor.said(m.Logged)
+    (block,) = actor.said(m.LogAppended)
     assert [tuple(int.from_bytes(row[0], "big") for row in call.calls) for call in calls_in(block.rows)] == [(10, 11), (12,)]
     assert waiting(next_incarnation([block])[0]) == [11, 12]
 
@@ -302,7 +302,7 @@ def test_a_checkpoint_has_what_waits_and_pins_what_that_refers_to() -> None:
     actor.log.own.make(own(10, (needed, ACTOR + bytes(4)), (), (("contains", (inside,)),)), True)
     actor.run()
     actor.log.checkpoint(b"state", ())
-    (block,) = actor.said(m.Logged)
+    (block,) = actor.said(m.LogAppended)
     (checkpoint,) = actor.said(m.Checkpoint)
     assert block.refs == (needed, inside)
     assert checkpoint.refs == (needed, inside)
@@ -310,7 +310,7 @@ def test_a_checkpoint_has_what_waits_and_pins_what_that_refers_to() -> None:
     assert (state, rows, waiting(after)) == (b"state", [], [10])
     actor.call(2)
     actor.run()
-    (block,) = actor.said(m.Logged)
+    (block,) = actor.said(m.LogAppended)
     assert calls_in(block.rows)[0].calls == (), "what was made before a checkpoint is no part of what comes after"
 
 
@@ -332,11 +332,11 @@ def test_what_is_readonly_or_was_stopped_has_no_row_and_the_next_row_says_how_it
     actor.log.own.ended(own(11)[0], (m.FAILED, (b"stopped",)), False)
     actor.log.own.make((own(12)[0], "look", b""), False)
     actor.log.own.ended(own(12)[0], (m.OK, (b"of a call that no row has",)), False)
-    (block,) = actor.said(m.Logged)
+    (block,) = actor.said(m.LogAppended)
     assert waiting(next_incarnation([block])[0]) == [10, 11]
     actor.call(2)
     actor.run()
-    (after,) = actor.said(m.Logged)
+    (after,) = actor.said(m.LogAppended)
     assert calls_in(after.rows)[0].calls == ((own(11)[0], (m.FAILED, (b"stopped",))),)
     assert waiting(next_incarnation([block, after])[0]) == [10]
 

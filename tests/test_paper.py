@@ -201,7 +201,7 @@ def test_lost_objects_are_rebuilt_from_the_graph() -> None:
     statements += [get((1, worth(2, worth(1))), (0, worth(1)))]
     world, said = world_of(*statements, pieces=12)
     run(world)
-    lost = {row for _, to, message in said if to == "scheduler" and isinstance(message, m.Lost) for row in message.rows}
+    lost = {row for _, to, message in said if to == "scheduler" and isinstance(message, m.ObjectsLost) for row in message.rows}
     assert {reason for _, reason in lost} == {"evicted"}
     assert world.states["rebuilds"] >= 1
 

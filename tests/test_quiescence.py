@@ -11,7 +11,7 @@ from scheduler_alone import CLIENT, DRIVER, OWN
 
 from zfabric.machines.common.log_format import CHECKPOINT, newest
 from zfabric.machines.local_scheduler.reports import actor_report
-from zfabric.machines.worker.quiescence import CLOSED, OPEN, PAUSE, QUIET, TAKING, Gate, Unlogged
+from zfabric.machines.worker.quiescence import CLOSED, OPEN, PAUSE, QUIET, TAKING, CheckpointLog, Gate
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
@@ -29,7 +29,7 @@ class Beside(Actor):
     def __init__(self, every: int = 3, attempt: int = 0) -> None:
         super().__init__(every, attempt)
         self.worker.beside = True
-        self.log: Unlogged = Unlogged(ACTOR, attempt, every)
+        self.log: CheckpointLog = CheckpointLog(ACTOR, attempt, every)
         self.log.readonly = frozenset({"look"})
         self.worker.mailbox.logs[ACTOR] = self.log
         self.gate = self.worker.gate = Gate(self.log, PATIENCE)
@@ -126,7 +126,7 @@ def test_one_checkpoint_at_a_time_is_written() -> None:
     actor.begin()
     actor.end(2)
     assert actor.gate.state == OPEN
-    actor.heard(m.Durable(ACTOR, first.number))
+    actor.heard(m.LogCommitted(ACTOR, first.number))
     assert actor.gate.state == QUIET
 
 
@@ -198,7 +198,7 @@ def test_a_checkpoint_waits_until_large_values_are_taken_in() -> None:
     actor.begin(1)
     actor.end(1, outputs=((4096, 100_000),))
     assert (actor.gate.state, actor.begin()) == (CLOSED, [])
-    actor.heard(m.Recorded(((1).to_bytes(16, "big"),)))
+    actor.heard(m.OutcomesRecorded(((1).to_bytes(16, "big"),)))
     assert actor.gate.state == QUIET
 
 
@@ -207,7 +207,7 @@ def test_what_the_checkpoint_contains_is_answered_and_not_run_again() -> None:
     actor.call(1, 2, 3)
     actor.begin()
     actor.end(3, 1, 2)
-    actor.worker.step(0.0, CLIENT + ANN, m.Taken(ACTOR, ((1).to_bytes(16, "big"),), False))
+    actor.worker.step(0.0, CLIENT + ANN, m.OutcomesReceived(ACTOR, ((1).to_bytes(16, "big"),), False))
     said = actor.take(b"after three")
     actor.call(4)
     actor.begin()
@@ -228,7 +228,7 @@ def test_a_stream_that_the_checkpoint_contains_has_its_end_told_by_way_of_the_sc
     again, _ = restored(actor.take())
     again.call(1, **stream)
     assert (again.waiting(), again.returned()) == ([], [])
-    ((row,),) = (message.rows for message in again.said(m.Reported))
+    ((row,),) = (message.rows for message in again.said(m.CallOutcomes))
     assert row == ((1).to_bytes(16, "big"), ANN, OK, (b"three",), ())
 
 
@@ -254,13 +254,13 @@ def test_what_is_counted_is_said_when_it_has_changed_and_to_a_restarted_daemon()
     actor.begin()
     actor.end(1, 2)
     actor.worker.say_counts()
-    assert actor.said(m.Counted) == [m.Counted(ACTOR, 2, 1)]
+    assert actor.said(m.CallCounts) == [m.CallCounts(ACTOR, 2, 1)]
     actor.worker.say_counts()
-    assert actor.said(m.Counted) == []
+    assert actor.said(m.CallCounts) == []
     actor.end(3)
     said = actor.take()
-    again = [message for message in actor.worker.running() if type(message) in (m.Counted, m.Checkpoint)]
-    assert again == [said, m.Counted(ACTOR, 2, 1)]
+    again = [message for message in actor.worker.running() if type(message) in (m.CallCounts, m.Checkpoint)]
+    assert again == [said, m.CallCounts(ACTOR, 2, 1)]
 
 
 def test_an_actor_that_ends_for_good_does_not_wait_for_its_checkpoint() -> None:
@@ -318,7 +318,7 @@ def test_what_had_ended_after_the_last_checkpoint_is_said_to_be_lost_once_the_ac
     worker = home(store)
     store.say(WORKER + worker, part(1, 0))
     store.say(WORKER + worker, part(2, 4))
-    store.say(WORKER + worker, m.Counted(ACTOR, 6, 2))
+    store.say(WORKER + worker, m.CallCounts(ACTOR, 6, 2))
     row = described(store)
     assert (row["checkpoint_every"], row["checkpoint"], row["since_checkpoint"], row["checkpoint_waits_for"], row["lost_calls"]) == (
         3,
@@ -357,7 +357,7 @@ def test_where_the_dead_process_has_left_no_word_it_is_said_that_more_may_be_los
     worker = home(store)
     store.say(WORKER + worker, part(1, 4))
     if counted:
-        store.say(WORKER + worker, m.Counted(ACTOR, counted, 0))
+        store.say(WORKER + worker, m.CallCounts(ACTOR, counted, 0))
     dies(store, worker)
     home(store, attempt=1)
     assert text in warnings(store)[0]
@@ -379,7 +379,7 @@ def test_what_is_counted_before_the_actor_lives_again_is_not_what_is_lost(store:
     store.say(WORKER + worker, part(1, 4))
     dies(store, worker, ended=7)
     ((to, _),) = store.take(m.Dispatch)
-    store.say(WORKER + to[1:], m.Counted(ACTOR, 4, 0))
+    store.say(WORKER + to[1:], m.CallCounts(ACTOR, 4, 0))
     store.say(WORKER + to[1:], m.Completed.of(((ACTOR, 1, OK, (b"actor",)),)))
     assert "what 3 calls did" in warnings(store)[0]
 
@@ -401,14 +401,14 @@ def test_only_the_process_of_an_actor_counts_its_calls(store: Store) -> None:
     worker = home(store)
     store.say(WORKER + worker, part(1, 4))
     other = next(each for each in store.workers() if each != worker)
-    store.say(WORKER + other, m.Counted(ACTOR, 100, 0))
+    store.say(WORKER + other, m.CallCounts(ACTOR, 100, 0))
     assert described(store)["since_checkpoint"] == 0
 
 
 def test_people_are_told_what_a_restart_would_lose_and_what_the_checkpoint_waits_for(store: Store) -> None:
     worker = home(store)
     store.say(WORKER + worker, part(1, 4))
-    store.say(WORKER + worker, m.Counted(ACTOR, 9, 2))
+    store.say(WORKER + worker, m.CallCounts(ACTOR, 9, 2))
     found = store.scheduler.explain(ACTOR)
     assert found is not None
     assert dict(found.facts)["checkpoints"] == (

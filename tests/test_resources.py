@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zfabric.exceptions import OptionError
-from zfabric.machines.common.resources import AMOUNT_MAX, Pool, amount_of, demand_of, describe
+from zfabric.machines.common.resources import AMOUNT_MAX, ResourcePool, amount_of, demand_of, describe
 from zfabric.protocol.machine import InvariantViolation
 from zfabric.protocol.options import ONE_CPU, RESOURCE_UNIT
 
@@ -55,7 +55,7 @@ def test_nonsense_is_refused_in_words(options, words):
 
 
 def test_pool_takes_and_gives_back():
-    pool = Pool(demand_of(num_cpus=2, resources={"disk": 1}))
+    pool = ResourcePool(demand_of(num_cpus=2, resources={"disk": 1}))
     assert pool.fits_total((("CPU", 20000),))
     assert not pool.fits_total((("CPU", 20001),))
     assert not pool.fits_total((("GPU", 1),))
@@ -70,7 +70,7 @@ def test_pool_takes_and_gives_back():
 
 
 def test_a_lent_cpu_comes_back_although_it_is_in_use():
-    pool = Pool(ONE_CPU)
+    pool = ResourcePool(ONE_CPU)
     pool.acquire(ONE_CPU)
     pool.release(ONE_CPU)  # lent while blocked
     pool.acquire(ONE_CPU)  # the borrower
@@ -83,7 +83,7 @@ def test_a_lent_cpu_comes_back_although_it_is_in_use():
 
 
 def test_whole_gpus_are_alone_and_fractions_share():
-    pool = Pool(demand_of(num_gpus=3))
+    pool = ResourcePool(demand_of(num_gpus=3))
     assert pool.acquire_gpus(5000) == (0,)
     assert pool.acquire_gpus(4000) == (0,)
     assert pool.acquire_gpus(20000) == (1, 2)
@@ -97,7 +97,7 @@ def test_whole_gpus_are_alone_and_fractions_share():
 
 
 def test_two_halves_are_not_a_whole():
-    pool = Pool(demand_of(num_cpus=0, num_gpus=2))
+    pool = ResourcePool(demand_of(num_cpus=0, num_gpus=2))
     for _ in range(2):
         pool.acquire((("GPU", 6000),))
         pool.acquire_gpus(6000)
@@ -117,7 +117,7 @@ def test_describe():
     order=st.randoms(use_true_random=False),
 )
 def test_no_gpu_is_ever_given_twice(gpus, wishes, order):
-    pool = Pool(demand_of(num_cpus=0, num_gpus=gpus))
+    pool = ResourcePool(demand_of(num_cpus=0, num_gpus=gpus))
     given_out = []
     for amount in wishes:
         demand = (("GPU", amount),)

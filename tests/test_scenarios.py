@@ -40,7 +40,7 @@ def test_one_task_costs_four_messages_and_none_of_them_waits_for_a_store() -> No
     messages = between_processes(lines)
     path = [message for message in messages if message in ("Submit", "Dispatch", "Completed", "Results")]
     assert path == ["Submit", "Dispatch", "Completed", "Results"]
-    once = {"Register", "Running", "Ready", "Welcome", "Export", "Functions", "Release", "Goodbye", "Farewell"}
+    once = {"Register", "RunningTasks", "Ready", "Welcome", "Export", "Functions", "Release", "Goodbye", "Farewell"}
     assert set(messages) - set(path) == once
     assert len([message for message in messages if message in once]) == 12  # once a process or a function, not once a task
     submitted, completed = (next(i for i, line in enumerate(lines) if each in line) for each in (": Submit", ": Results"))

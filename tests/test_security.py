@@ -19,7 +19,7 @@ from bad_days import PATIENCE, eventually, kill_daemon, processes_named, query, 
 
 import zfabric as zf
 from zfabric.adapters.datagrams import FRAME_BYTES, SUFFIX
-from zfabric.adapters.sockets import Post
+from zfabric.adapters.sockets import Transport
 from zfabric.config import Config
 from zfabric.protocol import messages as m
 from zfabric.protocol.codec import Envelope, encode
@@ -194,7 +194,7 @@ def garbage(mark: str) -> list[bytes]:
         encode(4, 0, [(b"Z", b"C", m.Ready())]),
         encode(5, 0, [(b"W", b"L", m.Dispatch((), (), False))]),
         encode(6, 0, [(b"O", b"C", m.Reserve(1, -5, 0, 1.0))]),
-        encode(7, 0, [(b"O", b"C", m.Unspilled(b"x" * 20, ""))]),
+        encode(7, 0, [(b"O", b"C", m.Restored(b"x" * 20, ""))]),
         encode(8, 0, [(b"S", b"C", m.Scan(1, "no such table", b"", b"", 10))]),
         encode(9, 0, [(b"X", b"C", m.ProcessDied(1, 0, 9, 0, ""))]),
         encode(10, 0, [(b"L", b"X", m.ProcessDied(os.getpid(), 0, 9, 0, ""))]),
@@ -261,7 +261,7 @@ def test_a_thousand_unknown_senders_cost_the_daemon_no_sockets() -> None:
 def test_a_post_that_can_open_no_socket_goes_on_without(tmp_path: Path) -> None:
     context: zmq.Context[Any] = zmq.Context(1)
     context.set(zmq.MAX_SOCKETS, 3)
-    mine, theirs = (Post(context, str(tmp_path), new_incarnation(), Config()) for _ in range(2))
+    mine, theirs = (Transport(context, str(tmp_path), new_incarnation(), Config()) for _ in range(2))
     third = context.socket(zmq.DEALER)
     large: list[Envelope] = [(b"C", b"L", m.Answer(1, b"x" * FRAME_BYTES, ""))]
     try:

@@ -273,7 +273,7 @@ def test_what_calls_get_after_the_death_of_their_driver_is_no_failure(monkeypatc
     for _ in range(20_000):
         if not world.step() or world.now > 110.0:
             break
-    assert any(isinstance(message, m.Whereabouts) and message.rows[0][1] == m.DEAD for _, message in said)
+    assert any(isinstance(message, m.ActorLocations) and message.rows[0][1] == m.DEAD for _, message in said)
 
 
 def bodies(statements: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
@@ -312,18 +312,18 @@ CUT_HERE = {
         "Call",
         "Checkpoint",
         "Completed",
-        "Delays",
+        "HostDelays",
         "Dispatch",
-        "Expect",
+        "ExpectResults",
         "Export",
-        "Hand",
-        "Handed",
+        "SubmitDirect",
+        "SubmittedDirect",
         "Hold",
-        "Inherit",
-        "Logged",
+        "InheritTasks",
+        "LogAppended",
         "Objects",
     ),
-    *("Offer", "Put", "Release", "Results", "Submit", "Traced", "Welcome", "Whereabouts"),
+    *("OfferResults", "Put", "Release", "Results", "Submit", "CallTimes", "Welcome", "ActorLocations"),
 }
 """Messages that are larger than such a frame in these worlds. ``test_codec`` cuts every message that has a text or a list."""
 
@@ -371,7 +371,7 @@ def test_the_end_of_a_driver_is_the_end_of_a_circle(light: bool) -> None:
     outcome = world.run()
     assert outcome.failure == ""
     assert outcome.states["driver crashed"] == 1
-    assert outcome.states["Delays" if light else "Awaits"] > 0, "they wait"
+    assert outcome.states["HostDelays" if light else "WaitDetails"] > 0, "they wait"
 
 
 def test_a_dead_driver_leaves_nothing() -> None:
@@ -440,7 +440,7 @@ def test_a_result_that_was_acknowledged_outlives_the_daemon_though_the_storage_t
     died: list[float] = []
 
     def hear(now: float, source: str, to: str, message: Any) -> None:
-        if isinstance(message, m.Recorded) and not died:
+        if isinstance(message, m.OutcomesRecorded) and not died:
             died.append(now)
             world.after(0.0, lambda: world.daemon_died(world.daemon) if world.daemon is not None else None)
 

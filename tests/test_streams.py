@@ -52,7 +52,7 @@ class Streaming(Node):
 
     def allowed(self) -> list[int]:
         """How far the worker was told to go."""
-        return [message.upto for _, message in self.take(m.Allow)]
+        return [message.upto for _, message in self.take(m.AllowYields)]
 
     def objects(self) -> list[int]:
         """Values of the stream that there are records of."""
@@ -200,16 +200,16 @@ def test_a_method_streams_to_who_expects_it() -> None:
     node.complete(actor, 0)
     call = task_id(5)
     end, names = call_value(call, 0), tuple(object_id(call, index + 1) for index in range(3))
-    node.say(CLIENT + DRIVER, m.Expect(((end, task_id(0), 2),)))
+    node.say(CLIENT + DRIVER, m.ExpectResults(((end, task_id(0), 2),)))
     node.say(CLIENT + DRIVER, m.Hold((end, *names)))
     node.say(CLIENT + DRIVER, m.Fetch(names))
-    assert node.take(m.Allow) == [(WORKER + actor, m.Allow(call, 3))]  # The end has a number too, and is no value.
+    assert node.take(m.AllowYields) == [(WORKER + actor, m.AllowYields(call, 3))]  # The end has a number too, and is no value.
     node.say(WORKER + actor, m.Yielded(((call, 0, 0, b"a", ()), (call, 0, 1, None, ()))))
-    node.say(WORKER + actor, m.Reported(((call, DRIVER, m.OK, (b"1",), ()),)))
+    node.say(WORKER + actor, m.CallOutcomes(((call, DRIVER, m.OK, (b"1",), ()),)))
     told = [row[1:3] for _, message in node.take(m.Objects) for row in message.rows]
     assert told[0] == (m.OK, b"a")
     assert [unpack_failure(value)[0] for _, value in told[1:]] == ["StreamEnded", "StreamEnded"]
-    node.say(CLIENT + DRIVER, m.Offer(((end, m.OK, b"1", ()),)))
+    node.say(CLIENT + DRIVER, m.OfferResults(((end, m.OK, b"1", ()),)))
     node.say(CLIENT + DRIVER, m.Release((end, *names)))
     assert not node.scheduler.tables.streams
     assert not node.scheduler.tables.objects

@@ -91,15 +91,15 @@ def test_what_waits_for_calls_says_whose_also_to_the_next_daemon(worker: Worker)
     begin(worker)
     wanted = (object_id(b"w" * 16),)
     worker.block(wanted, True, callees=((wanted[0], b"a" * 16),), certain=True)
-    awaits = m.Awaits(row(1)[0], "", ((wanted[0], b"a" * 16),), True)
+    awaits = m.WaitDetails(row(1)[0], "", ((wanted[0], b"a" * 16),), True)
     assert said(worker) == [m.Blocked(row(1)[0], wanted, (), True), awaits]
-    assert [message for message in worker.running() if type(message) in (m.Blocked, m.Awaits)] == [
+    assert [message for message in worker.running() if type(message) in (m.Blocked, m.WaitDetails)] == [
         m.Blocked(row(1)[0], wanted, (), True),
         awaits,
     ]
     worker.unblock()
     worker.block((), True)
-    assert not any(type(message) is m.Awaits for message in worker.running())
+    assert not any(type(message) is m.WaitDetails for message in worker.running())
 
 
 def test_a_call_with_a_timeout_does_not_wait_for_ever(worker: Worker) -> None:
@@ -108,7 +108,7 @@ def test_a_call_with_a_timeout_does_not_wait_for_ever(worker: Worker) -> None:
     worker.step(0.0, CLIENT + b"\x01client0", m.Call(actor_id, 0, ((call_id, "method", b"", (), (), (("timeout", 5.0),)),)))
     worker.begin()
     worker.block(wanted, False, "K.method", (), certain=True)
-    assert [message.certain for message in said(worker) if type(message) is m.Awaits] == [False]
+    assert [message.certain for message in said(worker) if type(message) is m.WaitDetails] == [False]
 
 
 def test_the_end_of_what_ran_on_top_is_told_before_the_next_wait(worker: Worker) -> None:
@@ -196,7 +196,7 @@ def test_the_next_daemon_hears_what_runs_what_waits_and_what_ended_unheard(worke
     begin(worker)
     worker.connect(b"\x02daemon1")
     running, unheard, blocked = worker.running()
-    assert running == m.Running(((row(1), 0, True), (row(6), 0, True)), ())
+    assert running == m.RunningTasks(((row(1), 0, True), (row(6), 0, True)), ())
     assert [each[0] for each in unheard.rows] == [row(9)[0]]
     assert (blocked.task_id, blocked.returned) == (row(1)[0], ())
     assert worker.unheard == []
@@ -204,7 +204,7 @@ def test_the_next_daemon_hears_what_runs_what_waits_and_what_ended_unheard(worke
 
 
 def test_stop_is_noted_and_the_unknown_is_counted(worker: Worker) -> None:
-    worker.step(0.0, b"L" + DAEMON, m.Stop())
+    worker.step(0.0, b"L" + DAEMON, m.StopWorker())
     worker.step(0.0, b"L" + DAEMON, m.Ready())
     assert worker.stopping
     assert worker.statistics()["refused"] == 1

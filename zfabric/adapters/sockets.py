@@ -55,14 +55,14 @@ class Peer:
         self.socket: zmq.Socket[bytes] | None = None
         """Opened for the first frame that takes the long way."""
         self.admitted = False
-        """Whether a socket may be opened to it although it is not registered (``Post.admits``)."""
+        """Whether a socket may be opened to it although it is not registered (``Transport.admits``)."""
         self.link = link
         self.long_way = 0
         """The newest frame that took it."""
         self.backlog: deque[bytes] = deque()
 
 
-class Post:
+class Transport:
     """All sockets of one incarnation. Sending and links belong to the owner's lock; ``poll`` and ``receive`` to one thread at a time."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], directory: str, incarnation: bytes, config: Config) -> None:

@@ -14,7 +14,7 @@ from zfabric.cli.options import WholeNumber, address_option, json_option
 from zfabric.cli.output import amounts, print_json, print_table, size
 from zfabric.cli.sessions import chosen_session, connected, seconds, session_option, tables_of
 from zfabric.protocol.ids import TASK_BYTES
-from zfabric.protocol.messages.people import LIST_LIMIT, TASK_STATES
+from zfabric.protocol.messages.queries import LIST_LIMIT, TASK_STATES
 from zfabric.protocol.names import brief, is_text
 from zfabric.runtime.timeline import rows_of, trace_events
 

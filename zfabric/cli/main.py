@@ -17,7 +17,7 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells give it."""
 
 
-class Entry(NamedTuple):
+class CommandEntry(NamedTuple):
     """A command: where it is, and its line in the help."""
 
     name: str
@@ -25,36 +25,36 @@ class Entry(NamedTuple):
     summary: str
 
 
-SECTIONS: tuple[tuple[str, tuple[Entry, ...]], ...] = (
-    ("Programs", (Entry("submit", "submit", "Run a program on a cluster; exits as the program does."),)),
+SECTIONS: tuple[tuple[str, tuple[CommandEntry, ...]], ...] = (
+    ("Programs", (CommandEntry("submit", "submit", "Run a program on a cluster; exits as the program does."),)),
     (
         "Clusters",
         (
-            Entry("start", "clusters", "Start a cluster that outlives programs."),
-            Entry("stop", "clusters", "Stop it, with all its processes and files."),
-            Entry("status", "clusters", "Resources, tasks, object store, jobs."),
-            Entry("sessions", "sessions", "Clusters that run, and what was kept of those that have ended."),
+            CommandEntry("start", "clusters", "Start a cluster that outlives programs."),
+            CommandEntry("stop", "clusters", "Stop it, with all its processes and files."),
+            CommandEntry("status", "clusters", "Resources, tasks, object store, jobs."),
+            CommandEntry("sessions", "sessions", "Clusters that run, and what was kept of those that have ended."),
         ),
     ),
     (
         "What is going on",
         (
-            Entry("tasks", "listings", "The tasks, those that run first."),
-            Entry("objects", "listings", "The values, and who keeps them."),
-            Entry("actors", "listings", "The actors, and who has them."),
-            Entry("workers", "listings", "The worker processes, and what they do."),
-            Entry("explain", "listings", "Why a task, object, actor or worker is as it is."),
-            Entry("stack", "stack", "What every thread of the workers runs, and for how long."),
-            Entry("debug", "debug", "Attach to a task that waits at its breakpoint()."),
-            Entry("logs", "logs", "What the workers printed."),
-            Entry("timeline", "timeline", "What ran when and where, for Perfetto."),
+            CommandEntry("tasks", "listings", "The tasks, those that run first."),
+            CommandEntry("objects", "listings", "The values, and who keeps them."),
+            CommandEntry("actors", "listings", "The actors, and who has them."),
+            CommandEntry("workers", "listings", "The worker processes, and what they do."),
+            CommandEntry("explain", "listings", "Why a task, object, actor or worker is as it is."),
+            CommandEntry("stack", "stack", "What every thread of the workers runs, and for how long."),
+            CommandEntry("debug", "debug", "Attach to a task that waits at its breakpoint()."),
+            CommandEntry("logs", "logs", "What the workers printed."),
+            CommandEntry("timeline", "timeline", "What ran when and where, for Perfetto."),
         ),
     ),
     (
         "Care",
         (
-            Entry("state", "state", "The control store's tables."),
-            Entry("doctor", "doctor", "Whether this machine is fit, and what to do where it is not."),
+            CommandEntry("state", "state", "The control store's tables."),
+            CommandEntry("doctor", "doctor", "Whether this machine is fit, and what to do where it is not."),
         ),
     ),
 )

@@ -90,7 +90,7 @@ class Spill(NamedTuple):
 
 
 class Unspill(NamedTuple):
-    """Copy a spilled object back into the arena at ``offset``; the shell answers ``Unspilled``."""
+    """Copy a spilled object back into the arena at ``offset``; the shell answers ``Restored``."""
 
     object_id: bytes
     file: int
@@ -99,7 +99,7 @@ class Unspill(NamedTuple):
 
 
 class CheckFile(NamedTuple):
-    """Read a spilled object's file and compare it with its checksum; the shell answers ``Unspilled``. It is read where it is then."""
+    """Read a spilled object's file and compare it with its checksum; the shell answers ``Restored``. It is read where it is then."""
 
     object_id: bytes
     file: int

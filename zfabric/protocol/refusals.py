@@ -97,7 +97,21 @@ _ANSWERS: dict[str, _Maker] = {
     "Dispatch": _dispatched,
     "Query": lambda fields, failure, text: m.Answer(_whole(fields[0]), None, text),
     **dict.fromkeys(
-        ("Export", "Put", "Offer", "Hold", "Release", "Fetch", "Find", "Expect", "Cancel", "Kill", "Register", "Reserve", "Unpin"),
+        (
+            "Export",
+            "Put",
+            "OfferResults",
+            "Hold",
+            "Release",
+            "Fetch",
+            "FindActors",
+            "ExpectResults",
+            "Cancel",
+            "KillActor",
+            "Register",
+            "Reserve",
+            "Unpin",
+        ),
         lambda fields, failure, text: m.Refused("FabricError", text),
     ),
 }
@@ -106,7 +120,7 @@ _REPLACEMENTS: dict[str, _Maker] = {
     "Results": lambda fields, failure, text: m.Results(_failed(fields[0], failure)),
     "Returned": lambda fields, failure, text: m.Returned(_failed(fields[0], failure)),
     "Objects": lambda fields, failure, text: m.Objects(tuple((_id(row[0], OBJECT_BYTES), FAILED, failure, ()) for row in fields[0])),
-    "Reported": lambda fields, failure, text: m.Reported(tuple((_id(row[0]), row[1], FAILED, (failure,), ()) for row in fields[0])),
+    "CallOutcomes": lambda fields, failure, text: m.CallOutcomes(tuple((_id(row[0]), row[1], FAILED, (failure,), ()) for row in fields[0])),
     "Completed": _completed,
     "Answer": lambda fields, failure, text: m.Answer(_whole(fields[0]), None, text),
 }

@@ -20,7 +20,7 @@ from zfabric.exceptions import (
     OutOfDiskError,
     PendingCallsLimitExceededError,
 )
-from zfabric.machines.client import Entry
+from zfabric.machines.client import ObjectEntry
 from zfabric.machines.common.naming import Namer
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import root_task
@@ -300,7 +300,7 @@ class FabricClient(Connection):
                 if type(entry) is bytes:
                     found.append(entry)
                 else:
-                    if type(entry) is not Entry or entry.data is None:
+                    if type(entry) is not ObjectEntry or entry.data is None:
                         if type(entry) is not tuple:
                             machine.want(object_ids[at : at + 1])
                         if fail_fast and machine.failures != failures:

@@ -19,7 +19,7 @@ from typing import Any
 
 import zmq
 
-from zfabric.adapters.sockets import Post
+from zfabric.adapters.sockets import Transport
 from zfabric.config import Config
 from zfabric.exceptions import ConnectionLostError, FabricError, NodeDiedError, NotInitializedError
 from zfabric.machines.client import Client
@@ -95,7 +95,7 @@ class Connection:
         self._forks = _forks
         """What ``_forks`` was in the process that this connection is of."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
-        self.post = Post(self._context, session.sockets, incarnation, self.config)
+        self.post = Transport(self._context, session.sockets, incarnation, self.config)
         self.daemon = b""
         self._pump_lock = threading.Lock()
         self._leader = 0
@@ -170,7 +170,7 @@ class Connection:
     def _is_new_daemon(self, sender: bytes) -> bool:
         """Whether a stranger is the node's new daemon, which is joined then. Nothing that others say is even decoded.
 
-        So a ``Rejoin`` only says that it is time to look: one from a daemon that has died since leads nobody astray.
+        So a ``RegisterAgain`` only says that it is time to look: one from a daemon that has died since leads nobody astray.
         """
         self._follow_daemon()
         if sender != self.daemon:
@@ -301,7 +301,7 @@ class Connection:
             self.machine.say(m.Inspected(message.asker, message.token, self.threads()))
         elif type(message) is m.CollectGarbage:
             self.collect_garbage()
-        elif type(message) is not m.Rejoin:
+        elif type(message) is not m.RegisterAgain:
             self.machine.step(now, source, message)
 
     def collect_garbage(self) -> None:
@@ -326,7 +326,7 @@ class Connection:
 
     def _deliver_from_peer(self, now: float, to: bytes, source: bytes, message: Any) -> None:
         """What another process of the node says: outcomes of calls, and nothing else."""
-        if type(message) in (m.Returned, m.Printed) or (type(message) is m.Results and source[1:] in self.machine.handing.introduced):
+        if type(message) in (m.Returned, m.OutputWritten) or (type(message) is m.Results and source[1:] in self.machine.handing.introduced):
             self.machine.step(now, source, message)
         else:
             self.post.refused += 1

@@ -21,7 +21,7 @@ from zmq import zmq_poll
 
 from zfabric.adapters.journal import Journal
 from zfabric.adapters.processes import memory_available, memory_total, resident_bytes
-from zfabric.adapters.sockets import Post
+from zfabric.adapters.sockets import Transport
 from zfabric.exceptions import ConnectionLostError, FabricError
 from zfabric.machines.control_store import ControlStore
 from zfabric.machines.global_scheduler import GlobalScheduler, LeastWait
@@ -77,7 +77,7 @@ class Daemon:
         description = session.describe()
         self.incarnation = new_incarnation()
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
-        self.post = Post(self.context, session.sockets, self.incarnation, self.config)
+        self.post = Transport(self.context, session.sockets, self.incarnation, self.config)
         self.post.admits = self._admits
         self.supervision = Supervision(channel)
         self.wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -251,7 +251,7 @@ class Daemon:
                         self.post.peer(sender).admitted = True  # It is told when it is registered no longer.
                     leaving = self.scheduler.tables.processes.get(sender)
                     self._tell_logs(now, leaving.job if leaving is not None else None)
-                elif type(message) is m.Printed or (type(message) is m.Query and message.what == "output"):
+                elif type(message) is m.OutputWritten or (type(message) is m.Query and message.what == "output"):
                     self._tell_logs(now)
                 try:
                     self._step(now, to, role + sender, message)

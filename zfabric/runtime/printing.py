@@ -2,8 +2,8 @@
 
 ``sys.stdout`` and ``sys.stderr`` of a worker are ``NamedOutput``: a *mark* (see ``lines``) goes before the first thing that a task or a
 call writes, and ``Client.printed`` says that it has written something. Only then does its end cost anything: its output is closed, and
-``Printed`` goes ahead of its outcome, so that the daemon looks into the files first. Whoever gets an outcome past the daemon gets
-``Printed`` too: a driver then has the daemon look before ``get`` returns, and a worker passes it on with its own outcome.
+``OutputWritten`` goes ahead of its outcome, so that the daemon looks into the files first. Whoever gets an outcome past the daemon gets
+``OutputWritten`` too: a driver then has the daemon look before ``get`` returns, and a worker passes it on with its own outcome.
 
 What goes to the descriptors directly, from C or a child process, has no name (in an actor's process: neither), and comes a little later.
 """

@@ -20,7 +20,7 @@ from zfabric.adapters import serialization
 from zfabric.exceptions import FabricError, ObjectTooLargeError, SerializationError
 from zfabric.machines.common.log_format import CHECKPOINT, LOG, LoggedCall, blocks_after, calls_in, is_note, is_remake, newest
 from zfabric.machines.common.naming import Namer
-from zfabric.machines.worker import CallLog, Gate, Invocation, Item, Unlogged
+from zfabric.machines.worker import CallLog, CheckpointLog, Gate, Invocation, Item
 from zfabric.protocol.ids import TASK_BYTES, call_value
 from zfabric.protocol.messages import OK, Row
 from zfabric.protocol.options import LOGGED, option
@@ -107,7 +107,7 @@ class _Maker:
         self.namer: Namer | None = None
         """Who names what replayed calls submit. None: they do, in this life of the actor."""
         options = worker.worker.functions[item.row[1]][3]
-        self.log = (Unlogged if option(options, "unlogged", False) else CallLog)(self.actor_id, item.attempt, every)
+        self.log = (CheckpointLog if option(options, "unlogged", False) else CallLog)(self.actor_id, item.attempt, every)
         self.log.readonly = frozenset(option(options, "readonly", ()))
 
     def make(self, *args: Any, **kwargs: Any) -> Any:
@@ -117,7 +117,7 @@ class _Maker:
         blocks = list(blocks_after(last, self._rows(LOG)))  # Nothing waits for answers while it holds the lock.
         with worker.lock:
             worker.worker.mailbox.logs[self.actor_id] = log
-            if isinstance(log, Unlogged):
+            if isinstance(log, CheckpointLog):
                 worker.worker.gate = Gate(log, worker.config.quiesce_seconds)
             state, calls = log.restore(saved, last, blocks)
             waiting = self._call_again()

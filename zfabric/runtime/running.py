@@ -197,7 +197,7 @@ class RunningWorker(UserCode):
         return (named or kind) if is_task else f"{kind}, {named}" if named else kind
 
     def _say_printed(self, receiver: bytes) -> None:
-        """Send ``Printed`` to the daemon, and to ``receiver``, which may get an outcome past it. The caller holds the lock."""
+        """Send ``OutputWritten`` to the daemon, and to ``receiver``, which may get an outcome past it. The caller holds the lock."""
         self.machine.printed = False
         self._close_output()
         if not self.config.log_to_driver:
@@ -205,7 +205,7 @@ class RunningWorker(UserCode):
         self.worker.say_printed()
         known = receiver in self.worker.drivers or (receiver != self.incarnation and receiver not in self.worker.mailbox.gone)
         if receiver and known:
-            self.post.send_envelopes(receiver, [(CLIENT, WORKER, m.Printed())], clock())
+            self.post.send_envelopes(receiver, [(CLIENT, WORKER, m.OutputWritten())], clock())
 
     def end_beside(
         self, item: Item | Invocation, group: Group | None, outcome: Ending, started: float, flush: bool = True

@@ -69,9 +69,9 @@ class Storage:
         elif type(effect) is e.Spill:
             self._answer(m.Spilled(effect.object_id, self._attempt(self._write, effect, arena)))
         elif type(effect) is e.Unspill:
-            self._answer(m.Unspilled(effect.object_id, self._attempt(self._read, effect, arena)))
+            self._answer(m.Restored(effect.object_id, self._attempt(self._read, effect, arena)))
         elif type(effect) is e.CheckFile:
-            self._answer(m.Unspilled(effect.object_id, self._attempt(self._check, effect, arena)))
+            self._answer(m.Restored(effect.object_id, self._attempt(self._check, effect, arena)))
         elif type(effect) is e.MakeFile:
             self._answer(m.FileReady(effect.file, self._attempt(self._make, effect, arena)))
         elif type(effect) is e.Unlink:

@@ -399,7 +399,7 @@ class UserCode(WorkerConnection):
         """The actor ends itself: calls that wait are not run, and it is not restarted."""
         with self.lock:
             self._end_own(item, LEAVE, "")
-            self.machine.say(m.Leaving(actor_of(item)))  # its __init__ may leave, too
+            self.machine.say(m.ActorExiting(actor_of(item)))  # its __init__ may leave, too
         return FAILED, (left_for_good(actor_of(item), how),), None
 
     def _end_own(self, item: Item | Invocation, how: str, reason: str) -> None:

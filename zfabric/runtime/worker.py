@@ -89,7 +89,7 @@ class WorkerRuntime(RunningWorker):
             raise TypeError(NO_ACTOR)
         with self.lock:
             self._end_with_process(None)
-            self.machine.say(m.Leaving(actor_id))
+            self.machine.say(m.ActorExiting(actor_id))
             self.flush()
         if "asyncio" in sys.modules and _in_event_loop():
             from asyncio import CancelledError

@@ -16,7 +16,7 @@ from typing import Any
 
 import zmq
 
-from zfabric.adapters.sockets import Post
+from zfabric.adapters.sockets import Transport
 from zfabric.machines.worker import REPORTS, Invocation, Item, Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
@@ -41,7 +41,7 @@ class WorkerConnection(FabricClient):
         self.control = bytes((token[0] ^ 0x80,)) + token[1:]
         self.worker = Worker(WORKER + token, self.config)
         self.host = Host(self.worker.mailbox, self.machine.calls, self.lock)
-        self.control_post = Post(self._context, session.sockets, self.control, self.config)
+        self.control_post = Transport(self._context, session.sockets, self.control, self.config)
         self.control_post.hang_bell()
         self._main = threading.get_ident()
         self._listener: threading.Thread | None = None
@@ -127,7 +127,7 @@ class WorkerConnection(FabricClient):
             self.worker.step(now, source, message)
             if timed and self.worker.next_deadline() != before:
                 self.control_post.ring()
-        elif type(message) is m.Taken or (type(message) is m.Hand and source[1:] in self.worker.drivers):
+        elif type(message) is m.OutcomesReceived or (type(message) is m.SubmitDirect and source[1:] in self.worker.drivers):
             self.worker.step(now, source, message)
         else:
             super()._deliver_from_peer(now, to, source, message)
@@ -227,7 +227,7 @@ class WorkerConnection(FabricClient):
                     from_peer = sender != self.daemon and self._is_peer(sender)
                     if sender == self.daemon or from_peer or self._is_new_daemon(sender):
                         for _, role, message in post.accept(sender, frame, now):
-                            if not from_peer or type(message) is m.Stopped:
+                            if not from_peer or type(message) is m.StopCall:
                                 self._controlled(now, role + sender, message)
             with self.lock:
                 post.tick(clock())
@@ -273,13 +273,13 @@ class WorkerConnection(FabricClient):
         self.control_post.ring()
 
     def _controlled(self, now: float, source: bytes, message: Any) -> None:
-        if type(message) is m.Rejoin:
+        if type(message) is m.RegisterAgain:
             return
         if type(message) is m.Inspect:
             self.machine.say(m.Inspected(message.asker, message.token, self.threads()))
         elif type(message) is m.CollectGarbage:
             self.collect_garbage()
-        elif type(message) is m.Recall or type(message) is m.RecallGrant:
+        elif type(message) is m.RecallPins or type(message) is m.RecallGrant:
             self.machine.step(now, source, message)
         else:
             self.worker.step(now, source, message)
@@ -288,16 +288,16 @@ class WorkerConnection(FabricClient):
         self.flush()
         if type(message) is m.Interrupt:
             self._interrupt(message.task_id)
-        elif type(message) is m.Stopped:
+        elif type(message) is m.StopCall:
             self._interrupt(message.call_id)
-        elif type(message) is m.Retire:
+        elif type(message) is m.RetireActor:
             if self.worker.turns is not None:
                 self._interrupt(self.worker.turns.busy.get(message.actor_id, b""))
             self.post.ring()
         elif type(message) is m.CallerGone:
             self.control_post.forget(message.incarnation)
             self._callers_gone.append(message.incarnation)
-        elif type(message) in (m.Durable, m.Recorded) and (self._quiet or self.host.done or self.worker.gate is not None):
+        elif type(message) in (m.LogCommitted, m.OutcomesRecorded) and (self._quiet or self.host.done or self.worker.gate is not None):
             self.post.ring()
 
     def _interrupted(self, number: int, frame: Any) -> None:

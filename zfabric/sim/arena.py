@@ -144,13 +144,13 @@ class Storage:
         elif isinstance(effect, e.Unspill):
             content = arena.disk.get(effect.file)
             if content is None:
-                return m.Unspilled(effect.object_id, "no such file")
+                return m.Restored(effect.object_id, "no such file")
             arena.write(effect.offset, content)
-            return m.Unspilled(effect.object_id, "")
+            return m.Restored(effect.object_id, "")
         elif isinstance(effect, e.CheckFile):
             content = arena.disk.get(effect.file)
             whole = content is not None and content[:2] == (effect.object_id, effect.size)
-            return m.Unspilled(effect.object_id, "" if whole else "no such file")
+            return m.Restored(effect.object_id, "" if whole else "no such file")
         elif isinstance(effect, e.MakeFile):
             if self._full():
                 return m.FileReady(effect.file, "no space left on device")

@@ -147,7 +147,7 @@ class CallInvariants:
             if actor_id and actor_id not in self._over and actor_id not in self._states:
                 self._released.setdefault(actor_id, {}).setdefault(call_id, place)
 
-    def logged(self, message: m.Logged) -> None:
+    def logged(self, message: m.LogAppended) -> None:
         """The daemon hears rows of a log."""
         self._rows[message.actor_id + message.last.to_bytes(8, "big"), message.rows] = message.attempt
 

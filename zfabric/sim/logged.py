@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 from zfabric.machines.common.log_format import CHECKPOINT, LOG, LoggedCall, blocks_after, calls_in, newest
-from zfabric.machines.worker import CallLog, Gate, Invocation, Item, Unlogged
+from zfabric.machines.worker import CallLog, CheckpointLog, Gate, Invocation, Item
 from zfabric.protocol.ids import TASK_BYTES, call_value
 from zfabric.protocol.messages import Row
 from zfabric.protocol.options import option
@@ -44,8 +44,8 @@ class LoggedActors:
         process, actor_id = self.process, item.row[0]
         parts = yield from self._rows(actor_id, CHECKPOINT)
         blocks = yield from self._rows(actor_id, LOG)
-        log = Unlogged(actor_id, item.attempt, every) if unlogged else CallLog(actor_id, item.attempt, every)
-        if isinstance(log, Unlogged):
+        log = CheckpointLog(actor_id, item.attempt, every) if unlogged else CallLog(actor_id, item.attempt, every)
+        if isinstance(log, CheckpointLog):
             process.worker.gate = Gate(log, process.config.quiesce_seconds)
         log.readonly = frozenset({READONLY})
         process.worker.mailbox.logs[actor_id] = log

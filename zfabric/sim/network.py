@@ -100,7 +100,7 @@ class Network:
             receive(source, frame)
 
 
-class Post:
+class Transport:
     """The links of one incarnation."""
 
     def __init__(self, network: Network, incarnation: bytes, config: Config) -> None:

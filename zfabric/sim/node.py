@@ -24,7 +24,7 @@ from zfabric.protocol.ids import CONTROL_STORE, GLOBAL_SCHEDULER, LOCAL_SCHEDULE
 from zfabric.protocol.messages import Envelope
 from zfabric.protocol.options import RESOURCE_UNIT
 from zfabric.sim.arena import Storage
-from zfabric.sim.network import Post
+from zfabric.sim.network import Transport
 
 if TYPE_CHECKING:
     from zfabric.sim.processes import Process
@@ -134,7 +134,7 @@ class Daemon:
         self.journal = journal
         self.alive = True
         self.effects_left: int | None = None
-        self.post = Post(world.network, incarnation, self.config)
+        self.post = Transport(world.network, incarnation, self.config)
         self.storage = Storage(self, world.arena, seed)
         self._random = random.Random(seed + "/commits")
         self._events: deque[tuple[bytes, m.Message]] = deque()

@@ -21,7 +21,7 @@ from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
 from zfabric.sim.arena import Content
 from zfabric.sim.frames import Frame, Wait
 from zfabric.sim.interpreter import driver_body
-from zfabric.sim.network import Post
+from zfabric.sim.network import Transport
 from zfabric.sim.node import Crashed
 from zfabric.sim.programs import FUNCTIONS, Boom, Doomed, Interrupted, Left, Refused, StoreFull, Value, unpack_value
 
@@ -51,7 +51,7 @@ class Process:
         self.daemon = b""
         self.machine = Client(CLIENT + incarnation, self.config)
         self.machine.unread.watching = True
-        self.post = Post(world.network, incarnation, self.config)
+        self.post = Transport(world.network, incarnation, self.config)
         self.frames: list[Frame] = []
         self.inbox: deque[tuple[bytes, bytes]] = deque()
         self.garbage: list[bytes] = []
@@ -137,7 +137,7 @@ class Process:
             if type(effect) is Send and (effect.to[1:] == self.daemon or effect.to[:1] in (ACTOR, CONTROL, CLIENT, WORKER)):
                 frames.setdefault(effect.to[1:], []).append((effect.to[:1], role, effect.message))
         order = list(frames.items())
-        if len(order) > 1 and any(type(message) in (m.Hand, m.Results) for _, sends in order for _, _, message in sends):
+        if len(order) > 1 and any(type(message) in (m.SubmitDirect, m.Results) for _, sends in order for _, _, message in sends):
             self.world.orders.shuffle(order)  # What leaves by two sockets arrives in any order, or only one of it.
         for incarnation, sends in order:
             self.crash_point()
@@ -167,7 +167,7 @@ class Process:
     def deliver(self, sender: bytes, to: bytes, source: bytes, message: m.Message) -> None:
         """One message from the daemon, or the outcomes of calls."""
         self.world.heard(to + self.incarnation, source, message)
-        if type(message) is m.Rejoin:
+        if type(message) is m.RegisterAgain:
             if sender != self.daemon:
                 self.join(sender)
         elif (

@@ -18,13 +18,13 @@ from zfabric.machines.common.link import Link
 from zfabric.machines.control_store.machine import ControlStore
 from zfabric.machines.local_scheduler import machine as local_scheduler
 from zfabric.machines.local_scheduler.actors.deadlocks import Deadlocks
-from zfabric.machines.local_scheduler.actors.directory import Actors
-from zfabric.machines.local_scheduler.actors.logs import KeptLogs
+from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
+from zfabric.machines.local_scheduler.actors.logs import ActorLogs
 from zfabric.machines.local_scheduler.lifecycle.membership import Membership
 from zfabric.machines.local_scheduler.lifecycle.recovery import Recovery
 from zfabric.machines.local_scheduler.objects.references import References
 from zfabric.machines.local_scheduler.tables import Tables
-from zfabric.machines.local_scheduler.tasks.direct_submission import Introductions
+from zfabric.machines.local_scheduler.tasks.direct_submission import DirectSubmissions
 from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.tasks.starvation import Starvation
@@ -353,7 +353,7 @@ def _duplicates_run_again(right: Any) -> Any:
 def _cut_without_checkpoint(right: Any) -> Any:
     """Rows are dropped when the first part of a checkpoint comes, committed or not."""
 
-    def on_checkpoint(self: KeptLogs, now: float, source: bytes, message: m.Checkpoint) -> None:
+    def on_checkpoint(self: ActorLogs, now: float, source: bytes, message: m.Checkpoint) -> None:
         log = self.logs.get(message.actor_id)
         if log is not None:
             spare, log.blocks = list(log.blocks), type(log.blocks)()
@@ -365,7 +365,7 @@ def _cut_without_checkpoint(right: Any) -> Any:
 def _results_before_commit(right: Any) -> Any:
     """Actors are told that rows are committed when these have come, and not been written: outcomes leave."""
 
-    def write(self: KeptLogs, log: Any, writing: Any) -> None:
+    def write(self: ActorLogs, log: Any, writing: Any) -> None:
         right(self, log, writing)
         self._acknowledged[log.actor_id] = writing.number
         if writing.block is not None and not writing.block.parts:
@@ -377,7 +377,7 @@ def _results_before_commit(right: Any) -> Any:
 def _written_later(right: Any) -> Any:
     """Rows are written a while after they have come: with the next mistake, also when the next incarnation has read the log."""
 
-    def on_logged(self: KeptLogs, now: float, source: bytes, message: m.Logged) -> None:
+    def on_log_appended(self: ActorLogs, now: float, source: bytes, message: m.LogAppended) -> None:
         log = self._of(source, message)
         first = log is not None and not log.failed
         if log is not None and first:
@@ -387,7 +387,7 @@ def _written_later(right: Any) -> Any:
             log.failed.popleft()
             log.retry_at = now + 0.005
 
-    return on_logged
+    return on_log_appended
 
 
 def _state_forgets_outcomes(right: Any) -> Any:
@@ -442,37 +442,37 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "rows-not-said-again": ((Recovery, "_enter_submitted", _rows_forgotten),),
     "told-without-pin": ((StoreTables, "tell", _told_is_no_pin),),
     "lineage-never-dropped": ((References, "_forget", _lineage_never_dropped),),
-    "ended-early-unheard": ((Introductions, "ended_early", _nothing),),
-    "told-not-said-again": ((Introductions, "_say_again", _nothing),),
+    "ended-early-unheard": ((DirectSubmissions, "ended_early", _nothing),),
+    "told-not-said-again": ((DirectSubmissions, "_say_again", _nothing),),
     "late-end-counts": ((Outcomes, "give_up", _late_end_counts),),
     "given-up-is-over": ((Outcomes, "give_up", _given_up_is_over),),
     "given-up-forgotten": ((Stopping, "goes_on", _nothing),),
     "reported-once": ((Mailbox, "unrecorded", _reported_once),),
     "expected-not-said-again": ((Recovery, "_take_expect", _nothing),),
-    "callers-forgotten": ((Actors, "process_gone", _nothing),),
+    "callers-forgotten": ((ActorDirectory, "process_gone", _nothing),),
     "all-not-run": ((Calls, "_fail", _all_not_run),),
     "retried-backwards": ((Calls, "_interrupted", _retried_backwards),),
     "retried-for-ever": ((Calls, "_may_retry", _retried_for_ever),),
     "handles-go-first": ((Calls, "takes_over", _handles_go_first),),
-    "last-handle-unnoticed": ((Actors, "unreferenced", _nothing),),
+    "last-handle-unnoticed": ((ActorDirectory, "unreferenced", _nothing),),
     "accepted-twice": ((Mailbox, "accept", _accepted_twice),),
     "newest-call-first": ((Worker, "begin", _newest_call_first),),
     "actor-made-again-too-early": ((Membership, "on_process_table", _recover_at_once),),
-    "kill-ends-neighbours": ((Actors, "_end", _kill_ends_neighbours),),
+    "kill-ends-neighbours": ((ActorDirectory, "_end", _kill_ends_neighbours),),
     "called-while-it-waits": ((ActorQueues, "set_aside", _nothing),),
     "stops-do-not-overtake": ((Mailbox, "stop_later", _nothing),),
     "logged-duplicates-run-again": ((CallLog, "answer", _duplicates_run_again),),
-    "logged-results-before-commit": ((KeptLogs, "_write", _results_before_commit),),
-    "log-cut-without-checkpoint": ((KeptLogs, "on_checkpoint", _cut_without_checkpoint),),
+    "logged-results-before-commit": ((ActorLogs, "_write", _results_before_commit),),
+    "log-cut-without-checkpoint": ((ActorLogs, "on_checkpoint", _cut_without_checkpoint),),
     "checkpoints-forget-outcomes": ((CallLog, "checkpoint", _state_forgets_outcomes),),
     "taken-too-early": ((CallLog, "_forget", _too_much_taken),),
     "checkpoint-while-calls-run": ((Gate, "began", _nothing),),
-    "lost-calls-not-counted": ((KeptLogs, "left", _nothing),),
+    "lost-calls-not-counted": ((ActorLogs, "left", _nothing),),
     "asked-for-runs-again": ((Mailbox, "accept", _asked_for_runs_again),),
     "garbage-never-collected": ((Starvation, "_actors_hold_it", _nothing),),
-    "log-not-dropped": ((KeptLogs, "drop", _nothing),),
-    "rows-of-the-dead-written": ((KeptLogs, "process_gone", _nothing),),
-    "stale-incarnation-commits": ((KeptLogs, "on_logged", _written_later), (KeptLogs, "process_gone", _nothing)),
+    "log-not-dropped": ((ActorLogs, "drop", _nothing),),
+    "rows-of-the-dead-written": ((ActorLogs, "process_gone", _nothing),),
+    "stale-incarnation-commits": ((ActorLogs, "on_log_appended", _written_later), (ActorLogs, "process_gone", _nothing)),
     "circles-unseen": ((Deadlocks, "look_later", _nothing),),
     "limits-ignored": ((Deadlocks, "_lasts", _limits_ignored),),
 }

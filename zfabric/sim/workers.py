@@ -22,7 +22,7 @@ from zfabric.sim.beside import Beside
 from zfabric.sim.frames import Frame
 from zfabric.sim.interpreter import task_body
 from zfabric.sim.logged import LoggedActors
-from zfabric.sim.network import Post
+from zfabric.sim.network import Transport
 from zfabric.sim.processes import Process
 from zfabric.sim.programs import ACTOR as ACTOR_CLASS
 from zfabric.sim.programs import LIGHT, Interrupted, function_id, pack_value
@@ -45,7 +45,7 @@ class WorkerProcess(Process):
         self.control = bytes((token[0] ^ 0x80,)) + token[1:]
         self.machine.job = job
         self.worker = Worker(WORKER + token, self.config)
-        self.control_post = Post(world.network, self.control, self.config)
+        self.control_post = Transport(world.network, self.control, self.config)
         self.logged = LoggedActors(self)
         self.beside = Beside(self)
         self.leaves_at: float | None = None
@@ -106,7 +106,7 @@ class WorkerProcess(Process):
     def deliver(self, sender: bytes, to: bytes, source: bytes, message: m.Message) -> None:
         """One message from the daemon, for either machine, or calls."""
         if to in (WORKER, ACTOR):
-            if sender == self.daemon or type(message) in (m.Call, m.Taken, m.Hand):
+            if sender == self.daemon or type(message) in (m.Call, m.OutcomesReceived, m.SubmitDirect):
                 self.world.heard(to + self.incarnation, source, message)
                 self.worker.step(self.now, source, message)
         else:
@@ -138,18 +138,18 @@ class WorkerProcess(Process):
 
     def _controlled(self, sender: bytes, source: bytes, message: m.Message) -> None:
         self.world.heard(CONTROL + self.incarnation, source, message)
-        if type(message) is m.Rejoin:
+        if type(message) is m.RegisterAgain:
             if sender != self.daemon:
                 self.join(sender)
                 self.flush()
             return
-        if sender != self.daemon and type(message) is not m.Stopped:
+        if sender != self.daemon and type(message) is not m.StopCall:
             return
-        if type(message) is m.Retire:
+        if type(message) is m.RetireActor:
             self.world.calls.over(message.actor_id)
         if type(message) is m.CollectGarbage:
             self.collect_garbage()
-        elif type(message) in (m.Recall, m.RecallGrant):
+        elif type(message) in (m.RecallPins, m.RecallGrant):
             self.machine.step(self.now, source, message)
         else:
             self.worker.step(self.now, source, message)
@@ -157,7 +157,7 @@ class WorkerProcess(Process):
             self.die("told to stop")
             return
         self.flush()
-        if type(message) in (m.Interrupt, m.Stopped, m.Retire):
+        if type(message) in (m.Interrupt, m.StopCall, m.RetireActor):
             self._stop_top()
         self.worker.check_invariants()
 
@@ -443,6 +443,6 @@ class WorkerProcess(Process):
             else:
                 self.worker.turns.leave(item.actor_id, LEAVE, "")
             self.world.calls.over(item.actor_id)
-            self.machine.say(m.Leaving(item.actor_id))
+            self.machine.say(m.ActorExiting(item.actor_id))
             return FAILED, (left_for_good(item.actor_id, "exit_actor"),)
         return (ERROR if status == RETRY else status), outputs

@@ -250,7 +250,7 @@ class World:
     def heard(self, to: Address, source: Address, message: m.Message) -> None:
         """A message is delivered."""
         self.states[type(message).__name__] += 1
-        if type(message) is m.Logged:
+        if type(message) is m.LogAppended:
             self.calls.logged(message)
         if self.observer is not None:
             self.observer(self.now, _place(self, source), _place(self, to), message)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from zfabric.config import ROWS_MAX
-from zfabric.machines.client.entries import PENDING, Entry
+from zfabric.machines.client.entries import PENDING, ObjectEntry
 from zfabric.machines.client.shared_results import SharedResults
 from zfabric.machines.client.targets import Target
 from zfabric.protocol import messages as m
@@ -89,7 +89,7 @@ class Calls:
         target = self.targets.get(actor_id)
         if target is None:
             target = self.targets[actor_id] = Target(actor_id)
-            self.client.outbox.add(m.Find, actor_id)
+            self.client.outbox.add(m.FindActors, actor_id)
         return target
 
     def count(self, actor_id: bytes) -> int:
@@ -119,7 +119,7 @@ class Calls:
         else:
             self._several[call_id] = returns
             for index in range(returns):
-                client.entries[call_value(call_id, index)] = Entry(1, PENDING, None, None)
+                client.entries[call_value(call_id, index)] = ObjectEntry(1, PENDING, None, None)
         client.unfinished += 1
         self.pending[call_id] = target
         if len(row) > 3:
@@ -150,7 +150,7 @@ class Calls:
             entry = client.entry(identifier)
             data: Any = outputs[index if status == OK else 0] if len(outputs) > index or (outputs and status != OK) else None
             if entry is None and data is not None:
-                client.entries[identifier] = Entry(1, status, data, None)
+                client.entries[identifier] = ObjectEntry(1, status, data, None)
             else:
                 client.add_reference(identifier)
 
@@ -323,7 +323,7 @@ class Calls:
         elif target.incarnation:
             control = bytes((target.incarnation[0] ^ 0x80,)) + target.incarnation[1:]
             self._stopped[call_id] = reason
-            self._orders.append(Send(CONTROL + control, m.Stopped(call_id, reason)))
+            self._orders.append(Send(CONTROL + control, m.StopCall(call_id, reason)))
         return True
 
     def take_lone(self) -> Send | None:
@@ -345,7 +345,7 @@ class Calls:
         for target, others in self._receipts.items():
             if target.incarnation:
                 calls = (*target.sent, *(row[0] for row in target.unsent())) if others else tuple(target.untaken)
-                sends.append(Send(ACTOR + target.incarnation, m.Taken(target.actor_id, calls, others)))
+                sends.append(Send(ACTOR + target.incarnation, m.OutcomesReceived(target.actor_id, calls, others)))
         for target in self._full:
             rows = target.outbox
             if target.keeps:  # What has its outcome after all, of an earlier life, is not known there any more once that is said.
@@ -448,7 +448,7 @@ class Calls:
             entry = client.entry(identifier)
             known = data is None and status == OK
             if identifier in shared:
-                client.outbox.add(m.Offer, (identifier, status, data, ()))
+                client.outbox.add(m.OfferResults, (identifier, status, data, ()))
             if entry is None or entry.refs <= 0:
                 client.entries.pop(identifier, None)
                 if known or identifier in shared:
@@ -601,7 +601,7 @@ class Calls:
 
     # -- the last ref is gone, and a new daemon --
 
-    def takes_over(self, handle: bytes, entry: Entry) -> bool:
+    def takes_over(self, handle: bytes, entry: ObjectEntry) -> bool:
         """Whether the last ref to a handle stays until its calls have run: what was called is done, whoever lets go meanwhile."""
         target = self.targets.get(handle[:TASK_BYTES])
         if target is None or not (target.sent or target.waits):
@@ -619,7 +619,7 @@ class Calls:
     def holdings(self) -> Iterator[tuple[type[Any], Any]]:
         """What a restarted scheduler is told: (kind of message, item)."""
         for actor_id in {**self.targets, **self.killed, **self._homes}:
-            yield m.Find, actor_id
+            yield m.FindActors, actor_id
         yield from self.results.expected()
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from zfabric.machines.client.machine import Client
 
 
-class Handing:
+class DirectSubmitter:
     """Whom a client hands which tasks to. Works under its client's lock."""
 
     def __init__(self, client: Client) -> None:
@@ -37,7 +37,7 @@ class Handing:
     def hand(self, row: Row) -> None:
         """Nothing else is under way: the worker that ran the last such task gets this one at once, and the scheduler hears of it."""
         worker = self.hands[row[1]]
-        self._handed = Send(WORKER + worker, m.Hand(self.client.scheduler[1:], (row,), self._first_attempt))
+        self._handed = Send(WORKER + worker, m.SubmitDirect(self.client.scheduler[1:], (row,), self._first_attempt))
         self._unsaid.setdefault(worker, []).append(row)
 
     @property
@@ -57,18 +57,18 @@ class Handing:
             self._handed = None
         return handed
 
-    def unsaid(self) -> Iterator[m.Handed]:
+    def unsaid(self) -> Iterator[m.SubmittedDirect]:
         """What the scheduler is to hear, ahead of all that names those tasks."""
         for worker, rows in self._unsaid.items():
-            yield m.Handed(worker, tuple(rows))
+            yield m.SubmittedDirect(worker, tuple(rows))
 
-    def take_unsaid(self) -> list[m.Handed]:
+    def take_unsaid(self) -> list[m.SubmittedDirect]:
         """The same, which is said now."""
         said = list(self.unsaid())
         self._unsaid = {}
         return said
 
-    def on_introduced(self, message: m.Introduced) -> None:
+    def on_direct_allowed(self, message: m.DirectAllowed) -> None:
         """A worker takes tasks of these functions from this process itself; or none any more."""
         self.hands = {function: worker for function, worker in self.hands.items() if worker != message.worker}
         self.hands.update(dict.fromkeys(message.functions, message.worker))
@@ -76,7 +76,7 @@ class Handing:
         if message.functions:
             self.introduced.add(message.worker)
         else:
-            self.client.say(m.Handed(message.worker, ()))
+            self.client.say(m.SubmittedDirect(message.worker, ()))
 
     def heard(self, worker: bytes, rows: tuple[Row, ...]) -> None:
         """A worker has told these values."""
@@ -85,7 +85,7 @@ class Handing:
     def say_what_was_told(self) -> None:
         """The scheduler is to answer, or to end, in the knowledge of what this process knows."""
         for worker, number in self.told.items():
-            self.client.say(m.Told(worker, number))
+            self.client.say(m.DirectCounts(worker, number))
 
     def forget(self, worker: bytes) -> None:
         """A worker has ended."""

@@ -11,7 +11,7 @@ ABSENT = -2
 """Nothing is known of the value: it must be fetched."""
 
 
-class Entry:
+class ObjectEntry:
     """An object that this process has refs to, or whose task it submitted and has not heard of.
 
     The two commonest kinds have no entry of their own, since every object a program creates costs its garbage collector twice over:

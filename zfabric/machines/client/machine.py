@@ -16,12 +16,12 @@ from typing import Any
 from zfabric.config import ROWS_MAX, Config
 from zfabric.machines.client import rejoin
 from zfabric.machines.client.calls import Calls
-from zfabric.machines.client.direct_submission import Handing
-from zfabric.machines.client.entries import ABSENT, PENDING, Entry
+from zfabric.machines.client.direct_submission import DirectSubmitter
+from zfabric.machines.client.entries import ABSENT, PENDING, ObjectEntry
 from zfabric.machines.client.outbox import Outbox
 from zfabric.machines.client.pins import Pins, Place
 from zfabric.machines.client.reservations import Reservations
-from zfabric.machines.client.retention import Keeping
+from zfabric.machines.client.retention import RetainedObjects
 from zfabric.machines.client.unread import UnreadFailures
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Send
@@ -60,7 +60,7 @@ class Client:
         """Whether this process said goodbye and has not heard farewell."""
         self.refused: m.Refused | None = None
         self.outbox = Outbox()
-        self.entries: dict[bytes, Entry | Row | bytes] = {}
+        self.entries: dict[bytes, ObjectEntry | Row | bytes] = {}
         self.unfinished = 0
         """Tasks submitted whose outcome has not come."""
         self.failures = 0
@@ -75,7 +75,7 @@ class Client:
         """Objects that each ``get`` in progress waits for: what has come stays until all has, so room for one is never made of another."""
         self.watchers: dict[bytes, list[Callable[[bytes], None]]] = {}
         """Whom to tell once an object is at hand."""
-        self.handing = Handing(self)
+        self.handing = DirectSubmitter(self)
         self.functions: dict[bytes, Row] = {}
         self._classes: set[bytes] = set()
         """Functions whose tasks make actors."""
@@ -84,10 +84,10 @@ class Client:
         self.written: dict[bytes, Row] = {}
         """``Put`` rows of values in the arena that the store is not known to have taken over."""
         self.dropped: deque[bytes] = deque()
-        """Refs that finalizers let go of. They take no lock; ``Keeping.settle`` does the rest."""
+        """Refs that finalizers let go of. They take no lock; ``RetainedObjects.settle`` does the rest."""
         self.unviewed: deque[bytes] = deque()
         """Objects that a value looked into which is gone: likewise."""
-        self.keeping = Keeping(self)
+        self.keeping = RetainedObjects(self)
         self.unread = UnreadFailures(self)
         self.calls = Calls(self)
         self.asked: dict[int, m.Query] = {}
@@ -183,7 +183,7 @@ class Client:
         """A value that may be known here, since its parent ran here before or a ref came from elsewhere. True if its row is news."""
         entry = self.entry(identifier)
         if entry is None:
-            entry = self.entries[identifier] = Entry(0, PENDING, None, None)
+            entry = self.entries[identifier] = ObjectEntry(0, PENDING, None, None)
         entry.refs += 1
         if entry.data is None:
             entry.status = PENDING
@@ -194,7 +194,7 @@ class Client:
 
     def put(self, identifier: bytes, value: bytes | Place, contained: tuple[bytes, ...], durable: bool) -> None:
         """A value that exists, inline or written into one of this process's grants."""
-        self.entries[identifier] = value if type(value) is bytes else Entry(1, OK, value, None)
+        self.entries[identifier] = value if type(value) is bytes else ObjectEntry(1, OK, value, None)
         if contained:
             self.calls.results.share(contained)
             self.keeping.contain(identifier, contained)
@@ -202,16 +202,16 @@ class Client:
             self.written[identifier] = (identifier, value, contained, durable)
         self.outbox.add(m.Put, (identifier, value, contained, durable))
 
-    def entry(self, identifier: bytes) -> Entry | None:
+    def entry(self, identifier: bytes) -> ObjectEntry | None:
         """The entry of an object, or None if it has none."""
         found = self.entries.get(identifier)
-        if found is None or type(found) is Entry:
+        if found is None or type(found) is ObjectEntry:
             return found
         row = None if type(found) is bytes else found
-        entry = self.entries[identifier] = Entry(1, OK, found, None) if row is None else Entry(1, PENDING, None, row)  # type: ignore[arg-type]
+        entry = self.entries[identifier] = ObjectEntry(1, OK, found, None) if row is None else ObjectEntry(1, PENDING, None, row)  # type: ignore[arg-type]
         return entry
 
-    def all_entries(self) -> list[tuple[bytes, Entry]]:
+    def all_entries(self) -> list[tuple[bytes, ObjectEntry]]:
         """All of them, by object."""
         return [(identifier, entry) for identifier in list(self.entries) if (entry := self.entry(identifier)) is not None]
 
@@ -219,7 +219,7 @@ class Client:
         """One more ref."""
         entry = self.entry(identifier)
         if entry is None:
-            entry = self.entries[identifier] = Entry(0, ABSENT, None, None)
+            entry = self.entries[identifier] = ObjectEntry(0, ABSENT, None, None)
             if is_call(identifier):
                 self.calls.results.ids.add(identifier)  # Another process's, which made it known.
             if self.keeping.values and identifier[:TASK_BYTES] in self.keeping.values:
@@ -228,11 +228,11 @@ class Client:
             self.outbox.add(m.Hold, identifier)
         entry.refs += 1
 
-    def lookup(self, identifier: bytes) -> Entry:
+    def lookup(self, identifier: bytes) -> ObjectEntry:
         """The entry of an object that this process has a ref to, or (a ref kept by other means) a new one without refs."""
         entry = self.entry(identifier)
         if entry is None:
-            entry = self.entries[identifier] = Entry(0, ABSENT, None, None)
+            entry = self.entries[identifier] = ObjectEntry(0, ABSENT, None, None)
             self.outbox.add(m.Hold, identifier)
         return entry
 
@@ -251,18 +251,18 @@ class Client:
     def at_hand(self, identifier: bytes) -> bool:
         """Whether the outcome is here: ``get`` need not wait."""
         found = self.entries.get(identifier)
-        return type(found) is bytes or (type(found) is Entry and found.data is not None)
+        return type(found) is bytes or (type(found) is ObjectEntry and found.data is not None)
 
     def known(self, identifier: bytes) -> bool:
         """Whether the object has an outcome, here or elsewhere."""
         found = self.entries.get(identifier)
-        return type(found) is bytes or (type(found) is Entry and found.status >= 0)
+        return type(found) is bytes or (type(found) is ObjectEntry and found.status >= 0)
 
     def first_failure(self, identifiers: Iterable[bytes]) -> tuple[bytes, ...]:
         """The first of these objects whose outcome is a failure that is here; empty if none is."""
         for identifier in identifiers:
             found = self.entries.get(identifier)
-            if type(found) is Entry and found.status > OK:
+            if type(found) is ObjectEntry and found.status > OK:
                 if found.data is not None:
                     return (identifier,)
                 self.want((identifier,))
@@ -298,7 +298,7 @@ class Client:
             return
         target.state = CREATING  # Whatever it was: what this process calls from now on is for after its end.
         self.calls.killed[actor_id] = no_restart or self.calls.killed.get(actor_id, False)
-        self.say(m.Kill(actor_id, no_restart))
+        self.say(m.KillActor(actor_id, no_restart))
 
     def query(self, token: int, what: str, arguments: Row) -> None:
         """Ask the node's daemon; the answer comes under ``token``."""
@@ -333,9 +333,9 @@ class Client:
         if self.calls._blocked or self.calls._news:
             self.calls.progress()
 
-    def on_introduced(self, message: m.Introduced) -> None:
+    def on_direct_allowed(self, message: m.DirectAllowed) -> None:
         """A worker takes tasks from this process itself, or does so no longer."""
-        self.handing.on_introduced(message)
+        self.handing.on_direct_allowed(message)
 
     def on_results(self, message: m.Results) -> None:
         """Outcomes of tasks this process submitted."""
@@ -355,7 +355,7 @@ class Client:
                         keeping.ended(entry)
                     continue
                 entry = self.entry(identifier)
-            if type(entry) is not Entry or entry.row is None:
+            if type(entry) is not ObjectEntry or entry.row is None:
                 self._several(task_id, status, outputs)
                 continue
             finished += 1
@@ -405,7 +405,7 @@ class Client:
             entry = self.entry(identifier)
             if entry is None:
                 if identifier in keeping.needed:
-                    keeping.retired[identifier] = Entry(0, status, None, row)
+                    keeping.retired[identifier] = ObjectEntry(0, status, None, row)
                 continue
             entry.status = status
             entry.data = outputs[index if status == OK else 0] if outputs else None
@@ -418,12 +418,12 @@ class Client:
         if (row[3] or len(row) > 4) and (known_before or task_id not in keeping.lineage):
             keeping.ended(row)
 
-    def on_inherit(self, message: m.Inherit) -> None:
+    def on_inherit_tasks(self, message: m.InheritTasks) -> None:
         """Rows to be said again after a restart, of workers that are gone."""
         self.functions.update((function[0], function) for function in message.functions)
         for row in message.rows:
             entry = self.entries.get(row[0] + FIRST_RETURN)
-            pending = type(entry) is tuple or (type(entry) is Entry and entry.row is not None)
+            pending = type(entry) is tuple or (type(entry) is ObjectEntry and entry.row is not None)
             if not pending and row[0] not in self.several:
                 self.several[row[0]] = (row, 0)
                 self.unfinished += 1
@@ -449,7 +449,7 @@ class Client:
             if identifier in self.watchers:
                 self._notify(identifier, entry)
 
-    def _notify(self, identifier: bytes, entry: Entry) -> None:
+    def _notify(self, identifier: bytes, entry: ObjectEntry) -> None:
         if identifier not in self.watchers:
             return
         if entry.data is None and entry.status == OK:
@@ -458,7 +458,7 @@ class Client:
         for watcher in self.watchers.pop(identifier):
             watcher(identifier)
 
-    def on_recall(self, message: m.Recall) -> None:
+    def on_recall_pins(self, message: m.RecallPins) -> None:
         """The store is short of room: what nothing looks at is unpinned, and fetched again when it is wanted."""
         waited_for = set[bytes]().union(*self.gets.values())
         for identifier in message.object_ids:
@@ -490,7 +490,7 @@ class Client:
         """Outcomes of calls."""
         self.calls.returned(message.rows)
 
-    def on_whereabouts(self, message: m.Whereabouts) -> None:
+    def on_actor_locations(self, message: m.ActorLocations) -> None:
         """Where actors are."""
         self.calls.whereabouts(message.rows)
 
@@ -498,7 +498,7 @@ class Client:
         """A process has ended that this one may have called."""
         self.calls.gone.append(message.incarnation)
 
-    def on_kept(self, message: m.Kept) -> None:
+    def on_put_committed(self, message: m.PutCommitted) -> None:
         """Durable values are committed, or could not be."""
         for identifier in message.object_ids:
             self.kept[identifier] = message.error
@@ -526,7 +526,7 @@ class Client:
         """Something for people; the shell shows it."""
         self.notices.append(message)
 
-    def on_printed(self, message: m.Printed) -> None:
+    def on_output_written(self, message: m.OutputWritten) -> None:
         """What has an outcome here, or will soon, wrote something."""
         self.printed = True
 
@@ -623,23 +623,23 @@ class Client:
 
 HANDLERS: dict[type[Any], Any] = {
     m.Results: Client.on_results,
-    m.Introduced: Client.on_introduced,
-    m.Inherit: Client.on_inherit,
+    m.DirectAllowed: Client.on_direct_allowed,
+    m.InheritTasks: Client.on_inherit_tasks,
     m.Objects: Client.on_objects,
-    m.Recall: Client.on_recall,
+    m.RecallPins: Client.on_recall_pins,
     m.RecallGrant: Client.on_recall_grant,
     m.Granted: Client.on_granted,
     m.NoSpace: Client.on_no_space,
     m.Answer: Client.on_answer,
-    m.Kept: Client.on_kept,
+    m.PutCommitted: Client.on_put_committed,
     m.Returned: Client.on_returned,
-    m.Whereabouts: Client.on_whereabouts,
+    m.ActorLocations: Client.on_actor_locations,
     m.CallerGone: Client.on_caller_gone,
     m.Welcome: Client.on_welcome,
     m.Refused: Client.on_refused,
     m.Farewell: Client.on_farewell,
     m.Notice: Client.on_notice,
     m.LogLines: Client.on_notice,
-    m.Printed: Client.on_printed,
+    m.OutputWritten: Client.on_output_written,
 }
 """What a client accepts."""

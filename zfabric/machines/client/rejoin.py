@@ -33,7 +33,7 @@ def holdings(client: Client) -> Iterator[tuple[type[Any], Any]]:
         if entry.row is not None:
             rows[identifier[:TASK_BYTES]] = entry.row
         elif entry.data is not None and identifier not in client.written:
-            yield m.Offer, (identifier, entry.status, entry.data, client.keeping.containing.get(identifier, ()))
+            yield m.OfferResults, (identifier, entry.status, entry.data, client.keeping.containing.get(identifier, ()))
     rows.update((task_id, row) for task_id, (row, _) in client.several.items())
     for row in {**client.keeping.lineage, **rows}.values():
         yield m.Submit, row
@@ -50,7 +50,7 @@ def requests(client: Client) -> Iterator[m.Message]:
     for identifier, (force, recursive) in client.cancelled.items():
         yield m.Cancel((identifier,), force, recursive)
     for actor_id, no_restart in client.calls.killed.items():
-        yield m.Kill(actor_id, no_restart)
+        yield m.KillActor(actor_id, no_restart)
     yield from client.asked.values()
     if client.leaving:
         yield m.Goodbye()

@@ -11,7 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from zfabric.config import ROWS_MAX
-from zfabric.machines.client.entries import Entry
+from zfabric.machines.client.entries import ObjectEntry
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import TASK_BYTES, is_call
 from zfabric.protocol.messages import OK, Row
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from zfabric.machines.client.machine import Client
 
 
-class Keeping:
+class RetainedObjects:
     """What is kept, by object. Works on its client's tables, under its client's lock."""
 
     def __init__(self, client: Client) -> None:
@@ -32,7 +32,7 @@ class Keeping:
         """Of those, tasks with several values: which of them this process has refs to."""
         self.needed: Counter[bytes] = Counter()
         """Objects that rows without an outcome name, and in how many such rows."""
-        self.retired: dict[bytes, Entry] = {}
+        self.retired: dict[bytes, ObjectEntry] = {}
         """What is known of needed objects to which this process has no ref any more: a restarted scheduler is told it again."""
         self.containing: dict[bytes, tuple[bytes, ...]] = {}
         """Refs inside values that this process has, for a restarted scheduler."""
@@ -112,7 +112,7 @@ class Keeping:
         known = identifier in client.calls.results.ids or identifier in client.cancelled
         return known or identifier in self.needed or identifier in self.containing
 
-    def _let_go(self, identifier: bytes, entry: Entry) -> None:
+    def _let_go(self, identifier: bytes, entry: ObjectEntry) -> None:
         """The last ref is gone: what else was kept of the object goes too."""
         client = self.client
         if entry.row is None:
@@ -124,14 +124,14 @@ class Keeping:
         if identifier not in self.retired:
             client.dropped.extend(self.containing.pop(identifier, ()))
 
-    def settled_unseen(self, identifier: bytes, entry: Entry, row: Row) -> None:
+    def settled_unseen(self, identifier: bytes, entry: ObjectEntry, row: Row) -> None:
         """An outcome has come of which this process let go before."""
         self._retire(identifier, entry, row)
         if self.client.pins.tellings:
             self.client.pins.let_go(identifier)
         self._drop_lineage(identifier)
 
-    def _retire(self, identifier: bytes, entry: Entry, row: Row | None) -> None:
+    def _retire(self, identifier: bytes, entry: ObjectEntry, row: Row | None) -> None:
         """No ref is left here; what a restarted scheduler could not know is kept as long as a row without an outcome names it."""
         client = self.client
         if client.cancelled and identifier[:TASK_BYTES] not in client.several:

@@ -45,7 +45,7 @@ class SharedResults:
                 self.expect(identifier, target)
             else:
                 self.ids.add(identifier)
-                client.outbox.add(m.Offer, (identifier, entry.status, entry.data, ()))
+                client.outbox.add(m.OfferResults, (identifier, entry.status, entry.data, ()))
                 client.outbox.add(m.Hold, identifier)
 
     def expect(self, identifier: bytes, target: Target) -> None:
@@ -54,7 +54,7 @@ class SharedResults:
         client.entry(identifier)  # What the plainest outcome would not be, since this one is said on.
         self.ids.add(identifier)
         self.awaited.add(identifier)
-        client.outbox.add(m.Expect, self._expected(identifier, target))
+        client.outbox.add(m.ExpectResults, self._expected(identifier, target))
 
     def _expected(self, identifier: bytes, target: Target) -> Row:
         ahead = self.calls.ahead_of(identifier[:TASK_BYTES])
@@ -85,4 +85,4 @@ class SharedResults:
         for identifier in sorted(self.ids):
             target = self.calls.pending.get(identifier[:TASK_BYTES])
             if target is not None:
-                yield m.Expect, self._expected(identifier, target)
+                yield m.ExpectResults, self._expected(identifier, target)

@@ -37,7 +37,7 @@ Floor = Callable[[str, bytes, bytes], "tuple[bytes, bytes] | None"]
 """(table, prefix, key) -> the row with the largest key that starts with ``prefix`` and is not past ``key``."""
 
 
-class Block:
+class LineageBlock:
     """The rows of one run that were written together: ``low`` … ``high`` bound the ids, ``key`` is empty until written."""
 
     __slots__ = ("high", "key", "low", "rows", "since", "written")
@@ -118,14 +118,14 @@ class BlockWriter:
     """
 
     def __init__(self) -> None:
-        self._open: dict[bytes, Block] = {}
-        self._kept: dict[bytes, Block] = {}
-        self._changed: dict[bytes, Block] = {}
+        self._open: dict[bytes, LineageBlock] = {}
+        self._kept: dict[bytes, LineageBlock] = {}
+        self._changed: dict[bytes, LineageBlock] = {}
         self._current = _NOTHING
         self.now: float | None = None
         """When the rows come that are added now."""
 
-    def add(self, row: Row) -> Block:
+    def add(self, row: Row) -> LineageBlock:
         """Take in a task row; keep the block, which ``drop`` wants back. A row added again before it was written replaces itself."""
         task_id = row[0]
         block = self._current
@@ -134,7 +134,7 @@ class BlockWriter:
         block.rows[task_id] = row
         return block
 
-    def drop(self, task_id: bytes, block: Block) -> None:
+    def drop(self, task_id: bytes, block: LineageBlock) -> None:
         """The row is needed no more. Dropping it twice is harmless."""
         rows = block.rows
         if rows.pop(task_id, None) is None:
@@ -146,7 +146,7 @@ class BlockWriter:
             del self._open[block.low]
             self._current = _NOTHING
 
-    def withdraw(self, task_id: bytes, block: Block) -> None:
+    def withdraw(self, task_id: bytes, block: LineageBlock) -> None:
         """The row is never to be run again, by no later daemon either: it is dropped with the next flush, whatever else is in its block."""
         if task_id in block.rows:
             self.drop(task_id, block)
@@ -180,9 +180,9 @@ class BlockWriter:
         """Whether ``flush`` has anything to write."""
         return bool(self._changed or self._open)
 
-    def adopt(self, key: bytes, value: bytes) -> Block:
+    def adopt(self, key: bytes, value: bytes) -> LineageBlock:
         """Take over a block found in the control store, after a restart. Its rows are alive until they are dropped."""
-        block = Block(*run_of(key))
+        block = LineageBlock(*run_of(key))
         block.key = key
         block.rows = {row[0]: row for row in read_block(value)}
         block.written = len(block.rows)
@@ -197,15 +197,15 @@ class BlockWriter:
             "lineage_unwritten": sum(len(block.rows) for block in self._open.values()),
         }
 
-    def _open_for(self, task_id: bytes) -> Block:
+    def _open_for(self, task_id: bytes) -> LineageBlock:
         low, high = run_of(task_id)
         block = self._open.get(low)
         if block is None:
-            block = self._open[low] = Block(low, high)
+            block = self._open[low] = LineageBlock(low, high)
             block.since = self.now
         return block
 
-    def _written(self, block: Block) -> tuple[str, bytes, bytes]:
+    def _written(self, block: LineageBlock) -> tuple[str, bytes, bytes]:
         block.written = len(block.rows)
         return TABLE, block.key, pack_block(list(block.rows.values()))
 
@@ -215,5 +215,5 @@ class BlockWriter:
         return next(key for suffix in range(255) if (key := task_id + bytes((suffix,))) not in self._kept)
 
 
-_NOTHING = Block(b"\xff", b"")
+_NOTHING = LineageBlock(b"\xff", b"")
 """A block that no id belongs to."""

@@ -81,7 +81,7 @@ def describe(demand: Demand) -> str:
     return ", ".join(f"{amount / RESOURCE_UNIT:g} {name}" for name, amount in demand) or "nothing"
 
 
-class Pool:
+class ResourcePool:
     """What one node has and what of it is free, the ids of its GPUs included.
 
     ``acquire`` takes without asking, so that a worker that was blocked gets back the CPU it had lent although another task

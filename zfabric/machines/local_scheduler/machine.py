@@ -16,13 +16,13 @@ from typing import Any
 
 from zfabric.config import ROWS_MAX, Config
 from zfabric.machines.common.lineage_blocks import BlockWriter
-from zfabric.machines.common.resources import Pool
+from zfabric.machines.common.resources import ResourcePool
 from zfabric.machines.common.row_format import pack_row
 from zfabric.machines.local_scheduler.actors.deadlocks import Deadlocks
-from zfabric.machines.local_scheduler.actors.detached import Detached
-from zfabric.machines.local_scheduler.actors.directory import Actors
-from zfabric.machines.local_scheduler.actors.job_shutdown import Partings
-from zfabric.machines.local_scheduler.actors.logs import KeptLogs
+from zfabric.machines.local_scheduler.actors.detached import DetachedActors
+from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
+from zfabric.machines.local_scheduler.actors.job_shutdown import JobShutdown
+from zfabric.machines.local_scheduler.actors.logs import ActorLogs
 from zfabric.machines.local_scheduler.actors.remakes import Remakes
 from zfabric.machines.local_scheduler.lifecycle.membership import Membership
 from zfabric.machines.local_scheduler.objects.call_results import CallResults
@@ -45,12 +45,12 @@ from zfabric.machines.local_scheduler.records import (
     make_outputs,
 )
 from zfabric.machines.local_scheduler.reports import invariants, report
-from zfabric.machines.local_scheduler.requests import Questions
+from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
-from zfabric.machines.local_scheduler.tasks.direct_submission import Introductions
+from zfabric.machines.local_scheduler.tasks.direct_submission import DirectSubmissions
 from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
-from zfabric.machines.local_scheduler.tasks.placement_requests import Infeasible
+from zfabric.machines.local_scheduler.tasks.placement_requests import PlacementRequests
 from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
 from zfabric.machines.local_scheduler.tasks.starvation import Starvation
 from zfabric.machines.local_scheduler.tasks.stopping import Stopping
@@ -89,7 +89,7 @@ class LocalScheduler:
         self.address = address
         self.node = node
         self.config = config
-        self.pool = Pool(total)
+        self.pool = ResourcePool(total)
         self.blocks = BlockWriter()
         self.tables = Tables(address, store, control, placer, config, first_attempt(daemons))
         self.references = References(self.tables, self.blocks)
@@ -98,24 +98,24 @@ class LocalScheduler:
         self.workers = WorkerPool(self.tables, self.pool, first_token)
         self.dispatcher = Dispatcher(self.tables, self.outcomes, self.rebuilding, self.pool, self.workers)
         self.stopping = Stopping(self.tables, self.outcomes)
-        self.infeasible = Infeasible(self.tables, self.outcomes, self.pool)
+        self.infeasible = PlacementRequests(self.tables, self.outcomes, self.pool)
         self.starvation = Starvation(self.tables, self.pool, self.dispatcher)
-        self.questions = Questions(self)
+        self.questions = PendingRequests(self)
         self.values = Values(self)
-        self.actors = Actors(self)
+        self.actors = ActorDirectory(self)
         self.call_results = CallResults(self)
-        self.logs = KeptLogs(self)
-        self.detached = Detached(self)
+        self.logs = ActorLogs(self)
+        self.detached = DetachedActors(self)
         self.remakes = Remakes(self)
         self.rebuilding.remake = self.remakes.start
         self.outcomes.actor_made = self.actors.ended
         self.outcomes.actor_unwanted = self.actors.unwanted
         self.references.actor_unreferenced = self.actors.unreferenced
         self.streams = Streams(self)
-        self.introductions = Introductions(self)
+        self.introductions = DirectSubmissions(self)
         self.dispatcher.introductions = self.outcomes.introductions = self.introductions
         self.deadlocks = Deadlocks(self)
-        self.partings = Partings(self)
+        self.partings = JobShutdown(self)
         self.membership = Membership(self, daemons > 0)
         self._flush_at: float | None = None
         self._overdue_at: float | None = None
@@ -434,7 +434,7 @@ class LocalScheduler:
         if message.times:
             self.trace(now, report.trace_event(self.node, worker, message, self.outcomes.renamed))
 
-    def on_traced(self, now: float, source: Address, message: m.Traced) -> None:
+    def on_call_times(self, now: float, source: Address, message: m.CallTimes) -> None:
         """Calls of actors that ended."""
         worker = self._worker_of(source)
         if worker is not None:
@@ -494,7 +494,7 @@ class LocalScheduler:
         if message.asker[1:] in self.tables.processes:
             self.tables.send(message.asker, m.Answer(message.token, message.threads, ""))
 
-    def on_printed(self, now: float, source: Address, message: m.Printed) -> None:
+    def on_output_written(self, now: float, source: Address, message: m.OutputWritten) -> None:
         """What a worker runs wrote something: the shell has looked for it already (``LogLines``)."""
 
     def on_memory_pressure(self, now: float, source: Address, message: m.MemoryPressure) -> None:
@@ -569,42 +569,42 @@ HANDLERS: dict[type[Any], Any] = {
     m.Register: _part("membership", "on_register"),
     m.Ready: _part("membership", "on_ready"),
     m.Goodbye: _part("membership", "on_goodbye"),
-    m.Running: _part("membership", "on_running"),
+    m.RunningTasks: _part("membership", "on_running_tasks"),
     m.WorkerSpawned: _part("membership", "on_worker_spawned"),
     m.ProcessDied: _part("membership", "on_process_died"),
     m.ProcessTable: _part("membership", "on_process_table"),
     m.ArenaFound: _part("membership", "on_arena_found"),
     m.Export: LocalScheduler.on_export,
     m.Submit: LocalScheduler.on_submit,
-    m.Handed: _part("introductions", "on_handed"),
-    m.Told: _part("introductions", "on_told"),
+    m.SubmittedDirect: _part("introductions", "on_submitted_direct"),
+    m.DirectCounts: _part("introductions", "on_direct_counts"),
     m.Completed: LocalScheduler.on_completed,
-    m.Traced: LocalScheduler.on_traced,
+    m.CallTimes: LocalScheduler.on_call_times,
     m.Yielded: _part("streams", "on_yielded"),
     m.Blocked: LocalScheduler.on_blocked,
     m.Unblocked: LocalScheduler.on_unblocked,
-    m.Awaits: _part("deadlocks", "on_awaits"),
+    m.WaitDetails: _part("deadlocks", "on_wait_details"),
     m.TakenBack: LocalScheduler.on_taken_back,
     m.Cancel: _part("stopping", "on_cancel"),
-    m.Find: _part("actors", "on_find"),
-    m.Expect: _part("call_results", "on_expect"),
-    m.Reported: _part("call_results", "on_reported"),
-    m.Kill: _part("actors", "on_kill"),
-    m.Leaving: _part("actors", "on_leaving"),
-    m.Ended: _part("actors", "on_ended"),
-    m.Delays: _part("actors", "on_delays"),
-    m.Hosting: _part("actors", "on_hosting"),
-    m.Logged: _part("logs", "on_logged"),
+    m.FindActors: _part("actors", "on_find_actors"),
+    m.ExpectResults: _part("call_results", "on_expect_results"),
+    m.CallOutcomes: _part("call_results", "on_call_outcomes"),
+    m.KillActor: _part("actors", "on_kill_actor"),
+    m.ActorExiting: _part("actors", "on_actor_exiting"),
+    m.ActorEnded: _part("actors", "on_actor_ended"),
+    m.HostDelays: _part("actors", "on_host_delays"),
+    m.HostedActors: _part("actors", "on_hosted_actors"),
+    m.LogAppended: _part("logs", "on_log_appended"),
     m.Checkpoint: _part("logs", "on_checkpoint"),
-    m.Replaying: _part("logs", "on_replaying"),
-    m.Counted: _part("logs", "on_counted"),
+    m.ReplayProgress: _part("logs", "on_replay_progress"),
+    m.CallCounts: _part("logs", "on_call_counts"),
     m.Put: _part("values", "on_put"),
-    m.Offer: _part("values", "on_offer"),
+    m.OfferResults: _part("values", "on_offer_results"),
     m.Hold: _part("values", "on_hold"),
     m.Release: _part("values", "on_release"),
     m.Fetch: _part("values", "on_fetch"),
     m.Located: _part("values", "on_located"),
-    m.Lost: _part("values", "on_lost"),
+    m.ObjectsLost: _part("values", "on_objects_lost"),
     m.Written: _part("questions", "on_written"),
     m.JobNumber: _part("questions", "on_job_number"),
     m.Found: _part("questions", "on_found"),
@@ -612,7 +612,7 @@ HANDLERS: dict[type[Any], Any] = {
     m.Query: LocalScheduler.on_query,
     m.Answer: _part("questions", "on_answer"),
     m.LogLines: LocalScheduler.on_log_lines,
-    m.Printed: LocalScheduler.on_printed,
+    m.OutputWritten: LocalScheduler.on_output_written,
     m.Inspected: LocalScheduler.on_inspected,
     m.MemoryPressure: LocalScheduler.on_memory_pressure,
 }

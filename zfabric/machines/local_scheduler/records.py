@@ -25,7 +25,7 @@ from zfabric.protocol.messages import OK, Row
 from zfabric.protocol.options import NO_ENVIRONMENT, ONE_CPU, RESOURCE_UNIT, Demand, Environment, option
 
 if TYPE_CHECKING:
-    from zfabric.machines.local_scheduler.tasks.direct_submission import Introduction
+    from zfabric.machines.local_scheduler.tasks.direct_submission import DirectLease
 
 WAITING, READY, ASSIGNED, DONE = range(4)
 STATE_NAMES = ("waiting", "ready", "assigned", "finished")
@@ -121,7 +121,7 @@ class TaskRecord:
         self.fetchers: set[bytes] | None = None
         self.outputs: tuple[ObjectRecord, ...] | None = None
         self.block: Any = None
-        self.rare: Rare | None = None
+        self.rare: TaskExtras | None = None
 
     @property
     def id(self) -> bytes:
@@ -154,10 +154,10 @@ class TaskRecord:
         """What people call it."""
         return self.option("name") or self.function.name
 
-    def facts(self) -> Rare:
+    def facts(self) -> TaskExtras:
         """The record of the rare facts, made on first use."""
         if self.rare is None:
-            self.rare = Rare()
+            self.rare = TaskExtras()
         return self.rare
 
     def values(self) -> tuple[TaskRecord | ObjectRecord, ...]:
@@ -210,7 +210,7 @@ class StreamRecord:
         return object_id(self.owner.object_id[:TASK_BYTES], index + 1)
 
 
-class Rare:
+class TaskExtras:
     """What only some tasks have."""
 
     __slots__ = (
@@ -425,7 +425,7 @@ class ProcessRecord:
         """Outcomes to be pushed at the end of this turn."""
         self.singles = 0
         """How often in a row it has submitted one task alone."""
-        self.introductions: dict[bytes, Introduction] = {}
+        self.introductions: dict[bytes, DirectLease] = {}
         """Workers to which it hands tasks itself, or may still do so, by token."""
 
 
@@ -433,7 +433,7 @@ STARTING, IDLE, LEASED, ENDING, HOSTING = range(5)
 WORKER_STATES = ("starting", "idle", "busy", "ending", "actor")
 
 
-class Frame:
+class BlockedTask:
     """A task on a worker's stack that waits in ``get`` while others may run on top of it."""
 
     __slots__ = (
@@ -536,9 +536,9 @@ class WorkerRecord:
         self.work = 0.0
         """Estimated seconds of what is in flight."""
         self.functions: set[bytes] = set()
-        self.introduced: Introduction | None = None
+        self.introduced: DirectLease | None = None
         """The driver that hands tasks to it, or may still do so."""
-        self.frames: list[Frame] = []
+        self.frames: list[BlockedTask] = []
         self.waits = 0
         """How often its process has sent that a task begins to wait, or waits no longer: names the wait that is on top."""
         self.lent = False
@@ -555,7 +555,7 @@ class WorkerRecord:
         self.shared = False
         """Whether lightweight actors share it: then it runs nothing else."""
         self.delays: dict[bytes, Row] = {}
-        """What lasts there, by actor: rows as in ``Delays``."""
+        """What lasts there, by actor: rows as in ``HostDelays``."""
         self.turn: Row = ()
         """That of them whose turn it is."""
 

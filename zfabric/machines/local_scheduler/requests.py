@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from zfabric.machines.local_scheduler.machine import LocalScheduler
 
 
-class Questions:
+class PendingRequests:
     """Open questions, by the token that their answers bring back."""
 
     def __init__(self, scheduler: LocalScheduler) -> None:

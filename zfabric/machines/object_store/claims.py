@@ -1,7 +1,7 @@
 """What an object store is told after a daemon's restart, gathered until the picture is whole.
 
 The arena's index says what the store before this one had taken over, processes repeat what they hold, and the local scheduler
-what was written and, last, what is referred to (``Keep``). Nothing is moved before that. Files on disk that nobody claims
+what was written and, last, what is referred to (``RetainOnly``). Nothing is moved before that. Files on disk that nobody claims
 are deleted then (``on_disk``), and the other claims are laid out, the
 index first: a claim that overlaps an earlier one is void, unless a process reads there, in which case its place stays blocked
 for as long as the process lives. What was written where a process may write now is void, too, be it the one that wrote it: it is said
@@ -55,7 +55,7 @@ class Claims:
     @property
     def complete(self) -> bool:
         """Whether the arena has been read and the scheduler has said what to keep."""
-        return self._heard == {m.ArenaFound, m.Keep}
+        return self._heard == {m.ArenaFound, m.RetainOnly}
 
     def take(self, process: bytes, message: m.Message) -> bool:
         """Note what is a claim; False for all else."""
@@ -63,8 +63,8 @@ class Claims:
             self._heard.add(m.ArenaFound)
             self._found += [(object_id, offset, size, b"", False) for object_id, offset, size in message.sealed]
             self._files += message.spilled
-        elif isinstance(message, m.Keep):
-            self._heard.add(m.Keep)
+        elif isinstance(message, m.RetainOnly):
+            self._heard.add(m.RetainOnly)
             self.kept.update(message.object_ids)
         elif isinstance(message, m.Sealed):
             self._written += message.rows

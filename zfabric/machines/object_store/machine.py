@@ -17,7 +17,7 @@ spilled is *checked* and read where it is: its readers map the file, which stays
 there, others do too.
 
 Room itself (the queue for it, and what is done when there is none) is ``parts.room``; what is known, ``parts.stored``. After a
-daemon's restart the machine first gathers claims (``parts.claims``) and moves nothing until ``Keep``.
+daemon's restart the machine first gathers claims (``parts.claims``) and moves nothing until ``RetainOnly``.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from zfabric.machines.object_store.tables import (
     SPILLED,
     SPILLING,
     WAITING,
-    Entry,
     FileGrant,
-    Grant,
+    StoreEntry,
+    StoreGrant,
     StoreTables,
     Waiter,
 )
@@ -97,7 +97,7 @@ class ObjectStore:
             effects.append(e.Send(self._scheduler, m.Located(tuple(tables.located))))
             tables.located = []
         if tables.lost:
-            effects.append(e.Send(self._scheduler, m.Lost(tuple(tables.lost.items()))))
+            effects.append(e.Send(self._scheduler, m.ObjectsLost(tuple(tables.lost.items()))))
             tables.lost = {}
         return effects
 
@@ -200,7 +200,7 @@ class ObjectStore:
                 continue
             grant.open.remove(start, length)
             if entry is None:
-                tables.enter(Entry(object_id, size, SEALED, offset, writer, rebuildable))
+                tables.enter(StoreEntry(object_id, size, SEALED, offset, writer, rebuildable))
                 tables.effects.append(e.WriteHeader(offset, e.SEALED))
             else:
                 tables.counts["copies_dropped"] += 1
@@ -209,7 +209,7 @@ class ObjectStore:
             if grant.exact or (grant.returned and not grant.open.total):
                 tables.close_grant(grant)
 
-    def _sealed_on_disk(self, entry: Entry | None, object_id: bytes, number: int, size: int, writer: bytes, rebuildable: bool) -> None:
+    def _sealed_on_disk(self, entry: StoreEntry | None, object_id: bytes, number: int, size: int, writer: bytes, rebuildable: bool) -> None:
         """An object was written to a file."""
         tables = self._tables
         if not self._granted_file(number, writer) or tables.files[number].room != footprint(size):
@@ -237,7 +237,7 @@ class ObjectStore:
             elif footprint(len(value)) > self._tables.capacity:
                 self._tables.lost[object_id] = "full: it is larger than the whole object store"
             else:
-                entry = Entry(object_id, len(value), WAITING, None, b"", rebuildable)
+                entry = StoreEntry(object_id, len(value), WAITING, None, b"", rebuildable)
                 entry.value = value
                 self._tables.enter(entry)
                 self._room.enqueue(Waiter(entry.size, float("inf"), entry=entry))
@@ -302,7 +302,7 @@ class ObjectStore:
         """An object's bytes are on disk, or the disk would not take them."""
         self._room.spilled(now, self._entry(message.object_id, SPILLING), message.error)
 
-    def on_unspilled(self, now: float, source: Address, message: m.Unspilled) -> None:
+    def on_restored(self, now: float, source: Address, message: m.Restored) -> None:
         """An object's bytes are back in the arena, or whole on disk; or its copy on disk is of no use."""
         entry = self._entry(message.object_id, RESTORING, CHECKING)
         if message.error:
@@ -321,7 +321,7 @@ class ObjectStore:
             raise Refusal(f"file {message.file} is not being made")
         self._room.file_made(now, message.file, message.error)
 
-    def _entry(self, object_id: bytes, *states: str) -> Entry:
+    def _entry(self, object_id: bytes, *states: str) -> StoreEntry:
         entry = self._tables.entries.get(object_id)
         if entry is None or entry.state not in states:
             raise Refusal(f"object {short(object_id)} is not {' or '.join(states)}")
@@ -337,9 +337,9 @@ class ObjectStore:
         tables.space.ready, tables.space.cold = layout.ready, layout.cold
         tables.effects += [e.Punch(start, size) for start, size in layout.cold]
         for begin, size, holder, exact, parts in layout.grants:
-            tables.add_grant(Grant(begin, size, holder, exact, parts))
+            tables.add_grant(StoreGrant(begin, size, holder, exact, parts))
         for object_id, offset, size, writer, rebuildable in layout.objects:
-            entry = tables.entries[object_id] = Entry(object_id, size, SEALED, offset, writer, rebuildable)
+            entry = tables.entries[object_id] = StoreEntry(object_id, size, SEALED, offset, writer, rebuildable)
             tables.effects.append(e.WriteHeader(offset, e.SEALED))
         disk = claims.on_disk()
         tables.last_file, tables.unlink = disk.last, disk.unlink
@@ -386,16 +386,16 @@ class ObjectStore:
         m.ProcessGone: on_process_gone,
         m.ExtentReady: on_extent_ready,
         m.Spilled: on_spilled,
-        m.Unspilled: on_unspilled,
+        m.Restored: on_restored,
         m.FileReady: on_file_ready,
         m.ArenaFound: on_claim,
-        m.Keep: on_claim,
+        m.RetainOnly: on_claim,
         m.Query: on_query,
     }
 
 
-def _spilled(object_id: bytes, size: int, number: int, writer: bytes, rebuildable: bool) -> Entry:
+def _spilled(object_id: bytes, size: int, number: int, writer: bytes, rebuildable: bool) -> StoreEntry:
     """An object that is on disk only."""
-    entry = Entry(object_id, size, SPILLED, None, writer, rebuildable)
+    entry = StoreEntry(object_id, size, SPILLED, None, writer, rebuildable)
     entry.file, entry.on_disk = number, True
     return entry

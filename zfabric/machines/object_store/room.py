@@ -28,10 +28,10 @@ from zfabric.machines.object_store.tables import (
     SPILLED,
     SPILLING,
     WAITING,
-    Entry,
     FileGrant,
-    Grant,
     Preparation,
+    StoreEntry,
+    StoreGrant,
     StoreTables,
     Waiter,
 )
@@ -199,7 +199,7 @@ class Room:
         entry = waiter.entry
         effects = self.tables.effects
         if entry is None:
-            self.tables.add_grant(Grant(start, size, waiter.process, waiter.exact, Ranges(((start, size),))))
+            self.tables.add_grant(StoreGrant(start, size, waiter.process, waiter.exact, Ranges(((start, size),))))
             effects.append(e.Send(CLIENT + waiter.process, m.Granted(waiter.token, start, size)))
             return
         entry.offset = start + HEADER_BYTES
@@ -211,7 +211,7 @@ class Room:
             entry.value = None
             self.arrived(entry)
 
-    def arrived(self, entry: Entry) -> None:
+    def arrived(self, entry: StoreEntry) -> None:
         """The object is in the arena; tell who asked."""
         entry.state = SEALED
         self.tables.effects.append(e.WriteHeader(entry.offset or 0, e.SEALED))
@@ -332,8 +332,8 @@ class Room:
         tables = self.tables
         wanted = max(missing, min(SPILL_AHEAD_BYTES, tables.capacity // IDLE_GRANT_SHARE)) - tables.spilling
         enough = max(missing, least)
-        victims: list[Entry] = []
-        dropped: list[Entry] = []
+        victims: list[StoreEntry] = []
+        dropped: list[StoreEntry] = []
         for entry in tables.idle.values():
             if tables.grant_of((entry.offset or 0) - HEADER_BYTES) is not None:
                 continue  # Its room is free only once the grant has been given back, which has been asked for.
@@ -365,7 +365,7 @@ class Room:
             tables.settle(entry)
         return False
 
-    def _drop(self, entry: Entry) -> None:
+    def _drop(self, entry: StoreEntry) -> None:
         """Let an object go that has a copy on disk or can be made again."""
         self.tables.counts["evictions"] += 1
         if entry.on_disk:
@@ -379,7 +379,7 @@ class Room:
     def _recall_pins(self, now: float, wanted: int) -> None:
         """Ask readers for the pins told longest ago, those who kept theirs last; for pins of freed objects in any case."""
         asked: dict[bytes, list[bytes]] = {}
-        lately = {True: list[Entry](), False: list[Entry]()}
+        lately = {True: list[StoreEntry](), False: list[StoreEntry]()}
         for entry in self.tables.pinned.values():
             if entry.offset is not None or entry.freed:
                 lately[now - entry.recalled < RECALL_PAUSE].append(entry)
@@ -393,9 +393,9 @@ class Room:
                 asked.setdefault(process, []).append(entry.object_id)
         for process, object_ids in asked.items():
             self.tables.counts["recalls"] += len(object_ids)
-            self.tables.effects.append(e.Send(CLIENT + process, m.Recall(tuple(object_ids))))
+            self.tables.effects.append(e.Send(CLIENT + process, m.RecallPins(tuple(object_ids))))
 
-    def spilled(self, now: float, entry: Entry, error: str) -> None:
+    def spilled(self, now: float, entry: StoreEntry, error: str) -> None:
         """An object's bytes are on disk, or the disk would not take them."""
         tables = self.tables
         self._disk_answered(now, error)
@@ -451,13 +451,13 @@ class Room:
             tables.effects.append(e.Send(CLIENT + waiter.process, m.NoSpace(waiter.token, "alone", text)))
         return True
 
-    def _read_on_disk(self, entry: Entry) -> None:
+    def _read_on_disk(self, entry: StoreEntry) -> None:
         """Who asked for an object reads its file, once that was found whole."""
         entry.state = CHECKING
         self.tables.effects.append(e.CheckFile(entry.object_id, entry.file, entry.size))
         self.tables.settle(entry)
 
-    def checked(self, entry: Entry) -> None:
+    def checked(self, entry: StoreEntry) -> None:
         """An object's file is whole; tell who asked."""
         entry.state = SPILLED
         self.tables.tell_askers(entry)

@@ -23,7 +23,7 @@ HINTS_MAX = 8
 """Ranges remembered per process as last written by it."""
 
 
-class Entry:
+class StoreEntry:
     """An object. ``offset`` is that of its payload, None while it is not in the arena; ``value`` waits to be moved in.
 
     ``pins`` counts tellings by process; ``asked`` lists the processes to tell once it is there; ``freed`` says that nobody
@@ -81,7 +81,7 @@ class Entry:
         return self.offset == offset and self.state in (SEALED, SPILLING)
 
 
-class Grant:
+class StoreGrant:
     """A range that ``holder`` may write; ``open`` is what of it has not become an object.
 
     ``parked`` is what became one and is free again: it stays with the grant until that ends, so that no two grants overlap and
@@ -106,7 +106,7 @@ class Waiter:
 
     __slots__ = ("cancelled", "deadline", "entry", "need", "process", "queued", "size", "token", "wish")
 
-    def __init__(self, size: int, deadline: float, wish: int = 0, entry: Entry | None = None) -> None:
+    def __init__(self, size: int, deadline: float, wish: int = 0, entry: StoreEntry | None = None) -> None:
         self.size = size
         self.need = footprint(size)
         self.deadline = deadline
@@ -153,12 +153,12 @@ class StoreTables:
         self.end = end
         self.capacity = end - start
         self.space = FreeSpace(start, end)
-        self.entries: dict[bytes, Entry] = {}
-        self.idle: dict[bytes, Entry] = {}
+        self.entries: dict[bytes, StoreEntry] = {}
+        self.idle: dict[bytes, StoreEntry] = {}
         """Sealed, unpinned and referred to, least recently used first: what can make room."""
-        self.pinned: dict[bytes, Entry] = {}
+        self.pinned: dict[bytes, StoreEntry] = {}
         """Those with pins, the one told longest ago first."""
-        self.grants: dict[int, Grant] = {}
+        self.grants: dict[int, StoreGrant] = {}
         self.grant_starts: list[int] = []
         self.queue: deque[Waiter] = deque()
         self.preparing: dict[int, Preparation] = {}
@@ -182,12 +182,12 @@ class StoreTables:
 
     # -- objects --
 
-    def enter(self, entry: Entry) -> None:
+    def enter(self, entry: StoreEntry) -> None:
         """An object begins."""
         self.entries[entry.object_id] = entry
         self.settle(entry)
 
-    def settle(self, entry: Entry) -> None:
+    def settle(self, entry: StoreEntry) -> None:
         """Put an object into the table it belongs to by now; one that is freed and in nobody's hands ends here."""
         object_id = entry.object_id
         if entry.pins:
@@ -201,31 +201,31 @@ class StoreTables:
         else:
             self.idle.pop(object_id, None)
 
-    def revive(self, entry: Entry) -> None:
+    def revive(self, entry: StoreEntry) -> None:
         """An object that may have been freed is referred to again."""
         entry.freed = False
         self.settle(entry)
 
-    def pin(self, entry: Entry, process: bytes) -> None:
+    def pin(self, entry: StoreEntry, process: bytes) -> None:
         """One more telling to ``process``."""
         entry.pins[process] = entry.pins.get(process, 0) + 1
         self.pinned.pop(entry.object_id, None)
         self.settle(entry)
 
-    def tell(self, entry: Entry, process: bytes) -> None:
+    def tell(self, entry: StoreEntry, process: bytes) -> None:
         """Pin the object and say where it is."""
         self.pin(entry, process)
         entry.fresh = False
         self.located.append((entry.object_id, process, entry.place, entry.size))
 
-    def tell_askers(self, entry: Entry) -> None:
+    def tell_askers(self, entry: StoreEntry) -> None:
         """Tell all who asked for the object while it could not be read."""
         asked, entry.asked = entry.asked, []
         for process in asked:
             self.tell(entry, process)
         self.settle(entry)
 
-    def end_of(self, entry: Entry, reason: str) -> None:
+    def end_of(self, entry: StoreEntry, reason: str) -> None:
         """Forget an object: its room and its copy on disk are free, those who asked for it learn that it is lost."""
         object_id = entry.object_id
         self.idle.pop(object_id, None)
@@ -240,7 +240,7 @@ class StoreTables:
         if entry.on_disk:
             self.unlink.append(entry.file)
 
-    def vacate(self, entry: Entry) -> None:
+    def vacate(self, entry: StoreEntry) -> None:
         """Give back the room of an object in the arena, if it has any."""
         offset, entry.offset = entry.offset, None
         if offset is not None:
@@ -296,19 +296,19 @@ class StoreTables:
                 return start
         return self.space.take_ready(size)
 
-    def add_grant(self, grant: Grant) -> None:
+    def add_grant(self, grant: StoreGrant) -> None:
         """A process may write."""
         self.grants[grant.offset] = grant
         insort(self.grant_starts, grant.offset)
 
-    def close_grant(self, grant: Grant) -> None:
+    def close_grant(self, grant: StoreGrant) -> None:
         """End a grant; what of it is no object is free."""
         for start, size in sorted([*grant.open, *grant.parked]):
             self.release(start, size, grant.holder)
         del self.grants[grant.offset]
         del self.grant_starts[bisect_right(self.grant_starts, grant.offset) - 1]
 
-    def grant_of(self, offset: int) -> Grant | None:
+    def grant_of(self, offset: int) -> StoreGrant | None:
         """The grant whose range ``offset`` is in."""
         index = bisect_right(self.grant_starts, offset)
         grant = self.grants[self.grant_starts[index - 1]] if index else None

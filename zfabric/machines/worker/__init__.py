@@ -10,8 +10,8 @@ from zfabric.machines.worker.mailbox import Mailbox as Mailbox
 from zfabric.machines.worker.queue import Item as Item
 from zfabric.machines.worker.queue import actor_of as actor_of
 from zfabric.machines.worker.quiescence import CLOSED as CLOSED
+from zfabric.machines.worker.quiescence import CheckpointLog as CheckpointLog
 from zfabric.machines.worker.quiescence import Gate as Gate
-from zfabric.machines.worker.quiescence import Unlogged as Unlogged
 from zfabric.machines.worker.turns import FAREWELL as FAREWELL
 from zfabric.machines.worker.turns import KILL as KILL
 from zfabric.machines.worker.turns import LEAVE as LEAVE

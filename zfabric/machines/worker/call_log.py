@@ -5,7 +5,7 @@ here; rows leave as one block with the next flush, and the outcome is held back 
 calls run meanwhile: what is waited for is a batch, never a call. Outcomes of ``readonly`` calls have no row; they wait for the rows before
 them, whose effects they may show.
 
-An outcome is *kept* until its caller says that it has it (``Taken``). A restarted actor is sent again what its callers have no outcome
+An outcome is *kept* until its caller says that it has it (``OutcomesReceived``). A restarted actor is sent again what its callers have no outcome
 of: what is among the kept outcomes is answered from there, and never run a second time. Kept outcomes go into checkpoints, and what was
 taken into the rows; so both outlive the process. Values in the arena, or with refs inside, are kept as None: a replay makes them again.
 """
@@ -33,7 +33,7 @@ DEPARTED_MAX = 1000
 """Callers that are known to have ended: more than end while calls of theirs wait."""
 
 
-class Kept(NamedTuple):
+class RetainedOutcome(NamedTuple):
     """An outcome that its caller may not have."""
 
     number: int
@@ -41,7 +41,7 @@ class Kept(NamedTuple):
     outputs: tuple[bytes | None, ...]
 
 
-class Ending(NamedTuple):
+class HeldOutcome(NamedTuple):
     """An outcome that is held back until call ``number`` is durable."""
 
     number: int
@@ -69,13 +69,13 @@ class CallLog:
         self._torn: LoggedCall | None = None
         """A call that was stopped in its middle. Only a checkpoint can tell what it has done: it has no row as long as one may come."""
         self.own = OwnCalls()
-        self.kept: dict[bytes, dict[bytes, Kept]] = {}
+        self.kept: dict[bytes, dict[bytes, RetainedOutcome]] = {}
         """Outcomes that their callers may not have: by caller, in the order in which they ran, by call."""
         self.unrecorded: set[bytes] = set()
         """Calls whose values the scheduler has not taken in yet: a checkpoint waits for them, since it ends what could make them again."""
         self.progress = (0, 0)
         """Calls that have been run again, and how many there are to be."""
-        self._held: deque[Ending] = deque()
+        self._held: deque[HeldOutcome] = deque()
         self._rows: list[LoggedCall] = []
         self._refs: list[bytes] = []
         self._made: list[bytes] = []
@@ -98,7 +98,7 @@ class CallLog:
             self._append(item, status, outputs, contained, whole)
         elif self.durable >= self.number:
             return False
-        self._held.append(Ending(self.number, item, status, outputs, contained))
+        self._held.append(HeldOutcome(self.number, item, status, outputs, contained))
         return True
 
     def _append(self, item: Invocation, status: int, outputs: Row, contained: tuple[Row, ...], whole: bool) -> None:
@@ -127,7 +127,7 @@ class CallLog:
         if None in plain:
             self.unrecorded.add(call_id)
         if item.caller not in self._departed:
-            self.kept.setdefault(item.caller, {})[call_id] = Kept(self.number, status, plain)
+            self.kept.setdefault(item.caller, {})[call_id] = RetainedOutcome(self.number, status, plain)
         return plain
 
     @property
@@ -176,7 +176,7 @@ class CallLog:
             last = self._rows[-1].number
             self._rows = []
             self._taken.clear()
-            self._say(last, m.Logged(self.actor_id, self.attempt, self._count(), last, payload, made, refs))
+            self._say(last, m.LogAppended(self.actor_id, self.attempt, self._count(), last, payload, made, refs))
 
     def _count(self) -> int:
         self._messages += 1
@@ -200,16 +200,16 @@ class CallLog:
     def say_progress(self, done: int, total: int) -> None:
         """So many calls have run again."""
         self.progress = (done, total)
-        self._unsent.append(m.Replaying(self.actor_id, done, total, tuple(self.kept) if done == total else ()))
+        self._unsent.append(m.ReplayProgress(self.actor_id, done, total, tuple(self.kept) if done == total else ()))
 
     def again(self) -> list[m.Message]:
         """What a restarted daemon may not have heard."""
         self._seal()
         self._unsent = []
         done, total = self.progress
-        return [*(message for _, _, message in self._unheard), m.Replaying(self.actor_id, done, total, tuple(self.kept))]
+        return [*(message for _, _, message in self._unheard), m.ReplayProgress(self.actor_id, done, total, tuple(self.kept))]
 
-    def committed(self, upto: int) -> Iterator[Ending]:
+    def committed(self, upto: int) -> Iterator[HeldOutcome]:
         """What was said up to a message is durable; the outcomes that may leave now."""
         while self._unheard and self._unheard[0][0] <= upto:
             _, last, _ = self._unheard.popleft()
@@ -219,12 +219,12 @@ class CallLog:
 
     # -- outcomes that callers may not have --
 
-    def answer(self, caller: bytes, call_id: bytes) -> Kept | None:
+    def answer(self, caller: bytes, call_id: bytes) -> RetainedOutcome | None:
         """The outcome of a call that comes again."""
         calls = self.kept.get(caller)
         return calls.get(call_id) if calls else None
 
-    def may_tell(self, kept: Kept) -> bool:
+    def may_tell(self, kept: RetainedOutcome) -> bool:
         """Whether an outcome that is asked for again is durable; else it will be told, in its turn."""
         return kept.number <= self.durable
 
@@ -232,7 +232,7 @@ class CallLog:
         """A call that has ended and whose outcome waits for its row."""
         return next((each.item for each in self._held if each.item.row[0] == call_id), None)
 
-    def give_up(self, call_id: bytes, outputs: Row) -> Ending:
+    def give_up(self, call_id: bytes, outputs: Row) -> HeldOutcome:
         """Nobody waits for an outcome any longer that is held: it is a failure, now and when it leaves. What it was."""
         index, before = next((index, each) for index, each in enumerate(self._held) if each.item.row[0] == call_id)
         self._held[index] = before._replace(status=FAILED, outputs=outputs, contained=())
@@ -268,7 +268,7 @@ class CallLog:
         own: tuple[Row, ...] = ()
         if checkpoint is not None:
             state, kept, own = unpack_row(checkpoint)
-            self.kept = {caller: {call_id: Kept(*each) for call_id, *each in calls} for caller, calls in kept}
+            self.kept = {caller: {call_id: RetainedOutcome(*each) for call_id, *each in calls} for caller, calls in kept}
         self.number = self.checkpointed = last if checkpoint is not None else 0
         rows: list[LoggedCall] = []
         for block in blocks:
@@ -279,7 +279,7 @@ class CallLog:
                 call = LoggedCall(*fields)
                 if call.number > self.number:  # A block may have been written twice, with other calls in it.
                     self.number = call.number
-                    self.kept.setdefault(call.caller, {})[call.call_id] = Kept(call.number, call.status, call.outputs)
+                    self.kept.setdefault(call.caller, {})[call.call_id] = RetainedOutcome(call.number, call.status, call.outputs)
                     rows.append(call)
         self.durable = self.number
         self.own.restore(own, ((call.call_id, (call.status, call.outputs), call.calls) for call in rows))

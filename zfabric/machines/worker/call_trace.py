@@ -38,12 +38,12 @@ class CallTrace:
         """Whether it is time to tell of them, however long ago that was done."""
         return len(self._ran) >= CALLS_MAX
 
-    def take(self, took: list[Row]) -> m.Traced | None:
+    def take(self, took: list[Row]) -> m.CallTimes | None:
         """What is to be said, if anything, with what calls took: that is said but once."""
         if not self._ran:
             return None
         names = tuple((identifier, self._names[identifier]) for identifier in sorted(set(self._ran)))
-        traced = m.Traced(names, b"".join(self._call_ids) + pack_times(self._ran, self._times), tuple(took))
+        traced = m.CallTimes(names, b"".join(self._call_ids) + pack_times(self._ran, self._times), tuple(took))
         took.clear()
         self._ran, self._call_ids, self._times = [], [], []
         return traced

@@ -12,7 +12,7 @@ _task_id = itemgetter(0)
 _function = itemgetter(1)
 
 
-class Ended:
+class CompletionBatch:
     """Outcomes by attempt, and when each ran: plain lists, and one message for many, since something is added with each task."""
 
     def __init__(self) -> None:

@@ -26,10 +26,10 @@ class Drivers:
     def __contains__(self, driver: bytes) -> bool:
         return driver in self.told
 
-    def introduce(self, driver: bytes) -> m.Told:
+    def introduce(self, driver: bytes) -> m.DirectCounts:
         """A driver may hand over tasks. What the scheduler is to know of it."""
         self.told[driver] += 0
-        return m.Told(driver, self.told[driver])
+        return m.DirectCounts(driver, self.told[driver])
 
     def tell(self, driver: bytes, task_id: bytes, outputs: Row) -> None:
         """A value for a driver, with the next frame."""
@@ -62,4 +62,4 @@ class Drivers:
         """How many each was told, for the scheduler: behind the ends of those tasks."""
         rows, self._rows = self._rows, {}
         for driver in rows:
-            yield Send(scheduler, m.Told(driver, self.told[driver]))
+            yield Send(scheduler, m.DirectCounts(driver, self.told[driver]))

@@ -14,13 +14,13 @@ from typing import Any
 from zfabric.config import Config
 from zfabric.machines.worker.actor_queues import CallQueue
 from zfabric.machines.worker.call_trace import CallTrace
-from zfabric.machines.worker.completions import Ended
+from zfabric.machines.worker.completions import CompletionBatch
 from zfabric.machines.worker.drivers import Drivers
 from zfabric.machines.worker.mailbox import Callee, Invocation, Mailbox
-from zfabric.machines.worker.queue import Given, Item, actor_of
+from zfabric.machines.worker.queue import Item, TaskQueue, actor_of
 from zfabric.machines.worker.quiescence import QUIET, TAKING, Gate
 from zfabric.machines.worker.turns import FAREWELL, Turns
-from zfabric.machines.worker.waits import Waits
+from zfabric.machines.worker.waits import BlockedStack
 from zfabric.machines.worker.yields import Yields
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Send
@@ -44,7 +44,7 @@ class Worker:
         self.address = address
         self.config = config
         self.scheduler: Address = b""
-        self.given = Given()
+        self.given = TaskQueue()
         self.queue, self.inline = self.given.queue, self.given.inline
         self.mailbox = Mailbox(address[1:])
         self.call_trace = CallTrace()
@@ -72,14 +72,14 @@ class Worker:
         self.unreturned = 0
         """Outcomes of calls that are not sent yet."""
         self.drivers = Drivers()
-        self._ended = Ended()
+        self._ended = CompletionBatch()
         self._effects: list[Effect] = []
-        self.waits = Waits()
+        self.waits = BlockedStack()
 
     # -- running --
 
     def begin(self, spare: Item | None = None) -> Item | Invocation | None:
-        """Claim the next task or call; from here on it is not taken back. For ``spare`` see ``Given.claim``."""
+        """Claim the next task or call; from here on it is not taken back. For ``spare`` see ``TaskQueue.claim``."""
         item: Item | Invocation | None
         if self.turns is not None:
             item = self._next_turn(self.turns)
@@ -291,7 +291,7 @@ class Worker:
     def say_printed(self) -> None:
         """Say, ahead of the outcome of what ends now, that it has written something; outcomes before it leave first."""
         self._report()
-        self._effects.append(Send(self.scheduler, m.Printed()))
+        self._effects.append(Send(self.scheduler, m.OutputWritten()))
 
     def say_counts(self) -> None:
         """Tell when calls ran, and how many have, as far as nobody else would."""
@@ -325,7 +325,7 @@ class Worker:
     def block(self, wanted: tuple[bytes, ...], inline: bool, name: str = "", callees: m.Rows = (), certain: bool = False) -> None:
         """The task on top waits: what was not begun goes back with the news, that which was for on top of the wait below it, too.
 
-        If it is a call, with a ``name``, or waits for calls, ``callees`` and ``certain`` are as in ``Awaits``.
+        If it is a call, with a ``name``, or waits for calls, ``callees`` and ``certain`` are as in ``WaitDetails``.
         """
         blocked = m.Blocked(self.stack[-1].row[0], wanted, self.given.give_back_inline() + self.given.give_back_queue(), inline)
         certain = certain and blocked.task_id not in self.mailbox.timed
@@ -355,10 +355,10 @@ class Worker:
         handler = HANDLERS.get(type(message))
         if handler is None:
             self.counts["refused"] += 1
-        elif type(message) is m.Hand:
-            self.on_hand(source, message)
-        elif type(message) is m.Taken:
-            self.on_taken(source, message)  # Nothing else that a worker hears depends on who says it.
+        elif type(message) is m.SubmitDirect:
+            self.on_submit_direct(source, message)
+        elif type(message) is m.OutcomesReceived:
+            self.on_outcomes_received(source, message)  # Nothing else that a worker hears depends on who says it.
         else:
             handler(self, message)
             if self.gate is not None:
@@ -382,11 +382,11 @@ class Worker:
         elif self.waits and self.queue:
             self._say_taken_back(self.given.give_back_queue())
 
-    def on_introduce(self, message: m.Introduce) -> None:
+    def on_allow_direct(self, message: m.AllowDirect) -> None:
         """A driver may hand over tasks."""
         self._effects.append(Send(self.scheduler, self.drivers.introduce(message.client)))
 
-    def on_hand(self, source: Address, message: m.Hand) -> None:
+    def on_submit_direct(self, source: Address, message: m.SubmitDirect) -> None:
         """Tasks from a driver that knows this worker from the same daemon."""
         if message.daemon == self.scheduler[1:]:
             self.given.hand(message.rows, message.attempt, source[1:])
@@ -419,7 +419,7 @@ class Worker:
         """Calls of this process's actors."""
         self.mailbox.accept(now, source, message)
 
-    def on_stopped(self, message: m.Stopped) -> None:
+    def on_stop_call(self, message: m.StopCall) -> None:
         """Stop a call, or do not begin it, also if it is still on its way."""
         if not self._stop(message.call_id, message.reason):
             self.mailbox.stop_later(message.call_id, message.reason)
@@ -440,19 +440,19 @@ class Worker:
             if handed:
                 self.on_take_back(m.TakeBack(handed))
 
-    def on_recorded(self, message: m.Recorded) -> None:
+    def on_outcomes_recorded(self, message: m.OutcomesRecorded) -> None:
         """Outcomes of calls are taken in."""
         self.mailbox.recorded(message.call_ids)
 
-    def on_durable(self, message: m.Durable) -> None:
+    def on_log_committed(self, message: m.LogCommitted) -> None:
         """What was said of an actor's log is committed."""
         self.mailbox.durable(message.actor_id, message.upto)
 
-    def on_taken(self, source: Address, message: m.Taken) -> None:
+    def on_outcomes_received(self, source: Address, message: m.OutcomesReceived) -> None:
         """A caller has outcomes."""
         self.mailbox.taken(source, *message)
 
-    def on_retire(self, message: m.Retire) -> None:
+    def on_retire_actor(self, message: m.RetireActor) -> None:
         """Nobody has a handle any more, or the actor was killed."""
         if self.turns is None:
             self.mailbox.retiring = True
@@ -478,12 +478,12 @@ class Worker:
             self.interrupts[each.row[0]] = (each.attempt, LEFT)
         return [each.row[0] for each in others]
 
-    def on_allow(self, message: m.Allow) -> None:
+    def on_allow_yields(self, message: m.AllowYields) -> None:
         """How far a stream may go."""
         if message.task_id in self.yields.open:
             self.yields.allow(message.task_id, message.upto)
 
-    def on_stop(self, message: m.Stop) -> None:
+    def on_stop_worker(self, message: m.StopWorker) -> None:
         """Exit."""
         self.stopping = True
 
@@ -498,12 +498,12 @@ class Worker:
         self._effects = []
         if self.turns is not None:
             self.turns.unsaid.clear()
-            self.turns.told = m.Delays(b"", ())
-        hosted = (m.Hosting(tuple(self.mailbox.actors.values())),) if self.mailbox.actors or self.turns is not None else ()
+            self.turns.told = m.HostDelays(b"", ())
+        hosted = (m.HostedActors(tuple(self.mailbox.actors.values())),) if self.mailbox.actors or self.turns is not None else ()
         ended = self._ended_meanwhile(unheard) if self.turns is not None else ()
         return (
             *hosted,
-            m.Running(rows, self.given.gpus),
+            m.RunningTasks(rows, self.given.gpus),
             *self.yields.again(unheard),
             *self.waits.again(),
             *self.mailbox.unrecorded(),
@@ -514,7 +514,7 @@ class Worker:
         """Of actors that share this process: those that were made, as is said again, and live here no longer."""
         made = [row for message in unheard if type(message) is m.Completed for row in message.rows]
         gone = [row for row in made if row[2] == OK and row[0] not in self.mailbox.actors]
-        return tuple(m.Ended(row[0], row[1], b"", "it ended as its node's daemon did") for row in gone)
+        return tuple(m.ActorEnded(row[0], row[1], b"", "it ended as its node's daemon did") for row in gone)
 
     def unread(self) -> tuple[Row, ...]:
         """Places that came with tasks not begun. Rows as in ``Pinned``."""
@@ -584,18 +584,18 @@ class Worker:
 HANDLERS: dict[type[Any], Any] = {
     m.Functions: Worker.on_functions,
     m.Dispatch: Worker.on_dispatch,
-    m.Introduce: Worker.on_introduce,
-    m.Hand: Worker.on_hand,
+    m.AllowDirect: Worker.on_allow_direct,
+    m.SubmitDirect: Worker.on_submit_direct,
     m.TakeBack: Worker.on_take_back,
     m.Interrupt: Worker.on_interrupt,
-    m.Stop: Worker.on_stop,
-    m.Allow: Worker.on_allow,
+    m.StopWorker: Worker.on_stop_worker,
+    m.AllowYields: Worker.on_allow_yields,
     m.Call: Worker.on_call,
-    m.Stopped: Worker.on_stopped,
+    m.StopCall: Worker.on_stop_call,
     m.CallerGone: Worker.on_caller_gone,
-    m.Recorded: Worker.on_recorded,
-    m.Durable: Worker.on_durable,
-    m.Taken: Worker.on_taken,
-    m.Retire: Worker.on_retire,
+    m.OutcomesRecorded: Worker.on_outcomes_recorded,
+    m.LogCommitted: Worker.on_log_committed,
+    m.OutcomesReceived: Worker.on_outcomes_received,
+    m.RetireActor: Worker.on_retire_actor,
 }
 """What a worker accepts."""

@@ -169,7 +169,7 @@ class Mailbox:
         """What is to be said again to a restarted daemon."""
         self._unsaid.clear()
         logged = [message for log in self.logs.values() for message in log.again()]
-        return (*logged, m.Reported(tuple(self._reported.values()))) if self._reported else tuple(logged)
+        return (*logged, m.CallOutcomes(tuple(self._reported.values()))) if self._reported else tuple(logged)
 
     def has_ended(self, call_id: bytes) -> bool:
         """Whether a call that this process has made itself has an outcome, of which it may not have heard: that has a way to go."""
@@ -305,7 +305,7 @@ class Mailbox:
                 yield Send(scheduler, message)
         if self._unsaid:
             rows, self._unsaid = self._unsaid, []
-            yield Send(scheduler, m.Reported(tuple(rows)))
+            yield Send(scheduler, m.CallOutcomes(tuple(rows)))
         returned, self._returned = self._returned, {}
         if self.own in returned:
             self._answered.update(row[0] for row in returned[self.own])

@@ -37,7 +37,7 @@ def actor_of(item: Item | Invocation) -> bytes:
     return item.actor_id if type(item) is Invocation else item.row[0]
 
 
-class Given:
+class TaskQueue:
     """The tasks of one worker that have not begun."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zfabric.machines.worker.call_log import CallLog, Kept, plain_outputs
+from zfabric.machines.worker.call_log import CallLog, RetainedOutcome, plain_outputs
 from zfabric.machines.worker.mailbox import Invocation
 from zfabric.protocol import messages as m
 
@@ -35,7 +35,7 @@ PAUSE = 20.0
 """So many times longer than it was closed in vain the gate stays open: what is held back for nothing is 5 % of the time."""
 
 
-class Unlogged(CallLog):
+class CheckpointLog(CallLog):
     """What there is of a log without rows: outcomes that callers may not have, checkpoints, and how many calls have ended.
 
     Calls are numbered as they end. An incarnation goes on with the number of the checkpoint that it begins with.
@@ -63,7 +63,7 @@ class Unlogged(CallLog):
         """Nothing waits for what is being written."""
         return True
 
-    def may_tell(self, kept: Kept) -> bool:
+    def may_tell(self, kept: RetainedOutcome) -> bool:
         """Every outcome has left once."""
         return True
 
@@ -75,17 +75,17 @@ class Unlogged(CallLog):
         """Tell people how many calls have ended, if that has changed."""
         if self._counted != (self.number, waits_for):
             self._counted = (self.number, waits_for)
-            self._unsent.append(m.Counted(self.actor_id, self.number, waits_for))
+            self._unsent.append(m.CallCounts(self.actor_id, self.number, waits_for))
 
     def again(self) -> list[m.Message]:
         """What a restarted daemon may not have heard."""
-        return [*super().again(), m.Counted(self.actor_id, *self._counted)]
+        return [*super().again(), m.CallCounts(self.actor_id, *self._counted)]
 
 
 class Gate:
     """Holds calls back until none runs. Works on the log of its actor; the shell takes the checkpoint when the moment is ``QUIET``."""
 
-    def __init__(self, log: Unlogged, patience: float) -> None:
+    def __init__(self, log: CheckpointLog, patience: float) -> None:
         self.log = log
         self.patience = patience
         self.state = OPEN

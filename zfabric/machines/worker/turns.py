@@ -33,7 +33,7 @@ WANTED_SHOWN = 8
 """Objects that are named of those which a call waits for."""
 
 
-class Ending(NamedTuple):
+class ActorEnd(NamedTuple):
     """How an actor is to end, and why, if that is its own doing."""
 
     how: str
@@ -68,12 +68,12 @@ class Turns:
         """Told when the turn is the first's of those that return."""
         self._seen: dict[bytes, bytes] = {}
         """What had begun when that was asked last."""
-        self.told = m.Delays(b"", ())
+        self.told = m.HostDelays(b"", ())
         """What people were told last."""
-        self._ending: dict[bytes, Ending] = {}
-        self._leaving: dict[bytes, m.Ended] = {}
+        self._ending: dict[bytes, ActorEnd] = {}
+        self._leaving: dict[bytes, m.ActorEnded] = {}
         """What is said of actors once they have done what they have to do at their end."""
-        self.unsaid: list[m.Ended] = []
+        self.unsaid: list[m.ActorEnded] = []
         """News of actors that have ended, to be said behind all that they had to say."""
         self.instances = False
         """Whether there are instances: then it is said once the shell has let go of them."""
@@ -162,7 +162,7 @@ class Turns:
         begun = self.busy[actor_id]
         return actor_id in self.may_end or begun in self.stopped or begun in self.mailbox.timed
 
-    def delays(self, callee: Callee) -> m.Delays | None:
+    def delays(self, callee: Callee) -> m.HostDelays | None:
         """What has begun and not ended since the last time that this was asked; None if that is no news.
 
         ``callee`` is the actor that an object is the pending result of a call of.
@@ -175,7 +175,7 @@ class Turns:
                 rows.append((actor_id, call_id, wanted, callees, not self._goes_on_by_itself(actor_id)))
         self._seen = dict(self.busy)
         running = self.running if any(row[1] == self.running for row in rows) else b""
-        news = m.Delays(running, tuple(rows))
+        news = m.HostDelays(running, tuple(rows))
         if news == self.told:
             return None
         self.told = news
@@ -190,7 +190,7 @@ class Turns:
 
     def leave(self, actor_id: bytes, how: str, reason: str) -> None:
         """What runs has ended its own actor."""
-        self._ending.setdefault(actor_id, Ending(how, reason))
+        self._ending.setdefault(actor_id, ActorEnd(how, reason))
 
     def retire(self, actor_id: bytes, attempt: int, at_once: bool) -> bytes:
         """End an actor; what it runs and is to be stopped for that, empty if there is nothing."""
@@ -199,12 +199,12 @@ class Turns:
         if (known is None and not running) or (known is not None and known[1] != attempt):
             return b""
         if at_once:
-            self._ending[actor_id] = Ending(KILL, "")
+            self._ending[actor_id] = ActorEnd(KILL, "")
             self.mailbox.drop(self.queues, actor_id)
             if not running:
                 self._end_actor(actor_id, b"")
             return running
-        self._ending.setdefault(actor_id, Ending(RETIRE, ""))
+        self._ending.setdefault(actor_id, ActorEnd(RETIRE, ""))
         if not running and not self.queues.has(actor_id):
             self._end_actor(actor_id, b"")
         return b""
@@ -226,7 +226,7 @@ class Turns:
         self.queues.bring_back(actor_id)
         if found is None:
             return
-        ended = m.Ended(actor_id, found[1], executing, ending.reason)
+        ended = m.ActorEnded(actor_id, found[1], executing, ending.reason)
         if ending.how != KILL and actor_id in self.polite:
             self._leaving[actor_id] = ended
             name = b"\xff" * JOB_BYTES + actor_id[JOB_BYTES:]  # It runs under a name that no call has.

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from zfabric.protocol import messages as m
 
 
-class Waits:
+class BlockedStack:
     """The tasks and calls of one worker that wait, those below first."""
 
     def __init__(self) -> None:
         self.blocked: list[m.Blocked] = []
-        self._awaits: dict[bytes, m.Awaits] = {}
+        self._awaits: dict[bytes, m.WaitDetails] = {}
         """What was said besides of those that wait."""
         self.changes = 0
         """How often the scheduler was sent that something begins to wait, or waits no longer: it counts them, too."""
@@ -24,12 +24,12 @@ class Waits:
         return any(blocked.task_id == task_id for blocked in self.blocked)
 
     def begin(self, blocked: m.Blocked, name: str, callees: m.Rows, certain: bool) -> Iterator[m.Message]:
-        """What is on top waits: what is said of it. ``name``, ``callees`` and ``certain`` as in ``Awaits``, said if there is either."""
+        """What is on top waits: what is said of it. ``name``, ``callees`` and ``certain`` as in ``WaitDetails``, said if there is either."""
         self.blocked.append(blocked)
         self.changes += 1
         yield blocked
         if name or callees:
-            awaits = self._awaits[blocked.task_id] = m.Awaits(blocked.task_id, name, callees, certain)
+            awaits = self._awaits[blocked.task_id] = m.WaitDetails(blocked.task_id, name, callees, certain)
             yield awaits
 
     def end(self) -> m.Unblocked:

@@ -22,32 +22,32 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, TypeAlias
 
-from zfabric.protocol.messages import actors, arena, control_store, node, people, placement, registration, tasks, values
+from zfabric.protocol.messages import actors, arena, control_store, node, placement, queries, registration, tasks, values
 from zfabric.protocol.messages.actors import ALIVE as ALIVE
 from zfabric.protocol.messages.actors import CREATING as CREATING
 from zfabric.protocol.messages.actors import DEAD as DEAD
+from zfabric.protocol.messages.actors import ActorEnded as ActorEnded
+from zfabric.protocol.messages.actors import ActorExiting as ActorExiting
+from zfabric.protocol.messages.actors import ActorLocations as ActorLocations
 from zfabric.protocol.messages.actors import Call as Call
+from zfabric.protocol.messages.actors import CallCounts as CallCounts
 from zfabric.protocol.messages.actors import CallerGone as CallerGone
+from zfabric.protocol.messages.actors import CallOutcomes as CallOutcomes
+from zfabric.protocol.messages.actors import CallTimes as CallTimes
 from zfabric.protocol.messages.actors import Checkpoint as Checkpoint
-from zfabric.protocol.messages.actors import Counted as Counted
-from zfabric.protocol.messages.actors import Delays as Delays
-from zfabric.protocol.messages.actors import Durable as Durable
-from zfabric.protocol.messages.actors import Ended as Ended
-from zfabric.protocol.messages.actors import Expect as Expect
-from zfabric.protocol.messages.actors import Find as Find
-from zfabric.protocol.messages.actors import Hosting as Hosting
-from zfabric.protocol.messages.actors import Kill as Kill
-from zfabric.protocol.messages.actors import Leaving as Leaving
-from zfabric.protocol.messages.actors import Logged as Logged
-from zfabric.protocol.messages.actors import Recorded as Recorded
-from zfabric.protocol.messages.actors import Replaying as Replaying
-from zfabric.protocol.messages.actors import Reported as Reported
-from zfabric.protocol.messages.actors import Retire as Retire
+from zfabric.protocol.messages.actors import ExpectResults as ExpectResults
+from zfabric.protocol.messages.actors import FindActors as FindActors
+from zfabric.protocol.messages.actors import HostDelays as HostDelays
+from zfabric.protocol.messages.actors import HostedActors as HostedActors
+from zfabric.protocol.messages.actors import KillActor as KillActor
+from zfabric.protocol.messages.actors import LogAppended as LogAppended
+from zfabric.protocol.messages.actors import LogCommitted as LogCommitted
+from zfabric.protocol.messages.actors import OutcomesReceived as OutcomesReceived
+from zfabric.protocol.messages.actors import OutcomesRecorded as OutcomesRecorded
+from zfabric.protocol.messages.actors import ReplayProgress as ReplayProgress
+from zfabric.protocol.messages.actors import RetireActor as RetireActor
 from zfabric.protocol.messages.actors import Returned as Returned
-from zfabric.protocol.messages.actors import Stopped as Stopped
-from zfabric.protocol.messages.actors import Taken as Taken
-from zfabric.protocol.messages.actors import Traced as Traced
-from zfabric.protocol.messages.actors import Whereabouts as Whereabouts
+from zfabric.protocol.messages.actors import StopCall as StopCall
 from zfabric.protocol.messages.arena import Absorb as Absorb
 from zfabric.protocol.messages.arena import ArenaFound as ArenaFound
 from zfabric.protocol.messages.arena import ExtentReady as ExtentReady
@@ -55,21 +55,21 @@ from zfabric.protocol.messages.arena import FileReady as FileReady
 from zfabric.protocol.messages.arena import Free as Free
 from zfabric.protocol.messages.arena import Granted as Granted
 from zfabric.protocol.messages.arena import GrantsHeld as GrantsHeld
-from zfabric.protocol.messages.arena import Keep as Keep
 from zfabric.protocol.messages.arena import Locate as Locate
 from zfabric.protocol.messages.arena import Located as Located
-from zfabric.protocol.messages.arena import Lost as Lost
 from zfabric.protocol.messages.arena import NoSpace as NoSpace
+from zfabric.protocol.messages.arena import ObjectsLost as ObjectsLost
 from zfabric.protocol.messages.arena import Pinned as Pinned
 from zfabric.protocol.messages.arena import ProcessGone as ProcessGone
-from zfabric.protocol.messages.arena import Recall as Recall
 from zfabric.protocol.messages.arena import RecallGrant as RecallGrant
+from zfabric.protocol.messages.arena import RecallPins as RecallPins
 from zfabric.protocol.messages.arena import Reserve as Reserve
+from zfabric.protocol.messages.arena import Restored as Restored
+from zfabric.protocol.messages.arena import RetainOnly as RetainOnly
 from zfabric.protocol.messages.arena import ReturnGrant as ReturnGrant
 from zfabric.protocol.messages.arena import Sealed as Sealed
 from zfabric.protocol.messages.arena import Spilled as Spilled
 from zfabric.protocol.messages.arena import Unpin as Unpin
-from zfabric.protocol.messages.arena import Unspilled as Unspilled
 from zfabric.protocol.messages.control_store import Committed as Committed
 from zfabric.protocol.messages.control_store import Create as Create
 from zfabric.protocol.messages.control_store import Found as Found
@@ -89,24 +89,24 @@ from zfabric.protocol.messages.node import MemoryPressure as MemoryPressure
 from zfabric.protocol.messages.node import ProcessDied as ProcessDied
 from zfabric.protocol.messages.node import ProcessTable as ProcessTable
 from zfabric.protocol.messages.node import WorkerSpawned as WorkerSpawned
-from zfabric.protocol.messages.people import Answer as Answer
-from zfabric.protocol.messages.people import CollectGarbage as CollectGarbage
-from zfabric.protocol.messages.people import Inspect as Inspect
-from zfabric.protocol.messages.people import Inspected as Inspected
-from zfabric.protocol.messages.people import LogLines as LogLines
-from zfabric.protocol.messages.people import Notice as Notice
-from zfabric.protocol.messages.people import Printed as Printed
-from zfabric.protocol.messages.people import Query as Query
 from zfabric.protocol.messages.placement import Heartbeat as Heartbeat
 from zfabric.protocol.messages.placement import Place as Place
 from zfabric.protocol.messages.placement import Placed as Placed
+from zfabric.protocol.messages.queries import Answer as Answer
+from zfabric.protocol.messages.queries import CollectGarbage as CollectGarbage
+from zfabric.protocol.messages.queries import Inspect as Inspect
+from zfabric.protocol.messages.queries import Inspected as Inspected
+from zfabric.protocol.messages.queries import LogLines as LogLines
+from zfabric.protocol.messages.queries import Notice as Notice
+from zfabric.protocol.messages.queries import OutputWritten as OutputWritten
+from zfabric.protocol.messages.queries import Query as Query
 from zfabric.protocol.messages.registration import PROTOCOL_VERSION as PROTOCOL_VERSION
 from zfabric.protocol.messages.registration import Farewell as Farewell
 from zfabric.protocol.messages.registration import Goodbye as Goodbye
 from zfabric.protocol.messages.registration import Ready as Ready
 from zfabric.protocol.messages.registration import Refused as Refused
 from zfabric.protocol.messages.registration import Register as Register
-from zfabric.protocol.messages.registration import Rejoin as Rejoin
+from zfabric.protocol.messages.registration import RegisterAgain as RegisterAgain
 from zfabric.protocol.messages.registration import Welcome as Welcome
 from zfabric.protocol.messages.rows import Ids as Ids
 from zfabric.protocol.messages.rows import Row as Row
@@ -117,35 +117,35 @@ from zfabric.protocol.messages.tasks import FAILED as FAILED
 from zfabric.protocol.messages.tasks import INTERRUPTED as INTERRUPTED
 from zfabric.protocol.messages.tasks import OK as OK
 from zfabric.protocol.messages.tasks import RETRY as RETRY
-from zfabric.protocol.messages.tasks import Allow as Allow
-from zfabric.protocol.messages.tasks import Awaits as Awaits
+from zfabric.protocol.messages.tasks import AllowDirect as AllowDirect
+from zfabric.protocol.messages.tasks import AllowYields as AllowYields
 from zfabric.protocol.messages.tasks import Blocked as Blocked
 from zfabric.protocol.messages.tasks import Cancel as Cancel
 from zfabric.protocol.messages.tasks import Completed as Completed
+from zfabric.protocol.messages.tasks import DirectAllowed as DirectAllowed
+from zfabric.protocol.messages.tasks import DirectCounts as DirectCounts
 from zfabric.protocol.messages.tasks import Dispatch as Dispatch
 from zfabric.protocol.messages.tasks import Export as Export
 from zfabric.protocol.messages.tasks import Functions as Functions
-from zfabric.protocol.messages.tasks import Hand as Hand
-from zfabric.protocol.messages.tasks import Handed as Handed
-from zfabric.protocol.messages.tasks import Inherit as Inherit
+from zfabric.protocol.messages.tasks import InheritTasks as InheritTasks
 from zfabric.protocol.messages.tasks import Interrupt as Interrupt
-from zfabric.protocol.messages.tasks import Introduce as Introduce
-from zfabric.protocol.messages.tasks import Introduced as Introduced
 from zfabric.protocol.messages.tasks import Results as Results
-from zfabric.protocol.messages.tasks import Running as Running
-from zfabric.protocol.messages.tasks import Stop as Stop
+from zfabric.protocol.messages.tasks import RunningTasks as RunningTasks
+from zfabric.protocol.messages.tasks import StopWorker as StopWorker
 from zfabric.protocol.messages.tasks import Submit as Submit
+from zfabric.protocol.messages.tasks import SubmitDirect as SubmitDirect
+from zfabric.protocol.messages.tasks import SubmittedDirect as SubmittedDirect
 from zfabric.protocol.messages.tasks import TakeBack as TakeBack
 from zfabric.protocol.messages.tasks import TakenBack as TakenBack
-from zfabric.protocol.messages.tasks import Told as Told
 from zfabric.protocol.messages.tasks import Unblocked as Unblocked
+from zfabric.protocol.messages.tasks import WaitDetails as WaitDetails
 from zfabric.protocol.messages.tasks import Yielded as Yielded
 from zfabric.protocol.messages.values import Fetch as Fetch
 from zfabric.protocol.messages.values import Hold as Hold
-from zfabric.protocol.messages.values import Kept as Kept
 from zfabric.protocol.messages.values import Objects as Objects
-from zfabric.protocol.messages.values import Offer as Offer
+from zfabric.protocol.messages.values import OfferResults as OfferResults
 from zfabric.protocol.messages.values import Put as Put
+from zfabric.protocol.messages.values import PutCommitted as PutCommitted
 from zfabric.protocol.messages.values import Release as Release
 
 Message: TypeAlias = tuple[Any, ...]
@@ -153,7 +153,7 @@ Message: TypeAlias = tuple[Any, ...]
 Envelope: TypeAlias = tuple[bytes, bytes, Message]
 """``(role it is for, role it is from, message)``"""
 
-SECTIONS: tuple[ModuleType, ...] = (registration, tasks, actors, values, arena, control_store, placement, node, people)
+SECTIONS: tuple[ModuleType, ...] = (registration, tasks, actors, values, arena, control_store, placement, node, queries)
 """Who speaks with whom, one module each, in the order in which a reader meets them."""
 
 MESSAGES: dict[str, type[Any]] = {

@@ -87,7 +87,7 @@ class Unpin(NamedTuple):
     object_ids: Ids
 
 
-class Recall(NamedTuple):
+class RecallPins(NamedTuple):
     """object store -> client. Room is short: unpin those of these that no live value of yours uses."""
 
     object_ids: Ids
@@ -112,7 +112,7 @@ class Absorb(NamedTuple):
 class Locate(NamedTuple):
     """local scheduler -> object store. Pin and tell: rows ``(object_id, process incarnation)``. Spilled ones come back first.
 
-    Every row is answered by one row of ``Located`` or ``Lost``, and every row of ``Located`` is one pin (see ``Unpin``).
+    Every row is answered by one row of ``Located`` or ``ObjectsLost``, and every row of ``Located`` is one pin (see ``Unpin``).
     """
 
     rows: Rows
@@ -127,7 +127,7 @@ class Located(NamedTuple):
     rows: Rows
 
 
-class Lost(NamedTuple):
+class ObjectsLost(NamedTuple):
     """object store -> local scheduler. Rows ``(object_id, reason)``: no copy is left here.
 
     ``reason`` is "evicted" (a rebuildable value made room), "missing", or starts with "unreadable:" or "full:" (an inline value that is
@@ -149,7 +149,7 @@ class ProcessGone(NamedTuple):
     incarnation: bytes
 
 
-class Keep(NamedTuple):
+class RetainOnly(NamedTuple):
     """local scheduler -> object store, once after a restart. Exactly these are referenced; free all others, and begin."""
 
     object_ids: Ids
@@ -170,7 +170,7 @@ class Spilled(NamedTuple):
     error: str
 
 
-class Unspilled(NamedTuple):
+class Restored(NamedTuple):
     """shell -> object store. The object's bytes are back in the arena, or whole on disk; or (``error`` not empty) could not be read."""
 
     object_id: bytes

@@ -19,7 +19,7 @@ class ProcessDied(NamedTuple):
     """shell -> local scheduler. Proved dead. ``signal`` 0 for an exit; ``peak`` memory in bytes; ``stderr`` its last lines.
 
     ``executing`` is the task that was on top of the worker's stack, read from its slot after its death (empty: none); so are
-    ``ended``, rows ``(actor_id, count)``: the calls that had ended of an actor whose calls are not logged (``Counted``).
+    ``ended``, rows ``(actor_id, count)``: the calls that had ended of an actor whose calls are not logged (``CallCounts``).
     """
 
     pid: int

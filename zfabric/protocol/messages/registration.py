@@ -15,7 +15,7 @@ class Register(NamedTuple):
     ``job`` is empty for a driver that wants a new job. ``name`` is the token a worker was spawned with, or what a driver
     calls itself. ``control`` is the incarnation of the process's control socket (empty: it has none). ``started`` is the process's
     start time in clock ticks, which guards its pid against reuse. Between this and ``Ready`` the process repeats what it
-    holds: ``Export``, ``Offer``, ``Hold``, ``Running``, ``Completed``, ``Submit``.
+    holds: ``Export``, ``OfferResults``, ``Hold``, ``RunningTasks``, ``Completed``, ``Submit``.
     """
 
     protocol: int
@@ -54,7 +54,7 @@ class Refused(NamedTuple):
     text: str
 
 
-class Rejoin(NamedTuple):
+class RegisterAgain(NamedTuple):
     """local scheduler -> client. I am a new incarnation of your node's daemon at ``path``; register again."""
 
     path: str

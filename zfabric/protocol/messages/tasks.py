@@ -55,15 +55,15 @@ class Dispatch(NamedTuple):
     attempt: int = 0
 
 
-class Introduce(NamedTuple):
+class AllowDirect(NamedTuple):
     """local scheduler -> worker. This client may hand tasks to the worker itself."""
 
     client: bytes
 
 
-class Introduced(NamedTuple):
+class DirectAllowed(NamedTuple):
     """local scheduler -> client. As long as it waits for each task before it submits the next, it may hand those of these functions to a
-    worker itself, for the attempt of this number. No functions: none any more. The client answers with an empty ``Handed``, behind which
+    worker itself, for the attempt of this number. No functions: none any more. The client answers with an empty ``SubmittedDirect``, behind which
     no more comes.
     """
 
@@ -72,7 +72,7 @@ class Introduced(NamedTuple):
     attempt: int
 
 
-class Hand(NamedTuple):
+class SubmitDirect(NamedTuple):
     """client -> worker. Run these task rows as if they had come from this incarnation of the daemon, and tell the client, too, what plain
     values they have. A worker that has joined another daemon since lets them fall: the client submits them there."""
 
@@ -81,14 +81,14 @@ class Hand(NamedTuple):
     attempt: int
 
 
-class Handed(NamedTuple):
+class SubmittedDirect(NamedTuple):
     """client -> local scheduler. Task rows that the client has handed to a worker."""
 
     worker: bytes
     rows: Rows
 
 
-class Told(NamedTuple):
+class DirectCounts(NamedTuple):
     """client, worker -> local scheduler. How many values of handed tasks a worker has told a client; ``peer`` is the other one of the two.
 
     What the client says next it says in the knowledge of so many, and is heard when the worker has told the scheduler of as many.
@@ -136,10 +136,10 @@ class Yielded(NamedTuple):
 
 
 CLOSE = -1
-"""``Allow.upto`` where nobody reads a stream any more: it is to end."""
+"""``AllowYields.upto`` where nobody reads a stream any more: it is to end."""
 
 
-class Allow(NamedTuple):
+class AllowYields(NamedTuple):
     """local scheduler -> worker. The stream may have the values below ``upto`` by now; or is to CLOSE.
 
     State and not a difference: the consumer has asked for all values up to there.
@@ -149,7 +149,7 @@ class Allow(NamedTuple):
     upto: int
 
 
-class Running(NamedTuple):
+class RunningTasks(NamedTuple):
     """worker -> local scheduler, between ``Register`` and ``Ready``. Rows ``(task row, attempt, begun)`` that I hold.
 
     ``gpus`` are the GPUs that I was given: nobody else is to have them while I live.
@@ -185,7 +185,7 @@ class Blocked(NamedTuple):
     inline: bool
 
 
-class Awaits(NamedTuple):
+class WaitDetails(NamedTuple):
     """worker -> local scheduler, behind ``Blocked``. What waits is a call, called ``name``, or waits for calls: more about it.
 
     ``callees`` are rows ``(object, actor that is called)`` of those that calls are to give. ``certain`` says that it goes on only once
@@ -214,7 +214,7 @@ class Results(NamedTuple):
     rows: Rows
 
 
-class Inherit(NamedTuple):
+class InheritTasks(NamedTuple):
     """local scheduler -> driver. Task rows whose submitter is gone: keep them until their outcome, as if they were your own.
 
     They are said again after a restart of the daemon, and nothing more: the driver holds none of their values. ``functions`` are those
@@ -241,5 +241,5 @@ class Interrupt(NamedTuple):
     reason: str
 
 
-class Stop(NamedTuple):
+class StopWorker(NamedTuple):
     """local scheduler -> worker control. Finish nothing more; exit."""

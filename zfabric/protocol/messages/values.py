@@ -10,20 +10,20 @@ from zfabric.protocol.messages.rows import Ids, Rows
 class Put(NamedTuple):
     """client -> local scheduler. Values that exist: rows ``(object_id, value, contained refs, durable)``.
 
-    Durable ones are answered with ``Kept`` after their commit.
+    Durable ones are answered with ``PutCommitted`` after their commit.
     """
 
     rows: Rows
 
 
-class Kept(NamedTuple):
+class PutCommitted(NamedTuple):
     """local scheduler -> client. These durable values are committed; or, where ``error`` is not empty, could not be."""
 
     object_ids: Ids
     error: str
 
 
-class Offer(NamedTuple):
+class OfferResults(NamedTuple):
     """client -> local scheduler, between ``Register`` and ``Ready``. Results I hold: rows ``(object_id, status, value, refs contained)``.
 
     They are adopted as accepted: a value that a program has seen is not made again.

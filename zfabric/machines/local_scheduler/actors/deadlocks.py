@@ -9,7 +9,7 @@ The driver is warned of a circle in which each waits for all that it wants, with
 ``explain`` shows other circles, too.
 
 An actor that runs several calls at once sends nothing of what these wait for. A process that lightweight actors share sends only what has
-waited for a while (``Delays``). An actor that waits for a call of itself raises in its own process (``Mailbox.refused``).
+waited for a while (``HostDelays``). An actor that waits for a call of itself raises in its own process (``Mailbox.refused``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from zfabric.machines.local_scheduler.records import ASSIGNED, PENDING, WAITING, Frame, TaskRecord, WorkerRecord
+from zfabric.machines.local_scheduler.records import ASSIGNED, PENDING, WAITING, BlockedTask, TaskRecord, WorkerRecord
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address
 from zfabric.protocol.messages import ALIVE
@@ -52,13 +52,13 @@ class Deadlocks:
 
     # -- what waits --
 
-    def begins(self, now: float, worker: WorkerRecord, frame: Frame) -> None:
+    def begins(self, now: float, worker: WorkerRecord, frame: BlockedTask) -> None:
         """Something waits."""
         if frame.task_id not in worker.inflight and not worker.shared:
             frame.actor = next(iter(worker.actors), b"")
         self.look_later(now)
 
-    def on_awaits(self, now: float, source: Address, message: m.Awaits) -> None:
+    def on_wait_details(self, now: float, source: Address, message: m.WaitDetails) -> None:
         """More of a frame that waits: it is a call, or waits for some."""
         process = self.tables.processes.get(source[1:])
         worker = self.tables.workers.get(process.name) if process is not None else None
@@ -91,7 +91,7 @@ class Deadlocks:
                 self._follow_one(frames[wait])
         self._look_at = now + LOOK_EVERY if any(looks < LOOKS for looks in self._found.values()) else None
 
-    def _frames(self) -> Iterator[Frame]:
+    def _frames(self) -> Iterator[BlockedTask]:
         """All that waits, if an actor is among it."""
         workers = self.tables.workers.values()
         if not any(worker.actors for worker in workers):
@@ -104,7 +104,7 @@ class Deadlocks:
                 if frame is not None:
                     yield frame
 
-    def _follow_one(self, frame: Frame) -> None:
+    def _follow_one(self, frame: BlockedTask) -> None:
         frames, text = self._follow(frame, True)
         circle = frozenset((each.task_id, each.wanted) for each in frames)
         if not circle or circle in self.warned:
@@ -124,17 +124,17 @@ class Deadlocks:
 
     # -- following --
 
-    def circle(self, frame: Frame) -> str:
+    def circle(self, frame: BlockedTask) -> str:
         """Who waits for whom, from this one on, and in the end for this one, as far as is known; empty if it is in no circle."""
         return self._follow(frame, False)[1]
 
-    def _follow(self, frame: Frame, lasting: bool) -> tuple[tuple[Frame, ...], str]:
+    def _follow(self, frame: BlockedTask, lasting: bool) -> tuple[tuple[BlockedTask, ...], str]:
         """The circle in which something waits, beginning with that, and how it is called; empty if there is none.
 
         ``lasting``: only one that nobody in it ends by going on.
         """
         start = self._name_of(frame)
-        agenda: list[tuple[tuple[Frame, ...], tuple[str, ...]]] = [((frame,), (start,))]
+        agenda: list[tuple[tuple[BlockedTask, ...], tuple[str, ...]]] = [((frame,), (start,))]
         waiting: set[bytes] = set()
         objects: set[bytes] = set()
         while agenda:
@@ -151,7 +151,9 @@ class Deadlocks:
                         agenda.append(((*frames, following), (*path, *between, self._name_of(following))))
         return (), ""
 
-    def _behind(self, frame: Frame, identifier: bytes, seen: set[bytes], lasting: bool) -> Iterator[tuple[Frame, tuple[str, ...]]]:
+    def _behind(
+        self, frame: BlockedTask, identifier: bytes, seen: set[bytes], lasting: bool
+    ) -> Iterator[tuple[BlockedTask, tuple[str, ...]]]:
         """What waits while an object is waited for, and what is between the two.
 
         ``seen`` are those that were followed before, of which there may be so many.
@@ -165,7 +167,7 @@ class Deadlocks:
                 continue
             actor_id = self.callee(frame if each is identifier else None, each)
             task = found.task if found is not None and not actor_id else None
-            waits: Frame | None = None
+            waits: BlockedTask | None = None
             if actor_id:
                 record = self.scheduler.actors.records.get(actor_id)
                 waits = record.wait() if record is not None and record.state == ALIVE else None
@@ -176,24 +178,24 @@ class Deadlocks:
             if waits is not None:
                 yield waits, between
 
-    def _lasts(self, frame: Frame) -> bool:
+    def _lasts(self, frame: BlockedTask) -> bool:
         """Whether what waits has done so for a while, and goes on only once all is there that it wants, as far as is known."""
         if self._found.get((frame.task_id, frame.wanted), 0) < LOOKS:
             return False  # It will be followed itself.
         task, worker = self.tables.tasks.get(frame.task_id), self._worker_of(frame)
         return frame.certain and worker is not None and not worker.kill_reason and not (task is not None and _ends_by_itself(task))
 
-    def _worker_of(self, frame: Frame) -> WorkerRecord | None:
+    def _worker_of(self, frame: BlockedTask) -> WorkerRecord | None:
         """Where something waits."""
         task, actor = self.tables.tasks.get(frame.task_id), self.scheduler.actors.records.get(frame.actor)
         return task.worker if task is not None else actor.worker if actor is not None else None
 
-    def callee(self, frame: Frame | None, identifier: bytes) -> bytes:
+    def callee(self, frame: BlockedTask | None, identifier: bytes) -> bytes:
         """The actor whose call is to give an object; empty if it is none, or if that is not known."""
         found = frame.callees.get(identifier, b"") if frame is not None else b""
         return found or self.tables.promises.actor(identifier)
 
-    def _name_of(self, frame: Frame) -> str:
+    def _name_of(self, frame: BlockedTask) -> str:
         """What waits, for people."""
         task, actor = self.tables.tasks.get(frame.task_id), self.scheduler.actors.records.get(frame.actor)
         if task is not None or actor is None:

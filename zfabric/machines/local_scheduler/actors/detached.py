@@ -25,7 +25,7 @@ DETACHED = b"detached"
 """Holds the handles of detached actors: no process has this incarnation."""
 
 
-class Detached:
+class DetachedActors:
     """Over the shared tables."""
 
     def __init__(self, scheduler: LocalScheduler) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from zfabric.machines.local_scheduler.actors.detached import DETACHED
 from zfabric.machines.local_scheduler.objects.references import add_holder, named_by
-from zfabric.machines.local_scheduler.records import DONE, HOSTING, PENDING, Frame, JobRecord, Stored, TaskRecord, WorkerRecord
+from zfabric.machines.local_scheduler.records import DONE, HOSTING, PENDING, BlockedTask, JobRecord, Stored, TaskRecord, WorkerRecord
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess
 from zfabric.protocol.failures import Facts, pack_failure, unpack_failure
@@ -95,7 +95,7 @@ class ActorRecord:
         """Whether it shares its process."""
         return self.task.function.shared
 
-    def wait(self) -> Frame | None:
+    def wait(self) -> BlockedTask | None:
         """Its call, or its ``__init__``, that waits, if it is known that one does."""
         worker = self.worker or self.task.worker
         if worker is None:
@@ -106,7 +106,7 @@ class ActorRecord:
         if row is None or row is worker.turn:
             return None
         _, call_id, wanted, callees, certain = row
-        found = Frame(call_id, wanted, False)
+        found = BlockedTask(call_id, wanted, False)
         found.actor, found.certain = self.id, certain
         found.callees = {identifier: actor_id for identifier, actor_id in zip(wanted, callees, strict=False) if any(actor_id)}
         return found
@@ -117,7 +117,7 @@ class ActorRecord:
         return self.task.function.name
 
 
-class Actors:
+class ActorDirectory:
     """All actors of this node. Works on its scheduler's tables and parts."""
 
     def __init__(self, scheduler: LocalScheduler) -> None:
@@ -231,7 +231,7 @@ class Actors:
         """A process that actors share has made one, in an attempt that does not count: nobody would ever call it."""
         record = self.records.get(actor_id)
         if record is None or record.worker is not worker or record.task.attempt != attempt:
-            self.tables.order(worker, m.Retire(actor_id, attempt, True))
+            self.tables.order(worker, m.RetireActor(actor_id, attempt, True))
 
     def _died(self, record: ActorRecord, failure: bytes) -> None:
         """For good."""
@@ -256,7 +256,7 @@ class Actors:
 
     # -- found --
 
-    def on_find(self, now: float, source: Address, message: m.Find) -> None:
+    def on_find_actors(self, now: float, source: Address, message: m.FindActors) -> None:
         """A process calls actors."""
         process = self.tables.processes.get(source[1:])
         if process is None:
@@ -266,7 +266,7 @@ class Actors:
             if record is None:
                 text = f"actor {short(actor_id)} is not known here (any more): its last handle was dropped, or its job has ended"
                 row = (actor_id, DEAD, b"", 0, True, b"", pack_failure("ActorDiedError", text))
-                self.tables.tell(process, m.Whereabouts((row,)))
+                self.tables.tell(process, m.ActorLocations((row,)))
             else:
                 record.watchers.add(process.incarnation)
                 self._tell(record, (process.incarnation,))
@@ -275,7 +275,7 @@ class Actors:
         process = record.worker.process if record.worker is not None and record.state == ALIVE else None
         where = process.incarnation if process is not None else b""
         row = (record.id, record.state, where, record.task.attempt, record.lives_on, record.executing, record.failure)
-        message = m.Whereabouts((row,))
+        message = m.ActorLocations((row,))
         for incarnation in sorted(incarnations):
             watcher = self.tables.processes.get(incarnation)
             if watcher is not None:
@@ -318,10 +318,10 @@ class Actors:
         """End an actor cleanly, after the calls that were made."""
         record.killed = reason
         if record.worker is not None:
-            self.tables.order(record.worker, m.Retire(record.id, record.task.attempt, False))
+            self.tables.order(record.worker, m.RetireActor(record.id, record.task.attempt, False))
         self._retiring[record] = None
 
-    def on_kill(self, now: float, source: Address, message: m.Kill) -> None:
+    def on_kill_actor(self, now: float, source: Address, message: m.KillActor) -> None:
         """``zf.kill``."""
         record = self.records.get(message.actor_id)
         if record is None or record.state == DEAD:
@@ -333,16 +333,16 @@ class Actors:
         elif record.killed:
             maker = record.task.worker
             if maker is not None and maker.shared:
-                self.tables.order(maker, m.Retire(record.id, record.task.attempt, True))
+                self.tables.order(maker, m.RetireActor(record.id, record.task.attempt, True))
             self.outcomes.fail(record.task, "ActorDiedError", f"the actor is dead: {record.killed}", ())
 
-    def on_leaving(self, now: float, source: Address, message: m.Leaving) -> None:
+    def on_actor_exiting(self, now: float, source: Address, message: m.ActorExiting) -> None:
         """``exit_actor``."""
         record = self.records.get(message.actor_id)
         if record is not None:
             record.killed = "it ended itself (exit_actor)"
 
-    def on_ended(self, now: float, source: Address, message: m.Ended) -> None:
+    def on_actor_ended(self, now: float, source: Address, message: m.ActorEnded) -> None:
         """An actor that shared its process has ended; the others live on."""
         process = self.tables.processes.get(source[1:])
         worker = self.tables.workers.get(process.name) if process is not None else None
@@ -359,7 +359,7 @@ class Actors:
             facts: Facts = (("pid", worker.pid),) if message.executing else ()
             self._lost(record, message.reason or "it was killed (zf.kill)", "", facts)
 
-    def on_delays(self, now: float, source: Address, message: m.Delays) -> None:
+    def on_host_delays(self, now: float, source: Address, message: m.HostDelays) -> None:
         """What lasts in a process that actors share."""
         worker = self.scheduler._worker_of(source)
         if worker is not None:
@@ -378,7 +378,7 @@ class Actors:
         """End an actor at once: its process, or it alone if others live there."""
         worker = record.worker
         if worker is not None and worker.shared:
-            self.tables.order(worker, m.Retire(record.id, record.task.attempt, True))
+            self.tables.order(worker, m.RetireActor(record.id, record.task.attempt, True))
         else:
             self._kill_process(worker, reason)
 
@@ -471,7 +471,7 @@ class Actors:
 
     # -- processes come back, and time passes --
 
-    def on_hosting(self, now: float, source: Address, message: m.Hosting) -> None:
+    def on_hosted_actors(self, now: float, source: Address, message: m.HostedActors) -> None:
         """A worker says which actors it is, to a daemon that was restarted."""
         process = self.tables.processes.get(source[1:])
         worker = self.tables.workers.get(process.name) if process is not None else None

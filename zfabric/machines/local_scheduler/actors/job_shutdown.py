@@ -19,7 +19,7 @@ PARTING_SECONDS = 3.0
 """How long the end of a program waits for that of its actors."""
 
 
-class Partings:
+class JobShutdown:
     """Works on its scheduler's parts."""
 
     def __init__(self, scheduler: LocalScheduler) -> None:

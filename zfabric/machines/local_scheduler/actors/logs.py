@@ -38,7 +38,7 @@ PAGE = 500
 """Rows of the control store in one answer to who replays; it ends earlier after a few megabytes."""
 
 
-class Block(NamedTuple):
+class LogBlock(NamedTuple):
     """Rows of a log, up to call ``last``, or a whole checkpoint after that call; ``refs`` are pinned by it."""
 
     last: int
@@ -55,13 +55,13 @@ class Block(NamedTuple):
         return tuple((CHECKPOINT, part_key(actor_id, self.last, index)) for index in range(self.parts))
 
 
-class Past(NamedTuple):
+class RetainedBlocks(NamedTuple):
     """Rows before the last checkpoint that made values which live, and the checkpoint that a replay of them begins with, if any."""
 
-    base: Block | None
-    blocks: list[Block]
+    base: LogBlock | None
+    blocks: list[LogBlock]
 
-    def all(self) -> list[Block]:
+    def all(self) -> list[LogBlock]:
         """Everything that is kept."""
         return self.blocks if self.base is None else [self.base, *self.blocks]
 
@@ -71,7 +71,7 @@ class _Writing:
 
     __slots__ = ("block", "committed", "number", "row", "writer")
 
-    def __init__(self, writer: bytes, number: int, row: tuple[str, bytes, bytes], block: Block | None) -> None:
+    def __init__(self, writer: bytes, number: int, row: tuple[str, bytes, bytes], block: LogBlock | None) -> None:
         self.writer = writer
         self.number = number
         self.row = row
@@ -80,7 +80,7 @@ class _Writing:
         self.committed = False
 
 
-class KeptLog:
+class ActorLog:
     """What is known of the log of one actor."""
 
     __slots__ = (
@@ -105,11 +105,11 @@ class KeptLog:
 
     def __init__(self, actor_id: bytes) -> None:
         self.actor_id = actor_id
-        self.blocks: deque[Block] = deque()
+        self.blocks: deque[LogBlock] = deque()
         """Blocks of rows that a replay would need, in order."""
-        self.checkpoint: Block | None = None
-        self.past: list[Past] = []
-        self.stray: list[Block] = []
+        self.checkpoint: LogBlock | None = None
+        self.past: list[RetainedBlocks] = []
+        self.stray: list[LogBlock] = []
         """Checkpoints of which not every part came."""
         self.last = 0
         """The last call of which this scheduler has heard."""
@@ -132,14 +132,14 @@ class KeptLog:
         """Whether there was a scheduler before this one, which may have seen more."""
 
 
-class KeptLogs:
+class ActorLogs:
     """The logs of all actors of this node. Works on its scheduler's tables and parts."""
 
     def __init__(self, scheduler: LocalScheduler) -> None:
         self.scheduler = scheduler
         self.tables = scheduler.tables
         self.references = scheduler.references
-        self.logs: dict[bytes, KeptLog] = {}
+        self.logs: dict[bytes, ActorLog] = {}
         self.spare: list[tuple[str, bytes]] = []
         """Rows of the control store that are to be deleted, of actors that are no more."""
         self._acknowledged: dict[bytes, int] = {}
@@ -147,12 +147,12 @@ class KeptLogs:
 
     # -- what actors say --
 
-    def on_logged(self, now: float, source: Address, message: m.Logged) -> None:
+    def on_log_appended(self, now: float, source: Address, message: m.LogAppended) -> None:
         """A block of rows."""
         log = self._of(source, message)
         if log is None:
             return
-        block = Block(message.last, 0, message.refs, message.made)
+        block = LogBlock(message.last, 0, message.refs, message.made)
         before = next((known.last for known in reversed(log.blocks) if known.last <= block.last), 0)
         if before != block.last:  # Else it is said again.
             self.references.pin(block.refs)
@@ -168,21 +168,21 @@ class KeptLogs:
             return
         known = log.checkpoint is not None and log.checkpoint.last == message.last
         if message.part == 0 and not known:
-            log.stray.append(Block(message.last, message.parts, ()))
-        whole = Block(message.last, message.parts, message.refs) if message.part == message.parts - 1 else None
+            log.stray.append(LogBlock(message.last, message.parts, ()))
+        whole = LogBlock(message.last, message.parts, message.refs) if message.part == message.parts - 1 else None
         if whole is not None and not known:
             self.references.pin(whole.refs)
         log.last = max(log.last, message.last)
         row = (CHECKPOINT, part_key(log.actor_id, message.last, message.part), pack_row((message.parts, message.refs, message.data)))
         self._write(log, _Writing(source[1:], message.number, row, whole))
 
-    def on_replaying(self, now: float, source: Address, message: m.Replaying) -> None:
+    def on_replay_progress(self, now: float, source: Address, message: m.ReplayProgress) -> None:
         """How far a replay has come; at its end, whose outcomes the actor keeps."""
         record = self._record(source, message.actor_id)
         worker = worker_of(record) if record is not None else None
         if record is None or worker is None:
             return
-        log = self.logs.setdefault(message.actor_id, KeptLog(message.actor_id))
+        log = self.logs.setdefault(message.actor_id, ActorLog(message.actor_id))
         log.replayed, log.to_replay = message.done, message.total
         for caller in message.callers:
             if caller in self.tables.processes:
@@ -190,20 +190,20 @@ class KeptLogs:
             else:
                 self.tables.order(worker, m.CallerGone(caller))
 
-    def on_counted(self, now: float, source: Address, message: m.Counted) -> None:
+    def on_call_counts(self, now: float, source: Address, message: m.CallCounts) -> None:
         """How many calls have ended that are not logged. Not what a process says that is yet to be the actor: the last one had more."""
         record = self._record(source, message.actor_id)
         if record is not None and record.worker is not None:
-            log = self.logs.setdefault(message.actor_id, KeptLog(message.actor_id))
+            log = self.logs.setdefault(message.actor_id, ActorLog(message.actor_id))
             log.ended, log.waits_for = message.ended, message.waits_for
 
-    def _of(self, source: Address, message: m.Logged | m.Checkpoint) -> KeptLog | None:
+    def _of(self, source: Address, message: m.LogAppended | m.Checkpoint) -> ActorLog | None:
         """The log that a message is for, if its sender may write it."""
         record = self._record(source, message.actor_id)
         if record is None or record.task.attempt != message.attempt:
             self.tables.counts["refused"] += 1
             return None
-        return self.logs.setdefault(message.actor_id, KeptLog(message.actor_id))
+        return self.logs.setdefault(message.actor_id, ActorLog(message.actor_id))
 
     def _record(self, source: Address, actor_id: bytes) -> ActorRecord | None:
         """The actor with this id, if the sender is the process in which it lives, or is being made."""
@@ -216,17 +216,17 @@ class KeptLogs:
 
     # -- the control store --
 
-    def _write(self, log: KeptLog, writing: _Writing) -> None:
+    def _write(self, log: ActorLog, writing: _Writing) -> None:
         log.writing.append(writing)
         if log.failed:
             log.failed.append(writing)
         else:
             self._ask(log, writing)
 
-    def _ask(self, log: KeptLog, writing: _Writing) -> None:
+    def _ask(self, log: ActorLog, writing: _Writing) -> None:
         self.scheduler.questions.ask("log", (log, writing), m.Write, (writing.row,), ())
 
-    def written(self, about: tuple[KeptLog, _Writing], ok: bool, text: str, now: float) -> None:
+    def written(self, about: tuple[ActorLog, _Writing], ok: bool, text: str, now: float) -> None:
         """The control store has answered."""
         log, writing = about
         if self.logs.get(log.actor_id) is not log or writing not in log.writing:
@@ -242,7 +242,7 @@ class KeptLogs:
         else:
             self._forget(log, writing)
 
-    def _warn(self, log: KeptLog, text: str) -> None:
+    def _warn(self, log: ActorLog, text: str) -> None:
         """Tell the actor's driver, once, that outcomes wait."""
         record = self.scheduler.actors.records.get(log.actor_id)
         if log.trouble or record is None:
@@ -254,7 +254,7 @@ class KeptLogs:
             what = f"the results of its calls wait until the log of {name} can be written (checkpoint_every)"
             self.tables.tell(driver, m.Notice("warning", f"{what}: {text}"))
 
-    def _advance(self, log: KeptLog) -> None:
+    def _advance(self, log: ActorLog) -> None:
         record = self.scheduler.actors.records.get(log.actor_id)
         worker = worker_of(record) if record is not None else None
         home = worker.process.incarnation if worker is not None and worker.process is not None else b""
@@ -265,12 +265,12 @@ class KeptLogs:
             if writing.block is not None and writing.block.parts:
                 self._truncate(log, writing.block)
 
-    def _truncate(self, log: KeptLog, checkpoint: Block) -> None:
+    def _truncate(self, log: ActorLog, checkpoint: LogBlock) -> None:
         """A checkpoint is whole: what came before it goes, but for what makes values again that live."""
         spare = [block for block in log.stray if block.last <= checkpoint.last]
         log.stray = [block for block in log.stray if block.last > checkpoint.last]
         if log.checkpoint is None or log.checkpoint.last < checkpoint.last:
-            past = Past(log.checkpoint, [])
+            past = RetainedBlocks(log.checkpoint, [])
             while log.blocks and log.blocks[0].last <= checkpoint.last:
                 past.blocks.append(log.blocks.popleft())
             log.past.append(past)
@@ -289,7 +289,7 @@ class KeptLogs:
         record = self.tables.find(identifier)
         return record is not None and record.status != FAILED
 
-    def _delete(self, log: KeptLog, blocks: list[Block]) -> None:
+    def _delete(self, log: ActorLog, blocks: list[LogBlock]) -> None:
         """Drop these, but for what is written in the same place: a checkpoint after the same call as one that was never whole."""
         stay = {key for block in self._all(log) if block.parts for key in block.keys(log.actor_id)}
         deletes = tuple(key for block in blocks for key in block.keys(log.actor_id) if key not in stay)
@@ -298,7 +298,7 @@ class KeptLogs:
         if deletes:
             self.tables.send(self.tables.control_address, m.Write(0, (), deletes))
 
-    def _forget(self, log: KeptLog, writing: _Writing) -> None:
+    def _forget(self, log: ActorLog, writing: _Writing) -> None:
         """What was not written never happened."""
         log.writing.remove(writing)
         block = writing.block
@@ -325,7 +325,7 @@ class KeptLogs:
             record = self.scheduler.actors.records.get(actor_id)
             if not early and (record is None or record.worker is None):
                 continue
-            log = self.logs.setdefault(actor_id, KeptLog(actor_id)) if early else self.logs.get(actor_id)
+            log = self.logs.setdefault(actor_id, ActorLog(actor_id)) if early else self.logs.get(actor_id)
             if log is not None:
                 log.ended, log.exact = ended, True
 
@@ -368,7 +368,7 @@ class KeptLogs:
             record = self.scheduler.actors.records.get(actor_id)
             worker = worker_of(record) if record is not None else None
             if worker is not None:
-                self.tables.order(worker, m.Durable(actor_id, number))
+                self.tables.order(worker, m.LogCommitted(actor_id, number))
 
     # -- who replays --
 
@@ -418,7 +418,7 @@ class KeptLogs:
                 self.references.unpin(block.refs)
             self.spare += [key for block in blocks for key in block.keys(actor_id)]
 
-    def _all(self, log: KeptLog) -> list[Block]:
+    def _all(self, log: ActorLog) -> list[LogBlock]:
         """All that is pinned and written for an actor, or is to be. Of a checkpoint that is not whole, nothing is pinned."""
         coming = {block.last: block for writing in log.writing if (block := writing.block) is not None and block.parts}
         stray = [coming.get(block.last, block) for block in log.stray]
@@ -444,24 +444,24 @@ class KeptLogs:
         """Rows of the control store, in their order. What they refer to is pinned later (``recover``)."""
         for key, value in rows:
             actor_id, last = key[:TASK_BYTES], int.from_bytes(key[TASK_BYTES : TASK_BYTES + 8], "big")
-            log = self.logs.setdefault(actor_id, KeptLog(actor_id))
+            log = self.logs.setdefault(actor_id, ActorLog(actor_id))
             log.adopted = True
             log.last = max(log.last, last)
             if table == LOG:
                 refs, made, _ = unpack_row(value)
-                log.blocks.append(Block(last, 0, refs, made))
+                log.blocks.append(LogBlock(last, 0, refs, made))
                 continue
             count, refs, _ = unpack_row(value)
             index = int.from_bytes(key[TASK_BYTES + 8 :], "big")
-            part = Block(last, count, ())
+            part = LogBlock(last, count, ())
             replaced = part not in log.stray and (log.checkpoint is None or log.checkpoint[:2] != (last, count))
             if index == 0 or replaced:  # Of one that was never whole, the first part may have been replaced by that of another one.
                 log.stray.append(part)
             if index == count - 1 and log.stray and log.stray[-1][:2] == (last, count):  # The last part has all the others before it.
                 log.stray.pop()
                 if log.checkpoint is not None:
-                    log.past.append(Past(log.checkpoint, []))
-                log.checkpoint = Block(last, count, refs)
+                    log.past.append(RetainedBlocks(log.checkpoint, []))
+                log.checkpoint = LogBlock(last, count, refs)
 
     def references_of(self) -> Iterator[tuple[bytes, ...]]:
         """What is referred to, each as often as it is to be pinned."""
@@ -475,13 +475,13 @@ class KeptLogs:
         for refs in self.references_of():
             self.references.pin(refs)
 
-    def _find_past(self, log: KeptLog) -> None:
+    def _find_past(self, log: ActorLog) -> None:
         """Rows that are kept from before the last checkpoint go with the checkpoint before them."""
         while log.checkpoint is not None and log.blocks and log.blocks[0].last <= log.checkpoint.last:
             block = log.blocks.popleft()
             before = [past for past in log.past if past.base is None or past.base.last < block.last]
             if not before:
-                before = [Past(None, [])]
+                before = [RetainedBlocks(None, [])]
                 log.past[:0] = before
             before[-1].blocks.append(block)
 

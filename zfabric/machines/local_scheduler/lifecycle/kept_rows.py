@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zfabric.machines.common.lineage_blocks import Block
+from zfabric.machines.common.lineage_blocks import LineageBlock
 from zfabric.machines.common.log_format import CHECKPOINT, LOG
 from zfabric.machines.common.row_format import unpack_row
 from zfabric.machines.local_scheduler.records import FunctionRecord
@@ -62,10 +62,10 @@ class KeptRows:
             function.queue = tables.queue_for(job, function.shape)
             job.functions[identifier] = function
 
-    def adopt_rows(self) -> dict[bytes, tuple[m.Row, Block]]:
+    def adopt_rows(self) -> dict[bytes, tuple[m.Row, LineageBlock]]:
         """Task rows of jobs that live, with their blocks; what is not needed of them is to be dropped from these."""
         tables, blocks = self.scheduler.tables, self.scheduler.blocks
-        rows: dict[bytes, tuple[m.Row, Block]] = {}
+        rows: dict[bytes, tuple[m.Row, LineageBlock]] = {}
         for key, value in self._blocks:
             block = blocks.adopt(key, value)
             for task_id, row in list(block.rows.items()):

@@ -1,7 +1,7 @@
 """Processes and jobs of a node: registration, death, the end of a job, and recovery after a restart of the daemon.
 
 There is one registration path. A process says ``Register``, repeats what it holds, and says ``Ready``; a process that
-starts has nothing to repeat. A restarted daemon asks everyone it can know of to do so (``Rejoin``): workers from the supervisor's
+starts has nothing to repeat. A restarted daemon asks everyone it can know of to do so (``RegisterAgain``): workers from the supervisor's
 table, drivers from the control store's. Until the last of them is ready, or proved dead, everything said is kept; then ``recovery``
 puts it together.
 """
@@ -95,7 +95,7 @@ class Membership:
         worker = self.tables.workers.get(message.name)
         if worker is None or worker.state == ENDING:
             self.tables.processes.pop(process.incarnation, None)
-            self.tables.send(CONTROL + message.control, m.Stop())
+            self.tables.send(CONTROL + message.control, m.StopWorker())
             return
         worker.process = process
         worker.pid = message.pid
@@ -296,7 +296,7 @@ class Membership:
             batch = orphans[start : start + 256]
             functions = {task.function.id: task.function for task in batch}.values()
             exported = tuple((each.id, each.name, each.payload, each.options) for each in functions)
-            self.tables.tell(driver, m.Inherit(tuple(task.row for task in batch), exported))
+            self.tables.tell(driver, m.InheritTasks(tuple(task.row for task in batch), exported))
 
     # -- the end of a job --
 
@@ -399,7 +399,7 @@ class Membership:
             self.tables.workers[token] = worker
             self.tables.by_pid[pid] = worker
             self._expected[token] = pid
-            self.tables.send(CONTROL + bytes((token[0] ^ 0x80,)) + token[1:], m.Rejoin(""))
+            self.tables.send(CONTROL + bytes((token[0] ^ 0x80,)) + token[1:], m.RegisterAgain(""))
         self.scheduler.questions.ask("jobs", None, m.Scan, "job", b"", b"", 10_000)
 
     def jobs_found(self, rows: m.Rows, now: float) -> None:
@@ -417,7 +417,7 @@ class Membership:
             self.tables.by_pid[process.pid] = process
             self._expected[process.incarnation] = process.pid
             self.tables.effects.append(WatchProcess(process.pid, process.started))
-            self.tables.send(CLIENT + process.incarnation, m.Rejoin(""))
+            self.tables.send(CLIENT + process.incarnation, m.RegisterAgain(""))
         self._jobs_known = True
         self.kept_rows.ask()
         early, self._early = self._early, []
@@ -466,7 +466,7 @@ class Membership:
             if self.tables.store_address is not None:
                 # What was written after its writer had registered comes behind this: it may be in room that the writer said is unused.
                 claims = (m.Sealed(tuple(self._claimed)),) if self._claimed else ()
-                self.tables.before_batches += [Send(self.tables.store_address, each) for each in (*claims, m.Keep(tuple(stored)))]
+                self.tables.before_batches += [Send(self.tables.store_address, each) for each in (*claims, m.RetainOnly(tuple(stored)))]
             self._claimed = []
 
     def _all_values(self) -> list[TaskRecord | ObjectRecord]:
@@ -476,7 +476,7 @@ class Membership:
         """What lay in the arena and on disk when this incarnation began."""
         self.recovery.found_in_arena(message)
 
-    def on_running(self, now: float, source: Address, message: m.Running) -> None:
+    def on_running_tasks(self, now: float, source: Address, message: m.RunningTasks) -> None:
         """Tasks of a worker that registers, which is news only to a scheduler that recovers (see ``recovery``)."""
 
     # -- time --

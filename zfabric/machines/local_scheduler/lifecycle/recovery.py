@@ -6,7 +6,7 @@ what was said after ``Ready``, which is simply taken in at the end. During regis
 row or a value alone does not.
 
 A task row that only the control store has belongs to a task that finished, since whoever submitted it would have said it again (and
-a driver says the rows of its workers that are gone: ``Inherit``). It comes back as lineage, done and without a value, and only if
+a driver says the rows of its workers that are gone: ``InheritTasks``). It comes back as lineage, done and without a value, and only if
 something that is held, or an unfinished row, names it; the value is made again when somebody asks for it.
 """
 
@@ -45,24 +45,24 @@ if TYPE_CHECKING:
 HELD = frozenset(
     {
         m.Export,
-        m.Hosting,
-        m.Logged,
+        m.HostedActors,
+        m.LogAppended,
         m.Checkpoint,
-        m.Replaying,
-        m.Counted,
-        m.Find,
-        m.Expect,
-        m.Reported,
-        m.Kill,
-        m.Leaving,
-        m.Ended,
+        m.ReplayProgress,
+        m.CallCounts,
+        m.FindActors,
+        m.ExpectResults,
+        m.CallOutcomes,
+        m.KillActor,
+        m.ActorExiting,
+        m.ActorEnded,
         m.Put,
-        m.Offer,
-        m.Running,
+        m.OfferResults,
+        m.RunningTasks,
         m.Submit,
         m.Hold,
         m.Blocked,
-        m.Awaits,
+        m.WaitDetails,
         m.Completed,
         m.Yielded,
         m.TakenBack,
@@ -77,11 +77,11 @@ HELD = frozenset(
 HELD_QUESTIONS = ("actor", "actor log", "nothing")
 """Likewise, of questions: what has a name is not known before, nor has anything that was said been taken in."""
 _AFTERWARDS = (
-    m.TakenBack, m.Unblocked, m.Find, m.Logged, m.Checkpoint, m.Replaying, m.Counted, m.Reported,
-    m.Fetch, m.Release, m.Cancel, m.Kill, m.Leaving, m.Ended, m.Query, m.Goodbye,
+    m.TakenBack, m.Unblocked, m.FindActors, m.LogAppended, m.Checkpoint, m.ReplayProgress, m.CallCounts, m.CallOutcomes,
+    m.Fetch, m.Release, m.Cancel, m.KillActor, m.ActorExiting, m.ActorEnded, m.Query, m.Goodbye,
 )  # fmt: skip
 """What is taken in last, in its order."""
-_KNOWLEDGE = (m.Submit, m.Put, m.Offer)
+_KNOWLEDGE = (m.Submit, m.Put, m.OfferResults)
 """What a process knew, whatever has become of it since."""
 
 
@@ -125,17 +125,17 @@ class Recovery:
         kept.adopt_functions()
         self._rows = kept.adopt_rows()
         self._each(m.Export, lambda source, message: step(now, source, message))
-        self._each(m.Running, self._note_use)
-        self._each(m.Hosting, lambda source, message: step(now, source, message))
-        self._each(m.Running, self._enter_running)
+        self._each(m.RunningTasks, self._note_use)
+        self._each(m.HostedActors, lambda source, message: step(now, source, message))
+        self._each(m.RunningTasks, self._enter_running)
         self._each(m.Submit, self._enter_submitted)
         self._each(m.Put, self._take_put)
-        self._each(m.Offer, self._take_offer)
-        self._each(m.Expect, self._take_expect)
+        self._each(m.OfferResults, self._take_offer)
+        self._each(m.ExpectResults, self._take_expect)
         self._each(m.Hold, self._take_hold)
         self._know(self.scheduler.logs.references_of())
         self._know(named_by(record.task) for record in self.scheduler.actors.records.values())
-        self._each(m.Logged, self._take_logged)
+        self._each(m.LogAppended, self._take_logged)
         self._each(m.Checkpoint, self._take_logged)
         self.scheduler.streams.positions_known()
         for task, _ in self._entered:
@@ -152,7 +152,7 @@ class Recovery:
                 worker, task.attempt = unheard[task.id]
             self._go_on(task, worker, now)
         self._each(m.Blocked, lambda source, message: step(now, source, message))
-        self._each(m.Awaits, lambda source, message: step(now, source, message))
+        self._each(m.WaitDetails, lambda source, message: step(now, source, message))
         self._each(m.Yielded, lambda source, message: step(now, source, message))
         self._each(m.Completed, lambda source, message: step(now, source, message))
         self.scheduler.detached.restore(self._rows)
@@ -207,7 +207,7 @@ class Recovery:
             self.scheduler.streams.begin(task)
         return task
 
-    def _note_use(self, source: Address, message: m.Running) -> None:
+    def _note_use(self, source: Address, message: m.RunningTasks) -> None:
         """What a worker has of the node is its own before anything is given out."""
         process = self.tables.processes.get(source[1:])
         worker = self.tables.workers.get(process.name) if process is not None else None
@@ -215,7 +215,7 @@ class Recovery:
             worker.gpus = message.gpus
             worker.used = worker.job is not None
 
-    def _enter_running(self, source: Address, message: m.Running) -> None:
+    def _enter_running(self, source: Address, message: m.RunningTasks) -> None:
         """Tasks a worker has, begun or not, are its own to run."""
         process = self.tables.processes.get(source[1:])
         worker = self.tables.workers.get(process.name) if process is not None else None
@@ -273,7 +273,7 @@ class Recovery:
             if type(value) is tuple:
                 self.tables.locates.append((object_id, source[1:]))
 
-    def _take_offer(self, source: Address, message: m.Offer) -> None:
+    def _take_offer(self, source: Address, message: m.OfferResults) -> None:
         """Results a process has are adopted as accepted."""
         for object_id, status, value, contained in message.rows:
             self._take_value(source[1:], object_id, status, value, contained)
@@ -292,12 +292,12 @@ class Recovery:
             record.contained = contained
             self.tables.inline.replace(record, Stored(value[1]) if type(value) is tuple else value)
 
-    def _take_expect(self, source: Address, message: m.Expect) -> None:
+    def _take_expect(self, source: Address, message: m.ExpectResults) -> None:
         """Results of calls: some have come into the arena, and their callers were not told; and streams of actors, not at their end."""
         self._know((row[0],) for row in message.rows)
         self.scheduler.call_results.expect(source, message, False)
 
-    def _take_logged(self, source: Address, message: m.Logged | m.Checkpoint) -> None:
+    def _take_logged(self, source: Address, message: m.LogAppended | m.Checkpoint) -> None:
         """What a log needs: known before it is taken in."""
         self._know((message.refs,))
 

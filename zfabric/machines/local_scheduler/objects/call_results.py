@@ -25,13 +25,13 @@ class CallResults:
         self.tables = scheduler.tables
         self.outcomes = scheduler.outcomes
 
-    def on_expect(self, now: float, source: Address, message: m.Expect) -> None:
+    def on_expect_results(self, now: float, source: Address, message: m.ExpectResults) -> None:
         """Results that are handed on before they have come."""
         process = self.tables.processes.get(source[1:])
         self.expect(source, message, process is not None and process.ready)  # While it registers, only Hold says what it holds.
 
-    def expect(self, source: Address, message: m.Expect, holds: bool) -> None:
-        """See ``on_expect``. ``holds`` says whether who says so has refs to all of them."""
+    def expect(self, source: Address, message: m.ExpectResults, holds: bool) -> None:
+        """See ``on_expect_results``. ``holds`` says whether who says so has refs to all of them."""
         process = self.tables.processes.get(source[1:])
         for identifier, actor_id, *ahead in message.rows if process is not None else ():
             if ahead:
@@ -44,7 +44,7 @@ class CallResults:
             if found.status == PENDING:
                 self.tables.promises.add(identifier, source[1:], actor_id)
 
-    def on_reported(self, now: float, source: Address, message: m.Reported) -> None:
+    def on_call_outcomes(self, now: float, source: Address, message: m.CallOutcomes) -> None:
         """Outcomes that concern others too."""
         process = self.tables.processes.get(source[1:])
         worker = self.tables.workers.get(process.name) if process is not None else None
@@ -65,7 +65,7 @@ class CallResults:
                 self.tables.tell(hearer, m.Returned(((call_id, status, told),)))
         recorded = tuple(row[0] for row in message.rows)
         if self.tables.store_address is None or not any(type(value) is tuple for row in message.rows for value in row[3]):
-            self.tables.order(worker, m.Recorded(recorded))
+            self.tables.order(worker, m.OutcomesRecorded(recorded))
         else:  # Until the store has taken over what lies in the arena, the actor's word is all that tells of it.
             self.scheduler.questions.ask_store("recorded", (worker.token, recorded), "nothing", ())
 
@@ -73,7 +73,7 @@ class CallResults:
         """The store has."""
         worker = self.tables.workers.get(token)
         if worker is not None:
-            self.tables.order(worker, m.Recorded(call_ids))
+            self.tables.order(worker, m.OutcomesRecorded(call_ids))
 
     def _take_value(self, worker: WorkerRecord, caller: bytes, identifier: bytes, status: int, value: Any, refs: tuple[bytes, ...]) -> Any:
         """Make an object of a value that others need to know; what the caller is told of it."""

@@ -2,11 +2,11 @@
 
 A streaming task is a task with one value, which stands for the end of the stream: who holds a ref to it may read the stream. What it
 yields as its i-th value is the object (task, i + 1), which may be held and fetched *before it exists*. That is all a consumer does, and it
-is the credit too: a task may be as far as somebody has asked, and waits there (``Allow``). So is order (the index), and so is a
+is the credit too: a task may be as far as somebody has asked, and waits there (``AllowYields``). So is order (the index), and so is a
 retry: it names the same values, and those that were accepted once are not accepted again.
 
-A method of an actor makes a stream in the same way: its caller makes the end of it known (``Expect``), and the actor tells the outcome
-of the call here, behind the values (``Reported``), rather than to its caller alone.
+A method of an actor makes a stream in the same way: its caller makes the end of it known (``ExpectResults``), and the actor tells the outcome
+of the call here, behind the values (``CallOutcomes``), rather than to its caller alone.
 
 A value that nobody has held yet is kept by the stream, and goes with it. A task that ends badly has its failure as the last
 value of its stream; what was asked for beyond the end has the failure ``StreamEnded``.
@@ -168,7 +168,7 @@ class Streams:
         known = stream.told[1] if stream.told is not None and stream.told[0] == worker.token else stream.ahead
         if known != upto:
             stream.told = (worker.token, upto)
-            self.tables.send(WORKER + worker.process.incarnation, m.Allow(stream.owner.object_id[:TASK_BYTES], upto))
+            self.tables.send(WORKER + worker.process.incarnation, m.AllowYields(stream.owner.object_id[:TASK_BYTES], upto))
 
     # -- the end --
 

@@ -51,7 +51,7 @@ class Values:
             if durable and type(value) is bytes:
                 self.scheduler.questions.ask("kept", (process.incarnation, object_id), m.Write, (("object", object_id, value),), ())
 
-    def on_offer(self, now: float, source: Address, message: m.Offer) -> None:
+    def on_offer_results(self, now: float, source: Address, message: m.OfferResults) -> None:
         """A process that registers again with the same daemon says what it has; what is not known any more is taken over."""
         known = source[1:] in self.tables.processes
         for identifier, status, value, contained in message.rows if known else ():
@@ -134,7 +134,7 @@ class Values:
             if process is not None:
                 self.tables.tell(process, m.Objects(tuple(rows)))
 
-    def on_lost(self, now: float, source: Address, message: m.Lost) -> None:
+    def on_objects_lost(self, now: float, source: Address, message: m.ObjectsLost) -> None:
         """The store has no copy left."""
         for object_id, reason in message.rows:
             record = self.tables.find(object_id)
@@ -163,7 +163,7 @@ class Values:
         process = self.tables.processes.get(incarnation)
         if process is None:
             return
-        self.tables.tell(process, m.Kept((object_id,), "" if ok else text))
+        self.tables.tell(process, m.PutCommitted((object_id,), "" if ok else text))
 
     def read_durable(self) -> None:
         """Ask the control store for its copies of durable values whose other copies are lost."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from zfabric.machines.common.resources import describe
 from zfabric.machines.local_scheduler.actors.directory import STATE_NAMES, ActorRecord
-from zfabric.machines.local_scheduler.records import Frame
+from zfabric.machines.local_scheduler.records import BlockedTask
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.machine import Explanation
 from zfabric.protocol.messages import ALIVE, DEAD
@@ -84,7 +84,9 @@ def title(record: ActorRecord) -> str:
     return f"{record.class_name}, {record.name}" if record.name else record.class_name
 
 
-def explain(scheduler: LocalScheduler, record: ActorRecord, wanted_by: Callable[[Frame], str], queued: Callable[[], str]) -> Explanation:
+def explain(
+    scheduler: LocalScheduler, record: ActorRecord, wanted_by: Callable[[BlockedTask], str], queued: Callable[[], str]
+) -> Explanation:
     """Why an actor is as it is. ``wanted_by`` says what a call waits for, ``queued`` why its creation waits."""
     row = _row(scheduler, record)
     facts: list[tuple[str, str]] = [("actor", brief(record.id)), ("class", record.class_name)]
@@ -129,7 +131,7 @@ def _listed(pids: list[int]) -> str:
 
 
 def _reason(
-    scheduler: LocalScheduler, record: ActorRecord, row: dict[str, Any], wanted_by: Callable[[Frame], str], queued: Callable[[], str]
+    scheduler: LocalScheduler, record: ActorRecord, row: dict[str, Any], wanted_by: Callable[[BlockedTask], str], queued: Callable[[], str]
 ) -> str:
     if record.state == DEAD:
         return str(row["reason"])

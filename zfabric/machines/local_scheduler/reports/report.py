@@ -23,7 +23,7 @@ from zfabric.machines.local_scheduler.records import (
     WAITING,
     WORKER_STATES,
     AnyObject,
-    Frame,
+    BlockedTask,
     Stored,
     TaskRecord,
     WorkerRecord,
@@ -35,7 +35,7 @@ from zfabric.protocol.failures import summary_of
 from zfabric.protocol.ids import CLIENT, CONTROL, FUNCTION_BYTES, OBJECT_BYTES, TASK_BYTES, Address, tries_of
 from zfabric.protocol.machine import Explanation
 from zfabric.protocol.messages import ERROR, OK
-from zfabric.protocol.messages.people import LIST_LIMIT, TASK_STATES
+from zfabric.protocol.messages.queries import LIST_LIMIT, TASK_STATES
 from zfabric.protocol.names import brief, matcher
 from zfabric.protocol.options import RESOURCE_UNIT, Demand
 from zfabric.protocol.trace import marked, pack_event, pack_times, rename, unmarked
@@ -599,14 +599,14 @@ def _is_pending(record: AnyObject | None) -> bool:
     return record is not None and record.status == PENDING
 
 
-def _wanted_by(scheduler: LocalScheduler, frame: Frame) -> str:
+def _wanted_by(scheduler: LocalScheduler, frame: BlockedTask) -> str:
     """What a task or a call that waits waits for; if that is in the end itself, how."""
     names = [f"{brief(identifier)} ({_maker(scheduler, identifier, frame)})" for identifier in frame.wanted]
     circle = scheduler.deadlocks.circle(frame)
     return actor_report.blocked_on(names) + (f"; it waits for itself: {circle}" if circle else "")
 
 
-def _maker(scheduler: LocalScheduler, object_id: bytes, frame: Frame | None = None) -> str:
+def _maker(scheduler: LocalScheduler, object_id: bytes, frame: BlockedTask | None = None) -> str:
     call = actor_report.call_of(scheduler, scheduler.deadlocks.callee(frame, object_id))
     if call:
         return call

@@ -24,7 +24,7 @@ TOLD_MAX = 256
 """Outcomes that the worker has told the driver, and that are kept in case it has not; more are said again."""
 
 
-class Introduction:
+class DirectLease:
     """A driver and the worker to which it hands tasks itself."""
 
     __slots__ = ("died", "driver", "early", "ended", "functions", "handed", "known", "over", "told", "until", "waiting", "worker")
@@ -53,7 +53,7 @@ class Introduction:
         """How the worker died, if it did."""
 
 
-class Introductions:
+class DirectSubmissions:
     """Who hands tasks to whom, over the shared tables."""
 
     def __init__(self, scheduler: LocalScheduler) -> None:
@@ -61,9 +61,9 @@ class Introductions:
         self.tables = scheduler.tables
         self._candidates: dict[bytes, ProcessRecord] = {}
         """Tasks of this turn that were submitted alone, once again."""
-        self._patient: dict[bytes, Introduction] = {}
+        self._patient: dict[bytes, DirectLease] = {}
         """Those whose drivers know more than is known here."""
-        self._active: dict[bytes, Introduction] = {}
+        self._active: dict[bytes, DirectLease] = {}
         """Those that are not over, by worker."""
 
     # -- they begin --
@@ -104,19 +104,19 @@ class Introductions:
         if made is None:
             if any(not each.over for each in driver.introductions.values()):
                 return
-            made = worker.introduced = driver.introductions[worker.token] = Introduction(driver, worker)
+            made = worker.introduced = driver.introductions[worker.token] = DirectLease(driver, worker)
             self._active[worker.token] = made
-            self.tables.send(WORKER + worker.process.incarnation, m.Introduce(driver.incarnation))
+            self.tables.send(WORKER + worker.process.incarnation, m.AllowDirect(driver.incarnation))
         elif made.over or made.driver is not driver or function.id in made.functions:
             return
         made.functions.add(function.id)
         made.until = now + self.tables.config.introduced_for
-        self.tables.tell(driver, m.Introduced(worker.token, tuple(sorted(made.functions)), self.tables.first_attempt))
+        self.tables.tell(driver, m.DirectAllowed(worker.token, tuple(sorted(made.functions)), self.tables.first_attempt))
         self.tables.counts["introductions"] += 1
 
     # -- what is handed over --
 
-    def on_handed(self, now: float, source: Address, message: m.Handed) -> None:
+    def on_submitted_direct(self, now: float, source: Address, message: m.SubmittedDirect) -> None:
         """A driver has handed tasks to a worker; or it has heard that it is to do so no more."""
         driver = self.tables.processes.get(source[1:])
         made = driver.introductions.get(message.worker) if driver is not None else None
@@ -132,7 +132,7 @@ class Introductions:
             self._begun(made, task, now)
         made.until = now + self.tables.config.introduced_for
 
-    def ended_early(self, made: Introduction, row: m.Row, extra: m.Row | None) -> None:
+    def ended_early(self, made: DirectLease, row: m.Row, extra: m.Row | None) -> None:
         """A task has ended of which its driver has said nothing yet. What its value refers to is kept: the worker lets go of it."""
         made.early[row[0]] = (row, extra)
         self.scheduler.references.pin(_contained(extra))
@@ -142,7 +142,7 @@ class Introductions:
         if worker.introduced is not None and task_id not in self.tables.tasks:
             worker.introduced.early[task_id] = None
 
-    def _begun(self, made: Introduction, task: TaskRecord, now: float) -> None:
+    def _begun(self, made: DirectLease, task: TaskRecord, now: float) -> None:
         """The worker has the task already, or even had it."""
         worker = made.worker
         returned = made.early.get(task.id, ()) is None
@@ -169,7 +169,7 @@ class Introductions:
 
     # -- what is said in the knowledge of more --
 
-    def on_told(self, now: float, source: Address, message: m.Told) -> None:
+    def on_direct_counts(self, now: float, source: Address, message: m.DirectCounts) -> None:
         """Of how many values a worker has told a driver, or a driver was told."""
         process = self.tables.processes.get(source[1:])
         if process is None:
@@ -221,7 +221,7 @@ class Introductions:
         self._say_again(made)
         made.driver.singles = 0
         if made.driver.incarnation in self.tables.processes:
-            self.tables.tell(made.driver, m.Introduced(worker.token, (), self.tables.first_attempt))
+            self.tables.tell(made.driver, m.DirectAllowed(worker.token, (), self.tables.first_attempt))
 
     def worker_lost(self, worker: WorkerRecord, died: m.ProcessDied) -> None:
         """A worker is dead; tasks may yet come that its driver had handed to it."""
@@ -240,7 +240,7 @@ class Introductions:
             made.waiting.clear()
             self._forget(made)
 
-    def _say_again(self, made: Introduction) -> None:
+    def _say_again(self, made: DirectLease) -> None:
         """Tell a driver outcomes that it should have heard from the worker; of what it has dropped since, that it has ended."""
         told, made.told = made.told, []
         for task in told if made.driver.incarnation in self.tables.processes else ():
@@ -250,7 +250,7 @@ class Introductions:
                 made.driver.results.append((task.id, OK, ()))
                 self.tables.touched[made.driver] = None
 
-    def _drop_early(self, made: Introduction, task_ids: list[bytes]) -> None:
+    def _drop_early(self, made: DirectLease, task_ids: list[bytes]) -> None:
         for task_id in task_ids:
             ended = made.early.pop(task_id)
             if ended is None:
@@ -260,7 +260,7 @@ class Introductions:
             for index, value in enumerate(row[3] if made.died is None else ()):
                 self.scheduler.outcomes.drop_copy(made.worker, object_id(task_id, index), value)
 
-    def _forget(self, made: Introduction) -> None:
+    def _forget(self, made: DirectLease) -> None:
         made.known = 0  # What waits goes on.
         self._drop_early(made, list(made.early))
         made.driver.introductions.pop(made.worker.token, None)

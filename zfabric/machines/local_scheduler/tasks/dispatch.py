@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zfabric.machines.common.resources import Pool
+from zfabric.machines.common.resources import ResourcePool
 from zfabric.machines.local_scheduler.records import (
     ASSIGNED,
     ENDING,
@@ -24,14 +24,14 @@ from zfabric.machines.local_scheduler.records import (
     READY,
     STARTING,
     WAITING,
-    Frame,
+    BlockedTask,
     ShapeQueue,
     Stored,
     TaskRecord,
     WorkerRecord,
 )
 from zfabric.machines.local_scheduler.tables import Tables
-from zfabric.machines.local_scheduler.tasks.direct_submission import Introductions
+from zfabric.machines.local_scheduler.tasks.direct_submission import DirectSubmissions
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
 from zfabric.machines.local_scheduler.tasks.worker_pool import WorkerPool, weight
@@ -49,15 +49,15 @@ INLINE_SEARCH_MAX = 256
 class Dispatcher:
     """Leases, batches, prefetch, inline execution."""
 
-    def __init__(self, tables: Tables, outcomes: Outcomes, rebuilding: Rebuilding, pool: Pool, workers: WorkerPool) -> None:
+    def __init__(self, tables: Tables, outcomes: Outcomes, rebuilding: Rebuilding, pool: ResourcePool, workers: WorkerPool) -> None:
         self.tables = tables
         self.outcomes = outcomes
         self.rebuilding = rebuilding
         self.pool = pool
         self.workers = workers
-        self.introductions: Introductions
+        self.introductions: DirectSubmissions
         """Who keeps workers that have nothing to run."""
-        self._frames: dict[bytes, Frame] = {}
+        self._frames: dict[bytes, BlockedTask] = {}
         """Frames that wait, by task: an index over all workers'."""
         self._starved = False
         self._turn = 0
@@ -440,7 +440,7 @@ class Dispatcher:
 
     # -- workers that wait --
 
-    def blocked(self, worker: WorkerRecord, message: m.Blocked) -> Frame:
+    def blocked(self, worker: WorkerRecord, message: m.Blocked) -> BlockedTask:
         """The task on top of a worker's stack waits; it has given back what it had not begun."""
         returned = [worker.inflight[task_id] for task_id in message.returned if task_id in worker.inflight]
         for task_id in message.returned if len(returned) < len(message.returned) else ():
@@ -451,7 +451,7 @@ class Dispatcher:
         worker.waits += 1
         task = worker.inflight.get(message.task_id)
         buried = task is not None and task.rare is not None and task.rare.buried
-        frame = Frame(message.task_id, message.wanted, message.inline and not buried)
+        frame = BlockedTask(message.task_id, message.wanted, message.inline and not buried)
         worker.frames.append(frame)
         self._frames[frame.task_id] = frame
         return frame
@@ -472,7 +472,7 @@ class Dispatcher:
         unsent = [task for task in worker.inflight.values() if task.rare is not None and task.rare.wait_locations is not None]
         self.outcomes.give_back(unsent)
 
-    def frame_of(self, task_id: bytes) -> Frame | None:
+    def frame_of(self, task_id: bytes) -> BlockedTask | None:
         """How a task waits, if it does."""
         return self._frames.get(task_id)
 
@@ -496,7 +496,7 @@ class Dispatcher:
             self.pool.release(cpu)
             worker.lent = True
 
-    def _wanted_ready(self, frame: Frame, worker: WorkerRecord) -> list[TaskRecord]:
+    def _wanted_ready(self, frame: BlockedTask, worker: WorkerRecord) -> list[TaskRecord]:
         """Ready tasks that the waiting one needs, directly or through others, as many as may run at once.
 
         They are looked for a while in each turn. Until all has been looked at, it counts as one that may need another worker.

@@ -23,7 +23,7 @@ from zfabric.machines.local_scheduler.records import (
     prefixes_of,
 )
 from zfabric.machines.local_scheduler.tables import Tables
-from zfabric.machines.local_scheduler.tasks.direct_submission import Introductions
+from zfabric.machines.local_scheduler.tasks.direct_submission import DirectSubmissions
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import Facts, pack_failure
 from zfabric.protocol.ids import TASK_BYTES, next_attempt, object_id, split_ids, tries_of
@@ -56,7 +56,7 @@ class Outcomes:
         """Whom to tell once a task that makes an actor has ended."""
         self.actor_unwanted: Callable[[WorkerRecord, bytes, int], None]
         """Whom to tell that a process which actors share has made one, in an attempt that does not count."""
-        self.introductions: Introductions
+        self.introductions: DirectSubmissions
         """Whom to tell of the ends of tasks that nobody has spoken of yet: their driver has handed them over."""
         self.stream_whole: Callable[[TaskRecord], bool]
         """Whether all values of a stream whose task has ended have come."""

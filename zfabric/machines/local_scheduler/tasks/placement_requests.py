@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zfabric.machines.common.resources import Pool, describe
+from zfabric.machines.common.resources import ResourcePool, describe
 from zfabric.machines.local_scheduler.records import READY
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
@@ -10,10 +10,10 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address
 
 
-class Infeasible:
+class PlacementRequests:
     """Queues whose tasks cannot run here, over the shared tables."""
 
-    def __init__(self, tables: Tables, outcomes: Outcomes, pool: Pool) -> None:
+    def __init__(self, tables: Tables, outcomes: Outcomes, pool: ResourcePool) -> None:
         self.tables = tables
         self.outcomes = outcomes
         self.pool = pool

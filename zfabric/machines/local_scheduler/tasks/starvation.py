@@ -7,7 +7,7 @@ objects, and most often the actors are wanted: the pauses between two requests g
 
 from __future__ import annotations
 
-from zfabric.machines.common.resources import Pool
+from zfabric.machines.common.resources import ResourcePool
 from zfabric.machines.local_scheduler.records import HOSTING, STARTING
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
@@ -17,7 +17,7 @@ from zfabric.protocol import messages as m
 class Starvation:
     """Requests collections while demands wait for actors, over the shared tables."""
 
-    def __init__(self, tables: Tables, pool: Pool, dispatcher: Dispatcher) -> None:
+    def __init__(self, tables: Tables, pool: ResourcePool, dispatcher: Dispatcher) -> None:
         self.tables = tables
         self.pool = pool
         self.dispatcher = dispatcher

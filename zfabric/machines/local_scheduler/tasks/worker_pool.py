@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zfabric.machines.common.resources import Pool
+from zfabric.machines.common.resources import ResourcePool
 from zfabric.machines.local_scheduler.records import ENDING, HOSTING, IDLE, STARTING, JobRecord, ShapeQueue, WorkerRecord
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol.effects import KillProcess, SpawnWorker
@@ -12,7 +12,7 @@ from zfabric.protocol.options import NO_ENVIRONMENT, RESOURCE_UNIT, Demand, Envi
 class WorkerPool:
     """Starts and ends workers. Which of them runs what is the dispatcher's to decide."""
 
-    def __init__(self, tables: Tables, pool: Pool, first_token: int) -> None:
+    def __init__(self, tables: Tables, pool: ResourcePool, first_token: int) -> None:
         self.tables = tables
         self.pool = pool
         self._next_token = first_token

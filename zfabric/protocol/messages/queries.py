@@ -72,7 +72,7 @@ class LogLines(NamedTuple):
     rows: Rows
 
 
-class Printed(NamedTuple):
+class OutputWritten(NamedTuple):
     """worker -> local scheduler, and worker -> client that gets an outcome past it. What ended wrote to its standard output or error.
 
     It comes ahead of the outcome. The daemon's shell looks into the worker's files first, so that ``LogLines`` precedes the outcome; a
