@@ -5,8 +5,8 @@ here; rows leave as one block with the next flush, and the outcome is held back 
 calls run meanwhile: what is waited for is a batch, never a call. Outcomes of ``readonly`` calls have no row; they wait for the rows before
 them, whose effects they may show.
 
-An outcome is *kept* until its caller says that it has it (``OutcomesReceived``). A restarted actor is sent again what its callers have no outcome
-of: what is among the kept outcomes is answered from there, and never run a second time. Kept outcomes go into checkpoints, and what was
+An outcome is *retained* until its caller acknowledges it (``OutcomesReceived``). Callers send a restarted actor again every call whose
+outcome they lack: a retained outcome answers such a call, which never runs twice. Retained outcomes go into checkpoints, and what was
 taken into the rows; so both outlive the process. Values in the arena, or with refs inside, are kept as None: a replay makes them again.
 """
 

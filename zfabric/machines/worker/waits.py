@@ -24,7 +24,7 @@ class BlockedStack:
         return any(blocked.task_id == task_id for blocked in self.blocked)
 
     def begin(self, blocked: m.Blocked, name: str, callees: m.Rows, certain: bool) -> Iterator[m.Message]:
-        """What is on top waits: what is said of it. ``name``, ``callees`` and ``certain`` as in ``WaitDetails``, said if there is either."""
+        """Push what is on top, which waits now, and yield the messages to send. The rest as in ``WaitDetails``, sent if any is given."""
         self.blocked.append(blocked)
         self.changes += 1
         yield blocked

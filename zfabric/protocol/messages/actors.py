@@ -62,8 +62,8 @@ class CallOutcomes(NamedTuple):
     """actor -> local scheduler. Outcomes that concern others too: rows ``(call_id, caller, status, outputs, contained)``.
 
     What is in the arena, or has refs inside, becomes an object that the caller holds; the caller is told with ``Returned``. The actor
-    repeats it to a restarted daemon until it hears ``OutcomesRecorded``. Lost with the actor's process: then the caller's calls fail as those
-    of a dead actor do.
+    repeats it to a restarted daemon until ``OutcomesRecorded`` arrives. Lost with the actor's process: then the caller's calls fail as
+    those of a dead actor do.
     """
 
     rows: Rows

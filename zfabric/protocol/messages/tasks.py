@@ -63,8 +63,8 @@ class AllowDirect(NamedTuple):
 
 class DirectAllowed(NamedTuple):
     """local scheduler -> client. As long as it waits for each task before it submits the next, it may hand those of these functions to a
-    worker itself, for the attempt of this number. No functions: none any more. The client answers with an empty ``SubmittedDirect``, behind which
-    no more comes.
+    worker itself, for the attempt of this number. No functions: none any more. The client answers with an empty ``SubmittedDirect``,
+    after which no more comes.
     """
 
     worker: bytes

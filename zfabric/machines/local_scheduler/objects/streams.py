@@ -5,8 +5,8 @@ yields as its i-th value is the object (task, i + 1), which may be held and fetc
 is the credit too: a task may be as far as somebody has asked, and waits there (``AllowYields``). So is order (the index), and so is a
 retry: it names the same values, and those that were accepted once are not accepted again.
 
-A method of an actor makes a stream in the same way: its caller makes the end of it known (``ExpectResults``), and the actor tells the outcome
-of the call here, behind the values (``CallOutcomes``), rather than to its caller alone.
+A method of an actor makes a stream in the same way: its caller announces the end of it (``ExpectResults``), and the actor sends the outcome
+of the call here, behind the values (``CallOutcomes``), and not only to its caller.
 
 A value that nobody has held yet is kept by the stream, and goes with it. A task that ends badly has its failure as the last
 value of its stream; what was asked for beyond the end has the failure ``StreamEnded``.
