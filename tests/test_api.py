@@ -1050,7 +1050,7 @@ def test_explain(client):
     ref = add.remote(1)
     found = zf.explain(ref)
     assert (found.state, found.reason, found.facts) == ("queued", "waits for 4 GPU", {"demand": "4 GPU", "x": "y"})
-    assert str(found) == f"{short(ref.binary())}: queued\n  waits for 4 GPU\n  demand  4 GPU\n  x       y"
+    assert str(found) == f"{short(ref.binary())}: queued\n  waits for 4 GPU\n  demand: 4 GPU\n  x:      y"
     client.answers["find"] = lambda text: []  # It could be an actor's name.
     zf.explain(ref.task_id().hex())
     assert seen == [ref.binary(), ref.task_id()]

@@ -571,7 +571,7 @@ def test_doctor_finds_what_is_wrong(place: Place) -> None:
         ("import importlib.metadata as md; md.version = lambda name: '0.1'", "libraries", "0.1 is not >="),
         ("import os; os.pidfd_open = lambda pid: 1 / 0", "python", "ZeroDivisionError"),
         ("import os; os.statvfs = lambda path: os.statvfs_result((4096, 4096, 9, 1, 1, 9, 9, 9, 0, 255))", "disk", "4.0 KiB free"),
-        ("import zfabric; zfabric.init = lambda **options: 1 / 0", "a cluster", "could not be run"),
+        ("import zfabric.api; zfabric.api.init = lambda **options: 1 / 0", "a cluster", "could not be run"),
     ],
 )
 def test_doctor_names_each_problem(change: str, check: str, text: str, place: Place) -> None:

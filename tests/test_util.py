@@ -15,6 +15,7 @@ from bad_days import PATIENCE, eventually, failure
 from conftest import running_cluster
 
 import zfabric as zf
+from zfabric import api
 from zfabric.util import ActorPool
 from zfabric.util.queue import Empty, Full, Queue
 
@@ -285,7 +286,7 @@ def test_who_is_called_off_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     items = Queue()
     called_off = []
     cancel = zf.cancel
-    monkeypatch.setattr(zf, "cancel", lambda ref: (called_off.append(ref), cancel(ref)))
+    monkeypatch.setattr(api, "cancel", lambda ref: (called_off.append(ref), cancel(ref)))
 
     async def give_up() -> None:
         with pytest.raises(TimeoutError):
