@@ -604,6 +604,25 @@ def test_ten_sessions_leave_files_and_descriptors_as_they_were(fabric: Callable[
     assert os.listdir(user_directory()) == files
 
 
+def test_a_supervisor_that_has_given_up_its_lock_is_waited_for_and_says_why(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    launched = Launched(Session(str(tmp_path)), STARTED, child.pid, -1)
+    wait = processes.wait_pidfd
+
+    def ends(pidfd: int, seconds: float) -> bool:
+        if seconds:
+            child.communicate()
+        return wait(pidfd, seconds)
+
+    monkeypatch.setattr(processes, "wait_pidfd", ends)
+    try:
+        assert launched.alive()
+        assert launched.failure() == "the supervisor was killed"
+    finally:
+        child.communicate()
+        launched.detach()
+
+
 # --- directories --------------------------------------------------------------------------------------------------------------
 
 

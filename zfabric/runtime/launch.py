@@ -38,6 +38,9 @@ THREADS_MIN = 64
 STORE_BYTES_MIN = 2 * 2**20
 """Smallest object store, unless there is to be none: it is a multiple of this (``supervisor.ARENA_ALIGNMENT``)."""
 
+EXIT_SECONDS = 1.0
+"""How long a supervisor that has given up its lock may take to be gone."""
+
 _LIFELINE, _LOCK = 0, 3  # as in zfabric.runtime.supervisor, which the launcher has no need to import
 _PROGRAM = "import sys; sys.path.append(sys.argv[1]); from zfabric.runtime.supervisor import main; main()"
 
@@ -63,8 +66,11 @@ class Launched:
         return self._pidfd >= 0 and not processes.wait_pidfd(self._pidfd, 0.0)
 
     def failure(self) -> str:
-        """Why the session ended by itself; empty while it runs."""
-        if self.alive():
+        """Why the session ended by itself; empty while it runs.
+
+        A supervisor that exits gives up its lock before its end can be seen, which is waited for.
+        """
+        if self.alive() and (self.session.alive() or not processes.wait_pidfd(self._pidfd, EXIT_SECONDS)):
             return ""
         return self.session.failure() or tail(f"{self.session.logs}/supervisor.err") or "the supervisor was killed"
 
