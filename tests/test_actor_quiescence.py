@@ -491,14 +491,14 @@ def test_streams_are_values_that_no_checkpoint_keeps(tmp_path: Path) -> None:
 
 def test_what_cannot_be_pickled_is_an_error_when_the_actor_is_made() -> None:
     @zf.remote(max_restarts=1, checkpoint_every=5)
-    class BlockedStack:
+    class Waits:
         def __init__(self) -> None:
             self.inner = {"lock": threading.Lock()}
 
         async def ping(self) -> None: ...
 
     with pytest.raises(ActorDiedError) as raised:
-        get(BlockedStack.remote().ping.remote())
+        get(Waits.remote().ping.remote())
     assert isinstance(raised.value.__cause__, SerializationError)
     assert "Waits.inner['lock']" in str(raised.value.__cause__)
 

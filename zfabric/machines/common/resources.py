@@ -87,7 +87,7 @@ class ResourcePool:
     ``acquire`` takes without asking, so that a worker that was blocked gets back the CPU it had lent although another task
     uses it meanwhile: ``available`` may be negative for a while. Ask ``fits`` before a new task is started.
 
-    >>> pool = Pool(demand_of(num_cpus=2))
+    >>> pool = ResourcePool(demand_of(num_cpus=2))
     >>> pool.acquire(demand_of(num_cpus=1.5)); pool.fits(demand_of(num_cpus=1))
     False
     """
