@@ -18,7 +18,6 @@ CIRCLES = {
     "zfabric.api": "ObjectRef has methods that wait and that make futures, which return refs",
     "zfabric.machines.client": "its parts take the whole machine",
     "zfabric.machines.local_scheduler": "its parts take the whole machine",
-    "zfabric.machines.worker": "a mailbox makes the queue and the log of its actor, which know its calls",
     "zfabric.runtime": "the parts of a worker's process take the whole process",
     "zfabric.sim": "the processes of a world take the whole world",
 }

@@ -5,8 +5,8 @@ from __future__ import annotations
 from worker_alone import DAEMON, FUNCTION, begin, finish, give, row, said
 from worker_alone import worker as worker  # a fixture
 
+from zfabric.machines.worker.items import Item
 from zfabric.machines.worker.machine import Worker
-from zfabric.machines.worker.queue import Item
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CLIENT, object_id
 

@@ -26,7 +26,7 @@ from zfabric.sim.logged import READONLY
 from zfabric.sim.programs import LOST
 
 if TYPE_CHECKING:
-    from zfabric.machines.worker.mailbox import Invocation
+    from zfabric.machines.worker.items import Invocation
     from zfabric.sim.workers import WorkerProcess
     from zfabric.sim.world import World
 

@@ -2,13 +2,13 @@
 
 from zfabric.machines.worker.actor_queues import CallQueue as CallQueue
 from zfabric.machines.worker.call_log import CallLog as CallLog
+from zfabric.machines.worker.items import Invocation as Invocation
+from zfabric.machines.worker.items import Item as Item
+from zfabric.machines.worker.items import actor_of as actor_of
 from zfabric.machines.worker.machine import LEFT as LEFT
 from zfabric.machines.worker.machine import REPORTS as REPORTS
 from zfabric.machines.worker.machine import Worker as Worker
-from zfabric.machines.worker.mailbox import Invocation as Invocation
 from zfabric.machines.worker.mailbox import Mailbox as Mailbox
-from zfabric.machines.worker.queue import Item as Item
-from zfabric.machines.worker.queue import actor_of as actor_of
 from zfabric.machines.worker.quiescence import CLOSED as CLOSED
 from zfabric.machines.worker.quiescence import CheckpointLog as CheckpointLog
 from zfabric.machines.worker.quiescence import Gate as Gate

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Container, Iterable, Iterator
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from zfabric.machines.worker.mailbox import Invocation
+from zfabric.machines.worker.items import Invocation
 
 Heads = list[tuple[int, bytes]]
 """The first calls of actors, by the numbers under which they came, as a heap; some are that no longer."""

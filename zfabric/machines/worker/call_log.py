@@ -20,7 +20,7 @@ import msgpack
 
 from zfabric.machines.common.log_format import LoggedCall
 from zfabric.machines.common.row_format import unpack_row
-from zfabric.machines.worker.mailbox import Invocation
+from zfabric.machines.worker.items import Invocation
 from zfabric.machines.worker.own_calls import OwnCalls, refs_in
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import TASK_BYTES, call_value

@@ -16,8 +16,9 @@ from zfabric.machines.worker.actor_queues import CallQueue
 from zfabric.machines.worker.call_trace import CallTrace
 from zfabric.machines.worker.completions import CompletionBatch
 from zfabric.machines.worker.drivers import Drivers
-from zfabric.machines.worker.mailbox import Callee, Invocation, Mailbox
-from zfabric.machines.worker.queue import Item, TaskQueue, actor_of
+from zfabric.machines.worker.items import Invocation, Item, actor_of
+from zfabric.machines.worker.mailbox import Callee, Mailbox
+from zfabric.machines.worker.queue import TaskQueue
 from zfabric.machines.worker.quiescence import QUIET, TAKING, Gate
 from zfabric.machines.worker.turns import FAREWELL, Turns
 from zfabric.machines.worker.waits import BlockedStack

@@ -9,20 +9,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zfabric.machines.common.deadlines import Deadlines
 from zfabric.machines.common.log_format import LoggedCall
 from zfabric.machines.worker.actor_queues import ActorQueues, CallQueue
+from zfabric.machines.worker.call_log import CallLog
+from zfabric.machines.worker.items import Invocation
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import CLIENT, TASK_BYTES, Address, short
 from zfabric.protocol.messages import FAILED, OK, Row
 from zfabric.protocol.options import option
-
-if TYPE_CHECKING:
-    from zfabric.machines.worker.call_log import CallLog
 
 STOPPED_MAX = 1000
 """Calls to be stopped that have not come: more than anyone cancels in the time that a message takes."""
@@ -33,22 +31,6 @@ Callee = Callable[[bytes], bytes | None]
 
 GONE_MAX = 1000
 """Callers that are gone which are remembered: what they called is run within a while, or not at all."""
-
-
-class Invocation(NamedTuple):
-    """One call that this process was given. ``row`` begins like a task's: id, and dependencies in the fourth place.
-
-    ``attempt`` is that in which the actor was made: a call that is made again by another incarnation names its children anew.
-    """
-
-    row: Row
-    attempt: int
-    values: tuple[Any, ...]
-    gpus: tuple[int, ...]
-    actor_id: bytes
-    method: str
-    caller: bytes
-    options: tuple[Row, ...] | None
 
 
 class Mailbox:

@@ -6,23 +6,9 @@ from collections import deque
 from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
-from zfabric.machines.worker.mailbox import Invocation
+from zfabric.machines.worker.items import Item
 from zfabric.protocol import messages as m
 from zfabric.protocol.messages import Row
-
-
-class Item:
-    """One attempt this worker was given: the task row, attempt number, values of its dependencies, ids of its GPUs, who handed it over."""
-
-    __slots__ = ("attempt", "driver", "gpus", "row", "values")
-
-    def __init__(self, row: Row, attempt: int, values: tuple[Any, ...] = (), gpus: tuple[int, ...] = (), driver: bytes = b"") -> None:
-        self.row = row
-        self.attempt = attempt
-        self.values = values
-        self.gpus = gpus
-        self.driver = driver
-
 
 Entry = Item | Row
 """What waits: an item, or, of the many tasks with which nothing came, the row alone: that takes a tenth of the time."""
@@ -30,11 +16,6 @@ Entry = Item | Row
 
 def _row_of(entry: Entry) -> Row:
     return entry if type(entry) is tuple else entry.row  # type: ignore[union-attr]
-
-
-def actor_of(item: Item | Invocation) -> bytes:
-    """The actor that is called, or made."""
-    return item.actor_id if type(item) is Invocation else item.row[0]
 
 
 class TaskQueue:

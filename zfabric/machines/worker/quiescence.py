@@ -19,15 +19,10 @@ what is held back, or be meant to run for as long as the actor does. So:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from zfabric.machines.worker.call_log import CallLog, RetainedOutcome, plain_outputs
-from zfabric.machines.worker.mailbox import Invocation
+from zfabric.machines.worker.items import Invocation, Item
 from zfabric.protocol import messages as m
-
-if TYPE_CHECKING:
-    from zfabric.machines.worker.queue import Item
-    from zfabric.protocol.messages import Row
+from zfabric.protocol.messages import Row
 
 OPEN, CLOSED, QUIET, TAKING = "open", "closed", "quiet", "taking"
 """States of the gate: calls may begin; they wait for those that run; none runs any more; the checkpoint is being taken."""
