@@ -9,6 +9,7 @@ import inspect
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -18,6 +19,7 @@ import zfabric as zf
 from zfabric.protocol.messages import MESSAGES
 
 ROOT = Path(__file__).resolve().parent.parent
+PLACES = ("", "zfabric", "zfabric/protocol", "docs/examples")
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -104,10 +106,20 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), link
 
 
-def source_of(path: str) -> Path | None:
-    """The file that a page means: from the root, below ``zfabric``, one of the machines' parts, a module of messages, or an example."""
-    found = [ROOT / place / path for place in ("", "zfabric", "zfabric/machines", "zfabric/protocol", "docs/examples")]
-    return next((each for each in found if each.is_file()), None)
+def code_in(page: Path) -> Iterator[tuple[str, str, Path | None]]:
+    """(path, symbol, file) of each ``file.py`` and ``file.py:Class.method`` in backquotes; the file is None if there is none.
+
+    A path begins at the root, below ``zfabric``, or below the package that the heading above it names.
+    """
+    places = PLACES
+    for line in page.read_text().splitlines():
+        heading = re.match(r"#+ (.*)$", line)
+        if heading is not None:
+            package = f"zfabric/{heading[1]}"
+            places = (package, *PLACES) if (ROOT / package).is_dir() else PLACES
+        for path, symbol in re.findall(r"`([\w/.]+\.py)(?::([\w.]+))?`", line):
+            found = [ROOT / place / path for place in places]
+            yield path, symbol, next((each for each in found if each.is_file()), None)
 
 
 @functools.cache
@@ -123,18 +135,15 @@ def symbols(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_the_code_a_page_names_is_there(page: Path) -> None:
-    """``file.py`` and ``file.py:Class.method``, wherever they stand in backquotes."""
-    for path, symbol in re.findall(r"`([\w/.]+\.py)(?::([\w.]+))?`", page.read_text()):
-        source = source_of(path)
+    for path, symbol, source in code_in(page):
         assert source is not None, f"there is no {path}"
         assert not symbol or symbol in symbols(source), f"{path} defines no {symbol}"
 
 
 def test_the_map_names_every_file() -> None:
     """A file that nobody can find is not worth having: give it a line in docs/architecture.md."""
-    page = (ROOT / "docs/architecture.md").read_text()
-    named = {source_of(path) for path in re.findall(r"[`*]([\w/.]+\.py)[`*,:]", page)}
-    files = {path for path in (ROOT / "zfabric").rglob("*.py") if path.name != "__init__.py"}
+    named = {source for _, _, source in code_in(ROOT / "docs/architecture.md")}
+    files = {path for path in (ROOT / "zfabric").rglob("*.py") if path.name != "__init__.py"} | {ROOT / "zfabric/__init__.py"}
     assert {name_of(path) for path in files - named} == set()
 
 
