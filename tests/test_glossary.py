@@ -1,0 +1,77 @@
+"""The glossary: every term has one sentence and a place in the source, and the words it retires stay out of what was revised.
+
+That the places exist is checked with those of all pages, by ``test_docs.test_the_code_a_page_names_is_there``.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+TEXT = (ROOT / "docs/glossary.md").read_text()
+TERMS = re.findall(r"^\| \*\*(.+?)\*\* \| (.*) \| (.*) \|$", TEXT, flags=re.MULTILINE)
+RETIRED = [
+    word.strip()
+    for words in re.findall(r"^\| (.*?) \| .* \|$", TEXT.partition("## Not these")[2], flags=re.MULTILINE)[1:]
+    for word in words.split(",")
+]
+REVISED = ("README.md", "docs/architecture.md", "docs/tour.md")
+"""Pages, modules and packages that keep to the glossary."""
+
+
+def comments(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, text) of a module's comments and docstrings; attributes' docstrings, too."""
+    source = path.read_text()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value
+
+
+def retired(text: str) -> str | None:
+    """The first retired word in a text, as it stands there."""
+    for word in RETIRED:
+        phrase = r"\s+".join(word.split())
+        found = re.search(rf"\b{phrase}s?\b", text, flags=re.IGNORECASE)
+        if found is not None:
+            return found[0]
+    return None
+
+
+def files() -> list[Path]:
+    """Every file of ``REVISED``."""
+    paths = [ROOT / each for each in REVISED]
+    return [file for path in paths for file in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]
+
+
+def test_terms_are_there_once() -> None:
+    names = [name for name, _, _ in TERMS]
+    assert len(names) > 40
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(("name", "meaning", "place"), TERMS, ids=[name for name, _, _ in TERMS])
+def test_a_term_is_one_sentence_with_a_place_in_the_source(name: str, meaning: str, place: str) -> None:
+    assert re.fullmatch(r"[A-Z][^.]*\.", re.sub(r"`[^`]*`", "", meaning)), name
+    assert re.fullmatch(r"`[\w/]+\.py(:[\w.]+)?`(, `[\w/]+\.py(:[\w.]+)?`)*", place), name
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_was_revised_has_no_retired_words(path: Path) -> None:
+    texts = comments(path) if path.suffix == ".py" else enumerate(path.read_text().splitlines(), 1)
+    assert [f"line {line}: {word}" for line, text in texts if (word := retired(text)) is not None] == []
+
+
+def test_retired_words_are_found_in_comments_docstrings_and_across_lines(tmp_path: Path) -> None:
+    module = tmp_path / "module.py"
+    module.write_text('"""It lets\n    go of it."""\nheard = 1  # what was said again\nlimit = 1\n"""Of tellings."""\nx = "whereabouts"\n')
+    assert [retired(text) for _, text in sorted(comments(module))] == ["lets\n    go", "said again", "tellings"]
