@@ -16,6 +16,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from zfabric.adapters.memory_journal import MemoryJournal
+from zfabric.config import Config
+from zfabric.machines.client import Client
+from zfabric.machines.control_store import ControlStore
+from zfabric.machines.global_scheduler import GlobalScheduler
+from zfabric.machines.local_scheduler import LocalScheduler
+from zfabric.machines.object_store import ObjectStore
+from zfabric.machines.worker import Worker
+from zfabric.protocol.ids import INCARNATION_BYTES
+from zfabric.protocol.machine import Machine
+
 ROOT = Path(__file__).resolve().parent.parent
 GENERATED = "<!-- Written by scripts/protocol from `{source}`. Change that file, then run the script. -->\n"
 
@@ -176,61 +187,27 @@ SHELLS = {
 }
 
 
+def machines() -> dict[str, Machine]:
+    """One machine of each role, by the name of the role."""
+    config, address = Config(), bytes(INCARNATION_BYTES + 1)
+    return {
+        "client": Client(address, config),
+        "worker": Worker(address, config),
+        "local scheduler": LocalScheduler(address, b"node", config, (), address, address, address, 1, 0),
+        "object store": ObjectStore(address, address, config, 64 * 2**20),
+        "control store": ControlStore(address, config, MemoryJournal()),
+        "global scheduler": GlobalScheduler(address, config),
+    }
+
+
 def handlers() -> dict[str, list[str]]:
-    """Who takes which message, from the handler tables of the machines."""
-    from zfabric.machines.client import machine as client
-    from zfabric.machines.control_store import machine as control_store
-    from zfabric.machines.global_scheduler import machine as global_scheduler
-    from zfabric.machines.local_scheduler import machine as local_scheduler
-    from zfabric.machines.object_store import machine as object_store
-    from zfabric.machines.worker import machine as worker
-
-    tables: list[tuple[str, Mapping[Any, Any]]] = [
-        ("the client", client.HANDLERS),
-        ("the worker", worker.HANDLERS),
-        ("the local scheduler", local_scheduler.HANDLERS),
-        ("the object store", object_store.ObjectStore._handlers),
-        ("the control store", control_store.ControlStore.HANDLERS),
-        ("the global scheduler", global_scheduler.GlobalScheduler.HANDLERS),
-    ]
+    """Who takes which message, from the handlers of the machines."""
     found: dict[str, list[str]] = {name: [text] for name, text in SHELLS.items()}
-    for role, handlers_of_role in tables:
-        for kind, handler in handlers_of_role.items():
-            found.setdefault(kind.__name__, []).append(f"{role} (`{located(handler)}`)")
+    for role, machine in machines().items():
+        for kind, handler in machine.handlers.items():
+            place = f"{handler.__module__.replace('.', '/')}.py"
+            found.setdefault(kind.__name__, []).append(f"the {role} (`{place}`: `{handler.__qualname__}`)")
     return found
-
-
-def located(handler: Any) -> str:
-    """``file: Class.method`` of a handler; one that passes on to a part of its machine is named as that part's."""
-    passed_on = inspect.getclosurevars(handler).nonlocals
-    if "name" in passed_on:
-        from zfabric.machines.local_scheduler.actors.deadlocks import Deadlocks
-        from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
-        from zfabric.machines.local_scheduler.actors.logs import ActorLogs
-        from zfabric.machines.local_scheduler.lifecycle.membership import Membership
-        from zfabric.machines.local_scheduler.objects.call_results import CallResults
-        from zfabric.machines.local_scheduler.objects.streams import Streams
-        from zfabric.machines.local_scheduler.objects.values import Values
-        from zfabric.machines.local_scheduler.requests import PendingRequests
-        from zfabric.machines.local_scheduler.tasks.direct_submission import DirectSubmissions
-        from zfabric.machines.local_scheduler.tasks.placement_requests import PlacementRequests
-        from zfabric.machines.local_scheduler.tasks.stopping import Stopping
-
-        parts: dict[str, Any] = {
-            "actors": ActorDirectory,
-            "call_results": CallResults,
-            "deadlocks": Deadlocks,
-            "infeasible": PlacementRequests,
-            "introductions": DirectSubmissions,
-            "logs": ActorLogs,
-            "membership": Membership,
-            "questions": PendingRequests,
-            "stopping": Stopping,
-            "streams": Streams,
-            "values": Values,
-        }
-        handler = getattr(parts[passed_on["part"]], passed_on["name"])
-    return f"{handler.__module__.replace('.', '/')}.py`: `{handler.__qualname__}"
 
 
 # --- the configuration ---------------------------------------------------------------------------------------------------------

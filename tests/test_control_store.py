@@ -504,7 +504,6 @@ def test_the_oldest_events_go(world):
         m.Scan(3, "nothing", b"", b"", 5),
         m.Scan(3, "job", b"", b"", 0),
         m.Subscribe(3, "nothing", b""),
-        m.StopWorker(),
     ],
 )
 def test_what_does_not_fit_is_refused_whole(world, message):

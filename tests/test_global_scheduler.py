@@ -104,7 +104,6 @@ def test_a_dead_node_gets_nothing(scheduler):
         (local(1), m.Place(((1,),))),
         (local(1), m.Place(((1, (("CPU", -1),)),))),
         (local(1), m.Place(((1, (3,)),))),
-        (local(1), m.StopWorker()),
     ],
 )
 def test_nonsense_is_refused_and_counted(scheduler, source, message):

@@ -12,7 +12,6 @@ from zfabric.config import Config
 from zfabric.machines.common.naming import salt_of
 from zfabric.machines.common.row_format import pack_row, unpack_row
 from zfabric.machines.local_scheduler import records, tables
-from zfabric.machines.local_scheduler.machine import HANDLERS
 from zfabric.machines.local_scheduler.records import DONE, READY
 from zfabric.machines.local_scheduler.tables import NOTICES_MAX
 from zfabric.protocol import effects as e
@@ -877,10 +876,6 @@ def test_a_parent_that_runs_again_elsewhere_does_not_leave_its_first_process_wai
     node.sent.clear()
     node.complete(worker, 0)
     assert {to for to, _ in node.take(m.Results)} == {CLIENT + DRIVER, CLIENT + worker}
-
-
-def test_every_handler_takes_a_message_of_the_protocol() -> None:
-    assert set(HANDLERS) <= set(m.MESSAGES.values())
 
 
 def test_an_async_task_does_not_run_on_top_of_one_that_waits_and_what_waits_for_it_is_replaced(node: Node) -> None:

@@ -745,8 +745,6 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(Refusal):
         world.say(CLIENT + process_id(0), m.Reserve(1, 1, 0, float("nan")))
     with pytest.raises(Refusal):
-        world.say(SCHEDULER, m.StopWorker())
-    with pytest.raises(Refusal):
         world.say(SCHEDULER, m.RetainOnly(()))
     world.say(CLIENT + process_id(0), m.ReturnGrant(12345, 0))
     world.say(SCHEDULER, m.Sealed(((object_id(1), 2 * PIECE, 10, process_id(0), False),)))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any, NamedTuple, Protocol
 
 from zfabric.protocol.effects import Effect
 from zfabric.protocol.ids import Address
@@ -27,6 +27,25 @@ class InvariantViolation(AssertionError):
     """An impossible state of our own: the process dies, the supervisor restarts it, recovery is exercised."""
 
 
+Handler = Callable[[float, Address, Any], None]
+"""Receives one type of message: (now, source, message)."""
+
+
+class Handlers(dict[type[Any], Handler]):
+    """The messages that a machine accepts, each with its handler. Any other message is counted in ``counts["refused"]`` and dropped."""
+
+    def __init__(self, counts: MutableMapping[str, int], handlers: Mapping[type[Any], Handler]) -> None:
+        super().__init__(handlers)
+        self._counts = counts
+
+    def __missing__(self, kind: type[Any]) -> Handler:
+        """The handler of a message that the machine does not accept."""
+        return self._refuse
+
+    def _refuse(self, now: float, source: Address, message: Message) -> None:
+        self._counts["refused"] += 1
+
+
 class Machine(Protocol):
     """A protocol role without I/O, clock or randomness of its own. Time is an argument, in seconds.
 
@@ -35,6 +54,7 @@ class Machine(Protocol):
     """
 
     address: Address
+    handlers: Handlers
 
     def step(self, now: float, source: Address, message: Message) -> None:
         """Take in one message."""

@@ -31,7 +31,7 @@ from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.access import FROM_PROCESSES
 from zfabric.protocol.ids import CONTROL_STORE, GLOBAL_SCHEDULER, LOCAL_SCHEDULER, OBJECT_STORE, SHELL, Address
-from zfabric.protocol.machine import Refusal
+from zfabric.protocol.machine import Machine, Refusal
 from zfabric.protocol.messages import Envelope
 from zfabric.protocol.names import brief
 from zfabric.protocol.options import RESOURCE_UNIT
@@ -129,7 +129,7 @@ class Daemon:
         self.store = ObjectStore(addresses[OBJECT_STORE], addresses[LOCAL_SCHEDULER], self.config, capacity, recovering=daemons > 0)
         self.control = ControlStore(addresses[CONTROL_STORE], self.config, self.journal)
         self.placer = GlobalScheduler(addresses[GLOBAL_SCHEDULER], self.config, LeastWait())
-        self.machines: dict[bytes, Any] = {
+        self.machines: dict[bytes, Machine] = {
             LOCAL_SCHEDULER: self.scheduler,
             OBJECT_STORE: self.store,
             CONTROL_STORE: self.control,

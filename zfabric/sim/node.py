@@ -21,6 +21,7 @@ from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.codec import decode_messages, encode_messages
 from zfabric.protocol.ids import CONTROL_STORE, GLOBAL_SCHEDULER, LOCAL_SCHEDULER, OBJECT_STORE, SHELL, Address
+from zfabric.protocol.machine import Machine
 from zfabric.protocol.messages import Envelope
 from zfabric.protocol.options import RESOURCE_UNIT
 from zfabric.sim.arena import Storage
@@ -152,7 +153,8 @@ class Daemon:
         self.store = ObjectStore(store, scheduler, self.config, world.arena.capacity, recovering=daemons > 0)
         self.control = ControlStore(control, self.config, journal)
         self.placer = GlobalScheduler(placer, self.config, LeastWait())
-        self.machines: dict[bytes, Any] = dict(zip(roles, (self.scheduler, self.store, self.control, self.placer), strict=True))
+        machines: tuple[Machine, ...] = (self.scheduler, self.store, self.control, self.placer)
+        self.machines = dict(zip(roles, machines, strict=True))
         self._shell = SHELL + incarnation
         world.network.attach(incarnation, self._receive)
         if daemons:
@@ -238,7 +240,10 @@ class Daemon:
     def _step(self, role: bytes, source: Address, message: m.Message) -> None:
         self.world.heard(role + self.incarnation, source, message)
         late = self.world.invariants.late_attempts(self, source, message) if type(message) is m.Completed else ()
-        self.machines[role].step(self.now, source, message)
+        machine = self.machines[role]
+        if type(message) not in machine.handlers:
+            self.world.fail(f"a daemon's {role!r} does not accept {type(message).__name__}")
+        machine.step(self.now, source, message)
         if late:
             self.world.invariants.not_accepted(late)
 

@@ -17,6 +17,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, WORKER, is_call, root_task
+from zfabric.protocol.machine import Machine
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
 from zfabric.sim.arena import Content
 from zfabric.sim.frames import Frame, Wait
@@ -211,7 +212,13 @@ class Process:
         except Crashed:
             self.die("crash between two effects")
         else:
-            self.machine.check_invariants()
+            for machine in self.machines:
+                machine.check_invariants()
+
+    @property
+    def machines(self) -> tuple[Machine, ...]:
+        """The machines that this process hosts."""
+        return (self.machine,)
 
     def turn(self) -> None:
         """Take in, run, send; then sleep until something is due."""

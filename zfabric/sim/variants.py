@@ -11,12 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from zfabric.machines.client import machine as client
 from zfabric.machines.client.calls import Calls
 from zfabric.machines.client.machine import Client
 from zfabric.machines.common.link import Link
 from zfabric.machines.control_store.machine import ControlStore
-from zfabric.machines.local_scheduler import machine as local_scheduler
 from zfabric.machines.local_scheduler.actors.deadlocks import Deadlocks
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
@@ -29,9 +27,7 @@ from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.machines.local_scheduler.tasks.starvation import Starvation
 from zfabric.machines.local_scheduler.tasks.stopping import Stopping
-from zfabric.machines.object_store.machine import ObjectStore
 from zfabric.machines.object_store.tables import StoreTables
-from zfabric.machines.worker import machine as worker
 from zfabric.machines.worker.actor_queues import ActorQueues
 from zfabric.machines.worker.call_log import CallLog
 from zfabric.machines.worker.machine import Worker
@@ -144,8 +140,8 @@ def _holders_not_said_again(right: Any) -> Any:
 def _gives_back_what_runs(right: Any) -> Any:
     """A worker gives back the task that it has begun, too."""
 
-    def on_take_back(self: Worker, message: m.TakeBack) -> None:
-        right(self, message)
+    def on_take_back(self: Worker, now: float, source: bytes, message: m.TakeBack) -> None:
+        right(self, now, source, message)
         if self.stack and self.stack[-1].row[0] in message.task_ids:
             self._effects.append(Send(self.scheduler, m.TakenBack((self.stack[-1].row[0],), b"")))
 
@@ -485,28 +481,16 @@ WITH_ACTORS = frozenset(list(VARIANTS)[list(VARIANTS).index("reported-once") :])
 
 @contextmanager
 def applied(name: str | None) -> Iterator[None]:
-    """Break the machines in the way called ``name`` (None: not at all) for as long as the context lasts."""
+    """Break the machines that are made within the context in the way called ``name`` (None: not at all)."""
     patches = VARIANTS[name] if name is not None else ()
     right = [(owner, method, getattr(owner, method)) for owner, method, _ in patches]
-    tables = [(table, dict(table)) for table in _handler_tables()]
     try:
         for (owner, method, function), (_, _, make) in zip(right, patches, strict=True):
-            broken = make(function)
-            setattr(owner, method, broken)
-            for table, _ in tables:
-                for kind, handler in table.items():
-                    if handler is function:
-                        table[kind] = broken
+            setattr(owner, method, make(function))
         yield
     finally:
         for owner, method, function in right:
             setattr(owner, method, function)
-        for table, before in tables:
-            table.update(before)
-
-
-def _handler_tables() -> list[dict[Any, Any]]:
-    return [client.HANDLERS, local_scheduler.HANDLERS, worker.HANDLERS, ObjectStore._handlers, ControlStore.HANDLERS]
 
 
 __all__ = ["VARIANTS", "WITH_ACTORS", "WITH_CIRCLES", "applied"]

@@ -15,6 +15,7 @@ from zfabric.machines.worker import LEAVE, Invocation, Item, Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import left_for_good, pack_failure
 from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, JOB_BYTES, TASK_BYTES, WORKER, call_value, object_id
+from zfabric.protocol.machine import Machine
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
 from zfabric.protocol.options import option
 from zfabric.sim.arena import Content
@@ -115,6 +116,11 @@ class WorkerProcess(Process):
     def _receive_control(self, sender: bytes, frame: bytes) -> None:
         self._control_inbox.append((sender, frame))
         self.wake()
+
+    @property
+    def machines(self) -> tuple[Machine, ...]:
+        """Its client and its worker."""
+        return (self.machine, self.worker)
 
     def turn(self) -> None:
         """The control thread first, then the main thread."""

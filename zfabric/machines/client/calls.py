@@ -20,7 +20,7 @@ from zfabric.machines.client.targets import Target
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
 from zfabric.protocol.failures import Facts, has_left, pack_failure, unpack_failure
-from zfabric.protocol.ids import ACTOR, CALL_RETURN, CONTROL, TASK_BYTES, call_value, short
+from zfabric.protocol.ids import ACTOR, CALL_RETURN, CONTROL, TASK_BYTES, Address, call_value, short
 from zfabric.protocol.messages import ALIVE, CREATING, DEAD, FAILED, OK, Row
 from zfabric.protocol.names import brief
 from zfabric.protocol.options import LOGGED, option
@@ -376,6 +376,10 @@ class Calls:
 
     # -- outcomes --
 
+    def on_returned(self, now: float, source: Address, message: m.Returned) -> None:
+        """An actor sent outcomes of calls."""
+        self.returned(message.rows)
+
     def returned(self, rows: Iterable[Row]) -> None:
         """Outcomes have come; those of calls that have one already count for nothing."""
         client, pending, held = self.client, self.pending, self._held
@@ -471,9 +475,13 @@ class Calls:
                 call_id, status, outputs, [each for each in names if (entry := self.client.entry(each)) is not None and entry.refs > 0]
             )
 
-    def whereabouts(self, rows: Iterable[Row]) -> None:
-        """An actor is somewhere, somewhere else, or gone."""
-        for actor_id, state, incarnation, attempt, lives_on, executing, failure in rows:
+    def on_caller_gone(self, now: float, source: Address, message: m.CallerGone) -> None:
+        """A process has died that may have called actors here, or whose actors this process may have called."""
+        self.gone.append(message.incarnation)
+
+    def on_actor_locations(self, now: float, source: Address, message: m.ActorLocations) -> None:
+        """The scheduler sent where actors live; an actor may have moved or died."""
+        for actor_id, state, incarnation, attempt, lives_on, executing, failure in message.rows:
             target = self.targets.get(actor_id)
             before, life = self._homes.pop(actor_id, (b"", 0))
             if incarnation:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
-from zfabric.protocol.ids import WORKER
+from zfabric.protocol.ids import WORKER, Address
 from zfabric.protocol.messages import Row
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ class DirectSubmitter:
         self._unsaid = {}
         return said
 
-    def on_direct_allowed(self, message: m.DirectAllowed) -> None:
-        """A worker takes tasks of these functions from this process itself; or none any more."""
+    def on_direct_allowed(self, now: float, source: Address, message: m.DirectAllowed) -> None:
+        """A worker accepts tasks of these functions from this process directly; without functions, none any more."""
         self.hands = {function: worker for function, worker in self.hands.items() if worker != message.worker}
         self.hands.update(dict.fromkeys(message.functions, message.worker))
         self._first_attempt = message.attempt

@@ -35,7 +35,7 @@ from zfabric.protocol.ids import (
     is_call,
     object_id,
 )
-from zfabric.protocol.machine import Explanation, InvariantViolation
+from zfabric.protocol.machine import Explanation, Handler, Handlers, InvariantViolation
 from zfabric.protocol.messages import CREATING, DEAD, OK, Row
 from zfabric.protocol.options import option
 
@@ -102,6 +102,7 @@ class Client:
         self.submitted: deque[tuple[Row, CallTerms | None]] = deque()
         """Plain rows of tasks, and of calls with their terms, that the tables do not have yet: see ``take_up``."""
         self._next_token = 1
+        self.handlers = Handlers(self.counts, self._accepted())
 
     # -- saying things --
 
@@ -320,24 +321,14 @@ class Client:
     # -- the contract --
 
     def step(self, now: float, source: Address, message: m.Message) -> None:
-        """Take in what the fabric says."""
-        handler = HANDLERS.get(type(message))
-        if handler is None:
-            self.counts["refused"] += 1
-            return
-        handler(self, message)
-        if type(message) is m.Results and source[:1] == WORKER:
-            self.handing.heard(source[1:], message.rows)
+        """Handle one message of the fabric; calls that waited for what it has brought may then go."""
+        self.handlers[type(message)](now, source, message)
         if self.calls.awaited:
             self.calls.news_in(message)
         if self.calls._blocked or self.calls._news:
             self.calls.progress()
 
-    def on_direct_allowed(self, message: m.DirectAllowed) -> None:
-        """A worker takes tasks from this process itself, or does so no longer."""
-        self.handing.on_direct_allowed(message)
-
-    def on_results(self, message: m.Results) -> None:
+    def on_results(self, now: float, source: Address, message: m.Results) -> None:
         """Outcomes of tasks this process submitted."""
         entries, watchers, keeping = self.entries, self.watchers, self.keeping
         if self.cancelled:
@@ -379,6 +370,8 @@ class Client:
             if watchers and identifier in watchers:
                 self._notify(identifier, entry)
         self.unfinished -= finished
+        if source[:1] == WORKER:
+            self.handing.heard(source[1:], message.rows)
 
     def _stopped(self, message: m.Results) -> None:
         """Whatever came of tasks that were to be cancelled, it is final."""
@@ -418,7 +411,7 @@ class Client:
         if (row[3] or len(row) > 4) and (known_before or task_id not in keeping.lineage):
             keeping.ended(row)
 
-    def on_inherit_tasks(self, message: m.InheritTasks) -> None:
+    def on_inherit_tasks(self, now: float, source: Address, message: m.InheritTasks) -> None:
         """Rows to be said again after a restart, of workers that are gone."""
         self.functions.update((function[0], function) for function in message.functions)
         for row in message.rows:
@@ -429,7 +422,7 @@ class Client:
                 self.unfinished += 1
                 self.keeping.need(row)
 
-    def on_objects(self, message: m.Objects) -> None:
+    def on_objects(self, now: float, source: Address, message: m.Objects) -> None:
         """Values asked for, and places told."""
         for identifier, status, value, contained in message.rows:
             self.fetching.discard(identifier)
@@ -458,7 +451,7 @@ class Client:
         for watcher in self.watchers.pop(identifier):
             watcher(identifier)
 
-    def on_recall_pins(self, message: m.RecallPins) -> None:
+    def on_recall_pins(self, now: float, source: Address, message: m.RecallPins) -> None:
         """The store is short of room: what nothing looks at is unpinned, and fetched again when it is wanted."""
         waited_for = set[bytes]().union(*self.gets.values())
         for identifier in message.object_ids:
@@ -469,64 +462,40 @@ class Client:
                 entry.data = None
             self.pins.release(identifier)
 
-    def on_recall_grant(self, message: m.RecallGrant) -> None:
-        """The store wants an idle grant back."""
-        self.room.recalled(message.offset)
-
-    def on_granted(self, message: m.Granted) -> None:
-        """Room in the arena."""
-        self.room.granted(message)
-
-    def on_no_space(self, message: m.NoSpace) -> None:
-        """No room in the arena."""
-        self.room.refused(message)
-
-    def on_answer(self, message: m.Answer) -> None:
+    def on_answer(self, now: float, source: Address, message: m.Answer) -> None:
         """The answer to a question."""
         if self.asked.pop(message.token, None) is not None and not self.calls.heard(message.token):
             self.answers[message.token] = message
 
-    def on_returned(self, message: m.Returned) -> None:
-        """Outcomes of calls."""
-        self.calls.returned(message.rows)
-
-    def on_actor_locations(self, message: m.ActorLocations) -> None:
-        """Where actors are."""
-        self.calls.whereabouts(message.rows)
-
-    def on_caller_gone(self, message: m.CallerGone) -> None:
-        """A process has ended that this one may have called."""
-        self.calls.gone.append(message.incarnation)
-
-    def on_put_committed(self, message: m.PutCommitted) -> None:
+    def on_put_committed(self, now: float, source: Address, message: m.PutCommitted) -> None:
         """Durable values are committed, or could not be."""
         for identifier in message.object_ids:
             self.kept[identifier] = message.error
 
-    def on_welcome(self, message: m.Welcome) -> None:
+    def on_welcome(self, now: float, source: Address, message: m.Welcome) -> None:
         """Registered."""
         self.job = message.job
         self.node = message.node
         self.welcomed = True
 
-    def on_refused(self, message: m.Refused) -> None:
+    def on_refused(self, now: float, source: Address, message: m.Refused) -> None:
         """Something this process said does not fit."""
         if self.leaving and message.kind == "JobEndedError":
-            self.on_farewell(m.Farewell(""))  # The daemon before this one ended it, and died before it could say so.
+            self.on_farewell(now, source, m.Farewell(""))  # The daemon before this one ended the job, and died before it could say so.
             return
         self.refused = message
         self.counts["refused_by_scheduler"] += 1
 
-    def on_farewell(self, message: m.Farewell) -> None:
+    def on_farewell(self, now: float, source: Address, message: m.Farewell) -> None:
         """The job has ended."""
         self.farewell = message.reason
         self.leaving = False
 
-    def on_notice(self, message: m.Notice | m.LogLines) -> None:
+    def on_notice(self, now: float, source: Address, message: m.Notice | m.LogLines) -> None:
         """Something for people; the shell shows it."""
         self.notices.append(message)
 
-    def on_output_written(self, message: m.OutputWritten) -> None:
+    def on_output_written(self, now: float, source: Address, message: m.OutputWritten) -> None:
         """What has an outcome here, or will soon, wrote something."""
         self.printed = True
 
@@ -620,26 +589,26 @@ class Client:
             if entry.refs < 0:
                 raise InvariantViolation(f"{identifier.hex()} has {entry.refs} refs")
 
-
-HANDLERS: dict[type[Any], Any] = {
-    m.Results: Client.on_results,
-    m.DirectAllowed: Client.on_direct_allowed,
-    m.InheritTasks: Client.on_inherit_tasks,
-    m.Objects: Client.on_objects,
-    m.RecallPins: Client.on_recall_pins,
-    m.RecallGrant: Client.on_recall_grant,
-    m.Granted: Client.on_granted,
-    m.NoSpace: Client.on_no_space,
-    m.Answer: Client.on_answer,
-    m.PutCommitted: Client.on_put_committed,
-    m.Returned: Client.on_returned,
-    m.ActorLocations: Client.on_actor_locations,
-    m.CallerGone: Client.on_caller_gone,
-    m.Welcome: Client.on_welcome,
-    m.Refused: Client.on_refused,
-    m.Farewell: Client.on_farewell,
-    m.Notice: Client.on_notice,
-    m.LogLines: Client.on_notice,
-    m.OutputWritten: Client.on_output_written,
-}
-"""What a client accepts."""
+    def _accepted(self) -> dict[type[Any], Handler]:
+        """The handler of each message that a client accepts."""
+        return {
+            m.Results: self.on_results,
+            m.DirectAllowed: self.handing.on_direct_allowed,
+            m.InheritTasks: self.on_inherit_tasks,
+            m.Objects: self.on_objects,
+            m.RecallPins: self.on_recall_pins,
+            m.RecallGrant: self.room.on_recall_grant,
+            m.Granted: self.room.on_granted,
+            m.NoSpace: self.room.on_no_space,
+            m.Answer: self.on_answer,
+            m.PutCommitted: self.on_put_committed,
+            m.Returned: self.calls.on_returned,
+            m.ActorLocations: self.calls.on_actor_locations,
+            m.CallerGone: self.calls.on_caller_gone,
+            m.Welcome: self.on_welcome,
+            m.Refused: self.on_refused,
+            m.Farewell: self.on_farewell,
+            m.Notice: self.on_notice,
+            m.LogLines: self.on_notice,
+            m.OutputWritten: self.on_output_written,
+        }

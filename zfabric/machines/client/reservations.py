@@ -15,6 +15,7 @@ from zfabric.config import Config
 from zfabric.machines.client.grants import Grants
 from zfabric.machines.common.extents import footprint
 from zfabric.protocol import messages as m
+from zfabric.protocol.ids import Address
 
 AHEAD_GRANTS = 2
 """Grants' worth of room that a process has which uses up one after the other: a new one may take as long to come as one to fill."""
@@ -103,8 +104,8 @@ class Reservations:
 
     # -- what the store says --
 
-    def granted(self, message: m.Granted) -> None:
-        """Room; if nobody wants it any more, it goes back."""
+    def on_granted(self, now: float, source: Address, message: m.Granted) -> None:
+        """The store granted room. Return it if no request waits for it any more."""
         if self.requests.pop(message.token, None) is None:
             self._tell(m.ReturnGrant(message.offset, 0))
         elif message.token == self.ahead:
@@ -114,8 +115,8 @@ class Reservations:
             self._alone = self._alone and message.offset < 0
             self.answers[message.token] = message
 
-    def refused(self, message: m.NoSpace) -> None:
-        """No room."""
+    def on_no_space(self, now: float, source: Address, message: m.NoSpace) -> None:
+        """The store has no room for a request."""
         if self.requests.pop(message.token, None) is None:
             return
         self.wish = self._grant_bytes
@@ -125,10 +126,10 @@ class Reservations:
         else:
             self.answers[message.token] = message
 
-    def recalled(self, offset: int) -> None:
-        """The store wants an idle grant back: room is short."""
+    def on_recall_grant(self, now: float, source: Address, message: m.RecallGrant) -> None:
+        """The store is short of room: return this grant if it is idle."""
         self.wish = self._grant_bytes
-        row = self.grants.give_back(offset)
+        row = self.grants.give_back(message.offset)
         if row is not None:
             self._tell(m.ReturnGrant(*row))
 

@@ -25,7 +25,7 @@ one step. A subscriber that sees a gap subscribes again; the empty repetition ma
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import msgpack
 
@@ -35,7 +35,7 @@ from zfabric.machines.common.tables import KEY_BYTES_MAX, TABLES, Reader
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Say, Send, Store
 from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, TASK_BYTES, TOOL, WORKER, Address
-from zfabric.protocol.machine import Explanation, InvariantViolation
+from zfabric.protocol.machine import Explanation, Handler, Handlers, InvariantViolation
 from zfabric.protocol.messages import Message, Row
 
 META, EVENT = "meta", "event"
@@ -118,16 +118,13 @@ class ControlStore:
         self._effects: list[Effect] = []
         self._events_bytes = self._count_events()
         self._counts = dict.fromkeys(("commits", "rows_put", "rows_deleted", "rows_dropped", "rolled_back", "refused", "published"), 0)
+        self.handlers = Handlers(self._counts, self._accepted())
 
     # -- the contract --------------------------------------------------------------------------------------------------------
 
     def step(self, now: float, source: Address, message: Message) -> None:
         """Take in one message."""
-        handler = self.HANDLERS.get(type(message))
-        if handler is None:
-            self._refuse(source, 0, f"a control store takes no {type(message).__name__}")
-        else:
-            handler(self, now, source, message)
+        self.handlers[type(message)](now, source, message)
 
     def tick(self, now: float) -> None:
         """Try whether a read-only store can write again; repeat publications."""
@@ -509,19 +506,21 @@ class ControlStore:
     def _send(self, to: Address, message: Message) -> None:
         self._effects.append(Send(to, message, self._committed))
 
-    HANDLERS: ClassVar[dict[type[Any], Callable[[Any, float, Address, Any], None]]] = {
-        m.Write: on_write,
-        m.Create: on_create,
-        m.Swap: on_swap,
-        m.NewJob: on_new_job,
-        m.Committed: on_committed,
-        m.Read: on_question,
-        m.Scan: on_question,
-        m.ReadBlocks: on_question,
-        m.Subscribe: on_question,
-        m.Unsubscribe: on_unsubscribe,
-        m.ProcessGone: on_process_gone,
-    }
+    def _accepted(self) -> dict[type[Any], Handler]:
+        """The handler of each message that a control store accepts."""
+        return {
+            m.Write: self.on_write,
+            m.Create: self.on_create,
+            m.Swap: self.on_swap,
+            m.NewJob: self.on_new_job,
+            m.Committed: self.on_committed,
+            m.Read: self.on_question,
+            m.Scan: self.on_question,
+            m.ReadBlocks: self.on_question,
+            m.Subscribe: self.on_question,
+            m.Unsubscribe: self.on_unsubscribe,
+            m.ProcessGone: self.on_process_gone,
+        }
 
 
 def _table_of(question: Question) -> str:

@@ -7,8 +7,8 @@ of a node, what was placed on it counts as queued there, so that one batch does 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any
 
 from zfabric.config import Config
 from zfabric.machines.common.resources import covers, describe
@@ -16,7 +16,7 @@ from zfabric.machines.global_scheduler.policies import LeastWait, NodeView, Poli
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Send
 from zfabric.protocol.ids import LOCAL_SCHEDULER, Address, short
-from zfabric.protocol.machine import Explanation, InvariantViolation
+from zfabric.protocol.machine import Explanation, Handler, Handlers, InvariantViolation
 from zfabric.protocol.messages import Message, Row
 from zfabric.protocol.options import Demand
 
@@ -34,14 +34,11 @@ class GlobalScheduler:
         self._asked: list[tuple[Address, m.Place]] = []
         self._effects: list[Effect] = []
         self._counts = dict.fromkeys(("heartbeats", "placed", "infeasible", "refused"), 0)
+        self.handlers = Handlers(self._counts, self._accepted())
 
     def step(self, now: float, source: Address, message: Message) -> None:
         """Take in one message."""
-        handler = self.HANDLERS.get(type(message))
-        if handler is None:
-            self._refuse(source, f"a global scheduler takes no {type(message).__name__}")
-        else:
-            handler(self, now, source, message)
+        self.handlers[type(message)](now, source, message)
 
     def tick(self, now: float) -> None:
         """Nothing here waits for time."""
@@ -135,11 +132,13 @@ class GlobalScheduler:
         self._counts["refused"] += 1
         self._effects.append(Send(source, m.Refused("FabricError", text)))
 
-    HANDLERS: ClassVar[dict[type[Any], Callable[[Any, float, Address, Any], None]]] = {
-        m.Heartbeat: on_heartbeat,
-        m.Place: on_place,
-        m.ProcessGone: on_process_gone,
-    }
+    def _accepted(self) -> dict[type[Any], Handler]:
+        """The handler of each message that a global scheduler accepts."""
+        return {
+            m.Heartbeat: self.on_heartbeat,
+            m.Place: self.on_place,
+            m.ProcessGone: self.on_process_gone,
+        }
 
 
 def _is_demand(pairs: tuple[Any, ...], least: int | None = 0) -> bool:

@@ -59,7 +59,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, KillProcess
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import CLIENT, Address, first_attempt, short
-from zfabric.protocol.machine import Explanation, Refusal
+from zfabric.protocol.machine import Explanation, Handler, Handlers, Refusal
 from zfabric.protocol.messages import FAILED, OK
 from zfabric.protocol.options import Demand, option
 from zfabric.protocol.trace import pack_event
@@ -127,18 +127,14 @@ class LocalScheduler:
         self._next_event = 0
         self._events: list[m.Row] = []
         """Rows for the event table that wait for the next batch."""
+        self.handlers = Handlers(self.tables.counts, self._accepted())
 
     # -- the contract --
 
     def step(self, now: float, source: Address, message: m.Message) -> None:
         """Take in one message."""
-        if self.membership.holds_back(source, message):
-            return
-        handler = HANDLERS.get(type(message))
-        if handler is None:
-            self.tables.counts["refused"] += 1
-            return
-        handler(self, now, source, message)
+        if not self.membership.holds_back(source, message):
+            self.handlers[type(message)](now, source, message)
 
     def tick(self, now: float) -> None:
         """Deadlines of tasks, repeated interrupts, overdue prefetches, idle workers, registrations that did not come."""
@@ -557,63 +553,56 @@ class LocalScheduler:
         """Agreement of the tables with each other."""
         invariants.check(self)
 
-
-def _part(part: str, name: str) -> Any:
-    def handler(self: LocalScheduler, now: float, source: Address, message: m.Message) -> None:
-        getattr(getattr(self, part), name)(now, source, message)
-
-    return handler
-
-
-HANDLERS: dict[type[Any], Any] = {
-    m.Register: _part("membership", "on_register"),
-    m.Ready: _part("membership", "on_ready"),
-    m.Goodbye: _part("membership", "on_goodbye"),
-    m.RunningTasks: _part("membership", "on_running_tasks"),
-    m.WorkerSpawned: _part("membership", "on_worker_spawned"),
-    m.ProcessDied: _part("membership", "on_process_died"),
-    m.ProcessTable: _part("membership", "on_process_table"),
-    m.ArenaFound: _part("membership", "on_arena_found"),
-    m.Export: LocalScheduler.on_export,
-    m.Submit: LocalScheduler.on_submit,
-    m.SubmittedDirect: _part("introductions", "on_submitted_direct"),
-    m.DirectCounts: _part("introductions", "on_direct_counts"),
-    m.Completed: LocalScheduler.on_completed,
-    m.CallTimes: LocalScheduler.on_call_times,
-    m.Yielded: _part("streams", "on_yielded"),
-    m.Blocked: LocalScheduler.on_blocked,
-    m.Unblocked: LocalScheduler.on_unblocked,
-    m.WaitDetails: _part("deadlocks", "on_wait_details"),
-    m.TakenBack: LocalScheduler.on_taken_back,
-    m.Cancel: _part("stopping", "on_cancel"),
-    m.FindActors: _part("actors", "on_find_actors"),
-    m.ExpectResults: _part("call_results", "on_expect_results"),
-    m.CallOutcomes: _part("call_results", "on_call_outcomes"),
-    m.KillActor: _part("actors", "on_kill_actor"),
-    m.ActorExiting: _part("actors", "on_actor_exiting"),
-    m.ActorEnded: _part("actors", "on_actor_ended"),
-    m.HostDelays: _part("actors", "on_host_delays"),
-    m.HostedActors: _part("actors", "on_hosted_actors"),
-    m.LogAppended: _part("logs", "on_log_appended"),
-    m.Checkpoint: _part("logs", "on_checkpoint"),
-    m.ReplayProgress: _part("logs", "on_replay_progress"),
-    m.CallCounts: _part("logs", "on_call_counts"),
-    m.Put: _part("values", "on_put"),
-    m.OfferResults: _part("values", "on_offer_results"),
-    m.Hold: _part("values", "on_hold"),
-    m.Release: _part("values", "on_release"),
-    m.Fetch: _part("values", "on_fetch"),
-    m.Located: _part("values", "on_located"),
-    m.ObjectsLost: _part("values", "on_objects_lost"),
-    m.Written: _part("questions", "on_written"),
-    m.JobNumber: _part("questions", "on_job_number"),
-    m.Found: _part("questions", "on_found"),
-    m.Placed: _part("infeasible", "on_placed"),
-    m.Query: LocalScheduler.on_query,
-    m.Answer: _part("questions", "on_answer"),
-    m.LogLines: LocalScheduler.on_log_lines,
-    m.OutputWritten: LocalScheduler.on_output_written,
-    m.Inspected: LocalScheduler.on_inspected,
-    m.MemoryPressure: LocalScheduler.on_memory_pressure,
-}
-"""What a local scheduler accepts."""
+    def _accepted(self) -> dict[type[Any], Handler]:
+        """The handler of each message that a local scheduler accepts."""
+        return {
+            m.Register: self.membership.on_register,
+            m.Ready: self.membership.on_ready,
+            m.Goodbye: self.membership.on_goodbye,
+            m.RunningTasks: self.membership.on_running_tasks,
+            m.WorkerSpawned: self.membership.on_worker_spawned,
+            m.ProcessDied: self.membership.on_process_died,
+            m.ProcessTable: self.membership.on_process_table,
+            m.ArenaFound: self.membership.on_arena_found,
+            m.Export: self.on_export,
+            m.Submit: self.on_submit,
+            m.SubmittedDirect: self.introductions.on_submitted_direct,
+            m.DirectCounts: self.introductions.on_direct_counts,
+            m.Completed: self.on_completed,
+            m.CallTimes: self.on_call_times,
+            m.Yielded: self.streams.on_yielded,
+            m.Blocked: self.on_blocked,
+            m.Unblocked: self.on_unblocked,
+            m.WaitDetails: self.deadlocks.on_wait_details,
+            m.TakenBack: self.on_taken_back,
+            m.Cancel: self.stopping.on_cancel,
+            m.FindActors: self.actors.on_find_actors,
+            m.ExpectResults: self.call_results.on_expect_results,
+            m.CallOutcomes: self.call_results.on_call_outcomes,
+            m.KillActor: self.actors.on_kill_actor,
+            m.ActorExiting: self.actors.on_actor_exiting,
+            m.ActorEnded: self.actors.on_actor_ended,
+            m.HostDelays: self.actors.on_host_delays,
+            m.HostedActors: self.actors.on_hosted_actors,
+            m.LogAppended: self.logs.on_log_appended,
+            m.Checkpoint: self.logs.on_checkpoint,
+            m.ReplayProgress: self.logs.on_replay_progress,
+            m.CallCounts: self.logs.on_call_counts,
+            m.Put: self.values.on_put,
+            m.OfferResults: self.values.on_offer_results,
+            m.Hold: self.values.on_hold,
+            m.Release: self.values.on_release,
+            m.Fetch: self.values.on_fetch,
+            m.Located: self.values.on_located,
+            m.ObjectsLost: self.values.on_objects_lost,
+            m.Written: self.questions.on_written,
+            m.JobNumber: self.questions.on_job_number,
+            m.Found: self.questions.on_found,
+            m.Placed: self.infeasible.on_placed,
+            m.Query: self.on_query,
+            m.Answer: self.questions.on_answer,
+            m.LogLines: self.on_log_lines,
+            m.OutputWritten: self.on_output_written,
+            m.Inspected: self.on_inspected,
+            m.MemoryPressure: self.on_memory_pressure,
+        }

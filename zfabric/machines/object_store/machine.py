@@ -22,7 +22,7 @@ daemon's restart the machine first gathers claims (``parts.claims``) and moves n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from zfabric.config import Config
@@ -46,7 +46,7 @@ from zfabric.machines.object_store.tables import (
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address, short
-from zfabric.protocol.machine import Explanation, Refusal
+from zfabric.protocol.machine import Explanation, Handler, Handlers, Refusal
 
 
 class ObjectStore:
@@ -60,16 +60,14 @@ class ObjectStore:
         self._tables = StoreTables(data_start(size), size)
         self._room = Room(self._tables, config)
         self._claims = Claims() if recovering else None
+        self.handlers = Handlers(self._tables.counts, self._accepted())
 
     # -- the contract ------------------------------------------------------------------------------------------------------
 
     def step(self, now: float, source: Address, message: m.Message) -> None:
         """Take in one message."""
-        handler = self._handlers.get(type(message))
-        if handler is None:
-            raise Refusal(f"an object store does not take {type(message).__name__}")
         if self._claims is None or type(message) is m.Query:
-            handler(self, now, source, message)
+            self.handlers[type(message)](now, source, message)
         elif not self._claims.take(source[1:], message):
             self._claims.deferred.append((source, message))
         elif self._claims.complete:
@@ -373,25 +371,27 @@ class ObjectStore:
         self._tables.counts["refused"] += 1
         self._tables.effects.append(e.Send(source, m.Refused("ObjectLostError", text)))
 
-    _handlers: dict[type, Callable[[Any, float, Address, Any], None]] = {
-        m.Reserve: on_reserve,
-        m.ReturnGrant: on_return_grant,
-        m.GrantsHeld: on_grants_held,
-        m.Pinned: on_pinned,
-        m.Unpin: on_unpin,
-        m.Sealed: on_sealed,
-        m.Absorb: on_absorb,
-        m.Locate: on_locate,
-        m.Free: on_free,
-        m.ProcessGone: on_process_gone,
-        m.ExtentReady: on_extent_ready,
-        m.Spilled: on_spilled,
-        m.Restored: on_restored,
-        m.FileReady: on_file_ready,
-        m.ArenaFound: on_claim,
-        m.RetainOnly: on_claim,
-        m.Query: on_query,
-    }
+    def _accepted(self) -> dict[type[Any], Handler]:
+        """The handler of each message that an object store accepts."""
+        return {
+            m.Reserve: self.on_reserve,
+            m.ReturnGrant: self.on_return_grant,
+            m.GrantsHeld: self.on_grants_held,
+            m.Pinned: self.on_pinned,
+            m.Unpin: self.on_unpin,
+            m.Sealed: self.on_sealed,
+            m.Absorb: self.on_absorb,
+            m.Locate: self.on_locate,
+            m.Free: self.on_free,
+            m.ProcessGone: self.on_process_gone,
+            m.ExtentReady: self.on_extent_ready,
+            m.Spilled: self.on_spilled,
+            m.Restored: self.on_restored,
+            m.FileReady: self.on_file_ready,
+            m.ArenaFound: self.on_claim,
+            m.RetainOnly: self.on_claim,
+            m.Query: self.on_query,
+        }
 
 
 def _spilled(object_id: bytes, size: int, number: int, writer: bytes, rebuildable: bool) -> StoreEntry:

@@ -27,7 +27,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Send
 from zfabric.protocol.failures import pack_failure, unpack_failure
 from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, Address
-from zfabric.protocol.machine import Explanation, InvariantViolation
+from zfabric.protocol.machine import Explanation, Handler, Handlers, InvariantViolation
 from zfabric.protocol.messages import FAILED, INTERRUPTED, OK, Row
 from zfabric.protocol.options import option
 from zfabric.protocol.trace import marked
@@ -36,6 +36,8 @@ LEFT = "its actor ended itself"
 """Why a call is stopped that runs beside the one that does so."""
 REPORTS = (m.Completed, m.Yielded)
 """What a daemon that replaces another must hear, if that one may not have."""
+FROM_PEERS = (m.Call, m.SubmitDirect, m.OutcomesReceived)
+"""Messages that other processes send directly: no checkpoint waits for them."""
 
 
 class Worker:
@@ -76,6 +78,7 @@ class Worker:
         self._ended = CompletionBatch()
         self._effects: list[Effect] = []
         self.waits = BlockedStack()
+        self.handlers = Handlers(self.counts, self._accepted())
 
     # -- running --
 
@@ -349,23 +352,12 @@ class Worker:
     # -- the contract --
 
     def step(self, now: float, source: Address, message: m.Message) -> None:
-        """Take in what the local scheduler says."""
-        if type(message) is m.Call:
-            self.on_call(now, source, message)
-            return
-        handler = HANDLERS.get(type(message))
-        if handler is None:
-            self.counts["refused"] += 1
-        elif type(message) is m.SubmitDirect:
-            self.on_submit_direct(source, message)
-        elif type(message) is m.OutcomesReceived:
-            self.on_outcomes_received(source, message)  # Nothing else that a worker hears depends on who says it.
-        else:
-            handler(self, message)
-            if self.gate is not None:
-                self.gate.look(now)  # What was said is committed, or taken in.
+        """Handle one message; what the scheduler acknowledges may be the last thing that a checkpoint waits for."""
+        self.handlers[type(message)](now, source, message)
+        if self.gate is not None and type(message) not in FROM_PEERS:
+            self.gate.look(now)
 
-    def on_functions(self, message: m.Functions) -> None:
+    def on_functions(self, now: float, source: Address, message: m.Functions) -> None:
         """Functions of the rows that follow."""
         for row in message.functions:
             self.functions[row[0]] = row
@@ -374,7 +366,7 @@ class Worker:
             if option(row[3], "max_concurrency") is not None and option(row[3], "actor") is None:
                 self.async_functions.add(row[0])
 
-    def on_dispatch(self, message: m.Dispatch) -> None:
+    def on_dispatch(self, now: float, source: Address, message: m.Dispatch) -> None:
         """Tasks to run. What crosses the news that this worker waits, or waits no longer, and is not for that state, goes back at once."""
         self.given.take_in(message)
         if message.waits:
@@ -383,18 +375,18 @@ class Worker:
         elif self.waits and self.queue:
             self._say_taken_back(self.given.give_back_queue())
 
-    def on_allow_direct(self, message: m.AllowDirect) -> None:
+    def on_allow_direct(self, now: float, source: Address, message: m.AllowDirect) -> None:
         """A driver may hand over tasks."""
         self._effects.append(Send(self.scheduler, self.drivers.introduce(message.client)))
 
-    def on_submit_direct(self, source: Address, message: m.SubmitDirect) -> None:
+    def on_submit_direct(self, now: float, source: Address, message: m.SubmitDirect) -> None:
         """Tasks from a driver that knows this worker from the same daemon."""
         if message.daemon == self.scheduler[1:]:
             self.given.hand(message.rows, message.attempt, source[1:])
             if self.waits:
                 self._say_taken_back(self.given.give_back_queue())
 
-    def on_take_back(self, message: m.TakeBack) -> None:
+    def on_take_back(self, now: float, source: Address, message: m.TakeBack) -> None:
         """Give back what was not begun."""
         self._say_taken_back(self.given.give_back(set(message.task_ids)))
 
@@ -403,10 +395,10 @@ class Worker:
         self._report()
         self._effects.append(Send(self.scheduler, m.TakenBack(tuple(taken), running)))
 
-    def on_interrupt(self, message: m.Interrupt) -> None:
+    def on_interrupt(self, now: float, source: Address, message: m.Interrupt) -> None:
         """Stop an attempt: at once if it was not begun, else as soon as it is on top and user code runs."""
         if any(row[0] == message.task_id for row, _ in self.given.waiting()):
-            self.on_take_back(m.TakeBack((message.task_id,)))
+            self.on_take_back(now, source, m.TakeBack((message.task_id,)))
         else:
             item = self._running(message.task_id)
             if item is not None and item.attempt == message.attempt:
@@ -416,11 +408,7 @@ class Worker:
         """The task or call with this id that has begun."""
         return next((item for item in (*self.stack, *self.running_calls.values()) if item.row[0] == identifier), None)
 
-    def on_call(self, now: float, source: Address, message: m.Call) -> None:
-        """Calls of this process's actors."""
-        self.mailbox.accept(now, source, message)
-
-    def on_stop_call(self, message: m.StopCall) -> None:
+    def on_stop_call(self, now: float, source: Address, message: m.StopCall) -> None:
         """Stop a call, or do not begin it, also if it is still on its way."""
         if not self._stop(message.call_id, message.reason):
             self.mailbox.stop_later(message.call_id, message.reason)
@@ -433,27 +421,27 @@ class Worker:
             self.interrupts[call_id] = (item.attempt, reason)
         return item is not None
 
-    def on_caller_gone(self, message: m.CallerGone) -> None:
+    def on_caller_gone(self, now: float, source: Address, message: m.CallerGone) -> None:
         """A process that may have called, or handed over tasks, has ended."""
         self.mailbox.caller_gone(message.incarnation)
         if self.drivers.forget(message.incarnation):
             handed = self.given.handed_by(message.incarnation)
             if handed:
-                self.on_take_back(m.TakeBack(handed))
+                self.on_take_back(now, source, m.TakeBack(handed))
 
-    def on_outcomes_recorded(self, message: m.OutcomesRecorded) -> None:
+    def on_outcomes_recorded(self, now: float, source: Address, message: m.OutcomesRecorded) -> None:
         """Outcomes of calls are taken in."""
         self.mailbox.recorded(message.call_ids)
 
-    def on_log_committed(self, message: m.LogCommitted) -> None:
+    def on_log_committed(self, now: float, source: Address, message: m.LogCommitted) -> None:
         """What was said of an actor's log is committed."""
         self.mailbox.durable(message.actor_id, message.upto)
 
-    def on_outcomes_received(self, source: Address, message: m.OutcomesReceived) -> None:
+    def on_outcomes_received(self, now: float, source: Address, message: m.OutcomesReceived) -> None:
         """A caller has outcomes."""
         self.mailbox.taken(source, *message)
 
-    def on_retire_actor(self, message: m.RetireActor) -> None:
+    def on_retire_actor(self, now: float, source: Address, message: m.RetireActor) -> None:
         """Nobody has a handle any more, or the actor was killed."""
         if self.turns is None:
             self.mailbox.retiring = True
@@ -479,12 +467,12 @@ class Worker:
             self.interrupts[each.row[0]] = (each.attempt, LEFT)
         return [each.row[0] for each in others]
 
-    def on_allow_yields(self, message: m.AllowYields) -> None:
+    def on_allow_yields(self, now: float, source: Address, message: m.AllowYields) -> None:
         """How far a stream may go."""
         if message.task_id in self.yields.open:
             self.yields.allow(message.task_id, message.upto)
 
-    def on_stop_worker(self, message: m.StopWorker) -> None:
+    def on_stop_worker(self, now: float, source: Address, message: m.StopWorker) -> None:
         """Exit."""
         self.stopping = True
 
@@ -581,22 +569,22 @@ class Worker:
             if len(begun) > len(turns.wanted) + bool(turns.running):
                 raise InvariantViolation("two calls run at the same time")
 
-
-HANDLERS: dict[type[Any], Any] = {
-    m.Functions: Worker.on_functions,
-    m.Dispatch: Worker.on_dispatch,
-    m.AllowDirect: Worker.on_allow_direct,
-    m.SubmitDirect: Worker.on_submit_direct,
-    m.TakeBack: Worker.on_take_back,
-    m.Interrupt: Worker.on_interrupt,
-    m.StopWorker: Worker.on_stop_worker,
-    m.AllowYields: Worker.on_allow_yields,
-    m.Call: Worker.on_call,
-    m.StopCall: Worker.on_stop_call,
-    m.CallerGone: Worker.on_caller_gone,
-    m.OutcomesRecorded: Worker.on_outcomes_recorded,
-    m.LogCommitted: Worker.on_log_committed,
-    m.OutcomesReceived: Worker.on_outcomes_received,
-    m.RetireActor: Worker.on_retire_actor,
-}
-"""What a worker accepts."""
+    def _accepted(self) -> dict[type[Any], Handler]:
+        """The handler of each message that a worker accepts."""
+        return {
+            m.Functions: self.on_functions,
+            m.Dispatch: self.on_dispatch,
+            m.AllowDirect: self.on_allow_direct,
+            m.SubmitDirect: self.on_submit_direct,
+            m.TakeBack: self.on_take_back,
+            m.Interrupt: self.on_interrupt,
+            m.StopWorker: self.on_stop_worker,
+            m.AllowYields: self.on_allow_yields,
+            m.Call: self.mailbox.accept,
+            m.StopCall: self.on_stop_call,
+            m.CallerGone: self.on_caller_gone,
+            m.OutcomesRecorded: self.on_outcomes_recorded,
+            m.LogCommitted: self.on_log_committed,
+            m.OutcomesReceived: self.on_outcomes_received,
+            m.RetireActor: self.on_retire_actor,
+        }
