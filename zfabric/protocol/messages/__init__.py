@@ -1,20 +1,20 @@
-"""Every message of the fabric: who says it to whom, why, and what happens when it is lost or comes twice.
+"""Every message of the fabric: its sender and receiver, what it carries, and what happens when it is lost or comes twice.
 
-Messages travel over *links* (``zfabric.machines.common.link``), which number, acknowledge, repeat and deduplicate them,
-so between two living incarnations each arrives once and in order. When an incarnation ends, what it said that was not
-acted upon is gone; the registration path (``Register`` … ``Ready``) rebuilds the state from those who hold it. That is
-the answer to "what when it is lost" wherever a docstring below says nothing else.
+Messages travel over *links* (``zfabric.machines.common.link``), which number, acknowledge, repeat and deduplicate them. Between two
+living incarnations each message arrives once and in order. When an incarnation ends, its unprocessed messages are lost. The processes that
+hold the same state then send it again when they register (``Register`` … ``Ready``). That is what happens to a lost message
+wherever a docstring below says nothing else.
 
 A *row* is an immutable tuple of bytes, int, float, bool, str, None and tuples. The row layouts that several messages share:
 
-``task row``    ``(task_id, function_id, arguments, dependencies[, options])``: enough to run the task, again if need be.
-                ``arguments`` are serialized bytes, ``dependencies`` the ids of the objects that top-level arguments
+``task row``    ``(task_id, function_id, arguments, dependencies[, options])``: enough to run the task, more than once if need be.
+                ``arguments`` are serialized bytes. ``dependencies`` are the ids of the objects that top-level arguments
                 stand for, in the order of their place-holders. ``options`` is None or a tuple of (name, value) pairs
                 that differ from the function's own, plus ``("contains", (object_id, …))`` for refs inside arguments.
-``value``       ``bytes`` inline, or ``(offset, size)`` in the node's arena, or None for a value that is not handed out.
+``value``       ``bytes`` inline, or ``(offset, size)`` in the node's arena, or None for a value that is not sent.
 ``outputs``     a tuple of values, one per return.
 
-Everything is data: nothing here is ever unpickled by a scheduler, a store or a tool.
+Everything is data: no scheduler, store or tool ever unpickles it.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ Envelope: TypeAlias = tuple[bytes, bytes, Message]
 """``(role it is for, role it is from, message)``"""
 
 SECTIONS: tuple[ModuleType, ...] = (registration, tasks, actors, values, arena, control_store, placement, node, queries)
-"""Who speaks with whom, one module each, in the order in which a reader meets them."""
+"""The modules of messages, in the order in which a reader meets them: one for each pair of roles, or each subject."""
 
 MESSAGES: dict[str, type[Any]] = {
     name: kind

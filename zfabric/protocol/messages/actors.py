@@ -1,8 +1,8 @@
-"""Actors: where they are, what is called on them, and what comes of it.
+"""Actors: where they are, their calls, and the outcomes of these.
 
-An actor is made by a task, whose id is the actor's and whose first value stands for it: who holds a ref to that value has a handle.
-Calls go from the caller to the actor's process and back, past the scheduler; what concerns others (values in the arena, refs inside
-results) goes through it.
+An actor is made by a task, whose id is the actor's and whose first value stands for it: a ref to that value is a handle.
+Calls go from the caller to the actor's process and back, past the scheduler. Values in the arena and results with refs inside concern
+others, so they go through the scheduler.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ CREATING = 0
 """Its ``__init__`` has not ended (again): calls wait."""
 ALIVE = 1
 DEAD = 2
-"""For good: calls fail with the failure that comes with the news."""
+"""For good: calls fail with the failure in ``ActorLocations``."""
 
 
 class FindActors(NamedTuple):
-    """client -> local scheduler. I call these actors: tell me where they are, now and whenever that changes."""
+    """client -> local scheduler. The client calls these actors; ``ActorLocations`` answers now, and whenever a location changes."""
 
     actor_ids: Ids
 
@@ -28,9 +28,9 @@ class FindActors(NamedTuple):
 class ActorLocations(NamedTuple):
     """local scheduler -> client. Rows ``(actor_id, state, incarnation, attempt, lives_on, executing, failure)``.
 
-    ``incarnation`` is the process it lives in; while it is CREATING or DEAD, empty. ``attempt`` tells its lives apart, which may be
-    in the same process. ``lives_on`` says whether the process of its last life lives on, as one that several actors share may.
-    ``executing`` is the call that was running when that life ended, empty if none. ``failure`` is a packed failure
+    ``incarnation`` is the process in which the actor lives, empty while it is CREATING or DEAD. ``attempt`` tells its lives apart, since
+    two may be in the same process. ``lives_on`` says whether the process of its last life still runs, as the process of lightweight
+    actors may. ``executing`` is the call that was running when that life ended, empty if none. ``failure`` is a packed failure
     (``protocol.failures``) if it is DEAD.
     """
 
@@ -41,7 +41,7 @@ class Call(NamedTuple):
     """client -> actor. Calls, in order: rows ``(call_id, method, arguments[, dependencies, values, options])``.
 
     ``values`` are those of the dependencies, inline, or None where the actor is to fetch them itself. ``attempt`` is the life of the
-    actor that they are for: what comes for an earlier one is not run, and its caller hears of the end of that life.
+    actor that the calls are for. Calls for an earlier life are not run; the caller is notified of the end of that life.
     """
 
     actor_id: bytes
@@ -52,7 +52,7 @@ class Call(NamedTuple):
 class Returned(NamedTuple):
     """actor, local scheduler -> client. Outcomes of calls: rows ``(call_id, status, outputs)``, as in ``Results``.
 
-    An output that is None is known to the scheduler, and fetched when it is wanted.
+    An output that is None is an object of the scheduler's, and the client fetches it when it needs it.
     """
 
     rows: Rows
@@ -61,29 +61,31 @@ class Returned(NamedTuple):
 class CallOutcomes(NamedTuple):
     """actor -> local scheduler. Outcomes that concern others too: rows ``(call_id, caller, status, outputs, contained)``.
 
-    What is in the arena, or has refs inside, becomes an object that the caller holds; the caller is told with ``Returned``. The actor
-    repeats it to a restarted daemon until ``OutcomesRecorded`` arrives. Lost with the actor's process: then the caller's calls fail as
-    those of a dead actor do.
+    A value that is in the arena, or has refs inside, becomes an object that the caller holds. The scheduler then sends ``Returned`` to
+    the caller. The actor repeats the outcomes to a restarted daemon until ``OutcomesRecorded`` arrives. If the actor's process dies
+    first, they are lost, and the caller's calls fail as those of a dead actor do.
     """
 
     rows: Rows
 
 
 class OutcomesRecorded(NamedTuple):
-    """local scheduler -> worker control. These outcomes are taken in: the actor tells the callers, too, and repeats them no longer.
+    """local scheduler -> worker control. These outcomes are recorded: the actor sends them to the callers, too, and no longer repeats
+    them.
 
-    The callers have been told already, unless this daemon dies before that leaves; they ignore what they hear again.
+    The scheduler has sent them to the callers, but may have died before the frame left. Callers ignore repetitions.
     """
 
     call_ids: Ids
 
 
 class ExpectResults(NamedTuple):
-    """client -> local scheduler. Results of calls that others are about to hear of: rows ``(object_id, actor_id[, ahead])``.
+    """client -> local scheduler. Results of calls that other processes are about to need: rows ``(object_id, actor_id[, ahead])``.
 
-    With ``ahead``, it is the end of a stream, which may be so many values ahead of its consumer (0: as configured).
+    With ``ahead``, the object is the end of a stream whose producer may be so many values ahead of its consumer (0: as configured).
 
-    The caller holds them, and offers each value when it has come (``OfferResults``). Should it end before, they are lost.
+    The caller holds these objects, and offers each value when it arrives (``OfferResults``). If the caller dies before that, they are
+    lost.
     """
 
     rows: Rows
@@ -104,10 +106,10 @@ class StopCall(NamedTuple):
 
 
 class RetireActor(NamedTuple):
-    """local scheduler -> worker control. Nobody has a handle any more: end once the calls you have are done.
+    """local scheduler -> worker control. No handle of the actor is left: it ends once its calls are done.
 
-    An actor that shares its process is also ended ``at_once``, if it was killed: calls that wait are not run, the one that runs is
-    stopped. Lost with the daemon: the next one knows whether anybody has a handle, and clients say again whom they killed.
+    An actor that shares its process and was killed ends ``at_once``: waiting calls are not run, and the one that runs is
+    stopped. If the daemon dies, its successor finds out again whether there are handles, and clients repeat ``KillActor``.
     """
 
     actor_id: bytes
@@ -116,10 +118,10 @@ class RetireActor(NamedTuple):
 
 
 class ActorEnded(NamedTuple):
-    """actor -> local scheduler. An actor that shared this process lives here no longer; all that it had to say has been said.
+    """actor -> local scheduler. An actor has left this process, which it shared. It sends no more after this.
 
-    ``executing`` is the call that it did not come to the end of, empty if none; ``reason`` says why it ended itself, if it did.
-    Lost with the daemon: to the next one, ``HostedActors`` does not name it.
+    ``executing`` is the call that it was running, empty if none; ``reason`` says why it ended itself, if it did.
+    If this is lost with the daemon, ``HostedActors`` tells the next daemon by not naming the actor.
     """
 
     actor_id: bytes
@@ -129,16 +131,17 @@ class ActorEnded(NamedTuple):
 
 
 class HostedActors(NamedTuple):
-    """actor -> local scheduler, between ``Register`` and ``Ready``. Rows ``(task row of its creation, attempt)``: I am these actors.
+    """actor -> local scheduler, between ``Register`` and ``Ready``. The actors of this process: rows ``(task row of its creation,
+    attempt)``.
 
-    Without rows: a process that actors share, and none lives here now.
+    No rows: a host of lightweight actors in which none lives now.
     """
 
     rows: Rows
 
 
 class ActorExiting(NamedTuple):
-    """actor -> local scheduler. The actor has ended itself (``exit_actor``): it is not to be restarted."""
+    """actor -> local scheduler. The actor has ended itself (``exit_actor``): it is not restarted."""
 
     actor_id: bytes
 
@@ -147,7 +150,7 @@ class CallTimes(NamedTuple):
     """actor -> local scheduler. When calls ran, for the timeline: a trace (``protocol.trace``), and ``names``, rows ``(id, method)``.
 
     ``arguments`` are the values that calls took, rows ``(call_id, object ids)`` for those that took any.
-    Said once a second, or sooner if there is much to say. What is lost is missing in the timeline, and nowhere else.
+    Sent once a second, or sooner if there are many. Lost times are missing in the timeline and nowhere else.
     """
 
     names: Rows
@@ -156,11 +159,11 @@ class CallTimes(NamedTuple):
 
 
 class HostDelays(NamedTuple):
-    """actor -> local scheduler. What lasts in a process that actors share, in place of what was said of it before; for people.
+    """actor -> local scheduler. Calls that last in a process of lightweight actors. Replaces the last report of that process.
 
-    ``running`` is the call whose turn it is, ``rows`` those that have begun, among them that one: ``(actor, call, objects that it waits
-    for, actors, certain)``: the latter actors are those whose calls make the objects (zeros: none of this process's), and ``certain`` is
-    as in ``WaitDetails``. Said once a second, if it is news, of calls that had begun a second before.
+    ``running`` is the call whose turn it is. ``rows`` are the calls that have begun, the running one among them: ``(actor, call, objects
+    that it waits for, actors, certain)``. ``actors`` are those whose calls make the objects (zeros: no call of this process), ``certain``
+    is as in ``WaitDetails``. Sent once a second if it has changed, about calls that began at least a second before.
     """
 
     running: bytes
@@ -170,11 +173,11 @@ class HostDelays(NamedTuple):
 class LogAppended(NamedTuple):
     """actor -> local scheduler. Calls that a logged actor has run since the block before, in the order in which they ran.
 
-    ``rows`` is theirs to read who replay them (``machines.worker.call_log``), and bytes to everybody else; ``last`` numbers the last of
-    them, over all incarnations. ``made`` are those of their results that are no part of the rows, being large or with refs inside.
-    ``refs`` are what they need and only their callers held: the scheduler holds it as long as the rows are kept. ``number`` counts
-    what this incarnation (``attempt``) has said of its log; it is repeated to a restarted daemon until ``LogCommitted`` says that it is
-    committed. What another process than the one that is the actor now says is refused.
+    ``rows`` are bytes to everybody but a replay, which reads them (``machines.worker.call_log``). ``last`` is the number of the last
+    call, counted over all incarnations. ``made`` are the results that are not in the rows, because they are large or have refs inside.
+    ``refs`` are refs that the rows need; the scheduler holds them as long as it retains the rows. ``number`` counts what this incarnation
+    (``attempt``) has sent about its log. The actor repeats the message to a restarted daemon until ``LogCommitted`` confirms it. The
+    scheduler refuses it from any process but the one in which the actor now lives.
     """
 
     actor_id: bytes
@@ -189,7 +192,7 @@ class LogAppended(NamedTuple):
 class Checkpoint(NamedTuple):
     """actor -> local scheduler. Part ``part`` (from 0) of ``parts`` of the actor's state after the call numbered ``last``.
 
-    Once the last part is committed, the rows up to that call are dropped. ``refs`` are inside the state, and come with the last part.
+    Once the last part is committed, the rows up to that call are deleted. ``refs`` are inside the state, and come with the last part.
     Otherwise as ``LogAppended``.
     """
 
@@ -204,16 +207,16 @@ class Checkpoint(NamedTuple):
 
 
 class LogCommitted(NamedTuple):
-    """local scheduler -> worker control. What you have said of the actor's log is committed, up to this number: results may leave."""
+    """local scheduler -> worker control. The messages about the actor's log are committed up to this number: results may leave."""
 
     actor_id: bytes
     upto: int
 
 
 class ReplayProgress(NamedTuple):
-    """actor -> local scheduler. So many of the logged calls have run again; ``callers`` are those whose outcomes are kept for them.
+    """actor -> local scheduler. ``done`` of ``total`` logged calls have run again. ``callers`` have outcomes retained for them.
 
-    Said from time to time, once at the end, and again to a restarted daemon. Of callers that are gone, ``CallerGone`` is the answer.
+    Sent from time to time, once at the end, and again to a restarted daemon. ``CallerGone`` answers for callers that are gone.
     """
 
     actor_id: bytes
@@ -223,11 +226,11 @@ class ReplayProgress(NamedTuple):
 
 
 class CallCounts(NamedTuple):
-    """actor -> local scheduler. So many calls have ended of an actor whose calls are not logged, over all its incarnations.
+    """actor -> local scheduler. ``ended`` calls have ended, over all incarnations, of an actor with checkpoints but no log.
 
-    Those count of which nothing is left in an incarnation that begins with a checkpoint from before them, until then. ``waits_for`` are
-    the calls that run while a checkpoint is due, 0 if none is. For people, and said once a second if it has changed: what is
-    exact is in the process's slot when it has died (``ProcessDied``).
+    The count includes calls that a restart from an earlier checkpoint has lost. ``waits_for`` is the number of
+    calls that run while a checkpoint is due, 0 if none is. For people; sent once a second if it has changed. The
+    exact count is in the process's slot after its death (``ProcessDied``).
     """
 
     actor_id: bytes
@@ -236,10 +239,10 @@ class CallCounts(NamedTuple):
 
 
 class OutcomesReceived(NamedTuple):
-    """client -> actor. I have the outcomes of these calls of mine; with ``others``, of all but these.
+    """client -> actor. The client has the outcomes of these calls of its own, and the actor releases them. With ``others``: of all but
+    these.
 
-    The latter is said to each new incarnation, ahead of the calls that are made again, the former now and then; the actor forgets those
-    outcomes.
+    Sent with ``others`` to each new incarnation, ahead of the calls that are repeated, and without from time to time.
     """
 
     actor_id: bytes
@@ -248,9 +251,9 @@ class OutcomesReceived(NamedTuple):
 
 
 class CallerGone(NamedTuple):
-    """local scheduler -> worker control. A process that may have called you has ended.
+    """local scheduler -> worker control. A process that may have called an actor here has ended.
 
-    local scheduler -> client. A process that actors shared has ended, which you may have called while one lived there.
+    local scheduler -> client. A host of lightweight actors has ended, in which the client may have called one.
     """
 
     incarnation: bytes

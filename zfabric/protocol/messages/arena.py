@@ -1,7 +1,7 @@
 """The arena: client <-> object store, local scheduler <-> object store.
 
-A place is the offset of an object's payload in the arena. A negative one stands for a file of the node's spill directory: what the
-arena has no room for is written there by whoever makes it, and read there by whoever wants it (``zfabric.machines.common.extents``).
+A place is the offset of an object's payload in the arena. A negative offset stands for a file of the node's spill directory: if the
+arena has no room, a value is written there and read there (``zfabric.machines.common.extents``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from zfabric.protocol.messages.rows import Ids, Rows
 class Reserve(NamedTuple):
     """client -> object store. Room for an object of ``size`` bytes; wait up to ``patience`` seconds for it. The store adds the header.
 
-    ``wish`` is how large a range to bump-allocate in is liked best; 0 asks for that one object's room and nothing besides.
+    ``wish`` is the preferred size of a range to bump-allocate in; 0 requests room for that one object only.
     """
 
     token: int
@@ -24,9 +24,10 @@ class Reserve(NamedTuple):
 
 
 class Granted(NamedTuple):
-    """object store -> client. The range ``offset … offset + size`` of the arena is yours to write.
+    """object store -> client. The client may write the range ``offset … offset + size`` of the arena.
 
-    To a request for one object's room, the answer may be a file (``offset`` is negative): the arena has no room, and will have none soon.
+    If the request was for one object's room, the answer may be a file (``offset`` is negative): the arena has no room, and none is
+    coming.
     """
 
     token: int
@@ -37,7 +38,7 @@ class Granted(NamedTuple):
 class NoSpace(NamedTuple):
     """object store -> client. No grant. ``kind`` is "too_large", "full" or "memory"; ``text`` says what to do.
 
-    "alone": the arena has no room for a range to bump-allocate in; ask for one object's room (``wish`` 0), which may be a file.
+    "alone": the arena has no room for a range to bump-allocate in; request one object's room (``wish`` 0), which may be a file.
     """
 
     token: int
@@ -46,9 +47,9 @@ class NoSpace(NamedTuple):
 
 
 class ReturnGrant(NamedTuple):
-    """client -> object store. I write no more into the grant at ``offset``; past ``used`` bytes it holds nothing.
+    """client -> object store. The client writes no more into the grant at ``offset``; past ``used`` bytes it holds nothing.
 
-    Nor do ``gaps``, rows ``(offset, size)`` before that: what was to be written there was given up, behind it others were.
+    ``gaps`` are rows ``(offset, size)`` before that which hold nothing either: a write was abandoned there, and later ones follow it.
     """
 
     offset: int
@@ -57,38 +58,38 @@ class ReturnGrant(NamedTuple):
 
 
 class RecallGrant(NamedTuple):
-    """object store -> client control. Return the idle grant at ``offset`` if you can."""
+    """object store -> client control. Return the idle grant at ``offset`` if possible."""
 
     offset: int
 
 
 class GrantsHeld(NamedTuple):
-    """client -> object store, between ``Register`` and ``Ready``. Grants I hold: rows ``(offset, size, used)``.
+    """client -> object store, between ``Register`` and ``Ready``. The client's grants: rows ``(offset, size, used)``.
 
-    Only what is not finished: the rest of a grant (``used`` 0), or an object being written (``used`` its whole size).
+    Only unfinished ones: the rest of a grant (``used`` 0), or an object being written (``used`` its whole size).
     """
 
     rows: Rows
 
 
 class Pinned(NamedTuple):
-    """client -> object store, between ``Register`` and ``Ready``. Locations I know: rows ``(object_id, offset, size)``."""
+    """client -> object store, between ``Register`` and ``Ready``. The client's pins: rows ``(object_id, offset, size)``."""
 
     rows: Rows
 
 
 class Unpin(NamedTuple):
-    """client -> object store. I no longer use the locations of these objects.
+    """client -> object store. Release pins of these objects.
 
-    A pin is one telling: an id is listed once for every time a location of it was told to this process (a ``Located`` row passed
-    on). So an ``Unpin`` that crosses a new telling releases the old ones only, and nothing is moved under a reader.
+    Each ``Located`` row that reached this process is one pin, and an id is listed here once for each pin. So an ``Unpin``
+    that crosses a new ``Located`` releases the older pins only, and nothing is moved under a reader.
     """
 
     object_ids: Ids
 
 
 class RecallPins(NamedTuple):
-    """object store -> client. Room is short: unpin those of these that no live value of yours uses."""
+    """object store -> client. Room is short: unpin those of these objects that no live value of the process uses."""
 
     object_ids: Ids
 
@@ -96,8 +97,9 @@ class RecallPins(NamedTuple):
 class Sealed(NamedTuple):
     """local scheduler -> object store. Objects written: rows ``(object_id, offset, size, writer incarnation, rebuildable)``.
 
-    Said of every location a ``Completed`` or ``Put`` brings, also of those nobody wants (``Free`` follows): the room is the store's from
-    here on. The first copy of an object stays; what is told its readers comes from ``Located``, never from the writer.
+    Sent for every location in a ``Completed`` or ``Put``, also for objects that nobody needs (``Free`` follows): from here on the room
+    belongs to the store. If an object is written twice, the first copy stays. Readers get its place from ``Located``, never from the
+    writer.
     """
 
     rows: Rows
@@ -110,9 +112,10 @@ class Absorb(NamedTuple):
 
 
 class Locate(NamedTuple):
-    """local scheduler -> object store. Pin and tell: rows ``(object_id, process incarnation)``. Spilled ones come back first.
+    """local scheduler -> object store. Pin objects and answer with their places: rows ``(object_id, process incarnation)``.
 
-    Every row is answered by one row of ``Located`` or ``ObjectsLost``, and every row of ``Located`` is one pin (see ``Unpin``).
+    Spilled objects are restored first. Every row is answered by one row of ``Located`` or ``ObjectsLost``, and every row of ``Located``
+    is one pin (see ``Unpin``).
     """
 
     rows: Rows
@@ -121,7 +124,7 @@ class Locate(NamedTuple):
 class Located(NamedTuple):
     """object store -> local scheduler. Rows ``(object_id, process incarnation, offset, size)``: pinned by that process.
 
-    Each row is told to that process exactly once, also when what it was asked for no longer matters: the process unpins it then.
+    The scheduler sends each row to that process exactly once, even if the process no longer needs it: the process then unpins it.
     """
 
     rows: Rows
@@ -138,19 +141,19 @@ class ObjectsLost(NamedTuple):
 
 
 class Free(NamedTuple):
-    """local scheduler -> object store. Nobody refers to these any more; free each once it is unpinned."""
+    """local scheduler -> object store. Nobody refers to these objects any more; free each once it is unpinned."""
 
     object_ids: Ids
 
 
 class ProcessGone(NamedTuple):
-    """local scheduler -> object store. This process's death is proved: its pins and grants are void."""
+    """local scheduler -> object store. This process is proved dead: its pins and grants are void."""
 
     incarnation: bytes
 
 
 class RetainOnly(NamedTuple):
-    """local scheduler -> object store, once after a restart. Exactly these are referenced; free all others, and begin."""
+    """local scheduler -> object store, once after a restart. Exactly these objects are referred to; free all others, and begin."""
 
     object_ids: Ids
 
@@ -178,16 +181,17 @@ class Restored(NamedTuple):
 
 
 class FileReady(NamedTuple):
-    """shell -> object store. A file has the disk's room behind it, or (``error`` not empty) could not be made."""
+    """shell -> object store. The file exists, with disk space behind all of it; or (``error`` not empty) could not be made."""
 
     file: int
     error: str
 
 
 class ArenaFound(NamedTuple):
-    """shell -> object store, first after a restart. Sealed in the arena: ``(object_id, offset, size)``; files: ``(object_id, size, file)``.
+    """shell -> object store, first after a restart. Sealed in the arena: ``(object_id, offset, size)``; files: ``(object_id, size,
+    file)``.
 
-    A file that is not known to be whole is listed without an id: a process may still be writing it.
+    A file that may be incomplete is listed without an id: a process may still be writing it.
     """
 
     sealed: Rows

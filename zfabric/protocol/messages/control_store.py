@@ -1,4 +1,4 @@
-"""Control store."""
+"""The control store."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from zfabric.protocol.messages.rows import Ids, Rows
 
 
 class Write(NamedTuple):
-    """any -> control store. Puts ``(table, key, value)`` and deletes ``(table, key)``; ``token`` 0 wants no answer.
+    """any -> control store. Puts ``(table, key, value)`` and deletes ``(table, key)``; ``token`` 0 requests no answer.
 
     With a token, ``Written`` follows the commit, and the commit does not wait for a batch to fill. A ``Write`` without rows
-    is a barrier: it is answered once all that came before it is committed.
+    is a barrier: it is answered once everything before it is committed.
     """
 
     token: int
@@ -20,7 +20,9 @@ class Write(NamedTuple):
 
 
 class Written(NamedTuple):
-    """control store -> writer. Committed. ``ok`` is False where a condition failed or the store is read-only; ``text`` says which."""
+    """control store -> writer. The write is committed. ``ok`` is False where a condition failed or the store is read-only; ``text`` says
+    which.
+    """
 
     token: int
     ok: bool
@@ -28,9 +30,9 @@ class Written(NamedTuple):
 
 
 class Create(NamedTuple):
-    """any -> control store. Put the row only if its key is free. Answered with ``Written``; ``ok`` is False if it exists.
+    """any -> control store. Put the row only if its key is free. ``Written`` answers; ``ok`` is False if the key exists.
 
-    The very same row there already counts as put (the request came twice): put into the value who creates it.
+    If the same row is there already, it counts as put (the request came twice). So the value must name its creator.
     """
 
     token: int
@@ -40,9 +42,9 @@ class Create(NamedTuple):
 
 
 class Swap(NamedTuple):
-    """any -> control store. Put the row only if the key's value is ``expected`` (None: absent). Answered with ``Written``.
+    """any -> control store. Put the row only if the key's value is ``expected`` (None: absent). ``Written`` answers.
 
-    A row that has the new value already counts as put (the request came twice).
+    If the row has the new value already, it counts as put (the request came twice).
     """
 
     token: int
@@ -53,23 +55,23 @@ class Swap(NamedTuple):
 
 
 class NewJob(NamedTuple):
-    """local scheduler -> control store. The next job number, durably counted. Answered with ``JobNumber``.
+    """local scheduler -> control store. Request the next job number, durably counted. ``JobNumber`` answers.
 
-    A store that cannot write answers ``Written`` with this token and ``ok`` False.
+    A store that cannot write answers with ``Written``, this token and ``ok`` False.
     """
 
     token: int
 
 
 class JobNumber(NamedTuple):
-    """control store -> local scheduler. The number is yours alone; it is committed."""
+    """control store -> local scheduler. A number that no other job has; it is committed."""
 
     token: int
     number: int
 
 
 class Read(NamedTuple):
-    """any -> control store. The rows of ``table`` under these keys. Answered with ``Found``; absent keys are left out."""
+    """any -> control store. Request the rows of ``table`` under these keys. ``Found`` answers; absent keys are left out."""
 
     token: int
     table: str
@@ -95,9 +97,9 @@ class Found(NamedTuple):
 
 
 class ReadBlocks(NamedTuple):
-    """local scheduler -> control store. The task rows of these task ids, out of their blocks.
+    """local scheduler -> control store. Request the task rows of these task ids, out of their blocks.
 
-    Answered with ``Found``, whose rows are ``(task_id, task row)``; ids that are not kept are left out.
+    ``Found`` answers, with rows ``(task_id, task row)``; ids that are not stored are left out.
     """
 
     token: int
@@ -105,7 +107,7 @@ class ReadBlocks(NamedTuple):
 
 
 class Subscribe(NamedTuple):
-    """any -> control store. Keep me told of ``table`` rows that start with ``prefix``: a ``Snapshot`` now, then ``Publication``."""
+    """any -> control store. Subscribe to the ``table`` rows that start with ``prefix``: a ``Snapshot`` now, then every ``Publication``."""
 
     subscription: int
     table: str
@@ -113,7 +115,7 @@ class Subscribe(NamedTuple):
 
 
 class Unsubscribe(NamedTuple):
-    """any -> control store. No more of this subscription."""
+    """any -> control store. End this subscription."""
 
     subscription: int
 
@@ -129,7 +131,7 @@ class Snapshot(NamedTuple):
 class Publication(NamedTuple):
     """control store -> subscriber. Changes ``(key, value or None)`` since the publication before; a hint.
 
-    Repeated (empty) every 500 ms, so that a gap in ``sequence`` shows; on a gap, subscribe again.
+    Repeated (empty) every 500 ms, so that a gap in ``sequence`` shows. After a gap, subscribe again.
     """
 
     subscription: int

@@ -1,4 +1,4 @@
-"""The node's own shell."""
+"""The shell of a node."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ class WorkerSpawned(NamedTuple):
 
 
 class ProcessDied(NamedTuple):
-    """shell -> local scheduler. Proved dead. ``signal`` 0 for an exit; ``peak`` memory in bytes; ``stderr`` its last lines.
+    """shell -> local scheduler. The process is proved dead. ``signal`` is 0 for an exit; ``peak`` is memory in bytes; ``stderr`` its last
+    lines.
 
-    ``executing`` is the task that was on top of the worker's stack, read from its slot after its death (empty: none); so are
-    ``ended``, rows ``(actor_id, count)``: the calls that had ended of an actor whose calls are not logged (``CallCounts``).
+    ``executing`` is the task that was on top of the worker's stack, read from its slot after its death (empty: none). ``ended`` comes
+    from the slot, too: rows ``(actor_id, count)``, how many calls had ended of an actor whose calls are not logged (``CallCounts``).
     """
 
     pid: int
@@ -32,9 +33,9 @@ class ProcessDied(NamedTuple):
 
 
 class ProcessTable(NamedTuple):
-    """shell -> local scheduler, once after a daemon's restart. Workers ``(token, pid)`` the supervisor still has.
+    """shell -> local scheduler, once after a daemon's restart. The supervisor's living workers: rows ``(token, pid)``.
 
-    ``ended`` as in ``ProcessDied``, of all that are dead; the daemon before this one may have heard of some of them.
+    ``ended`` is as in ``ProcessDied``, for all dead workers; the daemon before this one may have received some of it.
     """
 
     workers: Rows
@@ -42,7 +43,7 @@ class ProcessTable(NamedTuple):
 
 
 class MemoryPressure(NamedTuple):
-    """shell -> local scheduler. The node is short of memory: ``usage`` rows are ``(pid, resident bytes)``; someone must go."""
+    """shell -> local scheduler. The node is short of memory: ``usage`` rows are ``(pid, resident bytes)``. One process must be killed."""
 
     available: int
     limit: int

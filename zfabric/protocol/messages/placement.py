@@ -1,4 +1,4 @@
-"""Global scheduler."""
+"""The global scheduler."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from zfabric.protocol.messages.rows import Rows
 
 
 class Heartbeat(NamedTuple):
-    """local scheduler -> global scheduler. What the node has: ``total`` and ``available`` are (resource, amount) pairs in 1/10,000."""
+    """local scheduler -> global scheduler. The node's resources: ``total`` and ``available`` are (resource, amount) pairs in 1/10,000.
+
+    ``queued`` is how many of its tasks wait, ``mean_seconds`` how long one takes on average.
+    """
 
     node: bytes
     total: Rows
@@ -18,12 +21,12 @@ class Heartbeat(NamedTuple):
 
 
 class Place(NamedTuple):
-    """local scheduler -> global scheduler. Where could tasks of these demands run? Rows ``(token, demand pairs)``."""
+    """local scheduler -> global scheduler. Ask which nodes could run tasks of these demands. Rows ``(token, demand pairs)``."""
 
     rows: Rows
 
 
 class Placed(NamedTuple):
-    """global scheduler -> local scheduler. Rows ``(token, node or empty)``: empty where no node will ever have it."""
+    """global scheduler -> local scheduler. Rows ``(token, node or empty)``: empty where no node will ever have what the demand asks for."""
 
     rows: Rows

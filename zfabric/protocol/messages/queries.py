@@ -1,4 +1,4 @@
-"""People: tools and notices."""
+"""Queries: questions of people and tools, notices and output."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 from zfabric.protocol.messages.rows import Row, Rows
 
 LIST_LIMIT = 10_000
-"""Most rows one listing answers with."""
+"""Most rows of one listing."""
 TASK_STATES = ("running", "blocked", "assigned", "ready", "infeasible", "waiting", "finished", "failed")
-"""States of a task as listings show them, in the order in which they list tasks: what runs first, what is done last."""
+"""States of a task as listings show them, in the order of listings: running tasks first, finished ones last."""
 
 
 class Query(NamedTuple):
-    """client, tool -> local scheduler. A question about tasks, objects, actors, workers or jobs; answered with ``Answer``.
+    """client, tool -> local scheduler. A question about tasks, objects, actors, workers or jobs; ``Answer`` answers it.
 
     ``what`` is one of ``QUESTIONS`` in ``machines/local_scheduler/reports/report.py``.
     """
@@ -24,7 +24,7 @@ class Query(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """local scheduler -> asker. ``payload`` is plain data (tuples, dicts, strings, numbers); ``error`` is empty when it could be had."""
+    """local scheduler -> asker. ``payload`` is plain data (tuples, dicts, strings, numbers); ``error`` is empty if there is an answer."""
 
     token: int
     payload: Any
@@ -32,16 +32,17 @@ class Answer(NamedTuple):
 
 
 class Notice(NamedTuple):
-    """local scheduler -> driver. Something a person should know. ``level`` is "info", "warning" or "error"."""
+    """local scheduler -> driver. A line for the person at the program. ``level`` is "info", "warning" or "error"."""
 
     level: str
     text: str
 
 
 class Inspect(NamedTuple):
-    """local scheduler -> the control thread of a worker, or a driver. Say what all threads run; answered with ``Inspected``.
+    """local scheduler -> the control thread of a worker, or a driver. Report the stacks of all threads; ``Inspected`` answers.
 
-    ``asker`` (an address) and ``token`` are those of the question, and come back. A process that does not run Python code does not answer.
+    ``asker`` (an address) and ``token`` are those of the question, and come back. A process that does not run Python code does not
+    answer.
     """
 
     asker: bytes
@@ -59,22 +60,25 @@ class Inspected(NamedTuple):
 class CollectGarbage(NamedTuple):
     """local scheduler -> the control thread of a worker, or a driver. Run Python's garbage collector once.
 
-    Sent while a demand waits for what actors hold: their last handles may be in reference cycles. If lost, the next one comes later.
+    Sent while a demand waits for resources that actors hold: the last handles of these may be in reference cycles. If it is lost, another
+    one follows.
     """
 
 
 class LogLines(NamedTuple):
     """shell -> local scheduler -> driver. Output of workers: rows ``(pid, name, stream, text)``, stream "out" or "err".
 
-    ``name`` is that of the task or actor that wrote it; empty where that is not known.
+    ``name`` is that of the task or actor that wrote the line; empty where it is not known.
     """
 
     rows: Rows
 
 
 class OutputWritten(NamedTuple):
-    """worker -> local scheduler, and worker -> client that gets an outcome past it. What ended wrote to its standard output or error.
+    """worker -> local scheduler, and worker -> client that gets an outcome directly. The task that ends has written to its standard
+    output or error.
 
-    It comes ahead of the outcome. The daemon's shell looks into the worker's files first, so that ``LogLines`` precedes the outcome; a
-    driver has it do so before ``get`` returns; another worker passes it on with its own outcome. If lost, lines are shown a little later.
+    It precedes the outcome. The daemon's shell then reads the worker's files at once, so that ``LogLines`` precedes the outcome, too. A
+    driver requests the same before ``get`` returns. Another worker passes it on with its own outcome. If it is lost, lines are shown a
+    little later.
     """

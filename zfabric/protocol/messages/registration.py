@@ -10,11 +10,11 @@ PROTOCOL_VERSION = 1
 
 
 class Register(NamedTuple):
-    """client -> local scheduler. First on every link: who I am. ``kind`` is "driver", "worker" or "tool".
+    """client -> local scheduler. The first message on every link. ``kind`` is "driver", "worker" or "tool".
 
-    ``job`` is empty for a driver that wants a new job. ``name`` is the token a worker was spawned with, or what a driver
-    calls itself. ``control`` is the incarnation of the process's control socket (empty: it has none). ``started`` is the process's
-    start time in clock ticks, which guards its pid against reuse. Between this and ``Ready`` the process repeats what it
+    ``job`` is empty for a driver that wants a new job. ``name`` is the token a worker was spawned with, or the name a driver
+    gives itself. ``control`` is the incarnation of the process's control socket (empty: it has none). ``started`` is the process's
+    start time in clock ticks, which guards its pid against reuse. Between this and ``Ready`` the process sends what it
     holds: ``Export``, ``OfferResults``, ``Hold``, ``RunningTasks``, ``Completed``, ``Submit``.
     """
 
@@ -30,13 +30,13 @@ class Register(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """client -> local scheduler. All I hold has been said; dispatch may count on me."""
+    """client -> local scheduler. Registration is complete: the process has sent all that it holds, and tasks may be dispatched to it."""
 
 
 class Welcome(NamedTuple):
-    """local scheduler -> client. You are registered. ``settings`` are (name, value) pairs a client needs (see ``config``).
+    """local scheduler -> client. The process is registered. ``settings`` are the (name, value) pairs a client needs (see ``config``).
 
-    ``arena`` is the path the node's arena can be opened under (empty: none), with its size in bytes.
+    ``arena`` is the path under which the node's arena can be opened (empty: there is none), ``arena_size`` its size in bytes.
     """
 
     protocol: int
@@ -48,23 +48,25 @@ class Welcome(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """any -> any. What you said does not fit: ``kind`` names an exception of ``zfabric.exceptions``, ``text`` says why."""
+    """any -> any. A message was refused: ``kind`` names an exception of ``zfabric.exceptions``, ``text`` says why."""
 
     kind: str
     text: str
 
 
 class RegisterAgain(NamedTuple):
-    """local scheduler -> client. I am a new incarnation of your node's daemon at ``path``; register again."""
+    """local scheduler -> client. The node's daemon has restarted and listens at ``path``; register again."""
 
     path: str
 
 
 class Goodbye(NamedTuple):
-    """driver, tool -> local scheduler. I am done; my job ends. Answered with ``Farewell`` once its log lines are out."""
+    """driver, tool -> local scheduler. The process is done, and its job ends. ``Farewell`` is the answer, once the job's log lines are
+    sent.
+    """
 
 
 class Farewell(NamedTuple):
-    """local scheduler -> driver. Your job has ended, its tombstone is durable; ``reason`` is empty on request."""
+    """local scheduler -> driver. The job has ended, and its tombstone is durable. ``reason`` is empty if the driver asked for the end."""
 
     reason: str

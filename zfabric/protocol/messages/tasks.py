@@ -12,9 +12,9 @@ OK = 0
 ERROR = 1
 """The user's code raised; the one output is the serialized error."""
 RETRY = 2
-"""The user's code raised something its options say to retry; the one output is the serialized error."""
+"""The user's code raised an error that the task's options retry; the one output is the serialized error."""
 INTERRUPTED = 3
-"""Stopped on request before it had an outcome of its own; the one output says why: "cancelled", "timeout" or "killed" (an actor)."""
+"""The attempt was stopped on request before it had an outcome; the one output is the reason: "cancelled", "timeout" or "killed"."""
 FAILED = 4
 """The fabric could not produce the value. The one output is a packed ``(kind, text, facts)`` (``protocol.failures``)."""
 
@@ -22,31 +22,31 @@ FAILED = 4
 class Export(NamedTuple):
     """client -> local scheduler. Functions this job may run: rows ``(function_id, name, payload, options)``.
 
-    ``options`` is a tuple of (name, value) pairs, see ``protocol.options``. Same id, same content: repeats are harmless.
+    ``options`` is a tuple of (name, value) pairs, see ``protocol.options``. The same id has the same content, so repeats are harmless.
     """
 
     functions: Rows
 
 
 class Functions(NamedTuple):
-    """local scheduler -> worker. The functions of the rows that follow, once per worker; rows as in ``Export``."""
+    """local scheduler -> worker. The functions of the task rows that follow, once per worker; rows as in ``Export``."""
 
     functions: Rows
 
 
 class Submit(NamedTuple):
-    """client -> local scheduler. Task rows, in order. A known id with the same row is a repeat; with another, refused."""
+    """client -> local scheduler. Task rows, in order. A known id with the same row is ignored; with another row, it is refused."""
 
     rows: Rows
 
 
 class Dispatch(NamedTuple):
-    """local scheduler -> worker. Run these task rows, in order.
+    """local scheduler -> worker. Task rows to run, in order.
 
-    ``details`` says what differs from "attempt ``attempt``, nothing to resolve": rows ``(index in rows, attempt, values of the
-    dependencies, gpu ids)``. With ``waits`` they are run at once, on top of the task that waits in ``get``: it is how many
-    ``Blocked`` and ``Unblocked`` the scheduler had received from the worker. If the worker has sent more, something else is on top of its
-    stack, and the rows go back (``TakenBack``). 0: they run when nothing waits.
+    ``details`` lists the exceptions from "attempt ``attempt``, nothing to resolve": rows ``(index in rows, attempt, values of the
+    dependencies, gpu ids)``. If ``waits`` is 0, the tasks run when nothing on the worker's stack waits. Otherwise they run at once, on
+    top of the task that waits in ``get``, and ``waits`` is the number of ``Blocked`` and ``Unblocked`` that the scheduler has received
+    from this worker. If the worker has sent more, its stack has changed, and it returns the rows (``TakenBack``).
     """
 
     rows: Rows
@@ -56,15 +56,16 @@ class Dispatch(NamedTuple):
 
 
 class AllowDirect(NamedTuple):
-    """local scheduler -> worker. This client may hand tasks to the worker itself."""
+    """local scheduler -> worker. This client may submit tasks to the worker directly."""
 
     client: bytes
 
 
 class DirectAllowed(NamedTuple):
-    """local scheduler -> client. As long as it waits for each task before it submits the next, it may hand those of these functions to a
-    worker itself, for the attempt of this number. No functions: none any more. The client answers with an empty ``SubmittedDirect``,
-    after which no more comes.
+    """local scheduler -> client. The client may submit tasks of these functions to a worker directly, as attempts of this number.
+
+    It may do so as long as it waits for each task before it submits the next. No functions: the permission ends. The client then answers
+    with an empty ``SubmittedDirect``, after which it submits no more directly.
     """
 
     worker: bytes
@@ -73,8 +74,11 @@ class DirectAllowed(NamedTuple):
 
 
 class SubmitDirect(NamedTuple):
-    """client -> worker. Run these task rows as if they had come from this incarnation of the daemon, and tell the client, too, what plain
-    values they have. A worker that has joined another daemon since lets them fall: the client submits them there."""
+    """client -> worker. Task rows to run as if this incarnation of the daemon had dispatched them.
+
+    The worker sends plain values to the client, and every outcome to the scheduler. A worker that has registered with another daemon
+    since drops the rows: the client submits them to that daemon.
+    """
 
     daemon: bytes
     rows: Rows
@@ -82,16 +86,16 @@ class SubmitDirect(NamedTuple):
 
 
 class SubmittedDirect(NamedTuple):
-    """client -> local scheduler. Task rows that the client has handed to a worker."""
+    """client -> local scheduler. Task rows that the client has sent to a worker directly."""
 
     worker: bytes
     rows: Rows
 
 
 class DirectCounts(NamedTuple):
-    """client, worker -> local scheduler. How many values of handed tasks a worker has told a client; ``peer`` is the other one of the two.
+    """client, worker -> local scheduler. How many values the worker has sent directly to the client. ``peer`` is the other of the two.
 
-    What the client says next it says in the knowledge of so many, and is heard when the worker has told the scheduler of as many.
+    The client sends it ahead of a question. The scheduler processes the question once the worker has reported as many values.
     """
 
     peer: bytes
@@ -99,10 +103,10 @@ class DirectCounts(NamedTuple):
 
 
 class Completed(NamedTuple):
-    """worker -> local scheduler. Attempts that ended: by column, since they are many, and small. ``task_ids`` are one behind the other.
+    """worker -> local scheduler. Attempts that ended, by column since there are many small ones. ``task_ids`` are concatenated.
 
-    ``extras`` are ``(index, refs contained per output, argument refs kept)`` for those that have them; ``durations`` are
-    ``(function_id, count, seconds in all)``; ``times`` is, with ``task_ids`` before it, what the timeline shows (``protocol.trace``).
+    ``extras`` are ``(index, refs contained per output, argument refs retained)`` for outputs that have such refs. ``durations`` are
+    ``(function_id, count, total seconds)``. ``times``, behind ``task_ids``, is a trace for the timeline (``protocol.trace``).
     """
 
     attempts: Row
@@ -115,34 +119,34 @@ class Completed(NamedTuple):
 
     @classmethod
     def of(cls, rows: Rows, extras: Rows = (), durations: Rows = (), times: bytes = b"") -> Completed:
-        """Of rows ``(task_id, attempt, status, outputs)``."""
+        """Make one from rows ``(task_id, attempt, status, outputs)``."""
         task_ids, attempts, statuses, outputs = zip(*rows, strict=True) if rows else ((), (), (), ())
         return cls(attempts, statuses, outputs, b"".join(task_ids), extras, durations, times)
 
     @property
     def rows(self) -> Rows:
-        """The same, for what looks at one after the other."""
+        """Rows ``(task_id, attempt, status, outputs)``."""
         return tuple(zip(split_ids(self.task_ids, TASK_BYTES), self.attempts, self.statuses, self.outputs, strict=True))
 
 
 class Yielded(NamedTuple):
     """worker -> local scheduler. Values of streams, in order: rows ``(task_id, attempt, index, value, contained)``.
 
-    ``value`` is inline bytes or a place in the arena; True where an earlier daemon took over the place; None says that the stream has
-    ``index`` values and no more. Said again after a restart of the daemon, and by a later attempt: an index names the same value.
+    ``value`` is inline bytes or a place in the arena; True where an earlier daemon took over the place; None means that the stream ends
+    with ``index`` values. Repeated after a restart of the daemon, and by a later attempt: an index names the same value.
     """
 
     rows: Rows
 
 
 CLOSE = -1
-"""``AllowYields.upto`` where nobody reads a stream any more: it is to end."""
+"""``AllowYields.upto`` of a stream that nobody reads any more: its generator is closed."""
 
 
 class AllowYields(NamedTuple):
-    """local scheduler -> worker. The stream may have the values below ``upto`` by now; or is to CLOSE.
+    """local scheduler -> worker. The stream may yield the values below ``upto``; with CLOSE, it ends.
 
-    State and not a difference: the consumer has asked for all values up to there.
+    This is state and not a difference: consumers have requested all values below ``upto``.
     """
 
     task_id: bytes
@@ -150,9 +154,9 @@ class AllowYields(NamedTuple):
 
 
 class RunningTasks(NamedTuple):
-    """worker -> local scheduler, between ``Register`` and ``Ready``. Rows ``(task row, attempt, begun)`` that I hold.
+    """worker -> local scheduler, between ``Register`` and ``Ready``. The worker's tasks: rows ``(task row, attempt, begun)``.
 
-    ``gpus`` are the GPUs that I was given: nobody else is to have them while I live.
+    ``gpus`` are the GPUs that the worker was given. No other worker gets them while it lives.
     """
 
     rows: Rows
@@ -160,23 +164,25 @@ class RunningTasks(NamedTuple):
 
 
 class TakeBack(NamedTuple):
-    """local scheduler -> worker control. Give back those of these tasks that you have not begun."""
+    """local scheduler -> worker control. Return those of these tasks that have not begun."""
 
     task_ids: Ids
 
 
 class TakenBack(NamedTuple):
-    """worker control -> local scheduler. These I had not begun and will not begin. ``running`` is the attempt on top, or empty."""
+    """worker control -> local scheduler. Tasks that this worker returns; none of them had begun. ``running`` is the task on top, or
+    empty.
+    """
 
     task_ids: Ids
     running: bytes
 
 
 class Blocked(NamedTuple):
-    """worker -> local scheduler. ``task_id`` waits for the objects ``wanted`` and gives back ``returned``, not begun.
+    """worker -> local scheduler. ``task_id`` waits for the objects ``wanted``; the tasks ``returned`` have not begun and go back.
 
-    ``inline`` says whether tasks may run on top of it meanwhile (plain ``get``, no timeout). What was given to run on top of a wait below
-    it, and was not begun, is among ``returned``: nothing is run on top of what does not wait for it.
+    ``inline`` says whether tasks may run on top of it meanwhile (plain ``get``, no timeout). ``returned`` includes the tasks that were
+    sent to run on top of a task below this one and have not begun: no task runs on top of one that does not wait for it.
     """
 
     task_id: bytes
@@ -186,11 +192,11 @@ class Blocked(NamedTuple):
 
 
 class WaitDetails(NamedTuple):
-    """worker -> local scheduler, behind ``Blocked``. What waits is a call, called ``name``, or waits for calls: more about it.
+    """worker -> local scheduler, behind ``Blocked``. More about a wait that calls of actors are part of. ``name`` is the waiting call's.
 
-    ``callees`` are rows ``(object, actor that is called)`` of those that calls are to give. ``certain`` says that it goes on only once
-    all are there that it wants: there is no limit of time, for it or for the calls that it waits for, and some of them are not enough.
-    Where such wait for each other in a circle, the driver is warned.
+    ``callees`` are rows ``(object, actor that makes it)`` of the objects that are results of calls. ``certain`` says that the wait ends
+    only when all of ``wanted`` exist: neither the wait nor the calls have a timeout, and a part of the objects is not enough. If such
+    waits form a circle, the driver is warned.
     """
 
     task_id: bytes
@@ -206,19 +212,19 @@ class Unblocked(NamedTuple):
 
 
 class Results(NamedTuple):
-    """local scheduler -> client. Outcomes of tasks it submitted: rows ``(task_id, status, outputs)``, one for every task.
+    """local scheduler -> client. Outcomes of tasks that it submitted: rows ``(task_id, status, outputs)``, exactly one for every task.
 
-    Large values, and those with refs inside, are None here: they are fetched when they are wanted.
+    Large values, and values with refs inside, are None here: the client fetches them when it needs them.
     """
 
     rows: Rows
 
 
 class InheritTasks(NamedTuple):
-    """local scheduler -> driver. Task rows whose submitter is gone: keep them until their outcome, as if they were your own.
+    """local scheduler -> driver. Task rows whose submitter has died: the driver retains them until they have an outcome.
 
-    They are said again after a restart of the daemon, and nothing more: the driver holds none of their values. ``functions`` are those
-    of the rows, as in ``Export``.
+    It repeats them after a restart of the daemon, as it does its own. It holds none of their values. ``functions`` are those of the rows,
+    as in ``Export``.
     """
 
     rows: Rows
@@ -226,7 +232,7 @@ class InheritTasks(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """client -> local scheduler. Cancel the tasks of these objects; ``force`` kills, ``recursive`` takes their children too."""
+    """client -> local scheduler. Cancel the tasks of these objects; ``force`` kills their workers, ``recursive`` includes children."""
 
     object_ids: Ids
     force: bool
@@ -242,4 +248,4 @@ class Interrupt(NamedTuple):
 
 
 class StopWorker(NamedTuple):
-    """local scheduler -> worker control. Finish nothing more; exit."""
+    """local scheduler -> worker control. Exit, and begin no further task. The answer to a worker that this node did not start."""

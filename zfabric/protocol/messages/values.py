@@ -8,49 +8,52 @@ from zfabric.protocol.messages.rows import Ids, Rows
 
 
 class Put(NamedTuple):
-    """client -> local scheduler. Values that exist: rows ``(object_id, value, contained refs, durable)``.
+    """client -> local scheduler. New values: rows ``(object_id, value, contained refs, durable)``.
 
-    Durable ones are answered with ``PutCommitted`` after their commit.
+    ``PutCommitted`` answers for the durable ones, after their commit.
     """
 
     rows: Rows
 
 
 class PutCommitted(NamedTuple):
-    """local scheduler -> client. These durable values are committed; or, where ``error`` is not empty, could not be."""
+    """local scheduler -> client. These durable values are committed; if ``error`` is not empty, they could not be."""
 
     object_ids: Ids
     error: str
 
 
 class OfferResults(NamedTuple):
-    """client -> local scheduler, between ``Register`` and ``Ready``. Results I hold: rows ``(object_id, status, value, refs contained)``.
+    """client -> local scheduler. Results that the client holds: rows ``(object_id, status, value, refs contained)``.
 
-    They are adopted as accepted: a value that a program has seen is not made again.
+    Sent between ``Register`` and ``Ready``, and when a result of a call arrives that others wait for (``ExpectResults``). The scheduler
+    accepts them as they are: a value that a program has seen is not made again.
     """
 
     rows: Rows
 
 
 class Hold(NamedTuple):
-    """client -> local scheduler. This process now has refs to these objects. Idempotent: holders are sets."""
+    """client -> local scheduler. This process now has refs to these objects. Idempotent: holders are a set."""
 
     object_ids: Ids
 
 
 class Release(NamedTuple):
-    """client -> local scheduler. This process's last refs to these objects are gone. Idempotent."""
+    """client -> local scheduler. This process no longer has refs to these objects. Idempotent."""
 
     object_ids: Ids
 
 
 class Fetch(NamedTuple):
-    """client -> local scheduler. Send me these objects (``Objects``) as soon as they exist."""
+    """client -> local scheduler. Requests these objects; ``Objects`` answers as soon as they exist."""
 
     object_ids: Ids
 
 
 class Objects(NamedTuple):
-    """local scheduler -> client. Values asked for: rows ``(object_id, status, value, refs contained)``. A place is a pin you now hold."""
+    """local scheduler -> client. Requested values: rows ``(object_id, status, value, refs contained)``. A place comes with a pin for this
+    process.
+    """
 
     rows: Rows
