@@ -1,4 +1,4 @@
-"""When things are to be stopped that have not ended by then, soonest first."""
+"""Deadlines by which things are to have ended, soonest first."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
 LEAST = 1000
-"""Deadlines that may be kept of what has ended, before they are looked through; twice as many as counted when that was done last."""
+"""Deadlines of ended things that may accumulate before a sweep; at least, and twice as many as were alive after the last one."""
 
 
 class Deadlines:
-    """Deadlines, each with what it is of. Those of what has ended are passed over, and take no room for long, however far off they are.
+    """Deadlines and their things. Those of things that have ended are skipped, and swept out before long, however far off they are.
 
     ``counts`` is asked whether one still does: (deadline, of what).
     """
@@ -24,7 +24,7 @@ class Deadlines:
         return len(self._heap)
 
     def add(self, deadline: float, identifier: bytes) -> None:
-        """One more."""
+        """Add a deadline."""
         heappush(self._heap, (deadline, identifier))
         if len(self._heap) > self._most:
             self._heap = [each for each in self._heap if self._counts(*each)]
@@ -32,14 +32,14 @@ class Deadlines:
             self._most = max(LEAST, 2 * len(self._heap))
 
     def next(self) -> float | None:
-        """The soonest one that counts."""
+        """The soonest deadline of a thing that has not ended."""
         heap = self._heap
         while heap and not self._counts(*heap[0]):
             heappop(heap)
         return heap[0][0] if heap else None
 
     def due(self, now: float) -> list[bytes]:
-        """What is to be stopped by now."""
+        """Things whose deadline has passed."""
         found = []
         while (soonest := self.next()) is not None and soonest <= now:
             found.append(heappop(self._heap)[1])

@@ -29,7 +29,7 @@ INDEX_SHARE = 4096
 """Bytes of arena per index entry. Values up to 64 KiB are rarely here, so entries do not run out; unused ones cost nothing."""
 
 Range = tuple[int, int]
-"""(start, size)"""
+"""``(start, size)`` in bytes."""
 
 
 def round_up(size: int, step: int) -> int:
@@ -63,7 +63,7 @@ def file_number(offset: int) -> int:
 
 
 class Ranges:
-    """Disjoint ranges, merged where they touch; finds the smallest that holds a given size."""
+    """Disjoint ranges, merged where they touch, with best-fit search."""
 
     __slots__ = ("_by_size", "_sizes", "_starts", "total")
 
@@ -94,7 +94,7 @@ class Ranges:
         return size
 
     def add(self, start: int, size: int) -> None:
-        """Add a range that overlaps none of these; it grows together with its neighbours."""
+        """Add a range that overlaps none of these, and merge it with its neighbours."""
         if size <= 0:
             return
         self.total += size
@@ -124,7 +124,7 @@ class Ranges:
         return (begin, whole) if begin + whole >= start + size else None
 
     def remove(self, start: int, size: int) -> None:
-        """Take a part out; all of it must be here."""
+        """Remove a part, all of which must be here."""
         if size <= 0:
             return
         whole = self.around(start, size)
@@ -156,7 +156,7 @@ class Ranges:
 
 
 class Taken:
-    """Room that was taken and is not all ready yet: ``cold`` parts are to be made ready, ``ready`` ones are."""
+    """Room that was taken: its ``ready`` parts, and its ``cold`` parts that are still to be made ready."""
 
     __slots__ = ("cold", "ready", "size", "start")
 
@@ -229,15 +229,15 @@ class FreeSpace:
         return taken
 
     def free(self, start: int, size: int) -> None:
-        """These bytes are free again, and ready."""
+        """Free these bytes, which are ready."""
         self.ready.add(start, size)
 
     def freeze(self, start: int, size: int) -> None:
-        """These whole pieces, which belong to nobody, are cold."""
+        """Free these whole pieces as cold ones."""
         self.cold.add(start, size)
 
     def cool(self, excess: int) -> list[Range]:
-        """Turn free ready pieces cold, at most ``excess`` bytes and out of small ranges first; which ones those were."""
+        """Turn free ready pieces cold, at most ``excess`` bytes, small ranges first; return them."""
         cooled: list[Range] = []
         for size, start in sorted((size, start) for start, size in self.ready if size >= PIECE):
             first = round_up(start, PIECE)

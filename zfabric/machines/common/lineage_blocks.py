@@ -49,7 +49,7 @@ class LineageBlock:
         self.key = b""
         self.written = 0
         self.since: float | None = None
-        """When its first row came; the others came soon after. None if that was before a restart."""
+        """Time of its first row; the others followed soon after. None if that was before a restart."""
 
 
 def run_of(task_id: bytes) -> tuple[bytes, bytes]:
@@ -61,13 +61,13 @@ def run_of(task_id: bytes) -> tuple[bytes, bytes]:
 
 
 def pack_block(rows: list[Row]) -> bytes:
-    """A block's value."""
+    """Pack the rows of a block as its value."""
     packed: bytes = msgpack.packb(rows, use_bin_type=True)
     return packed
 
 
 def read_block(value: bytes) -> tuple[Row, ...]:
-    """The task rows of a block's value."""
+    """Unpack the task rows of a block's value."""
     rows: tuple[Row, ...] = msgpack.unpackb(value, use_list=False, raw=False, strict_map_key=False)
     return rows
 
@@ -98,7 +98,7 @@ def read_rows(task_ids: tuple[bytes, ...], floor: Floor) -> Iterator[tuple[bytes
 
 
 def _before(key: bytes) -> bytes | None:
-    """A key that every block's key before ``key`` is at or before."""
+    """An upper bound for the keys of all blocks before ``key``."""
     if len(key) > TASK_BYTES:
         suffix = key[TASK_BYTES]
         return key[:TASK_BYTES] + bytes((suffix - 1,)) if suffix else key[:TASK_BYTES]
@@ -123,10 +123,10 @@ class BlockWriter:
         self._changed: dict[bytes, LineageBlock] = {}
         self._current = _NOTHING
         self.now: float | None = None
-        """When the rows come that are added now."""
+        """The time of the rows that are added now."""
 
     def add(self, row: Row) -> LineageBlock:
-        """Take in a task row; keep the block, which ``drop`` wants back. A row added again before it was written replaces itself."""
+        """Add a task row and return its block, which ``drop`` takes. A row that is added again before it was written replaces itself."""
         task_id = row[0]
         block = self._current
         if not block.low <= task_id <= block.high:
@@ -135,7 +135,7 @@ class BlockWriter:
         return block
 
     def drop(self, task_id: bytes, block: LineageBlock) -> None:
-        """The row is needed no more. Dropping it twice is harmless."""
+        """Release a row. Releasing it twice is harmless."""
         rows = block.rows
         if rows.pop(task_id, None) is None:
             return
@@ -147,7 +147,7 @@ class BlockWriter:
             self._current = _NOTHING
 
     def withdraw(self, task_id: bytes, block: LineageBlock) -> None:
-        """The row is never to be run again, by no later daemon either: it is dropped with the next flush, whatever else is in its block."""
+        """Withdraw a row that no later daemon may run again: the next flush removes it, whatever else is in its block."""
         if task_id in block.rows:
             self.drop(task_id, block)
             if block.written:

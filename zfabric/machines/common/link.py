@@ -1,4 +1,4 @@
-"""A link: everything one incarnation says to another, delivered once and in order, whatever the network does.
+"""A link: it delivers all messages of one incarnation to another once and in order, whatever the network does.
 
 Frames are numbered from 1. Each carries the number of the newest frame received in order from the other side, which lets the
 other side forget what it kept for repetition. A frame that is not acknowledged is repeated, ever more slowly; one that comes twice
@@ -23,15 +23,15 @@ from zfabric.protocol.refusals import settle
 REPEAT_FACTOR_MAX = 8
 """The pause between repeats doubles up to this multiple of its first value."""
 REPEATED_FRAMES = 16
-"""Frames that are repeated at a time. Where the pause has become as long as it gets, it is only the oldest, until something is heard: a
-process that is stopped, in a debugger say, reads none of them, and the system keeps them all."""
+"""Frames that are repeated at a time. Once the pause has reached its maximum, only the oldest one is repeated until something arrives: a
+process that is stopped, in a debugger say, reads none of them, and the system buffers them all."""
 ACKNOWLEDGE_AFTER_FRAMES = 64
-"""A receiver that has nothing to say acknowledges after this many frames, so that the sender's memory stays small."""
+"""Frames after which a receiver that has nothing to send acknowledges, so that the sender's memory stays small."""
 ACKNOWLEDGE_AFTER = 0.5
-"""Seconds after which it acknowledges in any case."""
+"""Seconds after which a receiver acknowledges in any case."""
 
 GAP = -1
-"""The sequence of an acknowledgement that says: frames after it have come, the next one has not; do not wait to repeat it."""
+"""Sequence of an acknowledgement that reports a gap: later frames have come, the next one has not; repeat it at once."""
 
 
 class Link:
@@ -62,9 +62,9 @@ class Link:
         self._sent: deque[tuple[int, Body]] = deque()
         self._early: dict[int, Body] = {}
         self._parts: dict[int, bytes] = {}
-        """What has come of a message that comes in pieces, by the number of the frame."""
+        """Pieces of a message that is still incomplete, by the number of the frame."""
         self.answers: list[Envelope] = []
-        """What is to be said of messages that came in pieces and could not be read."""
+        """Answers to messages that came in pieces and could not be read."""
         self.refused = 0
         """Messages that came in pieces and could not be read."""
         self._unacknowledged = 0
@@ -96,7 +96,7 @@ class Link:
         return [encode_body(number, self.received, body) for number, body in numbered]
 
     def send(self, envelopes: list[Envelope], now: float) -> int:
-        """Number a frame of ``envelopes`` and keep it until it is acknowledged."""
+        """Number a frame of ``envelopes``, and retain it until it is acknowledged."""
         sequence = self.next_out
         self._sent.append((sequence, envelopes))
         self._has_sent(now)
@@ -110,7 +110,7 @@ class Link:
         self._acknowledge_at = None
 
     def receive(self, sequence: int, acknowledged: int, body: Body, now: float) -> list[list[Envelope]]:
-        """Take in a frame; what may be delivered now, in order. Sequence 0 or ``GAP`` is an acknowledgement and nothing else."""
+        """Take in a frame; return what may be delivered now, in order. Sequence 0 or ``GAP`` is an acknowledgement only."""
         self._forget(acknowledged, now)
         if sequence <= 0:
             if sequence == GAP and self._sent:
@@ -136,7 +136,7 @@ class Link:
         return ready
 
     def _join(self, sequence: int, piece: Piece) -> list[Envelope]:
-        """Take in a piece of a message: what is complete with it."""
+        """Take in a piece of a message; return what it completes."""
         parts = self._parts
         parts[sequence] = piece.data
         if piece.left:
@@ -192,5 +192,5 @@ class Link:
         return frames
 
     def unacknowledged(self) -> list[Envelope]:
-        """What was said and not acknowledged, in order: for whoever must say it to the next incarnation."""
+        """All unacknowledged messages, in order, for those who must send them to the next incarnation."""
         return [envelope for _, body in self._sent for envelope in (body.envelopes if isinstance(body, Piece) else body)]

@@ -27,18 +27,18 @@ class LoggedCall(NamedTuple):
     status: int
     outputs: tuple[bytes | None, ...]
     again: bool
-    """Whether it is to be run again. Not one that was stopped in its middle: nobody knows where that was."""
+    """Whether a replay runs it. It does not run a call that was stopped in its middle: nobody knows where that was."""
     calls: tuple[Row, ...] = ()
     """Calls that the actor has made of itself since the row before, and how those of them ended that have no row (see ``OwnCalls``)."""
 
 
 def is_note(row: Row) -> bool:
-    """Whether what a row of the log has is not a call, but how one ended."""
+    """Whether a row of the log records the end of a call, and not a call."""
     return len(row) == 2
 
 
 def calls_in(block: bytes) -> list[LoggedCall]:
-    """The rows of a block, for people."""
+    """Unpack the calls of a block."""
     return [LoggedCall(*fields) for fields in unpack_row(block)[1]]
 
 
@@ -48,7 +48,7 @@ def part_key(actor_id: bytes, last: int, index: int) -> bytes:
 
 
 def newest(parts: Iterable[Row], before: int = LOG_NUMBERS_MAX) -> tuple[bytes | None, int]:
-    """The last whole one among an actor's checkpoints, and after which call it was taken; (None, 0) if there is none.
+    """Find the last complete checkpoint of an actor, and the call after which it was taken; (None, 0) if there is none.
 
     Only those count that were taken before call ``before``.
     """

@@ -1,4 +1,4 @@
-"""Who names what a task, or a driver, submits and puts: ids in order, without a hash per id."""
+"""Names for what a task or a driver submits and puts: ids in order, without a hash per id."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from zfabric.protocol.ids import CHILDREN_MAX, FIRST_PUT_INDEX, child_prefix, da
 
 
 def salt_of(attempt: int) -> bytes:
-    """What sets the names of a later attempt's children apart.
+    """The salt that sets the names of a later attempt's children apart.
 
     A later attempt's rows may differ from an earlier one's (its ``put`` values have names of their own, and so do the rows that name
     them), and what an earlier attempt submitted may be running. So nothing is shared between attempts.
@@ -17,7 +17,7 @@ def salt_of(attempt: int) -> bytes:
 
 
 def put_salt(attempt: int) -> bytes:
-    """What sets the names of values that an attempt puts apart."""
+    """The salt that sets the names of an attempt's ``put`` values apart."""
     return b"put" + _packed(attempt)
 
 
@@ -26,7 +26,7 @@ def _packed(attempt: int) -> bytes:
 
 
 class Namer:
-    """Names the children of one attempt of a parent: ids in order, without a hash per child. Several threads may ask, without a lock."""
+    """Allocates ids for the children of one attempt of a parent: in order, without a hash per child. Threads need no lock."""
 
     __slots__ = ("_counter", "_later", "_prefix", "_puts", "job", "parent", "salt")
 
@@ -57,7 +57,7 @@ class Namer:
 
 
 class PutNamer:
-    """Names ``put`` values. Their hash covers the attempt, so that a re-run never redefines a ``put``."""
+    """Allocates ids for ``put`` values. Their hash covers the attempt, so that a re-run never redefines a ``put``."""
 
     __slots__ = ("_counter", "_task")
 

@@ -105,7 +105,7 @@ class ResourcePool:
         return covers(self.total, demand)
 
     def fits(self, demand: Demand) -> bool:
-        """Whether this is free now. Half a GPU here and half a GPU there are not a whole one."""
+        """Whether this much is free now. Two halves of different GPUs are no whole one."""
         return covers(self._free, demand) and all(self._pick(amount) for name, amount in demand if name == GPU)
 
     def acquire(self, demand: Demand) -> None:
@@ -115,7 +115,7 @@ class ResourcePool:
             free[name] = free.get(name, 0) - amount
 
     def release(self, demand: Demand) -> None:
-        """Give ``demand`` back; InvariantViolation if that would be more than the node has."""
+        """Release ``demand``. Raises InvariantViolation if that is more than the node has."""
         free, total = self._free, self.total
         for name, amount in demand:
             free[name] += amount
@@ -134,7 +134,7 @@ class ResourcePool:
         return ids
 
     def release_gpus(self, ids: tuple[int, ...], amount: int) -> None:
-        """Give back what ``acquire_gpus(amount)`` answered."""
+        """Release what ``acquire_gpus(amount)`` returned."""
         share = min(amount, RESOURCE_UNIT)
         for index in ids:
             self._gpu_free[index] += share

@@ -1,4 +1,4 @@
-"""The tables of the control store, and what a machine may ask of the journal that keeps them."""
+"""The tables of the control store, and the reads that a machine may do of their journal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Pair = tuple[bytes, bytes]
 
 
 class Reader(Protocol):
-    """Pure reads of what is committed. A journal keeps showing the state before a commit until that commit has ended."""
+    """Reads of committed rows. A journal shows the state before a commit until that commit has ended."""
 
     def get(self, table: str, key: bytes) -> bytes | None:
         """The value of ``key``, or None."""

@@ -41,13 +41,13 @@ from zfabric.protocol.messages import Message, Row
 META, EVENT = "meta", "event"
 JOBS_KEY, PROBE_KEY = b"jobs", b"probe"
 SCAN_ROWS_MAX = 10_000
-"""Most rows in one answer to a ``Scan``: a few megabytes; the asker goes on after the last."""
+"""Most rows in one answer to a ``Scan``: a few megabytes; the asker continues after the last."""
 SCAN_BYTES_MAX = 16 * 2**20
-"""Past this an answer to a ``Scan`` ends early: well under the largest frame."""
+"""Bytes past which an answer to a ``Scan`` ends early: well under the largest frame."""
 SNAPSHOT_ROWS_MAX = 100_000
 """Most rows in a ``Snapshot``; a table that large is scanned, not subscribed to."""
 GATHERED_BYTES_MAX = 16 * 2**20
-"""Past this a transaction does not wait for more rows."""
+"""Bytes past which a transaction does not wait for more rows."""
 EVENTS_KEPT = 7 / 8
 """Share of ``events_bytes`` left after the oldest events were dropped, so that it happens rarely."""
 _PROCESSES = (CLIENT, WORKER, CONTROL, ACTOR, TOOL)
@@ -56,7 +56,7 @@ Question = m.Read | m.Scan | m.ReadBlocks | m.Subscribe
 
 
 class _Transaction:
-    """Rows on their way to the journal (None: deleted), and who waits for them."""
+    """Rows on their way to the journal (None: a delete), and those who wait for the commit."""
 
     __slots__ = ("deadline", "events_bytes", "reads", "rows", "sequence", "size", "tables", "urgent", "waiters")
 
@@ -71,7 +71,7 @@ class _Transaction:
         self.reads: list[tuple[Address, Question]] = []
         self.sequence = 0
         self.events_bytes = 0
-        """What the event table holds once this is committed."""
+        """Size of the event table once this is committed."""
 
     def write(self, table: str, key: bytes, value: bytes | None) -> None:
         """Put or delete one row."""
@@ -85,7 +85,7 @@ class _Transaction:
 
 
 class _Subscription:
-    """Who is told of which rows, and the number of what was told last."""
+    """A subscriber, its rows, and the sequence number of its last publication."""
 
     __slots__ = ("number", "prefix", "sequence", "subscriber", "table")
 
@@ -98,7 +98,7 @@ class _Subscription:
 
 
 class ControlStore:
-    """One shard. ``reader`` shows what is committed in its journal."""
+    """One shard. ``reader`` reads what is committed in its journal."""
 
     def __init__(self, address: Address, config: Config, reader: Reader) -> None:
         self.address = address
@@ -111,7 +111,7 @@ class ControlStore:
         self._read_only = ""
         self._retry_at = 0.0
         self._owed: set[tuple[str, bytes]] = set()
-        """Rows that are there and are to be deleted once that is possible."""
+        """Committed rows whose deletion waits until the store can write."""
         self._publish_at = 0.0
         self._subscriptions: dict[tuple[Address, int], _Subscription] = {}
         self._by_prefix: dict[str, dict[bytes, list[_Subscription]]] = {}
@@ -141,7 +141,7 @@ class ControlStore:
                 self._send(subscription.subscriber, m.Publication(subscription.number, subscription.sequence, ()))
 
     def next_deadline(self) -> float | None:
-        """The oldest gathered row's, the next attempt to write again, or the next publication."""
+        """When the oldest gathered row is due, a read-only store tries again, or a publication is due."""
         deadlines = []
         if self._in_flight is None and self._gathered.deadline is not None:
             deadlines.append(self._gathered.deadline)
@@ -152,7 +152,7 @@ class ControlStore:
         return min(deadlines, default=None)
 
     def take_effects(self, now: float) -> list[Effect]:
-        """Answer what can be answered, and hand over the gathered transaction if its time has come and none is in flight."""
+        """Answer what can be answered; return the gathered transaction if it is due and none is in flight."""
         self._answer_reads(now)
         gathered = self._gathered
         if self._in_flight is None:
@@ -181,7 +181,7 @@ class ControlStore:
         }
 
     def explain(self, subject: bytes) -> Explanation | None:
-        """Whether there is a row for this id, and whether it is committed yet."""
+        """Whether a row with this id exists, and whether it is committed."""
         for transaction in (self._gathered, self._in_flight):
             for (table, key), value in transaction.rows.items() if transaction else ():
                 if key == subject and value is not None:
@@ -221,7 +221,7 @@ class ControlStore:
     # -- writes --------------------------------------------------------------------------------------------------------------
 
     def on_write(self, now: float, source: Address, message: m.Write) -> None:
-        """Gather the rows; the answer, if one is wanted, follows their commit."""
+        """Gather rows; the answer, if wanted, follows their commit."""
         refusal = self._misfit((table, key) for table, key, *_ in (*message.puts, *message.deletes))
         if refusal:
             self._refuse(source, message.token, refusal)
@@ -239,15 +239,15 @@ class ControlStore:
                 self._wait(source, message.token, m.Written(message.token, True, ""))
 
     def on_create(self, now: float, source: Address, message: m.Create) -> None:
-        """Put the row if its key is free. The very row that is there already counts as put: the request came twice."""
+        """Put the row if its key is free. An equal row counts as put: the request came twice."""
         self._put_if(now, source, message, lambda current: "" if current is None else f"{message.table!r} has this key already")
 
     def on_swap(self, now: float, source: Address, message: m.Swap) -> None:
-        """Put the row if the key's value is the expected one, or if it is this one already."""
+        """Put the row if the key has the expected value, or this value already."""
         self._put_if(now, source, message, lambda current: "" if current == message.expected else "the row has another value")
 
     def on_new_job(self, now: float, source: Address, message: m.NewJob) -> None:
-        """Count one job more."""
+        """Allocate the next job number."""
         if self._read_only:
             self._send(source, m.Written(message.token, False, self._read_only))
             return
@@ -257,7 +257,7 @@ class ControlStore:
         self._wait(source, message.token, m.JobNumber(message.token, number))
 
     def on_committed(self, now: float, source: Address, message: m.Committed) -> None:
-        """The transaction in flight has ended, one way or the other."""
+        """End the transaction in flight, committed or rolled back."""
         ended = self._in_flight
         if source[:1] in _PROCESSES:
             self._refuse(source, 0, "only the shell says what is committed")
@@ -272,7 +272,7 @@ class ControlStore:
     # -- reads ---------------------------------------------------------------------------------------------------------------
 
     def on_question(self, now: float, source: Address, message: Question) -> None:
-        """Note the question; it is answered from committed rows, as soon as none of its table are on the way."""
+        """Queue a read. It is answered from committed rows, once no row of its table is in flight."""
         table = _table_of(message)
         refusal = "" if table in TABLES else f"there is no table {table!r}"
         if isinstance(message, m.Scan) and message.limit < 1:
@@ -283,7 +283,7 @@ class ControlStore:
             self._gathered.reads.append((source, message))
 
     def on_unsubscribe(self, now: float, source: Address, message: m.Unsubscribe) -> None:
-        """Forget the subscription, also one whose snapshot is still to come."""
+        """Remove a subscription, also one whose snapshot is still due."""
         reads = self._gathered.reads, self._in_flight.reads if self._in_flight else []
         for pending in reads:
             pending[:] = [
@@ -294,7 +294,7 @@ class ControlStore:
         self._forget(source, message.subscription)
 
     def on_process_gone(self, now: float, source: Address, message: m.ProcessGone) -> None:
-        """The process is dead: nobody listens to its subscriptions."""
+        """Remove the subscriptions of a dead process."""
         for subscriber, number in list(self._subscriptions):
             if subscriber[1:] == message.incarnation:
                 self._forget(subscriber, number)
@@ -354,7 +354,7 @@ class ControlStore:
         self._send(subscriber, m.Snapshot(message.subscription, sequence, tuple(rows)))
 
     def _forget(self, subscriber: Address, number: int) -> int:
-        """Drop a subscription; the number that one in its place goes on from."""
+        """Remove a subscription; return the number from which its replacement continues."""
         subscription = self._subscriptions.pop((subscriber, number), None)
         if subscription is None:
             return 0
@@ -389,7 +389,7 @@ class ControlStore:
         self._wait(source, message.token, m.Written(message.token, not text, text))
 
     def _current(self, table: str, key: bytes) -> bytes | None:
-        """The value as it will be once all that is on the way is committed."""
+        """The value of a key once everything in flight is committed."""
         for transaction in (self._gathered, self._in_flight):
             if transaction is not None and (table, key) in transaction.rows:
                 return transaction.rows[table, key]
@@ -455,7 +455,7 @@ class ControlStore:
     # -- events ----------------------------------------------------------------------------------------------------------------
 
     def _bound_events(self, transaction: _Transaction) -> None:
-        """Add deletes of the oldest events to the transaction where it would take the table past its cap."""
+        """Add deletes of the oldest events, where the transaction would take the table past its cap."""
         size = self._events_bytes
         if transaction.touches(EVENT):
             for (table, key), value in transaction.rows.items():
@@ -491,7 +491,7 @@ class ControlStore:
 
     @staticmethod
     def _misfit(rows: Iterable[tuple[str, bytes]]) -> str:
-        """Why one of these rows cannot be written, or empty."""
+        """Why one of these rows cannot be written; empty if all can."""
         for table, key in rows:
             if table not in TABLES or table == META:
                 return f"there is no table {table!r} to write to"

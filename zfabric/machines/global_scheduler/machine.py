@@ -1,4 +1,4 @@
-"""The global scheduler: one shard that says where spilled tasks could run, from what the nodes' heartbeats told it.
+"""The global scheduler: one shard that places spilled tasks by the heartbeats of the nodes.
 
 It keeps no task. Who asks, keeps; who is told "nowhere" asks again, and so nothing is forgotten when a node joins that has
 what was missing, and a shard that restarts knows all it needs after one heartbeat of each node. Between two heartbeats
@@ -41,14 +41,14 @@ class GlobalScheduler:
         self.handlers[type(message)](now, source, message)
 
     def tick(self, now: float) -> None:
-        """Nothing here waits for time."""
+        """Do nothing: no state here depends on time."""
 
     def next_deadline(self) -> float | None:
-        """Never."""
+        """None: nothing here waits."""
         return None
 
     def take_effects(self, now: float) -> list[Effect]:
-        """Place all that was asked for since the last time: one answer per asker."""
+        """Place all requests since the last turn: one answer per asker."""
         answers: dict[Address, list[Row]] = {}
         feasible: dict[Demand, list[NodeView]] = {}
         for asker, question in self._asked:
@@ -63,11 +63,11 @@ class GlobalScheduler:
         return effects + [Send(asker, m.Placed(tuple(rows))) for asker, rows in answers.items()]
 
     def statistics(self) -> Mapping[str, float]:
-        """Counters, and how many nodes are known."""
+        """Counters, and the number of known nodes."""
         return {**self._counts, "nodes": len(self._nodes)}
 
     def explain(self, subject: bytes) -> Explanation | None:
-        """What is known of the node with this id."""
+        """What the last heartbeat of this node said."""
         view = self._nodes.get(subject)
         if view is None:
             return None
@@ -88,7 +88,7 @@ class GlobalScheduler:
     # -- handlers --------------------------------------------------------------------------------------------------------------
 
     def on_heartbeat(self, now: float, source: Address, message: m.Heartbeat) -> None:
-        """Believe the node about itself. What was placed on it since the last heartbeat is in its own queue by now."""
+        """Take over a node's report. What was placed on it since the last one is in its own queue by now."""
         if source[:1] != LOCAL_SCHEDULER:
             self._refuse(source, "only a local scheduler speaks for its node")
         elif not (_is_demand(message.total) and _is_demand(message.available, least=None)):
@@ -102,14 +102,14 @@ class GlobalScheduler:
             )
 
     def on_place(self, now: float, source: Address, message: m.Place) -> None:
-        """Note the question."""
+        """Queue a request for placement."""
         if all(len(row) == 2 and type(row[1]) is tuple and _is_demand(row[1]) for row in message.rows):
             self._asked.append((source, message))
         else:
             self._refuse(source, "rows of Place are (token, demand)")
 
     def on_process_gone(self, now: float, source: Address, message: m.ProcessGone) -> None:
-        """A node whose local scheduler is dead takes no tasks; its next incarnation will speak for itself."""
+        """Remove a node whose local scheduler is dead; its next incarnation sends its own heartbeat."""
         for node, view in list(self._nodes.items()):
             if view.scheduler[1:] == message.incarnation:
                 del self._nodes[node]

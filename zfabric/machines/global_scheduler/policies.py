@@ -1,4 +1,4 @@
-"""Where a spilled task goes: policies over what nodes said of themselves. One small class each; plug in another by name."""
+"""Policies that choose a node for a spilled task from the nodes' heartbeats. One small class each; another can be plugged in by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zfabric.protocol.options import RESOURCE_UNIT, Demand
 
 
 class NodeView:
-    """A node as its last heartbeat told it, and what was placed there since."""
+    """A node as of its last heartbeat, and what was placed there since."""
 
     __slots__ = ("available", "heard", "mean_seconds", "node", "placed", "queued", "scheduler", "total")
 
@@ -48,7 +48,7 @@ class Policy(Protocol):
 
 
 class LeastWait:
-    """The node where the task can start soonest: its queue and the transfer of its inputs go on at once, so the longer counts.
+    """Choose the node where the task can start soonest. Its queue and the transfer of its inputs overlap, so the longer counts.
 
     The paper's policy (section 4.2.2). Of equals, the one with less ahead, then the one whose id comes first.
     """
@@ -64,7 +64,7 @@ class LeastWait:
 
 
 class Spread:
-    """The node with the least ahead per CPU, whatever its tasks take: even loads, for tasks that are all alike or all unknown."""
+    """Choose the node with the fewest tasks per CPU: even loads, for tasks that are alike or of unknown duration."""
 
     def choose(self, demand: Demand, nodes: Sequence[NodeView], inputs: Mapping[bytes, float]) -> bytes | None:
         """The least loaded node."""
@@ -73,14 +73,14 @@ class Spread:
 
 
 class RandomFeasible:
-    """Any node that could run it, by the seed: the baseline that a better policy has to beat."""
+    """Choose any node that could run the task, by a seed: the baseline that a better policy has to beat."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._draws = 0
 
     def choose(self, demand: Demand, nodes: Sequence[NodeView], inputs: Mapping[bytes, float]) -> bytes | None:
-        """A node by lot. (The lot is a hash of the seed and the number of the draw: machines have no randomness of their own.)"""
+        """A pseudo-random node: a hash of the seed and the number of the draw, since machines have no randomness of their own."""
         self._draws += 1
         digest = hashlib.blake2b(f"{self._seed} {self._draws}".encode(), digest_size=8).digest()
         return nodes[int.from_bytes(digest, "big") % len(nodes)].node if nodes else None

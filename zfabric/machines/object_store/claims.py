@@ -1,11 +1,10 @@
-"""What an object store is told after a daemon's restart, gathered until the picture is whole.
+"""Recovery of an object store after a daemon's restart: the claims on its bytes, gathered until all have arrived.
 
-The arena's index says what the store before this one had taken over, processes repeat what they hold, and the local scheduler
-what was written and, last, what is referred to (``RetainOnly``). Nothing is moved before that. Files on disk that nobody claims
-are deleted then (``on_disk``), and the other claims are laid out, the
-index first: a claim that overlaps an earlier one is void, unless a process reads there, in which case its place stays blocked
-for as long as the process lives. What was written where a process may write now is void, too, be it the one that wrote it: it is said
-again although the store before this one had taken it over, freed it, and given its room away.
+The arena's index shows which objects the former store had taken over; processes repeat what they hold; the local scheduler repeats what
+was written and sends, last, what is referred to (``RetainOnly``). Nothing moves before that. Then files that nobody claims are deleted
+(``on_disk``) and the other claims are laid out, the index first. A claim that overlaps an earlier one is void; if a process reads there,
+the place stays blocked while the process lives. An object that was written where a process may write now is void as well, also if that
+process wrote it: the former store had taken it over, freed it and given its room away, and the scheduler only repeats it.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class Layout(NamedTuple):
 
 class Disk(NamedTuple):
     """What lies in files: objects ``(object_id, size, file, writer, rebuildable)``, pins ``(object_id, process, file)``, one for every
-    telling, files that processes may write ``(process, footprint)``, files to delete, and the highest number of all.
+    ``Located`` row, files that processes may write ``(process, footprint)``, files to delete, and the highest number of all.
     """
 
     objects: list[tuple[bytes, int, int, bytes, bool]]
@@ -40,7 +39,7 @@ class Disk(NamedTuple):
 
 
 class Claims:
-    """Everything said before the store begins. ``deferred`` is what cannot be answered until then."""
+    """All claims that arrive before the store begins. ``deferred`` are the messages that cannot be answered until then."""
 
     def __init__(self) -> None:
         self.kept: set[bytes] = set()
@@ -54,11 +53,11 @@ class Claims:
 
     @property
     def complete(self) -> bool:
-        """Whether the arena has been read and the scheduler has said what to keep."""
+        """Whether the arena has been read and ``RetainOnly`` has arrived."""
         return self._heard == {m.ArenaFound, m.RetainOnly}
 
     def take(self, process: bytes, message: m.Message) -> bool:
-        """Note what is a claim; False for all else."""
+        """Note a claim; return False for any other message."""
         if isinstance(message, m.ArenaFound):
             self._heard.add(m.ArenaFound)
             self._found += [(object_id, offset, size, b"", False) for object_id, offset, size in message.sealed]
@@ -77,7 +76,7 @@ class Claims:
         return True
 
     def layout(self, start: int, end: int) -> Layout:
-        """Who owns what of ``start … end``."""
+        """Lay out ``start … end``: the owner of every byte."""
         free = Ranges(((start, end - start),))
         objects: dict[bytes, tuple[bytes, int, int, bytes, bool]] = {}
         facts = {row[:3]: row for row in self._written}
@@ -103,7 +102,7 @@ class Claims:
         return Layout(list(objects.values()), pins, grants, ready, cold)
 
     def on_disk(self) -> Disk:
-        """Whose the files are. One that a process may still write is no object, whatever is in it by now."""
+        """Assign the files to their owners. A file that a process may still write is no object, whatever it contains."""
         there = {number for _, _, number in self._files}
         grants = {file_number(offset + HEADER_BYTES): (process, size) for process, offset, size, _ in self._grants if offset < 0}
         written = {file_number(row[1]): row for row in self._written if row[1] < 0}
@@ -126,7 +125,7 @@ class Claims:
         return Disk(list(objects.values()), pins, {number: grant for number, grant in grants.items() if number in there}, unlink, last)
 
     def _given_away(self, row: tuple[bytes, int, int, bytes, bool]) -> bool:
-        """Whether another process may write where an object is said to be, or its own writer may, anew: into room that it has not used."""
+        """Whether a process may write where the object is claimed to be: another one, or its own writer in room that it has not used."""
         _, offset, size, writer, _ = row
         begin, end = offset - HEADER_BYTES, offset + max(size, 0)
         rooms = ((start, length) for process, start, length, used in self._grants if process != writer or not used)
@@ -141,7 +140,7 @@ def _claim(free: Ranges, begin: int, size: int, start: int) -> bool:
 
 
 def _held(free: Ranges, begin: int, size: int, start: int, end: int) -> list[Ranges]:
-    """What is still free of a range somebody holds, taken out; nothing if there is none of it."""
+    """Take what is still free out of a range that somebody holds; return it, or nothing if none of it is free."""
     if begin < start or begin + size > end or begin % HEADER_BYTES or size % HEADER_BYTES or size < 0:
         return []
     parts = Ranges()
@@ -154,7 +153,7 @@ def _held(free: Ranges, begin: int, size: int, start: int, end: int) -> list[Ran
 
 
 def _by_temperature(free: Ranges) -> tuple[Ranges, Ranges]:
-    """Pieces that are free as a whole count as cold; the rest of a piece in use is ready, as all of it once was made so."""
+    """Split free room into ready and cold: pieces that are wholly free count as cold, the free rest of a piece in use is ready."""
     ready, cold = Ranges(), Ranges()
     for start, size in free:
         spans: list[Range] = [(start, start + size)]

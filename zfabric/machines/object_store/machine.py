@@ -2,22 +2,21 @@
 
 Room goes through four hands. A *grant* is the right of one process to write a range; a ``Sealed`` row turns a part of a grant
 into an *object*; an object that nobody refers to (``Free``), reads (pins) or copies (spilling) becomes *free space*; and free
-space is either ready or cold (``parts.extents``). At every moment these, and what is being made ready, tile the arena exactly:
-``check_invariants`` adds it up.
+space is either ready or cold (``common.extents``). At every moment these, and what is being made ready, tile the arena exactly:
+``check_invariants`` adds them up.
 
-A pin is one telling: each ``Located`` row adds one to the process it names, each mention in ``Unpin`` takes one away. (A set of
-processes would not do: an ``Unpin`` that crosses a second telling on its way would leave a reader without a pin.)
+Pins are counted: each ``Located`` row adds one pin to the process it names, each mention in ``Unpin`` removes one. (A set of
+processes would not do: an ``Unpin`` that crosses a second ``Located`` on its way would leave a reader without a pin.)
 
-The first copy of an object stays for as long as the object does. Its states: written into a grant, *sealed*, being copied to
-disk (*spilling*), on disk only (*spilled*), *waiting* for room to come back (as inline values do that move in), being read back
-(*restoring*), sealed again. The copy on disk is kept when it comes back, so that dropping it again costs nothing.
+An object has these states: written into a grant, *sealed*, being copied to disk (*spilling*), on disk only (*spilled*), *waiting* for
+room in the arena (inline values that move in wait, too), being read back (*restoring*), sealed again. The copy on disk stays when the
+object comes back, so that evicting it again costs nothing.
 
-Where the arena has no room and will have none soon, an object is born in a file (a grant is for a file then), and one that is
-spilled is *checked* and read where it is: its readers map the file, which stays as long as they have pins. While anybody reads it
-there, others do too.
+Where the arena has no room and will have none soon, an object is written to a file (its grant is for a file then), and a spilled one is
+*checked* and read from its file: readers map the file, which stays while they have pins. While one process reads it there, all do.
 
-Room itself (the queue for it, and what is done when there is none) is ``parts.room``; what is known, ``parts.stored``. After a
-daemon's restart the machine first gathers claims (``parts.claims``) and moves nothing until ``RetainOnly``.
+``room`` owns the queue for room and makes room where there is none; ``tables`` holds the state. After a daemon's restart the machine
+first gathers claims (``claims``), and moves nothing until ``RetainOnly``.
 """
 
 from __future__ import annotations
@@ -74,16 +73,16 @@ class ObjectStore:
             self._begin(now, self._claims)
 
     def tick(self, now: float) -> None:
-        """End the patience of those who waited too long."""
+        """Refuse those whose patience has run out."""
         if self._claims is None:
             self._room.expire(now)
 
     def next_deadline(self) -> float | None:
-        """The next end of someone's patience, or the next round of making room."""
+        """When the next patience runs out, or the next round of making room is due."""
         return self._room.next_deadline() if self._claims is None else None
 
     def take_effects(self, now: float) -> list[e.Effect]:
-        """Give room to those who wait, make room for those who find none, and hand over what follows."""
+        """Give room to those who wait, make room where there is none, and return the effects."""
         tables = self._tables
         if self._claims is None:
             self._room.serve(now)
@@ -100,7 +99,7 @@ class ObjectStore:
         return effects
 
     def statistics(self) -> Mapping[str, float]:
-        """Bytes by whose they are, objects by state, and counters."""
+        """Bytes by owner, objects by state, and counters."""
         return report.statistics(self._tables)
 
     def explain(self, subject: bytes) -> Explanation | None:
@@ -112,14 +111,14 @@ class ObjectStore:
         report.check(self._tables)
 
     def on_query(self, now: float, source: Address, message: m.Query) -> None:
-        """The local scheduler is asked something that is known here."""
+        """Answer a question that people asked the local scheduler."""
         payload = report.answer(self._tables, message.what, message.arguments)
         self._tables.effects.append(e.Send(source, m.Answer(message.token, payload, "")))
 
     # -- grants ------------------------------------------------------------------------------------------------------------
 
     def on_reserve(self, now: float, source: Address, message: m.Reserve) -> None:
-        """A process wants room to write."""
+        """Queue a process that wants room to write."""
         if message.size < 0 or message.wish < 0 or not message.patience >= 0:
             raise Refusal(f"a reservation of {message.size} bytes, or {message.wish}, within {message.patience} seconds")
         process = source[1:]
@@ -137,7 +136,7 @@ class ObjectStore:
             self._room.enqueue(waiter)
 
     def on_return_grant(self, now: float, source: Address, message: m.ReturnGrant) -> None:
-        """A process writes no more into a grant; what it wrote there is sealed by now, or will be by messages on their way."""
+        """End a grant. What its holder wrote is sealed already, or will be by messages on their way."""
         if message.offset < 0:
             number = file_number(message.offset + HEADER_BYTES)
             if self._granted_file(number, source[1:]):
@@ -165,7 +164,7 @@ class ObjectStore:
             self._tables.close_grant(grant)
 
     def on_grants_held(self, now: float, source: Address, message: m.GrantsHeld) -> None:
-        """A process registers late, after the store has begun: its grants are good only if they are known here."""
+        """Check the grants of a process that registers after recovery has ended: only known ones are valid."""
         for offset, _, _ in message.rows:
             grant = self._tables.grants.get(offset)
             known = grant is not None and grant.holder == source[1:]
@@ -179,7 +178,7 @@ class ObjectStore:
     # -- objects -----------------------------------------------------------------------------------------------------------
 
     def on_sealed(self, now: float, source: Address, message: m.Sealed) -> None:
-        """Objects were written: their bytes are the store's from here on."""
+        """Take over objects that were written: from here on their bytes belong to the store."""
         tables = self._tables
         for object_id, offset, size, writer, rebuildable in message.rows:
             entry = tables.entries.get(object_id)
@@ -208,7 +207,7 @@ class ObjectStore:
                 tables.close_grant(grant)
 
     def _sealed_on_disk(self, entry: StoreEntry | None, object_id: bytes, number: int, size: int, writer: bytes, rebuildable: bool) -> None:
-        """An object was written to a file."""
+        """Take over an object that was written to a file."""
         tables = self._tables
         if not self._granted_file(number, writer) or tables.files[number].room != footprint(size):
             tables.counts["refused"] += 1
@@ -227,7 +226,7 @@ class ObjectStore:
             tables.revive(entry)
 
     def on_absorb(self, now: float, source: Address, message: m.Absorb) -> None:
-        """Inline values move in as soon as there is room."""
+        """Queue inline values, which move into the arena as soon as there is room."""
         for object_id, value, rebuildable in message.rows:
             entry = self._tables.entries.get(object_id)
             if entry is not None:
@@ -241,7 +240,7 @@ class ObjectStore:
                 self._room.enqueue(Waiter(entry.size, float("inf"), entry=entry))
 
     def on_locate(self, now: float, source: Address, message: m.Locate) -> None:
-        """Pin objects for processes and tell where they are, once they are there."""
+        """Pin objects for processes and send the places, once the objects can be read."""
         for object_id, process in message.rows:
             entry = self._tables.entries.get(object_id)
             if process in self._tables.gone:
@@ -257,7 +256,7 @@ class ObjectStore:
                     self._room.enqueue(Waiter(entry.size, now + self._put_patience, entry=entry))
 
     def on_pinned(self, now: float, source: Address, message: m.Pinned) -> None:
-        """A process registers late, after the store has begun: what it knows is good only where the object still is."""
+        """Check the pins of a process that registers after recovery has ended: valid only where the object still is."""
         for object_id, offset, _ in message.rows:
             entry = self._tables.entries.get(object_id)
             if entry is not None and entry.lies_at(offset):
@@ -266,7 +265,7 @@ class ObjectStore:
                 self._refuse(source, f"object {short(object_id)} was moved after a restart")
 
     def on_unpin(self, now: float, source: Address, message: m.Unpin) -> None:
-        """A process uses locations no longer."""
+        """Remove pins of a process."""
         process = source[1:]
         for object_id in message.object_ids:
             entry = self._tables.entries.get(object_id)
@@ -277,7 +276,7 @@ class ObjectStore:
                     self._tables.settle(entry)
 
     def on_free(self, now: float, source: Address, message: m.Free) -> None:
-        """Nobody refers to these any more."""
+        """Free objects to which nobody refers; each goes once it is unpinned."""
         for object_id in message.object_ids:
             entry = self._tables.entries.get(object_id)
             if entry is not None:
@@ -285,7 +284,7 @@ class ObjectStore:
                 self._tables.settle(entry)
 
     def on_process_gone(self, now: float, source: Address, message: m.ProcessGone) -> None:
-        """A process is dead: it reads, writes and waits no more. What it sealed stays."""
+        """Forget a dead process. What it sealed stays."""
         self._tables.forget_process(message.incarnation)
 
     # -- answers of the shell ------------------------------------------------------------------------------------------------

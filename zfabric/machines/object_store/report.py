@@ -1,4 +1,4 @@
-"""What the object store tells people and tests about itself: statistics, explanations, and the check that all adds up."""
+"""What the object store reports about itself: statistics, explanations, and the check of its invariants."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REASONS = {
 
 
 def readable(size: int) -> str:
-    """A size as people read it."""
+    """Format a size in bytes for people."""
     return f"{size / MiB:,.1f} MiB" if size >= MiB else f"{size:,} bytes"
 
 
@@ -42,7 +42,7 @@ def why_full(tables: StoreTables, size: int) -> str:
 
 
 def statistics(tables: StoreTables) -> Mapping[str, float]:
-    """Bytes by whose they are, objects by state, and counters."""
+    """Bytes by owner, objects by state, and counters."""
     resident = [entry for entry in tables.entries.values() if entry.offset is not None]
     spilled = [entry for entry in tables.entries.values() if entry.on_disk]
     on_disk = sum(entry.size for entry in spilled) + sum(file.room for file in tables.files.values())

@@ -1,16 +1,16 @@
 """Who gets room in the arena next, and how room is made for them.
 
-Whoever wants room stands in one queue, in order: processes for grants, objects that come back from disk, inline values that
-move in. While the head of the queue finds none, room is made, cheapest first: unused grants are called back, values whose copy
-on disk is current are dropped, rebuildable ones too, others are copied to disk in the order in which they were last used, and
-readers are asked for pins they no longer need. A reservation waits for its own patience, a restore for ``put_patience``.
+One queue, in order, holds everybody who wants room: processes that want grants, objects that come back from disk, inline values that
+move in. While the head of the queue finds none, room is made, cheapest first: unused grants are recalled, values with a current copy on
+disk are dropped, rebuildable ones too, others are copied to disk, least recently used first, and readers are asked for pins that they no
+longer need. A reservation waits for its own patience, a restore for ``put_patience``.
 
-Where all this makes no room, nobody has to wait for it: the disk will do (``_use_disk``). A writer is given a file, a reader reads the
-object's file where it is, an inline value is written to one. A reservation that is refused in spite of that finds the disk full.
+Where all this makes no room, the disk is used instead (``_use_disk``): a writer is given a file, a reader maps the object's file, an
+inline value is written to one. A reservation is refused only where the disk is full as well.
 
-Room is ready before it is given. A few grants' worth are made ready ahead of demand; once somebody had to wait for more, so
-much is made ready ahead too, while he writes into the first; and whoever waits gets what is being made ready already. Freed room
-stays ready for the next, up to a bound at once and down to those few grants after a while without demand.
+Room is made ready before it is given. A few grants' worth are made ready ahead of demand. Once a process had to wait for more, that much
+is made ready ahead too, while it writes into its first grant; a waiter takes over what is being made ready already. Freed room stays
+ready for the next writer: up to a bound, and down to those few grants after a while without demand.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from zfabric.protocol.ids import CLIENT
 MiB = 2**20
 
 GRANTS_MOST = 8
-"""Usual grants' worth that are given in one at most, to a process that wishes for as much."""
+"""Largest grant, in usual grants, for a process that asks for as much."""
 IDLE_GRANT_SHARE = 8
 """At most one part in this many of the arena lies in grants that nothing is written in yet."""
 WARM_SHARE = 2
@@ -50,7 +50,7 @@ WARM_SHARE = 2
 COOL_AFTER = 10.0
 """Seconds without demand after which free ready room goes back to the system, but for what is kept ahead of demand."""
 READY_AHEAD_GRANTS = 2
-"""Grants' worth of room kept ready ahead of demand: one to give while the next is made."""
+"""Grants' worth of room kept ready ahead of demand: one to give while the next is made ready."""
 READY_AHEAD_MOST = 8
 """The same at most, while large grants are wished for, or grants are used up faster than room is made ready and somebody had to wait."""
 MAKE_READY_BYTES = 32 * MiB
@@ -58,10 +58,10 @@ MAKE_READY_BYTES = 32 * MiB
 SPILL_AHEAD_BYTES = 64 * MiB
 """Bytes spilled in one round even if the head of the queue needs less: the next one will need them."""
 DROP_SHARE = 16
-"""At least one part in this many of what is wanted is let go of in one round, where copies make that cheap: free room may be in pieces."""
+"""At least one part in this many of what is wanted is dropped in one round, where copies make that cheap: free room may be in pieces."""
 PRESSURE_PAUSE = 0.25
-"""Seconds between two rounds of making room for the same head of the queue, if nothing else happens; and as long is waited for pins and
-grants that were asked back, before the disk is used."""
+"""Seconds between two rounds of making room for the same head of the queue, if nothing else happens; also how long the store waits for
+pins and grants that it has recalled, before it uses the disk."""
 RECALL_PAUSE = 1.0
 """Seconds before a process is asked again for a pin or a grant that it kept."""
 FAULT_PAUSE = 1.0
@@ -71,19 +71,19 @@ NEVER = float("-inf")
 
 
 class Room:
-    """The queue for room. ``serve`` is called once per turn; the rest are answers to what it asked for."""
+    """The queue for room. ``serve`` runs once per turn; the other methods take the answers to its effects."""
 
     def __init__(self, tables: StoreTables, config: Config) -> None:
         self.tables = tables
         self.grant_bytes = config.grant_bytes
         self.ahead = self._ahead(READY_AHEAD_GRANTS)
         self.demand = 0
-        """What somebody had to wait for lately; as much is kept ready in one piece."""
+        """Size that a process had to wait for lately: as much is kept ready in one piece."""
         self.disk_again = NEVER
         self.memory_again = NEVER
         self.pressure_at: float | None = None
         self.full_since: float | None = None
-        """When nothing was found that would make room, if nobody was given any since."""
+        """When the search for room first failed, if nobody was given any since."""
         self.cool_at: float | None = None
         self._deadlines: list[tuple[float, int, Waiter]] = []
         self._numbers = count()
@@ -92,7 +92,7 @@ class Room:
         return min(grants * self.grant_bytes, self.tables.capacity // IDLE_GRANT_SHARE)
 
     def next_deadline(self) -> float | None:
-        """The next end of someone's patience, round of making room, or giving back of memory."""
+        """When patience runs out next, or room is to be made, or memory to be returned."""
         while self._deadlines and not _waits(self._deadlines[0][2]):
             heappop(self._deadlines)
         times = [self._deadlines[0][0]] if self._deadlines else []
@@ -103,7 +103,7 @@ class Room:
         return min(times, default=None)
 
     def enqueue(self, waiter: Waiter, front: bool = False) -> None:
-        """Someone wants room; ``front`` for one who had its turn already."""
+        """Add a waiter to the queue; ``front`` for one that had its turn already."""
         waiter.queued = True
         if front:
             self.tables.queue.appendleft(waiter)
@@ -194,7 +194,7 @@ class Room:
         return max(waiter.need, min(waiter.wish, most, left // 2) // PIECE * PIECE)
 
     def _give(self, waiter: Waiter, start: int, size: int) -> None:
-        """The waiter's room is ready and its own."""
+        """Give the waiter its room, which is ready."""
         self.full_since = None
         entry = waiter.entry
         effects = self.tables.effects
@@ -212,7 +212,7 @@ class Room:
             self.arrived(entry)
 
     def arrived(self, entry: StoreEntry) -> None:
-        """The object is in the arena; tell who asked."""
+        """Mark the object as in the arena, and locate it for those who asked."""
         entry.state = SEALED
         self.tables.effects.append(e.WriteHeader(entry.offset or 0, e.SEALED))
         self.tables.tell_askers(entry)
@@ -229,7 +229,7 @@ class Room:
                 self.tables.effects.append(e.MakeReady(offset, length))
 
     def made_ready(self, now: float, offset: int, error: str) -> None:
-        """One part is ready, or could not be made so."""
+        """Note that one part is ready, or failed."""
         preparation = self.tables.preparing.pop(offset)
         size = preparation.pending.pop(offset)
         if error:
@@ -260,14 +260,14 @@ class Room:
             self._give(waiter, start, size)
 
     def _portion(self, preparation: Preparation) -> int:
-        """What its waiter gets of what is being made ready; the rest is ready for others."""
+        """Bytes of a preparation that its waiter gets; the rest is for others."""
         waiter = preparation.waiter
         if waiter is None or waiter.cancelled:
             return 0
         return min(preparation.taken.size, self._grant_size(waiter, GRANTS_MOST * self.grant_bytes))
 
     def _make_ready_ahead(self, now: float) -> None:
-        """Keep a little ready before anybody asks."""
+        """Keep a little room ready before anybody asks."""
         if self.tables.queue or now < self.memory_again:
             return
         most = self.tables.capacity // IDLE_GRANT_SHARE
@@ -277,7 +277,7 @@ class Room:
             self._keep_ready(self.demand, self.demand, self.demand)
 
     def _keep_ready(self, size: int, total: int, step: int) -> None:
-        """Have ``total`` bytes ready or coming, in pieces of at least ``size``; ``step`` are made ready together if there are as many."""
+        """Keep ``total`` bytes ready or coming, in pieces of at least ``size``, made ready ``step`` bytes at a time where possible."""
         space = self.tables.space
         rests = [preparation.taken.size - self._portion(preparation) for preparation in set(self.tables.preparing.values())]
         coming = sum(rest for rest in rests if rest >= size)
@@ -290,7 +290,7 @@ class Room:
             self._prepare(taken, None)
 
     def _cool(self, now: float) -> None:
-        """Give free memory back to the system: what is too much at once, the rest after a while without demand."""
+        """Return free memory to the system: the excess at once, the rest after a while without demand."""
         if self.tables.queue:
             return
         keep = self.tables.capacity // WARM_SHARE
@@ -308,7 +308,7 @@ class Room:
     # -- making room -------------------------------------------------------------------------------------------------------
 
     def _make_room(self, now: float, waiter: Waiter) -> bool:
-        """One round of making room for the head of the queue. True if it should look again at once."""
+        """Do one round of making room for the head of the queue; return whether it should look again at once."""
         tables = self.tables
         self.pressure_at = now + PRESSURE_PAUSE
         self._recall_grants(now)
@@ -328,7 +328,7 @@ class Room:
                 self.tables.effects.append(e.Send(CLIENT + grant.holder, m.RecallGrant(grant.offset)))
 
     def _evict(self, now: float, missing: int, least: int) -> bool:
-        """Let objects go that were used least recently, or begin to copy some to disk. True if any went at once."""
+        """Drop objects that were used least recently, or begin to copy some to disk; return whether any was dropped."""
         tables = self.tables
         wanted = max(missing, min(SPILL_AHEAD_BYTES, tables.capacity // IDLE_GRANT_SHARE)) - tables.spilling
         enough = max(missing, least)
@@ -366,7 +366,7 @@ class Room:
         return False
 
     def _drop(self, entry: StoreEntry) -> None:
-        """Let an object go that has a copy on disk or can be made again."""
+        """Drop an object that has a copy on disk or can be rebuilt."""
         self.tables.counts["evictions"] += 1
         if entry.on_disk:
             entry.state = SPILLED
@@ -377,7 +377,7 @@ class Room:
             self.tables.end_of(entry, "evicted")
 
     def _recall_pins(self, now: float, wanted: int) -> None:
-        """Ask readers for the pins told longest ago, those who kept theirs last; for pins of freed objects in any case."""
+        """Ask readers to release their oldest pins, those who kept theirs last; pins of freed objects in any case."""
         asked: dict[bytes, list[bytes]] = {}
         lately = {True: list[StoreEntry](), False: list[StoreEntry]()}
         for entry in self.tables.pinned.values():
@@ -396,7 +396,7 @@ class Room:
             self.tables.effects.append(e.Send(CLIENT + process, m.RecallPins(tuple(object_ids))))
 
     def spilled(self, now: float, entry: StoreEntry, error: str) -> None:
-        """An object's bytes are on disk, or the disk would not take them."""
+        """Note that an object's bytes are on disk, or that writing them failed."""
         tables = self.tables
         self._disk_answered(now, error)
         if not error:
@@ -420,7 +420,7 @@ class Room:
     # -- doing without room ------------------------------------------------------------------------------------------------
 
     def _use_disk(self, now: float, waiter: Waiter) -> bool:
-        """Let the head of the queue have the disk instead of the arena, unless room is being made. True if it waits no more for room."""
+        """Give the head of the queue the disk instead of the arena, unless room is being made; return whether it left the queue."""
         tables, entry = self.tables, waiter.entry
         if tables.spilling or tables.preparing:
             return False
@@ -434,7 +434,7 @@ class Room:
         if entry is not None and entry.on_disk:
             self._read_on_disk(entry)
         elif now < self.disk_again:
-            # Neither memory nor disk, and nobody who would let go of any.
+            # Neither memory nor disk, and nobody who could release any.
             if entry is None and now < self.memory_again and not (tables.idle or tables.pinned or tables.grants):
                 self.give_up(waiter, "memory", why_full(tables, waiter.size))
             return waiter.cancelled
@@ -452,18 +452,18 @@ class Room:
         return True
 
     def _read_on_disk(self, entry: StoreEntry) -> None:
-        """Who asked for an object reads its file, once that was found whole."""
+        """Let those who asked read the object's file, once it is found whole."""
         entry.state = CHECKING
         self.tables.effects.append(e.CheckFile(entry.object_id, entry.file, entry.size))
         self.tables.settle(entry)
 
     def checked(self, entry: StoreEntry) -> None:
-        """An object's file is whole; tell who asked."""
+        """Note that an object's file is whole, and locate it for those who asked."""
         entry.state = SPILLED
         self.tables.tell_askers(entry)
 
     def file_made(self, now: float, number: int, error: str) -> None:
-        """A file can be written to, or the disk has no room for it."""
+        """Give a waiter its file, or note that the disk has no room for it."""
         tables = self.tables
         waiter = tables.making.pop(number)
         self._disk_answered(now, error)

@@ -1,7 +1,7 @@
-"""What the object store knows, and the few transitions everything there is made of.
+"""The tables of the object store, and the few transitions that all its operations are made of.
 
-An entry is *settled* after each change: it is put into the table it belongs to by now, and ends if it is freed and in
-nobody's hands.
+Every change of an entry ends with ``settle``, which moves the entry into the table of its state, and removes it once it is freed and
+nobody holds it.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 
 SEALED, SPILLING, SPILLED, WAITING, RESTORING, CHECKING = "sealed", "spilling", "spilled", "waiting", "restoring", "checking"
-"""In the arena; being copied to disk; on disk only, where it may be read; waiting for room in the arena; being read into it;
-being checked on disk before it is read there."""
+"""States: in the arena; being copied to disk; on disk only, where it may be read; waiting for room in the arena; being read into the
+arena; its file being checked before readers map it."""
 
 GONE_MAX = 4096
-"""Dead processes remembered, so that what they said before they died gives them nothing."""
+"""Dead processes remembered, so that their late messages change nothing."""
 HINTS_MAX = 8
-"""Ranges remembered per process as last written by it."""
+"""Ranges remembered per process: those that it wrote last."""
 
 
 class StoreEntry:
-    """An object. ``offset`` is that of its payload, None while it is not in the arena; ``value`` waits to be moved in.
+    """An object. ``offset`` is that of its payload, None while it is not in the arena; ``value`` is an inline value on its way there.
 
-    ``pins`` counts tellings by process; ``asked`` lists the processes to tell once it is there; ``freed`` says that nobody
-    refers to it any more; ``on_disk``, that ``file`` has a copy. ``file`` is the number of its file, also while that is being written.
-    ``fresh``: its writer has just written that, and need not have it checked.
+    ``pins`` counts the ``Located`` rows sent to each process; ``asked`` lists the processes that wait for the object; ``freed``: nobody
+    refers to it any more; ``on_disk``: ``file`` holds a copy. ``file`` is the number of its file, also while that is being written.
+    ``fresh``: its writer has just written the file, which then needs no check.
     """
 
     __slots__ = (
@@ -66,26 +66,26 @@ class StoreEntry:
 
     @property
     def room(self) -> int:
-        """Bytes of the arena it takes."""
+        """Bytes that the object takes in the arena."""
         return footprint(self.size)
 
     @property
     def place(self) -> int:
-        """Where it is read: its offset in the arena, or the one that stands for its file."""
+        """Where readers find it: its offset in the arena, or the one that stands for its file."""
         return file_offset(self.file) if self.offset is None else self.offset
 
     def lies_at(self, offset: int) -> bool:
-        """Whether there is a copy at this place that may be read."""
+        """Whether a readable copy is at this place."""
         if offset < 0:
             return self.on_disk and file_offset(self.file) == offset and self.state in (SEALED, SPILLED)
         return self.offset == offset and self.state in (SEALED, SPILLING)
 
 
 class StoreGrant:
-    """A range that ``holder`` may write; ``open`` is what of it has not become an object.
+    """A range that ``holder`` may write; ``open`` is the part that has not become an object.
 
-    ``parked`` is what became one and is free again: it stays with the grant until that ends, so that no two grants overlap and
-    the range comes back in one piece.
+    ``parked`` is the part that became objects which are gone. It returns with the rest of the grant, so that grants never overlap and a
+    range comes back in one piece.
     """
 
     __slots__ = ("end", "exact", "holder", "offset", "open", "parked", "recalled", "returned")
@@ -102,7 +102,7 @@ class StoreGrant:
 
 
 class Waiter:
-    """Someone in the queue for ``need`` bytes: a process for a grant (``entry`` None), or an object."""
+    """A place in the queue for ``need`` bytes: a process that wants a grant (``entry`` None), or an object."""
 
     __slots__ = ("cancelled", "deadline", "entry", "need", "process", "queued", "size", "token", "wish")
 
@@ -119,12 +119,12 @@ class Waiter:
 
     @property
     def exact(self) -> bool:
-        """Whether it wants room for one object and nothing besides."""
+        """Whether it wants room for one object only."""
         return not self.wish
 
 
 class Preparation:
-    """Room being made ready, for ``waiter`` or (None) ahead of demand; ``pending`` parts are not answered for yet."""
+    """Room that is being made ready, for ``waiter`` or (None) ahead of demand; ``pending`` are the parts without an answer yet."""
 
     __slots__ = ("failed", "pending", "taken", "waiter")
 
@@ -136,7 +136,7 @@ class Preparation:
 
 
 class FileGrant:
-    """A file that ``holder`` may write one object to, whose footprint is ``room``."""
+    """A file into which ``holder`` may write one object of footprint ``room``."""
 
     __slots__ = ("holder", "room")
 
@@ -146,7 +146,7 @@ class FileGrant:
 
 
 class StoreTables:
-    """Every table of the store, and what is to be said and done next."""
+    """Every table of the store, and the effects and rows of the next turn."""
 
     def __init__(self, start: int, end: int) -> None:
         self.start = start
@@ -155,9 +155,9 @@ class StoreTables:
         self.space = FreeSpace(start, end)
         self.entries: dict[bytes, StoreEntry] = {}
         self.idle: dict[bytes, StoreEntry] = {}
-        """Sealed, unpinned and referred to, least recently used first: what can make room."""
+        """Sealed, unpinned and referred to, least recently used first: what can be evicted."""
         self.pinned: dict[bytes, StoreEntry] = {}
-        """Those with pins, the one told longest ago first."""
+        """Entries with pins, the one located longest ago first."""
         self.grants: dict[int, StoreGrant] = {}
         self.grant_starts: list[int] = []
         self.queue: deque[Waiter] = deque()
@@ -165,7 +165,7 @@ class StoreTables:
         self.files: dict[int, FileGrant] = {}
         """Files that processes may write, by number."""
         self.making: dict[int, Waiter] = {}
-        """Files being made, by number, and for whom."""
+        """Files that are being made, by number, with who waits for each."""
         self.last_file = 0
         """The highest number of a file so far; none is used again."""
         self.spilling = 0
@@ -183,12 +183,12 @@ class StoreTables:
     # -- objects --
 
     def enter(self, entry: StoreEntry) -> None:
-        """An object begins."""
+        """Add an object."""
         self.entries[entry.object_id] = entry
         self.settle(entry)
 
     def settle(self, entry: StoreEntry) -> None:
-        """Put an object into the table it belongs to by now; one that is freed and in nobody's hands ends here."""
+        """Move an object into the table of its state; remove it if it is freed and nobody holds it."""
         object_id = entry.object_id
         if entry.pins:
             self.pinned.setdefault(object_id, entry)
@@ -202,31 +202,31 @@ class StoreTables:
             self.idle.pop(object_id, None)
 
     def revive(self, entry: StoreEntry) -> None:
-        """An object that may have been freed is referred to again."""
+        """Mark an object as referred to again, although it may have been freed."""
         entry.freed = False
         self.settle(entry)
 
     def pin(self, entry: StoreEntry, process: bytes) -> None:
-        """One more telling to ``process``."""
+        """Add one pin for ``process``."""
         entry.pins[process] = entry.pins.get(process, 0) + 1
         self.pinned.pop(entry.object_id, None)
         self.settle(entry)
 
     def tell(self, entry: StoreEntry, process: bytes) -> None:
-        """Pin the object and say where it is."""
+        """Pin the object for a process and send it the place."""
         self.pin(entry, process)
         entry.fresh = False
         self.located.append((entry.object_id, process, entry.place, entry.size))
 
     def tell_askers(self, entry: StoreEntry) -> None:
-        """Tell all who asked for the object while it could not be read."""
+        """Locate the object for every process that asked while it could not be read."""
         asked, entry.asked = entry.asked, []
         for process in asked:
             self.tell(entry, process)
         self.settle(entry)
 
     def end_of(self, entry: StoreEntry, reason: str) -> None:
-        """Forget an object: its room and its copy on disk are free, those who asked for it learn that it is lost."""
+        """Remove an object: free its room and its file, and report it lost to those who asked for it."""
         object_id = entry.object_id
         self.idle.pop(object_id, None)
         self.pinned.pop(object_id, None)
@@ -241,14 +241,14 @@ class StoreTables:
             self.unlink.append(entry.file)
 
     def vacate(self, entry: StoreEntry) -> None:
-        """Give back the room of an object in the arena, if it has any."""
+        """Free the room of an object in the arena, if it has any."""
         offset, entry.offset = entry.offset, None
         if offset is not None:
             self.effects.append(e.WriteHeader(offset, e.FREED))
             self.give_up(offset - HEADER_BYTES, entry.room, entry.writer)
 
     def waiters(self) -> list[Waiter]:
-        """All who wait for room, also for room that is being made ready for them."""
+        """Everybody who waits for room, also for room that is being made ready for them."""
         waiting = [p.waiter for p in self.preparing.values() if p.waiter is not None]
         return [*self.queue, *waiting, *self.making.values()] if waiting or self.making else list(self.queue)
 
@@ -258,14 +258,14 @@ class StoreTables:
         return self.last_file
 
     def close_file(self, number: int) -> None:
-        """Nobody will write to this file: it goes."""
+        """Delete a file that nobody will write."""
         del self.files[number]
         self.unlink.append(number)
 
     # -- room --
 
     def give_up(self, start: int, size: int, writer: bytes) -> None:
-        """The room of an object is free, at once or with the grant it lies in."""
+        """Free the room of an object, at once or with the grant that it lies in."""
         grant = self.grant_of(start)
         if grant is not None:
             grant.parked.add(start, size)
@@ -273,7 +273,7 @@ class StoreTables:
             self.release(start, size, writer)
 
     def release(self, start: int, size: int, writer: bytes) -> None:
-        """These bytes are free and ready; ``writer`` has them mapped, so it gets them first."""
+        """Free these bytes, which are ready; ``writer`` has them mapped and is offered them first."""
         self.space.free(start, size)
         self.freed_some = True
         if writer and writer not in self.gone:
@@ -284,7 +284,7 @@ class StoreTables:
             hints.append((start, size))
 
     def take_ready(self, process: bytes, size: int) -> int | None:
-        """Take ready room, where the process wrote before if that is free."""
+        """Take ready room, preferably where the process wrote before."""
         hints = self.hints.get(process, ())
         for start, length in tuple(hints):
             if length >= size and self.space.take_at(start, size):
@@ -297,29 +297,29 @@ class StoreTables:
         return self.space.take_ready(size)
 
     def add_grant(self, grant: StoreGrant) -> None:
-        """A process may write."""
+        """Add a grant."""
         self.grants[grant.offset] = grant
         insort(self.grant_starts, grant.offset)
 
     def close_grant(self, grant: StoreGrant) -> None:
-        """End a grant; what of it is no object is free."""
+        """End a grant and free what is no object."""
         for start, size in sorted([*grant.open, *grant.parked]):
             self.release(start, size, grant.holder)
         del self.grants[grant.offset]
         del self.grant_starts[bisect_right(self.grant_starts, grant.offset) - 1]
 
     def grant_of(self, offset: int) -> StoreGrant | None:
-        """The grant whose range ``offset`` is in."""
+        """The grant that ``offset`` lies in; None if there is none."""
         index = bisect_right(self.grant_starts, offset)
         grant = self.grants[self.grant_starts[index - 1]] if index else None
         return grant if grant is not None and offset < grant.end else None
 
     def in_grants(self) -> int:
-        """Bytes in grants that a process may still fill as it likes."""
+        """Bytes that are still open in grants for several objects."""
         return sum(grant.open.total for grant in self.grants.values() if not grant.exact)
 
     def forget_process(self, process: bytes) -> None:
-        """A process is dead: it reads, writes and waits no more."""
+        """Drop the grants, files, pins and waiting requests of a dead process."""
         self.gone[process] = None
         if len(self.gone) > GONE_MAX:
             del self.gone[next(iter(self.gone))]

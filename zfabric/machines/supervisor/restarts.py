@@ -25,11 +25,11 @@ class RestartPolicy:
         self._failed_starts = 0
 
     def on_start(self, now: float) -> None:
-        """The process was started."""
+        """Note that the process was started."""
         self._started = now
 
     def on_death(self, now: float, came_up: bool) -> float | None:
-        """Seconds until it is to be started again, or None to give up. ``came_up``: it had begun to work."""
+        """Seconds until the next start, or None to give up. ``came_up``: the process had begun to work."""
         if now - self._started >= self.settled:
             self._quick_deaths = 0
         if came_up or now - self._started >= self.settled:
