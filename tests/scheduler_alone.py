@@ -9,7 +9,7 @@ from zfabric.machines.local_scheduler.machine import LocalScheduler
 from zfabric.protocol import codec
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import CLIENT, WORKER, child_prefix, job_id, object_id, pack_counter, root_task
+from zfabric.protocol.ids import CLIENT, WORKER, child_prefix, control_of, job_id, object_id, pack_counter, root_task
 from zfabric.protocol.options import RESOURCE_UNIT
 
 JOB = job_id(1)
@@ -78,7 +78,7 @@ class Node:
         for token, pid in list(self.pids.items()):
             if self.scheduler.tables.workers[token].process is None:
                 self.say(b"X" + OWN, m.WorkerSpawned(token, pid, ""))
-                control = bytes((token[0] ^ 0x80,)) + token[1:]
+                control = control_of(token)
                 self.say(CLIENT + token, m.Register(m.PROTOCOL_VERSION, "worker", pid, 1, b"", token, control, "", ""))
                 self.say(CLIENT + token, m.Ready())
         return list(self.pids)

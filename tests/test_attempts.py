@@ -12,7 +12,18 @@ from zfabric.machines.common.row_format import pack_row
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess
 from zfabric.protocol.failures import pack_failure, unpack_failure
-from zfabric.protocol.ids import WORKER, call_value, child_prefix, first_attempt, job_id, next_attempt, pack_counter, root_task, tries_of
+from zfabric.protocol.ids import (
+    WORKER,
+    call_value,
+    child_prefix,
+    control_of,
+    first_attempt,
+    job_id,
+    next_attempt,
+    pack_counter,
+    root_task,
+    tries_of,
+)
 from zfabric.protocol.options import RESOURCE_UNIT
 
 OLD = b"\x00" * 7 + b"\x63"
@@ -43,7 +54,7 @@ class Restarted(Node):
         """The worker says what it says, then the driver its rows."""
         self.say(b"X" + OWN, m.ArenaFound((), ()))
         self.say(b"X" + OWN, m.ProcessTable(((OLD, 99),)))
-        control = bytes((OLD[0] ^ 0x80,)) + OLD[1:]
+        control = control_of(OLD)
         self.say(CLIENT + OLD, m.Register(m.PROTOCOL_VERSION, "worker", 99, 1, JOB, OLD, control, "", ""))
         for role, message in said:
             self.say(role + OLD, message)
@@ -154,7 +165,7 @@ def test_the_store_is_told_apart_what_was_written_before_and_after_its_writer_re
     before, after = ((ref(900 + number, 2**31), (4096 * number, 100), (), False) for number in (1, 2))
     node.say(b"X" + OWN, m.ArenaFound((), ()))
     node.say(b"X" + OWN, m.ProcessTable(((OLD, 99),)))
-    control = bytes((OLD[0] ^ 0x80,)) + OLD[1:]
+    control = control_of(OLD)
     node.say(CLIENT + OLD, m.Register(m.PROTOCOL_VERSION, "worker", 99, 1, JOB, OLD, control, "", ""))
     for message in (m.Put((before,)), m.Hold((before[0],)), m.Ready(), m.Put((after,))):
         node.say(CLIENT + OLD, message)

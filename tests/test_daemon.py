@@ -14,7 +14,7 @@ from zfabric.adapters.datagrams import SUFFIX
 from zfabric.adapters.sockets import Transport
 from zfabric.config import Config
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER
+from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, control_of
 from zfabric.runtime.connect import new_incarnation
 from zfabric.runtime.daemon import SWEEP_EVERY, Daemon, clock
 from zfabric.runtime.session import Session
@@ -112,7 +112,7 @@ def test_the_dead_are_forgotten_at_once(here: Here) -> None:
     pid, *_ = workers(here)
     (token,) = (worker.token for worker in here.daemon.scheduler.tables.workers.values() if worker.pid == pid)
     here.say(m.Register(m.PROTOCOL_VERSION, "driver", os.getpid(), 1, b"", b"program", b"", "", ""), m.Ready())
-    for incarnation in (token, bytes((token[0] ^ 0x80,)) + token[1:], here.driver):
+    for incarnation in (token, control_of(token), here.driver):
         here.daemon.post.peer(incarnation)
     sockets = Path(here.session.sockets)
     for path in (here.session.socket_path(token), here.session.socket_path(token) + SUFFIX):

@@ -84,6 +84,11 @@ def index_of(object_id: bytes) -> int:
     return number
 
 
+def control_of(incarnation: bytes) -> bytes:
+    """The incarnation under which the control thread of a worker's process registers; of that, the worker's own again."""
+    return bytes((incarnation[0] ^ 0x80,)) + incarnation[1:]
+
+
 def is_put(object_id: bytes) -> bool:
     """Whether the object was ``put`` rather than returned (and so has no lineage)."""
     return object_id[TASK_BYTES] >= 0x80

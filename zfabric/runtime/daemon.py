@@ -30,7 +30,7 @@ from zfabric.machines.object_store import ObjectStore
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.access import FROM_PROCESSES
-from zfabric.protocol.ids import CONTROL_STORE, GLOBAL_SCHEDULER, LOCAL_SCHEDULER, OBJECT_STORE, SHELL, Address
+from zfabric.protocol.ids import CONTROL_STORE, GLOBAL_SCHEDULER, LOCAL_SCHEDULER, OBJECT_STORE, SHELL, Address, control_of
 from zfabric.protocol.machine import Machine, Refusal
 from zfabric.protocol.messages import Envelope
 from zfabric.protocol.names import brief
@@ -411,7 +411,7 @@ class Daemon:
         tables = self.scheduler.tables
         known = tables.by_pid.get(pid)
         if isinstance(known, WorkerRecord):
-            return known.token, bytes((known.token[0] ^ 0x80,)) + known.token[1:]
+            return known.token, control_of(known.token)
         found = [process for process in tables.processes.values() if process.pid == pid] + ([known] if known is not None else [])
         return tuple(incarnation for process in found for incarnation in (process.incarnation, process.control) if incarnation)
 
@@ -431,7 +431,7 @@ class Daemon:
             known.add(process.control)
         for worker in self.scheduler.tables.workers.values():
             known.add(worker.token)
-            known.add(bytes((worker.token[0] ^ 0x80,)) + worker.token[1:])
+            known.add(control_of(worker.token))
         return known
 
     # -- what the loop itself looks after --

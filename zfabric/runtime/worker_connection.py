@@ -20,7 +20,7 @@ from zfabric.adapters.sockets import Transport
 from zfabric.machines.worker import REPORTS, Invocation, Item, Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
-from zfabric.protocol.ids import CLIENT, TASK_BYTES, WORKER, short
+from zfabric.protocol.ids import CLIENT, TASK_BYTES, WORKER, control_of, short
 from zfabric.protocol.messages import Row
 from zfabric.runtime.client import FabricClient
 from zfabric.runtime.connection import CHECK_EVERY, PEERS, clock
@@ -38,7 +38,7 @@ class WorkerConnection(FabricClient):
 
     def __init__(self, session: Session, token: bytes, job: bytes) -> None:
         super().__init__(session, token, "worker", token, job, "")
-        self.control = bytes((token[0] ^ 0x80,)) + token[1:]
+        self.control = control_of(token)
         self.worker = Worker(WORKER + token, self.config)
         self.host = Host(self.worker.mailbox, self.machine.calls, self.lock)
         self.control_post = Transport(self._context, session.sockets, self.control, self.config)

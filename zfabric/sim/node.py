@@ -20,7 +20,7 @@ from zfabric.machines.object_store import ObjectStore
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.codec import decode_messages, encode_messages
-from zfabric.protocol.ids import CONTROL_STORE, GLOBAL_SCHEDULER, LOCAL_SCHEDULER, OBJECT_STORE, SHELL, Address
+from zfabric.protocol.ids import CONTROL_STORE, GLOBAL_SCHEDULER, LOCAL_SCHEDULER, OBJECT_STORE, SHELL, Address, control_of
 from zfabric.protocol.machine import Machine
 from zfabric.protocol.messages import Envelope
 from zfabric.protocol.options import RESOURCE_UNIT
@@ -329,7 +329,7 @@ class Daemon:
         for process in self.scheduler.tables.processes.values():
             known |= {process.incarnation, process.control}
         for token in self.scheduler.tables.workers:
-            known |= {token, bytes((token[0] ^ 0x80,)) + token[1:]}
+            known |= {token, control_of(token)}
         gone = [each for each, link in self.post.peers.items() if each not in known and not self._awaited(each, link)]
         for incarnation in gone:
             self.post.forget(incarnation)

@@ -14,7 +14,7 @@ from zfabric.machines.common.naming import Namer
 from zfabric.machines.worker import LEAVE, Invocation, Item, Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import left_for_good, pack_failure
-from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, JOB_BYTES, TASK_BYTES, WORKER, call_value, object_id
+from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, JOB_BYTES, TASK_BYTES, WORKER, call_value, control_of, object_id
 from zfabric.protocol.machine import Machine
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
 from zfabric.protocol.options import option
@@ -43,7 +43,7 @@ class WorkerProcess(Process):
 
     def __init__(self, world: World, token: bytes, job: bytes, pid: int, name: str) -> None:
         super().__init__(world, token, pid, name)
-        self.control = bytes((token[0] ^ 0x80,)) + token[1:]
+        self.control = control_of(token)
         self.machine.job = job
         self.worker = Worker(WORKER + token, self.config)
         self.control_post = Transport(world.network, self.control, self.config)

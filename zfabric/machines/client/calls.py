@@ -20,7 +20,7 @@ from zfabric.machines.client.targets import Target
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
 from zfabric.protocol.failures import Facts, has_left, pack_failure, unpack_failure
-from zfabric.protocol.ids import ACTOR, CALL_RETURN, CONTROL, TASK_BYTES, Address, call_value, short
+from zfabric.protocol.ids import ACTOR, CALL_RETURN, CONTROL, TASK_BYTES, Address, call_value, control_of, short
 from zfabric.protocol.messages import ALIVE, CREATING, DEAD, FAILED, OK, Row
 from zfabric.protocol.names import brief
 from zfabric.protocol.options import LOGGED, option
@@ -321,7 +321,7 @@ class Calls:
             self._advance(target)
             self.progress()
         elif target.incarnation:
-            control = bytes((target.incarnation[0] ^ 0x80,)) + target.incarnation[1:]
+            control = control_of(target.incarnation)
             self._stopped[call_id] = reason
             self._orders.append(Send(CONTROL + control, m.StopCall(call_id, reason)))
         return True

@@ -38,7 +38,6 @@ from zfabric.machines.local_scheduler.records import (
     PENDING,
     WAITING,
     FunctionRecord,
-    JobRecord,
     ProcessRecord,
     TaskRecord,
     WorkerRecord,
@@ -100,7 +99,7 @@ class LocalScheduler:
         self.stopping = Stopping(self.tables, self.outcomes)
         self.infeasible = PlacementRequests(self.tables, self.outcomes, self.pool)
         self.starvation = Starvation(self.tables, self.pool, self.dispatcher)
-        self.questions = PendingRequests(self)
+        self.requests = PendingRequests(self.tables)
         self.values = Values(self)
         self.actors = ActorDirectory(self)
         self.call_results = CallResults(self)
@@ -252,7 +251,7 @@ class LocalScheduler:
 
     def on_export(self, now: float, source: Address, message: m.Export) -> None:
         """Functions a job may run; the control store keeps them."""
-        job = self._job_of(source)
+        job = self.tables.job_of(source)
         if job is None or job.ended:
             return
         puts = []
@@ -422,7 +421,7 @@ class LocalScheduler:
 
     def on_completed(self, now: float, source: Address, message: m.Completed) -> None:
         """Attempts that ended."""
-        worker = self._worker_of(source)
+        worker = self.tables.worker_of(source)
         if worker is None:
             self.tables.counts["refused"] += 1
             return
@@ -432,7 +431,7 @@ class LocalScheduler:
 
     def on_call_times(self, now: float, source: Address, message: m.CallTimes) -> None:
         """Calls of actors that ended."""
-        worker = self._worker_of(source)
+        worker = self.tables.worker_of(source)
         if worker is not None:
             self.trace(now, pack_event(self.node, worker.pid, message.names, message.trace, "call", message.arguments))
 
@@ -445,7 +444,7 @@ class LocalScheduler:
 
     def on_blocked(self, now: float, source: Address, message: m.Blocked) -> None:
         """A worker's task waits."""
-        worker = self._worker_of(source)
+        worker = self.tables.worker_of(source)
         if worker is not None:
             frame = self.dispatcher.blocked(worker, message)
             frame.at = now
@@ -453,13 +452,13 @@ class LocalScheduler:
 
     def on_unblocked(self, now: float, source: Address, message: m.Unblocked) -> None:
         """It waits no longer."""
-        worker = self._worker_of(source)
+        worker = self.tables.worker_of(source)
         if worker is not None:
             self.dispatcher.unblocked(worker, message)
 
     def on_taken_back(self, now: float, source: Address, message: m.TakenBack) -> None:
         """Tasks a worker had not begun."""
-        worker = self._worker_of(source)
+        worker = self.tables.worker_of(source)
         if worker is not None:
             self.dispatcher.taken_back(worker, message, now)
 
@@ -509,17 +508,6 @@ class LocalScheduler:
                 return
 
     # -- small things --
-
-    def _job_of(self, source: Address) -> JobRecord | None:
-        process = self.tables.processes.get(source[1:])
-        return process.job if process is not None else None
-
-    def _worker_of(self, source: Address) -> WorkerRecord | None:
-        process = self.tables.processes.get(source[1:])
-        if process is None:
-            control = source[1:]
-            process = self.tables.processes.get(bytes((control[0] ^ 0x80,)) + control[1:])
-        return self.tables.workers.get(process.name) if process is not None else None
 
     def _refuse(self, source: Address, kind: str, text: str) -> None:
         self.tables.counts["refused"] += 1
@@ -595,12 +583,12 @@ class LocalScheduler:
             m.Fetch: self.values.on_fetch,
             m.Located: self.values.on_located,
             m.ObjectsLost: self.values.on_objects_lost,
-            m.Written: self.questions.on_written,
-            m.JobNumber: self.questions.on_job_number,
-            m.Found: self.questions.on_found,
+            m.Written: self.requests.on_answer,
+            m.JobNumber: self.requests.on_answer,
+            m.Found: self.requests.on_answer,
             m.Placed: self.infeasible.on_placed,
             m.Query: self.on_query,
-            m.Answer: self.questions.on_answer,
+            m.Answer: self.requests.on_answer,
             m.LogLines: self.on_log_lines,
             m.OutputWritten: self.on_output_written,
             m.Inspected: self.on_inspected,

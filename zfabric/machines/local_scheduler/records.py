@@ -8,13 +8,15 @@ a task, so that daemons can run without the cyclic collector.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zfabric.machines.common.naming import salt_of
+from zfabric.protocol import messages as m
 from zfabric.protocol.ids import (
     FIRST_RETURN,
     JOB_BYTES,
     TASK_BYTES,
+    Address,
     child_prefix,
     daemons_of,
     first_attempt,
@@ -23,9 +25,6 @@ from zfabric.protocol.ids import (
 )
 from zfabric.protocol.messages import OK, Row
 from zfabric.protocol.options import NO_ENVIRONMENT, ONE_CPU, RESOURCE_UNIT, Demand, Environment, option
-
-if TYPE_CHECKING:
-    from zfabric.machines.local_scheduler.tasks.direct_submission import DirectLease
 
 WAITING, READY, ASSIGNED, DONE = range(4)
 STATE_NAMES = ("waiting", "ready", "assigned", "finished")
@@ -568,6 +567,35 @@ class WorkerRecord:
     def blocked(self) -> bool:
         """Whether the task on top of its stack waits."""
         return bool(self.frames)
+
+
+class DirectLease:
+    """A driver and the worker to which it hands tasks itself."""
+
+    __slots__ = ("died", "driver", "early", "ended", "functions", "handed", "known", "over", "told", "until", "waiting", "worker")
+
+    def __init__(self, driver: ProcessRecord, worker: WorkerRecord) -> None:
+        self.driver = driver
+        self.worker = worker
+        self.functions: set[bytes] = set()
+        self.until = 0.0
+        """The worker is kept for the driver until then, with nothing to run."""
+        self.over = False
+        """Whether the driver was told to hand over no more. It may not have heard of it yet."""
+        self.handed: set[bytes] = set()
+        """Tasks that the worker got from the driver and that have not ended."""
+        self.told: list[TaskRecord] = []
+        """Those that have ended, of which the worker has told the driver."""
+        self.ended = 0
+        """Values of which the worker has said that it told the driver."""
+        self.known = 0
+        """Values of which the driver has said that the worker told it."""
+        self.waiting: list[tuple[Address, Any]] = []
+        """What the driver says in the knowledge of more values than have been heard of here."""
+        self.early: dict[bytes, tuple[Row, Row | None] | None] = {}
+        """What the worker said of tasks before the driver said that it has handed them over: how they ended; None if it gave them back."""
+        self.died: m.ProcessDied | None = None
+        """How the worker died, if it did."""
 
 
 class JobRecord:

@@ -6,6 +6,7 @@ from collections import Counter, deque
 from typing import Any
 
 from zfabric.config import Config
+from zfabric.machines.local_scheduler.actor_records import ActorRecord
 from zfabric.machines.local_scheduler.inline_values import InlineValues
 from zfabric.machines.local_scheduler.promises import Promises
 from zfabric.machines.local_scheduler.records import (
@@ -22,7 +23,7 @@ from zfabric.machines.local_scheduler.records import (
 )
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Say, Send
-from zfabric.protocol.ids import CLIENT, CONTROL, FIRST_RETURN, PREFIX_BYTES, TASK_BYTES, Address
+from zfabric.protocol.ids import CLIENT, CONTROL, FIRST_RETURN, PREFIX_BYTES, TASK_BYTES, Address, control_of
 
 NOTICES_MAX = 20
 """How many times one driver is told that something runs again after a crash."""
@@ -48,6 +49,7 @@ class Tables:
         self.workers: dict[bytes, WorkerRecord] = {}
         self.by_pid: dict[int, WorkerRecord | ProcessRecord] = {}
         self.jobs: dict[bytes, JobRecord] = {}
+        self.actors: dict[bytes, ActorRecord] = {}
         self.queues: dict[int, ShapeQueue] = {}
         self.touched: dict[ProcessRecord, None] = {}
         """Processes with results to be pushed at the end of this turn."""
@@ -99,6 +101,16 @@ class Tables:
             job.notices += 1
             last = "; there are no further notices of this kind: `zfabric explain` says what had to run again"
             self.tell(job.driver, m.Notice("warning", text + (last if job.notices == NOTICES_MAX else "")))
+
+    def job_of(self, source: Address) -> JobRecord | None:
+        """The job of a process."""
+        process = self.processes.get(source[1:])
+        return process.job if process is not None else None
+
+    def worker_of(self, source: Address) -> WorkerRecord | None:
+        """The worker that sent a message, from its client or from its control thread."""
+        process = self.processes.get(source[1:]) or self.processes.get(control_of(source[1:]))
+        return self.workers.get(process.name) if process is not None else None
 
     def find(self, object_id: bytes) -> AnyObject | None:
         """The record of an object, or None if it is not known (any more)."""

@@ -99,7 +99,7 @@ class Deadlocks:
         for worker in workers:
             yield from worker.frames
             for actor_id in worker.delays:
-                record = self.scheduler.actors.records.get(actor_id)
+                record = self.tables.actors.get(actor_id)
                 frame = record.wait() if record is not None else None
                 if frame is not None:
                     yield frame
@@ -169,7 +169,7 @@ class Deadlocks:
             task = found.task if found is not None and not actor_id else None
             waits: BlockedTask | None = None
             if actor_id:
-                record = self.scheduler.actors.records.get(actor_id)
+                record = self.tables.actors.get(actor_id)
                 waits = record.wait() if record is not None and record.state == ALIVE else None
             elif task is not None and task.state == ASSIGNED:
                 waits = self.scheduler.dispatcher.frame_of(task.id)
@@ -187,7 +187,7 @@ class Deadlocks:
 
     def _worker_of(self, frame: BlockedTask) -> WorkerRecord | None:
         """Where something waits."""
-        task, actor = self.tables.tasks.get(frame.task_id), self.scheduler.actors.records.get(frame.actor)
+        task, actor = self.tables.tasks.get(frame.task_id), self.tables.actors.get(frame.actor)
         return task.worker if task is not None else actor.worker if actor is not None else None
 
     def callee(self, frame: BlockedTask | None, identifier: bytes) -> bytes:
@@ -197,7 +197,7 @@ class Deadlocks:
 
     def _name_of(self, frame: BlockedTask) -> str:
         """What waits, for people."""
-        task, actor = self.tables.tasks.get(frame.task_id), self.scheduler.actors.records.get(frame.actor)
+        task, actor = self.tables.tasks.get(frame.task_id), self.tables.actors.get(frame.actor)
         if task is not None or actor is None:
             return task.name if task is not None else frame.name
         return f"{frame.name or actor.class_name} ({actor.name or brief(actor.id)})"

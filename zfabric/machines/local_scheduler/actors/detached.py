@@ -42,7 +42,7 @@ class DetachedActors:
         self.unkept.add(actor_id)
         self._to_keep.append(actor_id)
 
-    def kept(self, actor_ids: tuple[bytes, ...]) -> None:
+    def _kept(self, now: float, actor_ids: tuple[bytes, ...], answer: m.Written) -> None:
         """Their rows are durable (or the disk is full, and they are only as durable as other actors)."""
         self.unkept.difference_update(actor_ids)
         self.scheduler.actors.kept(actor_ids)
@@ -52,7 +52,7 @@ class DetachedActors:
         if self._to_keep:
             actors, self._to_keep = tuple(self._to_keep), []
             puts, deletes = self.scheduler.blocks.flush(rows_max=1 << 30)
-            self.scheduler.questions.ask("detached", actors, m.Write, tuple(puts), tuple(deletes))
+            self.scheduler.requests.ask(m.Write, tuple(puts), tuple(deletes), then=self._kept, about=actors)
         over, self._over = self._over, {}
         for job in over:
             if not job.ended and not self._lives_on(job):
@@ -75,7 +75,7 @@ class DetachedActors:
         return True
 
     def _lives_on(self, job: JobRecord) -> bool:
-        records = self.scheduler.actors.records.values()
+        records = self.tables.actors.values()
         return any(record.detached and record.state != DEAD and not record.killed and _in(record.id, job) for record in records)
 
     def _stop_tasks(self, job: JobRecord, driver: bytes, now: float) -> None:

@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from zfabric.machines.local_scheduler.actor_records import ActorRecord
 from zfabric.machines.local_scheduler.actors.detached import DETACHED
 from zfabric.machines.local_scheduler.objects.references import add_holder, named_by
-from zfabric.machines.local_scheduler.records import DONE, HOSTING, PENDING, BlockedTask, JobRecord, Stored, TaskRecord, WorkerRecord
+from zfabric.machines.local_scheduler.records import DONE, HOSTING, PENDING, JobRecord, Stored, TaskRecord, WorkerRecord
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess
 from zfabric.protocol.failures import Facts, pack_failure, unpack_failure
@@ -32,91 +33,6 @@ LAST_HANDLE = "its last handle has gone"
 STATE_NAMES = {CREATING: "creating", ALIVE: "alive", DEAD: "dead"}
 
 
-class ActorRecord:
-    """One actor, from its creation until nobody could ask for it any more."""
-
-    __slots__ = (
-        "arguments",
-        "executing",
-        "failure",
-        "gone",
-        "killed",
-        "lived_before",
-        "lives_on",
-        "name",
-        "namespace",
-        "retire_at",
-        "state",
-        "task",
-        "watchers",
-        "worker",
-    )
-
-    def __init__(self, task: TaskRecord, namespace: str) -> None:
-        self.task = task
-        self.namespace = namespace
-        self.name: str = task.option("name") or ""
-        self.arguments: set[bytes] = set()
-        """What its row names, as far as that is kept for restarts."""
-        self.state = CREATING
-        self.worker: WorkerRecord | None = None
-        self.lived_before = False
-        """Whether an earlier process was this actor."""
-        self.failure = b""
-        self.executing = b""
-        """The call that was running when its last life ended."""
-        self.lives_on = False
-        """Whether the process of that life lives on, with others."""
-        self.killed = ""
-        """Why it is to end for good, if it is."""
-        self.gone = False
-        """Whether the last handle has gone."""
-        self.retire_at: float | None = None
-        self.watchers: set[bytes] = set()
-        """Processes that call it."""
-
-    @property
-    def id(self) -> bytes:
-        """The actor's id: that of the task that makes it."""
-        return self.task.id
-
-    @property
-    def restarts(self) -> int:
-        """How often it was made again, be it after a death in ``__init__`` or later: of both there are ``max_restarts``."""
-        return self.task.rare.retries if self.task.rare is not None else 0
-
-    @property
-    def detached(self) -> bool:
-        """Whether it lives on without handles."""
-        return bool(self.task.option("detached", False))
-
-    @property
-    def shared(self) -> bool:
-        """Whether it shares its process."""
-        return self.task.function.shared
-
-    def wait(self) -> BlockedTask | None:
-        """Its call, or its ``__init__``, that waits, if it is known that one does."""
-        worker = self.worker or self.task.worker
-        if worker is None:
-            return None
-        if not worker.shared:
-            return worker.frames[-1] if worker.frames and self.worker is not None else None
-        row = worker.delays.get(self.id)
-        if row is None or row is worker.turn:
-            return None
-        _, call_id, wanted, callees, certain = row
-        found = BlockedTask(call_id, wanted, False)
-        found.actor, found.certain = self.id, certain
-        found.callees = {identifier: actor_id for identifier, actor_id in zip(wanted, callees, strict=False) if any(actor_id)}
-        return found
-
-    @property
-    def class_name(self) -> str:
-        """What its class is called."""
-        return self.task.function.name
-
-
 class ActorDirectory:
     """All actors of this node. Works on its scheduler's tables and parts."""
 
@@ -125,7 +41,7 @@ class ActorDirectory:
         self.tables = scheduler.tables
         self.outcomes = scheduler.outcomes
         self.rebuilding = scheduler.rebuilding
-        self.records: dict[bytes, ActorRecord] = {}
+        self.records = self.tables.actors
         self.named: dict[tuple[str, str], ActorRecord] = {}
         """Living actors that have a name, by namespace and name."""
         self._retiring: dict[ActorRecord, None] = {}
@@ -361,7 +277,7 @@ class ActorDirectory:
 
     def on_host_delays(self, now: float, source: Address, message: m.HostDelays) -> None:
         """What lasts in a process that actors share."""
-        worker = self.scheduler._worker_of(source)
+        worker = self.tables.worker_of(source)
         if worker is not None:
             worker.delays = {row[0]: row for row in message.rows}
             worker.turn = next((row for row in message.rows if row[1] == message.running), ())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zfabric.machines.local_scheduler.actors.directory import ActorRecord
+from zfabric.machines.local_scheduler.actor_records import ActorRecord
 from zfabric.machines.local_scheduler.records import JobRecord
 from zfabric.protocol.messages import ALIVE
 

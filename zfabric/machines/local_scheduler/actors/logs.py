@@ -20,116 +20,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from zfabric.machines.common.log_format import CHECKPOINT, LOG, part_key
 from zfabric.machines.common.row_format import pack_row, unpack_row
+from zfabric.machines.local_scheduler.actor_records import ActorLog, ActorRecord, LogBlock, RetainedBlocks, Writing, is_unlogged, worker_of
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address
 from zfabric.protocol.messages import DEAD, FAILED, Row
 from zfabric.protocol.names import brief
 
 if TYPE_CHECKING:
-    from zfabric.machines.local_scheduler.actors.directory import ActorRecord
     from zfabric.machines.local_scheduler.machine import LocalScheduler
-    from zfabric.machines.local_scheduler.records import WorkerRecord
 
 PAGE = 500
 """Rows of the control store in one answer to who replays; it ends earlier after a few megabytes."""
-
-
-class LogBlock(NamedTuple):
-    """Rows of a log, up to call ``last``, or a whole checkpoint after that call; ``refs`` are pinned by it."""
-
-    last: int
-    parts: int
-    """0: it is a block of rows."""
-    refs: tuple[bytes, ...]
-    made: tuple[bytes, ...] = ()
-    """Values that a replay of these rows makes again."""
-
-    def keys(self, actor_id: bytes) -> tuple[tuple[str, bytes], ...]:
-        """Its rows in the control store: (table, key)."""
-        if not self.parts:
-            return ((LOG, actor_id + self.last.to_bytes(8, "big")),)
-        return tuple((CHECKPOINT, part_key(actor_id, self.last, index)) for index in range(self.parts))
-
-
-class RetainedBlocks(NamedTuple):
-    """Rows before the last checkpoint that made values which live, and the checkpoint that a replay of them begins with, if any."""
-
-    base: LogBlock | None
-    blocks: list[LogBlock]
-
-    def all(self) -> list[LogBlock]:
-        """Everything that is kept."""
-        return self.blocks if self.base is None else [self.base, *self.blocks]
-
-
-class _Writing:
-    """What an incarnation has said of its log, and is not known to be committed."""
-
-    __slots__ = ("block", "committed", "number", "row", "writer")
-
-    def __init__(self, writer: bytes, number: int, row: tuple[str, bytes, bytes], block: LogBlock | None) -> None:
-        self.writer = writer
-        self.number = number
-        self.row = row
-        self.block = block
-        """What is whole once this is committed; None for a part of a checkpoint that is not the last."""
-        self.committed = False
-
-
-class ActorLog:
-    """What is known of the log of one actor."""
-
-    __slots__ = (
-        "actor_id",
-        "adopted",
-        "blocks",
-        "checkpoint",
-        "ended",
-        "exact",
-        "failed",
-        "last",
-        "lost",
-        "past",
-        "replayed",
-        "retry_at",
-        "stray",
-        "to_replay",
-        "trouble",
-        "waits_for",
-        "writing",
-    )
-
-    def __init__(self, actor_id: bytes) -> None:
-        self.actor_id = actor_id
-        self.blocks: deque[LogBlock] = deque()
-        """Blocks of rows that a replay would need, in order."""
-        self.checkpoint: LogBlock | None = None
-        self.past: list[RetainedBlocks] = []
-        self.stray: list[LogBlock] = []
-        """Checkpoints of which not every part came."""
-        self.last = 0
-        """The last call of which this scheduler has heard."""
-        self.writing: deque[_Writing] = deque()
-        self.failed: deque[_Writing] = deque()
-        """Those of them that the control store could not write."""
-        self.retry_at: float | None = None
-        self.trouble = ""
-        """Why the control store cannot write it, as long as it cannot; empty if it can."""
-        self.replayed = self.to_replay = 0
-        self.ended = 0
-        """Calls that have ended, of an actor whose calls are not logged, as far as is known."""
-        self.exact = False
-        """Whether its dead process has left that number, and not merely said it."""
-        self.waits_for = 0
-        """Calls that run while a checkpoint is due, of such an actor."""
-        self.lost = 0
-        """Calls that had ended after the checkpoints from which it was made again, as far as this scheduler has seen that."""
-        self.adopted = False
-        """Whether there was a scheduler before this one, which may have seen more."""
 
 
 class ActorLogs:
@@ -159,7 +64,7 @@ class ActorLogs:
             log.blocks.append(block)
         log.last = max(log.last, message.last)
         value = pack_row((message.refs, message.made, message.rows))
-        self._write(log, _Writing(source[1:], message.number, (*block.keys(log.actor_id)[0], value), block))
+        self._write(log, Writing(source[1:], message.number, (*block.keys(log.actor_id)[0], value), block))
 
     def on_checkpoint(self, now: float, source: Address, message: m.Checkpoint) -> None:
         """A part of a checkpoint."""
@@ -174,7 +79,7 @@ class ActorLogs:
             self.references.pin(whole.refs)
         log.last = max(log.last, message.last)
         row = (CHECKPOINT, part_key(log.actor_id, message.last, message.part), pack_row((message.parts, message.refs, message.data)))
-        self._write(log, _Writing(source[1:], message.number, row, whole))
+        self._write(log, Writing(source[1:], message.number, row, whole))
 
     def on_replay_progress(self, now: float, source: Address, message: m.ReplayProgress) -> None:
         """How far a replay has come; at its end, whose outcomes the actor keeps."""
@@ -207,7 +112,7 @@ class ActorLogs:
 
     def _record(self, source: Address, actor_id: bytes) -> ActorRecord | None:
         """The actor with this id, if the sender is the process in which it lives, or is being made."""
-        record = self.scheduler.actors.records.get(actor_id)
+        record = self.tables.actors.get(actor_id)
         process = self.tables.processes.get(source[1:])
         worker = self.tables.workers.get(process.name) if process is not None else None
         if record is None or worker is None or record.state == DEAD:
@@ -216,35 +121,35 @@ class ActorLogs:
 
     # -- the control store --
 
-    def _write(self, log: ActorLog, writing: _Writing) -> None:
+    def _write(self, log: ActorLog, writing: Writing) -> None:
         log.writing.append(writing)
         if log.failed:
             log.failed.append(writing)
         else:
             self._ask(log, writing)
 
-    def _ask(self, log: ActorLog, writing: _Writing) -> None:
-        self.scheduler.questions.ask("log", (log, writing), m.Write, (writing.row,), ())
+    def _ask(self, log: ActorLog, writing: Writing) -> None:
+        self.scheduler.requests.ask(m.Write, (writing.row,), (), then=self._written, about=(log, writing))
 
-    def written(self, about: tuple[ActorLog, _Writing], ok: bool, text: str, now: float) -> None:
+    def _written(self, now: float, about: tuple[ActorLog, Writing], answer: m.Written) -> None:
         """The control store has answered."""
         log, writing = about
         if self.logs.get(log.actor_id) is not log or writing not in log.writing:
             return
-        if ok:
+        if answer.ok:
             writing.committed = True
             log.trouble = ""
             self._advance(log)
         elif writing.writer in self.tables.processes:
             log.failed.append(writing)
             log.retry_at = now + self.scheduler.config.store_retry_every
-            self._warn(log, text)
+            self._warn(log, answer.text)
         else:
             self._forget(log, writing)
 
     def _warn(self, log: ActorLog, text: str) -> None:
         """Tell the actor's driver, once, that outcomes wait."""
-        record = self.scheduler.actors.records.get(log.actor_id)
+        record = self.tables.actors.get(log.actor_id)
         if log.trouble or record is None:
             return
         log.trouble = text
@@ -255,7 +160,7 @@ class ActorLogs:
             self.tables.tell(driver, m.Notice("warning", f"{what}: {text}"))
 
     def _advance(self, log: ActorLog) -> None:
-        record = self.scheduler.actors.records.get(log.actor_id)
+        record = self.tables.actors.get(log.actor_id)
         worker = worker_of(record) if record is not None else None
         home = worker.process.incarnation if worker is not None and worker.process is not None else b""
         while log.writing and log.writing[0].committed:
@@ -298,7 +203,7 @@ class ActorLogs:
         if deletes:
             self.tables.send(self.tables.control_address, m.Write(0, (), deletes))
 
-    def _forget(self, log: ActorLog, writing: _Writing) -> None:
+    def _forget(self, log: ActorLog, writing: Writing) -> None:
         """What was not written never happened."""
         log.writing.remove(writing)
         block = writing.block
@@ -322,7 +227,7 @@ class ActorLogs:
         A process that had become an actor before anybody heard so has run nothing: what the one before it has left still counts.
         """
         for actor_id, ended in rows:
-            record = self.scheduler.actors.records.get(actor_id)
+            record = self.tables.actors.get(actor_id)
             if not early and (record is None or record.worker is None):
                 continue
             log = self.logs.setdefault(actor_id, ActorLog(actor_id)) if early else self.logs.get(actor_id)
@@ -365,7 +270,7 @@ class ActorLogs:
         """Tell actors what is committed: once a turn."""
         acknowledged, self._acknowledged = self._acknowledged, {}
         for actor_id, number in acknowledged.items():
-            record = self.scheduler.actors.records.get(actor_id)
+            record = self.tables.actors.get(actor_id)
             worker = worker_of(record) if record is not None else None
             if worker is not None:
                 self.tables.order(worker, m.LogCommitted(actor_id, number))
@@ -377,9 +282,9 @@ class ActorLogs:
         may = self._record(source, actor_id) is not None or self.scheduler.remakes.reads(source, actor_id)
         if table not in (LOG, CHECKPOINT) or not may:
             raise ValueError("the log of an actor is read by the process that is to be the actor")
-        self.scheduler.questions.ask("log read", (source, token), m.Scan, table, actor_id, after, PAGE)
+        self.scheduler.requests.ask(m.Scan, table, actor_id, after, PAGE, then=self._found, about=(source, token))
 
-    def found(self, about: tuple[Address, int], message: m.Found) -> None:
+    def _found(self, now: float, about: tuple[Address, int], message: m.Found) -> None:
         """The control store has read it."""
         source, token = about
         self.tables.send(source, m.Answer(token, (message.rows, message.more), ""))
@@ -488,7 +393,7 @@ class ActorLogs:
     def drop_lost(self) -> None:
         """Actors that are no more have no log."""
         for actor_id in list(self.logs):
-            record = self.scheduler.actors.records.get(actor_id)
+            record = self.tables.actors.get(actor_id)
             if record is None or record.state == DEAD:
                 self.drop(actor_id)
 
@@ -506,13 +411,3 @@ class ActorLogs:
     def next_deadline(self) -> float | None:
         """When ``tick`` is wanted next."""
         return min((log.retry_at for log in self.logs.values() if log.retry_at is not None), default=None)
-
-
-def worker_of(record: ActorRecord) -> WorkerRecord | None:
-    """The worker in which an actor lives, or is being made."""
-    return record.worker or record.task.worker
-
-
-def is_unlogged(record: ActorRecord) -> bool:
-    """Whether an actor has checkpoints, and its calls are not logged."""
-    return bool(record.task.option("unlogged", False))

@@ -47,7 +47,7 @@ class Remakes:
 
     def _maker(self, actor_id: bytes) -> TaskRecord | None:
         """The task that makes this actor. A scheduler that recovers knows its tasks before their actors."""
-        actor = self.scheduler.actors.records.get(actor_id)
+        actor = self.tables.actors.get(actor_id)
         return actor.task if actor is not None else self.tables.tasks.get(actor_id)
 
     def _run(self, identifier: bytes, maker: TaskRecord, from_checkpoint: bool) -> None:

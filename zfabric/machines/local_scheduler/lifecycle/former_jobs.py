@@ -30,16 +30,16 @@ class FormerJobs:
 
     def ask(self) -> None:
         """Look for them, before this node has jobs of its own."""
-        self.scheduler.questions.ask("former jobs", None, m.Scan, "job", b"", b"", 10_000)
+        self.scheduler.requests.ask(m.Scan, "job", b"", b"", 10_000, then=self._found)
 
-    def found(self, rows: m.Rows) -> None:
+    def _found(self, now: float, about: None, answer: m.Found) -> None:
         """The store's jobs."""
-        for key, value in rows:
+        for key, value in answer.rows:
             facts = unpack_row(value)
             if facts["status"] == "running" and key not in self.scheduler.tables.jobs:
                 self._go_on(_Clearing(key, pack_row({**facts, "status": "ended"}), ("task", "function", "object", "log", "checkpoint")))
 
-    def rows_found(self, clearing: _Clearing, message: m.Found) -> None:
+    def _rows_found(self, now: float, clearing: _Clearing, message: m.Found) -> None:
         """A page of what is left of one."""
         table, *rest = clearing.tables
         self._write((), tuple((table, key) for key, _ in message.rows))
@@ -50,7 +50,7 @@ class FormerJobs:
 
     def _go_on(self, clearing: _Clearing, after: bytes = b"") -> None:
         if clearing.tables:
-            self.scheduler.questions.ask("former rows", clearing, m.Scan, clearing.tables[0], clearing.job, after, PAGE)
+            self.scheduler.requests.ask(m.Scan, clearing.tables[0], clearing.job, after, PAGE, then=self._rows_found, about=clearing)
         else:
             self._write((("job", clearing.job, clearing.ended),), ())
 

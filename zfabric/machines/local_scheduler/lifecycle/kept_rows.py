@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from zfabric.machines.common.lineage_blocks import LineageBlock
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 class KeptRows:
     """Rows of the tables "function" and "task", between their scan and the end of recovery."""
 
-    def __init__(self, scheduler: LocalScheduler) -> None:
+    def __init__(self, scheduler: LocalScheduler, then: Callable[[float], None]) -> None:
         self.scheduler = scheduler
+        self._then = then
         self._open: set[str] = set()
         self._functions: list[m.Row] = []
         self._blocks: list[m.Row] = []
@@ -36,18 +38,20 @@ class KeptRows:
         """Scan the tables."""
         for table in ("function", "task", LOG, CHECKPOINT):
             self._open.add(table)
-            self.scheduler.questions.ask("kept rows", table, m.Scan, table, b"", b"", PAGE)
+            self.scheduler.requests.ask(m.Scan, table, b"", b"", PAGE, then=self._found, about=table)
 
-    def found(self, table: str, message: m.Found) -> None:
+    def _found(self, now: float, table: str, message: m.Found) -> None:
         """A page of a scan."""
         if table in (LOG, CHECKPOINT):
             self.scheduler.logs.adopt(table, message.rows)
         else:
             (self._functions if table == "function" else self._blocks).extend(message.rows)
         if message.more and message.rows:
-            self.scheduler.questions.ask("kept rows", table, m.Scan, table, b"", message.rows[-1][0], PAGE)
+            self.scheduler.requests.ask(m.Scan, table, b"", message.rows[-1][0], PAGE, then=self._found, about=table)
         else:
             self._open.discard(table)
+            if self.complete:
+                self._then(now)
 
     def adopt_functions(self) -> None:
         """Functions of jobs that live, also those whose exporter is gone."""

@@ -29,7 +29,7 @@ from zfabric.machines.local_scheduler.records import (
 from zfabric.machines.local_scheduler.reports import report
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess, Send, WatchProcess
-from zfabric.protocol.ids import CLIENT, CONTROL, JOB_BYTES, Address, job_id, unpack_counter
+from zfabric.protocol.ids import CLIENT, CONTROL, JOB_BYTES, Address, control_of, job_id, unpack_counter
 from zfabric.protocol.options import NO_ENVIRONMENT
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Membership:
         self.tables = scheduler.tables
         self.recovering = recovering
         self.recovery = Recovery(scheduler)
-        self.kept_rows = KeptRows(scheduler)
+        self.kept_rows = KeptRows(scheduler, self._maybe_recovered)
         self.former_jobs = FormerJobs(scheduler)
         self._table_known = not recovering
         self._jobs_known = not recovering
@@ -122,31 +122,34 @@ class Membership:
         elif process.job is not None:
             self._welcome(process)  # The daemon before this one made its job, and died before it could say so.
         else:
-            self.scheduler.questions.ask("job", (process.incarnation, message.namespace), m.NewJob)
+            self.scheduler.requests.ask(m.NewJob, then=self._job_numbered, about=(process.incarnation, message.namespace))
 
-    def job_numbered(self, about: tuple[bytes, str], number: int, now: float) -> None:
-        """The control store has given a new job its number."""
+    def _job_numbered(self, now: float, about: tuple[bytes, str], answer: m.JobNumber | m.Written) -> None:
+        """The control store has given a new job its number, or cannot write."""
         incarnation, namespace = about
+        if isinstance(answer, m.Written):
+            self._refuse_job(incarnation, answer.text)
+            return
         process = self.tables.processes.get(incarnation)
         if process is None:
             return
-        job = JobRecord(job_id(number), number, namespace, now)
+        job = JobRecord(job_id(answer.number), answer.number, namespace, now)
         job.driver = process
         process.job = job
         self.tables.jobs[job.id] = job
-        self.scheduler.questions.ask("job begun", process, m.Write, (("job", job.id, self._job_row(job, "running")),), ())
+        self.scheduler.requests.ask(m.Write, (("job", job.id, self._job_row(job, "running")),), (), then=self._job_begun, about=process)
         self.scheduler.workers.prestart(now)
 
-    def job_begun(self, process: ProcessRecord, ok: bool, text: str) -> None:
+    def _job_begun(self, now: float, process: ProcessRecord, answer: m.Written) -> None:
         """A new job's row is durable: only now may its driver count on it, since a new daemon finds drivers by their jobs' rows."""
-        if ok:
+        if answer.ok:
             self._welcome(process)
         else:
-            self.job_refused((process.incarnation, ""), text)
+            self._refuse_job(process.incarnation, answer.text)
 
-    def job_refused(self, about: tuple[bytes, str], text: str) -> None:
+    def _refuse_job(self, incarnation: bytes, text: str) -> None:
         """The control store cannot write, so there can be no new job."""
-        process = self.tables.processes.get(about[0])
+        process = self.tables.processes.get(incarnation)
         if process is not None:
             self.tables.tell(process, m.Refused("OutOfDiskError", f"no new job can be begun: {text}"))
 
@@ -356,7 +359,8 @@ class Membership:
         if job.number > TOMBSTONES_KEPT and job_id(job.number - TOMBSTONES_KEPT) not in tables.jobs:
             deletes.append(("job", job_id(job.number - TOMBSTONES_KEPT)))
         last_rows = (status,), (*deletes, *more)
-        self.scheduler.questions.ask("job ended", (job, last_rows), m.Write, (*puts, *self.scheduler.take_events(), status), last_rows[1])
+        rows = (*puts, *self.scheduler.take_events(), status)
+        self.scheduler.requests.ask(m.Write, rows, last_rows[1], then=self._job_ended, about=(job, last_rows))
 
     def _drop_task(self, task: TaskRecord) -> None:
         self.scheduler.references.revive(task)
@@ -373,10 +377,10 @@ class Membership:
             job.reason = reason
             self.end_job(job, now)
 
-    def job_ended(self, about: tuple[JobRecord, tuple[m.Rows, m.Rows]], ok: bool, now: float) -> None:
+    def _job_ended(self, now: float, about: tuple[JobRecord, tuple[m.Rows, m.Rows]], answer: m.Written) -> None:
         """The job's tombstone is durable. Where the control store cannot write, it is written later, and nobody waits for it."""
         job, _ = about
-        if not ok:
+        if not answer.ok:
             self._tombstones.append((now + self.scheduler.config.store_retry_every, about))
         driver = job.driver
         self.tables.jobs.pop(job.id, None)
@@ -399,12 +403,12 @@ class Membership:
             self.tables.workers[token] = worker
             self.tables.by_pid[pid] = worker
             self._expected[token] = pid
-            self.tables.send(CONTROL + bytes((token[0] ^ 0x80,)) + token[1:], m.RegisterAgain(""))
-        self.scheduler.questions.ask("jobs", None, m.Scan, "job", b"", b"", 10_000)
+            self.tables.send(CONTROL + control_of(token), m.RegisterAgain(""))
+        self.scheduler.requests.ask(m.Scan, "job", b"", b"", 10_000, then=self._jobs_found)
 
-    def jobs_found(self, rows: m.Rows, now: float) -> None:
+    def _jobs_found(self, now: float, about: None, answer: m.Found) -> None:
         """The control store's jobs: the drivers of those that run are asked to register again."""
-        for key, value in rows:
+        for key, value in answer.rows:
             facts = unpack_row(value)
             if facts.get("status") != "running":
                 continue
@@ -423,11 +427,6 @@ class Membership:
         early, self._early = self._early, []
         for source, message in early:
             self.scheduler.step(now, source, message)
-        self._maybe_recovered(now)
-
-    def rows_found(self, table: str, message: m.Found, now: float) -> None:
-        """Task rows or functions that the control store kept."""
-        self.kept_rows.found(table, message)
         self._maybe_recovered(now)
 
     def holds_back(self, source: Address, message: m.Message) -> bool:
@@ -485,7 +484,7 @@ class Membership:
         """Workers that never registered; ends of jobs to be written; processes a recovering scheduler waits for in vain."""
         while self._tombstones and self._tombstones[0][0] <= now:
             _, about = self._tombstones.pop(0)
-            self.scheduler.questions.ask("job ended", about, m.Write, *about[1])
+            self.scheduler.requests.ask(m.Write, *about[1], then=self._job_ended, about=about)
         for worker in list(self.tables.workers.values()):
             late = now >= worker.started_at + self.scheduler.config.worker_start_seconds
             if late and worker.state == STARTING and worker.pid and not self.recovering:

@@ -134,7 +134,7 @@ class Recovery:
         self._each(m.ExpectResults, self._take_expect)
         self._each(m.Hold, self._take_hold)
         self._know(self.scheduler.logs.references_of())
-        self._know(named_by(record.task) for record in self.scheduler.actors.records.values())
+        self._know(named_by(record.task) for record in self.tables.actors.values())
         self._each(m.LogAppended, self._take_logged)
         self._each(m.Checkpoint, self._take_logged)
         self.scheduler.streams.positions_known()

@@ -67,10 +67,11 @@ class CallResults:
         if self.tables.store_address is None or not any(type(value) is tuple for row in message.rows for value in row[3]):
             self.tables.order(worker, m.OutcomesRecorded(recorded))
         else:  # Until the store has taken over what lies in the arena, the actor's word is all that tells of it.
-            self.scheduler.questions.ask_store("recorded", (worker.token, recorded), "nothing", ())
+            self.scheduler.requests.ask_store("nothing", (), then=self._taken_over, about=(worker.token, recorded))
 
-    def taken_over(self, token: bytes, call_ids: tuple[bytes, ...]) -> None:
+    def _taken_over(self, now: float, about: tuple[bytes, tuple[bytes, ...]], answer: m.Answer) -> None:
         """The store has."""
+        token, call_ids = about
         worker = self.tables.workers.get(token)
         if worker is not None:
             self.tables.order(worker, m.OutcomesRecorded(call_ids))

@@ -109,7 +109,7 @@ class Streams:
 
     def on_yielded(self, now: float, source: Address, message: m.Yielded) -> None:
         """Values of streams."""
-        worker = self.scheduler._worker_of(source)
+        worker = self.tables.worker_of(source)
         if worker is None:
             self.tables.counts["refused"] += 1
             return
@@ -153,7 +153,7 @@ class Streams:
         """Who makes a stream now."""
         if not stream.actor:
             return stream.owner.task.worker if stream.owner.task is not None else None
-        actor = self.scheduler.actors.records.get(stream.actor)
+        actor = self.tables.actors.get(stream.actor)
         return actor.worker if actor is not None else None
 
     def _is_current(self, stream: StreamRecord, attempt: int) -> bool:

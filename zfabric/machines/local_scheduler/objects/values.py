@@ -49,7 +49,9 @@ class Values:
             else:
                 self.references.hold((object_id,), process.incarnation)
             if durable and type(value) is bytes:
-                self.scheduler.questions.ask("kept", (process.incarnation, object_id), m.Write, (("object", object_id, value),), ())
+                self.scheduler.requests.ask(
+                    m.Write, (("object", object_id, value),), (), then=self._kept, about=(process.incarnation, object_id)
+                )
 
     def on_offer_results(self, now: float, source: Address, message: m.OfferResults) -> None:
         """A process that registers again with the same daemon says what it has; what is not known any more is taken over."""
@@ -157,19 +159,19 @@ class Values:
 
     # -- durable values --
 
-    def kept(self, about: tuple[bytes, bytes], ok: bool, text: str) -> None:
+    def _kept(self, now: float, about: tuple[bytes, bytes], answer: m.Written) -> None:
         """A durable value is committed, or could not be: whoever put it is told."""
         incarnation, object_id = about
         process = self.tables.processes.get(incarnation)
         if process is None:
             return
-        self.tables.tell(process, m.PutCommitted((object_id,), "" if ok else text))
+        self.tables.tell(process, m.PutCommitted((object_id,), "" if answer.ok else answer.text))
 
     def read_durable(self) -> None:
         """Ask the control store for its copies of durable values whose other copies are lost."""
         wanted, self.tables.durable_wanted = self.tables.durable_wanted, []
         for object_id in wanted:
-            self.scheduler.questions.ask("durable value", object_id, m.Read, "object", (object_id,))
+            self.scheduler.requests.ask(m.Read, "object", (object_id,), then=self.rebuilding.durable_found, about=object_id)
 
     # -- values whose rows had been lost with a daemon --
 

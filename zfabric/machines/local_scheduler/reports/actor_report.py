@@ -7,7 +7,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from zfabric.machines.common.resources import describe
-from zfabric.machines.local_scheduler.actors.directory import STATE_NAMES, ActorRecord
+from zfabric.machines.local_scheduler.actor_records import ActorRecord
+from zfabric.machines.local_scheduler.actors.directory import STATE_NAMES
 from zfabric.machines.local_scheduler.records import BlockedTask
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.machine import Explanation

@@ -7,6 +7,7 @@ control store's rows is answered when that has read them; everything else is ans
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ from zfabric.machines.local_scheduler.records import (
 from zfabric.machines.local_scheduler.reports import actor_report
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import summary_of
-from zfabric.protocol.ids import CLIENT, CONTROL, FUNCTION_BYTES, OBJECT_BYTES, TASK_BYTES, Address, tries_of
+from zfabric.protocol.ids import CLIENT, CONTROL, FUNCTION_BYTES, OBJECT_BYTES, TASK_BYTES, Address, control_of, tries_of
 from zfabric.protocol.machine import Explanation
 from zfabric.protocol.messages import ERROR, OK
 from zfabric.protocol.messages.queries import LIST_LIMIT, TASK_STATES
@@ -116,7 +117,7 @@ def answer(scheduler: LocalScheduler, now: float, source: Address, message: m.Qu
         payload = question(scheduler, now, *arguments)
         if what in _FROM_STORE and scheduler.tables.store_address is not None:
             wanted = _stored_in(payload) if what == "objects" else ()
-            scheduler.questions.ask_store("store query", (source, token, what, payload), _FROM_STORE[what], wanted)
+            scheduler.requests.ask_store(_FROM_STORE[what], wanted, partial(_store_answered, scheduler), (source, token, what, payload))
             return
     except (TypeError, ValueError) as problem:
         payload, error = None, f"{what}: {problem}"
@@ -128,10 +129,7 @@ def _ask_stacks(scheduler: LocalScheduler, source: Address, token: int, pid: int
     process = scheduler.tables.by_pid.get(pid)
     if process is None:
         raise ValueError(f"no process of this cluster has the pid {pid}")
-    if isinstance(process, WorkerRecord):
-        to = CONTROL + bytes((process.token[0] ^ 0x80,)) + process.token[1:]
-    else:
-        to = CLIENT + process.incarnation
+    to = CONTROL + control_of(process.token) if isinstance(process, WorkerRecord) else CLIENT + process.incarnation
     scheduler.tables.send(to, m.Inspect(source, token))
 
 
@@ -157,9 +155,10 @@ def _stored_in(rows: list[dict[str, Any]]) -> tuple[bytes, ...]:
     return tuple(bytes.fromhex(row["object_id"]) for row in rows if row["where"] == "store")
 
 
-def store_answered(scheduler: LocalScheduler, now: float, about: tuple[Address, int, str, Any], known: Any) -> None:
+def _store_answered(scheduler: LocalScheduler, now: float, about: tuple[Address, int, str, Any], answer: m.Answer) -> None:
     """The object store has said its part of an answer."""
     source, token, what, payload = about
+    known: Any = answer.payload
     if what == "status":
         payload["store"] = known
     else:
@@ -182,18 +181,18 @@ def _ask_rows(scheduler: LocalScheduler, source: Address, token: int, table: str
         raise ValueError(f"a page is asked for by the key it comes after and a number of rows, not {after!r} and {limit!r}")
     about = (source, token, table, after, min(limit, PAGE_MAX))
     if after:
-        rows_committed(scheduler, about)
+        _read_rows(scheduler, 0.0, about)
     else:
-        scheduler.questions.ask("query", about, m.Write, (), ())
+        scheduler.requests.ask(m.Write, (), (), then=partial(_read_rows, scheduler), about=about)
 
 
-def rows_committed(scheduler: LocalScheduler, about: tuple[Address, int, str, bytes, int]) -> None:
+def _read_rows(scheduler: LocalScheduler, now: float, about: tuple[Address, int, str, bytes, int], answer: m.Written | None = None) -> None:
     """What was written before is committed, or cannot be: read."""
     _, _, table, after, limit = about
-    scheduler.questions.ask("query", about, m.Scan, table, b"", after, limit)
+    scheduler.requests.ask(m.Scan, table, b"", after, limit, then=partial(_rows_found, scheduler), about=about)
 
 
-def rows_found(scheduler: LocalScheduler, about: tuple[Address, int, str, bytes, int], found: m.Found) -> None:
+def _rows_found(scheduler: LocalScheduler, now: float, about: tuple[Address, int, str, bytes, int], found: m.Found) -> None:
     """The control store has read a page."""
     scheduler.tables.send(about[0], m.Answer(about[1], (found.rows, found.more), ""))
 

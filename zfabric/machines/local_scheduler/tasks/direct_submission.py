@@ -10,47 +10,18 @@ that yet, so its tasks are accepted until it has said that no more will follow.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from zfabric.machines.local_scheduler.records import ASSIGNED, LEASED, ProcessRecord, ShapeQueue, TaskRecord, WorkerRecord
+from zfabric.machines.local_scheduler.records import ASSIGNED, LEASED, DirectLease, ProcessRecord, ShapeQueue, TaskRecord, WorkerRecord
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import WORKER, Address, object_id
-from zfabric.protocol.messages import OK, ProcessDied, Row
+from zfabric.protocol.messages import OK
 
 if TYPE_CHECKING:
     from zfabric.machines.local_scheduler.machine import LocalScheduler
 
 TOLD_MAX = 256
 """Outcomes that the worker has told the driver, and that are kept in case it has not; more are said again."""
-
-
-class DirectLease:
-    """A driver and the worker to which it hands tasks itself."""
-
-    __slots__ = ("died", "driver", "early", "ended", "functions", "handed", "known", "over", "told", "until", "waiting", "worker")
-
-    def __init__(self, driver: ProcessRecord, worker: WorkerRecord) -> None:
-        self.driver = driver
-        self.worker = worker
-        self.functions: set[bytes] = set()
-        self.until = 0.0
-        """The worker is kept for the driver until then, with nothing to run."""
-        self.over = False
-        """Whether the driver was told to hand over no more. It may not have heard of it yet."""
-        self.handed: set[bytes] = set()
-        """Tasks that the worker got from the driver and that have not ended."""
-        self.told: list[TaskRecord] = []
-        """Those that have ended, of which the worker has told the driver."""
-        self.ended = 0
-        """Values of which the worker has said that it told the driver."""
-        self.known = 0
-        """Values of which the driver has said that the worker told it."""
-        self.waiting: list[tuple[Address, Any]] = []
-        """What the driver says in the knowledge of more values than have been heard of here."""
-        self.early: dict[bytes, tuple[Row, Row | None] | None] = {}
-        """What the worker said of tasks before the driver said that it has handed them over: how they ended; None if it gave them back."""
-        self.died: ProcessDied | None = None
-        """How the worker died, if it did."""
 
 
 class DirectSubmissions:

@@ -109,12 +109,12 @@ class Rebuilding:
             return
         self.make_available(record, reason)
 
-    def durable_found(self, identifier: bytes, rows: m.Rows) -> None:
+    def durable_found(self, now: float, identifier: bytes, answer: m.Found) -> None:
         """The control store's copy of a durable value whose other copies were lost."""
         record = self.tables.find(identifier)
         if record is None:
             return
-        for key, value in rows:
+        for key, value in answer.rows:
             if key == identifier:
                 record.status = OK
                 self.tables.inline.replace(record, value)
