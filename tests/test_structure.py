@@ -15,7 +15,6 @@ import pytest
 ROOT = Path(__file__).parent.parent
 ROLES = ("client", "worker", "object_store", "control_store", "global_scheduler", "supervisor", "local_scheduler")
 CIRCLES = {
-    "zfabric.api": "ObjectRef has methods that wait and that make futures, which return refs",
     "zfabric.machines.client": "its parts take the whole machine",
     "zfabric.machines.local_scheduler": "its parts take the whole machine",
     "zfabric.runtime": "the parts of a worker's process take the whole process",
@@ -131,6 +130,17 @@ def test_what_is_built_on_the_api_imports_it_and_not_the_root(package: str) -> N
         if name.startswith(package):
             assert not [each for each in imported(ast.parse(path.read_text())) if each == ("zfabric", "")], name
             assert "zfabric" not in graph()[name], name
+
+
+def test_no_two_classes_share_a_name() -> None:
+    """The simulator's stand-ins are named after what they stand for."""
+    found: dict[str, list[str]] = {}
+    for name, path in modules().items():
+        if not name.startswith("zfabric.sim"):
+            for each in ast.parse(path.read_text()).body:
+                if isinstance(each, ast.ClassDef) and not each.name.startswith("_"):
+                    found.setdefault(each.name, []).append(name)
+    assert {name: places for name, places in found.items() if len(places) > 1} == {}
 
 
 def test_tests_import_helpers_from_modules_of_their_own_and_nothing_from_each_other() -> None:

@@ -43,7 +43,7 @@ __all__ = [
     "Raises",
     "SerializedValue",
     "Unfinished",
-    "Yielded",
+    "YieldedItems",
     "and_failures",
     "deserialize",
     "dump_arguments",
@@ -637,7 +637,7 @@ class Unfinished(Exception):
         self.finish = finish
 
 
-class Yielded(tuple[Any, ...]):
+class YieldedItems(tuple[Any, ...]):
     """All that a generator yielded: where it was to be more, those that there are are kept."""
 
 
@@ -660,9 +660,9 @@ def run_to_its_end(generator: Callable[..., Any]) -> Callable[..., Any]:
             if found:
                 raise Unfinished(error, functools.partial(and_failures, found)) from error
             raise
-        return Yielded(found)
+        return YieldedItems(found)
 
-    async def items_in_loop(values: AsyncIterable[Any]) -> Yielded:
+    async def items_in_loop(values: AsyncIterable[Any]) -> YieldedItems:
         found: list[Any] = []
         try:
             async for value in values:
@@ -671,7 +671,7 @@ def run_to_its_end(generator: Callable[..., Any]) -> Callable[..., Any]:
             if found:
                 raise Unfinished(error, functools.partial(and_failures, found)) from error
             raise
-        return Yielded(found)
+        return YieldedItems(found)
 
     items.__name__, items.__qualname__ = generator.__name__, generator.__qualname__
     return items

@@ -19,6 +19,7 @@ from zfabric.api.core import cancel as cancel
 from zfabric.api.core import get as get
 from zfabric.api.core import put as put
 from zfabric.api.core import wait as wait
+from zfabric.api.decorator import remote as remote
 from zfabric.api.generators import DynamicObjectRefGenerator as DynamicObjectRefGenerator
 from zfabric.api.generators import ObjectRefGenerator as ObjectRefGenerator
 from zfabric.api.lifecycle import init as init
@@ -26,4 +27,3 @@ from zfabric.api.lifecycle import is_initialized as is_initialized
 from zfabric.api.lifecycle import shutdown as shutdown
 from zfabric.api.refs import ObjectRef as ObjectRef
 from zfabric.api.remote_function import RemoteFunction as RemoteFunction
-from zfabric.api.remote_function import remote as remote

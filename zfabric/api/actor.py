@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, NoRetur
 
 import msgpack
 
-from zfabric.api.core import owner_of
 from zfabric.api.errors import a, check_flag, near
 from zfabric.api.generators import ObjectRefGenerator
 from zfabric.api.lifecycle import connected
@@ -33,10 +32,10 @@ from zfabric.api.options import (
     pairs_of_method,
     runs_several,
 )
-from zfabric.api.refs import ObjectRef, UncountedRef
-from zfabric.api.remote_function import Export, dump_call
+from zfabric.api.refs import ObjectRef, UncountedRef, owner_of
+from zfabric.api.remote_function import ExportedFunction, dump_call
 from zfabric.api.signatures import misfit, positional, shape_of, shown
-from zfabric.api.types import Instance_co, P, Parameters, R, TypedMethod
+from zfabric.api.types import Instance_co, P, Parameters, R, R_co
 from zfabric.exceptions import ActorNameTakenError, ActorNotFoundError, ArgumentTypeError, OptionError
 from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, call_value, short
 from zfabric.protocol.names import check_length, is_text
@@ -95,6 +94,36 @@ class Blueprint(NamedTuple):
     """Whether its checkpoints keep outcomes that their callers may not have."""
     unordered: bool = False
     """Whether it runs several calls of one group at once: in threads, or in an event loop."""
+
+
+class TypedMethod(Generic[P, R_co]):
+    """What type checkers take a method for that is marked ``@zf.method``: it has ``remote``, and can be called by the class itself."""
+
+    @overload
+    def __get__(self, instance: None, owner: Any = None) -> TypedMethod[P, R_co]: ...
+    @overload
+    def __get__(self, instance: object, owner: Any = None) -> BoundMethod[P, R_co]: ...
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        raise NotImplementedError
+
+
+class BoundMethod(Protocol[P, R_co]):
+    """A method of an instance, or of a handle."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """Call it, inside the class."""
+
+    @overload
+    def remote(self, *args: P.args, **kwargs: P.kwargs) -> ObjectRef[R_co]: ...
+    @overload
+    def remote(self, first: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ObjectRef[R_co]: ...
+    @overload
+    def remote(self, first: Any, second: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ObjectRef[R_co]: ...
+    @overload
+    def remote(self, first: Any, second: Any, third: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ObjectRef[R_co]: ...
+
+    def options(self, **options: Any) -> Any:
+        """The same method with other options."""
 
 
 class MethodDecorator(Protocol):
@@ -298,7 +327,7 @@ class ActorClass(Generic[Parameters, Instance_co]):
         except UnicodeEncodeError as error:
             raise OptionError(f"{kind.__qualname__}: {error.object!r}, in a name or a docstring, is no text (it has no UTF-8)") from None
         shared = {name: value for name, value in options.items() if name not in NAMING}
-        self._export = Export(kind, {**shared, **said}, packed)
+        self._export = ExportedFunction(kind, {**shared, **said}, packed)
         functools.update_wrapper(cast(Any, self), kind, updated=())
 
     def __getstate__(self) -> dict[str, Any]:

@@ -8,10 +8,9 @@ from string import hexdigits
 from typing import Any
 
 from zfabric.api.actor import ActorHandle
-from zfabric.api.core import owner_of
 from zfabric.api.errors import a
 from zfabric.api.lifecycle import connected
-from zfabric.api.refs import ObjectRef
+from zfabric.api.refs import ObjectRef, owner_of
 from zfabric.protocol.ids import FIRST_INDEX, OBJECT_BYTES, TASK_BYTES, object_id, short
 from zfabric.protocol.names import check_length, is_text, matcher
 from zfabric.runtime.interface import ClientInterface

@@ -5,28 +5,25 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
-from zfabric.adapters.serialization import deserialize, deserialize_all, serialize
-from zfabric.api.errors import a, check_flag, error_of
+from zfabric.adapters.serialization import deserialize_all, serialize
+from zfabric.api.errors import a, check_flag, check_timeout
+from zfabric.api.generators import DynamicObjectRefGenerator, ObjectRefGenerator
 from zfabric.api.lifecycle import connected
-from zfabric.api.refs import ObjectRef
+from zfabric.api.refs import ObjectRef, owner_of, stale, value_of
 from zfabric.api.types import R
-from zfabric.exceptions import ArgumentTypeError, GetTimeoutError, NotInitializedError
+from zfabric.exceptions import ArgumentTypeError, GetTimeoutError
 from zfabric.protocol.ids import is_put
 from zfabric.protocol.messages import OK
 from zfabric.runtime import interface
-from zfabric.runtime.interface import ClientInterface, Outcome
+from zfabric.runtime.interface import Outcome
 
 _ONLY_REFS, _ONLY_SMALL = {ObjectRef}, {bytes}
 S = TypeVar("S")
 Waitable = TypeVar("Waitable")
 """A ref, or a generator of refs."""
-if TYPE_CHECKING:
-    from zfabric.api.generators import DynamicObjectRefGenerator, ObjectRefGenerator
-
-    Generated = TypeVar("Generated", ObjectRefGenerator, DynamicObjectRefGenerator)
+Generated = TypeVar("Generated", ObjectRefGenerator, DynamicObjectRefGenerator)
 
 
 # --- values -----------------------------------------------------------------------------------------------------------------------
@@ -81,14 +78,11 @@ def get(refs: Any, *, timeout: float | None = None, copy: bool = False, return_e
         check_flag("return_exceptions", return_exceptions)
     if type(refs) is ObjectRef:
         outcome = owner_of(refs).get((refs._id,), timeout)[0]
-        return _value_or_error(outcome, copy) if return_exceptions else _value(outcome, copy)
+        return _value_or_error(outcome, copy) if return_exceptions else value_of(outcome, copy)
     if type(refs) is list and set(map(type, refs)) == _ONLY_REFS:
         return _values(refs, timeout, copy, return_exceptions)
-    if not isinstance(refs, (list, tuple)):
-        from zfabric.api.generators import DynamicObjectRefGenerator, ObjectRefGenerator
-
-        if isinstance(refs, (ObjectRefGenerator, DynamicObjectRefGenerator)):
-            return refs
+    if isinstance(refs, (ObjectRefGenerator, DynamicObjectRefGenerator)):
+        return refs
     flat: list[ObjectRef] = []
     _flatten(refs, "", flat)
     values = _values(flat, timeout, copy, return_exceptions) if flat else []
@@ -100,7 +94,7 @@ def _values(refs: Sequence[ObjectRef], timeout: float | None, copy: bool, return
     clients = {ref._client for ref in refs}
     client = owner_of(refs[0])
     if len(clients) > 1 and not clients <= {client, None}:
-        raise _stale()
+        raise stale()
     read = _read_all if return_exceptions else _read
     ids = [ref._id for ref in refs]
     if len(set(ids)) == len(ids):
@@ -115,7 +109,7 @@ def _read(outcomes: list[bytes | Outcome], copy: bool) -> list[Any]:
         return deserialize_all(outcomes)  # type: ignore[arg-type]
     rest = iter(outcomes)
     try:
-        return [_value(outcome, copy) for outcome in rest]
+        return [value_of(outcome, copy) for outcome in rest]
     finally:
         for outcome in rest:
             if not isinstance(outcome, bytes) and outcome.release is not None:
@@ -128,18 +122,9 @@ def _read_all(outcomes: list[bytes | Outcome], copy: bool) -> list[Any]:
 
 def _value_or_error(outcome: bytes | Outcome, copy: bool) -> Any:
     try:
-        return _value(outcome, copy)
+        return value_of(outcome, copy)
     except Exception as error:  # the task's own, or what makes its value unreadable here: the caller asked for either
         return error
-
-
-def _value(outcome: bytes | Outcome, copy: bool) -> Any:
-    if isinstance(outcome, bytes):
-        return deserialize(outcome, copy=copy)
-    status, data, release = outcome
-    if status != OK:
-        raise error_of(outcome)
-    return deserialize(data, release, copy)
 
 
 def _flatten(refs: Any, path: str, into: list[ObjectRef]) -> None:
@@ -162,32 +147,6 @@ def _shape(refs: Any, values: dict[bytes, Any]) -> Any:
         return values[refs._id]
     shaped = [_shape(item, values) for item in refs]
     return shaped if isinstance(refs, list) else tuple(shaped)
-
-
-def owner_of(ref: ObjectRef, lost: str = "its value went") -> ClientInterface:
-    """The client of ``ref``; NotInitializedError if the cluster it belongs to was shut down, and what was ``lost`` with it."""
-    client = interface.current()
-    if client is not ref._client:
-        if ref._client is None:  # unpickled before there was a client
-            client = connected()
-            ref.join(client)
-        elif client is None or not client.job:  # the second raises with advice in a forked child
-            raise NotInitializedError(f"there is no cluster any more: zf.shutdown() was called, and {lost} with it")
-        else:
-            raise _stale(lost)
-    return client  # type: ignore[return-value]
-
-
-def _stale(lost: str = "its value went") -> NotInitializedError:
-    return NotInitializedError(f"this belongs to a cluster that was shut down, and {lost} with it")
-
-
-def check_timeout(timeout: Any) -> None:
-    """TypeError or ValueError for what is no number of seconds to wait."""
-    if isinstance(timeout, bool) or not isinstance(timeout, Real):
-        raise TypeError(f"timeout is a number of seconds or None, not {a(timeout)}")
-    if not float(timeout) >= 0:
-        raise ValueError(f"timeout cannot be negative: {timeout!r}")
 
 
 def put(value: R, *, durable: bool = False) -> ObjectRef[R]:

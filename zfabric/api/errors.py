@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 from zfabric.adapters.serialization import load_error, load_failure
@@ -30,6 +31,14 @@ def check_flag(name: str, value: Any) -> None:
     """TypeError unless ``value`` is True or False."""
     if type(value) is not bool:
         raise TypeError(f"{name} is True or False, not {a(value)}")
+
+
+def check_timeout(timeout: Any) -> None:
+    """TypeError or ValueError for what is no number of seconds to wait."""
+    if isinstance(timeout, bool) or not isinstance(timeout, Real):
+        raise TypeError(f"timeout is a number of seconds or None, not {a(timeout)}")
+    if not float(timeout) >= 0:
+        raise ValueError(f"timeout cannot be negative: {timeout!r}")
 
 
 def a(value: Any) -> str:

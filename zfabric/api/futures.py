@@ -1,8 +1,8 @@
-"""Refs for asyncio and for ``concurrent.futures``. Imported on first use, since most programs need neither.
+"""Waiting for objects in asyncio and by ``concurrent.futures``. Imported on first use, since most programs need neither.
 
-The fabric says that a value is there from a thread of its own. For asyncio the news is collected per event loop, and the loop
-is woken once for all of it; the value itself is fetched in the loop's thread, where it is then at hand. A future's value is
-fetched by one thread of ours, because the fabric's own must not wait.
+A thread of the fabric's own calls back when an object has an outcome. Callbacks for asyncio are collected per event loop, and the loop
+is woken once for all of them; the value is read in the loop's thread. A future's value is read by one thread of this module, because the
+fabric's own must not wait.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
-from zfabric.api.refs import ObjectRef
+from zfabric.runtime.interface import ClientInterface
+
+V = TypeVar("V")
 
 
 class _Wakeups:
-    """What is to be told to one event loop, and whether it has been woken for it."""
+    """Futures of one event loop whose objects have an outcome, and whether the loop has been woken for them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._wake = loop.call_soon_threadsafe
@@ -30,7 +32,7 @@ class _Wakeups:
         self._armed = False
 
     def add(self, future: asyncio.Future[None]) -> None:
-        """From any thread: ``future`` is done. Appending comes before looking, so no wake-up is lost."""
+        """Resolve ``future`` in its loop; from any thread. Appending precedes the test of ``_armed``, so no wake-up is lost."""
         self._ready.append(future)
         if not self._armed:
             self._armed = True
@@ -50,69 +52,55 @@ class _Wakeups:
 _loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Wakeups] = WeakKeyDictionary()
 
 
-async def wait_in_loop(ref: ObjectRef) -> Any:
-    """The value of ``ref``, without blocking the running event loop."""
-    from zfabric.api.core import get
-
-    await arrival(ref)
-    return get(ref)
-
-
-async def arrival(ref: ObjectRef) -> None:
-    """Until ``ref`` has an outcome, without blocking the running event loop."""
-    from zfabric.api.core import owner_of
-
+async def arrival(client: ClientInterface, object_id: bytes) -> None:
+    """Wait until the object has an outcome, without blocking the running event loop."""
     loop = asyncio.get_running_loop()
     wakeups = _loops.get(loop)
     if wakeups is None:
         wakeups = _loops[loop] = _Wakeups(loop)
     done = loop.create_future()
-    tell = wakeups.add
-    owner_of(ref).add_done_callback(ref.binary(), lambda _: tell(done))
+    add = wakeups.add
+    client.add_done_callback(object_id, lambda _: add(done))
     await done
 
 
-_queue: SimpleQueue[tuple[Callable[[ObjectRef], None], ObjectRef]] = SimpleQueue()
+_queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
 _thread: threading.Thread | None = None
 _starting = threading.Lock()
 
 
 def _call_back() -> None:
     while True:
-        callback, ref = _queue.get()
+        callback = _queue.get()
         try:
-            callback(ref)
+            callback()
         except BaseException:  # the next ones are called nevertheless
             sys.excepthook(*sys.exc_info())
-        del callback, ref
+        del callback
 
 
-def when_done(ref: ObjectRef, callback: Callable[[ObjectRef], None]) -> None:
-    """Call ``callback(ref)`` in the thread of futures once ``ref`` has an outcome. There it may ``get`` it."""
+def when_done(client: ClientInterface, object_id: bytes, callback: Callable[[], None]) -> None:
+    """Call ``callback()`` in the thread of futures once the object has an outcome. There it may ``get`` it."""
     global _thread
-    from zfabric.api.core import owner_of
-
     with _starting:
         if _thread is None:
             _thread = threading.Thread(target=_call_back, name="zfabric-futures", daemon=True)
             _thread.start()
-    owner_of(ref).add_done_callback(ref.binary(), lambda _: _queue.put((callback, ref)))
+    client.add_done_callback(object_id, lambda _: _queue.put(callback))
 
 
-def future_of(ref: ObjectRef) -> Future[Any]:
-    """A future of the value of ``ref``."""
-    future: Future[Any] = Future()
-    when_done(ref, partial(_resolve, future))
+def future_of(client: ClientInterface, object_id: bytes, read: Callable[[], V]) -> Future[V]:
+    """A future of what ``read()`` returns or raises, which is called once the object has an outcome."""
+    future: Future[V] = Future()
+    when_done(client, object_id, partial(_resolve, future, read))
     return future
 
 
-def _resolve(future: Future[Any], ref: ObjectRef) -> None:
-    from zfabric.api.core import get
-
+def _resolve(future: Future[V], read: Callable[[], V]) -> None:
     try:
         if future.set_running_or_notify_cancel():
-            future.set_result(get(ref))
+            future.set_result(read())
     except BaseException as error:  # whatever it is, it is the future's to raise
         future.set_exception(error)
     finally:
-        del future, ref  # The error's traceback has this frame: the future, its error and the frame would be a cycle.
+        del future, read  # The error's traceback has this frame: the future, its error and the frame would be a cycle.

@@ -7,17 +7,15 @@ producer may be ahead, and so has asked for them: the values come by themselves,
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Iterator
 from functools import partial
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Generic
 
 from zfabric.adapters.serialization import Raises, Unfinished, register_plain, serialize
-from zfabric.api.core import check_timeout, owner_of
-from zfabric.api.errors import a
+from zfabric.api.errors import a, check_timeout
 from zfabric.api.lifecycle import connected
-from zfabric.api.refs import ObjectRef
-from zfabric.api.remote_function import Export, RemoteFunction
+from zfabric.api.refs import ObjectRef, owner_of
 from zfabric.api.types import Value_co
 from zfabric.exceptions import GetTimeoutError
 from zfabric.protocol.failures import unpack_failure
@@ -94,7 +92,7 @@ class ObjectRefGenerator(Generic[Value_co]):
         if self._finished:
             raise StopAsyncIteration
         ref = self._coming()
-        await arrival(ref)
+        await arrival(owner_of(ref), ref.binary())
         if not self._is_value(ref, None):
             raise StopAsyncIteration
         return self._take()
@@ -244,24 +242,7 @@ class DynamicObjectRefGenerator(Generic[Value_co]):
         return f"DynamicObjectRefGenerator({len(self._refs)} refs)"
 
 
-class StreamingFunction(RemoteFunction):
-    """A function whose calls are streams. Made by ``zf.remote(num_returns="streaming")``."""
-
-    def _stream(self, ref: ObjectRef) -> ObjectRefGenerator:
-        options = self._options
-        ahead = options.get("max_buffered") or max(0, options.get("_generator_backpressure_num_objects") or 0)
-        return ObjectRefGenerator(ref, ahead or connected().config.stream_buffered)
-
-    def remote(self, /, *args: Any, **kwargs: Any) -> ObjectRefGenerator:
-        """Submit a call; returns the generator of its refs at once."""
-        return self._stream(super().remote(*args, **kwargs))
-
-    def map(self, iterable: Iterable[Any], /, *iterables: Iterable[Any], chunksize: int | str = "auto") -> list[Any]:
-        """Call the function on every item; returns a generator for each."""
-        return [self._stream(ref) for ref in super().map(iterable, *iterables, chunksize=chunksize)]
-
-
-class _Collected:
+class Collected:
     """What a worker runs for ``num_returns="dynamic"``: the generator to its end, each value stored as soon as it is yielded."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -269,6 +250,7 @@ class _Collected:
         self.__qualname__ = str(getattr(function, "__qualname__", type(function).__qualname__))
 
     def __call__(self, *args: Any, **kwargs: Any) -> DynamicObjectRefGenerator | Coroutine[Any, Any, DynamicObjectRefGenerator]:
+        """The refs; a coroutine of them where the function is ``async def``."""
         values = self.function(*args, **kwargs)
         if hasattr(values, "__aiter__"):
             return self._collect(values)
@@ -300,11 +282,4 @@ def _stored(value: Any) -> ObjectRef:
     return ObjectRef(client.put(serialize(value), False), client)
 
 
-interface.collected = _Collected
-
-
-class DynamicFunction(RemoteFunction):
-    """A function whose calls yield values that are had all at once. Made by ``zf.remote(num_returns="dynamic")``."""
-
-    def __init__(self, function: Callable[..., Any], options: Mapping[str, Any], export: Export | None = None) -> None:
-        super().__init__(function, options, export or Export(_Collected(function), options))
+interface.collected = Collected

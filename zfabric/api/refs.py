@@ -8,12 +8,15 @@ from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Generic, NoReturn
 
 from zfabric.adapters.collector import untrack
-from zfabric.adapters.serialization import note_reference, register_plain
+from zfabric.adapters.serialization import deserialize, note_reference, register_plain
+from zfabric.api.errors import error_of
+from zfabric.api.lifecycle import connected
 from zfabric.api.types import Value_co
 from zfabric.exceptions import ArgumentTypeError, NotInitializedError
 from zfabric.protocol.ids import JOB_BYTES, OBJECT_BYTES, TASK_BYTES, short
+from zfabric.protocol.messages import OK
 from zfabric.runtime import interface
-from zfabric.runtime.interface import ClientInterface
+from zfabric.runtime.interface import ClientInterface, Outcome
 
 if TYPE_CHECKING:
     import asyncio
@@ -126,9 +129,7 @@ class ObjectRef(Generic[Value_co]):
     # -- waiting --
 
     def __await__(self) -> Generator[Any, None, Value_co]:
-        from zfabric.api.futures import wait_in_loop
-
-        return wait_in_loop(self).__await__()
+        return self._read_in_loop().__await__()
 
     def future(self) -> Future[Value_co]:
         """A ``concurrent.futures.Future`` of the value. Cancelling it stops the waiting, not the task.
@@ -141,7 +142,7 @@ class ObjectRef(Generic[Value_co]):
         """
         from zfabric.api.futures import future_of
 
-        return future_of(self)
+        return future_of(owner_of(self), self._id, self._read)
 
     def as_future(self) -> asyncio.Future[Value_co]:
         """An asyncio future of the value, in the running event loop: what ``asyncio.wait`` takes.
@@ -155,9 +156,18 @@ class ObjectRef(Generic[Value_co]):
         """
         import asyncio
 
-        from zfabric.api.futures import wait_in_loop
+        return asyncio.ensure_future(self._read_in_loop())
 
-        return asyncio.ensure_future(wait_in_loop(self))
+    def _read(self) -> Any:
+        """The value, or the error in its place, once it exists."""
+        return value_of(owner_of(self).get((self._id,), None)[0])
+
+    async def _read_in_loop(self) -> Any:
+        """The value, without blocking the running event loop."""
+        from zfabric.api.futures import arrival
+
+        await arrival(owner_of(self), self._id)
+        return self._read()
 
     # -- what people try first (and type checkers are not to see) --
 
@@ -210,6 +220,35 @@ class UncountedRef(ObjectRef):
 
 
 register_plain(ObjectRef)
+
+
+def owner_of(ref: ObjectRef, lost: str = "its value went") -> ClientInterface:
+    """The client of ``ref``; NotInitializedError if the cluster it belongs to was shut down, and what was ``lost`` with it."""
+    client = interface.current()
+    if client is not ref._client:
+        if ref._client is None:  # unpickled before there was a client
+            client = connected()
+            ref.join(client)
+        elif client is None or not client.job:  # the second raises with advice in a forked child
+            raise NotInitializedError(f"there is no cluster any more: zf.shutdown() was called, and {lost} with it")
+        else:
+            raise stale(lost)
+    return client  # type: ignore[return-value]
+
+
+def stale(lost: str = "its value went") -> NotInitializedError:
+    """The error for a ref of a cluster that was shut down, with what was ``lost``."""
+    return NotInitializedError(f"this belongs to a cluster that was shut down, and {lost} with it")
+
+
+def value_of(outcome: bytes | Outcome, copy: bool = False) -> Any:
+    """The value that an outcome has; raises the error of one that has none."""
+    if isinstance(outcome, bytes):
+        return deserialize(outcome, copy=copy)
+    status, data, release = outcome
+    if status != OK:
+        raise error_of(outcome)
+    return deserialize(data, release, copy)
 
 
 def _after_fork() -> None:

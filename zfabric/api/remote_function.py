@@ -1,4 +1,4 @@
-"""Remote functions: what ``@zf.remote`` makes of a function.
+"""Remote functions: what ``@zf.remote`` makes of a function (``zfabric.api.decorator``).
 
 A function is exported once per job, with its options; its id is a hash of both. What a single call then says is its id, its
 arguments, and the options in which it differs, so the common call costs little more than a tuple. A remote function that is
@@ -9,9 +9,9 @@ calls make the same task rows in whatever worker they are made.
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, cast, overload
 
 from zfabric.adapters.serialization import (
     ArgumentsTooLarge,
@@ -23,21 +23,18 @@ from zfabric.adapters.serialization import (
     serialize,
 )
 from zfabric.api.errors import a
+from zfabric.api.generators import Collected, ObjectRefGenerator
 from zfabric.api.lifecycle import connected, default_environment
-from zfabric.api.options import ACTOR_OPTIONS, Pairs, check_node, checked, checked_actor, difference, mode_of, pairs_of, pairs_of_actor
+from zfabric.api.options import Pairs, check_node, checked, difference, mode_of, pairs_of, pairs_of_actor
 from zfabric.api.refs import ObjectRef
 from zfabric.api.signatures import shown
-from zfabric.api.types import C_co, ClassOf, Given_co, P, Parameters, R
+from zfabric.api.types import Given_co, Parameters
 from zfabric.exceptions import ObjectStoreError, OptionError, SerializationError
 from zfabric.protocol.ids import OBJECT_BYTES, object_id, task_of
 from zfabric.protocol.names import check_length, is_text
 from zfabric.protocol.options import NO_ENVIRONMENT
 from zfabric.runtime import interface
 from zfabric.runtime.interface import ClientInterface
-
-if TYPE_CHECKING:
-    from zfabric.api.actor import ActorClass
-    from zfabric.api.generators import ObjectRefGenerator
 
 FUNCTION_BYTES_MAX = 64 * 2**20
 """Largest function, with all it captures: it travels in one message, and again to every worker."""
@@ -52,7 +49,7 @@ _VARARGS, _VARKEYWORDS, _GENERATOR, _COROUTINE, _ASYNC_GENERATOR = 0x04, 0x08, 0
 """Flags of code objects, as in ``inspect``, without importing it."""
 
 
-class Export:
+class ExportedFunction:
     """A function or a class as a job knows it: shared by a remote function and its ``options`` variants."""
 
     def __init__(self, function: Callable[..., Any], options: Mapping[str, Any], blueprint: bytes = b"") -> None:
@@ -141,10 +138,10 @@ class RemoteFunction(Generic[Parameters, Given_co]):
     10
     """
 
-    def __init__(self, function: Callable[..., Any], options: Mapping[str, Any], export: Export | None = None) -> None:
+    def __init__(self, function: Callable[..., Any], options: Mapping[str, Any], export: ExportedFunction | None = None) -> None:
         self._function = function
         self._options = dict(options)
-        self._export = export or Export(function, self._options)
+        self._export = export or ExportedFunction(function, self._options)
         self._client: ClientInterface | None = None
         functools.update_wrapper(cast(Any, self), function, updated=())
 
@@ -209,7 +206,7 @@ class RemoteFunction(Generic[Parameters, Given_co]):
         # What the scheduler knows by function, no call can change: that is another function to it.
         fixed = any(merged.get(name) != base.get(name) for name in ("max_concurrency", "inline"))
         if unset or retries or fixed or mode_of(merged) != mode_of(base):
-            return _made(self._function, _with_defaults(self._function, merged))
+            return made(self._function, merged)
         _check_kind(self._function, merged)
         return type(self)(self._function, merged, self._export)
 
@@ -316,12 +313,36 @@ class RemoteFunction(Generic[Parameters, Given_co]):
             raise TypeError(f"{self._export.name}.remote(): {error}; it takes {takes}{method}") from None
 
 
+class StreamingFunction(RemoteFunction):
+    """A function whose calls are streams. Made by ``zf.remote(num_returns="streaming")``."""
+
+    def _stream(self, ref: ObjectRef) -> ObjectRefGenerator:
+        options = self._options
+        ahead = options.get("max_buffered") or max(0, options.get("_generator_backpressure_num_objects") or 0)
+        return ObjectRefGenerator(ref, ahead or connected().config.stream_buffered)
+
+    def remote(self, /, *args: Any, **kwargs: Any) -> ObjectRefGenerator:
+        """Submit a call; returns the generator of its refs at once."""
+        return self._stream(super().remote(*args, **kwargs))
+
+    def map(self, iterable: Iterable[Any], /, *iterables: Iterable[Any], chunksize: int | str = "auto") -> list[Any]:
+        """Call the function on every item; returns a generator for each."""
+        return [self._stream(ref) for ref in super().map(iterable, *iterables, chunksize=chunksize)]
+
+
+class DynamicFunction(RemoteFunction):
+    """A function whose calls yield values that are had all at once. Made by ``zf.remote(num_returns="dynamic")``."""
+
+    def __init__(self, function: Callable[..., Any], options: Mapping[str, Any], export: ExportedFunction | None = None) -> None:
+        super().__init__(function, options, export or ExportedFunction(Collected(function), options))
+
+
 def _refs(first: bytes, returns: int, client: ClientInterface) -> list[ObjectRef] | None:
     """Of a task with several values, or none."""
     return [ObjectRef(object_id(task_of(first), index), client) for index in range(returns)] or None
 
 
-def _with_defaults(function: Any, options: dict[str, Any]) -> dict[str, Any]:
+def _with_defaults(function: Any, options: Mapping[str, Any]) -> Mapping[str, Any]:
     """The options, with what functions of this kind have where those do not say otherwise."""
     if not _flags(function) & (_COROUTINE | _ASYNC_GENERATOR):
         return options
@@ -330,8 +351,9 @@ def _with_defaults(function: Any, options: dict[str, Any]) -> dict[str, Any]:
     return {"num_cpus": 0, "max_concurrency": ASYNC_CONCURRENCY, **said}
 
 
-def _made(function: Callable[..., Any], options: Mapping[str, Any]) -> RemoteFunction:
+def made(function: Callable[..., Any], options: Mapping[str, Any]) -> RemoteFunction:
     """The kind of remote function that these options ask for. What yields streams, unless they say otherwise."""
+    options = _with_defaults(function, options)
     if options.get("num_returns") is None and _flags(function) & (_GENERATOR | _ASYNC_GENERATOR):
         options = {**options, "num_returns": "streaming"}
     _check_kind(function, options)
@@ -343,8 +365,6 @@ def _made(function: Callable[..., Any], options: Mapping[str, Any]) -> RemoteFun
         raise OptionError(f"{function.__qualname__} is 'async def' without yield: num_returns={mode_of(options)!r} is for generators")
     if mode_of(options) == "dynamic" and hasattr(function, "__code__") and not _flags(function) & (_GENERATOR | _ASYNC_GENERATOR):
         raise OptionError(f'{function.__qualname__} does not yield: num_returns="dynamic" is for generators')
-    from zfabric.api.generators import DynamicFunction, StreamingFunction
-
     return (StreamingFunction if mode_of(options) == "streaming" else DynamicFunction)(function, options)
 
 
@@ -417,88 +437,3 @@ def _store_large(
         total -= serialized.size
     swapped = tuple(stored.get(id(value), value) for value in args)
     return swapped, {name: stored.get(id(value), value) for name, value in kwargs.items()}, list(stored.values())
-
-
-class RemoteDecorator(Protocol):
-    """What ``@zf.remote(num_cpus=2)`` gives: it makes a function or a class remote."""
-
-    @overload
-    def __call__(self, function: ClassOf[P, C_co], /) -> ActorClass[P, C_co]: ...  # type: ignore[overload-overlap] # called, too
-    @overload
-    def __call__(self, function: type[R], /) -> ActorClass[..., R]: ...  # type: ignore[overload-overlap] # called, too
-    @overload
-    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> RemoteFunction[P, ObjectRef[R]]: ...
-    @overload
-    def __call__(self, function: Callable[P, Iterator[R]], /) -> RemoteFunction[P, ObjectRefGenerator[R]]: ...  # type: ignore[overload-overlap] # it yields
-    @overload
-    def __call__(self, function: Callable[P, AsyncIterator[R]], /) -> RemoteFunction[P, ObjectRefGenerator[R]]: ...  # type: ignore[overload-overlap] # it yields
-    @overload
-    def __call__(self, function: Callable[P, R], /) -> RemoteFunction[P, ObjectRef[R]]: ...
-
-
-@overload
-def remote(function: ClassOf[P, C_co], /) -> ActorClass[P, C_co]: ...  # type: ignore[overload-overlap] # called, too
-@overload
-def remote(function: type[R], /) -> ActorClass[..., R]: ...  # type: ignore[overload-overlap] # called, too
-@overload
-def remote(function: Callable[P, Coroutine[Any, Any, R]], /) -> RemoteFunction[P, ObjectRef[R]]: ...
-@overload
-def remote(function: Callable[P, Iterator[R]], /) -> RemoteFunction[P, ObjectRefGenerator[R]]: ...  # type: ignore[overload-overlap] # it yields
-@overload
-def remote(function: Callable[P, AsyncIterator[R]], /) -> RemoteFunction[P, ObjectRefGenerator[R]]: ...  # type: ignore[overload-overlap] # it yields
-@overload
-def remote(function: Callable[P, R], /) -> RemoteFunction[P, ObjectRef[R]]: ...
-@overload
-def remote(*, num_returns: Any, **options: Any) -> Callable[[Callable[P, Any]], RemoteFunction[P, Any]]: ...
-@overload
-def remote(**options: Any) -> RemoteDecorator: ...
-def remote(*args: Any, **options: Any) -> Any:
-    """Make a function or a class remote: ``@zf.remote``, ``@zf.remote(num_cpus=2, …)`` or ``zf.remote(f)``.
-
-    Options: ``num_cpus`` (1), ``num_gpus``, ``resources`` (a dict) say what a call holds while it runs; ``num_returns`` (1),
-    or "streaming", as generator functions do by themselves, for an ObjectRefGenerator that is consumed while the function runs (at most
-    ``max_buffered`` values ahead), or "dynamic" for a ref whose value is one over all that it has yielded (also of ``async def``);
-    ``max_retries`` (3) after the loss of a worker, -1 without end; ``retry_exceptions`` (False) True or a list of exception
-    classes after which it is run again too; ``timeout`` in seconds from submission; ``name`` for people; ``runtime_env`` with
-    "env_vars", "working_dir" (where modules are found, too) and "py_modules"; ``inline=False`` never to run on top of a waiting
-    task; ``deterministic=True`` if its values may be dropped and made again. Tasks of an ``async def`` function run many at a
-    time in one worker (``max_concurrency``, 1000) and hold no CPU meanwhile (``num_cpus``, 0), unless they say otherwise.
-
-    Raises OptionError for options that do not exist or cannot have that value.
-
-    >>> import zfabric as zf
-    >>> @zf.remote
-    ... def hello(name):
-    ...     return f"hello {name}"
-    >>> zf.get(hello.remote("world"))
-    'hello world'
-    >>> zf.get(zf.remote(max).remote(1, 2))
-    2
-    """
-    if len(args) == 1 and not options and callable(args[0]):
-        return _make(args[0], options)
-    if args:
-        raise TypeError(
-            f"remote() takes one function, or options by name: @zf.remote, @zf.remote(num_cpus=2) or zf.remote(f), not {a(args[0])}"
-        )
-    try:
-        checked(options)
-    except OptionError:
-        # Whether a function or a class follows is not known yet: what neither can have is said here and now.
-        if not set(options) <= ACTOR_OPTIONS:
-            raise
-        checked_actor(options)
-    return lambda function: _make(function, options)
-
-
-def _make(function: Any, options: dict[str, Any]) -> Any:
-    from zfabric.api.actor import ActorClass
-
-    if isinstance(function, type):
-        return ActorClass(function, checked_actor(options))
-    options = checked(options)
-    if isinstance(function, (RemoteFunction, ActorClass)):
-        raise TypeError(f"{function!r} is remote already; use .options(...) to change its options")
-    if not callable(function):
-        raise TypeError(f"@zf.remote goes before a function, not {a(function)}")
-    return _made(function, _with_defaults(function, options))

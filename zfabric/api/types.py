@@ -10,13 +10,11 @@ where the program forgot ``zf.get``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec as DefaultParamSpec
     from typing_extensions import TypeVar as DefaultTypeVar
-
-    from zfabric.api.refs import ObjectRef
 
     Value_co = DefaultTypeVar("Value_co", covariant=True, default=Any)
     """What a ref is of."""
@@ -53,33 +51,3 @@ class ClassOf(Protocol[P, C_co]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> C_co:
         """Make an instance."""
-
-
-class TypedMethod(Generic[P, R_co]):
-    """What type checkers take a method for that is marked ``@zf.method``: it has ``remote``, and can be called by the class itself."""
-
-    @overload
-    def __get__(self, instance: None, owner: Any = None) -> TypedMethod[P, R_co]: ...
-    @overload
-    def __get__(self, instance: object, owner: Any = None) -> BoundMethod[P, R_co]: ...
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        raise NotImplementedError
-
-
-class BoundMethod(Protocol[P, R_co]):
-    """A method of an instance, or of a handle."""
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Call it, inside the class."""
-
-    @overload
-    def remote(self, *args: P.args, **kwargs: P.kwargs) -> ObjectRef[R_co]: ...
-    @overload
-    def remote(self, first: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ObjectRef[R_co]: ...
-    @overload
-    def remote(self, first: Any, second: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ObjectRef[R_co]: ...
-    @overload
-    def remote(self, first: Any, second: Any, third: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ObjectRef[R_co]: ...
-
-    def options(self, **options: Any) -> Any:
-        """The same method with other options."""

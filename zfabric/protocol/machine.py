@@ -10,7 +10,7 @@ from zfabric.protocol.ids import Address
 from zfabric.protocol.messages import Message
 
 
-class Explanation(NamedTuple):
+class Diagnosis(NamedTuple):
     """Why something is as it is: ``state`` in one word, ``reason`` in one sentence, and facts by name."""
 
     subject: bytes
@@ -71,7 +71,7 @@ class Machine(Protocol):
     def statistics(self) -> Mapping[str, float]:
         """Counters and sizes, by name."""
 
-    def explain(self, subject: bytes) -> Explanation | None:
+    def explain(self, subject: bytes) -> Diagnosis | None:
         """Why the task, object, worker or node with this id is as it is; None if it is not known here."""
 
     def check_invariants(self) -> None:

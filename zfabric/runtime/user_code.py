@@ -360,7 +360,7 @@ class UserCode(WorkerConnection):
             if not isinstance(value, (tuple, list)) or len(value) != count:
                 got = f"{len(value)} values" if isinstance(value, (tuple, list)) else f"one {type(value).__name__}"
                 wrong = ValueError(f"{name} declares num_returns={count} and returned {got}")
-                if type(value) is not serialization.Yielded or len(value) > count:
+                if type(value) is not serialization.YieldedItems or len(value) > count:
                     raise wrong
                 value = serialization.and_failures(value, serialization.Raises(self._error(wrong, item)), count)
             values = value

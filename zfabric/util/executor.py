@@ -20,6 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from zfabric import api as zf
 from zfabric._version import __version__
+from zfabric.api.refs import owner_of
 from zfabric.exceptions import ArgumentTypeError, FabricError, NotInitializedError, OptionError
 from zfabric.util import initializers
 
@@ -242,12 +243,12 @@ class Executor(_Executor):
 
     def _begin(self, future: TaskFuture[Any], call: _Call) -> None:
         """Hand a call to the cluster."""
-        from zfabric.api.futures import when_done
+        from zfabric.api.futures import when_done  # It loads asyncio.
 
         future.ref = ref = self._remote(*call)
         if future.cancelled():
             zf.cancel(ref)  # Meanwhile, when there was no ref to stop it by.
-        when_done(ref, functools.partial(self._done, future))
+        when_done(owner_of(ref), ref.binary(), functools.partial(self._done, future, ref))
 
     def _remote(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A plain function is exported once; anything else that can be called travels with its call."""

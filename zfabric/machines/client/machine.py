@@ -35,7 +35,7 @@ from zfabric.protocol.ids import (
     is_call,
     object_id,
 )
-from zfabric.protocol.machine import Explanation, Handler, Handlers, InvariantViolation
+from zfabric.protocol.machine import Diagnosis, Handler, Handlers, InvariantViolation
 from zfabric.protocol.messages import CREATING, DEAD, OK, Row
 from zfabric.protocol.options import option
 
@@ -573,12 +573,12 @@ class Client:
         """Counters and sizes."""
         return {**self.counts, "entries": len(self.entries), "unfinished": self.unfinished, "pinned": len(self.pins.tellings)}
 
-    def explain(self, subject: bytes) -> Explanation | None:
+    def explain(self, subject: bytes) -> Diagnosis | None:
         """What this process knows of an object."""
         entry = self.entry(subject)
         if entry is None:
             return None
-        return Explanation(subject, "pending" if entry.status < 0 else "ready", f"{entry.refs} refs in this process")
+        return Diagnosis(subject, "pending" if entry.status < 0 else "ready", f"{entry.refs} refs in this process")
 
     def check_invariants(self) -> None:
         """Refs are positive, and failures that nobody has read belong to something."""

@@ -35,7 +35,7 @@ from zfabric.machines.common.tables import KEY_BYTES_MAX, TABLES, Reader
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Say, Send, Store
 from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, TASK_BYTES, TOOL, WORKER, Address
-from zfabric.protocol.machine import Explanation, Handler, Handlers, InvariantViolation
+from zfabric.protocol.machine import Diagnosis, Handler, Handlers, InvariantViolation
 from zfabric.protocol.messages import Message, Row
 
 META, EVENT = "meta", "event"
@@ -180,18 +180,18 @@ class ControlStore:
             "owed_deletes": len(self._owed),
         }
 
-    def explain(self, subject: bytes) -> Explanation | None:
+    def explain(self, subject: bytes) -> Diagnosis | None:
         """Whether a row with this id exists, and whether it is committed."""
         for transaction in (self._gathered, self._in_flight):
             for (table, key), value in transaction.rows.items() if transaction else ():
                 if key == subject and value is not None:
-                    return Explanation(subject, "pending", f"its row of table {table!r} waits for its commit")
+                    return Diagnosis(subject, "pending", f"its row of table {table!r} waits for its commit")
         if len(subject) == TASK_BYTES and list(lineage_blocks.read_rows((subject,), self._reader.floor)):
-            return Explanation(subject, "kept", "its task row is committed: it can be run again")
+            return Diagnosis(subject, "kept", "its task row is committed: it can be run again")
         for table in TABLES:
             value = self._reader.get(table, subject) if table != lineage_blocks.TABLE and 0 < len(subject) <= KEY_BYTES_MAX else None
             if value is not None:
-                return Explanation(subject, "kept", f"its row of table {table!r} is committed", (("bytes", str(len(value))),))
+                return Diagnosis(subject, "kept", f"its row of table {table!r} is committed", (("bytes", str(len(value))),))
         return None
 
     def check_invariants(self) -> None:

@@ -16,7 +16,7 @@ from zfabric.machines.global_scheduler.policies import LeastWait, NodeView, Poli
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Send
 from zfabric.protocol.ids import LOCAL_SCHEDULER, Address, short
-from zfabric.protocol.machine import Explanation, Handler, Handlers, InvariantViolation
+from zfabric.protocol.machine import Diagnosis, Handler, Handlers, InvariantViolation
 from zfabric.protocol.messages import Message, Row
 from zfabric.protocol.options import Demand
 
@@ -66,7 +66,7 @@ class GlobalScheduler:
         """Counters, and the number of known nodes."""
         return {**self._counts, "nodes": len(self._nodes)}
 
-    def explain(self, subject: bytes) -> Explanation | None:
+    def explain(self, subject: bytes) -> Diagnosis | None:
         """What the last heartbeat of this node said."""
         view = self._nodes.get(subject)
         if view is None:
@@ -77,7 +77,7 @@ class GlobalScheduler:
             ("queued", str(view.queued)),
             ("placed since", str(view.placed)),
         )
-        return Explanation(subject, "known", f"node {short(subject)} takes tasks", facts)
+        return Diagnosis(subject, "known", f"node {short(subject)} takes tasks", facts)
 
     def check_invariants(self) -> None:
         """Raise InvariantViolation if two facts disagree."""

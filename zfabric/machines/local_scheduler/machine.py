@@ -58,7 +58,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, KillProcess
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import CLIENT, Address, first_attempt, short
-from zfabric.protocol.machine import Explanation, Handler, Handlers, Refusal
+from zfabric.protocol.machine import Diagnosis, Handler, Handlers, Refusal
 from zfabric.protocol.messages import FAILED, OK
 from zfabric.protocol.options import Demand, option
 from zfabric.protocol.trace import pack_event
@@ -533,7 +533,7 @@ class LocalScheduler:
             "lineage_evicted": self.references.evicted,
         }
 
-    def explain(self, subject: bytes) -> Explanation | None:
+    def explain(self, subject: bytes) -> Diagnosis | None:
         """Why a task, object, worker or job is as it is."""
         return report.explain(self, subject)
 

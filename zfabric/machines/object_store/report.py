@@ -8,7 +8,7 @@ from itertools import pairwise
 from zfabric.machines.common.extents import HEADER_BYTES
 from zfabric.machines.object_store.tables import CHECKING, RESTORING, SEALED, SPILLED, SPILLING, WAITING, StoreTables
 from zfabric.protocol.ids import short
-from zfabric.protocol.machine import Explanation, InvariantViolation
+from zfabric.protocol.machine import Diagnosis, InvariantViolation
 from zfabric.protocol.messages import Row
 
 MiB = 2**20
@@ -67,12 +67,12 @@ def statistics(tables: StoreTables) -> Mapping[str, float]:
     }
 
 
-def explain(tables: StoreTables, subject: bytes) -> Explanation | None:
+def explain(tables: StoreTables, subject: bytes) -> Diagnosis | None:
     """Where an object is and why it is not elsewhere; for a process, why its reservation waits."""
     entry = tables.entries.get(subject)
     if entry is None:
         waiting = [waiter for waiter in tables.queue if waiter.process == subject and subject and not waiter.cancelled]
-        return Explanation(subject, WAITING, why_full(tables, waiting[0].size)) if waiting else None
+        return Diagnosis(subject, WAITING, why_full(tables, waiting[0].size)) if waiting else None
     facts = [("size", readable(entry.size)), ("pinned by", ", ".join(short(process) for process in entry.pins) or "nobody")]
     if entry.offset is not None:
         facts.append(("offset", str(entry.offset)))
@@ -85,7 +85,7 @@ def explain(tables: StoreTables, subject: bytes) -> Explanation | None:
         reason = why_full(tables, entry.size)
     elif entry.state == SPILLED and entry.pins:
         reason = "it is on disk, and read there: shared memory had no room for it"
-    return Explanation(subject, entry.state, reason, tuple(facts))
+    return Diagnosis(subject, entry.state, reason, tuple(facts))
 
 
 def answer(tables: StoreTables, what: str, arguments: Row) -> object:

@@ -11,7 +11,7 @@ from zfabric.machines.local_scheduler.actor_records import ActorRecord
 from zfabric.machines.local_scheduler.actors.directory import STATE_NAMES
 from zfabric.machines.local_scheduler.records import BlockedTask
 from zfabric.protocol.failures import unpack_failure
-from zfabric.protocol.machine import Explanation
+from zfabric.protocol.machine import Diagnosis
 from zfabric.protocol.messages import ALIVE, DEAD
 from zfabric.protocol.names import brief
 
@@ -87,7 +87,7 @@ def title(record: ActorRecord) -> str:
 
 def explain(
     scheduler: LocalScheduler, record: ActorRecord, wanted_by: Callable[[BlockedTask], str], queued: Callable[[], str]
-) -> Explanation:
+) -> Diagnosis:
     """Why an actor is as it is. ``wanted_by`` says what a call waits for, ``queued`` why its creation waits."""
     row = _row(scheduler, record)
     facts: list[tuple[str, str]] = [("actor", brief(record.id)), ("class", record.class_name)]
@@ -108,7 +108,7 @@ def explain(
         facts += _checkpoints(row)
     if row["results_awaited"]:
         facts.append(("results awaited", f"{row['results_awaited']} that its callers have handed on before they came"))
-    return Explanation(record.id, row["state"], _reason(scheduler, record, row, wanted_by, queued), tuple(facts))
+    return Diagnosis(record.id, row["state"], _reason(scheduler, record, row, wanted_by, queued), tuple(facts))
 
 
 def _checkpoints(row: dict[str, Any]) -> list[tuple[str, str]]:

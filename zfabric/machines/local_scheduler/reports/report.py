@@ -34,7 +34,7 @@ from zfabric.machines.local_scheduler.reports import actor_report
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import summary_of
 from zfabric.protocol.ids import CLIENT, CONTROL, FUNCTION_BYTES, OBJECT_BYTES, TASK_BYTES, Address, control_of, tries_of
-from zfabric.protocol.machine import Explanation
+from zfabric.protocol.machine import Diagnosis
 from zfabric.protocol.messages import ERROR, OK
 from zfabric.protocol.messages.queries import LIST_LIMIT, TASK_STATES
 from zfabric.protocol.names import brief, matcher
@@ -476,7 +476,7 @@ QUESTIONS: dict[str, Any] = {
 """What can be asked, besides "rows" (a page of a table of the control store): name -> function of (scheduler, now, arguments)."""
 
 
-def explain(scheduler: LocalScheduler, subject: bytes, now: float | None = None) -> Explanation | None:
+def explain(scheduler: LocalScheduler, subject: bytes, now: float | None = None) -> Diagnosis | None:
     """Why the task, object, actor or worker ``subject`` is as it is, in one sentence and a few facts; for how long, if ``now`` is known."""
     tables = scheduler.tables
     worker = tables.workers.get(subject)
@@ -499,12 +499,12 @@ def explain(scheduler: LocalScheduler, subject: bytes, now: float | None = None)
         row = _object_row(record)
         call = actor_report.call_of(scheduler, scheduler.deadlocks.callee(None, subject))
         if call:
-            return Explanation(subject, row["state"], f"the result of a {call}", _facts(row))
-        return Explanation(subject, row["state"], f"a value that was put, {row['size']} bytes, {row['where']}", _facts(row))
+            return Diagnosis(subject, row["state"], f"the result of a {call}", _facts(row))
+        return Diagnosis(subject, row["state"], f"a value that was put, {row['size']} bytes, {row['where']}", _facts(row))
     return _explain_task(scheduler, record.task, subject, now)
 
 
-def _explain_task(scheduler: LocalScheduler, task: TaskRecord, subject: bytes, now: float | None = None) -> Explanation:
+def _explain_task(scheduler: LocalScheduler, task: TaskRecord, subject: bytes, now: float | None = None) -> Diagnosis:
     tables = scheduler.tables
     queue = tables.queue_of(task)
     state = _state_of(scheduler, task)
@@ -524,26 +524,26 @@ def _explain_task(scheduler: LocalScheduler, task: TaskRecord, subject: bytes, n
         missing = [identifier for identifier in task.row[3] if _is_pending(tables.find(identifier))]
         names = ", ".join(f"{brief(identifier)} ({_maker(scheduler, identifier)})" for identifier in missing[:5])
         more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-        return Explanation(subject, state, f"waits for {len(missing)} of its arguments: {names}{more}", tuple(facts))
+        return Diagnosis(subject, state, f"waits for {len(missing)} of its arguments: {names}{more}", tuple(facts))
     if task.state == READY:
-        return Explanation(subject, state, _why_queued(scheduler, task), tuple(facts))
+        return Diagnosis(subject, state, _why_queued(scheduler, task), tuple(facts))
     if task.rare is not None and task.rare.goes_on is not None:
         pid = task.rare.goes_on.pid
         facts.append(("goes on in worker", str(pid)))
         reason = f"has finished with an error, and its code goes on in worker {pid}: {_error_of(task)}"
-        return Explanation(subject, state, reason, tuple(facts))
+        return Diagnosis(subject, state, reason, tuple(facts))
     if task.state == ASSIGNED and task.worker is not None:
         facts.append(("worker", str(task.worker.pid)))
         frame = next((frame for frame in task.worker.frames if frame.task_id == task.id), None)
         if frame is not None:
-            return Explanation(subject, state, _wanted_by(scheduler, frame), tuple(facts))
+            return Diagnosis(subject, state, _wanted_by(scheduler, frame), tuple(facts))
         if state == "running":
-            return Explanation(subject, state, f"runs on worker {task.worker.pid}", tuple(facts))
-        return Explanation(subject, state, f"is next on worker {task.worker.pid}, behind what it runs now", tuple(facts))
+            return Diagnosis(subject, state, f"runs on worker {task.worker.pid}", tuple(facts))
+        return Diagnosis(subject, state, f"is next on worker {task.worker.pid}, behind what it runs now", tuple(facts))
     rows = [_object_row(record) for record in task.values()]
     where = ", ".join(f"{row['size']} bytes {row['where']}" for row in rows)
     reason = f"has finished with an error: {_error_of(task)}" if state == "failed" else f"has finished; its values: {where}"
-    return Explanation(subject, state, reason, tuple(facts))
+    return Diagnosis(subject, state, reason, tuple(facts))
 
 
 def _error_of(task: TaskRecord) -> str:
@@ -588,10 +588,10 @@ def _holders(scheduler: LocalScheduler) -> str:
     return "held by: " + ("; ".join(parts[:8]) + more if parts else "nobody")
 
 
-def _explain_worker(worker: WorkerRecord, subject: bytes) -> Explanation:
+def _explain_worker(worker: WorkerRecord, subject: bytes) -> Diagnosis:
     top = _top(worker)
     reason = f"runs {top.name}" if top is not None else "waits in get" if worker.frames else WORKER_STATES[worker.state]
-    return Explanation(subject, WORKER_STATES[worker.state], reason, (("pid", str(worker.pid)), ("in flight", str(len(worker.inflight)))))
+    return Diagnosis(subject, WORKER_STATES[worker.state], reason, (("pid", str(worker.pid)), ("in flight", str(len(worker.inflight)))))
 
 
 def _is_pending(record: AnyObject | None) -> bool:
