@@ -22,6 +22,7 @@ import pytest
 from fakes import FakeClient
 
 import zfabric as zf
+import zfabric.util
 from zfabric.api import lifecycle
 from zfabric.config import Config
 from zfabric.protocol.ids import FIRST_RETURN, short
@@ -748,6 +749,25 @@ def test_as_completed(manual):
         list(zf.as_completed([late], timeout=0.01))
     with pytest.raises(TypeError):
         zf.as_completed([5])
+
+
+def test_values_as_completed_are_read_within_what_is_left_of_the_time(client, monkeypatch):
+    limits = []
+    read = client.get
+    monkeypatch.setattr(client, "get", lambda ids, timeout, *rest: limits.append(timeout) or read(ids, timeout, *rest))
+    refs = [zf.put(1), zf.put(2)]
+    assert sorted(value for _, value in zf.as_completed(refs, timeout=60, with_values=True)) == [1, 2]
+    assert all(5 <= limit <= 60 for limit in limits)
+    assert limits[1] < limits[0]
+    limits.clear()
+    assert sorted(zfabric.util.as_completed(refs, timeout=60)) == [1, 2]
+    assert all(5 <= limit <= 60 for limit in limits)
+    limits.clear()
+    list(zf.as_completed(refs, timeout=0, with_values=True))
+    assert limits == [5, 5], "a value that has come is read although the time is over"
+    limits.clear()
+    list(zf.as_completed(refs, with_values=True))
+    assert limits == [None, None]
 
 
 def test_cancel(manual):

@@ -19,6 +19,8 @@ from zfabric.protocol.messages import OK
 from zfabric.runtime import interface
 from zfabric.runtime.interface import Outcome
 
+READ_SECONDS = 5.0
+"""What ``as_completed`` gives a value to arrive that exists, if less of its time is left."""
 _ONLY_REFS, _ONLY_SMALL = {ObjectRef}, {bytes}
 S = TypeVar("S")
 Waitable = TypeVar("Waitable")
@@ -265,7 +267,8 @@ def as_completed(
 ) -> Iterator[Any]:
     """The refs in the order in which they get a value (or fail), each once; ``with_values``: pairs of each ref and its value.
 
-    Raises GetTimeoutError where ``timeout`` seconds after the first ``next`` some are still without. With values it raises what a
+    Raises GetTimeoutError where ``timeout`` seconds after the first ``next`` some are still without, or a value that exists takes long to
+    arrive (it has at least five seconds, since the program's own time between two ``next`` counts). With values it raises what a
     task raised, which ends it, or with ``return_exceptions`` gives the exception in the value's place.
 
     >>> import zfabric as zf
@@ -285,9 +288,14 @@ def as_completed(
     listed = list(refs)
     check_refs(listed, "as_completed")
     completions = _completions({ref._id: ref for ref in listed}, timeout)
-    if not with_values:
-        return completions
-    return ((ref, get(ref, return_exceptions=return_exceptions)) for ref in completions)
+    return _and_values(completions, timeout, return_exceptions) if with_values else completions
+
+
+def _and_values(refs: Iterator[ObjectRef], timeout: float | None, return_exceptions: bool) -> Iterator[tuple[ObjectRef, Any]]:
+    deadline = None if timeout is None else time.monotonic() + timeout
+    for ref in refs:
+        left = None if deadline is None else max(READ_SECONDS, deadline - time.monotonic())
+        yield ref, get(ref, timeout=left, return_exceptions=return_exceptions)
 
 
 def _completions(waiting: dict[bytes, ObjectRef], timeout: float | None) -> Iterator[ObjectRef]:

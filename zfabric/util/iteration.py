@@ -30,8 +30,11 @@ def as_completed(
     [1, 2]
     """
     _check(chunk_size, "chunk_size")
-    for ref in zf.as_completed(refs, timeout=timeout):
-        yield ref if yield_obj_refs else zf.get(ref)
+    if yield_obj_refs:
+        yield from zf.as_completed(refs, timeout=timeout)
+    else:
+        for _, value in zf.as_completed(refs, timeout=timeout, with_values=True):
+            yield value
 
 
 def map_unordered(
