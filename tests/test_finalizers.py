@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from bad_days import PATIENCE
 from conftest import running_cluster
 
 import zfabric as zf
+from zfabric.protocol import messages as m
 from zfabric.runtime import interface
 
 
@@ -88,3 +90,19 @@ def test_a_finalizer_while_frames_are_taken_in_is_refused() -> None:
 @pytest.mark.parametrize("what", ["poll", "take"])
 def test_a_finalizer_while_a_task_waits_is_refused(what: str) -> None:
     assert "__del__" in zf.get(zf.remote(waits_while).remote(what), timeout=PATIENCE)
+
+
+def test_a_collection_for_which_no_thread_can_start_loses_nothing_that_came_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client: Any = interface.current()
+    accept, asked = client.post.accept, []
+
+    def no_thread(thread: threading.Thread) -> None:
+        asked.append(thread.name)
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    monkeypatch.setattr(client.post, "accept", lambda *frame: [(b"", b"", m.CollectGarbage()), *accept(*frame)])
+    assert zf.get(note_of.remote(tmp_path / "note", "arrived"), timeout=PATIENCE) == "arrived"
+    assert set(asked) == {"zfabric-collect"}

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from threading import get_ident
 from typing import Any
 
@@ -305,8 +306,12 @@ class Connection:
             self.machine.step(now, source, message)
 
     def collect_garbage(self) -> None:
-        """Run the collector, in a thread of its own: the finalizers that it calls may do, and wait for, anything."""
-        threading.Thread(target=self._collect_garbage, name="zfabric-collect", daemon=True).start()
+        """Run the collector, in a thread of its own: the finalizers that it calls may do, and wait for, anything.
+
+        Where no thread can start (a limit of processes, the interpreter's exit), nothing is collected now; the daemon asks again.
+        """
+        with suppress(RuntimeError):
+            threading.Thread(target=self._collect_garbage, name="zfabric-collect", daemon=True).start()
 
     def _collect_garbage(self) -> None:
         gc.collect()
