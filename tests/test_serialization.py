@@ -9,6 +9,7 @@ import functools
 import gc
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -148,6 +149,48 @@ def test_a_value_that_cannot_be_unpickled_says_so():
         del sys.modules["module_that_goes"]
     with pytest.raises(SerializationError, match=r"register_pickle_by_value\(module_that_goes\)"):
         s.deserialize(data)
+
+
+class TakesLong:
+    """Is interrupted by a signal while it is pickled, and while it is unpickled."""
+
+    def __init__(self, number: int, unpickling: bool) -> None:
+        self.number = number
+        self.unpickling = unpickling
+
+    def __reduce__(self):
+        if not self.unpickling:
+            signal.raise_signal(self.number)
+        return signal.raise_signal, (self.number,)
+
+
+class TooLong(Exception):
+    pass
+
+
+class Limit:
+    def __call__(self, number, frame):
+        raise TooLong
+
+    def passed(self, number, frame):
+        self(number, frame)
+
+
+@pytest.mark.parametrize("handler", [Limit(), Limit().passed, functools.partial(Limit.passed, Limit()), lambda *_: Limit()(*_)])
+@pytest.mark.parametrize("number", [signal.SIGALRM, signal.SIGUSR1])
+def test_what_a_handler_of_a_signal_raises_is_not_the_values(handler, number):
+    before = signal.signal(number, handler)
+    try:
+        value = TakesLong(number, unpickling=False)
+        for act in (s.serialize, lambda value: s.dump_arguments((value,), {}, Owner), lambda value: s.dump_instance(value, Owner, "state")):
+            with pytest.raises(TooLong):
+                act(value)
+        late = s.serialize(TakesLong(number, unpickling=True)).to_bytes()
+        for read in (s.deserialize, lambda data: s.deserialize_all([data])):
+            with pytest.raises(TooLong):
+                read(late)
+    finally:
+        signal.signal(number, before)
 
 
 # --- owners ---------------------------------------------------------------------------------------------------------------------

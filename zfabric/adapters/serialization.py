@@ -24,6 +24,7 @@ import ctypes
 import functools
 import hashlib
 import pickle
+import signal
 import struct
 import sys
 import threading
@@ -262,6 +263,8 @@ def _pickle(value: Any, how: int, where: str) -> SerializedValue:
     except FabricError:
         raise
     except Exception as error:  # whatever the user's __reduce__ raises
+        if _raised_by_handler(error):
+            raise
         raise _cannot_pickle(value, where, error) from error
     finally:
         _collecting.references, _collecting.tensors = previous, tensors
@@ -288,6 +291,19 @@ def _tensor_pickler() -> Any:
 
 def _note_tensor() -> None:
     _collecting.tensors = True
+
+
+def _raised_by_handler(error: Exception) -> bool:
+    """Whether the handler of a signal raised it. Such an error is not the value's, but ends what takes too long."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    handlers = [handler for handler in map(signal.getsignal, signal.valid_signals()) if callable(handler)]
+    plain = [handler.func if isinstance(handler, functools.partial) else getattr(handler, "__func__", handler) for handler in handlers]
+    codes = {getattr(each, "__code__", None) or getattr(type(each).__call__, "__code__", None) for each in plain} - {None}
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_frame.f_code not in codes:
+        traceback = traceback.tb_next
+    return traceback is not None
 
 
 def _cannot_pickle(value: Any, where: str, error: Exception) -> SerializationError:
@@ -355,6 +371,8 @@ def deserialize_all(values: Iterable[bytes]) -> list[Any]:
     except (FabricError, MemoryError):
         raise
     except Exception as error:  # user code runs here too (__setstate__, imports)
+        if _raised_by_handler(error):
+            raise
         raise _cannot_unpickle(error) from error
 
 
@@ -394,6 +412,8 @@ def _load(stream: bytes | memoryview, buffers: Sequence[Any], copy: bool = False
     except (FabricError, MemoryError):
         raise
     except Exception as error:  # user code runs here too (__setstate__, imports)
+        if _raised_by_handler(error):
+            raise
         raise _cannot_unpickle(error) from error
 
 
@@ -446,6 +466,8 @@ def dump_instance(state: Any, kind: type, where: str) -> SerializedValue:
     except FabricError:
         raise
     except Exception as error:  # whatever the user's __reduce__ raises
+        if _raised_by_handler(error):
+            raise
         raise _cannot_pickle(state, where, error) from error
     finally:
         _collecting.references = previous
