@@ -332,6 +332,68 @@ def test_a_handler_may_wait_where_the_program_waits_already(monkeypatch: pytest.
     assert found == [0, 6]
 
 
+@pytest.mark.parametrize("waits", [True, False], ids=["where it waits", "before it waits"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGALRM])
+@pytest.mark.parametrize("second", [signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler])
+def test_a_handler_that_installs_another_has_the_last_word(number: int, second: Any, waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first Ctrl-C ends the program gently, and the second one kills it."""
+    client: Any = interface.current()
+    where = client.post if waits else client.machine
+    name = "poll" if waits else "query"
+    interrupted, first = getattr(where, name), []
+
+    def arrive(*arguments: Any) -> Any:
+        if not first:
+            signal.raise_signal(number)
+        return interrupted(*arguments)
+
+    def gently(*_: Any) -> None:
+        first.append(number)
+        signal.signal(number, second)
+
+    monkeypatch.setattr(where, name, arrive)
+    before = signal.signal(number, gently)
+    try:
+        assert client.query("status")
+        assert first == [number]
+        assert signal.getsignal(number) is second
+        assert zf.get(twice.remote(3)) == 6
+        assert signal.getsignal(number) is second
+    finally:
+        signal.signal(number, before)
+
+
+def test_a_handler_that_another_installed_is_deferred_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    client: Any = interface.current()
+    poll, step, order = client.post.poll, client.machine.step, []
+
+    def first(*_: Any) -> None:
+        order.append("first")
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def polled(timeout: float) -> Any:
+        if not order:
+            signal.raise_signal(signal.SIGINT)
+        return poll(timeout)
+
+    def stepped(*arguments: Any) -> None:
+        if order == ["first"]:
+            order.append("second")
+            signal.raise_signal(signal.SIGINT)
+        step(*arguments)
+        order.append("whole")
+
+    monkeypatch.setattr(client.post, "poll", polled)
+    monkeypatch.setattr(client.machine, "step", stepped)
+    before = signal.signal(signal.SIGINT, first)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            client.query("status")
+        assert order[:3] == ["first", "second", "whole"]
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 ENDS_IN_A_HANDLER = """
 import os, signal, sys
 import zfabric as zf

@@ -119,6 +119,18 @@ class DeferredSignals:
         finally:
             if self._arrived:
                 self._catch_up()
+            elif self.closed:
+                self._look_again()
+
+    def _look_again(self) -> None:
+        """Handlers of the program have run while the call goes on: what they have installed are the program's handlers from here on."""
+        program = _getsignal(SIGINT)
+        if program is not self._handler and self._is_news(program):
+            _set_handler(SIGINT, self._handler)
+        for number in list(self._others):
+            if _getsignal(number) is not self._handler:
+                del self._others[number]
+        self._close_others()
 
     def _of_program(self, number: int) -> Any:
         return self._program if number == SIGINT else self._others.get(number) or _getsignal(number)
@@ -133,7 +145,11 @@ class DeferredSignals:
             # It arrived while handlers were being replaced or restored, or a handler raised in the middle of that.
             _set_handler(number, handler)
         self.open = False  # What unwinds the call is not interrupted again.
-        handler(number, frame)
+        try:
+            handler(number, frame)
+        finally:
+            if self.closed:
+                self._look_again()
         self.open = self.closed
 
 
