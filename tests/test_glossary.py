@@ -22,7 +22,7 @@ RETIRED = [
     for words in re.findall(r"^\| (.*?) \| .* \|$", TEXT.partition("## Not these")[2], flags=re.MULTILINE)[1:]
     for word in words.split(",")
 ]
-REVISED = ("README.md", "docs/architecture.md", "docs/tour.md", "zfabric/protocol/messages")
+REVISED = ("README.md", "docs/architecture.md", "docs/tour.md", "docs/decisions", "zfabric/protocol/messages")
 """Pages, modules and packages that keep to the glossary."""
 
 
@@ -50,7 +50,7 @@ def retired(text: str) -> str | None:
 def files() -> list[Path]:
     """Every file of ``REVISED``."""
     paths = [ROOT / each for each in REVISED]
-    return [file for path in paths for file in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]
+    return [file for path in paths for file in (sorted(path.rglob("*.[pm][yd]")) if path.is_dir() else [path])]
 
 
 def test_terms_are_there_once() -> None:
