@@ -10,7 +10,6 @@ from logs_alone import ACTOR, ANN, DAEMON, Actor, Store, home, lasts, part
 from scheduler_alone import CLIENT, DRIVER, OWN
 
 from zfabric.machines.common.log_format import CHECKPOINT, newest
-from zfabric.machines.local_scheduler.reports import actor_report
 from zfabric.machines.worker.quiescence import CLOSED, OPEN, PAUSE, QUIET, TAKING, CheckpointLog, Gate
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
@@ -310,7 +309,7 @@ def warnings(store: Store) -> list[str]:
 
 
 def described(store: Store) -> dict[str, Any]:
-    (row,) = actor_report.listing(store.scheduler, store.now, 10)
+    (row,) = store.scheduler.reports.actor_reports.listing(10)
     return row
 
 

@@ -25,7 +25,7 @@ from zfabric.adapters.sockets import Transport
 from zfabric.exceptions import ConnectionLostError, FabricError
 from zfabric.machines.control_store import ControlStore
 from zfabric.machines.global_scheduler import GlobalScheduler, LeastWait
-from zfabric.machines.local_scheduler import JobRecord, LocalScheduler, WorkerRecord, name_of_running
+from zfabric.machines.local_scheduler import JobRecord, LocalScheduler, WorkerRecord
 from zfabric.machines.object_store import ObjectStore
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
@@ -383,7 +383,7 @@ class Daemon:
             return died
         executing, ended = self._slots.read(known.token)
         rows = self._with_names_of_crashes(self._logs.flush(known.token, died.pid), executing)
-        name = name_of_running(self.scheduler, known, executing) if died.signal in CRASHES else ""
+        name = self.scheduler.reports.diagnoses.name_of_running(known, executing) if died.signal in CRASHES else ""
         if name:
             self._logs.sign(known.token, name, f"this worker died of signal {died.signal} while it ran {name} ({brief(executing)})")
         if rows and self.config.log_to_driver:
@@ -397,7 +397,7 @@ class Daemon:
         for pid, name, stream, text in rows:
             worker = self.scheduler.tables.by_pid.get(pid) if not name and CRASH in text else None
             if isinstance(worker, WorkerRecord):
-                name = name_of_running(self.scheduler, worker, executing or self._slots.executing(worker.token))
+                name = self.scheduler.reports.diagnoses.name_of_running(worker, executing or self._slots.executing(worker.token))
             found.append((pid, name, stream, text))
         return found
 

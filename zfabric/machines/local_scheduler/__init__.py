@@ -7,5 +7,4 @@ from zfabric.machines.local_scheduler.records import LEASED as LEASED
 from zfabric.machines.local_scheduler.records import WAITING as WAITING
 from zfabric.machines.local_scheduler.records import JobRecord as JobRecord
 from zfabric.machines.local_scheduler.records import WorkerRecord as WorkerRecord
-from zfabric.machines.local_scheduler.reports.report import name_of_running as name_of_running
 from zfabric.machines.local_scheduler.tasks.outcomes import ALONE_AFTER as ALONE_AFTER

@@ -43,7 +43,9 @@ from zfabric.machines.local_scheduler.records import (
     WorkerRecord,
     make_outputs,
 )
-from zfabric.machines.local_scheduler.reports import invariants, report
+from zfabric.machines.local_scheduler.reports import invariants
+from zfabric.machines.local_scheduler.reports.events import Events
+from zfabric.machines.local_scheduler.reports.report import Reports
 from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.direct_submission import DirectSubmissions
@@ -61,7 +63,6 @@ from zfabric.protocol.ids import CLIENT, Address, first_attempt, short
 from zfabric.protocol.machine import Diagnosis, Handler, Handlers, Refusal
 from zfabric.protocol.messages import FAILED, OK
 from zfabric.protocol.options import Demand, option
-from zfabric.protocol.trace import pack_event
 
 HEARTBEAT_EVERY = 1.0
 """How often a global scheduler hears of this node while something changes."""
@@ -115,7 +116,19 @@ class LocalScheduler:
         self.dispatcher.introductions = self.outcomes.introductions = self.introductions
         self.deadlocks = Deadlocks(self)
         self.partings = JobShutdown(self)
+        self.events = Events(node, self.outcomes, self.actors)
         self.membership = Membership(self, daemons > 0)
+        self.reports = Reports(
+            node,
+            self.tables,
+            self.pool,
+            self.requests,
+            self.actors,
+            self.logs,
+            self.deadlocks,
+            self.statistics,
+            lambda: self.membership.recovering,
+        )
         self._flush_at: float | None = None
         self._overdue_at: float | None = None
         self._trim_at: float | None = None
@@ -123,9 +136,6 @@ class LocalScheduler:
         self._heartbeat: m.Heartbeat | None = None
         self._more_to_collect = False
         self._introduced = False
-        self._next_event = 0
-        self._events: list[m.Row] = []
-        """Rows for the event table that wait for the next batch."""
         self.handlers = Handlers(self.tables.counts, self._accepted())
 
     # -- the contract --
@@ -210,7 +220,7 @@ class LocalScheduler:
     def _flush_rows(self, now: float) -> None:
         """Write rows and events that have waited long enough, as one batch."""
         if self._flush_at is None:
-            if self.blocks.pending or self.logs.spare:
+            if self.blocks.pending or self.logs.spare or self.events:
                 self._flush_at = now + self.config.lineage_delay
         elif now >= self._flush_at:
             puts, deletes = self.blocks.flush()
@@ -218,13 +228,7 @@ class LocalScheduler:
                 deletes += self.logs.spare
                 self.logs.spare = []
             self._flush_at = now + self.config.lineage_delay if self.blocks.pending else None
-            self._write((*puts, *self._events), tuple(deletes))
-            self._events.clear()
-
-    def take_events(self) -> m.Rows:
-        """The rows for the event table that wait; whoever takes them writes them."""
-        events, self._events = tuple(self._events), []
-        return events
+            self._write((*puts, *self.events.take()), tuple(deletes))
 
     def _write(self, puts: m.Rows, deletes: m.Rows) -> None:
         if puts or deletes:
@@ -427,20 +431,13 @@ class LocalScheduler:
             return
         self.outcomes.completed(worker, message, now)
         if message.times:
-            self.trace(now, report.trace_event(self.node, worker, message, self.outcomes.renamed))
+            self.events.attempts_ended(now, worker, message)
 
     def on_call_times(self, now: float, source: Address, message: m.CallTimes) -> None:
         """Calls of actors that ended."""
         worker = self.tables.worker_of(source)
         if worker is not None:
-            self.trace(now, pack_event(self.node, worker.pid, message.names, message.trace, "call", message.arguments))
-
-    def trace(self, now: float, event: bytes) -> None:
-        """Add a row to the event table, soon."""
-        self._next_event += 1
-        self._events.append(("event", report.event_key(now, self._next_event), event))
-        if self._flush_at is None:
-            self._flush_at = now + self.config.lineage_delay
+            self.events.calls_ended(now, worker, message)
 
     def on_blocked(self, now: float, source: Address, message: m.Blocked) -> None:
         """A worker's task waits."""
@@ -468,10 +465,9 @@ class LocalScheduler:
         """A question of a client or a tool; what has happened before it is part of the answer."""
         if self.introductions.wait(source, message):
             return
-        self._write(tuple(self._events), ())
-        self._events.clear()
+        self._write(self.events.take(), ())
         self.introductions.end_idle(now)
-        report.answer(self, now, source, message)
+        self.reports.answer(now, source, message)
 
     def on_log_lines(self, now: float, source: Address, message: m.LogLines) -> None:
         """Output of workers goes to the driver of the job they work for."""
@@ -535,11 +531,11 @@ class LocalScheduler:
 
     def explain(self, subject: bytes) -> Diagnosis | None:
         """Why a task, object, worker or job is as it is."""
-        return report.explain(self, subject)
+        return self.reports.diagnoses.explain(subject)
 
     def check_invariants(self) -> None:
         """Agreement of the tables with each other."""
-        invariants.check(self)
+        invariants.check(self.tables, self.pool, self.references.lineage_bytes)
 
     def _accepted(self) -> dict[type[Any], Handler]:
         """The handler of each message that a local scheduler accepts."""

@@ -15,7 +15,7 @@ TASK_STATES = ("running", "blocked", "assigned", "ready", "infeasible", "waiting
 class Query(NamedTuple):
     """client, tool -> local scheduler. A question about tasks, objects, actors, workers or jobs; ``Answer`` answers it.
 
-    ``what`` is one of ``QUESTIONS`` in ``machines/local_scheduler/reports/report.py``.
+    ``what`` is one of ``Reports.queries`` in ``machines/local_scheduler/reports/report.py``.
     """
 
     token: int

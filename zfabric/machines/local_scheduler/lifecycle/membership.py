@@ -26,7 +26,6 @@ from zfabric.machines.local_scheduler.records import (
     TaskRecord,
     WorkerRecord,
 )
-from zfabric.machines.local_scheduler.reports import report
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess, Send, WatchProcess
 from zfabric.protocol.ids import CLIENT, CONTROL, JOB_BYTES, Address, control_of, job_id, unpack_counter
@@ -232,8 +231,7 @@ class Membership:
         known = self.tables.by_pid.pop(message.pid, None)
         if isinstance(known, WorkerRecord):
             starting = known.state == STARTING
-            for event in report.death_events(self.scheduler, now, known, message):
-                self.scheduler.trace(now, event)
+            self.scheduler.events.worker_died(now, known, message)
             self.scheduler.dispatcher.release(known)
             self.scheduler.introductions.worker_lost(known, message)
             void = self.scheduler.outcomes.worker_lost(known, message)
@@ -359,7 +357,7 @@ class Membership:
         if job.number > TOMBSTONES_KEPT and job_id(job.number - TOMBSTONES_KEPT) not in tables.jobs:
             deletes.append(("job", job_id(job.number - TOMBSTONES_KEPT)))
         last_rows = (status,), (*deletes, *more)
-        rows = (*puts, *self.scheduler.take_events(), status)
+        rows = (*puts, *self.scheduler.events.take(), status)
         self.scheduler.requests.ask(m.Write, rows, last_rows[1], then=self._job_ended, about=(job, last_rows))
 
     def _drop_task(self, task: TaskRecord) -> None:

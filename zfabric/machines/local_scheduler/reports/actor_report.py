@@ -1,53 +1,137 @@
-"""What people ask of actors: which there are, and why one is as it is. Calls go past the scheduler: callers know of those."""
+"""Which actors there are, and why one is as it is. Calls do not pass the scheduler: only callers can explain them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zfabric.machines.common.resources import describe
 from zfabric.machines.local_scheduler.actor_records import ActorRecord
-from zfabric.machines.local_scheduler.actors.directory import STATE_NAMES
+from zfabric.machines.local_scheduler.actors.directory import STATE_NAMES, ActorDirectory
+from zfabric.machines.local_scheduler.actors.logs import ActorLogs
 from zfabric.machines.local_scheduler.records import BlockedTask
+from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.machine import Diagnosis
 from zfabric.protocol.messages import ALIVE, DEAD
 from zfabric.protocol.names import brief
 
-if TYPE_CHECKING:
-    from zfabric.machines.local_scheduler.machine import LocalScheduler
 
+class ActorReports:
+    """Reports of the actors in ``actors``."""
 
-def listing(scheduler: LocalScheduler, now: float, limit: int) -> list[dict[str, Any]]:
-    """The actors of the node, the oldest first; dead ones as long as somebody has a handle."""
-    return [_row(scheduler, record) for record in islice(scheduler.actors.records.values(), limit)]
+    def __init__(self, tables: Tables, actors: ActorDirectory, logs: ActorLogs) -> None:
+        self.tables = tables
+        self.actors = actors
+        self.logs = logs
 
+    def listing(self, limit: int) -> list[dict[str, Any]]:
+        """The actors of the node, oldest first; dead ones as long as a process has a handle."""
+        return [self._row(record) for record in islice(self.actors.records.values(), limit)]
 
-def _row(scheduler: LocalScheduler, record: ActorRecord) -> dict[str, Any]:
-    worker, wait = record.worker, record.wait()
-    return {
-        "actor_id": record.id.hex(),
-        "class": record.class_name,
-        "name": record.name,
-        "namespace": record.namespace,
-        "state": state_of(record),
-        "pid": worker.pid if worker is not None else 0,
-        "job": record.id[:4].hex(),
-        "restarts": record.restarts,
-        "max_restarts": record.task.option("max_restarts", 0),
-        **scheduler.logs.describe(record),
-        "detached": record.detached,
-        "handles": _pids(scheduler, _holders(record)),
-        "callers": _pids(scheduler, record.watchers),
-        "results_awaited": scheduler.tables.promises.count(record.id),
-        "waits_for": [identifier.hex() for identifier in wait.wanted] if wait is not None else [],
-        "reason": unpack_failure(record.failure)[1] if record.failure else "",
-    }
+    def _row(self, record: ActorRecord) -> dict[str, Any]:
+        worker, wait = record.worker, record.wait()
+        return {
+            "actor_id": record.id.hex(),
+            "class": record.class_name,
+            "name": record.name,
+            "namespace": record.namespace,
+            "state": state_of(record),
+            "pid": worker.pid if worker is not None else 0,
+            "job": record.id[:4].hex(),
+            "restarts": record.restarts,
+            "max_restarts": record.task.option("max_restarts", 0),
+            **self.logs.describe(record),
+            "detached": record.detached,
+            "handles": self._pids(_holders(record)),
+            "callers": self._pids(record.watchers),
+            "results_awaited": self.tables.promises.count(record.id),
+            "waits_for": [identifier.hex() for identifier in wait.wanted] if wait is not None else [],
+            "reason": unpack_failure(record.failure)[1] if record.failure else "",
+        }
+
+    def counts(self) -> dict[str, int]:
+        """How many actors there are, by state."""
+        found: dict[str, int] = {}
+        for record in self.actors.records.values():
+            state = state_of(record)
+            found[state] = found.get(state, 0) + 1
+        return found
+
+    def _pids(self, incarnations: set[bytes]) -> list[int]:
+        processes = self.tables.processes
+        return sorted(processes[each].pid for each in incarnations if each in processes)
+
+    def named(self, name: str) -> list[bytes]:
+        """Living actors of that name, in every namespace; if there are none, dead ones that are known still."""
+        living = [record.id for (_, known), record in self.actors.named.items() if known == name]
+        return living or [record.id for record in self.actors.records.values() if name and record.name == name]
+
+    def explain(self, record: ActorRecord, wanted_by: Callable[[BlockedTask], str], queued: Callable[[], str]) -> Diagnosis:
+        """Why an actor is as it is. ``wanted_by`` gives what a call waits for, ``queued`` why the creation waits."""
+        row = self._row(record)
+        facts: list[tuple[str, str]] = [("actor", brief(record.id)), ("class", record.class_name)]
+        if record.name:
+            facts.append(("name", record.name + (f" (namespace {record.namespace})" if record.namespace else "")))
+        limit = row["max_restarts"]
+        facts += [
+            ("pid", str(row["pid"] or "-")),
+            ("restarts", f"{record.restarts} of {'any number' if limit < 0 else limit}"),
+            ("holds", describe(self.tables.queue_of(record.task).demand)),
+            ("handles", _listed(row["handles"]) + (" (detached: it needs none)" if record.detached else "")),
+            ("called by", _listed(row["callers"])),
+        ]
+        if row["logged_calls"] is not None:
+            taken = f"; last checkpoint after call {row['checkpoint']}" if row["checkpoint"] is not None else "; no checkpoint yet"
+            facts.append(("logged", f"{row['logged_calls']} calls{taken}"))
+        elif row["checkpoint_every"] is not None:
+            facts += _checkpoints(row)
+        if row["results_awaited"]:
+            facts.append(("results awaited", f"{row['results_awaited']} that its callers have handed on before they came"))
+        return Diagnosis(record.id, row["state"], self._reason(record, row, wanted_by, queued), tuple(facts))
+
+    def _reason(self, record: ActorRecord, row: dict[str, Any], wanted_by: Callable[[BlockedTask], str], queued: Callable[[], str]) -> str:
+        if record.state == DEAD:
+            return str(row["reason"])
+        wait = record.wait()
+        if row["state"] == "blocked" and wait is not None:
+            call = f"{wait.name} ({brief(wait.task_id)})" if wait.name else brief(wait.task_id)
+            return f"its call {call} {wanted_by(wait)}"
+        log = self.logs.logs.get(record.id)
+        if log is not None and log.trouble:
+            return f"lives in process {row['pid']}; the results of its calls wait, since their log cannot be written: {log.trouble}"
+        if row["state"] == "ending":
+            return f"ends once the calls that were made have run: {record.killed}"
+        if record.state == ALIVE:
+            return f"lives in process {row['pid']}, and " + self._turn(record)
+        if wait is not None:
+            return f"is being made: its __init__ {wanted_by(wait)}"
+        if row["replaying"]:
+            return f"is made again (restart {record.restarts}): {row['replaying']} logged calls have run again"
+        again = f"is made again (restart {record.restarts}): " if record.restarts else "is being made: "
+        return again + queued()
+
+    def _turn(self, record: ActorRecord) -> str:
+        """What a living actor does: it runs a call, or waits while another actor of its process runs one."""
+        turn = record.worker.turn if record.worker is not None else ()
+        if not turn:
+            return "runs what it is called for"
+        actor_id, call_id, *_ = turn
+        if actor_id == record.id:
+            return f"runs its call {brief(call_id)}"
+        other = self.actors.records.get(actor_id)
+        name = other.class_name if other is not None else "another actor"
+        return f"waits for its turn, if it is called: {name} {brief(actor_id)}, which lives there too, runs its call {brief(call_id)}"
+
+    def call_of(self, actor_id: bytes) -> str:
+        """A call of this actor as explanations name it; empty if there is no such actor."""
+        record = self.actors.records.get(actor_id)
+        return f"call of {record.class_name} {brief(actor_id)}, {state_of(record)}" if record is not None else ""
 
 
 def state_of(record: ActorRecord) -> str:
-    """A word for how an actor is."""
+    """The state of an actor as people see it."""
     if record.state == ALIVE and record.gone:
         return "ending"
     if record.state == ALIVE and record.wait() is not None:
@@ -55,64 +139,18 @@ def state_of(record: ActorRecord) -> str:
     return STATE_NAMES[record.state]
 
 
-def counts(scheduler: LocalScheduler) -> dict[str, int]:
-    """How many actors there are, by state."""
-    found: dict[str, int] = {}
-    for record in scheduler.actors.records.values():
-        state = state_of(record)
-        found[state] = found.get(state, 0) + 1
-    return found
-
-
 def _holders(record: ActorRecord) -> set[bytes]:
     holders = record.task.holders
     return set() if holders is None else holders if isinstance(holders, set) else {holders}
 
 
-def _pids(scheduler: LocalScheduler, incarnations: set[bytes]) -> list[int]:
-    processes = scheduler.tables.processes
-    return sorted(processes[each].pid for each in incarnations if each in processes)
-
-
-def named(scheduler: LocalScheduler, name: str) -> list[bytes]:
-    """Living actors of that name, in every namespace; if there are none, dead ones that are known still."""
-    living = [record.id for (_, known), record in scheduler.actors.named.items() if known == name]
-    return living or [record.id for record in scheduler.actors.records.values() if name and record.name == name]
-
-
 def title(record: ActorRecord) -> str:
-    """What people call an actor: its class, and its name if it has one."""
+    """An actor as people see it: its class, and its name if it has one."""
     return f"{record.class_name}, {record.name}" if record.name else record.class_name
 
 
-def explain(
-    scheduler: LocalScheduler, record: ActorRecord, wanted_by: Callable[[BlockedTask], str], queued: Callable[[], str]
-) -> Diagnosis:
-    """Why an actor is as it is. ``wanted_by`` says what a call waits for, ``queued`` why its creation waits."""
-    row = _row(scheduler, record)
-    facts: list[tuple[str, str]] = [("actor", brief(record.id)), ("class", record.class_name)]
-    if record.name:
-        facts.append(("name", record.name + (f" (namespace {record.namespace})" if record.namespace else "")))
-    limit = row["max_restarts"]
-    facts += [
-        ("pid", str(row["pid"] or "-")),
-        ("restarts", f"{record.restarts} of {'any number' if limit < 0 else limit}"),
-        ("holds", describe(scheduler.tables.queue_of(record.task).demand)),
-        ("handles", _listed(row["handles"]) + (" (detached: it needs none)" if record.detached else "")),
-        ("called by", _listed(row["callers"])),
-    ]
-    if row["logged_calls"] is not None:
-        taken = f"; last checkpoint after call {row['checkpoint']}" if row["checkpoint"] is not None else "; no checkpoint yet"
-        facts.append(("logged", f"{row['logged_calls']} calls{taken}"))
-    elif row["checkpoint_every"] is not None:
-        facts += _checkpoints(row)
-    if row["results_awaited"]:
-        facts.append(("results awaited", f"{row['results_awaited']} that its callers have handed on before they came"))
-    return Diagnosis(record.id, row["state"], _reason(scheduler, record, row, wanted_by, queued), tuple(facts))
-
-
 def _checkpoints(row: dict[str, Any]) -> list[tuple[str, str]]:
-    """What is to be said of an actor whose calls are not logged."""
+    """The facts about an actor that has checkpoints, and whose calls are not logged."""
     taken = f"the last after {row['checkpoint']}" if row["checkpoint"] is not None else "none yet"
     text = f"every {row['checkpoint_every']} calls, {taken}; {row['since_checkpoint'] or 0} ended since, which a restart would lose"
     if row["checkpoint_waits_for"]:
@@ -131,50 +169,7 @@ def _listed(pids: list[int]) -> str:
     return ("process " if len(pids) == 1 else "processes ") + ", ".join(map(str, pids[:8])) + more
 
 
-def _reason(
-    scheduler: LocalScheduler, record: ActorRecord, row: dict[str, Any], wanted_by: Callable[[BlockedTask], str], queued: Callable[[], str]
-) -> str:
-    if record.state == DEAD:
-        return str(row["reason"])
-    wait = record.wait()
-    if row["state"] == "blocked" and wait is not None:
-        call = f"{wait.name} ({brief(wait.task_id)})" if wait.name else brief(wait.task_id)
-        return f"its call {call} {wanted_by(wait)}"
-    log = scheduler.logs.logs.get(record.id)
-    if log is not None and log.trouble:
-        return f"lives in process {row['pid']}; the results of its calls wait, since their log cannot be written: {log.trouble}"
-    if row["state"] == "ending":
-        return f"ends once the calls that were made have run: {record.killed}"
-    if record.state == ALIVE:
-        return f"lives in process {row['pid']}, and " + _turn(scheduler, record)
-    if wait is not None:
-        return f"is being made: its __init__ {wanted_by(wait)}"
-    if row["replaying"]:
-        return f"is made again (restart {record.restarts}): {row['replaying']} logged calls have run again"
-    again = f"is made again (restart {record.restarts}): " if record.restarts else "is being made: "
-    return again + queued()
-
-
 def blocked_on(names: list[str]) -> str:
-    """How it is said that something waits for objects, or, without any, to be allowed more values of its stream."""
+    """The sentence for a task or call that waits for objects; without any, until its stream may have more values."""
     listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     return f"is blocked in get, waiting for {listed}" if names else "waits for its stream to be read: it is as far ahead as it may be"
-
-
-def _turn(scheduler: LocalScheduler, record: ActorRecord) -> str:
-    """What an actor that lives does, or what keeps it from that."""
-    turn = record.worker.turn if record.worker is not None else ()
-    if not turn:
-        return "runs what it is called for"
-    actor_id, call_id, *_ = turn
-    if actor_id == record.id:
-        return f"runs its call {brief(call_id)}"
-    other = scheduler.actors.records.get(actor_id)
-    name = other.class_name if other is not None else "another actor"
-    return f"waits for its turn, if it is called: {name} {brief(actor_id)}, which lives there too, runs its call {brief(call_id)}"
-
-
-def call_of(scheduler: LocalScheduler, actor_id: bytes) -> str:
-    """How a call of this actor is called; empty if there is no such actor."""
-    record = scheduler.actors.records.get(actor_id)
-    return f"call of {record.class_name} {brief(actor_id)}, {state_of(record)}" if record is not None else ""

@@ -1,0 +1,272 @@
+"""Why a task, an object, an actor or a worker is as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from zfabric.machines.common.resources import ResourcePool, describe
+from zfabric.machines.local_scheduler.actors.deadlocks import Deadlocks
+from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
+from zfabric.machines.local_scheduler.records import (
+    ASSIGNED,
+    DONE,
+    LEASED,
+    PENDING,
+    READY,
+    STATE_NAMES,
+    WAITING,
+    WORKER_STATES,
+    AnyObject,
+    BlockedTask,
+    Stored,
+    TaskRecord,
+    WorkerRecord,
+    attempt_text,
+)
+from zfabric.machines.local_scheduler.reports.actor_report import ActorReports, blocked_on, title
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.protocol.failures import summary_of
+from zfabric.protocol.ids import OBJECT_BYTES, TASK_BYTES
+from zfabric.protocol.machine import Diagnosis
+from zfabric.protocol.messages import ERROR, OK
+from zfabric.protocol.names import brief
+
+ERROR_CHARACTERS = 200
+"""What an explanation says of an error's text."""
+
+
+class Diagnoses:
+    """Explains what the tables have. ``is_recovering``: whether processes are still to register again after a restart."""
+
+    def __init__(
+        self,
+        tables: Tables,
+        pool: ResourcePool,
+        actors: ActorDirectory,
+        actor_reports: ActorReports,
+        deadlocks: Deadlocks,
+        is_recovering: Callable[[], bool],
+    ) -> None:
+        self.tables = tables
+        self.pool = pool
+        self.actors = actors
+        self.actor_reports = actor_reports
+        self.deadlocks = deadlocks
+        self._is_recovering = is_recovering
+
+    def explain(self, subject: bytes, now: float | None = None) -> Diagnosis | None:
+        """Why the task, object, actor or worker with this id is as it is; for how long, if ``now`` is given. None if it is not known."""
+        tables = self.tables
+        worker = tables.workers.get(subject)
+        if worker is not None:
+            return _explain_worker(worker, subject)
+        actor = self.actors.records.get(subject[:TASK_BYTES])
+        if actor is not None:
+            task = actor.task
+            return self.actor_reports.explain(actor, lambda frame: self._wanted_by(frame), lambda: self._explain_task(task, subject).reason)
+        record: AnyObject | None = None
+        if len(subject) == OBJECT_BYTES:
+            record = tables.find(subject)
+        elif len(subject) == TASK_BYTES:
+            record = tables.tasks.get(subject)
+        if record is None:
+            return None
+        if record.task is None:
+            row = object_row(record)
+            call = self.actor_reports.call_of(self.deadlocks.callee(None, subject))
+            if call:
+                return Diagnosis(subject, row["state"], f"the result of a {call}", _facts(row))
+            return Diagnosis(subject, row["state"], f"a value that was put, {row['size']} bytes, {row['where']}", _facts(row))
+        return self._explain_task(record.task, subject, now)
+
+    def _explain_task(self, task: TaskRecord, subject: bytes, now: float | None = None) -> Diagnosis:
+        tables = self.tables
+        queue = tables.queue_of(task)
+        state = self.state_of(task)
+        facts: list[tuple[str, str]] = [
+            ("task", brief(task.id)),
+            ("function", task.name),
+            ("attempt", attempt_text(task, self.tables.config.max_retries)),
+            ("demand", describe(queue.demand)),
+        ]
+        elapsed = None if now is None else self.elapsed(task, now)
+        if elapsed is not None:
+            begun = state in ("running", "blocked")
+            facts.append((state, f"for {span(elapsed)}") if begun else ("submitted", f"{span(elapsed)} ago"))
+        if task.rare is not None and task.rare.history:
+            facts.append(("earlier attempts", "; ".join(task.rare.history)))
+        if task.state == WAITING:
+            missing = [identifier for identifier in task.row[3] if _is_pending(tables.find(identifier))]
+            names = ", ".join(f"{brief(identifier)} ({self._maker(identifier)})" for identifier in missing[:5])
+            more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+            return Diagnosis(subject, state, f"waits for {len(missing)} of its arguments: {names}{more}", tuple(facts))
+        if task.state == READY:
+            return Diagnosis(subject, state, self._why_queued(task), tuple(facts))
+        if task.rare is not None and task.rare.goes_on is not None:
+            pid = task.rare.goes_on.pid
+            facts.append(("goes on in worker", str(pid)))
+            reason = f"has finished with an error, and its code goes on in worker {pid}: {_error_of(task)}"
+            return Diagnosis(subject, state, reason, tuple(facts))
+        if task.state == ASSIGNED and task.worker is not None:
+            facts.append(("worker", str(task.worker.pid)))
+            frame = next((frame for frame in task.worker.frames if frame.task_id == task.id), None)
+            if frame is not None:
+                return Diagnosis(subject, state, self._wanted_by(frame), tuple(facts))
+            if state == "running":
+                return Diagnosis(subject, state, f"runs on worker {task.worker.pid}", tuple(facts))
+            return Diagnosis(subject, state, f"is next on worker {task.worker.pid}, behind what it runs now", tuple(facts))
+        rows = [object_row(record) for record in task.values()]
+        where = ", ".join(f"{row['size']} bytes {row['where']}" for row in rows)
+        reason = f"has finished with an error: {_error_of(task)}" if state == "failed" else f"has finished; its values: {where}"
+        return Diagnosis(subject, state, reason, tuple(facts))
+
+    def _why_queued(self, task: TaskRecord) -> str:
+        queue = self.tables.queue_of(task)
+        total = describe(tuple(sorted(self.pool.total.items())))
+        if not self.pool.fits_total(queue.demand):
+            return f"no node has or will ever have {describe(queue.demand)} (this one has {total}); it stays pending until one joins"
+        if self._is_recovering():
+            return "the node's daemon restarted and waits for every process to register again"
+        if not self.pool.fits(queue.demand):
+            return f"waits for {describe(queue.demand)}: free now is {describe(self.pool.available())} of {total}; {self._holders()}"
+        starting = sum(1 for worker in self.tables.workers.values() if WORKER_STATES[worker.state] == "starting")
+        return f"its resources are free; waits for a worker ({starting} starting, {len(queue.tasks)} tasks in its queue)"
+
+    def _holders(self) -> str:
+        """Which actors and tasks hold the resources, and what blocked workers wait for."""
+        parts = []
+        for worker in self.tables.workers.values():
+            actor = next(map(self.actors.records.get, worker.actors), None)
+            if actor is not None and worker.demand:
+                parts.append(f"actor {title(actor)} has {describe(worker.demand)} for life")
+            elif worker.state == LEASED:
+                running = running_task(worker)
+                if running is not None:
+                    parts.append(f"worker {worker.pid} runs {running.name}")
+                elif worker.frames:
+                    wanted = worker.frames[-1].wanted
+                    first = self._maker(wanted[0], worker.frames[-1]) if wanted else "nothing"
+                    parts.append(f"worker {worker.pid} waits for {first}")
+        more = f"; and {len(parts) - 8} more" if len(parts) > 8 else ""
+        return "held by: " + ("; ".join(parts[:8]) + more if parts else "nobody")
+
+    def _wanted_by(self, frame: BlockedTask) -> str:
+        """The objects that a blocked task or call waits for, and the circle if it waits for itself in the end."""
+        names = [f"{brief(identifier)} ({self._maker(identifier, frame)})" for identifier in frame.wanted]
+        circle = self.deadlocks.circle(frame)
+        return blocked_on(names) + (f"; it waits for itself: {circle}" if circle else "")
+
+    def _maker(self, object_id: bytes, frame: BlockedTask | None = None) -> str:
+        call = self.actor_reports.call_of(self.deadlocks.callee(frame, object_id))
+        if call:
+            return call
+        record = self.tables.find(object_id)
+        if record is None:
+            return "not known any more"
+        if record.task is None:
+            return "put"
+        return f"{record.task.name}, {self.state_of(record.task)}"
+
+    # -- states --
+
+    def state_of(self, task: TaskRecord) -> str:
+        """One of ``TASK_STATES``."""
+        if task.state == ASSIGNED:
+            worker = task.worker
+            waiting = worker is not None and any(frame.task_id == task.id for frame in worker.frames)
+            running = worker is not None and running_task(worker) is task
+            return "blocked" if waiting else "running" if running else "assigned"
+        if task.state == READY and not self.pool.fits_total(self.tables.queue_of(task).demand):
+            return "infeasible"
+        return "failed" if task.state == DONE and failed(task) else STATE_NAMES[task.state]
+
+    def elapsed(self, task: TaskRecord, now: float) -> float | None:
+        """Seconds for which a task has been running or blocked; before it begins, seconds since it was submitted. None if not known.
+
+        No time is stored per task. A lineage block has the time at which its rows came, a worker the time at which its last task ended.
+        """
+        state, worker = self.state_of(task), task.worker
+        since: float | None = None
+        if state == "running" and worker is not None:
+            since = running_since(worker)
+        elif state == "blocked" and worker is not None:
+            since = next((frame.at for frame in worker.frames if frame.task_id == task.id), None)
+        elif task.state != DONE and task.block is not None:
+            since = task.block.since
+        return None if since is None else max(0.0, now - since)
+
+    def name_of_running(self, worker: WorkerRecord, executing: bytes) -> str:
+        """The name of the task or actor that a worker runs, as in front of what it prints, or nothing. ``executing`` is the task's id."""
+        task = worker.inflight.get(executing)
+        if task is not None:
+            return task.name.rpartition("<locals>.")[2]
+        actor = next(map(self.actors.records.get, worker.actors), None) if executing and len(worker.actors) == 1 else None
+        return title(actor).rpartition("<locals>.")[2] if actor is not None else ""
+
+
+def running_since(worker: WorkerRecord) -> float:
+    """When the task that runs now began: its worker had ended another task, or the one below had blocked."""
+    return max([worker.last_progress, *(frame.at for frame in worker.frames if frame.at is not None)])
+
+
+def span(seconds: float) -> str:
+    """A time span as people read it."""
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def failed(task: TaskRecord) -> bool:
+    """Whether a value of the task has an error in its place."""
+    return any(record.status not in (OK, PENDING) for record in task.values())
+
+
+def object_row(record: AnyObject) -> dict[str, Any]:
+    """An object as listings show it."""
+    value = record.value
+    holders = record.holders
+    return {
+        "object_id": record.object_id.hex(),
+        "state": "pending" if record.status == PENDING else "ready" if record.status == OK else "error",
+        "where": "store" if type(value) is Stored else "inline" if value is not None else "nowhere",
+        "size": value.size if isinstance(value, Stored) else len(value) if value is not None else 0,
+        "holders": 0 if holders is None else len(holders) if isinstance(holders, set) else 1,
+        "pins": record.pins,
+        "named": record.named,
+        "made_by": record.task.name if record.task is not None else "put",
+        "in_use_by": 0,
+        "on_disk": False,
+    }
+
+
+def running_task(worker: WorkerRecord) -> TaskRecord | None:
+    """The task that a worker runs: the first in flight there that is not blocked."""
+    waiting = {frame.task_id for frame in worker.frames}
+    return next((task for identifier, task in worker.inflight.items() if identifier not in waiting), None)
+
+
+def _error_of(task: TaskRecord) -> str:
+    """The error of a failed task: its kind, and the first line of its text."""
+    record = next(record for record in task.values() if record.status not in (OK, PENDING))
+    if type(record.value) is not bytes:
+        return "it is in the object store"
+    kind, text = summary_of(record.value, raised=record.status == ERROR)
+    line = "".join(each if each.isprintable() else " " for each in text.strip().split("\n")[0][:ERROR_CHARACTERS])
+    return f"{kind}: {line}" if line else kind
+
+
+def _explain_worker(worker: WorkerRecord, subject: bytes) -> Diagnosis:
+    running = running_task(worker)
+    reason = f"runs {running.name}" if running is not None else "waits in get" if worker.frames else WORKER_STATES[worker.state]
+    return Diagnosis(subject, WORKER_STATES[worker.state], reason, (("pid", str(worker.pid)), ("in flight", str(len(worker.inflight)))))
+
+
+def _is_pending(record: AnyObject | None) -> bool:
+    return record is not None and record.status == PENDING
+
+
+def _facts(row: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """The facts of an explanation from an object's row."""
+    rest = tuple((name, str(value)) for name, value in row.items() if name != "object_id")
+    return (("object", brief(bytes.fromhex(row["object_id"]))), *rest)

@@ -1,0 +1,83 @@
+"""The event table: when attempts and calls ran, and which workers and actors died."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
+from zfabric.machines.local_scheduler.records import WorkerRecord
+from zfabric.machines.local_scheduler.reports.actor_report import title
+from zfabric.machines.local_scheduler.reports.diagnoses import running_since
+from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import FUNCTION_BYTES
+from zfabric.protocol.trace import marked, pack_event, pack_times, rename, unmarked
+
+
+class Events:
+    """Rows for the event table that wait for the next write."""
+
+    def __init__(self, node: bytes, outcomes: Outcomes, actors: ActorDirectory) -> None:
+        self.node = node
+        self.outcomes = outcomes
+        self.actors = actors
+        self._waiting: list[m.Row] = []
+        self._last = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def take(self) -> m.Rows:
+        """The rows that wait. The caller writes them."""
+        rows, self._waiting = tuple(self._waiting), []
+        return rows
+
+    def attempts_ended(self, now: float, worker: WorkerRecord, message: m.Completed) -> None:
+        """A worker reported attempts that ended."""
+        self._add(now, _attempts(self.node, worker, message, self.outcomes.renamed))
+
+    def calls_ended(self, now: float, worker: WorkerRecord, message: m.CallTimes) -> None:
+        """A worker reported calls of actors that ended."""
+        self._add(now, pack_event(self.node, worker.pid, message.names, message.trace, "call", message.arguments))
+
+    def worker_died(self, now: float, worker: WorkerRecord, died: m.ProcessDied) -> None:
+        """Note the attempt that a death cut off, and the actors that ended with the process although nobody had killed them."""
+        for event in self._deaths(now, worker, died):
+            self._add(now, event)
+
+    def _add(self, now: float, event: bytes) -> None:
+        """Events sort by the time at which the scheduler received them."""
+        self._last += 1
+        key = int(now * 1e6).to_bytes(8, "big") + self._last.to_bytes(4, "big", signed=False)
+        self._waiting.append(("event", key, event))
+
+    def _deaths(self, now: float, worker: WorkerRecord, died: m.ProcessDied) -> Iterator[bytes]:
+        task = self.outcomes.suspect(worker, died.executing)
+        if task is not None:
+            since = running_since(worker)
+            name = marked(task.name, "cancelled" if task.rare is not None and task.rare.stopped else "crashed")
+            trace = task.id + pack_times([task.function.id], [since, max(0.0, now - since)])
+            yield pack_event(self.node, worker.pid, ((task.function.id, name),), trace)
+        for actor in map(self.actors.records.get, worker.actors):
+            if actor is not None and not actor.killed and (died.signal or died.exit_code):
+                function = actor.task.function.id
+                trace = actor.id + pack_times([function], [now, 0.0])
+                yield pack_event(self.node, worker.pid, ((function, marked(title(actor), "died")),), trace, "death")
+
+
+def _attempts(node: bytes, worker: WorkerRecord, message: m.Completed, renamed: dict[int, str]) -> bytes:
+    """One event for a batch of attempts. It has the names of the functions, since these are dropped when their job ends.
+
+    ``renamed``: the names of attempts that failed, or that have another name than their function, by their place in the batch.
+    """
+    functions = worker.job.functions if worker.job is not None else {}
+    names = tuple((identifier, functions[identifier].name) for identifier, *_ in message.durations if identifier in functions)
+    trace = message.task_ids + message.times
+    if renamed:
+        for place, name in renamed.items():
+            if not unmarked(name)[0]:  # The function was not known here yet.
+                function = functions.get(message.times[place * FUNCTION_BYTES : (place + 1) * FUNCTION_BYTES])
+                renamed[place] = (function.name if function is not None else "?") + name
+        trace, more = rename(trace, renamed)
+        names += more
+    return pack_event(node, worker.pid, names, trace)
