@@ -347,6 +347,22 @@ def test_a_kill_is_said_again_until_the_actor_is_dead(client: Client) -> None:
     assert said(client, m.KillActor) == []
 
 
+@pytest.mark.parametrize("state", [ALIVE, DEAD])
+def test_a_handle_goes_although_the_last_call_has_returned_while_it_waited_to_be_made_again(client: Client, state: int) -> None:
+    """An actor whose handle a caller retains never ends (simulator seed 9022216, with actors)."""
+    first, last = call(client, 1, retries=-1), call(client, 2, retries=-1)
+    lives(client, HOME)
+    assert sent(client) == [1, 2]
+    client.dropped += [ACTOR + FIRST_RETURN, first + CALL_RETURN, last + CALL_RETURN]
+    lives(client, b"", CREATING)
+    client.step(0.0, CLIENT + HOME, m.Returned(((last, OK, (b"value",)), (first, OK, (b"value",)))))
+    client.take_effects(0.0)
+    lives(client, NEXT_HOME if state == ALIVE else b"", state, b"", b"" if state == ALIVE else pack_failure("ActorDiedError", "killed"))
+    client.take_effects(0.0)
+    assert client.entry(ACTOR + FIRST_RETURN) is None
+    assert client.calls.delayed == client.calls.pending == client.calls.targets == {}
+
+
 def test_a_call_whose_argument_failed_leaves_nothing_behind(client: Client) -> None:
     lives(client, HOME)
     bad = b"b" * 16

@@ -146,6 +146,7 @@ FOUND_WITH_ACTORS = {
     70904: "an actor that ended itself took along what its process had called as a worker before, and others waited for",
     70260: "a process that owed results of calls was given an actor, and was killed as that could not be made",
     7237: "a task that ran twice in one process made its calls twice there",
+    9022216: "a call that returned while it waited to be made again retained the handle of its actor for ever",
 }
 """Likewise, of programs with actors."""
 
@@ -170,6 +171,12 @@ def test_whatever_happens_to_actors_their_calls_run_in_order_and_once(chunk: int
 @pytest.mark.parametrize("seed", FOUND_WITH_ACTORS, ids=lambda seed: f"{seed}-{FOUND_WITH_ACTORS[seed].replace(' ', '-')}")
 def test_what_a_seed_has_found_of_actors_stays_mended(seed: int) -> None:
     assert command.run_seed(seed, actors=True).failure == ""
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_logged_actor_whose_results_fill_a_small_store_ends_with_its_last_handle(size: int) -> None:
+    """Its caller retained the handle: a call had returned that waited to be made again."""
+    assert World(128, actors=True, pieces=size).run().failure == ""
 
 
 @pytest.mark.parametrize("chunk", range(3))

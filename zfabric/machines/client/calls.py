@@ -169,6 +169,14 @@ class Calls:
             if not lane and target.lanes.get(order) is lane:
                 del target.lanes[order]
         self._note_delayed(target)
+        if target.leaving:
+            self._release_if_done(target)
+
+    def _release_if_done(self, target: Target) -> None:
+        """Release the last ref to a handle that the program has dropped, once no call of the actor is pending."""
+        if not target.sent and not target.waits:
+            target.leaving = False
+            self.client.dropped.append(target.handle)
 
     def _note_delayed(self, target: Target) -> None:
         if target.lanes or target.parked:
@@ -177,13 +185,18 @@ class Calls:
             self.delayed.pop(target, None)
 
     def _send_lane(self, target: Target, lane: deque[Row]) -> None:
-        while lane and target.state == DEAD:
+        """Send the calls of a queue in order, as far as that is possible; fail all if the actor is dead."""
+        while lane:
+            if lane[0][0] not in self.pending:
+                lane.popleft()  # The incarnation before this one has returned it after all.
+                continue
+            if target.state == DEAD:
+                row = lane.popleft()
+                self._fail(target, row, UNKNOWN if row[0] in target.tried else NOT_RUN)
+                continue
+            if target.state != ALIVE:
+                return
             row = lane.popleft()
-            self._fail(target, row, UNKNOWN if row[0] in target.tried else NOT_RUN)
-        while lane and target.state == ALIVE:
-            row = lane.popleft()
-            if row[0] not in self.pending:
-                continue  # The incarnation before this one had returned it after all.
             awaited = self._send_complete(target, row)
             if awaited is None:
                 continue
@@ -425,9 +438,8 @@ class Calls:
                 self._unpark(target, call_id)
             if target.lanes and any(lane and lane[0][0] == call_id for lane in target.lanes.values()):
                 self._advance(target)  # It was to be made again, and others wait behind it.
-            if target.leaving and not target.sent and not target.waits:
-                target.leaving = False
-                client.dropped.append(target.handle)
+            if target.leaving:
+                self._release_if_done(target)
 
     def _known_after_all(self, call_id: bytes, status: int, outputs: Row) -> None:
         """A call that has an outcome has another one, of which the scheduler believes that this process holds the values."""
