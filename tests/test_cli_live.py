@@ -19,6 +19,7 @@ from command_line import PATIENCE, ZFABRIC, Place, a_place, eventually, gone
 
 from zfabric.adapters.processes import children
 from zfabric.protocol.ids import object_id
+from zfabric.protocol.messages import PROTOCOL_VERSION
 from zfabric.protocol.names import brief
 from zfabric.runtime.connect import attach
 from zfabric.runtime.session import Session
@@ -315,6 +316,18 @@ def test_tools_choose_a_cluster_or_ask(place: Place) -> None:
             assert only in place.run("stop", code=1).stderr
             assert sorted(place.json("stop", "--all")) == sorted(listed)
             assert place.left() == []
+
+
+def test_a_cluster_of_another_version_is_stopped(place: Place) -> None:
+    started = place.json("start", "--num-cpus", 1, "--object-store-memory", "64MiB")["session"]
+    path = Path(started, "session.json")
+    said = json.loads(path.read_text())
+    path.write_text(json.dumps({**{name: said[name] for name in ("kind", "supervisor", "started")}, "protocol": 99}))
+    assert (
+        f"protocol 99, this has {PROTOCOL_VERSION}): end it with `zfabric stop --address {started}`" in place.run("status", code=1).stderr
+    )
+    assert place.run("stop").stdout == f"Stopped the cluster of another version of zfabric ({started}).\n"
+    assert place.left() == []
 
 
 JOINS = """

@@ -15,7 +15,7 @@ from zfabric.adapters.journal import ReadOnlyJournal
 from zfabric.api.lifecycle import ADDRESS_VARIABLE
 from zfabric.cli.options import json_option
 from zfabric.cli.output import print_json, print_table
-from zfabric.exceptions import FabricError
+from zfabric.exceptions import FabricError, VersionMismatchError
 from zfabric.runtime.client import FabricClient
 from zfabric.runtime.connect import attach, find_session
 from zfabric.runtime.session import Session, find_sessions, kept_sessions, started_session
@@ -42,6 +42,8 @@ def about(session: Session) -> str:
     """A session in a few words."""
     try:
         description = session.describe()
+    except VersionMismatchError:
+        return "of another version of zfabric"
     except FabricError:
         return "just starting or ending"
     age = seconds(time.time() - description["created"])

@@ -254,9 +254,8 @@ def _write(descriptor: int, data: bytes) -> None:
 
 
 def stop(session: Session, timeout: float = 10.0) -> bool:
-    """End a session that any process of this user started. False if it was dead already."""
-    description = session.describe()
-    pidfd = processes.open_pidfd(description["supervisor"], description["started"]) if session.alive() else None
+    """End a session that any process of this user started, with any version of zfabric. False if it was dead already."""
+    pidfd = processes.open_pidfd(*session.supervisor()) if session.alive() else None
     if pidfd is None:
         return False
     try:

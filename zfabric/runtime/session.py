@@ -149,7 +149,8 @@ class Session:
         if description.get("protocol") != PROTOCOL_VERSION:
             raise VersionMismatchError(
                 f"the cluster in {self.directory} was started by another version of zfabric (protocol {description.get('protocol')}, this "
-                f'has {PROTOCOL_VERSION}): stop it with that version, or pass address="local" for one of this program\'s own'
+                f'has {PROTOCOL_VERSION}): end it with `zfabric stop --address {self.directory}`, or pass address="local" for one of '
+                "this program's own"
             )
         return description
 
@@ -164,6 +165,14 @@ class Session:
             return str(self._written().get("kind", ""))
         except (OSError, ValueError):
             return ""
+
+    def supervisor(self) -> tuple[int, int]:
+        """Its pid and start ticks, whatever version of zfabric made the session. FabricError if it has not written them yet."""
+        try:
+            description = self._written()
+            return int(description["supervisor"]), int(description["started"])
+        except (OSError, ValueError, KeyError) as error:
+            raise FabricError(f"{self.directory} is not a running session: {error}") from None
 
     def config(self) -> Config:
         """The session's configuration."""
