@@ -212,8 +212,22 @@ def test_get_past_its_timeout_raises_and_the_task_goes_on(tmp_path: Path) -> Non
         ([dependent, ref], r"\(five_once_there\) is waiting \(submitted \d+\.\d s ago\): waits for 1 of its arguments"),
     ):
         with pytest.raises(zf.GetTimeoutError, match=rf"; their tasks go on\. {brief(waited[0].binary())} {text}"):
-            zf.get(waited, timeout=0.01)
+            zf.get(waited, timeout=1)
     zf.cancel(dependent)
+    (tmp_path / "go").touch()
+    assert zf.get(ref, timeout=PATIENCE) == 5
+
+
+def test_a_get_asks_why_for_no_longer_than_it_has_waited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon that is stopped makes it no slower than that."""
+    limits: list[float] = []
+    monkeypatch.setattr("zfabric.runtime.client.EXPLAIN_SECONDS", 0.02)
+    monkeypatch.setattr(interface.current(), "query", lambda *_, timeout: limits.append(timeout))
+    ref = five_once_there.remote(tmp_path / "go")
+    for seconds in (0.01, 0.05):
+        with pytest.raises(zf.GetTimeoutError, match=r"their tasks go on$"):
+            zf.get(ref, timeout=seconds)
+    assert limits == [0.01, 0.02]
     (tmp_path / "go").touch()
     assert zf.get(ref, timeout=PATIENCE) == 5
 

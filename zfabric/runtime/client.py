@@ -325,7 +325,7 @@ class FabricClient(Connection):
                 if not missing:
                     raise GetTimeoutError(f"not all of the {count} values, which exist, were brought here within {timeout} s")
                 text = f"{missing} of {count} object(s) had no value within {timeout} s; their tasks go on"
-                raise GetTimeoutError(text + (self._why_missing(object_ids) if timeout else ""))
+                raise GetTimeoutError(text + (self._why_missing(object_ids, min(EXPLAIN_SECONDS, timeout)) if timeout else ""))
             with self.lock:
                 outcomes = self._outcomes(failed, [None]) if failed else self._outcomes(object_ids, found)
                 if failed:
@@ -359,17 +359,17 @@ class FabricClient(Connection):
             text = f"{more} more tasks failed whose results" if more > 1 else "one more task failed whose result"
             self.terminal.show([m.Notice("warning", f"{text} nobody asked for")])
 
-    def _why_missing(self, object_ids: Sequence[bytes]) -> str:
-        """What ``explain`` says of the first of these that has no value; empty if that is not known soon."""
+    def _why_missing(self, object_ids: Sequence[bytes], seconds: float) -> str:
+        """What ``explain`` says of the first of these that has no value; empty if no answer comes within so many seconds."""
         missing = next((each for each in object_ids if not self.machine.known(each)), None)
         if missing is None:
             return ""
         try:
             call = self.explain_call(missing)
-            answer = (call[0], call[2], ()) if call else self.query("explain", missing, timeout=EXPLAIN_SECONDS)
-            actor = self.query("explain", call[1], timeout=EXPLAIN_SECONDS) if call else None
+            found = self.query("explain", call[1] if call else missing, timeout=seconds)
         except (FabricError, zmq.ZMQError):
             return ""
+        answer, actor = ((call[0], call[2], ()), found) if call else (found, None)
         if answer is None:
             return ""
         facts = dict(answer[2])
