@@ -258,6 +258,8 @@ def test_a_message_that_its_receiver_refuses_has_outcomes_and_the_link_goes_on(t
         (m.Dispatch(((TASK, b"f" * 16, b"", (b"no id",)),), (), 0, 3), [], "Completed"),
         (m.Query(1, 7, ()), [], "Answer"),  # type: ignore[arg-type] # as from a program of another version
         (m.Put(((b"no id", b"", (), False),)), [], "Refused"),
+        (m.SubmittedDirect(b"worker00", ((TASK, b"f" * 16, b"", (b"no id",)),)), [], "Results"),
+        (m.Yielded(((TASK, 2, "one", b"", ()), (TASK, 2, 1, b"", ()))), ["Completed"], None),
         (m.Results(((TASK, "OK", ()),)), ["Results"], None),
         (m.Returned(((TASK, "OK", ()),)), ["Returned"], None),
         (m.Objects(((b"o" * 20, "OK", b"", ()),)), ["Objects"], None),
@@ -275,6 +277,35 @@ def test_who_waits_for_what_a_refused_message_asks_for_or_brings_has_a_failure(
     assert [type(message).__name__ for _, _, message in answers] == ([told] if told is not None else [])
     for _, _, message in (*heard, *answers):
         assert b"was refused" in repr(message).encode()
+
+
+@pytest.mark.parametrize(
+    ("first", "told"),
+    [
+        (m.Register(m.PROTOCOL_VERSION, 7, 1, 1, b"", b"", b"", "", ""), [m.Refused]),  # type: ignore[arg-type] # as from another version
+        (m.Query(1, 7, ()), []),  # type: ignore[arg-type] # likewise
+    ],
+)
+def test_a_stranger_is_told_that_its_registration_cannot_be_read_and_nothing_else(
+    tmp_path: Path, first: m.Message, told: list[type]
+) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
+    mine, theirs = (Transport(context, str(tmp_path), new_incarnation(), Config()) for _ in range(2))
+    try:
+        theirs.send_envelopes(mine.incarnation, [(b"L", b"C", first)], 0.0)
+        assert mine.poll(PATIENCE)
+        assert [each for frame in mine.receive() for each in mine.accept(*frame, 0.0)] == []
+        assert mine.refused == 1
+        assert (theirs.incarnation in mine.peers) == bool(told)
+        heard: list[Envelope] = []
+        while told and not heard:
+            assert theirs.poll(PATIENCE)
+            heard += [each for frame in theirs.receive() for each in theirs.accept(*frame, 0.0)]
+        assert [type(message) for _, _, message in heard] == told
+    finally:
+        mine.close()
+        theirs.close()
+        context.term()
 
 
 def test_an_answer_that_no_frames_can_carry_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

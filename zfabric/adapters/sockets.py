@@ -317,13 +317,13 @@ class Transport:
 
     def _salvage(self, sender: bytes, frame: bytes, now: float) -> list[Envelope]:
         """Of a frame that cannot be read as a whole, what can be. The link goes on: the frame would not be better when it is repeated."""
-        peer = self.peers.get(sender)
         try:
             sequence, acknowledged, said = salvage(frame)
         except MalformedFrame:
             return []
-        if peer is None:
-            return []  # What a stranger says is not worth an answer.
+        if sender not in self.peers and not any(isinstance(message, Unread) and message.name == "Register" for _, _, message in said):
+            return []  # Of what a stranger sends, only a registration is answered: its process waits for that.
+        peer = self.peer(sender)
         known = sequence <= peer.link.received
         delivered, answers = settle(said)
         ready = peer.link.receive(sequence, acknowledged, delivered, now)

@@ -86,6 +86,11 @@ def _dispatched(fields: tuple[Any, ...], failure: bytes, text: str) -> m.Message
     return m.Completed.of(tuple((_id(row[0]), _whole(attempts.get(index, first)), FAILED, (failure,)) for index, row in enumerate(rows)))
 
 
+def _yielded(fields: tuple[Any, ...], failure: bytes, text: str) -> m.Message:
+    attempts = {_id(row[0]): _whole(row[1]) for row in fields[0]}
+    return m.Completed.of(tuple((task, attempt, FAILED, (failure,)) for task, attempt in attempts.items()))
+
+
 def _completed(fields: tuple[Any, ...], failure: bytes, text: str) -> m.Message:
     attempts, task_ids = fields[0], split_ids(fields[3], TASK_BYTES)
     return m.Completed.of(tuple((_id(task), _whole(each), FAILED, (failure,)) for task, each in zip(task_ids, attempts, strict=True)))
@@ -93,6 +98,8 @@ def _completed(fields: tuple[Any, ...], failure: bytes, text: str) -> m.Message:
 
 _ANSWERS: dict[str, _Maker] = {
     "Submit": lambda fields, failure, text: m.Results(_failed(fields[0], failure)),
+    # ``SubmitDirect`` has the same rows, and its reader would be refused none of these alone.
+    "SubmittedDirect": lambda fields, failure, text: m.Results(_failed(fields[1], failure)),
     "Call": lambda fields, failure, text: m.Returned(_failed(fields[2], failure)),
     "Dispatch": _dispatched,
     "Query": lambda fields, failure, text: m.Answer(_whole(fields[0]), None, text),
@@ -122,6 +129,7 @@ _REPLACEMENTS: dict[str, _Maker] = {
     "Objects": lambda fields, failure, text: m.Objects(tuple((_id(row[0], OBJECT_BYTES), FAILED, failure, ()) for row in fields[0])),
     "CallOutcomes": lambda fields, failure, text: m.CallOutcomes(tuple((_id(row[0]), row[1], FAILED, (failure,), ()) for row in fields[0])),
     "Completed": _completed,
+    "Yielded": _yielded,  # A stream that lacks a value has no end: the attempt that yielded it has failed.
     "Answer": lambda fields, failure, text: m.Answer(_whole(fields[0]), None, text),
 }
 """By the name of a message: what is delivered in its place."""
