@@ -230,7 +230,7 @@ def configuration() -> str:
 
 
 HOW_TO_SET = """\
-Three ways to say it; a name that does not exist, or a value that cannot be meant, is refused with a hint:
+Three ways to set one. An unknown name, or a value that makes no sense, is refused with a hint:
 
     zf.init(config={"inline_bytes": 100_000, "durability": "power"})       # in a program
     zfabric submit --config durability=power --config spill_directory=/big program.py

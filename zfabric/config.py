@@ -10,20 +10,21 @@ from zfabric.exceptions import ConfigError
 
 KiB, MiB, GiB = 2**10, 2**20, 2**30
 ROWS_MAX = 1024
-"""Rows in one message at most, whatever is said: what a receiver takes in at once."""
+"""Most rows in one message: what a receiver processes at once."""
 ROW_BYTES = 1024
-"""More than a row has besides a value."""
+"""More bytes than a row has besides a value."""
 ROW_VALUES = 16
-"""Inline bytes that one row has at most, in units of ``inline_bytes``: of all arguments of a task together, of the values of all its
-dependencies, or of all that it returns. What is more goes through the store, or is fetched."""
+"""Most inline bytes of one row, in units of ``inline_bytes``: of all arguments of a task together, of the values of all its
+dependencies, or of all that it returns. Values beyond it go through the store, or are fetched.
+"""
 SMALL_BYTES = 1 * KiB
 """Values up to this size travel with their row however many they are: by themselves they would cost more."""
 FRAME_BYTES_MAX = 256 * MiB
 """Largest frame that is decoded."""
 FRAME_BYTES_MIN = 128
-"""Smallest value of ``frame_bytes_max``: most of a frame is what it carries."""
+"""Smallest value of ``frame_bytes_max``, so that most of a frame is content."""
 MESSAGE_BYTES_MAX = 1 * GiB
-"""Largest message, in however many frames: its receiver has all of it in memory before it reads it."""
+"""Largest message, in however many frames: its receiver has all of it in memory before it decodes it."""
 INLINE_BYTES_MAX = FRAME_BYTES_MAX // ROWS_MAX - ROW_BYTES
 """Largest value of ``inline_bytes``."""
 DURABLE_BYTES_MAX = MESSAGE_BYTES_MAX // 2
@@ -51,35 +52,35 @@ class Config:
     send_delay: float = 0.002
     """A row never waits unsent longer than this."""
     completion_delay: float = 0.002
-    """A worker that has more to run keeps completions back at most this long to batch them."""
+    """A worker that has more to run delays completions at most this long to batch them."""
 
     # -- dispatch --
     prefetch_seconds: float = 0.005
-    """Estimated work a worker is given in advance: enough to hide a round trip, little enough to lose to a long task."""
+    """Estimated work that a worker prefetches: enough to hide a round trip, little enough to lose to a long task."""
     prefetch_tasks: int = 512
-    """Most tasks a worker is given in advance (depth 16 / 64 / 256 measured 82 / 175 / 200 thousand tasks/s)."""
+    """Most tasks that a worker prefetches (depth 16 / 64 / 256 measured 82 / 175 / 200 thousand tasks/s)."""
     take_back_after: float = 0.010
-    """A running task that keeps others waiting this long loses those behind it to other workers."""
+    """When a task has run this long and others wait behind it, those are taken back and sent to other workers."""
     introduce_after: int = 3
-    """Tasks that a driver submits one by one before it is introduced to the worker that runs them; the next it hands over itself."""
+    """Tasks that a driver submits one by one before it gets a direct lease: it submits the next ones to the worker itself."""
     introduced_for: float = 0.05
-    """Seconds for which a worker stays with the driver that hands it tasks, when none comes."""
+    """A direct lease expires after this long without a task."""
     workers_max: int = 64
     """Most worker processes on a node, whatever fractions of a CPU their tasks ask for."""
     actors_max: int = 256
     """Actors on one node that have a process of their own."""
     calls_over_limit: str = "raise"
-    """What ``.remote()`` does where a caller has ``max_pending_calls`` calls of an actor without an outcome: "raise" or "wait"."""
+    """What ``.remote()`` does when a caller has ``max_pending_calls`` calls of an actor without an outcome: "raise" or "wait"."""
     workers_blocked_max: int = 32
     """Most workers started beyond the node's CPUs because others are blocked."""
     worker_idle_seconds: float = 60.0
-    """A worker beyond the node's CPUs that has had nothing to do for this long is ended."""
+    """A worker beyond the node's CPUs that is idle for this long is ended."""
     worker_start_seconds: float = 30.0
     """A worker that has not registered after this long is given up and replaced."""
     stream_buffered: int = 16
-    """Values a streaming task may be ahead of its consumer: enough to hide the way between them, even where each is large."""
+    """Values by which a streaming task may be ahead of its consumer: enough to hide the delay between them, even if each is large."""
     inline_depth: int = 1500
-    """Most tasks on one worker's stack: what its stack and recursion limits are set for."""
+    """Most tasks on one worker's stack. Its stack size and recursion limit are set for them."""
     preload: tuple[str, ...] = ()
     """Modules the template imports before any worker is forked from it (they must start no threads and no CUDA)."""
 
@@ -87,28 +88,31 @@ class Config:
     max_retries: int = 3
     """Times a task is run again after the loss of its worker, unless its options say otherwise."""
     poison_kills: int = 3
-    """A task under suspicion that kills this many workers while running alone is condemned."""
+    """A suspected task that kills this many workers while it runs alone is condemned."""
     interrupt_every: float = 0.2
     """How often an interrupt is repeated until its attempt has ended."""
     stop_patience: float = 0.8
-    """Seconds after which a task that was told to stop, and does not (it runs code that does not come back to Python), has its outcome: it
-    goes on, and holds its resources until it ends."""
+    """A task that was told to stop, and does not because its code does not return to Python, has its outcome after this long. It goes
+    on, and holds its resources until it ends.
+    """
     stop_grace_seconds: float = 0.0
-    """Seconds after which the worker of such a task is killed; 0: never, unless the task is cancelled with ``force=True``."""
+    """The worker of such a task is killed after this long; 0: never, unless the task is cancelled with ``force=True``."""
     restart_backoff_max: float = 5.0
     """Longest pause before a process that keeps dying is started again."""
     infeasible: str = "wait"
-    """What becomes of a task no node will ever be able to run: "wait" (and warn once), or "raise"."""
+    """What happens to a task that no node will ever be able to run: "wait" (and warn once), or "raise"."""
     infeasible_warning: float = 0.5
-    """How long a demand may be infeasible before its driver is warned: two seconds after the submission it has read it, though a
-    program that computes looks at what has come only once a second."""
+    """A demand may be infeasible for this long before its driver is warned. The driver shows the warning within two seconds of the
+    submission, even if it computes and receives only once a second.
+    """
     collect_seconds: float = 1.0
-    """How long a demand waits for what actors hold before all processes are asked to collect garbage, which handles may be in: longer
-    than most of what actors are made for, since a collection stops a program for a moment. The next ones come after growing pauses."""
+    """A demand waits this long for resources that actors hold before all processes are asked to collect garbage, which handles may be in:
+    longer than most actors are needed for, since a collection stops a program for a moment. The next ones come after growing pauses.
+    """
     register_seconds: float = 15.0
-    """How long a process waits for the daemon's welcome before it raises."""
+    """A process waits this long for the daemon's welcome before it raises."""
     recovery_seconds: float = 10.0
-    """How long a restarted daemon waits for a living driver that does not register before it goes on without it."""
+    """A restarted daemon waits this long for a living driver that does not register."""
 
     # -- values --
     inline_bytes: int = 64 * KiB
@@ -120,37 +124,40 @@ class Config:
     object_store_directory: str = ""
     """A tmpfs directory for the arena; empty takes anonymous shared memory, which no process can leave behind."""
     spill_directory: str = ""
-    """Where objects go that the arena has no room for, in a directory of their own; empty is the session directory."""
+    """Objects for which the arena has no room go to a directory of their own in this one; empty is the session directory."""
     inline_memory: int = 512 * MiB
-    """Inline values a scheduler keeps before it moves the oldest to the arena."""
+    """Inline values that a scheduler retains before it moves the oldest to the arena."""
     grant_bytes: int = 8 * MiB
     """Size of the ranges in which a process bump-allocates its puts."""
     put_patience: float = 30.0
-    """How long a ``put`` waits for room in a full store before it raises."""
+    """A ``put`` waits this long for room in a full store before it raises."""
 
     # -- lineage and the control store --
     lineage: bool = True
-    """Write the rows of tasks to the control store. Without it nothing that a restarted daemon or a lost value needs is on disk:
-    only what living drivers and workers still know survives. It is there to measure what lineage costs."""
+    """Write the rows of tasks to the control store. Without it, nothing that a restarted daemon or a lost value needs is on disk:
+    only the state of living drivers and workers survives. The setting exists to measure what lineage costs.
+    """
     checkpoint_bytes: int = 64 * MiB
     """Largest checkpoint of an actor: it is pickled between two calls, and written to the control store in parts of 1 MiB."""
     quiesce_seconds: float = 1.0
-    """How long an actor that runs several calls at once holds new ones back when a checkpoint is due, so that those that run come to their
-    end: longer than its calls take, if they overlap without end, and no longer than its callers may wait. 0: it waits for a moment that is
-    quiet by itself."""
+    """An actor that runs several calls at once holds new ones back this long when a checkpoint is due, so that the running ones can end:
+    longer than its calls take, if they overlap without end, and no longer than its callers may wait. 0: it waits for a moment that is
+    quiet by itself.
+    """
     leave_seconds: float = 1.0
-    """How long the process of an actor that ends itself stays for what it has called and others wait for, and for its other calls to stop:
-    threads may be in code that does not come back to Python."""
+    """The process of an actor that ends itself stays this long for the calls that it made and others wait for, and for its other calls to
+    stop: threads may run code that does not return to Python.
+    """
     lineage_delay: float = 0.050
-    """Rows are written this long after they came, if they are still needed by then."""
+    """Rows are written this long after they arrived, if they are still needed by then."""
     lineage_bytes: int = 512 * MiB
-    """Rows of finished tasks kept for a job's rebuilds; past it the oldest go."""
+    """Rows of finished tasks retained for a job's rebuilds; past it the oldest are deleted."""
     durability: str = "process"
     """"process": survives kill -9 of everything; "power": survives power loss, at the price of a sync per commit."""
     control_store_bytes: int = 16 * GiB
     """Size of the address range LMDB maps: an upper bound of the control table, not memory."""
     events_bytes: int = 64 * MiB
-    """Timeline events kept per cluster; past it the oldest go."""
+    """Timeline events retained per cluster; past it the oldest are deleted."""
     publish_every: float = 0.5
     """How often a publication is repeated."""
     commit_rows: int = 4096
@@ -160,11 +167,11 @@ class Config:
 
     # -- sockets --
     high_water_mark: int = 10_000
-    """Frames queued on a socket before the sender keeps them itself."""
+    """Frames queued on a socket before the sender queues them itself."""
     frame_bytes_max: int = 32 * MiB
-    """Largest frame that is sent and accepted: what is larger travels in several, between which a receiver sees to other peers."""
+    """Largest frame that is sent and accepted. A larger message travels in several, and its receiver serves other peers between them."""
     link_window: int = 4096
-    """Frames that a link keeps of those that have come too early, until the ones before them have."""
+    """Early frames that a link buffers until the ones before them arrive."""
     link_repeat: float = 5.0
     """Pause before an unacknowledged frame is sent again (local sockets do not lose frames while both ends live)."""
 
@@ -172,21 +179,22 @@ class Config:
     log_to_driver: bool = True
     """Show what workers print on the driver's terminal, each line with the name of the task or actor and the worker's pid."""
     show_unread_failures: bool = True
-    """Show the first failure of a task or a call that a program has not asked for, and at its end how many more there were,
-    unless ``log_to_driver`` is false."""
+    """Show the first failure of a task or a call whose value a program has not requested, and at its end how many more there were,
+    unless ``log_to_driver`` is false.
+    """
     log_bytes: int = 16 * MiB
-    """Size at which a worker's log is rotated. Of one that is more than twice as large by then, the last so many bytes stay."""
+    """Size at which a worker's log is rotated. If it is more than twice as large by then, its last ``log_bytes`` are retained."""
     log_repeat_seconds: float = 5.0
     """Lines that several workers print within this time are shown once, with a count; 0 shows each of them."""
     log_files: int = 3
-    """Rotated logs kept per worker and stream."""
+    """Rotated logs retained per worker and stream."""
     memory_limit: int = 0
-    """Memory of all workers together at which the largest is killed; 0 is 95 % of the machine's (or the cgroup's)."""
+    """If all workers together use more memory than this, the largest is killed; 0 is 95 % of the machine's memory (or the cgroup's)."""
     memory_check_every: float = 0.25
-    """How often the memory of busy workers is looked at: reading it takes some 20 µs a worker."""
+    """How often the memory of busy workers is read, which takes some 20 µs a worker."""
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be meant."""
+        """Refuse values that make no sense."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             wanted = type(field.default)
@@ -215,7 +223,7 @@ class Config:
 
     @classmethod
     def of(cls, overrides: dict[str, Any] | None = None) -> Config:
-        """The defaults with ``overrides``; ConfigError names what is unknown and what was probably meant."""
+        """The defaults with ``overrides``. ConfigError names an unknown setting, and the one that was probably meant."""
         known = {field.name for field in dataclasses.fields(cls)}
         for name in overrides or {}:
             if name not in known:

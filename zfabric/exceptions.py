@@ -1,7 +1,7 @@
 """Every exception of zfabric on one screen. Ray's names work too, as aliases at the end.
 
-What the user's code raised arrives as ``TaskError`` (and as an instance of its own class besides); what the fabric could not
-do is a ``FabricError`` of a kind; what the caller got wrong is raised at the call.
+An exception of the user's code arrives as ``TaskError`` (which is also an instance of its own class). A failure of the fabric
+is a ``FabricError`` of a kind. A mistake of the caller is raised at the call.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class FabricError(Exception):
-    """Base of all errors of the fabric. ``facts`` holds what is known: node, pid, attempt, signal, peak memory, …"""
+    """Base of all errors of the fabric. ``facts`` are what is known, by name: node, pid, attempt, signal, peak memory, …"""
 
     def __init__(self, text: str = "", **facts: Any) -> None:
         super().__init__(text)
@@ -36,7 +36,7 @@ class OptionError(FabricError, ValueError):
 
 
 class ArgumentTypeError(FabricError, TypeError, ValueError):
-    """An argument of the wrong type: a TypeError, and a ValueError too, as which Ray reports some of these."""
+    """An argument of the wrong type: a TypeError, and a ValueError too, because Ray raises some of these as one."""
 
 
 class OptionTypeError(OptionError, ArgumentTypeError):
@@ -69,7 +69,7 @@ class TaskError(FabricError):
     traceback_text: str = ""
 
     def as_instanceof_cause(self) -> TaskError:
-        """This error, which is an instance of the class that was raised already. (Ray's name for making one that is.)"""
+        """This error, which already is an instance of the class that was raised. (In Ray this method makes such an error.)"""
         return self
 
 
@@ -78,7 +78,7 @@ class ActorError(FabricError):
 
     @property
     def actor_id(self) -> str | None:
-        """Which actor, if that is known."""
+        """The actor's id in hexadecimal, if known."""
         found = self.facts.get("actor")
         return None if found is None else str(found)
 
@@ -135,7 +135,7 @@ class TaskCancelledError(FabricError):
 
 
 class WorkerCrashedError(FabricError):
-    """The worker died under the task more often than ``max_retries`` allows; facts say how each time."""
+    """The worker died while it ran the task, more often than ``max_retries`` allows; ``facts`` describe each death."""
 
 
 class OutOfMemoryError(WorkerCrashedError):
@@ -143,11 +143,11 @@ class OutOfMemoryError(WorkerCrashedError):
 
 
 class PoisonedTaskError(WorkerCrashedError):
-    """The task killed every worker it was given, also when run alone."""
+    """The task killed every worker that ran it, also when it ran alone."""
 
 
 class NodeDiedError(FabricError):
-    """The node is gone, and with it all that only it had."""
+    """The node has died, and everything that only it had is lost."""
 
 
 class JobEndedError(FabricError):
@@ -174,11 +174,11 @@ class VersionMismatchError(ConnectionLostError):
 
 
 class ObjectStoreError(FabricError):
-    """An object could not be kept or found."""
+    """An object could not be stored or found."""
 
 
 class ObjectStoreFullError(ObjectStoreError):
-    """There was no room within the time allowed, with everything spilled that could be."""
+    """There was no room within the time allowed, although everything was spilled that could be."""
 
 
 class ObjectTooLargeError(ObjectStoreFullError):
@@ -194,11 +194,11 @@ class ObjectLostError(ObjectStoreError):
 
 
 class ObjectFreedError(ObjectLostError):
-    """The object's last reference was gone before it was asked for."""
+    """The object's last reference was dropped before its value was requested."""
 
 
 class LineageEvictedError(ObjectLostError):
-    """The object could have been made again, but the row that makes it was dropped at the lineage cap."""
+    """The object could have been made again, but its task row was deleted at the lineage cap."""
 
 
 # Ray's names for the same things.
