@@ -29,7 +29,9 @@ REVISED = (
     "docs/decisions",
     "docs/limits.md",
     "docs/simulation.md",
-    "zfabric/protocol/messages",
+    "zfabric/config.py",
+    "zfabric/exceptions.py",
+    "zfabric/protocol",
 )
 """Pages, modules and packages that keep to the glossary."""
 

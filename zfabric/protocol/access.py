@@ -1,7 +1,7 @@
-"""What a process of the node may say to which role of its daemon. Everything else that arrives on a socket is refused and counted.
+"""Which messages a process of the node may send to which role of its daemon. All others that arrive on a socket are refused and counted.
 
-Machines in one daemon say more to each other, but never over a socket; what a message claims about its sender's role is therefore
-worth nothing, and what it may be is decided by whom it is for.
+Machines in one daemon send each other more kinds, but never over a socket. So the role that a message claims for its sender proves
+nothing, and the receiving role alone decides which messages are accepted.
 """
 
 from __future__ import annotations
@@ -54,4 +54,4 @@ FROM_PROCESSES: dict[bytes, frozenset[type[Any]]] = {
     ),
     OBJECT_STORE: frozenset({m.Reserve, m.ReturnGrant, m.GrantsHeld, m.Pinned, m.Unpin}),
 }
-"""Messages that drivers, workers and tools may send, by the role they are for."""
+"""Messages that drivers, workers and tools may send, by the receiving role."""

@@ -30,7 +30,7 @@ MESSAGES_MAX = 65_536
 
 
 class MalformedFrame(ValueError):
-    """Bytes that are not a frame of this protocol. Dropped and counted by whoever received them."""
+    """Bytes that are not a frame of this protocol. The receiver drops and counts them."""
 
 
 class MessageTooLarge(ValueError):
@@ -40,9 +40,9 @@ class MessageTooLarge(ValueError):
 _ROW_TYPES = {Any}
 _HEAD = (bytes, bytes, str, tuple)
 _SHAPES: dict[str, tuple[type[Any], tuple[tuple[type, ...] | None, ...], frozenset[tuple[type, ...]]]] = {}
-"""By name: the class, the types each field may have, and (so that the usual check is one look-up) all combinations of them."""
+"""By name: the class, the types each field may have, and all combinations of these, so that the usual check is one look-up."""
 _new: Callable[[type[Any], tuple[Any, ...]], Any] = tuple.__new__
-"""Makes a message of its fields, once their number is known to be right, in half the time that its class takes."""
+"""Makes a message of its fields once their number is checked, in half the time of calling its class."""
 
 
 def _accepted(annotation: Any) -> tuple[type, ...] | None:
@@ -73,13 +73,13 @@ _prepare()
 
 
 _pack: Callable[[Any], bytes] = msgpack.Packer().pack
-"""One packer for all threads: it calls no Python, and so has done with one frame before another thread comes to it."""
+"""One packer for all threads: it calls no Python code, and so finishes a frame before another thread gets the interpreter."""
 _PACKER_BYTES = 2**20
-"""A packer keeps room for the largest frame it has made: one that made a frame larger than this is not used again."""
+"""A packer retains memory for the largest frame that it has made: after a frame larger than this, another packer is used."""
 
 
 def encode(sequence: int, acknowledged: int, envelopes: list[Envelope]) -> bytes:
-    """One frame of ``envelopes``. Raises TypeError or ValueError for what msgpack cannot carry."""
+    """One frame of ``envelopes``. Raises TypeError or ValueError for values that msgpack cannot carry."""
     global _pack
     if len(envelopes) == 1:  # a loop costs more than this
         to, source, message = envelopes[0]
@@ -92,22 +92,24 @@ def encode(sequence: int, acknowledged: int, envelopes: list[Envelope]) -> bytes
 
 
 Body = list[Envelope] | Piece
-"""What a frame carries."""
+"""The content of a frame."""
 
 _HEAD_BYTES = 32
-"""More than a frame has besides its messages, or the bytes of a piece."""
+"""More bytes than a frame has besides its messages, or besides the bytes of a piece."""
 _LEFT_BYTES = 4
 
 
 def encode_body(sequence: int, acknowledged: int, body: Body) -> bytes:
-    """One frame of whatever ``cut`` made, or of envelopes."""
+    """One frame of a body that ``cut`` made, or of envelopes."""
     if not isinstance(body, Piece):
         return encode(sequence, acknowledged, body)
     return _pack((sequence, acknowledged, body.left.to_bytes(_LEFT_BYTES, "big") + body.data))
 
 
 def cut(envelopes: list[Envelope], limit: int) -> Iterator[Body]:
-    """Distribute ``envelopes`` over frames of at most ``limit`` bytes, in order. MessageTooLarge for what no receiver accepts."""
+    """Distribute ``envelopes`` over frames of at most ``limit`` bytes, in order. Raises MessageTooLarge if no receiver accepts one of
+    them.
+    """
     data = encode_messages(envelopes)
     if len(data) <= limit - _HEAD_BYTES and len(envelopes) <= MESSAGES_MAX:
         yield envelopes
@@ -245,7 +247,7 @@ def _columns(name: str, rows: tuple[Any, ...], widths: set[int], kinds: tuple[An
     except ValueError:
         if not set(map(len, rows)) <= widths:
             raise MalformedFrame(f"{name}: a row has {sorted(widths)} fields") from None
-        columns = list(itertools.zip_longest(*rows))  # Options that a row does not have are None: longer rows beside it are checked whole.
+        columns = list(itertools.zip_longest(*rows))  # Missing options are None; longer rows beside are checked whole.
     for column, accepted in zip(columns, kinds, strict=False):
         if accepted is not None and not (_all_empty(column, accepted) or set(map(type, column)) <= accepted):
             raise MalformedFrame(f"{name}: a row's field has the wrong type")
@@ -253,13 +255,13 @@ def _columns(name: str, rows: tuple[Any, ...], widths: set[int], kinds: tuple[An
 
 
 def _all_empty(column: tuple[Any, ...], accepted: set[type]) -> bool:
-    """Whether no row has anything here, as is most often so of arguments: seen in a tenth of the time that all their types take."""
+    """Whether this field is empty in all rows, as it usually is for arguments: a tenth of the time of checking all types."""
     first = column[0]
     return not first and first != 0 and type(first) in accepted and column.count(first) == len(column)
 
 
 def _single(name: str, row: Any, widths: set[int], kinds: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """The same for one row, as most frames of a program that waits for each task have."""
+    """The same for one row: the usual frame of a program that waits for each task."""
     if type(row) is not tuple or len(row) not in widths:
         raise MalformedFrame(f"{name}: a row has {sorted(widths)} fields")
     for value, accepted in zip(row, kinds, strict=False):
@@ -269,14 +271,14 @@ def _single(name: str, row: Any, widths: set[int], kinds: tuple[Any, ...]) -> li
 
 
 _NO_COLUMNS: list[tuple[Any, ...]] = [()] * 8
-"""The columns of no rows, as many as any row has fields."""
+"""The columns of an empty list of rows: as many as any row has fields."""
 
 
 def _ids(name: str, ids: tuple[Any, ...], length: int) -> None:
     if len(ids) == 1 and type(ids[0]) is bytes and len(ids[0]) == length:
         return
     try:
-        b"".join(ids)  # What is no bytes raises, in less time than it takes to ask each for its type.
+        b"".join(ids)  # Raises for anything but bytes, faster than a check of each type.
     except TypeError:
         raise MalformedFrame(f"{name}: ids are bytes") from None
     if ids and set(map(len, ids)) != {length}:
@@ -284,7 +286,7 @@ def _ids(name: str, ids: tuple[Any, ...], length: int) -> None:
 
 
 def _few_ids(name: str, ids: tuple[Any, ...], length: int) -> None:
-    """The same where most of them are one and the same."""
+    """The same, if most ids are equal."""
     alike = bool(ids) and type(ids[0]) is bytes and ids.count(ids[0]) == len(ids)
     _ids(name, ids[:1] if alike else ids, length)
 
@@ -311,7 +313,7 @@ def _task_rows(name: str, rows: tuple[Any, ...]) -> None:
 
 
 def _options(name: str, options: tuple[Any, ...]) -> None:
-    """Pairs of a name and a value of the type that options of that name have, or None for "not set"."""
+    """Check pairs of a name and a value of the type that options of that name have, or None for "not set"."""
     for pair in options:
         if type(pair) is not tuple or len(pair) != 2 or type(pair[0]) is not str:
             raise MalformedFrame(f"{name}: an option is a pair of a name and a value")
@@ -386,7 +388,7 @@ _RESULT = (bytes, int, tuple)
 def _results(name: str, fields: tuple[Any, ...]) -> None:
     rows = fields[0]
     if len(rows) == 1 and type(rows[0]) is tuple and tuple(map(type, rows[0])) == _RESULT and len(rows[0][0]) == TASK_BYTES:
-        return  # As most are in a program that waits for each: all that is asked below, seen at a glance.
+        return  # The usual frame of a program that waits for each task: one comparison instead of the checks below.
     columns = _columns(name, fields[0], {3}, (None, _INT, _TUPLE))
     _ids(name, columns[0], TASK_BYTES)
 
@@ -459,7 +461,7 @@ def _awaits(name: str, fields: tuple[Any, ...]) -> None:
 
 
 _MAYBE_TUPLE: set[type] = {tuple, type(None)}
-"""Of a row that may be short: what it does not have is None in its column."""
+"""Types of a field that a short row does not have: it is None in the column then."""
 
 
 _PLAIN_CALL = (bytes, str, bytes)

@@ -1,4 +1,4 @@
-"""What a machine may ask of its shell. Effects are per batch, never per row, and are performed in order."""
+"""What a machine may ask its shell to do. Effects are per batch, never per row, and are performed in order."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Store(NamedTuple):
 class SpawnWorker(NamedTuple):
     """Start a worker process for ``job`` (empty: for any); it registers under the name ``token``.
 
-    ``environment`` are extra variables, ``directory`` the working directory (empty: the cluster's own), ``paths``
-    what goes in front of its ``sys.path``.
+    ``environment`` are extra variables, ``directory`` the working directory (empty: the cluster's own), and ``paths`` are
+    prepended to its ``sys.path``.
     """
 
     token: bytes
@@ -45,9 +45,9 @@ class SpawnWorker(NamedTuple):
 
 
 class KillProcess(NamedTuple):
-    """Kill the process with this pid for good (SIGKILL), its whole process group with it. ``reason`` is for people.
+    """Kill the process with this pid (SIGKILL), and its whole process group. ``reason`` is for people.
 
-    With ``executing``, only if that is the task that it runs: a worker that does not answer has it in its slot all the same.
+    With ``executing``, only if the process runs that task: its slot names the task even if the worker does not answer.
     """
 
     pid: int
@@ -63,14 +63,14 @@ class WatchProcess(NamedTuple):
 
 
 class MakeReady(NamedTuple):
-    """Have memory behind ``size`` bytes of the arena at ``offset``; the shell answers ``ExtentReady``."""
+    """Allocate memory for ``size`` bytes of the arena at ``offset``; the shell answers ``ExtentReady``."""
 
     offset: int
     size: int
 
 
 class Punch(NamedTuple):
-    """Give ``size`` bytes of the arena at ``offset`` back to the system."""
+    """Return ``size`` bytes of the arena at ``offset`` to the system."""
 
     offset: int
     size: int
@@ -99,7 +99,7 @@ class Unspill(NamedTuple):
 
 
 class CheckFile(NamedTuple):
-    """Read a spilled object's file and compare it with its checksum; the shell answers ``Restored``. It is read where it is then."""
+    """Read a spilled object's file and compare it with its checksum; the shell answers ``Restored``. Readers then map the file."""
 
     object_id: bytes
     file: int
@@ -107,20 +107,20 @@ class CheckFile(NamedTuple):
 
 
 class MakeFile(NamedTuple):
-    """Make a file for an object of ``size`` bytes, with the disk's room behind all of it; the shell answers ``FileReady``."""
+    """Make a file for an object of ``size`` bytes, with disk space behind all of it; the shell answers ``FileReady``."""
 
     file: int
     size: int
 
 
 class Unlink(NamedTuple):
-    """Delete files of spilled objects, finished or not. Who has one mapped goes on reading it."""
+    """Delete files of spilled objects, finished or not. A process that has one mapped can go on reading it."""
 
     files: tuple[int, ...]
 
 
 class WriteValue(NamedTuple):
-    """Write an inline value as a sealed object whose payload is at ``offset`` of the arena, before anything after this is done."""
+    """Write an inline value as a sealed object whose payload is at ``offset`` of the arena, before any later effect is performed."""
 
     offset: int
     object_id: bytes
@@ -128,9 +128,9 @@ class WriteValue(NamedTuple):
 
 
 class WriteHeader(NamedTuple):
-    """Take the object whose payload is at ``offset`` into the arena's index, or out of it (``state``: ``SEALED`` or ``FREED``).
+    """Add the object whose payload is at ``offset`` to the arena's index, or remove it (``state``: ``SEALED`` or ``FREED``).
 
-    What is in the index is what a restarted daemon finds (``zfabric.adapters.arena``). A file that a process has written
+    A restarted daemon finds the objects of the index (``zfabric.adapters.arena``). A file that a process has written
     (``offset`` is negative) gets the name under which it is found.
     """
 

@@ -1,7 +1,7 @@
 """Outcomes that the fabric itself gives a task, as data: ``(kind, text, facts)``, packed with msgpack.
 
-``kind`` is the name of an exception in ``zfabric.exceptions``; ``facts`` are (name, value) pairs with what is known: node,
-pid, attempt, signal, exit code, peak memory, last lines of stderr. Clients turn it into that exception.
+``kind`` is the name of an exception in ``zfabric.exceptions``. ``facts`` are (name, value) pairs, where known: node,
+pid, attempt, signal, exit code, peak memory, last lines of stderr. Clients turn a failure into that exception.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ def left_for_good(actor_id: bytes, how: str) -> bytes:
 
 
 def has_left(payload: bytes, actor_id: bytes) -> bool:
-    """Whether a failure says that this actor has ended itself (see ``left_for_good``)."""
+    """Whether a failure reports that this actor has ended itself (see ``left_for_good``)."""
     facts = dict(unpack_failure(payload)[2]) if payload else {}
     return "left" in facts and facts.get("actor") == actor_id.hex()
 
 
 def summary_of(payload: bytes, raised: bool) -> tuple[str, str]:
-    """``(kind, text)`` of an error: one that a task has ``raised``, or a failure.
+    """``(kind, text)`` of an error: an exception that a task has ``raised``, or a failure.
 
-    What was raised is a pickle that begins with both (``adapters/task_errors``): they are read, and nothing is unpickled.
+    A raised exception is a pickle that begins with both (``adapters/task_errors``): they are read, and nothing is unpickled.
     """
     if not raised:
         return unpack_failure(payload)[:2]

@@ -1,10 +1,10 @@
-"""Identifiers: fixed-length bytes whose structure says where they come from.
+"""Identifiers: fixed-length bytes whose structure names their origin.
 
-A task's id is ``job (4) | parent (8) | counter (4)``: the parent part is a hash of the submitting task's id (and of an
-epoch, so that an exhausted counter goes on under another hash), and the counter numbers that parent's children. No hash is
-computed per task. What is said again after a daemon's restart has the same names; another attempt of the parent names other
-children. An object's id is ``task id (16) | index (4)``:
-returns of tasks count from 0, of actor calls from 2**30, ``put`` values from 2**31. An actor's id is that of the task that makes it.
+A task's id is ``job (4) | parent (8) | counter (4)``. The parent part is a hash of the submitting task's id, of its attempt, and of an
+epoch, so that an exhausted counter continues under another hash. The counter numbers that parent's children. No hash is
+computed per task. After a daemon's restart, the same attempt gives its children the same ids; another attempt gives them other ids.
+An object's id is ``task id (16) | index (4)``: returns of tasks count from 0, of actor calls from 2**30, ``put`` values from 2**31.
+An actor's id is that of the task that makes it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ ADDRESS_BYTES = 1 + INCARNATION_BYTES
 FUNCTION_BYTES = 16
 
 CHILDREN_MAX = 2**32 - 1
-"""Children one (parent, epoch) can name; the next epoch's hash names the ones after them."""
+"""Children that one (parent, epoch) can name; the next epoch's hash names the ones after them."""
 
 FIRST_PUT_INDEX = 2**31
 FIRST_RETURN = b"\x00\x00\x00\x00"
 FIRST_CALL_INDEX = 2**30
 CALL_RETURN = b"\x40\x00\x00\x00"
-"""What the id of an actor call's first value ends in: such values are their caller's business until others hear of them."""
+"""The last bytes of the id of an actor call's first value. Such values concern their caller alone until other processes need them."""
 
 _TRIES_BITS = 32
 _TRIES_MAX = 2**32 - 1
@@ -42,7 +42,7 @@ pack_counter = struct.Struct(">I").pack
 unpack_counter = struct.Struct(">I").unpack
 
 Address = bytes
-"""Who a message is from or for: one role letter and the process incarnation that plays the role."""
+"""The sender or receiver of a message: one role letter, and the incarnation of the process that plays the role."""
 
 CLIENT, WORKER, CONTROL, ACTOR, TOOL = b"C", b"W", b"K", b"A", b"T"
 LOCAL_SCHEDULER, OBJECT_STORE, CONTROL_STORE, GLOBAL_SCHEDULER, SHELL = b"L", b"O", b"S", b"G", b"X"
@@ -54,15 +54,15 @@ def job_id(number: int) -> bytes:
 
 
 def root_task(job: bytes) -> bytes:
-    """The id under which a driver itself submits: the parent of all its first tasks (16 bytes)."""
+    """The id of a driver as a submitter: the parent of all its first tasks (16 bytes)."""
     return job + bytes(TASK_BYTES - JOB_BYTES)
 
 
 def child_prefix(job: bytes, parent: bytes, epoch: int = 0, salt: bytes = b"") -> bytes:
     """The first 12 bytes of every id that ``parent`` gives its children in ``epoch``.
 
-    ``salt`` sets apart names that must not be shared: the attempt of a parent that is not deterministic, the thread of
-    a task that submits from several, the attempt in which a value was ``put``.
+    ``salt`` separates names that must differ: those of another attempt of the parent, of another thread of
+    a task that submits from several, of another attempt of a ``put``.
     """
     digest = hashlib.blake2b(parent + pack_counter(epoch) + salt, digest_size=PARENT_BYTES).digest()
     return job + digest
@@ -74,12 +74,12 @@ def object_id(task: bytes, index: int = 0) -> bytes:
 
 
 def task_of(object_id: bytes) -> bytes:
-    """The task whose value, or whose ``put``, an object is."""
+    """The task that returned an object, or ``put`` it."""
     return object_id[:TASK_BYTES]
 
 
 def index_of(object_id: bytes) -> int:
-    """Which value of its task an object is: a return's number, or 2**31 and up for ``put`` values."""
+    """The index of an object among the values of its task: a return's number, or 2**31 and up for ``put`` values."""
     number: int = unpack_counter(object_id[TASK_BYTES:])[0]
     return number
 
@@ -112,28 +112,28 @@ def slot_of(task: bytes) -> int:
     return slot
 
 
-# The number of an attempt names it: its task has no other one of that number, whichever daemon gave it out. The upper half says how many
-# daemons the node had had before that one, the lower half how many attempts that one knew of: that is what people are shown. A daemon that
-# died may have given out attempts of which nobody tells the next one, and so the lower half alone would come again.
+# The number of an attempt is unique for its task, whichever daemon gave it out. The upper half counts the daemons that the node had had
+# before that one. The lower half counts the attempts that the daemon had records of, and is shown to people. The lower half alone would
+# repeat: a daemon that dies may have given out attempts that no process reports to the next one.
 
 
 def first_attempt(daemons: int) -> int:
-    """The attempt that a daemon gives out of a task of which it knows none; the node had ``daemons`` before it."""
+    """The number of a task's first attempt under a daemon; the node had ``daemons`` before it."""
     return daemons << _TRIES_BITS
 
 
 def next_attempt(attempt: int, first: int) -> int:
-    """The attempt after ``attempt``, given out by the daemon whose first attempts are ``first``."""
+    """The number of the attempt after ``attempt``, under the daemon whose first attempts are ``first``."""
     return first + tries_of(attempt) + 1
 
 
 def tries_of(attempt: int) -> int:
-    """Which try this is of its task, from 0, as far as was known when it began."""
+    """How many attempts of the task were known before this one."""
     return attempt & _TRIES_MAX
 
 
 def daemons_of(attempt: int) -> int:
-    """How many daemons the node had had before the one that gave this attempt out."""
+    """How many daemons the node had had before the one that gave out this attempt."""
     return attempt >> _TRIES_BITS
 
 
@@ -143,12 +143,12 @@ def address(role: bytes, incarnation: bytes) -> Address:
 
 
 def split_ids(joined: bytes, length: int) -> list[bytes]:
-    """Ids that are one behind the other, each of so many bytes."""
+    """Split concatenated ids of ``length`` bytes each."""
     return [joined[start : start + length] for start in range(0, len(joined), length)]
 
 
 PARENT_DIGITS = 4
-"""Digits of a parent's hash that people are shown; enough to tell apart the parents of one job that are on one screen."""
+"""Digits of a parent's hash that people see: enough to tell apart the parents of one job on one screen."""
 
 
 def short(identifier: bytes) -> str:
@@ -166,4 +166,4 @@ def short(identifier: bytes) -> str:
 
 
 FIRST_INDEX = {"": 0, "c": FIRST_CALL_INDEX, "p": FIRST_PUT_INDEX}
-"""The index of the first object of each kind: what a task returned, what a call of an actor did, what was put."""
+"""The index of the first object of each kind: returns of tasks, of an actor's calls ("c"), and ``put`` values ("p")."""

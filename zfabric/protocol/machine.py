@@ -20,11 +20,11 @@ class Diagnosis(NamedTuple):
 
 
 class Refusal(Exception):
-    """A peer said something that does not fit: the batch is refused, answered and counted; nothing was changed."""
+    """A message from a peer is invalid: the batch is refused, answered and counted; nothing was changed."""
 
 
 class InvariantViolation(AssertionError):
-    """An impossible state of our own: the process dies, the supervisor restarts it, recovery is exercised."""
+    """An impossible state of our own: the process dies, the supervisor restarts it, and it recovers."""
 
 
 Handler = Callable[[float, Address, Any], None]
@@ -57,22 +57,22 @@ class Machine(Protocol):
     handlers: Handlers
 
     def step(self, now: float, source: Address, message: Message) -> None:
-        """Take in one message."""
+        """Process one message."""
 
     def tick(self, now: float) -> None:
-        """Let deadlines that have passed take effect."""
+        """Act on deadlines that have passed."""
 
     def next_deadline(self) -> float | None:
-        """When ``tick`` is wanted next; None for never."""
+        """The time at which ``tick`` is due next; None for never."""
 
     def take_effects(self, now: float) -> list[Effect]:
-        """Decide what follows from all that was recorded, and hand it over."""
+        """Decide what follows from all recorded messages, and return it."""
 
     def statistics(self) -> Mapping[str, float]:
         """Counters and sizes, by name."""
 
     def explain(self, subject: bytes) -> Diagnosis | None:
-        """Why the task, object, worker or node with this id is as it is; None if it is not known here."""
+        """Why the task, object, worker or node with this id is in its state; None if this machine does not have it."""
 
     def check_invariants(self) -> None:
         """Raise InvariantViolation if two facts disagree. Slow; for tests and the simulator."""

@@ -1,8 +1,8 @@
 """Ids as people read and type them.
 
-Siblings' ids differ in their last bytes only, so the beginning of one names all of them. What tables show instead is
-``job-parent-counter``, as in ``1-3fa2-57`` (job and counter in decimal, the first digits of the parent's hash), and for objects
-``-0`` and up for what a task returned, ``-c0`` for what a call of an actor did, ``-p0`` for what was ``put``.
+Siblings' ids differ in their last bytes only, so a prefix of one matches all of them. Tables show ``job-parent-counter`` instead, as in
+``1-3fa2-57`` (job and counter in decimal, the first digits of the parent's hash). Objects have a suffix: ``-0`` and up for values that a
+task returned, ``-c0`` for those of an actor's call, ``-p0`` for those that were ``put``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _BRIEF = re.compile(r"(\d+)-([0-9a-f]{1,16})-(\d+)(?:-([cp]?)(\d+))?")
 
 
 NAME_BYTES_MAX = 4096
-"""Longest name of a task, an actor, a resource, an argument, or an id that a person types: it is in every listing and in many messages."""
+"""Longest name of a task, an actor, a resource or an argument, and longest id that a person types: many messages contain them."""
 
 
 def check_length(what: str, value: str | bytes, most: int = NAME_BYTES_MAX) -> None:
@@ -36,7 +36,9 @@ def check_length(what: str, value: str | bytes, most: int = NAME_BYTES_MAX) -> N
 
 
 def is_text(value: str) -> bool:
-    """Whether messages can carry it. A str may hold what is no text: Python reads file names and variables that are not UTF-8 so.
+    """Whether messages can carry this str: whether it is valid Unicode.
+
+    Python decodes file names and variables that are not UTF-8 to str with surrogates, which are not.
 
     >>> is_text("naïve"), is_text("na\\udcefve")
     (True, False)

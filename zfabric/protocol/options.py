@@ -1,26 +1,26 @@
 """Options of functions and calls as they travel: (name, value) pairs, only those that were set.
 
 ======================  =========================================================================================================
-``demand``              what one attempt holds: sorted (resource, amount in 1/10,000) pairs; CPU 1 unless set
+``demand``              resources of one attempt: sorted (resource, amount in 1/10,000) pairs; CPU 1 unless set
 ``num_returns``         number of values (default 1)
 ``max_retries``         runs after the loss of a worker (default: config; of a call: as its handle says); -1 is without end
 ``retry_errors``        True: the worker may report RETRY (it knows which exceptions)
 ``retry_on``            names of exception classes after which a method is called again, ``max_retries`` times (call rows only)
 ``timeout``             seconds from submission to outcome
-``name``                what people see
-``env``                 (variables, working directory, module paths): tasks of different ones share no worker
+``name``                the name that people see
+``env``                 environment: (variables, working directory, module paths); a worker runs tasks of one environment only
 ``inline``              False: never run on top of another task
 ``paths``               where the program that exported the function finds its modules (functions only; set by clients that joined a node)
-``directory``           where that program runs: its functions run there, too, if that is there (functions only; set as ``paths`` is)
+``directory``           the working directory of that program, and of its functions if it exists (functions only; set as ``paths`` is)
 ``deterministic``       True: its values may be dropped and rebuilt instead of spilled
 ``stream``              the task's value is the end of a stream: how many values it may be ahead of its consumer (0: as configured)
 ``dynamic``             True: the call's value is one over all that the method yields (call rows only)
-``concurrency_groups``  how many calls of a class's actors run at the same time, by group; ``max_concurrency`` says so of the default one
-``concurrency_group``   of which of them a call is (call rows only)
+``concurrency_groups``  most calls of an actor that run at the same time, by group; ``max_concurrency`` for the default group
+``concurrency_group``   the group of a call (call rows only)
 ``checkpoint_every``    classes only: calls of their actors are logged, and a checkpoint taken after so many (0: never)
-``unlogged``            classes only, with the one above: calls run at the same time, are not logged, and checkpoints wait for quiet moments
-``readonly``            classes only, with ``checkpoint_every``: names of methods that change nothing: logs and checkpoints do without
-``ask``                 True: the call may have run, and runs again only if it changes nothing; its outcome is wanted (call rows only)
+``unlogged``            classes only, with ``checkpoint_every``: calls run at the same time without a log; checkpoints at quiet moments
+``readonly``            classes only, with ``checkpoint_every``: names of methods that change nothing, and are not logged
+``ask``                 True: request the outcome of a call that may have run; it runs again only if it is ``readonly`` (call rows only)
 ``farewell``            classes only: True if their instances have something to do at a clean end (``__exit__``, ``__del__``, …)
 ``contains``            refs inside the arguments (call rows only): pinned until the task is done
 ======================  =========================================================================================================
@@ -43,7 +43,7 @@ VARIABLES_BYTES_MAX = 1024 * 1024
 
 NO_ENVIRONMENT: Environment = ((), "", ())
 RUNTIME_ENV_VARIABLE = "ZFABRIC_RUNTIME_ENV"
-"""A variable of an environment that says the whole of it, as JSON, for what a worker submits in turn. The worker's code does not see it."""
+"""A variable with the whole runtime env as JSON, for tasks that a worker submits in turn. User code does not see it."""
 ONE_CPU: Demand = (("CPU", RESOURCE_UNIT),)
 
 
@@ -51,13 +51,13 @@ RETURNS_MAX = 1_000_000
 """Most values of one task: each has a record."""
 
 STREAM_VALUES_MAX = 2**30 - 2
-"""Most values of one stream: what its part of an object's id can number."""
+"""Most values of one stream: as many as an object's index can number."""
 
 LOG_NUMBERS_MAX = 2**63
 """One past the largest number of a logged call: eight bytes of a key, in order."""
 
 LOGGED = -2
-"""How often calls of a logged actor are made again: without end, since it recognises them, and runs none twice."""
+"""Retries of a logged actor's calls: without end, since the actor recognises repeated calls and runs none twice."""
 
 CHECKPOINT_PARTS_MAX = 2**20
 """Most parts of a checkpoint."""

@@ -1,7 +1,7 @@
-"""Messages that no frame carries whole: lists of rows become several messages, and what cannot be divided travels in pieces.
+"""Messages that are too large for one frame: lists of rows become several messages, and messages that cannot be divided travel in pieces.
 
-``divided`` halves a message whose rows mean the same in two messages as in one. All others (an answer, a function, the objects that a
-task waits for) are sent as parts of their bytes, and the receiver's link puts them together (``codec.cut``, ``Link.receive``).
+``divided`` halves a message if two messages with half the rows each mean the same as one. All others (an answer, a function, the objects
+that a task waits for) are sent as parts of their bytes, and the receiver's link joins these (``codec.cut``, ``Link.receive``).
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ DIVISIBLE: dict[type[Any], str] = {
 
 
 class Piece:
-    """What one frame carries of a message that no frame carries: a part of its bytes."""
+    """The content of one frame of a message in pieces: a part of its bytes."""
 
     __slots__ = ("data", "envelopes", "left")
 
     def __init__(self, envelopes: list[m.Envelope], data: bytes, left: int) -> None:
         self.envelopes = envelopes
-        """What is complete with this frame. Empty at its receiver."""
+        """Messages that are complete with this frame. Empty at its receiver."""
         self.data = data
         self.left = left
-        """Parts that follow."""
+        """The number of parts that follow."""
 
 
 def divided(message: m.Message) -> tuple[m.Message, m.Message] | None:
-    """Two messages that say the same in order, each with half the rows; None if the message is not to be divided."""
+    """Two messages that mean the same in order, each with half the rows; None if the message must not be divided."""
     kind: Any = type(message)
     special = _SPECIAL.get(kind)
     if special is not None:
@@ -102,7 +102,7 @@ _SPECIAL: dict[type[Any], Callable[[Any], tuple[m.Message, m.Message] | None]] =
 
 
 def within_row(values: Sequence[object], limit: int) -> tuple[object, ...]:
-    """Values of dependencies as they travel with a row: None in place of inline ones over ``limit`` bytes together, which are fetched."""
+    """Values of dependencies for one row: None replaces inline ones over ``limit`` bytes together, which the receiver fetches."""
     kept: list[object] = []
     for value in values:
         if type(value) is bytes and len(value) > SMALL_BYTES:

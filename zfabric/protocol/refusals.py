@@ -1,7 +1,7 @@
-"""What becomes of a message that its receiver cannot read, or that no frame can carry: each row in it gets an outcome that says so.
+"""Messages that their receiver cannot read, or that no frame can carry: each row in them gets an outcome that says so.
 
-``answer_to`` is for whoever sent it and waits for outcomes; ``in_place_of`` is delivered instead, where the message had outcomes itself. A
-link never waits for a message that is refused.
+``answer_to`` makes the answer to a sender that waits for outcomes. ``in_place_of`` makes the message that is delivered instead, if the
+refused one had outcomes itself. A link never waits for a message that is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from zfabric.protocol.messages import FAILED
 
 
 class Unread(NamedTuple):
-    """A message that does not fit: what it is called, its fields as they came, and what is wrong with it."""
+    """A message that could not be read: its name, its fields as received, and the reason."""
 
     name: str
     fields: tuple[Any, ...]
@@ -24,7 +24,7 @@ class Unread(NamedTuple):
 
 
 def settle(said: Iterable[m.Envelope]) -> tuple[list[m.Envelope], list[m.Envelope]]:
-    """Split what came into what is to be delivered, and what is to be answered."""
+    """Split received messages into those to deliver and the answers to send."""
     delivered: list[m.Envelope] = []
     answers: list[m.Envelope] = []
     for to, source, message in said:
@@ -41,12 +41,12 @@ def settle(said: Iterable[m.Envelope]) -> tuple[list[m.Envelope], list[m.Envelop
 
 
 def answer_to(unread: Unread) -> m.Message | None:
-    """What the sender of a message is told who waits for its outcomes; None if there are none, or nobody can tell which."""
+    """The answer to a sender that waits for outcomes; None if it waits for none, or the rows cannot be identified."""
     return _made(_ANSWERS, unread)
 
 
 def in_place_of(unread: Unread) -> m.Message | None:
-    """A message of the same kind in which every outcome is a failure; None if it has none, or nobody can tell which."""
+    """A message of the same kind in which every outcome is a failure; None if it has none, or the rows cannot be identified."""
     return _made(_REPLACEMENTS, unread)
 
 
@@ -61,7 +61,7 @@ def _made(makers: dict[str, _Maker], unread: Unread) -> m.Message | None:
     try:
         return maker(unread.fields, pack_failure("FabricError", text), text)
     except (TypeError, ValueError, IndexError, AttributeError):
-        return None  # Not even the ids of its rows are what they are to be.
+        return None  # Not even the ids of its rows are valid.
 
 
 def _id(value: Any, length: int = TASK_BYTES) -> bytes:
@@ -122,7 +122,7 @@ _ANSWERS: dict[str, _Maker] = {
         lambda fields, failure, text: m.Refused("FabricError", text),
     ),
 }
-"""By the name of a message: what its sender is told. Whoever has no outcomes to wait for is told that it does not fit (``Refused``)."""
+"""Makers of answers, by the name of a message. A sender that waits for no outcomes gets ``Refused``."""
 _REPLACEMENTS: dict[str, _Maker] = {
     "Results": lambda fields, failure, text: m.Results(_failed(fields[0], failure)),
     "Returned": lambda fields, failure, text: m.Returned(_failed(fields[0], failure)),
@@ -132,4 +132,4 @@ _REPLACEMENTS: dict[str, _Maker] = {
     "Yielded": _yielded,  # A stream that lacks a value has no end: the attempt that yielded it has failed.
     "Answer": lambda fields, failure, text: m.Answer(_whole(fields[0]), None, text),
 }
-"""By the name of a message: what is delivered in its place."""
+"""Makers of messages to deliver instead, by the name of a message."""

@@ -1,8 +1,8 @@
-"""What a worker says of the times of its attempts, as the timeline shows them.
+"""The times of a worker's attempts, as the timeline shows them.
 
 A trace is a batch, by column: for each attempt its task's id (16), then for each the function's (16), then for each two doubles, the
-start (seconds of the monotonic clock that all processes of a machine share) and the duration. An event, as the control store keeps it,
-is a trace with all that is needed to read it later, when its worker is dead and the functions of its job are deleted.
+start (seconds of the monotonic clock that all processes of a machine share) and the duration. An event, as the control store stores it,
+is a trace with everything needed to read it after its worker is dead and the functions of its job are deleted.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from zfabric.protocol.messages import Rows
 
 _HEAD = TASK_BYTES + FUNCTION_BYTES
 SPAN_BYTES = 16
-"""When an attempt began, and how long it took."""
+"""The start and the duration of an attempt."""
 TIME_BYTES = FUNCTION_BYTES + SPAN_BYTES
-"""What a trace has of an attempt besides its task's id."""
+"""Bytes of an attempt in a trace, besides its task's id."""
 EACH_BYTES = TASK_BYTES + TIME_BYTES
 
 
@@ -38,30 +38,30 @@ def read_trace(trace: bytes) -> Iterator[tuple[bytes, bytes, float, float]]:
 
 
 def pack_times(functions: Sequence[bytes], times: Sequence[float]) -> bytes:
-    """What follows the ids of tasks in a trace: the functions, and when each began, and how many seconds it took."""
+    """The part of a trace after the tasks' ids: functions' ids, then the start and the duration in seconds of each attempt."""
     return b"".join(functions) + struct.pack(f"{len(times)}d", *times)
 
 
 class TraceEvent(NamedTuple):
-    """A row of the event table: which worker of which node says so, the names of the functions, and the trace."""
+    """A row of the event table: the reporting worker and its node, the names of the functions, and the trace."""
 
     node: bytes
     pid: int
     names: tuple[tuple[bytes, str], ...]
     trace: bytes
     kind: str = "task"
-    """Attempts of a "task", or a "call" of an actor: then the ids of functions are those of methods."""
+    """Attempts of a "task", or a "call" of an actor: then the functions' ids are those of methods."""
     arguments: Rows = ()
     """The values that calls took as arguments: ``(call_id, object ids)``, for those that took any."""
 
 
 MARKS = ("failed", "retried", "cancelled", "timed out", "crashed", "died")
-"""How attempts and calls end that did not succeed, as traces mark them. ("retried": it raised what its options say to retry.)"""
+"""How an attempt or a call ended without success, as traces mark it. ("retried": it raised an error that its options retry.)"""
 _MARK = "\x1f"
 
 
 def marked(name: str, mark: str) -> str:
-    """A name in a trace, with how what it names has ended."""
+    """A name in a trace, with a mark for how the named attempt or call ended."""
     return f"{name}{_MARK}{mark}"
 
 
@@ -72,13 +72,13 @@ def unmarked(name: str) -> tuple[str, str]:
 
 
 def rename(trace: bytes, names: dict[int, str]) -> tuple[bytes, Rows]:
-    """A trace in which the attempts at these places have names of their own, and the rows for these names: one for each name."""
+    """Name the attempts at these places separately: the changed trace, and one row ``(id, name)`` for each name."""
     count = len(trace) // EACH_BYTES
     changed = bytearray(trace)
     identifiers: dict[str, bytes] = {}
     for place, name in names.items():
         identifier = identifiers.get(name)
-        if identifier is None:  # Nothing else in this trace is called so.
+        if identifier is None:  # No other id in this trace equals it.
             identifier = identifiers[name] = b"name of " + place.to_bytes(FUNCTION_BYTES - 8, "big")
         at = count * TASK_BYTES + place * FUNCTION_BYTES
         changed[at : at + FUNCTION_BYTES] = identifier
@@ -92,7 +92,7 @@ def pack_event(node: bytes, pid: int, names: Rows, trace: bytes, kind: str = "ta
 
 
 def method_id(actor_id: bytes, number: int) -> bytes:
-    """What stands for a method in the place of a function's id: it says which actor's it is, within the job of its process."""
+    """An id for a method, in place of a function's: it names the actor, within the job of its process."""
     return actor_id[JOB_BYTES:] + pack_counter(number)
 
 

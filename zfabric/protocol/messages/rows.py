@@ -1,4 +1,4 @@
-"""The types of what messages carry. The layouts that several messages share are at the top of the package."""
+"""The types of messages' fields. The layouts that several messages share are at the top of the package."""
 
 from __future__ import annotations
 
