@@ -350,7 +350,9 @@ def test_rows_that_made_values_which_live_outlast_checkpoints(store: Store) -> N
     for message in (part(1, 0), block(2, 3), block(3, 5, made=(value,)), part(4, 5), block(5, 6), part(6, 6)):
         store.say(WORKER + worker, message)
     assert (lasts(store), lasts(store, CHECKPOINT)) == ([3, 5], [0, 6])
-    assert store.scheduler.logs.maker_of(value) == (ACTOR, True)
+    maker = store.scheduler.tables.maker_of(value)
+    assert maker is not None
+    assert (maker[0].id, maker[1]) == (ACTOR, True)
     fresh = Store()
     for table in (LOG, CHECKPOINT):
         fresh.scheduler.logs.adopt(table, tuple(sorted(store.rows[table].items())))
@@ -362,7 +364,7 @@ def test_rows_that_made_values_which_live_outlast_checkpoints(store: Store) -> N
     for message in (block(7, 8), part(8, 8)):
         store.say(WORKER + worker, message)
     assert (lasts(store), lasts(store, CHECKPOINT)) == ([], [8])
-    assert store.scheduler.logs.maker_of(value) is None
+    assert store.scheduler.tables.maker_of(value) is None
 
 
 def lost(store: Store, worker: bytes, value: bytes) -> tuple[bytes, bytes]:

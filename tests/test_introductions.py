@@ -144,7 +144,7 @@ def test_the_worker_is_kept_for_its_driver_for_a_while_and_not_where_others_wait
     node.complete(node.worker, 4)
     assert node.results() == {4: (m.OK, (b"value",))}, "nobody relies on what the worker tells any more"
     node.hand()
-    assert node.scheduler.tables.workers[node.worker].introduced is None
+    assert node.scheduler.tables.workers[node.worker].direct is None
     with pytest.raises(KeyError):
         node.hand(5)
         node.task(5)
@@ -280,7 +280,7 @@ def test_with_its_driver_an_introduction_is_gone() -> None:
     node = Introduced()
     node.complete(node.worker, 4)
     node.say(CLIENT + DRIVER, m.Goodbye())
-    assert node.scheduler.introductions.next_deadline() is None
+    assert node.scheduler.direct.next_deadline() is None
 
 
 # --- the driver and the worker ------------------------------------------------------------------------------------------------------

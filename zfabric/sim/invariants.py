@@ -100,7 +100,7 @@ class Invariants:
             record = daemon.scheduler.tables.workers.get(process.incarnation)
             if record is None or record.process is None or process.daemon != daemon.incarnation:
                 continue
-            if record.introduced is not None or record.shared or record.state == ENDING:
+            if record.direct is not None or record.shared or record.state == ENDING:
                 continue
             for frame in process.frames:
                 if type(frame.item) is Item and frame.item.row[0] not in record.inflight:

@@ -20,7 +20,7 @@ from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
 from zfabric.machines.local_scheduler.lifecycle.membership import Membership
 from zfabric.machines.local_scheduler.lifecycle.recovery import Recovery
-from zfabric.machines.local_scheduler.objects.references import References
+from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.direct_submission import DirectSubmissions
 from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
@@ -438,8 +438,8 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "rows-not-said-again": ((Recovery, "_enter_submitted", _rows_forgotten),),
     "told-without-pin": ((StoreTables, "tell", _told_is_no_pin),),
     "lineage-never-dropped": ((References, "_forget", _lineage_never_dropped),),
-    "ended-early-unheard": ((DirectSubmissions, "ended_early", _nothing),),
-    "told-not-said-again": ((DirectSubmissions, "_say_again", _nothing),),
+    "ended-early-unheard": ((Outcomes, "_ended_early", _nothing),),
+    "told-not-said-again": ((DirectSubmissions, "_report_again", _nothing),),
     "late-end-counts": ((Outcomes, "give_up", _late_end_counts),),
     "given-up-is-over": ((Outcomes, "give_up", _given_up_is_over),),
     "given-up-forgotten": ((Stopping, "goes_on", _nothing),),
@@ -450,7 +450,7 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "retried-backwards": ((Calls, "_interrupted", _retried_backwards),),
     "retried-for-ever": ((Calls, "_may_retry", _retried_for_ever),),
     "handles-go-first": ((Calls, "takes_over", _handles_go_first),),
-    "last-handle-unnoticed": ((ActorDirectory, "unreferenced", _nothing),),
+    "last-handle-unnoticed": ((ActorDirectory, "on_unreferenced", _nothing),),
     "accepted-twice": ((Mailbox, "accept", _accepted_twice),),
     "newest-call-first": ((Worker, "begin", _newest_call_first),),
     "actor-made-again-too-early": ((Membership, "on_process_table", _recover_at_once),),

@@ -354,7 +354,7 @@ class World:
         daemon = self.daemon
         if daemon is None or not daemon.alive or daemon.scheduler.membership.recovering:
             return
-        made = [number for number, each in self.arena.disk.items() if daemon.scheduler.logs.maker_of(each.object_id) is not None]
+        made = [number for number, each in self.arena.disk.items() if daemon.scheduler.tables.maker_of(each.object_id) is not None]
         read = {entry.file for entry in daemon.store._tables.pinned.values()}
         for number in made:
             if self._losses.random() < share and number not in read:

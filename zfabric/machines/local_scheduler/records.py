@@ -159,6 +159,29 @@ class TaskRecord:
             self.rare = TaskExtras()
         return self.rare
 
+    # Only these change ``state`` and ``worker``, and change them together: a task has a worker exactly while it is assigned.
+
+    def wait(self, unresolved: int) -> None:
+        """It waits for so many dependencies."""
+        self.state = WAITING
+        self.worker = None
+        self.facts().unresolved = unresolved
+
+    def ready(self) -> None:
+        """It can be given to any worker of its shape."""
+        self.state = READY
+        self.worker = None
+
+    def assign(self, worker: WorkerRecord) -> None:
+        """It is a worker's to run."""
+        self.state = ASSIGNED
+        self.worker = worker
+
+    def finish(self) -> None:
+        """It has its outcome."""
+        self.state = DONE
+        self.worker = None
+
     def values(self) -> tuple[TaskRecord | ObjectRecord, ...]:
         """The records of its values: itself, or those of its own."""
         return (self,) if self.outputs is None else self.outputs
@@ -203,6 +226,11 @@ class StreamRecord:
     def name(self) -> str:
         """What people call it."""
         return self.owner.name if isinstance(self.owner, TaskRecord) else "a method"
+
+    @property
+    def whole(self) -> bool:
+        """Whether all values of a task that has ended have come."""
+        return self.closed or self.declared <= self.count
 
     def value(self, index: int) -> bytes:
         """The id of its ``index``-th value."""
@@ -396,8 +424,8 @@ class ProcessRecord:
 
     __slots__ = (
         "control",
+        "direct",
         "incarnation",
-        "introductions",
         "job",
         "kind",
         "name",
@@ -424,7 +452,7 @@ class ProcessRecord:
         """Outcomes to be pushed at the end of this turn."""
         self.singles = 0
         """How often in a row it has submitted one task alone."""
-        self.introductions: dict[bytes, DirectLease] = {}
+        self.direct: dict[bytes, DirectLease] = {}
         """Workers to which it hands tasks itself, or may still do so, by token."""
 
 
@@ -491,6 +519,7 @@ class WorkerRecord:
         "actors",
         "delays",
         "demand",
+        "direct",
         "end_reason",
         "environment",
         "frames",
@@ -498,7 +527,6 @@ class WorkerRecord:
         "gpus",
         "idle_since",
         "inflight",
-        "introduced",
         "job",
         "kill_reason",
         "last_progress",
@@ -535,7 +563,7 @@ class WorkerRecord:
         self.work = 0.0
         """Estimated seconds of what is in flight."""
         self.functions: set[bytes] = set()
-        self.introduced: DirectLease | None = None
+        self.direct: DirectLease | None = None
         """The driver that hands tasks to it, or may still do so."""
         self.frames: list[BlockedTask] = []
         self.waits = 0
@@ -596,6 +624,10 @@ class DirectLease:
         """What the worker said of tasks before the driver said that it has handed them over: how they ended; None if it gave them back."""
         self.died: m.ProcessDied | None = None
         """How the worker died, if it did."""
+
+    def reserves(self, queues: list[ShapeQueue], now: float) -> bool:
+        """Whether the worker, which has nothing to run, is left to its driver: not where tasks of other shapes wait."""
+        return not self.over and now < self.until and all(queue is self.worker.queue for queue in queues)
 
 
 class JobRecord:

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from typing import Any
 
 from zfabric.config import Config
-from zfabric.machines.local_scheduler.actor_records import ActorRecord
+from zfabric.machines.local_scheduler.actor_records import ActorLog, ActorRecord
 from zfabric.machines.local_scheduler.inline_values import InlineValues
 from zfabric.machines.local_scheduler.promises import Promises
 from zfabric.machines.local_scheduler.records import (
@@ -21,6 +21,7 @@ from zfabric.machines.local_scheduler.records import (
     TaskRecord,
     WorkerRecord,
 )
+from zfabric.machines.local_scheduler.transitions import Transition
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Say, Send
 from zfabric.protocol.ids import CLIENT, CONTROL, FIRST_RETURN, PREFIX_BYTES, TASK_BYTES, Address, control_of
@@ -50,6 +51,12 @@ class Tables:
         self.by_pid: dict[int, WorkerRecord | ProcessRecord] = {}
         self.jobs: dict[bytes, JobRecord] = {}
         self.actors: dict[bytes, ActorRecord] = {}
+        self.logs: dict[bytes, ActorLog] = {}
+        """The logs of actors' calls, by actor."""
+        self.remakes: dict[bytes, bytes] = {}
+        """Values that replays are to make again, by the replay's task."""
+        self.transitions: deque[Transition] = deque()
+        """What is to be reported at the end of this step."""
         self.queues: dict[int, ShapeQueue] = {}
         self.touched: dict[ProcessRecord, None] = {}
         """Processes with results to be pushed at the end of this turn."""
@@ -76,6 +83,16 @@ class Tables:
         self.spare: deque[AnyObject] = deque()
         """Records whose last use has gone and that are yet to be looked at."""
         self._next_queue = 1
+
+    def maker_of(self, identifier: bytes) -> tuple[TaskRecord, bool] | None:
+        """The task of the actor whose log would make a lost value again, and whether that begins with a checkpoint."""
+        for actor_id, log in self.logs.items():
+            for base, blocks in (*log.past, (log.checkpoint, log.blocks)):
+                if any(identifier in block.made for block in blocks):
+                    actor = self.actors.get(actor_id)  # A scheduler that recovers knows its tasks before their actors.
+                    maker = actor.task if actor is not None else self.tasks.get(actor_id)
+                    return (maker, base is not None) if maker is not None else None
+        return None
 
     def send(self, to: Address, message: m.Message) -> None:
         """Decide to send ``message``."""

@@ -52,8 +52,13 @@ class Deadlocks:
 
     # -- what waits --
 
-    def begins(self, now: float, worker: WorkerRecord, frame: BlockedTask) -> None:
-        """Something waits."""
+    def on_blocked(self, now: float, source: Address, message: m.Blocked) -> None:
+        """A worker's task waits."""
+        worker = self.tables.worker_of(source)
+        if worker is None:
+            return
+        frame = self.scheduler.dispatcher.blocked(worker, message)
+        frame.at = now
         if frame.task_id not in worker.inflight and not worker.shared:
             frame.actor = next(iter(worker.actors), b"")
         self.look_later(now)

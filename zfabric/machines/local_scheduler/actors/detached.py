@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from zfabric.machines.local_scheduler.objects.references import add_holder, holders_of
 from zfabric.machines.local_scheduler.records import DONE, JobRecord, ProcessRecord, TaskRecord
+from zfabric.machines.local_scheduler.references import add_holder, holders_of
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import FIRST_RETURN, JOB_BYTES
 from zfabric.protocol.messages import DEAD, Row

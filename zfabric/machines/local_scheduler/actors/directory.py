@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from zfabric.machines.local_scheduler.actor_records import ActorRecord
 from zfabric.machines.local_scheduler.actors.detached import DETACHED
-from zfabric.machines.local_scheduler.objects.references import add_holder, named_by
 from zfabric.machines.local_scheduler.records import DONE, HOSTING, PENDING, JobRecord, Stored, TaskRecord, WorkerRecord
+from zfabric.machines.local_scheduler.references import add_holder, named_by
+from zfabric.machines.local_scheduler.transitions import ActorTaskEnded, ActorUnreferenced, ActorUnwanted
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess
 from zfabric.protocol.failures import Facts, pack_failure, unpack_failure
@@ -56,7 +57,7 @@ class ActorDirectory:
             if holder is not record:
                 where = f" in namespace {record.namespace!r}" if record.namespace else ""
                 text = f"an actor is called {record.name!r}{where} already; get_if_exists=True takes that one"
-                self.outcomes.fail(task, "ActorNameTakenError", text, ())
+                self._refuse(task, "ActorNameTakenError", text)
                 return False
         if record.detached:
             self.scheduler.detached.made(record.id)
@@ -68,9 +69,15 @@ class ActorDirectory:
                 f"this node has {hosting - 1} actors, each a process of its own, which is its limit (the setting actors_max); "
                 "lightweight=True makes actors that share processes"
             )
-            self.outcomes.fail(task, "ActorLimitExceededError", text, ())
+            self._refuse(task, "ActorLimitExceededError", text)
             return False
         return True
+
+    def _refuse(self, task: TaskRecord, kind: str, text: str) -> None:
+        """An actor is not made. It is dead at once: the rows behind it must not find its name taken, nor count it."""
+        failure = pack_failure(kind, text)
+        self.outcomes.end_with(task, FAILED, failure)
+        self.on_task_ended(ActorTaskEnded(task, None, FAILED, failure))
 
     def _enter(self, task: TaskRecord, job: JobRecord) -> ActorRecord:
         namespace = task.option("namespace") or job.namespace
@@ -96,10 +103,9 @@ class ActorDirectory:
         for record in self.records.values():
             self._keep_arguments(record)
 
-    def ended(self, task: TaskRecord, worker: WorkerRecord | None, status: int, payload: bytes) -> None:
+    def on_task_ended(self, ended: ActorTaskEnded) -> None:
         """The task that makes an actor has ended: the actor lives, or never will."""
-        if self.scheduler.remakes.ended(task, worker, status, payload):
-            return
+        task, worker, status, payload = ended
         record = self.records.get(task.id)
         if record is None or record.state != CREATING:
             return
@@ -143,8 +149,9 @@ class ActorDirectory:
         if record.gone:
             self.retire(record, LAST_HANDLE)
 
-    def unwanted(self, worker: WorkerRecord, actor_id: bytes, attempt: int) -> None:
-        """A process that actors share has made one, in an attempt that does not count: nobody would ever call it."""
+    def on_unwanted(self, unwanted: ActorUnwanted) -> None:
+        """End an actor that was made in an attempt that does not count: nobody would ever call it."""
+        worker, actor_id, attempt = unwanted
         record = self.records.get(actor_id)
         if record is None or record.worker is not worker or record.task.attempt != attempt:
             self.tables.order(worker, m.RetireActor(actor_id, attempt, True))
@@ -219,8 +226,9 @@ class ActorDirectory:
 
     # -- ended --
 
-    def unreferenced(self, task: TaskRecord) -> None:
+    def on_unreferenced(self, unreferenced: ActorUnreferenced) -> None:
         """The last handle has gone."""
+        task = unreferenced.task
         record = self.records.get(task.id)
         if record is None:
             return
@@ -411,10 +419,10 @@ class ActorDirectory:
         if task is None:
             return False
         task.attempt = attempt
-        task.state = DONE
+        task.finish()
         task.status = OK
         self.tables.inline.replace(task, b"actor")
-        self.scheduler.set_terms(task, 0.0)
+        self.scheduler.admission.set_terms(task, 0.0)
         record = self.enter_again(task)
         record.state = ALIVE
         self._at_home(record, worker)
@@ -441,7 +449,7 @@ class ActorDirectory:
                 continue  # It goes, with whatever it was.
             record = self.enter_again(task)
             if task.status != OK:
-                self.ended(task, None, task.status, task.value if type(task.value) is bytes else b"")
+                self.on_task_ended(ActorTaskEnded(task, None, task.status, task.value if type(task.value) is bytes else b""))
             else:
                 record.lives_on = record.shared  # Perhaps: a link to a dead process harms less than a broken one to a living one.
                 self._lost(record, "its process ended before the node's daemon was restarted, or meanwhile", "", ())

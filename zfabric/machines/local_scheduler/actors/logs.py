@@ -44,7 +44,7 @@ class ActorLogs:
         self.scheduler = scheduler
         self.tables = scheduler.tables
         self.references = scheduler.references
-        self.logs: dict[bytes, ActorLog] = {}
+        self.logs = self.tables.logs
         self.spare: list[tuple[str, bytes]] = []
         """Rows of the control store that are to be deleted, of actors that are no more."""
         self._acknowledged: dict[bytes, int] = {}
@@ -329,14 +329,6 @@ class ActorLogs:
         stray = [coming.get(block.last, block) for block in log.stray]
         checkpoint = [log.checkpoint] if log.checkpoint is not None else []
         return [*log.blocks, *checkpoint, *stray, *(block for past in log.past for block in past.all())]
-
-    def maker_of(self, identifier: bytes) -> tuple[bytes, bool] | None:
-        """The actor whose log would make a lost value again, and whether that begins with a checkpoint, rather than with ``__init__``."""
-        for log in self.logs.values():
-            for base, blocks in (*log.past, (log.checkpoint, log.blocks)):
-                if any(identifier in block.made for block in blocks):
-                    return log.actor_id, base is not None
-        return None
 
     def job_ended(self, job_id: bytes) -> list[tuple[str, bytes]]:
         """A job ends: the rows of its actors' logs are to be deleted with its others."""

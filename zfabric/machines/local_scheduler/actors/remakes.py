@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zfabric.machines.local_scheduler.records import PENDING, AnyObject, TaskRecord, WorkerRecord
+from zfabric.machines.local_scheduler.records import PENDING, TaskRecord
+from zfabric.machines.local_scheduler.transitions import RemakeEnded, RemakeWanted
 from zfabric.protocol.failures import Facts, pack_failure, unpack_failure
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address, child_prefix, pack_counter, short
 from zfabric.protocol.messages import ERROR, FAILED, Row
@@ -29,26 +30,17 @@ class Remakes:
     def __init__(self, scheduler: LocalScheduler) -> None:
         self.scheduler = scheduler
         self.tables = scheduler.tables
-        self._wanted: dict[bytes, bytes] = {}
-        """The value that each replay is to make again, by the replay's task."""
+        self._wanted = self.tables.remakes
         self._begun = 0
 
-    def start(self, record: AnyObject) -> bool:
-        """Make a value again, which is pending from now on. False if no log would."""
-        found = self.scheduler.logs.maker_of(record.object_id)
-        maker = self._maker(found[0]) if found is not None else None
-        if found is None or maker is None:
-            return False
-        record.status = PENDING
-        self.tables.inline.replace(record, None)
-        if record.object_id not in self._wanted.values():
-            self._run(record.object_id, maker, found[1])
-        return True
-
-    def _maker(self, actor_id: bytes) -> TaskRecord | None:
-        """The task that makes this actor. A scheduler that recovers knows its tasks before their actors."""
-        actor = self.tables.actors.get(actor_id)
-        return actor.task if actor is not None else self.tables.tasks.get(actor_id)
+    def on_wanted(self, wanted: RemakeWanted) -> None:
+        """Make a value again, unless that is under way."""
+        identifier = wanted.record.object_id
+        found = self.tables.maker_of(identifier)
+        if found is None:  # Its log has gone in the same step.
+            self.scheduler.rebuilding.make_available(wanted.record, wanted.reason)
+        elif identifier not in self._wanted.values():
+            self._run(identifier, *found)
 
     def _run(self, identifier: bytes, maker: TaskRecord, from_checkpoint: bool) -> None:
         self._begun += 1
@@ -64,14 +56,15 @@ class Remakes:
         task.holders, task.outputs = None, ()
         self.tables.tasks[task.id] = task
         self._wanted[task.id] = identifier
-        self.scheduler.set_terms(task, 0.0)
-        self.scheduler.resolve(task)
+        self.scheduler.admission.set_terms(task, 0.0)
+        self.scheduler.admission.resolve(task)
 
-    def ended(self, task: TaskRecord, worker: WorkerRecord | None, status: int, payload: bytes) -> bool:
-        """A task of a class has ended. False if it was to make an actor. What a replay makes is heard of before its end."""
+    def on_ended(self, ended: RemakeEnded) -> None:
+        """A replay has ended. The value that it made again was reported before."""
+        task, worker, status, payload = ended
         identifier = self._wanted.pop(task.id, None)
         if identifier is None:
-            return False
+            return
         if worker is not None:
             self.scheduler.workers.end(worker, "its replay has ended")
         record = self.tables.find(identifier)
@@ -84,7 +77,6 @@ class Remakes:
                 why = unpack_failure(payload)[1]
             text = f"object {short(identifier)} is lost, and a replay of its actor's calls did not make it again: {why}"
             self.scheduler.outcomes.settle_value(record, FAILED, pack_failure("ObjectLostError", text, facts))
-        return True
 
     def reads(self, source: Address, actor_id: bytes) -> bool:
         """Whether a process replays this actor's calls for a lost value."""
@@ -96,4 +88,5 @@ class Remakes:
 
     def job_ended(self, job_id: bytes) -> None:
         """Nobody waits for a job's values."""
-        self._wanted = {task_id: each for task_id, each in self._wanted.items() if task_id[:JOB_BYTES] != job_id}
+        for task_id in [task_id for task_id in self._wanted if task_id[:JOB_BYTES] == job_id]:
+            del self._wanted[task_id]

@@ -233,8 +233,9 @@ class Membership:
             starting = known.state == STARTING
             self.scheduler.events.worker_died(now, known, message)
             self.scheduler.dispatcher.release(known)
-            self.scheduler.introductions.worker_lost(known, message)
+            self.scheduler.direct.worker_lost(known, message)
             void = self.scheduler.outcomes.worker_lost(known, message)
+            self.scheduler.deliver()  # Actors whose making failed are dead before the others are made again.
             if known.actors or known.shared:
                 self.scheduler.actors.worker_lost(known, message)
             if known.process is not None and void:
@@ -278,7 +279,7 @@ class Membership:
         """A process is no more, or wants no more: it holds nothing, and nobody waits for it."""
         self.tables.processes.pop(process.incarnation, None)
         self.tables.touched.pop(process, None)
-        self.scheduler.introductions.driver_gone(process)
+        self.scheduler.direct.driver_gone(process)
         self.scheduler.references.process_gone(process.incarnation)
         self.scheduler.actors.process_gone(process.incarnation)
         if self.tables.store_address is not None:
@@ -304,7 +305,7 @@ class Membership:
     def on_goodbye(self, now: float, source: Address, message: m.Goodbye) -> None:
         """A driver or tool is done."""
         process = self.tables.processes.get(source[1:])
-        if process is None or self.scheduler.introductions.wait(source, message):
+        if process is None or self.scheduler.direct.wait(source, message):
             return
         if process.kind == "driver" and process.job is not None:
             if not self.scheduler.partings.begin(process.job, now):
@@ -326,8 +327,7 @@ class Membership:
         for worker in list(tables.workers.values()):
             if worker.job is job:
                 for task in list(worker.inflight.values()):
-                    task.worker = None
-                    task.state = DONE
+                    task.finish()
                 worker.inflight.clear()
                 self.scheduler.dispatcher.abandon(worker)
                 self.scheduler.workers.end(worker, "its job has ended")
@@ -363,7 +363,7 @@ class Membership:
     def _drop_task(self, task: TaskRecord) -> None:
         self.scheduler.references.revive(task)
         self.scheduler.references.clear(task)
-        task.state = DONE
+        task.finish()
         self.tables.tasks.pop(task.id, None)
 
     def end_all(self, now: float, reason: str = "") -> None:

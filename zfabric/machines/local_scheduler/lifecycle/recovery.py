@@ -17,9 +17,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from zfabric.machines.common.log_format import is_remake
-from zfabric.machines.local_scheduler.objects.references import named_by, row_names
 from zfabric.machines.local_scheduler.records import (
-    ASSIGNED,
     DONE,
     HOSTING,
     LEASED,
@@ -33,6 +31,7 @@ from zfabric.machines.local_scheduler.records import (
     make_outputs,
     prefixes_of,
 )
+from zfabric.machines.local_scheduler.references import named_by, row_names
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address, is_put, short
@@ -160,6 +159,7 @@ class Recovery:
         for source, message in self._said:
             if type(message) in _AFTERWARDS and source[1:] in self.tables.processes:
                 step(now, source, message)
+        self.scheduler.deliver()
         self.scheduler.logs.drop_lost()
         self.scheduler.streams.recovered()
         for task_id, (_, block) in self._rows.items():
@@ -253,7 +253,7 @@ class Recovery:
                 if task is not None:
                     self._entered.append((task, None))
                 elif process is not None:
-                    self.scheduler.refuse_unknown(process, row)
+                    self.scheduler.admission.refuse_unknown(process, row)
             elif process is not None and task.row == row:
                 if task.state == DONE:
                     self.scheduler.outcomes.report_to(process, task)  # It made an actor, which has said so.
@@ -261,7 +261,7 @@ class Recovery:
                     task.facts().submitters += (task.submitter,)
                 task.submitter = process.incarnation
             elif process is not None:
-                self.scheduler.refuse_row(process, row)
+                self.scheduler.admission.refuse_row(process, row)
 
     def _take_put(self, source: Address, message: m.Put) -> None:
         """Values of the process itself."""
@@ -337,29 +337,29 @@ class Recovery:
             self.scheduler.actors.forget_value(task)  # It was alive once, and is being made again there.
             task.status = PENDING
         if values and all(record.status != PENDING for record in values):
-            task.state = DONE
+            task.finish()
             if row_names(task.row):
                 self.references.keep_row(task)
             process = self.tables.processes.get(task.submitter)
             if process is not None:
                 self.scheduler.outcomes.report_to(process, task)
             if worker is not None:
-                self.scheduler.set_terms(task, now)
+                self.scheduler.admission.set_terms(task, now)
                 self.scheduler.stopping.goes_on(task, worker, now)
                 self._lease(task, worker)
             return
         if task.function.actor is not None:
             self.scheduler.actors.enter_again(task)
         if worker is not None:
-            self.scheduler.set_terms(task, now)
+            self.scheduler.admission.set_terms(task, now)
             if row_names(task.row):
                 self.references.keep_row(task)
                 self.references.pin(named_by(task))
             self._assign(task, worker)
         else:
-            self.scheduler.set_terms(task, now)
+            self.scheduler.admission.set_terms(task, now)
             if task.function.actor is None or self.scheduler.actors.submitted(task, task.function.queue.job):
-                self.scheduler.resolve(task)
+                self.scheduler.admission.resolve(task)
 
     def _stop_void(self, now: float) -> None:
         """What was submitted by attempts that came to nothing, and nobody else refers to: the next attempts submit it anew."""
@@ -369,8 +369,7 @@ class Recovery:
             self.scheduler.stopping.stop_void(void, b"", now)
 
     def _assign(self, task: TaskRecord, worker: WorkerRecord) -> None:
-        task.state = ASSIGNED
-        task.worker = worker
+        task.assign(worker)
         worker.inflight[task.id] = task
         if task.function.actor is not None:
             self.scheduler.actors.enter_again(task)
@@ -401,7 +400,7 @@ class Recovery:
             record = self._orphan(object_id)
             record.status = OK
             self.tables.inline.replace(record, Stored(size))
-        elif self.scheduler.logs.maker_of(object_id) is not None:
+        elif self.tables.maker_of(object_id) is not None:
             record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
             record.status = OK  # Without a value: it is made again when somebody asks for it.
         elif is_put(object_id):
@@ -429,7 +428,7 @@ class Recovery:
             task = self.enter(kept[0], job, b"")
             if task is None:
                 continue
-            task.state = DONE
+            task.finish()
             for record in (task, *task.values()):
                 record.status = OK
             for record in task.values():

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from zfabric.machines.local_scheduler.objects.references import add_holder
 from zfabric.machines.local_scheduler.records import PENDING, ObjectRecord, WorkerRecord
+from zfabric.machines.local_scheduler.references import add_holder
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address, call_value
 from zfabric.protocol.messages import OK

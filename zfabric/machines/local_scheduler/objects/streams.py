@@ -22,12 +22,12 @@ from zfabric.machines.local_scheduler.records import (
     PENDING,
     READY,
     WAITING,
-    AnyObject,
     ObjectRecord,
     StreamRecord,
     TaskRecord,
     WorkerRecord,
 )
+from zfabric.machines.local_scheduler.transitions import StreamTaskEnded, StreamUnreferenced
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import TASK_BYTES, WORKER, Address, index_of, object_id, short
@@ -47,9 +47,6 @@ class Streams:
         self.rebuilding = scheduler.rebuilding
         self.references = scheduler.references
         self.records = scheduler.tables.streams
-        self.outcomes.stream_whole = self.whole
-        self.outcomes.stream_ended = self.ended
-        self.references.stream_unreferenced = self.unreferenced
 
     def begin(self, task: TaskRecord) -> None:
         """A row that makes a stream was submitted."""
@@ -172,14 +169,9 @@ class Streams:
 
     # -- the end --
 
-    def whole(self, task: TaskRecord) -> bool:
-        """Whether all values of a stream whose task has ended have come."""
-        stream = self.records.get(task.id)
-        return stream is None or stream.closed or stream.declared <= stream.count
-
-    def ended(self, task: TaskRecord, status: int, payload: bytes) -> None:
+    def on_task_ended(self, ended: StreamTaskEnded) -> None:
         """A streaming task has its outcome: its failure, if it is one, is the last value."""
-        self._end(self.records.get(task.id), status, payload)
+        self._end(self.records.get(ended.task.id), ended.status, ended.payload)
 
     def call_ended(self, call_id: bytes, status: int, payload: Any) -> None:
         """A call of an actor has its outcome."""
@@ -203,8 +195,9 @@ class Streams:
         for _, record in sorted(pending.items()):
             self._end_at(record, stream)
 
-    def unreferenced(self, record: AnyObject) -> None:
+    def on_unreferenced(self, unreferenced: StreamUnreferenced) -> None:
         """Nobody needs a stream any more, or a value that it does not have yet."""
+        record = unreferenced.record
         stream = self.records.get(record.object_id[:TASK_BYTES])
         if stream is None:
             return

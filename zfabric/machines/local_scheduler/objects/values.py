@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zfabric.machines.local_scheduler.objects.references import add_holder, holders_of
 from zfabric.machines.local_scheduler.records import DONE, PENDING, ObjectRecord, ProcessRecord, Stored
+from zfabric.machines.local_scheduler.references import add_holder, holders_of
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address, is_call, short

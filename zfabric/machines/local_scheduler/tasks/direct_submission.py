@@ -1,46 +1,49 @@
-"""A driver that waits for each task before it submits the next is introduced to the worker that runs them, and hands it the next ones.
+"""A driver that waits for each task before it submits the next submits the next ones straight to the worker that runs them.
 
-Four hops become two: the row goes from the driver straight to the worker, and a plain value straight back. The scheduler is told of both,
-and for everything else the task is one that it dispatched: it is found, cancelled, taken back, retried and rebuilt as any other. What two
-processes say of one task may come in either order: what the worker says first is kept until the driver says that it has handed it over.
+Four hops become two: the row goes from the driver to the worker, and a plain value straight back. Both report to the scheduler, and for
+everything else the task is like any that it dispatched: it is found, cancelled, taken back, retried and rebuilt. The two reports on one
+task may come in either order: what the worker reports first is retained until the driver's report comes.
 
-An introduction is over when the worker is wanted elsewhere, has been without work for a while, or dies. The driver may not have heard of
-that yet, so its tasks are accepted until it has said that no more will follow.
+A lease ends when the worker is wanted elsewhere, has had no work for a while, or dies. The driver may learn that late, so its tasks
+are accepted until it has said that no more will follow.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from zfabric.machines.local_scheduler.records import ASSIGNED, LEASED, DirectLease, ProcessRecord, ShapeQueue, TaskRecord, WorkerRecord
+from zfabric.machines.local_scheduler.records import ASSIGNED, LEASED, DirectLease, ProcessRecord, TaskRecord, WorkerRecord
+from zfabric.machines.local_scheduler.references import References
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.admission import Admission
+from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes, contained_in
+from zfabric.machines.local_scheduler.tasks.stopping import Stopping
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import WORKER, Address, object_id
 from zfabric.protocol.messages import OK
 
-if TYPE_CHECKING:
-    from zfabric.machines.local_scheduler.machine import LocalScheduler
-
 TOLD_MAX = 256
-"""Outcomes that the worker has told the driver, and that are kept in case it has not; more are said again."""
+"""Outcomes that the worker has sent the driver, and that are retained in case they do not arrive; more are sent again."""
 
 
 class DirectSubmissions:
-    """Who hands tasks to whom, over the shared tables."""
+    """Which driver may submit to which worker, and what comes of it."""
 
-    def __init__(self, scheduler: LocalScheduler) -> None:
-        self.scheduler = scheduler
-        self.tables = scheduler.tables
+    def __init__(self, tables: Tables, references: References, outcomes: Outcomes, stopping: Stopping, admission: Admission) -> None:
+        self.tables = tables
+        self.references = references
+        self.outcomes = outcomes
+        self.stopping = stopping
+        self.admission = admission
         self._candidates: dict[bytes, ProcessRecord] = {}
         """Tasks of this turn that were submitted alone, once again."""
         self._patient: dict[bytes, DirectLease] = {}
-        """Those whose drivers know more than is known here."""
+        """Leases whose drivers know more than is known here."""
         self._active: dict[bytes, DirectLease] = {}
-        """Those that are not over, by worker."""
+        """Leases that are not over, by worker."""
 
     # -- they begin --
 
     def submitted(self, process: ProcessRecord, rows: m.Rows) -> None:
-        """A driver has submitted rows: one at a time, again and again?"""
+        """Count how often in a row a driver submits one task alone."""
         if len(rows) != 1:
             process.singles = 0
             return
@@ -49,12 +52,10 @@ class DirectSubmissions:
             self._candidates[rows[0][0]] = process
 
     def end_of_turn(self, now: float) -> None:
-        """Introduce drivers to the workers that got their tasks in this turn."""
-        for made in self._active.values():
-            if len(made.told) > TOLD_MAX:
-                self._say_again(made)
-        if self._patient:
-            self._go_on(now)
+        """Begin leases with the workers that got such tasks in this turn."""
+        for lease in self._active.values():
+            if len(lease.told) > TOLD_MAX:
+                self._report_again(lease)
         if self._candidates:
             candidates, self._candidates = self._candidates, {}
             for task_id, driver in candidates.items():
@@ -68,189 +69,166 @@ class DirectSubmissions:
         if not short or not function.plain or queue is None or queue.concurrency or task.rare is not None:
             return
         if not queue.light:
-            return  # What is handed over late runs without a lease: a CPU too many may be in use, and nothing else.
+            return  # What is submitted late runs without a lease of resources: a CPU too many may be in use, and nothing else.
         if worker.state != LEASED or worker.frames or worker.process is None or len(worker.inflight) != 1:
             return
-        made = worker.introduced
-        if made is None:
-            if any(not each.over for each in driver.introductions.values()):
+        lease = worker.direct
+        if lease is None:
+            if any(not each.over for each in driver.direct.values()):
                 return
-            made = worker.introduced = driver.introductions[worker.token] = DirectLease(driver, worker)
-            self._active[worker.token] = made
+            lease = worker.direct = driver.direct[worker.token] = DirectLease(driver, worker)
+            self._active[worker.token] = lease
             self.tables.send(WORKER + worker.process.incarnation, m.AllowDirect(driver.incarnation))
-        elif made.over or made.driver is not driver or function.id in made.functions:
+        elif lease.over or lease.driver is not driver or function.id in lease.functions:
             return
-        made.functions.add(function.id)
-        made.until = now + self.tables.config.introduced_for
-        self.tables.tell(driver, m.DirectAllowed(worker.token, tuple(sorted(made.functions)), self.tables.first_attempt))
+        lease.functions.add(function.id)
+        lease.until = now + self.tables.config.introduced_for
+        self.tables.tell(driver, m.DirectAllowed(worker.token, tuple(sorted(lease.functions)), self.tables.first_attempt))
         self.tables.counts["introductions"] += 1
 
-    # -- what is handed over --
+    # -- what is submitted --
 
     def on_submitted_direct(self, now: float, source: Address, message: m.SubmittedDirect) -> None:
-        """A driver has handed tasks to a worker; or it has heard that it is to do so no more."""
+        """A driver has submitted tasks to a worker. Without rows: it knows that it may not any more."""
         driver = self.tables.processes.get(source[1:])
-        made = driver.introductions.get(message.worker) if driver is not None else None
-        if driver is None or made is None:
+        lease = driver.direct.get(message.worker) if driver is not None else None
+        if driver is None or lease is None:
             self.tables.counts["refused"] += 1
             return
         if not message.rows:
-            if made.over:
-                self._forget(made)
+            if lease.over:
+                self._forget(lease)
             return
-        self.scheduler.blocks.now = now
-        for task in self.scheduler.accept(driver, message.rows):
-            self._begun(made, task, now)
-        made.until = now + self.tables.config.introduced_for
+        for task in self.admission.accept(driver, message.rows, now):
+            self._begun(lease, task, now)
+        lease.until = now + self.tables.config.introduced_for
 
-    def ended_early(self, made: DirectLease, row: m.Row, extra: m.Row | None) -> None:
-        """A task has ended of which its driver has said nothing yet. What its value refers to is kept: the worker lets go of it."""
-        made.early[row[0]] = (row, extra)
-        self.scheduler.references.pin(_contained(extra))
-
-    def returned_early(self, worker: WorkerRecord, task_id: bytes) -> None:
-        """A worker gives back a task, perhaps one of which its driver has said nothing yet."""
-        if worker.introduced is not None and task_id not in self.tables.tasks:
-            worker.introduced.early[task_id] = None
-
-    def _begun(self, made: DirectLease, task: TaskRecord, now: float) -> None:
+    def _begun(self, lease: DirectLease, task: TaskRecord, now: float) -> None:
         """The worker has the task already, or even had it."""
-        worker = made.worker
-        returned = made.early.get(task.id, ()) is None
-        ended = made.early.pop(task.id, None)
+        worker = lease.worker
+        returned = lease.early.get(task.id, ()) is None
+        ended = lease.early.pop(task.id, None)
         if returned:
-            self.scheduler.outcomes.make_ready(task, front=True)
+            self.outcomes.make_ready(task, front=True)
             return
         if not worker.inflight:
             worker.last_progress = now
-        task.state = ASSIGNED
-        task.worker = worker
+        task.assign(worker)
         worker.inflight[task.id] = task
         if task.function.mean is not None:
             worker.work += task.function.mean
-        made.handed.add(task.id)
+        lease.handed.add(task.id)
         if ended is not None:
             row, extra = ended
             extras = () if extra is None else ((0, *extra),)
-            self.scheduler.outcomes.completed(worker, m.Completed.of((row,), extras), now)
-            self.scheduler.references.unpin(_contained(extra))
-        elif made.died is not None:
-            void = self.scheduler.outcomes.worker_lost(worker, made.died)
-            self.scheduler.stopping.stop_void(void, worker.token, now)
+            self.outcomes.completed(worker, m.Completed.of((row,), extras), now)
+            self.references.unpin(contained_in(extra))
+        elif lease.died is not None:
+            void = self.outcomes.worker_lost(worker, lease.died)
+            self.stopping.stop_void(void, worker.token, now)
 
-    # -- what is said in the knowledge of more --
+    # -- messages of a process that knows more --
 
     def on_direct_counts(self, now: float, source: Address, message: m.DirectCounts) -> None:
-        """Of how many values a worker has told a driver, or a driver was told."""
+        """How many values a worker has sent a driver, or a driver has received from it."""
         process = self.tables.processes.get(source[1:])
         if process is None:
             return
         if process.kind == "worker":
             worker = self.tables.workers.get(process.name)
-            made = worker.introduced if worker is not None else None
-            if made is not None and made.driver.incarnation == message.peer:
-                made.ended = message.number
+            lease = worker.direct if worker is not None else None
+            if lease is not None and lease.driver.incarnation == message.peer:
+                lease.ended = message.number
         else:
-            made = process.introductions.get(message.peer)
-            if made is not None and made.died is None:
-                made.known = message.number
+            lease = process.direct.get(message.peer)
+            if lease is not None and lease.died is None:
+                lease.known = message.number
 
     def wait(self, source: Address, message: m.Message) -> bool:
-        """Whether something a process says is to wait: it knows of values that have not been heard of here."""
+        """Whether a message is to wait: its sender knows values that have not been reported here."""
         process = self.tables.processes.get(source[1:])
-        for made in process.introductions.values() if process is not None else ():
-            if made.known > made.ended:
-                made.waiting.append((source, message))
-                self._patient[made.worker.token] = made
+        for lease in process.direct.values() if process is not None else ():
+            if lease.known > lease.ended:
+                lease.waiting.append((source, message))
+                self._patient[lease.worker.token] = lease
                 return True
         return False
 
-    def _go_on(self, now: float) -> None:
-        for token, made in list(self._patient.items()):
-            if made.known <= made.ended:
+    def take_waiting(self) -> list[tuple[Address, m.Message]]:
+        """Messages that waited for reports which have come."""
+        found: list[tuple[Address, m.Message]] = []
+        for token, lease in list(self._patient.items()):
+            if lease.known <= lease.ended:
                 del self._patient[token]
-                waiting, made.waiting = made.waiting, []
-                for source, message in waiting:
-                    self.scheduler.step(now, source, message)
+                found += lease.waiting
+                lease.waiting = []
+        return found
 
     # -- they end --
 
-    def keep(self, worker: WorkerRecord, queues: list[ShapeQueue], now: float) -> bool:
-        """Whether a worker that has nothing to run is left to its driver: not where tasks of other shapes wait."""
-        made = worker.introduced
-        if made is None or made.over or now >= made.until:
-            return False
-        return all(queue is worker.queue for queue in queues)
-
     def end(self, worker: WorkerRecord) -> None:
-        """A worker is its driver's no longer."""
-        made = worker.introduced
-        if made is None or made.over:
+        """A worker is not its driver's any more."""
+        lease = worker.direct
+        if lease is None or lease.over:
             return
-        made.over = True
+        lease.over = True
         self._active.pop(worker.token, None)
-        self._say_again(made)
-        made.driver.singles = 0
-        if made.driver.incarnation in self.tables.processes:
-            self.tables.tell(made.driver, m.DirectAllowed(worker.token, (), self.tables.first_attempt))
+        self._report_again(lease)
+        lease.driver.singles = 0
+        if lease.driver.incarnation in self.tables.processes:
+            self.tables.tell(lease.driver, m.DirectAllowed(worker.token, (), self.tables.first_attempt))
 
     def worker_lost(self, worker: WorkerRecord, died: m.ProcessDied) -> None:
-        """A worker is dead; tasks may yet come that its driver had handed to it."""
-        made = worker.introduced
-        if made is not None:
+        """A worker is dead. Reports on tasks that its driver submitted to it may yet come."""
+        lease = worker.direct
+        if lease is not None:
             self.end(worker)
-            made.died = died
-            made.known = 0
-            # A value in the arena went with whoever wrote it: its task is run again.
-            self._drop_early(made, [each for each, said in made.early.items() if said is not None and not _is_plain(*said)])
+            lease.died = died
+            lease.known = 0
+            # A value in the arena went with its writer: its task runs again.
+            self._drop_early(lease, [each for each, said in lease.early.items() if said is not None and not _is_plain(*said)])
 
     def driver_gone(self, driver: ProcessRecord) -> None:
-        """A driver hands over no more."""
-        for made in list(driver.introductions.values()):
-            self._active.pop(made.worker.token, None)
-            made.waiting.clear()
-            self._forget(made)
+        """A driver submits nothing more."""
+        for lease in list(driver.direct.values()):
+            self._active.pop(lease.worker.token, None)
+            lease.waiting.clear()
+            self._forget(lease)
 
-    def _say_again(self, made: DirectLease) -> None:
-        """Tell a driver outcomes that it should have heard from the worker; of what it has dropped since, that it has ended."""
-        told, made.told = made.told, []
-        for task in told if made.driver.incarnation in self.tables.processes else ():
+    def _report_again(self, lease: DirectLease) -> None:
+        """Send a driver outcomes that it should have received from the worker; of tasks that it has released, only that they ended."""
+        told, lease.told = lease.told, []
+        for task in told if lease.driver.incarnation in self.tables.processes else ():
             if task.holders is not None and self.tables.tasks.get(task.id) is task:
-                self.scheduler.outcomes.report_to(made.driver, task)
+                self.outcomes.report_to(lease.driver, task)
             else:
-                made.driver.results.append((task.id, OK, ()))
-                self.tables.touched[made.driver] = None
+                lease.driver.results.append((task.id, OK, ()))
+                self.tables.touched[lease.driver] = None
 
-    def _drop_early(self, made: DirectLease, task_ids: list[bytes]) -> None:
+    def _drop_early(self, lease: DirectLease, task_ids: list[bytes]) -> None:
         for task_id in task_ids:
-            ended = made.early.pop(task_id)
+            ended = lease.early.pop(task_id)
             if ended is None:
                 continue
             row, extra = ended
-            self.scheduler.references.unpin(_contained(extra))
-            for index, value in enumerate(row[3] if made.died is None else ()):
-                self.scheduler.outcomes.drop_copy(made.worker, object_id(task_id, index), value)
+            self.references.unpin(contained_in(extra))
+            for index, value in enumerate(row[3] if lease.died is None else ()):
+                self.outcomes.drop_copy(lease.worker, object_id(task_id, index), value)
 
-    def _forget(self, made: DirectLease) -> None:
-        made.known = 0  # What waits goes on.
-        self._drop_early(made, list(made.early))
-        made.driver.introductions.pop(made.worker.token, None)
-        if made.worker.introduced is made:
-            made.worker.introduced = None
+    def _forget(self, lease: DirectLease) -> None:
+        lease.known = 0  # What waits goes on.
+        self._drop_early(lease, list(lease.early))
+        lease.driver.direct.pop(lease.worker.token, None)
+        if lease.worker.direct is lease:
+            lease.worker.direct = None
 
     def next_deadline(self) -> float | None:
         """When a worker that has nothing to run is taken from its driver."""
-        return min((made.until for made in self._active.values() if not made.worker.inflight), default=None)
+        return min((lease.until for lease in self._active.values() if not lease.worker.inflight), default=None)
 
-    def end_idle(self, now: float) -> None:
-        """Somebody asks what the node has to offer: workers that only wait for their drivers are free."""
-        for made in list(self._active.values()):
-            if not made.worker.inflight:
-                self.scheduler.dispatcher.end_lease(made.worker, now)
-
-
-def _contained(extra: m.Row | None) -> tuple[bytes, ...]:
-    return tuple(identifier for refs in extra[0] for identifier in refs) if extra is not None else ()
+    def idle(self) -> list[WorkerRecord]:
+        """Workers that have nothing to run and only wait for their drivers."""
+        return [lease.worker for lease in self._active.values() if not lease.worker.inflight]
 
 
 def _is_plain(row: m.Row, extra: m.Row | None) -> bool:

@@ -37,7 +37,7 @@ from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
 from zfabric.machines.local_scheduler.tasks.worker_pool import WorkerPool, weight
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess
-from zfabric.protocol.ids import WORKER, is_call, short
+from zfabric.protocol.ids import WORKER, Address, is_call, short
 from zfabric.protocol.messages import OK
 from zfabric.protocol.options import RESOURCE_UNIT, Demand
 from zfabric.protocol.pieces import within_row
@@ -49,14 +49,21 @@ INLINE_SEARCH_MAX = 256
 class Dispatcher:
     """Leases, batches, prefetch, inline execution."""
 
-    def __init__(self, tables: Tables, outcomes: Outcomes, rebuilding: Rebuilding, pool: ResourcePool, workers: WorkerPool) -> None:
+    def __init__(
+        self,
+        tables: Tables,
+        outcomes: Outcomes,
+        rebuilding: Rebuilding,
+        direct: DirectSubmissions,
+        pool: ResourcePool,
+        workers: WorkerPool,
+    ) -> None:
         self.tables = tables
         self.outcomes = outcomes
         self.rebuilding = rebuilding
+        self.direct = direct
         self.pool = pool
         self.workers = workers
-        self.introductions: DirectSubmissions
-        """Who keeps workers that have nothing to run."""
         self._frames: dict[bytes, BlockedTask] = {}
         """Frames that wait, by task: an index over all workers'."""
         self._starved = False
@@ -77,7 +84,7 @@ class Dispatcher:
             elif worker.state == LEASED and not worker.inflight:
                 if worker.gpus and worker.queue is not None and worker.queue.tasks and not self._starved:
                     continue  # It goes on with the next of them, unless others wait for what it holds.
-                if not self.introductions.keep(worker, queues, now):
+                if worker.direct is None or not worker.direct.reserves(queues, now):
                     self.end_lease(worker, now)
             elif worker.gpus and worker.state in (IDLE, ENDING):  # What ran there has ended unheard by the daemon before this one.
                 self._hold_gpus(worker)
@@ -265,6 +272,11 @@ class Dispatcher:
         worker.state = IDLE
         worker.idle_since = now
 
+    def end_idle(self, now: float) -> None:
+        """End the leases of workers that only wait for their drivers: somebody asks what the node has to offer."""
+        for worker in self.direct.idle():
+            self.end_lease(worker, now)
+
     def _hold_gpus(self, worker: WorkerRecord) -> None:
         """A process has its GPUs until it ends, though nothing says any more what for."""
         if not worker.demand:
@@ -274,14 +286,14 @@ class Dispatcher:
 
     def abandon(self, worker: WorkerRecord) -> None:
         """A worker is to end with its job. What it holds is for others when it is proved dead: until then it may use it."""
-        self.introductions.end(worker)
+        self.direct.end(worker)
         for frame in worker.frames:
             self._frames.pop(frame.task_id, None)
         worker.frames.clear()
 
     def release(self, worker: WorkerRecord) -> None:
         """Give back what a worker holds."""
-        self.introductions.end(worker)
+        self.direct.end(worker)
         for frame in worker.frames:
             self._frames.pop(frame.task_id, None)
         gpus = dict(worker.demand).get("GPU", 0)
@@ -324,7 +336,7 @@ class Dispatcher:
             if mean is not None and (budget <= 0.0 or mean > config.prefetch_seconds) and (inflight or batch):
                 break
             tasks.popleft()
-            task.state = ASSIGNED
+            task.assign(worker)  # At once: it may be in the queue a second time, since before.
             batch.append(task)
             room -= 1
             if alone or mean is None:
@@ -353,8 +365,7 @@ class Dispatcher:
         work, first = 0.0, self.tables.first_attempt
         for task in batch:
             row = task.row
-            task.state = ASSIGNED
-            task.worker = worker
+            task.assign(worker)
             inflight[row[0]] = task
             function = task.function
             if function.id not in known:
@@ -445,7 +456,7 @@ class Dispatcher:
         returned = [worker.inflight[task_id] for task_id in message.returned if task_id in worker.inflight]
         for task_id in message.returned if len(returned) < len(message.returned) else ():
             if task_id not in worker.inflight:
-                self.introductions.returned_early(worker, task_id)
+                self._returned_early(worker, task_id)
         self.outcomes.give_back(returned)
         self._withdraw_unsent(worker)
         worker.waits += 1
@@ -455,6 +466,17 @@ class Dispatcher:
         worker.frames.append(frame)
         self._frames[frame.task_id] = frame
         return frame
+
+    def _returned_early(self, worker: WorkerRecord, task_id: bytes) -> None:
+        """A worker gives back a task, perhaps one whose driver has not reported yet that it submitted it."""
+        if worker.direct is not None and task_id not in self.tables.tasks:
+            worker.direct.early[task_id] = None
+
+    def on_unblocked(self, now: float, source: Address, message: m.Unblocked) -> None:
+        """A worker's task waits no longer."""
+        worker = self.tables.worker_of(source)
+        if worker is not None:
+            self.unblocked(worker, message)
 
     def unblocked(self, worker: WorkerRecord, message: m.Unblocked) -> None:
         """It waits no longer. It goes on at once, even if its CPU is lent: others finish what they have begun."""
@@ -585,14 +607,17 @@ class Dispatcher:
         """Whether what waits behind a long task could run elsewhere now."""
         return worker.queue is None or self.pool.fits(worker.queue.demand)
 
-    def taken_back(self, worker: WorkerRecord, message: m.TakenBack, now: float) -> None:
-        """What a worker had not begun is anyone's again; what was to be killed and has begun, is."""
+    def on_taken_back(self, now: float, source: Address, message: m.TakenBack) -> None:
+        """Tasks that a worker had not begun are anyone's again. One that was to be killed, and has begun, is killed."""
+        worker = self.tables.worker_of(source)
+        if worker is None:
+            return
         worker.taking_back = False
         returned = []
         for task_id in message.task_ids:
             task = worker.inflight.get(task_id)
             if task is None:
-                self.introductions.returned_early(worker, task_id)
+                self._returned_early(worker, task_id)
                 continue
             returned.append(task)
         self.outcomes.give_back(returned)

@@ -7,14 +7,14 @@ attempt that was given out. Everything else that arrives is late, and what it wr
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
-from zfabric.machines.local_scheduler.objects.references import References
 from zfabric.machines.local_scheduler.records import (
     DONE,
     READY,
     WAITING,
     AnyObject,
+    DirectLease,
     ProcessRecord,
     Stored,
     TaskRecord,
@@ -22,8 +22,9 @@ from zfabric.machines.local_scheduler.records import (
     attempt_text,
     prefixes_of,
 )
+from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
-from zfabric.machines.local_scheduler.tasks.direct_submission import DirectSubmissions
+from zfabric.machines.local_scheduler.transitions import ActorTaskEnded, ActorUnwanted, RemakeEnded, StreamTaskEnded
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import Facts, pack_failure
 from zfabric.protocol.ids import TASK_BYTES, next_attempt, object_id, split_ids, tries_of
@@ -52,16 +53,6 @@ class Outcomes:
         self.tables = tables
         self.references = references
         self.node = node
-        self.actor_made: Callable[[TaskRecord, WorkerRecord | None, int, bytes], None]
-        """Whom to tell once a task that makes an actor has ended."""
-        self.actor_unwanted: Callable[[WorkerRecord, bytes, int], None]
-        """Whom to tell that a process which actors share has made one, in an attempt that does not count."""
-        self.introductions: DirectSubmissions
-        """Whom to tell of the ends of tasks that nobody has spoken of yet: their driver has handed them over."""
-        self.stream_whole: Callable[[TaskRecord], bool]
-        """Whether all values of a stream whose task has ended have come."""
-        self.stream_ended: Callable[[TaskRecord, int, bytes], None]
-        """Whom to tell once a streaming task has its outcome."""
         self.renamed: dict[int, str] = {}
         """Of the batch of completions that was taken in last: what its rows are called in the timeline that are not called as their
         function is, or that did not succeed."""
@@ -82,7 +73,7 @@ class Outcomes:
                 function.learn(count, seconds)
         extras = {index: (contained, kept) for index, contained, kept in message.extras} if message.extras else {}
         processes, touched, spare = tables.processes, tables.touched, tables.spare
-        introduced = worker.introduced
+        lease = worker.direct
         inline_bytes = 0
         renamed = self.renamed = {}
         rows = zip(split_ids(message.task_ids, TASK_BYTES), message.attempts, message.statuses, message.outputs, strict=True)
@@ -93,23 +84,22 @@ class Outcomes:
                     self._stopped_at_last(task, worker)
                 elif task is not None:
                     inflight[task_id] = task
-                elif introduced is not None and task_id not in tables.tasks:
+                elif lease is not None and task_id not in tables.tasks:
                     if status != OK:
                         renamed[index] = marked("", _MARKS.get(status, "failed"))
-                    self.introductions.ended_early(introduced, (task_id, attempt, status, outputs), extras.get(index))
+                    self._ended_early(lease, (task_id, attempt, status, outputs), extras.get(index))
                     continue
                 self._late(worker, task_id, attempt, outputs)
                 continue
-            by_hand = introduced is not None and task_id in introduced.handed
+            by_hand = lease is not None and task_id in lease.handed
             if by_hand:
-                introduced.handed.discard(task_id)  # type: ignore[union-attr]
+                lease.handed.discard(task_id)  # type: ignore[union-attr]
             function = task.function
             if function.mean is not None:
                 worker.work -= function.mean
             if status == OK and task.outputs is None and len(outputs) == 1 and type(outputs[0]) is bytes and not extras and function.plain:
                 # The plain case, in place: one small value.
-                task.state = DONE
-                task.worker = None
+                task.finish()
                 task.status = OK
                 task.value = outputs[0]
                 inline_bytes += len(outputs[0])
@@ -121,8 +111,8 @@ class Outcomes:
                 if task.dependents is not None or task.fetchers is not None:
                     self.announce(task)
                 process = processes.get(task.submitter)
-                if by_hand and not introduced.over:  # type: ignore[union-attr]
-                    introduced.told.append(task)  # type: ignore[union-attr]
+                if by_hand and not lease.over:  # type: ignore[union-attr]
+                    lease.told.append(task)  # type: ignore[union-attr]
                 elif process is not None:
                     process.results.append((task_id, OK, outputs if task.holders is not None else ()))
                     touched[process] = None
@@ -139,6 +129,11 @@ class Outcomes:
         tables.counts["tasks_finished"] += len(message.attempts)
         if worker.work < 0.0 or not inflight:
             worker.work = 0.0
+
+    def _ended_early(self, lease: DirectLease, row: m.Row, extra: m.Row | None) -> None:
+        """A task has ended whose driver has not reported yet that it submitted it. The worker releases what its value refers to."""
+        lease.early[row[0]] = (row, extra)
+        self.references.pin(contained_in(extra))
 
     def _called(self, task: TaskRecord, status: int, outputs: m.Row) -> str:
         """What the timeline calls an attempt that ends."""
@@ -165,7 +160,7 @@ class Outcomes:
             self._finish(task, ERROR, outputs[0] if outputs else b"")
         elif status == FAILED:
             self._finish(task, FAILED, outputs[0] if outputs else pack_failure("FabricError", "the worker gave no reason"))
-        elif task.function.stream is not None and not self.stream_whole(task):
+        elif task.function.stream is not None and (stream := self.tables.streams.get(task.id)) is not None and not stream.whole:
             self.again(task)  # Some values went with the daemon before this one.
         else:
             self._accept_values(worker, task, outputs, extra)
@@ -204,7 +199,7 @@ class Outcomes:
     def _late(self, worker: WorkerRecord, task_id: bytes, attempt: int, outputs: m.Row) -> None:
         self.tables.counts["late_completions"] += 1
         if worker.shared:
-            self.actor_unwanted(worker, task_id, attempt)
+            self.tables.transitions.append(ActorUnwanted(worker, task_id, attempt))
         for index, value in enumerate(outputs):
             self.drop_copy(worker, object_id(task_id, index), value)
 
@@ -238,8 +233,8 @@ class Outcomes:
         kind = STOPPED[rare.stopped]
         facts = self._facts(task, worker)
         rare.goes_on = worker
-        if worker.introduced is not None:
-            worker.introduced.handed.discard(task.id)
+        if worker.direct is not None:
+            worker.direct.handed.discard(task.id)
         self.renumber(task)
         self.tables.counts["tasks_given_up"] += 1
         text = f"{_stopped_text(task, kind)}, and does not stop: it goes on in worker {worker.pid} and holds its resources until it ends"
@@ -264,8 +259,7 @@ class Outcomes:
     def wait_again(self, task: TaskRecord, record: AnyObject) -> None:
         """A task that was assigned, but not sent, waits for a value that was lost on the way."""
         self._detach(task)
-        task.state = WAITING
-        task.facts().unresolved = 1
+        task.wait(1)
         if record.dependents is None:
             record.dependents = []
         record.dependents.append(task)
@@ -274,7 +268,7 @@ class Outcomes:
         """A task whose value was offered by a process that has it is done."""
         self._detach(task)
         self._unpin_row(task)
-        task.state = DONE
+        task.finish()
         for record in task.values():
             self.announce(record)
             if record.holders is None:
@@ -320,17 +314,17 @@ class Outcomes:
         self._done(task, status, payload)
 
     def _done(self, task: TaskRecord, status: int, payload: bytes = b"") -> None:
-        task.state = DONE
         worker = task.worker
+        task.finish()
         if worker is not None:
             if task.rare is None or task.rare.goes_on is None:
                 worker.inflight.pop(task.id, None)
             self._forgo_places(worker, task)
-            task.worker = None
         if task.function.actor is not None:
-            self.actor_made(task, worker, status, payload)
+            ended = RemakeEnded if task.id in self.tables.remakes else ActorTaskEnded
+            self.tables.transitions.append(ended(task, worker, status, payload))
         if task.function.stream is not None:
-            self.stream_ended(task, status, payload)
+            self.tables.transitions.append(StreamTaskEnded(task, status, payload))
         self._unpin_row(task)
         for record in task.values():
             self.announce(record)
@@ -405,7 +399,7 @@ class Outcomes:
 
     def make_ready(self, task: TaskRecord, front: bool = False) -> None:
         """Put a task into its queue."""
-        task.state = READY
+        task.ready()
         self.tables.became_ready += 1
         queue = self.tables.queue_of(task)
         if task.rare is not None and task.rare.demand_queue is queue and queue.token not in self.tables.queues and not queue.job.ended:
@@ -449,12 +443,11 @@ class Outcomes:
     def _detach(self, task: TaskRecord) -> None:
         worker = task.worker
         if worker is not None:
-            if worker.introduced is not None:
-                worker.introduced.handed.discard(task.id)
+            if worker.direct is not None:
+                worker.direct.handed.discard(task.id)
             if worker.inflight.pop(task.id, None) is not None and task.function.mean is not None:
                 worker.work = max(0.0, worker.work - task.function.mean)
             self._forgo_places(worker, task)
-            task.worker = None
 
     def _forgo_places(self, worker: WorkerRecord, task: TaskRecord) -> None:
         """A task is not sent to a worker after all. The store has pinned some of its arguments for that: its process unpins them."""
@@ -554,6 +547,11 @@ class Outcomes:
             ("pid", worker.pid),
             ("attempt", tries_of(task.attempt)),
         )
+
+
+def contained_in(extra: m.Row | None) -> tuple[bytes, ...]:
+    """The refs inside all values of a completion, from its row of ``Completed.extras``."""
+    return tuple(identifier for refs in extra[0] for identifier in refs) if extra is not None else ()
 
 
 def _pushed(record: AnyObject) -> bytes | None:

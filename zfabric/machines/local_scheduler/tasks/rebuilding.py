@@ -6,12 +6,11 @@ takes its place.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from zfabric.machines.local_scheduler.objects.references import References
-from zfabric.machines.local_scheduler.records import DONE, PENDING, WAITING, AnyObject, Stored, TaskRecord
+from zfabric.machines.local_scheduler.records import DONE, PENDING, AnyObject, Stored, TaskRecord
+from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
+from zfabric.machines.local_scheduler.transitions import RemakeWanted
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import is_call, short
@@ -25,8 +24,6 @@ class Rebuilding:
         self.tables = tables
         self.references = references
         self.outcomes = outcomes
-        self.remake: Callable[[AnyObject], bool]
-        """Whom to ask to make a value again that a call of an actor had returned; False if that is impossible, or it is none."""
 
     def rebuild(self, record: AnyObject, reason: str) -> str:
         """Run again the task that makes a lost value, and those it needs; empty, or why that is impossible.
@@ -38,7 +35,7 @@ class Rebuilding:
             wanted = agenda[-1]
             task = wanted.task
             found = wanted is not record and not _is_lost(wanted)
-            if found or (task is None and self.remake(wanted)) or (task is not None and task.state != DONE):
+            if found or (task is None and self._remake(wanted, reason)) or (task is not None and task.state != DONE):
                 agenda.pop()
                 continue
             if task is None and is_call(wanted.object_id):
@@ -58,6 +55,15 @@ class Rebuilding:
                 agenda.pop()
                 self._run_again(task, inputs)
         return ""
+
+    def _remake(self, record: AnyObject, reason: str) -> bool:
+        """Have a replay of an actor's calls make a value again, which is pending from now on. False if no log would."""
+        if self.tables.maker_of(record.object_id) is None:
+            return False
+        record.status = PENDING
+        self.tables.inline.replace(record, None)
+        self.tables.transitions.append(RemakeWanted(record, reason))
+        return True
 
     def _run_again(self, task: TaskRecord, inputs: list[AnyObject]) -> None:
         """A finished task runs again for its values; what it needs is there, or on its way."""
@@ -79,8 +85,7 @@ class Rebuilding:
         task.facts().rebuilt = True
         self.tables.counts["rebuilds"] += 1
         if unresolved:
-            task.state = WAITING
-            task.facts().unresolved = unresolved
+            task.wait(unresolved)
         else:
             self.outcomes.make_ready(task)
 

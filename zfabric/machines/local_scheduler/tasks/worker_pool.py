@@ -27,7 +27,7 @@ class WorkerPool:
         """
         fresh = None
         for worker in self.tables.workers.values():
-            if worker.state != IDLE or worker.inflight or (worker.introduced is not None and queue.for_life):
+            if worker.state != IDLE or worker.inflight or (worker.direct is not None and queue.for_life):
                 continue
             if worker.gpus or (queue.gpus and worker.used) or (queue.for_life and self.is_awaited(worker)):
                 continue
@@ -103,7 +103,7 @@ class WorkerPool:
     def _idle(self) -> list[WorkerRecord]:
         """Those that have nothing to run, and that no driver may still hand anything to."""
         workers = self.tables.workers.values()
-        return [worker for worker in workers if worker.state == IDLE and not worker.inflight and worker.introduced is None]
+        return [worker for worker in workers if worker.state == IDLE and not worker.inflight and worker.direct is None]
 
     def _unneeded(self, workers: list[WorkerRecord]) -> list[WorkerRecord]:
         """Those that may be ended: others wait for nothing that only one of them will have, such as results of calls that it made."""

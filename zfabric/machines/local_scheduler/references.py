@@ -9,11 +9,12 @@ so that no loop turn grows with the length of a chain.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from zfabric.machines.common.lineage_blocks import BlockWriter
 from zfabric.machines.local_scheduler.records import DONE, PENDING, AnyObject, Stored, TaskRecord
 from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.transitions import ActorUnreferenced, StreamUnreferenced
 from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES
 from zfabric.protocol.messages import OK, Row
 
@@ -37,10 +38,6 @@ class References:
         self._lineage: OrderedDict[bytes, TaskRecord] = OrderedDict()
         """Finished tasks whose values are gone and whose rows are kept, oldest first."""
         self.evicted = 0
-        self.actor_unreferenced: Callable[[TaskRecord], None]
-        """Whom to tell once the last handle to an actor has gone."""
-        self.stream_unreferenced: Callable[[AnyObject], None]
-        """Whom to tell once nobody needs a stream, or a value that it does not have yet."""
         self._absorbing: Iterator[AnyObject] | None = None
         self._absorb_above = 0
 
@@ -167,7 +164,7 @@ class References:
             if record.holders is None and record.pins <= 0:
                 if record.status == PENDING:
                     if self.tables.streams:
-                        self.stream_unreferenced(record)
+                        self.tables.transitions.append(StreamUnreferenced(record))
                 elif not record.fetchers:
                     self._free(record)
         while self.lineage_bytes > self.tables.config.lineage_bytes and self._lineage:
@@ -211,9 +208,9 @@ class References:
         if not _is_told_again(record):
             self._empty(record)
         if task is not None and task.function.actor is not None:
-            self.actor_unreferenced(task)
-        if self.tables.streams:
-            self.stream_unreferenced(record)
+            self.tables.transitions.append(ActorUnreferenced(task))
+        if self.tables.streams and record.object_id[:TASK_BYTES] in self.tables.streams:
+            self.tables.transitions.append(StreamUnreferenced(record))
         if task is None:
             self.tables.objects.pop(record.object_id, None)
             if self.tables.orphans:

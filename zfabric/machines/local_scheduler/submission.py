@@ -1,0 +1,113 @@
+"""How tasks come: functions are exported once per job, rows are submitted in order."""
+
+from __future__ import annotations
+
+from zfabric.machines.common.lineage_blocks import BlockWriter
+from zfabric.machines.common.row_format import pack_row
+from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
+from zfabric.machines.local_scheduler.objects.streams import Streams
+from zfabric.machines.local_scheduler.objects.values import Values
+from zfabric.machines.local_scheduler.records import FunctionRecord, TaskRecord, make_outputs
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.admission import Admission
+from zfabric.machines.local_scheduler.tasks.direct_submission import DirectSubmissions
+from zfabric.machines.local_scheduler.tasks.stopping import Stopping
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import Address
+
+
+class Submission:
+    """Takes in functions and rows."""
+
+    def __init__(
+        self,
+        tables: Tables,
+        blocks: BlockWriter,
+        admission: Admission,
+        stopping: Stopping,
+        direct: DirectSubmissions,
+        values: Values,
+        streams: Streams,
+        actors: ActorDirectory,
+    ) -> None:
+        self.tables = tables
+        self.blocks = blocks
+        self.admission = admission
+        self.stopping = stopping
+        self.direct = direct
+        self.values = values
+        self.streams = streams
+        self.actors = actors
+
+    def on_export(self, now: float, source: Address, message: m.Export) -> None:
+        """Functions a job may run; the control store keeps them."""
+        job = self.tables.job_of(source)
+        if job is None or job.ended:
+            return
+        puts = []
+        for identifier, name, payload, options in message.functions:
+            if identifier in job.functions:
+                continue
+            function = FunctionRecord(identifier, name, payload, options)
+            function.queue = self.tables.queue_for(job, function.shape)
+            job.functions[identifier] = function
+            puts.append(("function", job.id + identifier, pack_row((name, options, payload))))
+        if puts:
+            self.tables.send(self.tables.control_address, m.Write(0, tuple(puts), ()))
+
+    def on_submit(self, now: float, source: Address, message: m.Submit) -> None:
+        """Task rows, in order. Plain rows go straight to the queue of their function."""
+        process = self.tables.processes.get(source[1:])
+        job = process.job if process is not None else None
+        if process is None or job is None or job.ended:
+            self.admission.refuse_all(source[1:])
+            return
+        tasks, functions, add_row = self.tables.tasks, job.functions, self.blocks.add
+        self.blocks.now = now
+        submitter, keep_rows, first = process.incarnation, self.tables.config.lineage, self.tables.first_attempt
+        orphans = self.values.take_orphans(message.rows) if self.tables.orphans else ()
+        for row in message.rows:
+            task_id = row[0]
+            known = tasks.get(task_id)
+            if known is not None:
+                self.admission.repeat(process, known, row)
+                continue
+            function = functions.get(row[1])
+            if function is None:
+                self.admission.refuse_unknown(process, row)
+                continue
+            task = TaskRecord(row, function, submitter, first)
+            tasks[task_id] = task
+            if not process.ready:
+                task.holders = None  # While a process registers, only Hold says what it holds.
+            if keep_rows:
+                task.block = add_row(row)
+            if function.plain and not row[3] and len(row) == 4:
+                function.queue.tasks.append(task)
+            else:
+                self._admit(task, now)
+        for orphan, lost in orphans:
+            self.values.reunite(orphan, lost, process)
+        if self.tables.condemned:
+            self.stopping.stop_late(message.rows, now)
+        job.submitted += len(message.rows)
+        self.tables.became_ready += 1
+        self.tables.counts["tasks_submitted"] += len(message.rows)
+        if process.kind == "driver":
+            self.direct.submitted(process, message.rows)
+
+    def _admit(self, task: TaskRecord, now: float) -> None:
+        """Admit a task that is not plain: it has several values, options of its own, a deadline or dependencies, or makes an actor."""
+        if task.function.stream is not None:
+            self.streams.begin(task)
+        count = task.option("num_returns", 1)
+        if count != 1:
+            make_outputs(task, count)
+            for record in task.outputs or ():
+                record.holders = task.holders
+                self.tables.objects[record.object_id] = record
+            if count == 0:
+                task.holders = None
+        self.admission.set_terms(task, now)
+        if task.function.actor is None or self.actors.submitted(task, task.function.queue.job):
+            self.admission.resolve(task)

@@ -1,0 +1,132 @@
+"""How rows become tasks that wait or are ready: their terms, what they name, and rows that come again or are refused."""
+
+from __future__ import annotations
+
+from zfabric.machines.common.lineage_blocks import BlockWriter
+from zfabric.machines.local_scheduler.records import DONE, PENDING, ProcessRecord, TaskRecord
+from zfabric.machines.local_scheduler.references import References, add_holder, row_names
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
+from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
+from zfabric.machines.local_scheduler.tasks.stopping import Stopping
+from zfabric.protocol import messages as m
+from zfabric.protocol.failures import pack_failure
+from zfabric.protocol.ids import CLIENT, short
+from zfabric.protocol.machine import Refusal
+from zfabric.protocol.messages import FAILED, OK
+from zfabric.protocol.options import option
+
+
+class Admission:
+    """Enters single rows into the tables."""
+
+    def __init__(
+        self, tables: Tables, blocks: BlockWriter, references: References, outcomes: Outcomes, rebuilding: Rebuilding, stopping: Stopping
+    ) -> None:
+        self.tables = tables
+        self.blocks = blocks
+        self.references = references
+        self.outcomes = outcomes
+        self.rebuilding = rebuilding
+        self.stopping = stopping
+
+    def accept(self, process: ProcessRecord, rows: m.Rows, now: float) -> list[TaskRecord]:
+        """Make records of tasks that a worker has already. Raises Refusal for any but plain ones."""
+        job = process.job
+        if job is None or job.ended:
+            self.refuse_all(process.incarnation)
+            return []
+        self.blocks.now = now
+        accepted = []
+        for row in rows:
+            known, function = self.tables.tasks.get(row[0]), job.functions.get(row[1])
+            if known is not None:
+                self.repeat(process, known, row)
+            elif function is None or not function.plain or row[3] or len(row) > 4:
+                raise Refusal("only plain tasks are handed over")
+            else:
+                task = self.tables.tasks[row[0]] = TaskRecord(row, function, process.incarnation, self.tables.first_attempt)
+                if self.tables.config.lineage:
+                    task.block = self.blocks.add(row)
+                accepted.append(task)
+        job.submitted += len(rows)
+        self.tables.counts["tasks_submitted"] += len(rows)
+        self.tables.counts["tasks_handed"] += len(rows)
+        return accepted
+
+    def set_terms(self, task: TaskRecord, now: float) -> None:
+        """Take over what a call asks for on its own: resources, an environment, a deadline."""
+        options = task.options
+        if option(options, "demand") is not None or option(options, "env") is not None:
+            function = task.function
+            demand = option(options, "demand", function.demand)
+            environment = option(options, "env", function.environment)
+            shape = (demand, environment, *function.shape[2:])
+            task.facts().demand_queue = self.tables.queue_for(function.queue.job, shape)
+        timeout = task.option("timeout")
+        if timeout is not None:
+            task.facts().deadline = now + timeout
+            self.stopping.expect(task, now + timeout)
+
+    def resolve(self, task: TaskRecord) -> None:
+        """Pin what the row names, and count the dependencies that have no value yet."""
+        if row_names(task.row):
+            self.references.keep_row(task)
+            self.references.pin(task.contains())
+        unresolved = 0
+        broken: tuple[int, bytes] | None = None
+        for object_id in task.row[3]:
+            record = self.tables.find(object_id)
+            if record is None:
+                broken = broken or (FAILED, pack_failure("ObjectFreedError", f"its argument {short(object_id)} is not known (any more)"))
+                continue
+            record.pins += 1
+            if record.status == OK and record.value is None:
+                self.rebuilding.make_available(record, "evicted")
+            if record.status == PENDING:
+                unresolved += 1
+                if record.dependents is None:
+                    record.dependents = []
+                record.dependents.append(task)
+            elif record.status != OK and broken is None:
+                broken = (record.status, record.value if type(record.value) is bytes else b"")
+        if broken is not None:
+            self.outcomes.end_with(task, *broken)
+        elif unresolved:
+            task.wait(unresolved)
+        else:
+            self.outcomes.make_ready(task)
+
+    def repeat(self, process: ProcessRecord, task: TaskRecord, row: m.Row) -> None:
+        """Take in a row whose task is known. The same row is a repeat: a retried parent names its children as before."""
+        if task.row != row:
+            self.refuse_row(process, row)
+            return
+        for record in task.values() if process.ready else ():
+            add_holder(record, process.incarnation)
+        if task.submitter != process.incarnation:
+            if task.state != DONE and task.submitter in self.tables.processes:
+                task.facts().submitters += (task.submitter,)
+            task.submitter = process.incarnation
+        if task.state == DONE and any(record.value is None for record in task.values()):  # Errors are released, too.
+            for record in task.values():
+                self.rebuilding.make_available(record, "gone when its task was submitted again")
+        if task.state == DONE:
+            self.outcomes.report_to(process, task)
+
+    def refuse_all(self, incarnation: bytes) -> None:
+        """Refuse the rows of a process whose job has ended."""
+        self.tables.counts["refused"] += 1
+        self.tables.send(CLIENT + incarnation, m.Refused("JobEndedError", "the job has ended; call zf.init() for a new one"))
+
+    def refuse_unknown(self, process: ProcessRecord, row: m.Row) -> None:
+        """Refuse a row whose function is not known."""
+        process.results.append((row[0], FAILED, (pack_failure("FabricError", "the function was never exported"),)))
+        self.tables.touched[process] = None
+
+    def refuse_row(self, process: ProcessRecord, row: m.Row) -> None:
+        """Refuse a row: another one of that name is known."""
+        self.tables.counts["refused"] += 1
+        text = f"task {short(row[0])} was submitted before with different content: its parent is not deterministic"
+        process.results.append((row[0], FAILED, (pack_failure("FabricError", text),)))
+        self.tables.touched[process] = None

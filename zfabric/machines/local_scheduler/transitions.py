@@ -1,0 +1,82 @@
+"""What a part of a local scheduler reports to a part above it, which it does not import.
+
+A part appends a transition to ``Tables.transitions``. At the end of a step the machine hands each, in its order, to its one receiver. Most
+steps have none.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from zfabric.machines.local_scheduler.records import AnyObject, JobRecord, TaskRecord, WorkerRecord
+
+
+class ActorTaskEnded(NamedTuple):
+    """A task that makes an actor has its outcome. ``worker`` ran it, if one did."""
+
+    task: TaskRecord
+    worker: WorkerRecord | None
+    status: int
+    payload: bytes
+
+
+class RemakeEnded(NamedTuple):
+    """A task that replays an actor's calls for a lost value has its outcome."""
+
+    task: TaskRecord
+    worker: WorkerRecord | None
+    status: int
+    payload: bytes
+
+
+class RemakeWanted(NamedTuple):
+    """A value is lost, and a replay of an actor's calls will make it again. It is pending."""
+
+    record: AnyObject
+    reason: str
+
+
+class ActorUnwanted(NamedTuple):
+    """A process that actors share has made one in an attempt that does not count."""
+
+    worker: WorkerRecord
+    actor_id: bytes
+    attempt: int
+
+
+class ActorUnreferenced(NamedTuple):
+    """The last handle of an actor is gone."""
+
+    task: TaskRecord
+
+
+class DetachedActorDied(NamedTuple):
+    """A detached actor is dead for good. Its job may be over."""
+
+    job: JobRecord
+
+
+class StreamTaskEnded(NamedTuple):
+    """A streaming task has its outcome."""
+
+    task: TaskRecord
+    status: int
+    payload: bytes
+
+
+class StreamUnreferenced(NamedTuple):
+    """Nobody needs a stream any more, or a value that it does not have yet."""
+
+    record: AnyObject
+
+
+Transition = (
+    ActorTaskEnded
+    | RemakeEnded
+    | RemakeWanted
+    | ActorUnwanted
+    | ActorUnreferenced
+    | DetachedActorDied
+    | StreamTaskEnded
+    | StreamUnreferenced
+)
