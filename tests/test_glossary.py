@@ -32,6 +32,7 @@ REVISED = (
     "zfabric/config.py",
     "zfabric/exceptions.py",
     "zfabric/protocol",
+    "zfabric/adapters",
 )
 """Pages, modules and packages that keep to the glossary."""
 

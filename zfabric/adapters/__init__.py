@@ -1,1 +1,1 @@
-"""One outside mechanism each: sockets, journal, arena, serialization, processes."""
+"""One outside mechanism in each module: sockets, journal, arena, serialization, processes."""

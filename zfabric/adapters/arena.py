@@ -1,18 +1,18 @@
-"""The arena: one sparse shared-memory file that holds a node's values, and how processes touch it.
+"""The arena: one sparse shared-memory file that holds a node's values, and how processes access it.
 
-The supervisor creates it and keeps it open; it has no name that could outlive a kill. Everybody else opens it through the
-supervisor's descriptor, ``/proc/<pid>/fd/<n>``, which only the same user can. Where it lies and why is measured in
+The supervisor creates it and keeps it open; it has no name that could outlive a kill. All other processes open it through the
+supervisor's descriptor, ``/proc/<pid>/fd/<n>``, which only the same user can. The reasons and measurements are in
 ``docs/decisions/0001-arena-without-a-name.md``.
 
-**No byte is touched before its memory is there.** ``make_ready`` asks the system for whole pieces of 2 MiB, and a system that
-has none left says so in an error; touching a hole would kill the process instead (SIGBUS). One page per piece is allocated
-first, which ``MADV_COLLAPSE`` then makes a huge page of: eight times faster than allocating all small pages, and the first
-write of any process then runs at the speed of the copy. Where that is refused, ``posix_fallocate`` does the whole.
+**No byte is touched before its memory exists.** ``make_ready`` allocates whole pieces of 2 MiB, and raises an error if the system
+has none left; touching a hole would kill the process instead (SIGBUS). One page per piece is allocated
+first, and ``MADV_COLLAPSE`` makes a huge page of the piece: eight times faster than allocating all small pages, and the first
+write of any process then runs at the speed of the copy. If that is refused, ``posix_fallocate`` allocates the whole.
 
-**Finding the sealed objects again.** An object is a header of 64 bytes and its payload. Headers cannot be found by walking
+**Finding sealed objects after a restart.** An object is a header of 64 bytes and its payload. Headers cannot be found by walking
 (reused room is full of old ones), so the start of the file is an *index*: an entry per object that the store has taken over,
-written by the daemon alone, its state byte last. After a restart an entry counts if the header it points to agrees: the same
-id and size, sealed. What a writer left half written is in no index, whenever it was killed.
+written by the daemon alone, its state byte last. After a restart an entry counts if its header agrees: the same
+id and size, sealed. A half-written object is in no index, whenever its writer was killed.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Arena:
         self._index_end = data_start(self.size)
 
     def close(self) -> None:
-        """Let go of the file; views that are still used stay valid."""
+        """Close the file; views that are still used stay valid."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

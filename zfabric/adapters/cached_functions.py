@@ -1,7 +1,7 @@
 """Functions with a cache (``functools.lru_cache``, ``functools.cache``) as bytes.
 
-Python pickles them by name alone, so that those of ``__main__``, and those made inside other functions, are found in no other process.
-They travel here as the function inside and the terms of the cache, wherever cloudpickle would send that function itself: each process
+Python pickles them by name alone. So those of ``__main__``, and those made inside other functions, are not found in other processes. Here
+they travel as the inner function and the parameters of the cache, wherever cloudpickle would send that function by value. Each process
 that loads one has a cache of its own, empty at first.
 """
 

@@ -1,8 +1,8 @@
-"""Python's cyclic garbage collector, which looks at every container there is again and again.
+"""Python's cyclic garbage collector, which reads every container in each of its passes.
 
 A program has as many refs as tasks, and a pass of the collector reads every one of them and its id, from memory that no cache holds
 any more. A ref has neither a dict nor a slot for anything but its id and its client. A cycle can go through it only by way of the
-client, which lives until it is shut down and keeps no refs then: so there is nothing to find.
+client, which lives until it is shut down and keeps no refs then. So the collector could find nothing in refs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The short way between two processes of a machine: datagrams of the system, one for each small frame.
+"""Small frames between two processes of a machine, as Unix datagrams.
 
-Through ZeroMQ a message wakes its sender's I/O thread, its receiver's, and then whoever waits for it. A datagram is in the receiver's queue
-when ``send`` returns, and wakes nobody else. That queue is short (ten, on most systems): whatever does not fit takes the long way.
+Through ZeroMQ a message wakes its sender's I/O thread, its receiver's, and then the thread that waits for it. A datagram is in the
+receiver's queue when ``send`` returns, and wakes no other thread. That queue is short (ten, on most systems). Frames that do not fit go
+through ZeroMQ.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ SUFFIX = ".d"
 
 
 class Datagrams:
-    """The socket on which a process receives them, and from which it sends. Any thread may send; one at a time receives."""
+    """The socket on which a process receives datagrams, and from which it sends. Any thread may send; one at a time receives."""
 
     __slots__ = ("_asked", "_own", "_path", "_socket", "fd")
 

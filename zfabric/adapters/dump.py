@@ -1,7 +1,7 @@
 """A store's rows as people read them: from a directory that no daemon has open, or from the rows of a ``Scan``.
 
-Everything in the tables is msgpack and shown as plain data: short bytes in hex, longer ones by their length. What users
-pickled is only ever bytes here; nothing is unpickled.
+Everything in the tables is msgpack and shown as plain data: short bytes in hex, longer ones by their length. Users'
+pickles are shown as bytes; nothing is unpickled.
 """
 
 from __future__ import annotations

@@ -1,27 +1,27 @@
 """The journal: the control store's tables in one LMDB environment, opened by one process.
 
-What is acknowledged is in a committed transaction; what a transaction holds is there whole or not at all, also after
-``kill -9`` at any instruction, since LMDB writes new pages beside the old ones and then flips one page of its own.
+Acknowledged rows are in a committed transaction. A transaction is there whole or not at all, also after
+``kill -9`` at any instruction, since LMDB writes new pages beside the old ones and then flips one root page.
 
-**Durability.** "process": the commit runs inline and syncs nothing. The pages are in the kernel's hands, so they outlive
-every process, but not a power loss, and LMDB without sync may be *corrupt* after one. So the directory carries a stamp with
-the boot it was written in. Opened in another boot it is renamed aside, which is reported, and a fresh one begun; nothing of
-the old boot still runs that could miss it. The same is done with a store that is damaged (``adapters.store_check``). "power": rows
-are put on the caller's thread (cheap there; on a second thread that fights for the interpreter they cost two hundred times as much)
-and the filled transaction is handed to a thread for its one synced ``commit()``.
+**Durability.** "process": the commit runs inline and syncs nothing. The kernel has the pages, so they outlive
+every process, but not a power loss, and LMDB without sync may be *corrupt* after one. So the directory has a stamp with
+the boot it was written in. A store of another boot is renamed aside, which is reported, and a new one is begun; nothing of
+the old boot still runs that could miss it. The same happens to a store that is damaged (``adapters.store_check``). "power": rows
+are put on the caller's thread (on a second thread, which competes for the interpreter, they cost two hundred times as much),
+and another thread makes the one synced ``commit()`` of the filled transaction.
 
 **The stamp is a file of its own**, not a row: it must be read before LMDB maps a file that may be corrupt or of another
-format, since LMDB trusts what it maps. It is written and synced before the data file exists.
+format, since LMDB trusts the file that it maps. It is written and synced before the data file exists.
 
 **Not a write map.** ``writemap`` halves the price of a tiny commit, but writes through a mapping of a sparse file, where a full
 disk is a SIGBUS instead of an error.
 
 **No locks of LMDB's** (``lock=False``): one ``flock`` of ours keeps other processes out, and one rule keeps our own reads
-safe: a writer never reuses the pages of the last committed state, so a read may see that state while the next commit is
-under way, as long as the read has ended before the one after begins. Reads during a commit therefore share one
+safe. A writer never reuses the pages of the last committed state, so a read may see that state during the next
+commit, as long as the read ends before the commit after that begins. Reads during a commit therefore share one
 snapshot, taken before that commit and dropped after it.
 
-**Full.** A commit that fails is rolled back whole and reported, and the environment opened anew (LMDB calls itself
+**Full.** A commit that fails is rolled back whole and reported, and the environment is opened again (LMDB declares itself
 broken after some failures). Since LMDB copies on write, a full map cannot even delete; transactions that only delete (or
 write to "meta") may grow the map by a little headroom.
 """
@@ -77,7 +77,7 @@ class Transaction(Protocol):
 
 
 class _Stamp(NamedTuple):
-    """What the directory says of itself."""
+    """The directory's description of its contents."""
 
     version: int
     protocol: int
@@ -96,7 +96,7 @@ def boot_id() -> str:
 class Journal:
     """The tables on disk. ``Journal.open`` makes one; it belongs to one thread.
 
-    ``report`` is what a person should know of the opening (a directory set aside), or empty.
+    ``report`` is a message for people about the opening (a directory set aside), or empty.
     """
 
     def __init__(self, path: str, size: int, durability: str, lock: int, report: str = "") -> None:
@@ -223,7 +223,7 @@ class Journal:
         self._filled.put((filled, done))
 
     def close(self) -> None:
-        """Wait for the commit under way, and let go of the directory."""
+        """Wait for the commit in progress, and unlock the directory."""
         self._settle(wait=True)
         if self._thread is not None:
             self._filled.put(None)
@@ -287,7 +287,7 @@ class Journal:
         return f"the control store in {self.path} cannot be written: {error}"
 
     def _settle(self, wait: bool = False) -> None:
-        """Once the commit has ended, let go of its snapshot, and open the environment anew if it may be broken."""
+        """After the commit, drop its snapshot, and open the environment again if it may be broken."""
         if self._snapshot is not None and (wait or self._idle.is_set()):
             self._idle.wait()
             self._snapshot.abort()

@@ -1,4 +1,4 @@
-"""Ranges of files as memory: shared by all who map them, or private, so that what is written there stays in this process."""
+"""Ranges of files as memory: shared by all processes that map them, or private, so that writes stay in this process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A journal in memory, with the journal's interface: for tests, and for the simulator, where it is the disk.
 
-``deferred`` leaves every commit under way until ``complete`` is called, as the commit thread of "power" does. What is under
-way is lost by ``crash``, which hands over what the next process finds.
+With ``deferred``, every commit is pending until ``complete`` is called, as with the commit thread of "power". ``crash`` loses pending
+commits, and returns the journal that the next process finds.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """How many threads numeric libraries use in this process: OpenMP, OpenBLAS, MKL and torch.
 
-Left alone, each takes all CPUs of the machine, in every worker. A library that is loaded reads a variable of the environment, so the
-variables are set before user code is. One that is loaded already, by an earlier task or before this process was forked, is told by its own
-function. What whoever started the cluster, or a ``runtime_env``, sets has precedence; ``OMP_NUM_THREADS`` counts for all of them, as they
-see it themselves.
+By default each takes all CPUs of the machine, in every worker. A library reads an environment variable when it is loaded, so the
+variables are set before user code is loaded. A library that is loaded already, by an earlier task or before this process was forked, is
+set by its own function. Values of the user who started the cluster, or of a ``runtime_env``, have precedence; ``OMP_NUM_THREADS`` counts
+for all libraries, as in the libraries themselves.
 
-A limit is its process's, OpenMP's the calling thread's: other threads have what the environment said when OpenMP was loaded.
+A limit belongs to its process, OpenMP's to the calling thread: other threads have the value of the environment when OpenMP was loaded.
 """
 
 from __future__ import annotations

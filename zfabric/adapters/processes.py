@@ -1,6 +1,6 @@
-"""What the operating system knows of processes and of the machine: identity, death, memory, limits. Linux only.
+"""The operating system's view of processes and of the machine: identity, death, memory, limits. Linux only.
 
-A pid names a process only until it is reaped, so a process that is not a child of ours is named by (pid, start ticks)
+A pid names a process only until it is reaped. So a process that is not a child of ours is named by (pid, start ticks)
 and held by a pidfd; a child of ours keeps its pid until we reap it. Limits are those of this process: its CPU affinity
 and the control groups around it (both versions of them), not those of the hardware.
 """

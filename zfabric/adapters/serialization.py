@@ -1,15 +1,15 @@
 """Values, arguments, functions and errors as bytes.
 
-A value without out-of-band buffers *is* its pickle (it starts with 0x80), so that small values cost nothing beyond it. One
-with buffers (numpy arrays, large ``bytes``, whatever offers pickle protocol 5 buffers) is a frame::
+A value without out-of-band buffers *is* its pickle (it starts with 0x80), so small values cost nothing beyond it. One
+with buffers (numpy arrays, large ``bytes``, anything that offers pickle protocol 5 buffers) is a frame::
 
     tag (1) | padding (3) | count of buffers (u32) | length of the pickle (u64) | length of each buffer (u64 each)
     | the pickle | each buffer, at the next multiple of 64
 
 which is written straight into its place, and read without a copy: arrays are read-only views of the bytes, at every size,
-so that a program that runs with small arrays runs with large ones. Where torch's tensors are among them, the tag says that the
-bytes are to be the reader's own (``adapters.tensors``). When the bytes lie in shared memory, one numpy array over
-all of them stands between the memory and the views; it dies exactly when the last view does, and its finalizer lets go of the
+so that a program that runs with small arrays runs with large ones. If it contains torch's tensors, the tag says that the
+reader needs a private copy-on-write mapping (``adapters.tensors``). If the bytes are in shared memory, one numpy array over
+all of them stands between the memory and the views. It dies exactly when the last view does, and its finalizer releases the
 memory (once, in whatever thread that happens).
 
 Plain data (numbers, texts, small containers of them, arrays that hold no Python objects) is pickled by the C pickler
@@ -89,7 +89,7 @@ _TRUE, _FALSE = _dumps(True, 5), _dumps(False, 5)
 
 
 class _Collecting(threading.local):
-    """What the calls in progress on this thread collect."""
+    """State of the ``serialize`` calls in progress on this thread."""
 
     references: dict[bytes, None] | None = None
     tensors = False

@@ -1,8 +1,8 @@
-"""Local sockets: one ROUTER a process receives on, one DEALER per peer it sends to, datagrams beside them, a link over each pair.
+"""Local sockets: each process receives on one ROUTER, sends to each peer by one DEALER or by datagrams, and has a link to each peer.
 
 Connections are one-way, so that any thread may send (under the owner's lock) while another waits in ``poll``. Paths are made from
-incarnations only. A small frame is sent as a datagram, if nothing is under way to the same peer that went through ZeroMQ: so it overtakes
-nothing. All others go through ZeroMQ. A frame that a full socket does not take stays in its peer's backlog, and order is kept.
+incarnations only. A small frame is sent as a datagram if no frame to the same peer is in flight through ZeroMQ, so it overtakes
+none. All others go through ZeroMQ. A frame that a full socket does not take stays in its peer's backlog, in order.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Delivery = tuple[Address, bytes, object]
 
 
 class Peer:
-    """What this process knows of one other: both ways to it, the link, and frames that wait for room."""
+    """One other process: its sockets, its link, and frames that wait for room."""
 
     __slots__ = ("admitted", "backlog", "link", "long_way", "path", "socket")
 
@@ -95,7 +95,7 @@ class Transport:
         self._bell = -1
 
     def peer(self, incarnation: bytes) -> Peer:
-        """The peer with this incarnation, known from the first use on."""
+        """The peer with this incarnation, made on first use."""
         peer = self.peers.get(incarnation)
         if peer is None:
             link = Link(self.config.link_window, self.config.link_repeat)
@@ -111,7 +111,7 @@ class Transport:
         return socket
 
     def send(self, sends: Iterable[tuple[bytes, Send]], now: float) -> None:
-        """Send messages, each with the role that speaks; those to one peer leave as one frame, or a few where rows are many."""
+        """Send messages, each with the role that sends it. Messages to one peer leave as one frame, or a few if there are many rows."""
         batches: dict[bytes, list[Envelope]] = {}
         rows = 0
         for role, (to, message, _) in sends:
@@ -126,9 +126,10 @@ class Transport:
             self.send_envelopes(incarnation, envelopes, now)
 
     def send_envelopes(self, incarnation: bytes, envelopes: list[Envelope], now: float) -> None:
-        """Send these to one peer, in order, as few frames as is sensible.
+        """Send these to one peer, in order, in few frames.
 
-        TypeError, ValueError or OverflowError for what a frame cannot carry: the link has not seen it, and the rest has left.
+        Raises TypeError, ValueError or OverflowError for a message that a frame cannot carry. It is not passed to the link; all others
+        are sent.
         """
         peer = self.peers.get(incarnation) or self.peer(incarnation)
         try:
@@ -149,7 +150,7 @@ class Transport:
             self._push(incarnation, peer, frame)
 
     def _send_each(self, incarnation: bytes, envelopes: list[Envelope], now: float) -> None:
-        """Send those that a frame can carry, of messages that none can carry together, and raise what the first of the others raises."""
+        """Send the messages one by one because some cannot be encoded; then raise the first error."""
         refused: Exception | None = None
         for envelope in envelopes:
             try:
@@ -173,7 +174,7 @@ class Transport:
         self._drain(incarnation, peer)
 
     def _open(self, incarnation: bytes, peer: Peer) -> bool:
-        """Open the socket to a peer; False if it is not to have one, or there is none left."""
+        """Open the socket to a peer; False if it may not have one, or none is left."""
         if self.admits is not None and not peer.admitted and not self.admits(incarnation):
             return False
         try:
@@ -198,11 +199,11 @@ class Transport:
 
     @property
     def congested(self) -> bool:
-        """Whether some frame waits for room in a socket."""
+        """Whether a frame waits for room in a socket."""
         return bool(self._congested)
 
     def tick(self, now: float) -> None:
-        """Try congested sockets again; repeat and acknowledge what is due."""
+        """Try congested sockets again; repeat and acknowledge frames that are due."""
         if now < self._due_at and not self._congested:
             return
         for incarnation in list(self._congested):
@@ -222,7 +223,7 @@ class Transport:
         self._due_at = min((deadline for deadline in deadlines if deadline is not None), default=math.inf)
 
     def next_deadline(self) -> float | None:
-        """When ``tick`` is wanted next."""
+        """The time at which ``tick`` is due next."""
         return None if self._due_at == math.inf else self._due_at
 
     def poll(self, timeout: float) -> bool:
@@ -238,12 +239,12 @@ class Transport:
         return True
 
     def polled(self, ready: dict[Any, int]) -> bool:
-        """Whether a frame has come, where another one has polled ``sources``."""
+        """Whether a frame has arrived, if the caller has polled ``sources`` itself."""
         self._has_datagram = self._datagrams.fd in ready
         return self._has_datagram or self.router in ready
 
     def hang_bell(self) -> None:
-        """Let ``ring`` end a ``poll``, from the next one on."""
+        """From the next ``poll`` on, ``ring`` ends it."""
         if self._bell < 0:
             self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
             self.sources.append((self._bell, POLLIN))
@@ -254,9 +255,9 @@ class Transport:
             os.eventfd_write(self._bell, 1)
 
     def take(self) -> tuple[bytes, bytes] | None:
-        """One frame that has come, with its sender's incarnation, undecoded; None if there is none.
+        """A frame that has arrived, undecoded, with its sender's incarnation; None if there is none.
 
-        A datagram is one only if ``poll`` or ``readable`` has just said so.
+        It may be a datagram only if ``poll`` or ``readable`` has just returned True.
         """
         if self._has_datagram and self._in_a_row < DATAGRAMS_IN_A_ROW:
             self._has_datagram = False
@@ -282,13 +283,13 @@ class Transport:
 
     @property
     def readable(self) -> bool:
-        """Whether a frame has come. Asking costs a third of what the exception for "none" does."""
+        """Whether a frame has arrived. Checking costs a third of the exception for "none"."""
         if not self._has_datagram:
             self._has_datagram = self._datagrams.readable
         return self._has_datagram or bool(_option(self.router, EVENTS) & POLLIN)
 
     def receive(self, limit: int = 64) -> list[tuple[bytes, bytes]]:
-        """Up to ``limit`` frames that have come, as ``take`` gives them."""
+        """Up to ``limit`` frames that have arrived, as ``take`` returns them."""
         frames: list[tuple[bytes, bytes]] = []
         while (frame := self.take()) is not None:
             frames.append(frame)
@@ -297,7 +298,7 @@ class Transport:
         return frames
 
     def accept(self, sender: bytes, frame: bytes, now: float) -> list[Envelope]:
-        """Decode a frame and pass it through its link: what may be delivered now."""
+        """Decode a frame and pass it to its link; return the messages that can be delivered now."""
         try:
             sequence, acknowledged, body = decode(frame)
         except MalformedFrame:
@@ -316,7 +317,9 @@ class Transport:
         return [envelope for batch in ready for envelope in batch]
 
     def _salvage(self, sender: bytes, frame: bytes, now: float) -> list[Envelope]:
-        """Of a frame that cannot be read as a whole, what can be. The link goes on: the frame would not be better when it is repeated."""
+        """The readable messages of a frame that cannot be decoded as a whole. The link goes on: a repetition of the frame would be no
+        better.
+        """
         try:
             sequence, acknowledged, said = salvage(frame)
         except MalformedFrame:
@@ -333,7 +336,7 @@ class Transport:
         return [envelope for batch in ready for envelope in batch]
 
     def forget(self, incarnation: bytes) -> list[Envelope]:
-        """A peer is gone: close the socket to it; what it had not acknowledged comes back."""
+        """Close the socket to a peer that is gone; return the messages that it had not acknowledged."""
         peer = self.peers.pop(incarnation, None)
         self._congested.discard(incarnation)
         if peer is None:
@@ -343,7 +346,7 @@ class Transport:
         return peer.link.unacknowledged()
 
     def close(self, flush: float = 0.0) -> None:
-        """Close every socket, giving frames on their way ``flush`` seconds to leave."""
+        """Close every socket. Frames in flight have ``flush`` seconds to leave."""
         for peer in self.peers.values():
             if peer.socket is not None:
                 peer.socket.close(int(flush * 1000))

@@ -1,12 +1,13 @@
-"""Objects on disk: what the arena has no room for.
+"""Objects on disk: spilled ones, and those for which the arena never had room.
 
-One file per object, its name the number that the object store gave it. A file is written under another name and renamed when it is
-whole *and the store's*: one that a process writes is so only once the store has taken it over, since a file that nobody told of may be
-half of a result. A daemon that dies in between leaves nothing that looks like an object; a header with size, id and checksum makes a
-file that was cut, damaged or mistaken later an error instead of wrong data. Nothing is synced: what is here need not outlive the machine.
+There is one file per object, named by the number that the object store gave it. A file is written under another name and renamed when it
+is whole *and the store's*. A file that a process writes is the store's only once the store has taken it over, since an unreported file
+may be half of a result. A daemon that dies in between leaves nothing that looks like an object. A header with size, id and checksum turns
+a file that was cut, damaged or swapped later into an error instead of wrong data. Nothing is synced: these files need not outlive the
+machine.
 
-A payload begins at 64 bytes, as in the arena, and is read where it is by whoever maps the file: privately, so that not even a reader
-that writes to its memory changes what others read. A deleted file goes when the last of them has.
+A payload begins at 64 bytes, as in the arena. Readers map the file privately, so that not even a reader
+that writes to its memory changes what others read. The disk space of a deleted file is freed when the last reader has unmapped it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _OBJECT, _PARTIAL = ".object", ".partial"
 
 
 class SpillFiles:
-    """The files of the directory ``path``, as processes write and read them that the store gave a number."""
+    """The files of the directory ``path``, for processes to which the store gave a file's number."""
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -1,9 +1,9 @@
-"""Whether a control store's file can be trusted, found out before LMDB maps it.
+"""Whether a control store's file can be trusted, checked before LMDB maps it.
 
-LMDB follows the page numbers in its file without a look at the file's end: one that was cut short is a SIGBUS, one with foreign
-bytes whatever they mean. Here the file is read by system calls, page by page (LMDB 0.9's format, ``docs/decisions/0002-lmdb-format.md``):
-both trees from their roots, each page once, each within the file. What the rows say is checked besides: a row that a machine could not
-take in would end every daemon that reads it.
+LMDB follows the page numbers in its file without a check against the file's end. A file that was cut short is a SIGBUS, and one with
+foreign bytes gives arbitrary results. This module reads the file by system calls, page by page (LMDB 0.9's format,
+``docs/decisions/0002-lmdb-format.md``): both trees from their roots, each page once, each within the file. It checks the rows, too: a row
+that a machine could not process would end every daemon that reads it.
 """
 
 from __future__ import annotations

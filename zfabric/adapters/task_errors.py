@@ -1,17 +1,17 @@
-"""Exceptions on their way from the worker where they were raised to whoever asks for the value.
+"""Exceptions on their way from the worker that raised them to the process that gets the value.
 
 A worker packs the exception (``dump_error``) as a pickled tuple of plain texts with the pickled exception inside, so that
-the outer part can be read even where the inner one cannot: the class may not be importable here, or may refuse to be made.
-``load_error`` then builds a ``TaskError`` that is also an instance of the class that was raised. It does so without calling
-that class's ``__init__``, whose signature is nobody's business: it makes the instance with ``__new__`` and copies the state
-of the original over, attributes and C-level members (``errno``, ``value``) alike.
+the outer part can be read even if the inner one cannot: the class may not be importable here, or may refuse to be made.
+``load_error`` then builds a ``TaskError`` that is also an instance of the class that was raised. It does not call
+that class's ``__init__``, whose signature is unknown: it makes the instance with ``__new__`` and copies the state
+of the original, attributes and C-level members (``errno``, ``value``) alike.
 
-A ``TaskError`` keeps the bytes it was made from and pickles as them, so it travels on unchanged; when a task raises one
+A ``TaskError`` retains the bytes it was made from and pickles as them, so it travels on unchanged. When a task raises one
 again, the next one wraps it: ``error.cause`` is then a ``TaskError`` itself, and every one of them is an instance of the
 class that was raised first.
 
-``str(error)`` is what ``str`` of the original was where it was raised, so that programs and tests find in it what they would without a
-fabric; where the two do not go together, the name of the class comes first. Where it was raised, and the remote traceback, follow as a note
+``str(error)`` is ``str`` of the original in the worker, so that programs and tests find the text that they would find without a
+fabric. If the class does not allow that, the name of the class comes first. The place and the remote traceback follow as a note
 (``BaseException.add_note``), which tracebacks show.
 """
 

@@ -1,8 +1,8 @@
-"""Tensors of torch on the CPU: written from where they are, and read where they lie, on memory that is the reader's own.
+"""Tensors of torch on the CPU: written without a copy, and read in place, in private memory of the reader.
 
-torch has no read-only tensors, and a write through a read-only mapping ends the process. So a value with tensors is marked, and its reader
-maps it privately: what it writes is copied page by page at that moment, and the stored value stays as it is. Whatever else there is to a
-tensor (views, gradients, parameters, names) is torch's own pickling; only the storage, where the numbers are, is a buffer here.
+torch has no read-only tensors, and a write through a read-only mapping ends the process. So a value with tensors is marked, and its
+reader maps it privately: a write copies its page at that moment, and the stored value stays as it is. All else about a tensor (views,
+gradients, parameters, names) is torch's own pickling; only the storage, which has the numbers, is a buffer here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Finding what cannot be pickled: the path from a value to the part that is to blame.
 
-Runs only after pickling has failed, so it may be slow, but it is bounded: it tries to pickle the children of what failed,
-goes into the first that fails too, and stops where none does, or when it has tried enough.
+It runs only after pickling has failed, so it may be slow, but it is bounded. It tries to pickle the children of the value that failed,
+goes into the first that fails too, and stops if none does, or after a bounded number of attempts.
 """
 
 from __future__ import annotations
