@@ -13,20 +13,24 @@ import textwrap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 from bad_days import PATIENCE
 
+import zfabric as zf
 from zfabric.adapters import arena as arena_module
 from zfabric.adapters import mapping as mapping_module
 from zfabric.adapters.arena import Arena, create_arena
 from zfabric.adapters.spill import SpillDirectory, SpillFiles
 from zfabric.config import Config
-from zfabric.machines.common.extents import HEADER_BYTES, PIECE, data_start, footprint
+from zfabric.machines.common.extents import HEADER_BYTES, PIECE, data_start, file_offset, footprint
 from zfabric.machines.object_store.machine import ObjectStore
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CLIENT
+from zfabric.runtime.arena_access import ArenaAccess
+from zfabric.runtime.connection import Connection
 from zfabric.runtime.storage import Storage
 
 SIZE = 16 * PIECE
@@ -527,6 +531,19 @@ def test_a_file_that_a_process_writes_is_an_object_once_it_was_taken_over(spill:
     assert view[:2] == b"\0a", "who has it mapped goes on reading, and has written for himself alone"
     with pytest.raises(FileNotFoundError):
         files.map(3, 1)
+
+
+def test_a_file_that_has_lost_its_end_since_it_was_checked_is_a_lost_object(path: str, spill: SpillDirectory, tmp_path: Path) -> None:
+    spill.write(3, object_id(3), memoryview(b"whole"))
+    values = ArenaAccess(cast(Connection, None), path, SIZE, str(tmp_path / "spill"))
+    place = (file_offset(3), 5)
+    assert values.view(place) == b"whole"
+    (tmp_path / "spill/3.object").write_bytes(b"")
+    with pytest.raises(zf.ObjectLostError, match=r"is damaged.*has lost its end"):
+        values.view(place)
+    spill.remove(3)
+    with pytest.raises(zf.ObjectLostError, match="is gone"):
+        values.view(place)
 
 
 def test_a_private_view_of_the_arena_changes_nothing(arena: Arena) -> None:

@@ -4,6 +4,7 @@ whoever asked; and where they are read.
 
 from __future__ import annotations
 
+import errno
 from functools import partial
 
 from zfabric.adapters.arena import Arena
@@ -67,6 +68,8 @@ class ArenaAccess:
         except FileNotFoundError:
             raise ObjectLostError("the file that the value was in is gone") from None
         except OSError as error:
+            if error.errno == errno.EIO:
+                raise ObjectLostError(f"the file that the value was in is damaged ({error.strerror})") from None
             raise ObjectStoreFullError(f"the value cannot be mapped ({error})") from None
 
     def _room_for(self, size: int) -> int:
