@@ -201,7 +201,7 @@ def test_calls_of_an_actor_that_runs_several_at_once_leave_when_their_own_argume
 
 
 def test_the_next_of_many_calls_whose_arguments_the_scheduler_is_to_hear_of_does_not_look_at_all_others(client: Client) -> None:
-    class Barriers(dict[int, bytes]):
+    class Barriers(dict[int, list[bytes]]):
         def values(self) -> Any:
             raise AssertionError("all are looked at")
 
@@ -211,12 +211,28 @@ def test_the_next_of_many_calls_whose_arguments_the_scheduler_is_to_hear_of_does
     client.calls._barriers = Barriers()
     for number in range(3):
         call_unordered(client, number, (large,))
-    questions = [effect.message for effect in client.take_effects(0.0) if type(effect.message) is m.Query]
-    assert len(questions) == 3
-    for question in questions:
-        client.step(0.0, b"L" + DAEMON, m.Answer(question.token, None, ""))
+    effects = [effect.message for effect in client.take_effects(0.0)]
+    call_unordered(client, 3, (large,))
+    effects += [effect.message for effect in client.take_effects(0.0)]
+    questions = [message for message in effects if type(message) is m.Query]
+    assert len(questions) == 2, "one for all that leave in one frame"
+    client.step(0.0, b"L" + DAEMON, m.Answer(questions[1].token, None, ""))
+    assert sent(client) == [3]
+    client.step(0.0, b"L" + DAEMON, m.Answer(questions[0].token, None, ""))
     assert sent(client) == [0, 1, 2]
     assert client.calls._asked == set()
+
+
+def test_the_scheduler_is_asked_behind_all_that_the_calls_travel_with(client: Client) -> None:
+    meet(client)
+    results = [call(client, number) + CALL_RETURN for number in (1, 2)]
+    client.take_effects(0.0)
+    for number, result in enumerate(results, 3):
+        call(client, number, contains=(result,))
+    messages = [effect.message for effect in client.take_effects(0.0)]
+    (question,) = [message for message in messages if type(message) is m.Query]
+    expected = [row[0] for message in messages[: messages.index(question)] if type(message) is m.ExpectResults for row in message.rows]
+    assert expected == results
 
 
 def test_calls_without_an_order_that_wait_for_arguments_meet_every_end(client: Client) -> None:
@@ -292,15 +308,42 @@ def test_what_is_called_after_a_kill_does_not_reach_the_process_that_is_to_end(c
 
 
 def test_what_is_called_once_its_actor_has_ended_itself_does_not_run(client: Client) -> None:
-    """It is not sent to the process that is to end: nobody could say of it there that it has not run."""
-    last, behind = call(client, 1), call(client, 2)
+    """It is not sent to the process that is to end. What was sent behind the last call has not begun, either."""
+    before, last, behind = call(client, 1), call(client, 2), call(client, 3)
     lives(client, HOME)
-    assert sent(client) == [1, 2]
+    assert sent(client) == [1, 2, 3]
+    unsent = call(client, 4)
     client.step(0.0, CLIENT + HOME, m.Returned(((last, m.FAILED, (left_for_good(ACTOR, "exit_actor"),)),)))
-    late = call(client, 3)
+    late = call(client, 5)
     assert sent(client) == []
     lives(client, b"", DEAD, b"", left_for_good(ACTOR, "exit_actor"))
-    assert [outcome(client, each) for each in (behind, late)] == [("ActorDiedError", "unknown"), ("ActorDiedError", "not run")]
+    assert outcome(client, before) == ("ActorDiedError", "unknown")
+    assert [outcome(client, each) for each in (behind, unsent, late)] == [("ActorDiedError", "not run")] * 3
+    assert client.calls.delayed == client.calls.pending == {}
+
+
+def test_what_may_run_beside_the_call_in_which_an_actor_ends_itself_has_an_unknown_end(client: Client) -> None:
+    """In a concurrency group, or where an actor runs several calls of one group at once."""
+    meet(client)
+    other = call(client, 1, concurrency_group="io")
+    last, grouped, behind = call(client, 2), call(client, 3, concurrency_group="io"), call(client, 4)
+    assert sent(client) == [1, 2, 3, 4]
+    client.step(0.0, CLIENT + HOME, m.Returned(((last, m.FAILED, (left_for_good(ACTOR, "exit_actor"),)),)))
+    lives(client, b"", DEAD, b"", left_for_good(ACTOR, "exit_actor"))
+    assert [outcome(client, each)[1] for each in (other, grouped, behind)] == ["unknown", "unknown", "not run"]
+
+
+@pytest.mark.parametrize("group", ["io", None])
+def test_what_was_sent_behind_the_last_call_of_an_actor_that_runs_several_has_an_unknown_end(client: Client, group: str | None) -> None:
+    meet(client)
+    if group is None:
+        last, behind = call_unordered(client, 1), call_unordered(client, 2)
+    else:
+        last, behind = (call(client, number, concurrency_group=group) for number in (1, 2))
+    assert sent(client) == [1, 2]
+    client.step(0.0, CLIENT + HOME, m.Returned(((last, m.FAILED, (left_for_good(ACTOR, "exit_actor"),)),)))
+    lives(client, b"", DEAD, b"", left_for_good(ACTOR, "exit_actor"))
+    assert outcome(client, behind) == ("ActorDiedError", "unknown")
 
 
 def test_an_argument_of_an_actor_that_has_ended_itself_says_nothing_of_the_one_that_is_called(client: Client) -> None:

@@ -240,6 +240,7 @@ class CallInvariants:
                 "result that others were promised": calls.results.awaited,
                 "barrier": calls._barriers,
                 "call that was asked about": calls._asked,
+                "call to ask about": calls._to_ask,
                 "call that was heard of": calls._heard,
                 "killed actor": calls.killed,
                 "stopped call": calls._stopped,

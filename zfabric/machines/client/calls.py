@@ -20,7 +20,7 @@ from zfabric.machines.client.targets import Target
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
 from zfabric.protocol.failures import Facts, has_left, pack_failure, unpack_failure
-from zfabric.protocol.ids import ACTOR, CALL_RETURN, CONTROL, TASK_BYTES, Address, call_value, control_of, short
+from zfabric.protocol.ids import ACTOR, CALL_RETURN, CONTROL, PREFIX_BYTES, TASK_BYTES, Address, call_value, control_of, short
 from zfabric.protocol.messages import ALIVE, CREATING, DEAD, FAILED, OK, Row
 from zfabric.protocol.names import brief
 from zfabric.protocol.options import LOGGED, option
@@ -61,10 +61,12 @@ class Calls:
         """Of these tasks and calls, those that have ended since the parked calls were looked at."""
         self.delayed: dict[Target, None] = {}
         """Actors with calls that wait, for whatever news: of where they are, of arguments, of what the scheduler has heard."""
-        self._barriers: dict[int, bytes] = {}
-        """Questions whose answer says that the scheduler has heard all that a call travels with: token -> call."""
+        self._barriers: dict[int, list[bytes]] = {}
+        """Queries whose answer says that the scheduler received all that some calls travel with: token -> calls."""
         self._asked: set[bytes] = set()
-        """Those calls."""
+        """Calls that wait for such an answer."""
+        self._to_ask: list[bytes] = []
+        """Those of them whose query leaves with the next frame: one for all."""
         self._heard: set[bytes] = set()
         """Calls for which it has."""
         self._stopped: dict[bytes, str] = {}
@@ -235,9 +237,7 @@ class Calls:
         if told and row[0] not in self._heard:
             if row[0] not in self._asked:
                 self._asked.add(row[0])
-                token = client.token()
-                self._barriers[token] = row[0]
-                client.query(token, "nothing", ())
+                self._to_ask.append(row[0])
             return b""
         self._heard.discard(row[0])
         self._send(target, (*row[:4], values, row[5]))
@@ -291,19 +291,28 @@ class Calls:
         return None
 
     def heard(self, token: int) -> bool:
-        """The scheduler has answered; True if that was a call's question."""
-        call_id = self._barriers.pop(token, None)
-        if call_id is None:
+        """The scheduler answered a query; True if calls waited for that."""
+        calls = self._barriers.pop(token, None)
+        if calls is None:
             return False
-        self._asked.discard(call_id)
-        target = self.pending.get(call_id)
-        if target is not None:
-            self._heard.add(call_id)
-            if call_id in target.parked:
-                self._try_parked(call_id)
-            else:
-                self._advance(target)
+        for call_id in calls:
+            self._asked.discard(call_id)
+            target = self.pending.get(call_id)
+            if target is not None:
+                self._heard.add(call_id)
+                if call_id in target.parked:
+                    self._try_parked(call_id)
+                else:
+                    self._advance(target)
         return True
+
+    def ask(self) -> None:
+        """Query the scheduler behind all that these calls travel with."""
+        if self._to_ask:
+            calls, self._to_ask = self._to_ask, []
+            token = self.client.token()
+            self._barriers[token] = calls
+            self.client.query(token, "nothing", ())
 
     def news_in(self, message: m.Message) -> None:
         """What a message has brought of that which parked calls wait for."""
@@ -385,7 +394,7 @@ class Calls:
     @property
     def unsent(self) -> bool:
         """Whether calls wait to be sent."""
-        return bool(self._full or self._orders or self._receipts)
+        return bool(self._full or self._orders or self._receipts or self._to_ask)
 
     # -- outcomes --
 
@@ -403,9 +412,9 @@ class Calls:
                 if None in outputs:
                     self._known_after_all(call_id, status, outputs)
                 continue
-            target.sent.pop(call_id, None)
             if status == FAILED and target.state == ALIVE and outputs and has_left(outputs[0], target.actor_id):
-                target.state = CREATING  # What is called from here on runs nowhere: it waits for the scheduler to say that it is dead.
+                self._left(target, call_id)
+            target.sent.pop(call_id, None)
             if target.keeps:
                 target.untaken.append(call_id)
                 if len(target.untaken) >= TAKEN_EVERY:
@@ -440,6 +449,26 @@ class Calls:
                 self._advance(target)  # It was to be made again, and others wait behind it.
             if target.leaving:
                 self._release_if_done(target)
+
+    def _left(self, target: Target, call_id: bytes) -> None:
+        """An actor ended itself in this call. What is called from here on runs nowhere: it waits for the scheduler to report the end.
+
+        So do the calls sent behind it, where calls run one by one: without a concurrency group, and in the order in which they were made.
+        """
+        target.state = CREATING
+        last = target.sent.get(call_id)
+        if last is None or target.unordered or target.order_of(last) != call_id[:PREFIX_BYTES]:
+            return
+        rows = list(target.sent.values())
+        behind = {row[0]: row for row in rows[rows.index(last) + 1 :] if target.order_of(row) == target.order_of(last)}
+        for identifier in behind:
+            del target.sent[identifier]
+        outbox, target.outbox = target.outbox, [row for row in target.outbox if row[0] not in behind]
+        self.queued -= len(outbox) - len(target.outbox)
+        if not target.outbox:
+            self._full.pop(target, None)
+        target.put_first(map(_unsent, behind.values()))
+        self._note_delayed(target)
 
     def _known_after_all(self, call_id: bytes, status: int, outputs: Row) -> None:
         """A call that has an outcome has another one, of which the scheduler believes that this process holds the values."""
@@ -541,7 +570,7 @@ class Calls:
             else:
                 self._fail(target, row, UNKNOWN)
         target.sent = {}
-        target.put_first(row if len(row) == 3 else (*row[:4], (), row[5]) for row in again)
+        target.put_first(map(_unsent, again))
 
     def _may_retry(self, target: Target, row: Row) -> bool:
         call_id, retries = row[0], target.retries
@@ -641,6 +670,11 @@ class Calls:
         for actor_id in {**self.targets, **self.killed, **self._homes}:
             yield m.FindActors, actor_id
         yield from self.results.expected()
+
+
+def _unsent(row: Row) -> Row:
+    """A call as it was before it was sent, without the values of its dependencies."""
+    return row if len(row) == 3 else (*row[:4], (), row[5])
 
 
 def _question(row: Row) -> Row:

@@ -558,6 +558,7 @@ class Client:
         A worker sends this, then the ends of its tasks, then the rest: a value that a task returns must be known to contain a ref before
         the task's own ref to it is let go of.
         """
+        self.calls.ask()
         effects, self._controls = self._controls, []
         handed = self.handing.take()
         if handed is not None:
