@@ -114,7 +114,7 @@ class Transport:
         """Send messages, each with the role that sends it. Messages to one peer leave as one frame, or a few if there are many rows."""
         batches: dict[bytes, list[Envelope]] = {}
         rows = 0
-        for role, (to, message, _) in sends:
+        for role, (to, message) in sends:
             batches.setdefault(to[1:], []).append((to[:1], role, message))
             rows += len(message[0]) if message and type(message[0]) is tuple else 1
             if rows >= FRAME_ROWS:

@@ -9,11 +9,10 @@ from zfabric.protocol.messages import Message
 
 
 class Send(NamedTuple):
-    """Send ``message`` to ``to``. It leaves only once the journal has committed up to ``sequence`` (0: at once)."""
+    """Send ``message`` to ``to``. A machine that waits for a commit asks for it after ``Committed``: a shell holds nothing back."""
 
     to: Address
     message: Message
-    sequence: int = 0
 
 
 class Store(NamedTuple):

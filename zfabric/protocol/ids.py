@@ -48,6 +48,11 @@ CLIENT, WORKER, CONTROL, ACTOR, TOOL = b"C", b"W", b"K", b"A", b"T"
 LOCAL_SCHEDULER, OBJECT_STORE, CONTROL_STORE, GLOBAL_SCHEDULER, SHELL = b"L", b"O", b"S", b"G", b"X"
 
 
+def is_control(incarnation: bytes) -> bool:
+    """Whether the control thread of a process receives under this incarnation."""
+    return incarnation[0] >= 0x80
+
+
 def job_id(number: int) -> bytes:
     """The id of the ``number``-th job of a cluster (4 bytes)."""
     return pack_counter(number)

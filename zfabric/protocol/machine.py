@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any, NamedTuple, Protocol
 
 from zfabric.protocol.effects import Effect
@@ -65,7 +65,7 @@ class Machine(Protocol):
     def next_deadline(self) -> float | None:
         """The time at which ``tick`` is due next; None for never."""
 
-    def take_effects(self, now: float) -> list[Effect]:
+    def take_effects(self, now: float) -> Iterable[Effect]:
         """Decide what follows from all recorded messages, and return it."""
 
     def statistics(self) -> Mapping[str, float]:

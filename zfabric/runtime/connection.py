@@ -203,7 +203,7 @@ class Connection:
         """The same, where the program is about to wait for one task or call: that leaves at once, the rest behind it."""
         first = self.machine.take_first()
         if first is not None:
-            to, message, _ = first
+            to, message = first
             self.post.send_envelopes(to[1:], [(to[:1], CLIENT, message)], clock())
         if first is None or self.machine.urgent:
             self.flush()

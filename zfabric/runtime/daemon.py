@@ -1,9 +1,8 @@
-"""The node daemon: one thread, one loop, around the machines its node hosts.
+"""The node daemon: one thread, one loop, around the machines of its node (``zfabric.shell.node``).
 
-A turn takes in what has come (frames, events of the supervisor, results of the I/O thread), lets deadlines pass, then asks each machine
-for its effects until none has any, delivering between them in memory. Then what was stored is committed, and what was sent leaves,
-merged to one frame a peer. A send that reveals rows waits for the commit of the newest of them, and everything to the same
-peer behind it. The loop polls the socket, an eventfd and the supervisor's channel: nothing that grows with the number of peers.
+A turn takes in what has come (frames, events of the supervisor, results of the I/O thread), lets deadlines pass, and has the machines
+decide. Each write to the journal is committed in its place among their effects; what they send leaves at the end of the turn, as one frame
+per peer. The loop polls the socket, an eventfd and the supervisor's channel: nothing that grows with the number of peers.
 """
 
 from __future__ import annotations
@@ -23,16 +22,10 @@ from zfabric.adapters.journal import Journal
 from zfabric.adapters.processes import memory_available, memory_total, resident_bytes
 from zfabric.adapters.sockets import Transport
 from zfabric.exceptions import ConnectionLostError, FabricError
-from zfabric.machines.control_store import ControlStore
-from zfabric.machines.global_scheduler import GlobalScheduler, LeastWait
-from zfabric.machines.local_scheduler import JobRecord, LocalScheduler, WorkerRecord
-from zfabric.machines.object_store import ObjectStore
+from zfabric.machines.local_scheduler import JobRecord, WorkerRecord
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
-from zfabric.protocol.access import FROM_PROCESSES
-from zfabric.protocol.ids import CONTROL_STORE, GLOBAL_SCHEDULER, LOCAL_SCHEDULER, OBJECT_STORE, SHELL, Address, control_of
-from zfabric.protocol.machine import Machine, Refusal
-from zfabric.protocol.messages import Envelope
+from zfabric.protocol.ids import CONTROL_STORE, LOCAL_SCHEDULER, OBJECT_STORE
 from zfabric.protocol.names import brief
 from zfabric.protocol.options import RESOURCE_UNIT
 from zfabric.runtime.connect import new_incarnation
@@ -42,6 +35,7 @@ from zfabric.runtime.session import Session
 from zfabric.runtime.slots import Slots
 from zfabric.runtime.storage import Storage
 from zfabric.runtime.supervision import Supervision
+from zfabric.shell.node import SWEEP_EVERY, NodeMachines
 
 clock = time.monotonic
 
@@ -55,15 +49,10 @@ LOGS_SELDOM = 0.5
 """How often it is looked at while none is: the last words of a task come after its end, and threads may outlive it."""
 MEMORY_SECONDS = 0.004
 """Pause between two looks at the memory of workers, at least, for each of them: looking takes a two-hundredth of that."""
-SWEEP_EVERY = 5.0
-"""How often peers that are no longer registered are looked for; who is found twice is let go of. What they were told last (a driver its
-farewell) has had that long to arrive, which is longer than they wait for it."""
 CRASHES = frozenset(map(int, (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)))
 """Signals at which Python reports where each thread was, and cannot know which task that was."""
 STOP_SECONDS = 0.5
 """How long a daemon that is stopped waits for the commits of its jobs' ends: half of what the supervisor allows it."""
-ROUNDS_MAX = 1000
-"""Rounds of delivery between machines in one turn; more would be two machines answering each other for ever."""
 COLLECT_EVERY = 30.0
 """How often the cyclic collector runs, when the daemon is idle (records form no cycles, libraries may)."""
 
@@ -78,24 +67,17 @@ class Daemon:
         self.incarnation = new_incarnation()
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
         self.post = Transport(self.context, session.sockets, self.incarnation, self.config)
-        self.post.admits = self._admits
         self.supervision = Supervision(channel)
         self.wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.stopping = False
         self._events: deque[tuple[bytes, m.Message]] = deque()
-        """What other threads have to say: (role it is for, message)."""
-        self._local: deque[tuple[bytes, Address, m.Message]] = deque()
-        self._held: dict[bytes, deque[tuple[int, Envelope]]] = {}
-        self._committed = 0
-        self._outgoing: dict[bytes, list[Envelope]] = {}
+        """Messages of other threads: (role they are for, message)."""
         self._logs = LogTailer(session.logs, self.config.log_bytes, self.config.log_files)
         self._slots = Slots(session.sockets)
         self._busy = False
         self._logs_at = 0.0
         self._memory_at = 0.0
         self._sweep_at = 0.0
-        self._strangers: set[bytes] = set()
-        """Peers that were not registered at the last sweep."""
         self._collect_at = 0.0
         self._memory_limit = self.config.memory_limit or int(memory_total() * 0.95)
 
@@ -109,36 +91,14 @@ class Daemon:
         )
         if self.journal.report:
             self.say("warning", self.journal.report)
-        addresses = {role: role + self.incarnation for role in (LOCAL_SCHEDULER, OBJECT_STORE, CONTROL_STORE, GLOBAL_SCHEDULER)}
         node = description.get("node") or f"{description['supervisor']:x}-{description['started']:x}"
         capacity = int(description["arena_size"])
         self.storage = Storage(
             str(description["arena"]), capacity, description.get("spill") or f"{session.directory}/spill", self._from_thread
         )
-        self.scheduler = LocalScheduler(
-            addresses[LOCAL_SCHEDULER],
-            str(node).encode(),
-            self.config,
-            total,
-            addresses[OBJECT_STORE],
-            addresses[CONTROL_STORE],
-            addresses[GLOBAL_SCHEDULER],
-            int.from_bytes(self.incarnation[:4], "big") << 32 | 1,
-            daemons,
-        )
-        self.store = ObjectStore(addresses[OBJECT_STORE], addresses[LOCAL_SCHEDULER], self.config, capacity, recovering=daemons > 0)
-        self.control = ControlStore(addresses[CONTROL_STORE], self.config, self.journal)
-        self.placer = GlobalScheduler(addresses[GLOBAL_SCHEDULER], self.config, LeastWait())
-        self.machines: dict[bytes, Machine] = {
-            LOCAL_SCHEDULER: self.scheduler,
-            OBJECT_STORE: self.store,
-            CONTROL_STORE: self.control,
-            GLOBAL_SCHEDULER: self.placer,
-        }
-        self._stirred: set[bytes] = set(self.machines)
-        """Roles that took something in, or whose deadline passed, since they were last asked for effects."""
-        self._due: dict[bytes, float | None] = {}
-        self._shell = SHELL + self.incarnation
+        self.node = NodeMachines(self.incarnation, str(node).encode(), self.config, total, capacity, self.journal, daemons)
+        self.scheduler = self.node.scheduler
+        self.post.admits = self.node.admits
         self._perform: dict[type[Any], Any] = {
             e.Store: self._store,
             e.SpawnWorker: lambda effect: self.supervision.spawn(*effect),
@@ -149,13 +109,9 @@ class Daemon:
         if daemons:
             session.sweep_sockets()
             sealed, spilled = self.storage.found()
-            found = m.ArenaFound(sealed, spilled)
-            self.store.step(clock(), self._shell, found)
-            self.scheduler.step(clock(), self._shell, found)
+            self.node.recover(clock(), m.ArenaFound(sealed, spilled))
         else:
-            if self.journal.scan("job", limit=1):
-                self.scheduler.membership.former_jobs.ask()
-            self.scheduler.membership.prestart(clock())
+            self.node.start(clock(), former_jobs=bool(self.journal.scan("job", limit=1)))
 
     def say(self, level: str, text: str) -> None:
         """A line in the daemon's log."""
@@ -189,15 +145,12 @@ class Daemon:
             self._take_events(now, wakeup in ready)
             if self.post.polled(ready):
                 self._receive(now)
-            for role, due in self._due.items():
-                if due is not None and due <= now:
-                    self.machines[role].tick(now)
-                    self._stirred.add(role)
+            self.node.tick(now)
             self.turn(now)
             # Whoever waits for an answer has it; the rest is done while they work on it.
             self._watch_over(now, bool(ready))
             self.post.tick(now)
-            counts["refused_frames"] = self.post.refused
+            counts["refused_frames"] = self.post.refused + self.node.refused
             counts["turn_longest_us"] = max(counts["turn_longest_us"], int((clock() - now) * 1e6))
         self._stop()
 
@@ -207,7 +160,7 @@ class Daemon:
         with contextlib.suppress(ConnectionLostError):
             self._supervised(now)  # The signal may have come before the packet that says why was read.
         self.scheduler.membership.end_all(now, self.supervision.ending)
-        self._stirred.add(LOCAL_SCHEDULER)
+        self.node.stir(LOCAL_SCHEDULER)
         self.turn(now)
         until = now + STOP_SECONDS
         while any(job.ended for job in self.scheduler.tables.jobs.values()) and (left := until - clock()) > 0:
@@ -223,78 +176,40 @@ class Daemon:
         while self._events:
             role, message = self._events.popleft()
             if type(message) is m.Committed:
-                self._commit_ended(message.sequence, message.error)
+                self.node.committed(message.sequence, message.error)
             else:
-                self._step(now, role, self._shell, message)
-
-    def _step(self, now: float, role: bytes, source: Address, message: m.Message) -> None:
-        """Pass a message to the machine that plays ``role``; it is asked for effects in this turn."""
-        machine = self.machines.get(role)
-        if machine is None:
-            self.post.refused += 1
-            return
-        self._stirred.add(role)
-        machine.step(now, source, message)
+                self.node.step(now, role, message)
 
     def _receive(self, now: float) -> None:
+        receive = self.node.receive
         for _ in range(FRAMES_PER_TURN):
             taken = self.post.take()
             if taken is None:
                 return
             sender, frame = taken
             for to, role, message in self.post.accept(sender, frame, now):
-                if not self._may_say(sender, to, message):
-                    self.post.refused += 1
-                    continue
-                if type(message) is m.Goodbye:
-                    if self._admits(sender):
-                        self.post.peer(sender).admitted = True  # It is told when it is registered no longer.
-                    leaving = self.scheduler.tables.processes.get(sender)
-                    self._tell_logs(now, leaving.job if leaving is not None else None)
-                elif type(message) is m.OutputWritten or (type(message) is m.Query and message.what == "output"):
-                    self._tell_logs(now)
-                try:
-                    self._step(now, to, role + sender, message)
-                except Refusal:
-                    self.post.refused += 1
+                kind = type(message)
+                if (kind is m.Goodbye or kind is m.OutputWritten or kind is m.Query) and self.node.may_send(sender, to, message):
+                    self._before(now, sender, message)
+                receive(now, sender, to, role, message)
             if not self.post.readable or clock() - now > RECEIVE_SECONDS:
                 return
 
-    def _may_say(self, sender: bytes, to: bytes, message: m.Message) -> bool:
-        """Whether a process may say this to that role; room in the arena is only for those whose death will be noticed."""
-        if type(message) not in FROM_PROCESSES.get(to, ()):
-            return False
-        return to != OBJECT_STORE or sender in self.scheduler.tables.processes or self.scheduler.membership.recovering
+    def _before(self, now: float, sender: bytes, message: Any) -> None:
+        """Do what the shell itself has to do before the scheduler takes in one of these messages."""
+        if type(message) is m.Goodbye:
+            if self.node.admits(sender):
+                self.post.peer(sender).admitted = True  # The farewell is sent when it is no longer registered.
+            leaving = self.scheduler.tables.processes.get(sender)
+            self._tell_logs(now, leaving.job if leaving is not None else None)
+        elif type(message) is m.OutputWritten or message.what == "output":
+            self._tell_logs(now)
 
     def turn(self, now: float) -> None:
-        """Effects until none is left, then commits and sends, then what is due next."""
-        own = self.incarnation
-        asked: set[bytes] = set()
-        for _ in range(ROUNDS_MAX):
-            stirred, self._stirred = self._stirred, set()
-            asked |= stirred
-            for role in sorted(stirred):
-                for effect in self.machines[role].take_effects(now):
-                    if type(effect) is e.Send:
-                        to = effect.to
-                        if to[1:] == own and effect.sequence <= self._committed:
-                            self._local.append((to[:1], role + own, effect.message))
-                        else:
-                            self._post(to, role, effect.message, effect.sequence)
-                    else:
-                        self._do(effect)
-            if not self._local:
-                break
-            while self._local:
-                role, source, message = self._local.popleft()
-                self._step(now, role, source, message)
-        else:
-            raise RuntimeError("the machines of this daemon answer each other without end")
-        outgoing, self._outgoing = self._outgoing, {}
-        for incarnation, envelopes in outgoing.items():
+        """Effects until none is left, then sends."""
+        self.node.decide(now, self._do)
+        for incarnation, envelopes in self.node.take_outgoing().items():
             self.post.send_envelopes(incarnation, envelopes, now)
-        for role in asked:
-            self._due[role] = self.machines[role].next_deadline()
 
     def _do(self, effect: Any) -> None:
         perform = self._perform.get(type(effect))
@@ -302,18 +217,6 @@ class Daemon:
             perform(effect)
         else:
             self.storage.perform(effect)
-
-    def _post(self, to: Address, role: bytes, message: m.Message, sequence: int) -> None:
-        """Send now, or behind what already waits for a commit."""
-        incarnation = to[1:]
-        held = self._held.get(incarnation)
-        envelope = (to[:1], role, message)
-        if held or sequence > self._committed:
-            if held is None:
-                held = self._held[incarnation] = deque()
-            held.append((sequence, envelope))
-        else:
-            self._outgoing.setdefault(incarnation, []).append(envelope)
 
     def _store(self, effect: e.Store) -> None:
         sequence = effect.sequence
@@ -323,36 +226,17 @@ class Daemon:
             os.eventfd_write(self.wakeup, 1)
 
         if self.config.durability == "process":
-            self.journal.commit([effect], lambda error: self._commit_ended(sequence, error))
+            self.journal.commit([effect], lambda error: self.node.committed(sequence, error))
         else:
             self.journal.commit([effect], done)
 
-    def _commit_ended(self, sequence: int, error: str) -> None:
-        self._local.append((CONTROL_STORE, self._shell, m.Committed(sequence, error)))
-        self._release_held(sequence)
-
-    def _release_held(self, sequence: int) -> None:
-        self._committed = max(self._committed, sequence)
-        for incarnation, held in list(self._held.items()):
-            while held and held[0][0] <= self._committed:
-                to, role, message = held.popleft()[1]
-                if incarnation == self.incarnation:
-                    self._local.append((to, role + incarnation, message))
-                else:
-                    self._outgoing.setdefault(incarnation, []).append((to, role, message))
-            if not held:
-                del self._held[incarnation]
-
     def _next_deadline(self, now: float) -> float:
-        if self._events or self._local or self._stirred:
+        if self._events or self.node.pending:
             return now
         soonest = min(self._sweep_at, self._collect_at, self._logs_at)
-        for due in self._due.values():
+        for due in (self.node.next_deadline(), self.post.next_deadline()):
             if due is not None and due < soonest:
                 soonest = due
-        due = self.post.next_deadline()
-        if due is not None and due < soonest:
-            soonest = due
         if self._busy:
             soonest = min(soonest, self._memory_at)
         return min(soonest, now + 0.002) if self.post.congested else soonest
@@ -363,15 +247,15 @@ class Daemon:
         for event in self.supervision.receive():
             dead: tuple[bytes, ...] = ()
             if type(event) is m.ProcessDied:
-                dead = self._incarnations_of(event.pid)
+                dead = self.node.incarnations_of(event.pid)
                 event = self._died(event, now)
             elif type(event) is m.ProcessTable:
                 event = event._replace(ended=self._slots.read_others({token for token, _ in event.workers}))
             elif type(event) is m.WorkerSpawned and event.pid:
                 note_worker(self.session.logs, event.token, event.pid)
-            self._step(now, LOCAL_SCHEDULER, self._shell, event)
+            self.node.step(now, LOCAL_SCHEDULER, event)
             for incarnation in dead:
-                self._forget(incarnation)
+                self.post.forget(incarnation)
                 self.session.remove_sockets(incarnation)
             if dead and not self.scheduler.membership.recovering:
                 self._slots.keep_only(self.scheduler.logs.logs)
@@ -387,7 +271,7 @@ class Daemon:
         if name:
             self._logs.sign(known.token, name, f"this worker died of signal {died.signal} while it ran {name} ({brief(executing)})")
         if rows and self.config.log_to_driver:
-            self._step(now, LOCAL_SCHEDULER, self._shell, m.LogLines(tuple(rows)))
+            self.node.step(now, LOCAL_SCHEDULER, m.LogLines(tuple(rows)))
         self._logs.forget(known.token)
         return died._replace(executing=executing, ended=ended)
 
@@ -406,34 +290,6 @@ class Daemon:
         if not effect.executing or (isinstance(known, WorkerRecord) and self._slots.executes(known.token, effect.executing)):
             self.supervision.kill(effect.pid, effect.reason)
 
-    def _incarnations_of(self, pid: int) -> tuple[bytes, ...]:
-        """What a process is known as: where it receives, and where its control thread does."""
-        tables = self.scheduler.tables
-        known = tables.by_pid.get(pid)
-        if isinstance(known, WorkerRecord):
-            return known.token, control_of(known.token)
-        found = [process for process in tables.processes.values() if process.pid == pid] + ([known] if known is not None else [])
-        return tuple(incarnation for process in found for incarnation in (process.incarnation, process.control) if incarnation)
-
-    def _forget(self, incarnation: bytes) -> None:
-        """Nobody will hear what is said to this process any more."""
-        self.post.forget(incarnation)
-        self._held.pop(incarnation, None)
-
-    def _admits(self, incarnation: bytes) -> bool:
-        """Whether a process is registered, or is one that is asked to."""
-        return self.scheduler.membership.recovering or incarnation in self._known_peers()
-
-    def _known_peers(self) -> set[bytes]:
-        known: set[bytes] = set()
-        for process in self.scheduler.tables.processes.values():
-            known.add(process.incarnation)
-            known.add(process.control)
-        for worker in self.scheduler.tables.workers.values():
-            known.add(worker.token)
-            known.add(control_of(worker.token))
-        return known
-
     # -- what the loop itself looks after --
 
     def _watch_over(self, now: float, active: bool) -> None:
@@ -448,17 +304,12 @@ class Daemon:
             self._check_memory(now)
         if now >= self._sweep_at:
             self._sweep_at = now + SWEEP_EVERY
-            self._sweep()
+            for incarnation in self.node.sweep(self.post.peers):
+                self.post.forget(incarnation)
         if now >= self._collect_at:
             self._collect_at = now + COLLECT_EVERY
             if not active:
                 gc.collect()
-
-    def _sweep(self) -> None:
-        known = self._known_peers() if not self.scheduler.membership.recovering else self.post.peers.keys()
-        before, self._strangers = self._strangers, {each for each in self.post.peers if each not in known}
-        for incarnation in before & self._strangers:
-            self._forget(incarnation)
 
     def _tell_logs(self, now: float, last_of: JobRecord | None = None) -> bool:
         """Show what workers have written since; of a job that ends, the lines that have no end, too. Whether there was anything."""
@@ -468,7 +319,7 @@ class Daemon:
             if last_of is not None and worker.job is last_of:
                 rows += self._logs.flush(worker.token, worker.pid)
         if rows and self.config.log_to_driver:
-            self._step(now, LOCAL_SCHEDULER, self._shell, m.LogLines(tuple(self._with_names_of_crashes(rows))))
+            self.node.step(now, LOCAL_SCHEDULER, m.LogLines(tuple(self._with_names_of_crashes(rows))))
         return bool(rows)
 
     def _check_memory(self, now: float) -> None:
@@ -479,7 +330,7 @@ class Daemon:
         used = sum(size for _, size in usage)
         available = memory_available()
         if used > self._memory_limit or available < (memory_total() - self._memory_limit if not self.config.memory_limit else 0):
-            self._step(now, LOCAL_SCHEDULER, self._shell, m.MemoryPressure(available, self._memory_limit, tuple(usage)))
+            self.node.step(now, LOCAL_SCHEDULER, m.MemoryPressure(available, self._memory_limit, tuple(usage)))
 
     def close(self) -> None:
         """Close everything in order: what was acknowledged is in the journal already."""

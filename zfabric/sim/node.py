@@ -1,29 +1,23 @@
-"""A simulated node: its supervisor, which outlives daemons, and the daemon, which hosts the production machines.
+"""A simulated node: its supervisor, which outlives daemons, and the daemon, around the same machines as the real one (``zfabric.shell``).
 
-The daemon performs effects as the real one does (``zfabric.runtime.daemon``): one turn takes in what came, then asks every machine for
-its effects until none has any, delivering between them in memory (here through the codec, so that nothing is shared). It may die
-between any two effects.
+Each message that a machine sends goes through the codec, so that nothing is shared, and the daemon may die between any two effects.
 """
 
 from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from zfabric.adapters.memory_journal import MemoryJournal
-from zfabric.machines.common.link import Link
-from zfabric.machines.control_store import ControlStore
-from zfabric.machines.global_scheduler import GlobalScheduler, LeastWait
-from zfabric.machines.local_scheduler import LocalScheduler
-from zfabric.machines.object_store import ObjectStore
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.codec import decode_messages, encode_messages
-from zfabric.protocol.ids import CONTROL_STORE, GLOBAL_SCHEDULER, LOCAL_SCHEDULER, OBJECT_STORE, SHELL, Address, control_of
+from zfabric.protocol.ids import LOCAL_SCHEDULER, Address
 from zfabric.protocol.machine import Machine
-from zfabric.protocol.messages import Envelope
 from zfabric.protocol.options import RESOURCE_UNIT
+from zfabric.shell.node import SWEEP_EVERY, NodeMachines
 from zfabric.sim.arena import Storage
 from zfabric.sim.network import Transport
 
@@ -34,7 +28,6 @@ if TYPE_CHECKING:
 LOOP_DELAY = 0.00002
 """Virtual seconds from a wake-up to the turn."""
 FRAMES_PER_TURN = 8
-ROUNDS_MAX = 200
 
 
 class Crashed(Exception):
@@ -124,6 +117,45 @@ class Supervisor:
         daemon.event(LOCAL_SCHEDULER, m.ProcessTable(tuple((worker.incarnation, pid) for pid, worker in self.workers.items()), left))
 
 
+class Watched:
+    """A machine of a daemon as the world sees it: what it takes in is observed, and the daemon may crash between two effects."""
+
+    def __init__(self, daemon: Daemon, machine: Machine) -> None:
+        self._daemon = daemon
+        self._machine = machine
+        self.address = machine.address
+        self.handlers = machine.handlers
+        self.tick = machine.tick
+        self.next_deadline = machine.next_deadline
+        self.statistics = machine.statistics
+        self.explain = machine.explain
+        self.check_invariants = machine.check_invariants
+
+    def step(self, now: float, source: Address, message: m.Message) -> None:
+        """Take in one message."""
+        world = self._daemon.world
+        world.heard(self.address, source, message)
+        if type(message) not in self.handlers:
+            world.fail(f"a daemon's {self.address[:1]!r} does not accept {type(message).__name__}")
+        late = world.invariants.late_attempts(self._daemon, source, message) if type(message) is m.Completed else ()
+        self._machine.step(now, source, message)
+        if late:
+            world.invariants.not_accepted(late)
+
+    def take_effects(self, now: float) -> Iterator[e.Effect]:
+        """Effects, each with its chance of a crash before it."""
+        daemon = self._daemon
+        for effect in self._machine.take_effects(now):
+            daemon.crash_point()
+            if type(effect) is e.Send:
+                ((to, _, message),) = decode_messages(encode_messages([(effect.to[:1], self.address[:1], effect.message)]))
+                daemon.world.invariants.told(daemon, message)
+                if type(message) is m.Notice:
+                    daemon.world.truth.warned(message.text, daemon.scheduler.deadlocks)
+                effect = e.Send(to + effect.to[1:], message)
+            yield effect
+
+
 class Daemon:
     """One incarnation of the node's daemon."""
 
@@ -140,29 +172,18 @@ class Daemon:
         self._random = random.Random(seed + "/commits")
         self._events: deque[tuple[bytes, m.Message]] = deque()
         self._frames: deque[tuple[bytes, bytes]] = deque()
-        self._local: deque[tuple[bytes, Address, m.Message]] = deque()
-        self._outgoing: dict[bytes, list[Envelope]] = {}
-        self._held: dict[bytes, deque[tuple[int, Envelope]]] = {}
-        self._committed = 0
         self._awake_at = float("inf")
-        roles = (LOCAL_SCHEDULER, OBJECT_STORE, CONTROL_STORE, GLOBAL_SCHEDULER)
-        scheduler, store, control, placer = (role + incarnation for role in roles)
+        self._sweep_at = self.now + SWEEP_EVERY
         total = (("CPU", world.cpus * RESOURCE_UNIT), ("slot", RESOURCE_UNIT))
-        first = int.from_bytes(incarnation[:4], "big") << 32 | 1
-        self.scheduler = LocalScheduler(scheduler, b"node", self.config, total, store, control, placer, first, daemons)
-        self.store = ObjectStore(store, scheduler, self.config, world.arena.capacity, recovering=daemons > 0)
-        self.control = ControlStore(control, self.config, journal)
-        self.placer = GlobalScheduler(placer, self.config, LeastWait())
-        machines: tuple[Machine, ...] = (self.scheduler, self.store, self.control, self.placer)
-        self.machines = dict(zip(roles, machines, strict=True))
-        self._shell = SHELL + incarnation
+        self.node = NodeMachines(incarnation, b"node", self.config, total, world.arena.capacity, journal, daemons)
+        self.scheduler, self.store = self.node.scheduler, self.node.store
+        for role, machine in self.node.machines.items():
+            self.node.machines[role] = Watched(self, machine)
         world.network.attach(incarnation, self._receive)
         if daemons:
-            found = world.arena.found()
-            self.store.step(self.now, self._shell, found)
-            self.scheduler.step(self.now, self._shell, found)
+            self.node.recover(self.now, world.arena.found())
         else:
-            self.scheduler.membership.prestart(self.now)
+            self.node.start(self.now, former_jobs=False)
         self.wake()
 
     # -- waking up --
@@ -173,7 +194,7 @@ class Daemon:
         return self.clock.now
 
     def event(self, role: bytes, message: m.Message) -> None:
-        """Something the shell has to say to a machine, in the next turn."""
+        """Have the shell send a message to a machine, in the next turn."""
         if self.alive:
             self._events.append((role, message))
             self.wake()
@@ -198,19 +219,15 @@ class Daemon:
         except Crashed:
             self.world.daemon_died(self)
             return
-        if self._events or self._frames or self._local:
+        if self._events or self._frames or self.node.pending:
             self.wake()
-        deadlines = [due for machine in self.machines.values() if (due := machine.next_deadline()) is not None]
-        due = self.post.next_deadline()
-        if due is not None:
-            deadlines.append(due)
-        if deadlines:
-            self.wake(min(deadlines))
+        deadlines = (self.node.next_deadline(), self.post.next_deadline(), self._sweep_at)
+        self.wake(min(due for due in deadlines if due is not None))
 
     @property
     def idle(self) -> bool:
         """Whether it has nothing to do but wait."""
-        return not (self._events or self._frames or self._local or self._held) and self.storage.idle
+        return not (self._events or self._frames or self.node.pending) and self.storage.idle
 
     # -- one turn --
 
@@ -218,61 +235,39 @@ class Daemon:
         now = self.now
         while self._events:
             role, message = self._events.popleft()
-            self._step(role, self._shell, message)
-            if type(message) is m.ProcessDied:
-                self._forget_dead()
+            dead = self.node.incarnations_of(message.pid) if type(message) is m.ProcessDied else ()
+            self.node.step(now, role, message)
+            for incarnation in dead:
+                self.post.forget(incarnation)
         for _ in range(min(len(self._frames), FRAMES_PER_TURN)):
             sender, frame = self._frames.popleft()
             for to, role, message in self.post.accept(sender, frame, now):
-                self._step(to, role + sender, message)
-        for machine in self.machines.values():
-            due = machine.next_deadline()
-            if due is not None and due <= now:
-                machine.tick(now)
-        self._decide(now)
-        outgoing, self._outgoing = self._outgoing, {}
-        for incarnation, envelopes in outgoing.items():
-            self._crash_point()
+                refused = self.node.refused
+                self.node.receive(now, sender, to, role, message)
+                if self.node.refused > refused:
+                    self.world.refused(sender, to, message)
+        self.node.tick(now)
+        self.node.decide(now, self._perform)
+        for incarnation, envelopes in self.node.take_outgoing().items():
+            self.crash_point()
             self.post.send(incarnation, envelopes, now)
         self.post.tick(now)
+        if now >= self._sweep_at:
+            self._sweep_at = now + SWEEP_EVERY
+            for incarnation in self.node.sweep(self.post.peers):
+                self.post.forget(incarnation)
         self.world.after_turn(self)
 
-    def _step(self, role: bytes, source: Address, message: m.Message) -> None:
-        self.world.heard(role + self.incarnation, source, message)
-        late = self.world.invariants.late_attempts(self, source, message) if type(message) is m.Completed else ()
-        machine = self.machines[role]
-        if type(message) not in machine.handlers:
-            self.world.fail(f"a daemon's {role!r} does not accept {type(message).__name__}")
-        machine.step(self.now, source, message)
-        if late:
-            self.world.invariants.not_accepted(late)
-
-    def _decide(self, now: float) -> None:
-        for _ in range(ROUNDS_MAX):
-            for role, machine in self.machines.items():
-                for effect in machine.take_effects(now):
-                    self._crash_point()
-                    self._perform(role, effect)
-            if not self._local:
-                return
-            while self._local:
-                role, source, message = self._local.popleft()
-                self._step(role, source, message)
-        self.world.fail("the machines of the daemon answer each other without end")
-
-    def _crash_point(self) -> None:
+    def crash_point(self) -> None:
+        """Crash here, if this is the effect that was chosen."""
         if self.effects_left is not None:
             self.effects_left -= 1
             if self.effects_left < 0:
                 raise Crashed
 
-    def _perform(self, role: bytes, effect: Any) -> None:
+    def _perform(self, effect: Any) -> None:
         world = self.world
-        if isinstance(effect, e.Send):
-            if type(effect.message) is m.Notice:
-                world.truth.warned(effect.message.text, self.scheduler.deadlocks)
-            self._send(role, effect)
-        elif isinstance(effect, e.Store):
+        if isinstance(effect, e.Store):
             self._store(effect)
         elif isinstance(effect, e.SpawnWorker):
             world.supervisor.spawn(effect)
@@ -287,34 +282,11 @@ class Daemon:
         else:
             self.storage.perform(effect)
 
-    def _send(self, role: bytes, effect: e.Send) -> None:
-        envelope = decode_messages(encode_messages([(effect.to[:1], role, effect.message)]))[0]
-        self.world.invariants.told(self, envelope[2])
-        incarnation = effect.to[1:]
-        held = self._held.get(incarnation)
-        if held or effect.sequence > self._committed:
-            self._held.setdefault(incarnation, deque()).append((effect.sequence, envelope))
-        else:
-            self._pass_on(incarnation, envelope)
-
-    def _pass_on(self, incarnation: bytes, envelope: Envelope) -> None:
-        to, role, message = envelope
-        if incarnation == self.incarnation:
-            self._local.append((to, role + incarnation, message))
-        else:
-            self._outgoing.setdefault(incarnation, []).append(envelope)
-
     def _store(self, effect: e.Store) -> None:
         def done(error: str) -> None:
-            self._local.append((CONTROL_STORE, self._shell, m.Committed(effect.sequence, error)))
+            self.node.committed(effect.sequence, error)
             if not error:
                 self.world.calls.committed(effect.puts)
-            self._committed = max(self._committed, effect.sequence)
-            for incarnation, held in list(self._held.items()):
-                while held and held[0][0] <= self._committed:
-                    self._pass_on(incarnation, held.popleft()[1])
-                if not held:
-                    del self._held[incarnation]
 
         self.journal.commit([effect], done)
         if self.world.faults.slow_commits:
@@ -323,21 +295,6 @@ class Daemon:
     def _complete(self) -> None:
         if self.alive and self.journal.complete():
             self.wake()
-
-    def _forget_dead(self) -> None:
-        known: set[bytes] = set()
-        for process in self.scheduler.tables.processes.values():
-            known |= {process.incarnation, process.control}
-        for token in self.scheduler.tables.workers:
-            known |= {token, control_of(token)}
-        gone = [each for each, link in self.post.peers.items() if each not in known and not self._awaited(each, link)]
-        for incarnation in gone:
-            self.post.forget(incarnation)
-            self._held.pop(incarnation, None)
-
-    def _awaited(self, incarnation: bytes, link: Link) -> bool:
-        """Whether a process that is no longer registered lives and is yet to hear its farewell."""
-        return bool(link.unacknowledged()) and any(process.incarnation == incarnation for process in self.world.processes())
 
     def die(self) -> None:
         """Killed. What it had not sent and not committed is gone."""

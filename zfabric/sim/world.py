@@ -19,7 +19,7 @@ from zfabric.config import Config
 from zfabric.machines.local_scheduler import ALONE_AFTER, ASSIGNED, LEASED
 from zfabric.machines.worker import Invocation
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import Address
+from zfabric.protocol.ids import Address, control_of, is_control
 from zfabric.protocol.machine import InvariantViolation
 from zfabric.sim.actors import ActorAuthor
 from zfabric.sim.arena import Arena
@@ -232,7 +232,7 @@ class World:
 
     def who(self, incarnation: bytes) -> str:
         """A process by the name people know it by."""
-        plain = bytes((incarnation[0] & 0x7F,)) + incarnation[1:]
+        plain = control_of(incarnation) if is_control(incarnation) else incarnation
         if self.daemon is not None and plain == self.daemon.incarnation:
             return "daemon"
         if plain == self.driver.incarnation:
@@ -254,6 +254,12 @@ class World:
             self.calls.logged(message)
         if self.observer is not None:
             self.observer(self.now, _place(self, source), _place(self, to), message)
+
+    def refused(self, sender: bytes, to: bytes, message: m.Message) -> None:
+        """The daemon has refused a message. Only a process that it knows to be dead may have sent one that it would refuse."""
+        self.states["refused"] += 1
+        if any(process.incarnation == sender for process in self.processes()):
+            self.fail(f"the daemon refuses {type(message).__name__}, which {self.who(sender)} has sent to {to!r}")
 
     def fail(self, text: str) -> NoReturn:
         """Something is not as it must be."""
@@ -481,7 +487,7 @@ def _place(world: World, address: Address) -> str:
     who = world.who(incarnation)
     if who == "daemon":
         return {b"L": "scheduler", b"O": "store", b"S": "control", b"G": "placer", b"X": "shell"}.get(role, "daemon")
-    return f"{who}.control" if role == b"K" or incarnation[0] & 0x80 else who
+    return f"{who}.control" if role == b"K" or is_control(incarnation) else who
 
 
 def _settings(rng: random.Random) -> dict[str, Any]:

@@ -504,7 +504,7 @@ class ControlStore:
         self._send(source, m.Written(token, False, text) if token else m.Refused("FabricError", text))
 
     def _send(self, to: Address, message: Message) -> None:
-        self._effects.append(Send(to, message, self._committed))
+        self._effects.append(Send(to, message))
 
     def _accepted(self) -> dict[type[Any], Handler]:
         """The handler of each message that a control store accepts."""
