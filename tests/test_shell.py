@@ -1,4 +1,4 @@
-"""What both shells decide, alone: the machines of a daemon, delivery between them, and who may send them what."""
+"""What both shells decide, alone: the machines of a daemon, and the order in which processes send and receive."""
 
 from __future__ import annotations
 
@@ -8,10 +8,21 @@ import pytest
 
 from zfabric.adapters.memory_journal import MemoryJournal
 from zfabric.config import Config
+from zfabric.machines.client import Client
+from zfabric.machines.worker import Worker
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, OBJECT_STORE, SHELL, control_of, is_control
+from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, OBJECT_BYTES, OBJECT_STORE, SHELL, WORKER, control_of, is_control
 from zfabric.shell.node import NodeMachines
+from zfabric.shell.process import (
+    admits_caller,
+    batches,
+    client_takes,
+    peers_first,
+    unacknowledged_reports,
+    worker_sends,
+    worker_takes,
+)
 from zfabric.sim.processes import Driver
 from zfabric.sim.world import World
 
@@ -116,3 +127,85 @@ def test_a_world_fails_when_a_process_sends_what_it_may_not(monkeypatch: pytest.
 def test_the_incarnation_of_a_control_thread_is_that_of_its_process_marked() -> None:
     assert is_control(control_of(DRIVER))
     assert control_of(control_of(DRIVER)) == DRIVER
+
+
+def test_a_flush_is_one_frame_for_each_receiver_and_more_where_rows_are_many() -> None:
+    def ready(to: bytes) -> tuple[bytes, e.Send]:
+        return CLIENT, e.Send(to, m.Ready())
+
+    first, second = LOCAL_SCHEDULER + OWN, CLIENT + DRIVER
+    one_round = list(batches([ready(first), ready(second), ready(OBJECT_STORE + OWN)]))
+    assert [(incarnation, len(envelopes)) for incarnation, envelopes in one_round] == [(OWN, 2), (DRIVER, 1)]
+    rows = tuple((bytes([each]), 1) for each in range(5))
+    several = list(batches([(CLIENT, e.Send(first, m.Release(rows))), ready(second), ready(first)], 5))
+    assert [(incarnation, len(envelopes)) for incarnation, envelopes in several] == [(OWN, 1), (DRIVER, 1), (OWN, 1)]
+
+
+class Process:
+    """A worker's two machines, joined with a daemon."""
+
+    def __init__(self) -> None:
+        self.client, self.worker = Client(CLIENT + b"\1worker\0", Config()), Worker(WORKER + b"\1worker\0", Config())
+        self.client.connect(OWN)
+        self.worker.connect(OWN)
+
+    def sends(self) -> list[str]:
+        return [type(send.message).__name__ for _, send in worker_sends(self.client, self.worker, OWN)]
+
+
+def test_a_worker_sends_what_ran_then_what_ended_then_what_is_released() -> None:
+    process = Process()
+    held, given_up = b"h" * OBJECT_BYTES, b"g" * OBJECT_BYTES
+    process.client.add_reference(held)
+    assert process.sends() == ["Hold"]
+    process.client.dropped.append(held)
+    process.worker.given.given_up.append((given_up, (4096, 100)))
+    process.worker.say_printed()
+    process.client.say(m.FindActors((b"a",)))
+    # The place of a task that was not run is released last, as refs are: the daemon first learns that the task is not here any more.
+    assert process.sends() == ["FindActors", "OutputWritten", "Unpin", "Release"]
+    assert process.sends() == []
+
+
+def test_what_is_for_a_daemon_that_was_replaced_is_not_sent() -> None:
+    process = Process()
+    process.worker.say_printed()
+    process.client.say(m.FindActors((b"a",)))
+    assert worker_sends(process.client, process.worker, b"\1another") == []
+
+
+def test_processes_take_from_each_other_what_is_listed() -> None:
+    process = Process()
+    taken = [m.Returned(()), m.OutputWritten()]
+    assert all(client_takes(process.client, DRIVER, message) for message in taken)
+    refused: list[Any] = [m.Results(()), m.Call(b"a", 1, ()), m.Farewell("")]
+    assert not any(client_takes(process.client, DRIVER, message) for message in refused)
+    process.client.handing.introduced.add(DRIVER)
+    assert client_takes(process.client, DRIVER, m.Results(()))
+    direct = m.SubmitDirect(OWN, (), 1)
+    assert worker_takes(process.worker, DRIVER, m.Call(b"a", 1, ()))
+    assert not worker_takes(process.worker, DRIVER, direct)
+    process.worker.drivers.introduce(DRIVER)
+    assert worker_takes(process.worker, DRIVER, direct)
+    assert not worker_takes(process.worker, DRIVER, m.Results(()))
+
+
+def test_callers_are_admitted_where_an_actor_lives_until_their_process_has_ended() -> None:
+    worker = Process().worker
+    assert not admits_caller(worker, DRIVER, hosts_actors=False)
+    assert admits_caller(worker, DRIVER, hosts_actors=True)
+    worker.mailbox.gone[DRIVER] = None
+    assert not admits_caller(worker, DRIVER, hosts_actors=True)
+    worker.drivers.introduce(DRIVER)
+    assert admits_caller(worker, DRIVER, hosts_actors=True)
+
+
+def test_an_actors_last_outcomes_are_taken_in_before_the_news_of_its_end() -> None:
+    frames = [(OWN, b"its end"), (DRIVER, b"1"), (OWN, b"2"), (DRIVER, b"3")]
+    assert peers_first(frames, {DRIVER}.__contains__) == [(DRIVER, b"1"), (DRIVER, b"3"), (OWN, b"its end"), (OWN, b"2")]
+
+
+def test_reports_that_a_daemon_has_not_acknowledged_are_for_the_next() -> None:
+    kept = [m.Completed((1,), (0,), ((),), b"task", (), (), b""), m.Yielded(())]
+    envelopes: list[Any] = [(LOCAL_SCHEDULER, WORKER, kept[0]), (LOCAL_SCHEDULER, CLIENT, m.Ready()), (LOCAL_SCHEDULER, WORKER, kept[1])]
+    assert unacknowledged_reports(envelopes) == kept

@@ -23,14 +23,12 @@ from zfabric.adapters.datagrams import FRAME_BYTES, Datagrams, path_of
 from zfabric.config import Config
 from zfabric.machines.common.link import ACKNOWLEDGE_AFTER, Link
 from zfabric.protocol.codec import MalformedFrame, decode, encode_body, salvage
-from zfabric.protocol.effects import Send
 from zfabric.protocol.ids import INCARNATION_BYTES, Address
 from zfabric.protocol.messages import Envelope
 from zfabric.protocol.pieces import divided
 from zfabric.protocol.refusals import Unread, in_place_of, settle
+from zfabric.shell.process import Outgoing, batches
 
-FRAME_ROWS = 2048
-"""Rows after which a frame is full: its receiver takes it in within one turn of its loop, a few milliseconds."""
 DATAGRAMS_IN_A_ROW = 16
 """Taken in before one that came through ZeroMQ has its turn."""
 
@@ -110,19 +108,9 @@ class Transport:
         socket.connect("ipc://" + os.path.join(self.directory, incarnation.hex()))
         return socket
 
-    def send(self, sends: Iterable[tuple[bytes, Send]], now: float) -> None:
+    def send(self, sends: Iterable[Outgoing], now: float) -> None:
         """Send messages, each with the role that sends it. Messages to one peer leave as one frame, or a few if there are many rows."""
-        batches: dict[bytes, list[Envelope]] = {}
-        rows = 0
-        for role, (to, message) in sends:
-            batches.setdefault(to[1:], []).append((to[:1], role, message))
-            rows += len(message[0]) if message and type(message[0]) is tuple else 1
-            if rows >= FRAME_ROWS:
-                for incarnation, envelopes in batches.items():
-                    self.send_envelopes(incarnation, envelopes, now)
-                batches = {}
-                rows = 0
-        for incarnation, envelopes in batches.items():
+        for incarnation, envelopes in batches(sends):
             self.send_envelopes(incarnation, envelopes, now)
 
     def send_envelopes(self, incarnation: bytes, envelopes: list[Envelope], now: float) -> None:

@@ -1,4 +1,6 @@
-"""Which messages a process of the node may send to which role of its daemon. All others that arrive on a socket are refused and counted.
+"""Which messages a process of the node may send to which role of its daemon, or of another process.
+
+All others that arrive on a socket are refused and counted.
 
 Machines in one daemon send each other more kinds, but never over a socket. So the role that a message claims for its sender proves
 nothing, and the receiving role alone decides which messages are accepted.
@@ -9,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import LOCAL_SCHEDULER, OBJECT_STORE
+from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, LOCAL_SCHEDULER, OBJECT_STORE
 
 FROM_PROCESSES: dict[bytes, frozenset[type[Any]]] = {
     LOCAL_SCHEDULER: frozenset(
@@ -55,3 +57,10 @@ FROM_PROCESSES: dict[bytes, frozenset[type[Any]]] = {
     OBJECT_STORE: frozenset({m.Reserve, m.ReturnGrant, m.GrantsHeld, m.Pinned, m.Unpin}),
 }
 """Messages that drivers, workers and tools may send, by the receiving role."""
+
+FROM_PEERS: dict[bytes, frozenset[type[Any]]] = {
+    CLIENT: frozenset({m.Returned, m.OutputWritten, m.Results}),
+    ACTOR: frozenset({m.Call, m.OutcomesReceived, m.SubmitDirect}),
+    CONTROL: frozenset({m.StopCall}),
+}
+"""Messages that a process may send to another process of its node, by the receiving role."""

@@ -25,16 +25,14 @@ from zfabric.config import Config
 from zfabric.exceptions import ConnectionLostError, FabricError, NodeDiedError, NotInitializedError
 from zfabric.machines.client import Client
 from zfabric.protocol import messages as m
-from zfabric.protocol.effects import Send
-from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, WORKER
+from zfabric.protocol.ids import CLIENT
 from zfabric.protocol.messages import Row, Rows
 from zfabric.runtime.session import Session
 from zfabric.runtime.terminal import Terminal
+from zfabric.shell.process import Outgoing, client_sends, client_takes, peers_first
 
 clock = time.monotonic
 
-PEERS = (ACTOR, CONTROL, WORKER)
-"""Roles of other processes that a client speaks to."""
 FLUSHER_PATIENCE = 25
 """Times the flusher finds nothing to send before it goes to sleep: waking it costs the sender more than it costs to look."""
 LISTEN_EVERY = 0.01
@@ -210,14 +208,17 @@ class Connection:
         elif not self._armed and self.machine.has_unsent:
             self._arm_flusher()
 
-    def _sends(self) -> list[tuple[bytes, Send]]:
+    def _sends(self) -> list[Outgoing]:
+        """Take what waits, in its order."""
+        self._forget_gone()
+        return client_sends(self.machine, self.daemon)
+
+    def _forget_gone(self) -> None:
+        """Close links to actors' processes that have ended."""
         while self.machine.calls.gone:
             ended = self.machine.calls.gone.pop()
             self.post.forget(ended)
             self._peers.discard(ended)
-        daemon = self.daemon
-        effects = self.machine.take_effects(0.0)
-        return [(CLIENT, effect) for effect in effects if type(effect) is Send and (effect.to[1:] == daemon or effect.to[:1] in PEERS)]
 
     def _settle(self) -> None:
         """Let go of what finalizers dropped. The caller holds the lock."""
@@ -264,8 +265,7 @@ class Connection:
         if not self._inbox:
             return
         if len(self._inbox) > 1 and self._peers:
-            # What an actor has said comes before the news of its end, if both are here: the daemon is told that last.
-            self._inbox = deque(sorted(self._inbox, key=lambda frame: frame[0] not in self._peers))
+            self._inbox = deque(peers_first(self._inbox, self._peers.__contains__))
         with self.lock:
             now = clock()
             while self._inbox:
@@ -330,8 +330,8 @@ class Connection:
         return sender in self._peers
 
     def _deliver_from_peer(self, now: float, to: bytes, source: bytes, message: Any) -> None:
-        """What another process of the node says: outcomes of calls, and nothing else."""
-        if type(message) in (m.Returned, m.OutputWritten) or (type(message) is m.Results and source[1:] in self.machine.handing.introduced):
+        """Take in a message of another process of the node, or refuse it."""
+        if client_takes(self.machine, source[1:], message):
             self.machine.step(now, source, message)
         else:
             self.post.refused += 1

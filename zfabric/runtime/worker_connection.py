@@ -17,17 +17,18 @@ from typing import Any
 import zmq
 
 from zfabric.adapters.sockets import Transport
-from zfabric.machines.worker import REPORTS, Invocation, Item, Worker
+from zfabric.machines.worker import Invocation, Item, Worker
 from zfabric.protocol import messages as m
-from zfabric.protocol.effects import Send
-from zfabric.protocol.ids import CLIENT, TASK_BYTES, WORKER, control_of, short
+from zfabric.protocol.access import FROM_PEERS
+from zfabric.protocol.ids import CONTROL, TASK_BYTES, WORKER, control_of, short
 from zfabric.protocol.messages import Row
 from zfabric.runtime.client import FabricClient
-from zfabric.runtime.connection import CHECK_EVERY, PEERS, clock
+from zfabric.runtime.connection import CHECK_EVERY, clock
 from zfabric.runtime.crew import Loop, current_call
 from zfabric.runtime.hosting import Host
 from zfabric.runtime.interrupts import AGAIN_AFTER, INTERRUPT, Fence, Fences, TaskInterrupt, closed_to_interrupts
 from zfabric.runtime.session import Session
+from zfabric.shell.process import Outgoing, admits_caller, control_step, unacknowledged_reports, worker_sends, worker_takes
 
 ABANDON_AFTER = 1.0
 """Seconds for which a call that is to be stopped is waited for: nothing stops a thread in code that does not come back to Python."""
@@ -106,8 +107,7 @@ class WorkerConnection(FabricClient):
 
     def _is_peer(self, sender: bytes) -> bool:
         """Whoever is not the node's daemon may call the actor that lives here."""
-        lives_here = self.host.instances and sender not in self.worker.mailbox.gone
-        if not super()._is_peer(sender) and (lives_here or sender in self.worker.drivers):
+        if not super()._is_peer(sender) and admits_caller(self.worker, sender, bool(self.host.instances)):
             self._follow_daemon()
             if sender != self.daemon:
                 self._peers.add(sender)
@@ -122,39 +122,23 @@ class WorkerConnection(FabricClient):
 
     def _deliver_from_peer(self, now: float, to: bytes, source: bytes, message: Any) -> None:
         timed = self.worker.mailbox.timed
-        if type(message) is m.Call:
+        if not worker_takes(self.worker, source[1:], message):
+            super()._deliver_from_peer(now, to, source, message)
+        elif type(message) is m.Call:
             before = self.worker.next_deadline() if timed else None
             self.worker.step(now, source, message)
             if timed and self.worker.next_deadline() != before:
                 self.control_post.ring()
-        elif type(message) is m.OutcomesReceived or (type(message) is m.SubmitDirect and source[1:] in self.worker.drivers):
-            self.worker.step(now, source, message)
         else:
-            super()._deliver_from_peer(now, to, source, message)
+            self.worker.step(now, source, message)
 
     def _leave(self, daemon: bytes) -> None:
-        for to, role, message in self.post.forget(daemon):
-            if role == WORKER and type(message) in REPORTS:
-                self.worker.unheard.append(message)
-            del to
+        self.worker.unheard += unacknowledged_reports(self.post.forget(daemon))
         self.control_post.forget(daemon)
 
-    def _sends(self) -> list[tuple[bytes, Send]]:
-        """What was said while tasks ran, then their ends, then what they let go of: a ref inside a result is never let go of first."""
-        daemon = self.daemon
-        for identifier, place in self.worker.given.given_up:
-            self.machine.pins.told(identifier, place)
-            self.machine.pins.let_go(identifier)
-        self.worker.given.given_up.clear()
-        said, ends = self.machine.take_said(), self.worker.take_effects(0.0)
-        while self.worker.mailbox.written:
-            self.machine.room.finished(self.worker.mailbox.written.pop())
-        while self.worker.mailbox.dropped:
-            self.machine.room.abandon(self.worker.mailbox.dropped.pop())
-        sends = [(CLIENT, effect) for effect in said if type(effect) is Send and (effect.to[1:] == daemon or effect.to[:1] in PEERS)]
-        sends += [(WORKER, effect) for effect in ends if type(effect) is Send and (effect.to[1:] == daemon or effect.to[:1] == CLIENT)]
-        machine = self.machine
-        return sends + super()._sends() if machine.dropped or machine.unviewed or machine.has_unsent or machine.calls.gone else sends
+    def _sends(self) -> list[Outgoing]:
+        self._forget_gone()
+        return worker_sends(self.machine, self.worker, self.daemon)
 
     def _settle(self) -> None:
         if self.worker.unreported:
@@ -227,7 +211,7 @@ class WorkerConnection(FabricClient):
                     from_peer = sender != self.daemon and self._is_peer(sender)
                     if sender == self.daemon or from_peer or self._is_new_daemon(sender):
                         for _, role, message in post.accept(sender, frame, now):
-                            if not from_peer or type(message) is m.StopCall:
+                            if not from_peer or type(message) in FROM_PEERS[CONTROL]:
                                 self._controlled(now, role + sender, message)
             with self.lock:
                 post.tick(clock())
@@ -279,10 +263,8 @@ class WorkerConnection(FabricClient):
             self.machine.say(m.Inspected(message.asker, message.token, self.threads()))
         elif type(message) is m.CollectGarbage:
             self.collect_garbage()
-        elif type(message) is m.RecallPins or type(message) is m.RecallGrant:
-            self.machine.step(now, source, message)
         else:
-            self.worker.step(now, source, message)
+            control_step(self.machine, self.worker, now, source, message)
         if self.worker.stopping:
             os._exit(0)
         self.flush()

@@ -14,11 +14,11 @@ from zfabric.machines.client import Client
 from zfabric.machines.common.naming import Namer
 from zfabric.machines.worker import Invocation
 from zfabric.protocol import messages as m
-from zfabric.protocol.effects import Send
 from zfabric.protocol.failures import unpack_failure
-from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, WORKER, is_call, root_task
+from zfabric.protocol.ids import CLIENT, Address, is_call, root_task
 from zfabric.protocol.machine import Machine
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
+from zfabric.shell.process import Outgoing, batches, client_sends, client_takes, peers_first
 from zfabric.sim.arena import Content
 from zfabric.sim.frames import Frame, Wait
 from zfabric.sim.interpreter import driver_body
@@ -127,22 +127,25 @@ class Process:
 
     def flush(self) -> None:
         """Send what waits."""
-        self.transmit(self.machine.take_effects(self.now), CLIENT)
+        self.forget_gone()
+        self.transmit(client_sends(self.machine, self.daemon))
+
+    def forget_gone(self) -> None:
+        """Close links to actors' processes that have ended."""
         while self.machine.calls.gone:
             self.post.forget(self.machine.calls.gone.pop())
 
-    def transmit(self, effects: list[Any], role: bytes) -> None:
-        """Send these as one frame to each whom they are for: the daemon, actors, those who called."""
-        frames: dict[bytes, list[Any]] = {}
-        for effect in effects:
-            if type(effect) is Send and (effect.to[1:] == self.daemon or effect.to[:1] in (ACTOR, CONTROL, CLIENT, WORKER)):
-                frames.setdefault(effect.to[1:], []).append((effect.to[:1], role, effect.message))
-        order = list(frames.items())
-        if len(order) > 1 and any(type(message) in (m.SubmitDirect, m.Results) for _, sends in order for _, _, message in sends):
-            self.world.orders.shuffle(order)  # What leaves by two sockets arrives in any order, or only one of it.
-        for incarnation, sends in order:
+    def transmit(self, sends: list[Outgoing]) -> None:
+        """Send these, as one frame to each receiver or a few."""
+        frames = list(batches(sends, self.world.frame_rows))
+        if len(frames) > 1 and any(type(message) in (m.SubmitDirect, m.Results) for _, envelopes in frames for _, _, message in envelopes):
+            # What leaves by two sockets arrives in any order, or only one of it; what leaves by one keeps its order.
+            receivers = list(dict.fromkeys(incarnation for incarnation, _ in frames))
+            self.world.orders.shuffle(receivers)
+            frames.sort(key=lambda frame: receivers.index(frame[0]))
+        for incarnation, envelopes in frames:
             self.crash_point()
-            self.post.send(incarnation, sends, self.now)
+            self.post.send(incarnation, envelopes, self.now)
 
     def crash_point(self) -> None:
         """Die here, if this is the effect that was chosen."""
@@ -153,38 +156,56 @@ class Process:
 
     def take_in(self) -> None:
         """Deliver the frames that have come."""
+        self.inbox = deque(peers_first(self.inbox, lambda sender: not self.is_daemon(sender)))
         while self.inbox:
             sender, frame = self.inbox.popleft()
-            if not self.admits(sender):
-                continue
-            for to, role, message in self.post.accept(sender, frame, self.now):
-                self.deliver(sender, to, role + sender, message)
+            if self.is_daemon(sender) or self.admits(sender):
+                for to, role, message in self.post.accept(sender, frame, self.now):
+                    self.deliver(sender, to, role + sender, message)
+
+    def is_daemon(self, sender: bytes) -> bool:
+        """Whether the sender is the daemon that this process has joined, or the one that the session names."""
+        daemon = self.world.daemon
+        return sender == self.daemon or (daemon is not None and sender == daemon.incarnation)
 
     def admits(self, sender: bytes) -> bool:
-        """Whether this process listens to another: the daemon, the next one, and actors that it has called."""
-        daemon = self.world.daemon
-        return sender == self.daemon or sender in self.post.peers or (daemon is not None and sender == daemon.incarnation)
+        """Whether this process takes frames of another one: of actors that it has called."""
+        return sender in self.post.peers
 
     def deliver(self, sender: bytes, to: bytes, source: bytes, message: m.Message) -> None:
-        """One message from the daemon, or the outcomes of calls."""
+        """Deliver one message of the daemon or of another process."""
         self.world.heard(to + self.incarnation, source, message)
+        if self.is_daemon(sender):
+            self.deliver_from_daemon(sender, to, source, message)
+        elif self.takes(sender, message):
+            self.deliver_from_peer(source, message)
+        else:
+            self.world.refused_by(self, sender, message)
+
+    def deliver_from_daemon(self, sender: bytes, to: bytes, source: bytes, message: m.Message) -> None:
+        """Take in a message of the daemon."""
         if type(message) is m.RegisterAgain:
             if sender != self.daemon:
                 self.join(sender)
-        elif (
-            sender == self.daemon
-            or type(message) is m.Returned
-            or (type(message) is m.Results and sender in self.machine.handing.introduced)
-        ):
-            if type(message) is m.CollectGarbage:
-                self.collect_garbage()
-                self.flush()
-                return
-            if type(message) is m.Returned:
-                self.world.calls.released(message.rows)
+        elif sender != self.daemon:
+            return
+        elif type(message) is m.CollectGarbage:
+            self.collect_garbage()
+            self.flush()
+        else:
             self.machine.step(self.now, source, message)
             if type(message) is m.Notice:
                 self.world.truth.heard(self, message.text)
+
+    def takes(self, sender: bytes, message: m.Message) -> bool:
+        """Whether this process takes a message from another one."""
+        return client_takes(self.machine, sender, message)
+
+    def deliver_from_peer(self, source: Address, message: m.Message) -> None:
+        """Take in a message of another process."""
+        if type(message) is m.Returned:
+            self.world.calls.released(message.rows)
+        self.machine.step(self.now, source, message)
 
     # -- the loop --
 

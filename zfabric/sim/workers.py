@@ -13,11 +13,13 @@ from zfabric.machines.common.log_format import is_remake
 from zfabric.machines.common.naming import Namer
 from zfabric.machines.worker import LEAVE, Invocation, Item, Worker
 from zfabric.protocol import messages as m
+from zfabric.protocol.access import FROM_PEERS
 from zfabric.protocol.failures import left_for_good, pack_failure
-from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, JOB_BYTES, TASK_BYTES, WORKER, call_value, control_of, object_id
+from zfabric.protocol.ids import CONTROL, JOB_BYTES, TASK_BYTES, WORKER, Address, call_value, control_of, object_id
 from zfabric.protocol.machine import Machine
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
 from zfabric.protocol.options import option
+from zfabric.shell.process import admits_caller, control_step, unacknowledged_reports, worker_sends, worker_takes
 from zfabric.sim.arena import Content
 from zfabric.sim.beside import Beside
 from zfabric.sim.frames import Frame
@@ -69,9 +71,7 @@ class WorkerProcess(Process):
 
     def leave(self) -> None:
         """What was said and not acknowledged may not have been heard."""
-        for _, role, message in self.post.forget(self.daemon):
-            if role == WORKER and type(message) is m.Completed:
-                self.worker.unheard.append(message)
+        self.worker.unheard += unacknowledged_reports(self.post.forget(self.daemon))
         self.control_post.forget(self.daemon)
 
     def running(self) -> tuple[m.Message, ...]:
@@ -85,33 +85,31 @@ class WorkerProcess(Process):
     # -- messages --
 
     def flush(self) -> None:
-        """What was said before the ends of tasks, then those, then what they let go of."""
-        self.transmit(self.machine.take_said(), CLIENT)
-        self.transmit(self.worker.take_effects(self.now), WORKER)
-        while self.worker.mailbox.written:
-            self.machine.room.finished(self.worker.mailbox.written.pop())
-        while self.worker.mailbox.dropped:
-            self.machine.room.abandon(self.worker.mailbox.dropped.pop())
-        self.transmit(self.machine.take_effects(self.now), CLIENT)
-        if self.worker.given.given_up:
-            for identifier, place in self.worker.given.given_up:
-                self.machine.pins.told(identifier, place)
-                self.machine.pins.let_go(identifier)
-            self.worker.given.given_up.clear()
-            self.transmit(self.machine.take_effects(self.now), CLIENT)
+        """Send what waits, in the order of ``worker_sends``."""
+        self.forget_gone()
+        self.transmit(worker_sends(self.machine, self.worker, self.daemon))
 
     def admits(self, sender: bytes) -> bool:
-        """Whoever is not the daemon may call the actor that lives here."""
-        return bool(self.worker.mailbox.actors) or sender in self.worker.drivers or super().admits(sender)
+        """Whether this process takes frames of another one: also of whoever calls an actor that lives here."""
+        return super().admits(sender) or admits_caller(self.worker, sender, bool(self.worker.mailbox.actors))
 
-    def deliver(self, sender: bytes, to: bytes, source: bytes, message: m.Message) -> None:
-        """One message from the daemon, for either machine, or calls."""
-        if to in (WORKER, ACTOR):
-            if sender == self.daemon or type(message) in (m.Call, m.OutcomesReceived, m.SubmitDirect):
-                self.world.heard(to + self.incarnation, source, message)
-                self.worker.step(self.now, source, message)
+    def deliver_from_daemon(self, sender: bytes, to: bytes, source: bytes, message: m.Message) -> None:
+        """Take in a message of the daemon, for either machine."""
+        if to == WORKER and sender == self.daemon:
+            self.worker.step(self.now, source, message)
         else:
-            super().deliver(sender, to, source, message)
+            super().deliver_from_daemon(sender, to, source, message)
+
+    def takes(self, sender: bytes, message: m.Message) -> bool:
+        """Whether this process takes a message from another one."""
+        return worker_takes(self.worker, sender, message) or super().takes(sender, message)
+
+    def deliver_from_peer(self, source: Address, message: m.Message) -> None:
+        """Take in calls and tasks, or outcomes."""
+        if worker_takes(self.worker, source[1:], message):
+            self.worker.step(self.now, source, message)
+        else:
+            super().deliver_from_peer(source, message)
 
     def _receive_control(self, sender: bytes, frame: bytes) -> None:
         self._control_inbox.append((sender, frame))
@@ -149,16 +147,14 @@ class WorkerProcess(Process):
                 self.join(sender)
                 self.flush()
             return
-        if sender != self.daemon and type(message) is not m.StopCall:
+        if sender != self.daemon and type(message) not in FROM_PEERS[CONTROL]:
             return
         if type(message) is m.RetireActor:
             self.world.calls.over(message.actor_id)
         if type(message) is m.CollectGarbage:
             self.collect_garbage()
-        elif type(message) in (m.RecallPins, m.RecallGrant):
-            self.machine.step(self.now, source, message)
         else:
-            self.worker.step(self.now, source, message)
+            control_step(self.machine, self.worker, self.now, source, message)
         if self.worker.stopping:
             self.die("told to stop")
             return
@@ -422,7 +418,8 @@ class WorkerProcess(Process):
     def _answer(self, item: Item | Invocation, status: int, outputs: Row) -> bool:
         """Tell the one that waits, ahead of all else, if that may be."""
         answer = self.worker.answer(item, status, outputs) if not self.machine.has_unsent else None
-        self.transmit([answer], WORKER)
+        if answer is not None:
+            self.transmit([(WORKER, answer)])
         return answer is not None
 
     def _write(self, item: Item | Invocation, values: Any) -> tuple[Any, ...]:

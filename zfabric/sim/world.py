@@ -17,10 +17,11 @@ from typing import Any, NamedTuple, NoReturn
 from zfabric.adapters.memory_journal import MemoryJournal
 from zfabric.config import Config
 from zfabric.machines.local_scheduler import ALONE_AFTER, ASSIGNED, LEASED
-from zfabric.machines.worker import Invocation
+from zfabric.machines.worker import Invocation, Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address, control_of, is_control
 from zfabric.protocol.machine import InvariantViolation
+from zfabric.shell.process import FRAME_ROWS
 from zfabric.sim.actors import ActorAuthor
 from zfabric.sim.arena import Arena
 from zfabric.sim.call_invariants import CallInvariants
@@ -117,6 +118,8 @@ class World:
         self._crashes = random.Random(f"{seed}/crashes")
         self._losses = random.Random(f"{seed}/losses")
         self.orders = random.Random(f"{seed}/orders")
+        self.frame_rows = random.Random(f"{seed}/frame rows").choice((1, 4, FRAME_ROWS)) if self.faults.jitter else FRAME_ROWS
+        """Rows after which a process begins another frame: it may die between any two."""
         self._names = 0
         self._workers = 0
         self._restarts = 0
@@ -261,6 +264,12 @@ class World:
         if any(process.incarnation == sender for process in self.processes()):
             self.fail(f"the daemon refuses {type(message).__name__}, which {self.who(sender)} has sent to {to!r}")
 
+    def refused_by(self, process: Process, sender: bytes, message: m.Message) -> None:
+        """A process has refused a message of another one. Only what is sent directly may come after the permission for it has gone."""
+        self.states["refused by a process"] += 1
+        if not isinstance(message, m.Results | m.SubmitDirect):
+            self.fail(f"{process.name} refuses {type(message).__name__}, which {self.who(sender)} has sent")
+
     def fail(self, text: str) -> NoReturn:
         """Something is not as it must be."""
         self.note(f"FAILURE: {text}")
@@ -281,14 +290,17 @@ class World:
     def _plan_faults(self) -> None:
         faults, rng = self.faults, self._crashes
         for _ in range(faults.worker_crashes):
-            self.after(rng.random() * faults.window, self._crash_worker)
+            self.after(rng.random() * faults.window, partial(self._crash_worker, rng, lambda worker: True))
         logged = random.Random(f"{self.seed}/crashes of logged actors")
         # Four in a row while an actor is being made would condemn it, and those that hoard are long in the making.
         crashes = 8 * faults.worker_crashes
         if self.hoarding:
             crashes = min(crashes, 3 - faults.worker_crashes - faults.pressure)
         for _ in range(crashes):
-            self.after(logged.random() * faults.window, partial(self._crash_worker, logged))
+            self.after(logged.random() * faults.window, partial(self._crash_worker, logged, lambda worker: bool(worker.mailbox.logs)))
+        direct = random.Random(f"{self.seed}/crashes of workers with drivers")
+        for _ in range(4 * faults.worker_crashes if not self.hoarding else 0):
+            self.after(direct.random() * faults.window, partial(self._crash_worker, direct, lambda worker: bool(worker.drivers.told)))
         for _ in range(faults.daemon_crashes):
             self.after(rng.random() * faults.window, self._crash_daemon)
         for _ in range(faults.stalls):
@@ -305,11 +317,9 @@ class World:
     def _heal(self) -> None:
         self.network.lossy = False
 
-    def _crash_worker(self, rng: random.Random | None = None) -> None:
-        """Any worker; with a generator of its own, one that is a logged actor, of which there are fewer."""
-        workers = [worker for worker in self.workers.values() if rng is None or worker.worker.mailbox.logs]
-        workers = [worker for worker in workers if not self._would_be_condemned(worker)]
-        rng = rng or self._crashes
+    def _crash_worker(self, rng: random.Random, chosen: Callable[[Worker], bool]) -> None:
+        """Crash one of the workers that ``chosen`` accepts: such as are fewer have crashes of their own."""
+        workers = [worker for worker in self.workers.values() if chosen(worker.worker) and not self._would_be_condemned(worker)]
         if workers:
             worker = rng.choice(workers)
             worker.effects_left = rng.randrange(0, 4)

@@ -1,0 +1,112 @@
+"""What a driver's or a worker's process sends, in which order, and what it takes from whom.
+
+A frame carries all that a flush has for one receiver (``batches``). Within it, what user code did while a task ran comes before the end of
+that task, and what the process releases comes last: a value must be known to contain a ref, and a task to have ended or to have been taken
+back, before the refs and places that it had are released.
+
+Two kinds of peers send to a process: its daemon, which may send anything, and processes of the same node, whose messages are listed in
+``FROM_PEERS`` (``zfabric.protocol.access``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from zfabric.machines.client import Client
+from zfabric.machines.worker import REPORTS, Worker
+from zfabric.protocol import messages as m
+from zfabric.protocol.access import FROM_PEERS
+from zfabric.protocol.effects import Effect, Send
+from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, WORKER, Address
+from zfabric.protocol.messages import Envelope
+
+Outgoing = tuple[bytes, Send]
+"""A message to be sent, with the role that sends it."""
+PEERS = (ACTOR, CONTROL, WORKER)
+"""Roles of other processes that a client sends to. All else is for the daemon, and only for the one that it has joined."""
+FRAME_ROWS = 2048
+"""Rows after which a frame is full: its receiver takes it in within one turn of its loop, a few milliseconds."""
+
+
+# -- sending --
+
+
+def client_sends(client: Client, daemon: bytes) -> list[Outgoing]:
+    """Take all that a client has to send now."""
+    return _of_client(client.take_effects(0.0), daemon)
+
+
+def worker_sends(client: Client, worker: Worker, daemon: bytes) -> list[Outgoing]:
+    """Take all that a worker's process has to send now: what user code did, ends of tasks, releases."""
+    said, ends = client.take_said(), worker.take_effects(0.0)
+    while worker.mailbox.written:
+        client.room.finished(worker.mailbox.written.pop())
+    while worker.mailbox.dropped:
+        client.room.abandon(worker.mailbox.dropped.pop())
+    for identifier, place in worker.given.given_up:
+        client.pins.told(identifier, place)
+        client.pins.let_go(identifier)
+    worker.given.given_up.clear()
+    sends = _of_client(said, daemon)
+    sends += [(WORKER, effect) for effect in ends if type(effect) is Send and (effect.to[1:] == daemon or effect.to[:1] == CLIENT)]
+    return sends + client_sends(client, daemon) if client.dropped or client.unviewed or client.has_unsent else sends
+
+
+def _of_client(effects: Iterable[Effect], daemon: bytes) -> list[Outgoing]:
+    return [(CLIENT, effect) for effect in effects if type(effect) is Send and (effect.to[1:] == daemon or effect.to[:1] in PEERS)]
+
+
+def batches(sends: Iterable[Outgoing], rows_max: int = FRAME_ROWS) -> Iterable[tuple[bytes, list[Envelope]]]:
+    """Gather messages to (incarnation, envelopes), each of which is for one frame; in several rounds where rows are many."""
+    full: list[tuple[bytes, list[Envelope]]] = []
+    gathered: dict[bytes, list[Envelope]] = {}
+    rows = 0
+    for role, (to, message) in sends:
+        gathered.setdefault(to[1:], []).append((to[:1], role, message))
+        rows += len(message[0]) if message and type(message[0]) is tuple else 1
+        if rows >= rows_max:
+            full += gathered.items()
+            gathered = {}
+            rows = 0
+    return [*full, *gathered.items()] if full else gathered.items()
+
+
+def unacknowledged_reports(envelopes: Iterable[Envelope]) -> list[m.Message]:
+    """Reports of a worker among what a daemon has not acknowledged: the next daemon must receive them."""
+    return [message for _, role, message in envelopes if role == WORKER and type(message) in REPORTS]
+
+
+# -- receiving --
+
+
+def peers_first(frames: Iterable[tuple[bytes, bytes]], is_peer: Callable[[bytes], bool]) -> list[tuple[bytes, bytes]]:
+    """Order (sender, frame) pairs so that an actor's last outcomes come before the daemon's news of its end, if both are here."""
+    return sorted(frames, key=lambda frame: not is_peer(frame[0]))
+
+
+def client_takes(client: Client, sender: bytes, message: m.Message) -> bool:
+    """Whether a client takes this from another process; outcomes of tasks only from workers it submits to directly."""
+    if type(message) is m.Results:
+        return sender in client.handing.introduced
+    return type(message) in FROM_PEERS[CLIENT]
+
+
+def worker_takes(worker: Worker, sender: bytes, message: m.Message) -> bool:
+    """Whether a worker takes this from another process; tasks only from drivers that the scheduler has named."""
+    if type(message) is m.SubmitDirect:
+        return sender in worker.drivers
+    return type(message) in FROM_PEERS[ACTOR]
+
+
+def admits_caller(worker: Worker, sender: bytes, hosts_actors: bool) -> bool:
+    """Whether a stranger may send to this worker: anyone may call an actor that lives here, until its process has ended."""
+    return (hosts_actors and sender not in worker.mailbox.gone) or sender in worker.drivers
+
+
+def control_step(client: Client, worker: Worker, now: float, source: Address, message: Any) -> None:
+    """Pass on what the daemon, or a caller that stops its call, sends to the control thread."""
+    if type(message) is m.RecallPins or type(message) is m.RecallGrant:
+        client.step(now, source, message)
+    else:
+        worker.step(now, source, message)
