@@ -118,11 +118,11 @@ class Arena:
         return self._readable[offset : offset + size]
 
     def private(self, offset: int, size: int) -> memoryview:
-        """The payload at ``offset``, to be written to without changing it for others. OSError if it cannot be mapped."""
+        """The payload at ``offset``, for writes that do not change it for others. Raises OSError if it cannot be mapped."""
         return private_view(self._descriptor, offset, size)
 
     def writable(self, offset: int, size: int) -> memoryview:
-        """The payload at ``offset``, to be written by who was granted the room."""
+        """The payload at ``offset``, for the process that was granted the room."""
         return self._memory[offset : offset + size]
 
     def seal(self, offset: int, object_id: bytes, size: int, digest: bytes = b"") -> None:
@@ -139,9 +139,9 @@ class Arena:
     # -- the index (daemon only) --
 
     def mark(self, offset: int, state: int) -> bool:
-        """Take the object at ``offset`` into the index (SEALED) or out of it (FREED).
+        """Add the object at ``offset`` to the index (SEALED), or remove it (FREED).
 
-        False if it cannot be found after a restart: its header does not say that it is sealed, or the index has no room.
+        Returns False if a restart would not find it: its header is not sealed, or the index has no room.
         """
         if state == FREED:
             # The header stays as it is: its room may be somebody else's by now, with a header of its own.
@@ -181,7 +181,7 @@ class Arena:
         return self._slots_used - 1
 
     def find_sealed(self) -> list[tuple[bytes, int, int]]:
-        """(object_id, offset, size) of all that the index lists: what a restarted daemon begins with, before it marks anything."""
+        """(object_id, offset, size) of all objects in the index. A restarted daemon calls it before it marks anything."""
         used = min(round_up(os.lseek(self._descriptor, 0, os.SEEK_HOLE), _INDEX_STEP), self._index_end)
         index = os.pread(self._descriptor, used, 0)
         self._index_ready = used
@@ -230,7 +230,7 @@ class Arena:
         return ""
 
     def _make_huge(self, offset: int, size: int) -> int:
-        """Have huge pages behind these whole pieces, and note whether they came slowly; ``size``."""
+        """Make huge pages behind these whole pieces, and record whether they came slowly; returns ``size``."""
         assert self._mapping is not None
         began = time.thread_time()
         for piece in range(offset, offset + size, PIECE):
@@ -247,7 +247,7 @@ class Arena:
         return size
 
     def punch(self, offset: int, size: int) -> None:
-        """Give the memory behind these whole pieces back; they read as zeros and are not to be touched."""
+        """Return the memory behind these whole pieces to the system. They read as zeros and must not be touched."""
         if self._mapping is not None:
             self._mapping.advise(offset, size, _MADV_REMOVE)
 

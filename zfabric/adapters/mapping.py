@@ -42,13 +42,13 @@ class Mapping:
         _libc.munmap(end, spare + spare_size - end)
 
     def memory(self) -> memoryview:
-        """All of it; the mapping lives for as long as this or anything made of it does."""
+        """All of it. The mapping lives as long as this view or any view made of it."""
         memory: Any = (ctypes.c_ubyte * self.size).from_address(self.address)
         memory.owner = self
         return memoryview(memory).cast("B")
 
     def advise(self, offset: int, size: int, advice: int) -> None:
-        """Tell the kernel what is to become of a part of it (``madvise``). What it refuses is of no consequence."""
+        """Advise the kernel about the use of a part of it (``madvise``). A refusal has no consequence."""
         _libc.madvise(self.address + offset, size, advice)
 
     def __del__(self) -> None:
@@ -57,9 +57,8 @@ class Mapping:
 
 
 def private_view(descriptor: int, offset: int, size: int) -> memoryview:
-    """``size`` bytes of a file from ``offset``, writable: what is written stays in this process, and the file as it is.
-
-    Raises OSError if they cannot be mapped.
+    """``size`` bytes of a file from ``offset``, writable: writes stay in this process, and the file is unchanged. OSError if it cannot be
+    mapped.
     """
     if not size:
         return memoryview(bytearray())

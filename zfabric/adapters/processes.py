@@ -57,7 +57,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def thread_count() -> int:
-    """Threads of this process, also those Python does not know."""
+    """Number of threads of this process, including those that Python does not know."""
     return len(os.listdir("/proc/self/task"))
 
 
@@ -90,7 +90,7 @@ def threads_max() -> int:
 
 
 def why_no_process(error: OSError) -> str:
-    """What to tell people of a fork that failed."""
+    """The text for people about a failed fork."""
     hint = f": this user may have {threads_max():,} processes and threads (ulimit -u)" if error.errno == errno.EAGAIN else ""
     return f"fork: {error.strerror}{hint}"
 
@@ -104,7 +104,7 @@ def working_directory() -> str:
 
 
 def module_paths() -> tuple[str, ...]:
-    """Where this process finds its modules, absolute; what is relative to a working directory that was deleted leads nowhere."""
+    """The absolute paths where this process finds its modules. A path relative to a deleted working directory leads nowhere."""
     here = working_directory()
     return tuple(os.path.normpath(os.path.join(here, path)) for path in sys.path if here or os.path.isabs(path))
 
@@ -123,7 +123,7 @@ def limit_worker() -> None:
 
 
 def run_and_exit(body: Callable[[], object]) -> NoReturn:
-    """Run ``body`` as all that is left of this forked process: nothing of the caller's frames runs after it."""
+    """Run ``body`` as the rest of this forked process: nothing of the caller's frames runs after it."""
     code = 1
     try:
         body()
@@ -142,7 +142,7 @@ def run_and_exit(body: Callable[[], object]) -> NoReturn:
 
 
 def flush_output() -> None:
-    """Write out what was printed. On a full disk it stays unwritten: nobody is to fail for that, nor for what programs put there."""
+    """Flush standard output and error. On a full disk they stay unwritten, and no error is raised."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
@@ -162,7 +162,7 @@ def start_ticks(pid: int) -> int:
 
 
 def open_pidfd(pid: int, started: int = 0) -> int | None:
-    """A pidfd of the process; None if it is gone, or is another one than that which started at ``started`` (0: any)."""
+    """A pidfd of the process; None if it is gone, or did not start at ``started`` (0: any)."""
     try:
         descriptor = os.pidfd_open(pid)
     except (ProcessLookupError, OSError):
@@ -217,7 +217,7 @@ def _parent(pid: int) -> int:
 
 
 def kill_children(timeout: float = 5.0) -> None:
-    """Kill and reap every child of this process, and what becomes its child meanwhile, until none is left."""
+    """Kill and reap every child of this process, and processes that become its children meanwhile, until none is left."""
     end = time.monotonic() + timeout
     while time.monotonic() < end:
         for child in children(os.getpid()):

@@ -109,7 +109,7 @@ def register_plain(kind: type) -> None:
 
 
 def note_reference(object_id: bytes) -> bool:
-    """Called by a ref that is being pickled. False: no ``serialize`` call is at work, the ref leaves the fabric."""
+    """Called by a ref that is being pickled. False: no ``serialize`` call is in progress, so the ref leaves the fabric."""
     references = _collecting.references
     if references is None:
         return False
@@ -124,7 +124,7 @@ _CLOUD, _BARE, _BUFFERED = 0, 1, 2
 
 
 def _scan(value: Any) -> int:
-    """How ``value`` is to be pickled. Looks at types only, at most ``SCAN_MAX`` of them."""
+    """How to pickle ``value``. Looks at types only, at most ``SCAN_MAX`` of them."""
     if type(value) in SCALARS:
         return _BARE
     answer, seen, stack = _BARE, 0, [value]
@@ -294,7 +294,7 @@ def _note_tensor() -> None:
 
 
 def _raised_by_handler(error: Exception) -> bool:
-    """Whether the handler of a signal raised it. Such an error is not the value's, but ends what takes too long."""
+    """Whether a signal handler raised the error. Such an error is not the value's: it stops what takes too long."""
     if threading.current_thread() is not threading.main_thread():
         return False
     handlers = [handler for handler in map(signal.getsignal, signal.valid_signals()) if callable(handler)]
@@ -364,7 +364,7 @@ def _copied(data: bytes | memoryview) -> memoryview:
 
 
 def deserialize_all(values: Iterable[bytes]) -> list[Any]:
-    """What ``deserialize`` makes of each of them: many small ones cost half as much together."""
+    """The results of ``deserialize`` for each; many small ones cost half as much together."""
     loads = _loads
     try:
         return [loads(data) if data[0] > OWN_MEMORY else deserialize(data) for data in values]
@@ -453,7 +453,7 @@ def _copying_unpickler() -> Callable[[Any, Any], pickle.Unpickler]:
 
 
 def dump_instance(state: Any, kind: type, where: str) -> SerializedValue:
-    """The state of an actor, without its class ``kind``, which whoever loads it has. SerializationError names the path from ``where``."""
+    """The state of an actor, without its class ``kind``, which the loader has. SerializationError names the path from ``where``."""
     import io
 
     file = io.BytesIO()
@@ -475,7 +475,7 @@ def dump_instance(state: Any, kind: type, where: str) -> SerializedValue:
 
 
 def load_instance(data: bytes, kind: type) -> Any:
-    """What ``dump_instance`` made. Arrays in it are its own, to be written to."""
+    """The instance that ``dump_instance`` packed. Its arrays are its own, and writable."""
     _collecting.kind = kind
     try:
         return _load(data, ())
@@ -563,7 +563,7 @@ def _dump_whole(whole: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], li
 
 
 def load_arguments(data: bytes | memoryview, values: Sequence[Any] = ()) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(args, kwargs) of what ``dump_arguments`` made, with ``values`` (of its dependencies, in order) in their places."""
+    """(args, kwargs) that ``dump_arguments`` packed, with the ``values`` of its dependencies, in order, in their places."""
     if not data:
         return (), {}
     whole = deserialize(data)
@@ -590,7 +590,7 @@ Retry = bool | tuple[type[BaseException], ...]
 
 
 def dump_function(function: Callable[..., Any], retry: Retry = False, name: str = "function") -> bytes:
-    """What a worker needs of a function: itself, and which exceptions are worth another attempt (True: all)."""
+    """The payload that a worker needs of a function: the function, and the exceptions that are worth another attempt (True: all)."""
     return _pickle((function, retry), _CLOUD, name).to_bytes()
 
 
@@ -664,7 +664,7 @@ class YieldedItems(tuple[Any, ...]):
 
 
 def and_failures(found: Sequence[Any], failure: Raises, count: int) -> Sequence[Any]:
-    """``count`` values: those that were found, and ``failure`` in place of the others."""
+    """``count`` values: those that exist, and ``failure`` in place of the others."""
     return [*found, *[failure] * (count - len(found))] if len(found) < count else found
 
 

@@ -42,7 +42,7 @@ class SpillFiles:
         return os.open(self._file(number, ending), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
 
     def fill(self, number: int, object_id: bytes, pieces: Iterable[bytes | memoryview]) -> None:
-        """Write an object into a file that was made for it (``SpillDirectory.make``). OSError if the disk takes no more."""
+        """Write an object into a file that ``SpillDirectory.make`` has made. Raises OSError if the disk is full."""
         descriptor = os.open(self._file(number, _PARTIAL), os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             _fill(descriptor, object_id, pieces)
@@ -75,7 +75,7 @@ class SpillDirectory(SpillFiles):
         os.chmod(path, 0o700)
 
     def make(self, number: int, size: int) -> None:
-        """Make a file for an object of ``size`` bytes, with the disk's room behind it. After an OSError there is none."""
+        """Make a file for an object of ``size`` bytes, with disk space behind it. After an OSError there is none."""
         descriptor = self._create(number)
         try:
             try:
@@ -87,7 +87,7 @@ class SpillDirectory(SpillFiles):
             raise
 
     def take_over(self, number: int) -> None:
-        """What a process has written is the store's, and found again after a restart."""
+        """Make a file that a process has written the store's: a restart finds it from now on."""
         os.rename(self._file(number, _PARTIAL), self._file(number, _OBJECT))
 
     def write(self, number: int, object_id: bytes, data: bytes | memoryview) -> None:
@@ -108,11 +108,11 @@ class SpillDirectory(SpillFiles):
         return os.open(self._file(number, _PARTIAL), flags, 0o600)
 
     def read_into(self, number: int, object_id: bytes, target: memoryview) -> None:
-        """Read an object's bytes into ``target``, which has exactly their size. OSError if they are not what was written."""
+        """Read an object's bytes into ``target``, which has exactly their size. Raises OSError if they are damaged."""
         self._read(number, object_id, len(target), target)
 
     def check(self, number: int, object_id: bytes, size: int) -> None:
-        """OSError if the file does not have the object's bytes as they were written."""
+        """Raise OSError if the object's bytes in the file are damaged."""
         self._read(number, object_id, size, None)
 
     def _read(self, number: int, object_id: bytes, size: int, target: memoryview | None) -> None:
@@ -140,7 +140,7 @@ class SpillDirectory(SpillFiles):
             os.close(descriptor)
 
     def remove(self, number: int) -> None:
-        """Delete a file, whole or not; harmless if there is none."""
+        """Delete a file, complete or not; harmless if there is none."""
         for ending in (_OBJECT, _PARTIAL):
             try:
                 os.unlink(self._file(number, ending))
@@ -148,7 +148,7 @@ class SpillDirectory(SpillFiles):
                 pass
 
     def list(self) -> list[tuple[bytes, int, int]]:
-        """(object_id, size, number) of all files; of those that are no whole objects of the store, the id is empty and the size 0."""
+        """(object_id, size, number) of all files. If a file is no complete object of the store, the id is empty and the size 0."""
         found: list[tuple[bytes, int, int]] = []
         for name in os.listdir(self._path):
             number, dot, ending = name.partition(".")
@@ -160,7 +160,7 @@ class SpillDirectory(SpillFiles):
 
 
 def _fill(descriptor: int, object_id: bytes, pieces: Iterable[bytes | memoryview]) -> None:
-    """Write an object's bytes behind its header, which comes last."""
+    """Write an object's bytes, and then the header before them."""
     os.lseek(descriptor, _HEADER.size, os.SEEK_SET)
     checksum = size = 0
     for piece in pieces:
@@ -179,7 +179,7 @@ def _write_all(descriptor: int, data: memoryview) -> None:
 
 
 def contents(path: str) -> tuple[bytes, int]:
-    """(object id, size) of what a file holds, if it is as long as its header says; otherwise an empty id."""
+    """(object id, size) of the object in a file, if the file is as long as its header says; otherwise an empty id."""
     with open(path, "rb") as file:
         header = file.read(_HEADER.size)
         length = os.fstat(file.fileno()).st_size

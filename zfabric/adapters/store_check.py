@@ -38,7 +38,7 @@ _DEPTH_MAX = 32
 
 
 class _Damage(Exception):
-    """The file is not as LMDB writes it; says why."""
+    """The file is not as LMDB writes it; the text says why."""
 
 
 def find_damage(path: str, thorough: bool, rows: bool = True) -> str:
@@ -178,7 +178,7 @@ class _File:
 
 
 def _row_problem(table: str, key: bytes, value: bytes) -> str:
-    """What is wrong with a row that a daemon takes in; empty if nothing is, or no daemon takes in rows of this table."""
+    """Why a daemon could not process this row; empty if it can, or reads no rows of this table."""
     check = _CHECKS.get(table)
     if check is None:
         return ""

@@ -72,20 +72,20 @@ def dump_error(exception: BaseException, facts: Mapping[str, Any]) -> bytes:
 
 
 def _hint(exception: BaseException) -> None:
-    """Say what to do where the text of an error does not: numpy's about arrays that cannot be written to, as those of the fabric cannot."""
+    """Advice for errors whose text has none, such as numpy's for arrays that are read-only because they are in the fabric's memory."""
     text = exception.args[0] if type(exception) is ValueError and exception.args else None
     if isinstance(text, str) and text in _READ_ONLY and _HINT not in getattr(exception, "__notes__", ()):
         exception.add_note(_HINT)
 
 
 def _raised_class(exception: BaseException) -> type[BaseException]:
-    """The class that was raised first, however often a TaskError has wrapped it since."""
+    """The class that was raised first, however many TaskErrors wrap it."""
     found = vars(exception).get("_user_class") if isinstance(exception, TaskError) else None
     return found if isinstance(found, type) else type(exception)
 
 
 def _name_of(exception: BaseException) -> str:
-    """That class's name. It is known also where the class cannot be had."""
+    """That class's name, which is known even if the class cannot be loaded."""
     if isinstance(exception, TaskError) and "_class_name" in vars(exception):
         return str(vars(exception)["_class_name"])
     user_class = _raised_class(exception)
@@ -278,7 +278,7 @@ def load_error(data: bytes | memoryview) -> TaskError:
 
 
 def told(payload: bytes, raised: bool) -> str:
-    """What is to be said of an error that nobody asks for: one that a task has ``raised``, or a failure.
+    """The text about an error that the program never reads: an exception that a task has ``raised``, or a failure.
 
     Nothing of the user's is unpickled.
     """
@@ -324,7 +324,7 @@ def _combined(cause: BaseException | None) -> TaskError:
 
 
 def _cancels(kind: type[BaseException]) -> bool:
-    """Whether an event loop takes this for the cancellation of whatever waits."""
+    """Whether an event loop takes this error for the cancellation of the waiting coroutine."""
     asyncio = sys.modules.get("asyncio.exceptions")
     return asyncio is not None and issubclass(kind, asyncio.CancelledError)
 
@@ -355,7 +355,7 @@ _RAY_NAMES = {"function_name": "function", "pid": "pid", "traceback_str": ""}
 
 
 class _PlainTaskError(TaskError):
-    """A TaskError from a worker: knows its story, and pickles as the bytes it came as."""
+    """A TaskError from a worker. It has all its facts, and pickles as the bytes it came as."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         """Nothing: the state is copied, and the user's ``__init__`` is not run a second time."""
@@ -392,7 +392,7 @@ _PlainTaskError.__module__ = TaskError.__module__
 
 
 def load_failure(payload: bytes | memoryview) -> FabricError:
-    """The exception for what the fabric could not do (``protocol.failures``); an unknown kind is a plain FabricError."""
+    """The exception for a failure of the fabric (``protocol.failures``); an unknown kind is a plain FabricError."""
     kind, text, facts = unpack_failure(bytes(payload))
     found: Any = getattr(exceptions, kind, None)
     is_known = isinstance(found, type) and issubclass(found, FabricError)
