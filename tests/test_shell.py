@@ -23,7 +23,7 @@ from zfabric.shell.process import (
     worker_sends,
     worker_takes,
 )
-from zfabric.sim.processes import Driver
+from zfabric.sim.drivers import Driver
 from zfabric.sim.world import World
 
 OWN, DRIVER = b"\1daemon\0", b"\1driver\0"

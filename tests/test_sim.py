@@ -444,7 +444,7 @@ def test_a_task_that_does_not_stop_keeps_its_worker_though_the_daemon_dies() -> 
 
 def test_a_result_that_was_acknowledged_outlives_the_daemon_though_the_storage_thread_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     # Room is being made ready all the while; the actor forgets its result once it is acknowledged, and then the daemon dies.
-    monkeypatch.setattr(Storage, "_next", lambda storage: storage.world.after(0.1, storage._finish))
+    monkeypatch.setattr(Storage, "_next", lambda storage: storage.after(0.1, storage._finish))
     died: list[float] = []
 
     def hear(now: float, source: str, to: str, message: Any) -> None:

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
 
 from zfabric.machines.common.extents import HEADER_BYTES, PIECE, data_start, file_number, footprint
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
-from zfabric.protocol.ids import OBJECT_STORE, short
+from zfabric.protocol.ids import short
 from zfabric.protocol.messages import Rows
-
-if TYPE_CHECKING:
-    from zfabric.sim.node import Daemon
-    from zfabric.sim.world import World
 
 
 class Content(NamedTuple):
@@ -32,8 +29,8 @@ class Content(NamedTuple):
 class Arena:
     """Shared memory and disk of the node."""
 
-    def __init__(self, world: World, pieces: int) -> None:
-        self.world = world
+    def __init__(self, fail: Callable[[str], NoReturn], pieces: int) -> None:
+        self.fail = fail
         capacity = (pieces + 1) * PIECE
         while capacity - data_start(capacity) < pieces * PIECE:
             capacity += PIECE
@@ -50,7 +47,7 @@ class Arena:
         """Write and seal an object; whatever it overlaps is overwritten."""
         if offset < 0:
             if file_number(offset) not in self.unfinished:
-                self.world.fail(f"{short(content.object_id)} is written to file {file_number(offset)}, which nobody was given")
+                self.fail(f"{short(content.object_id)} is written to file {file_number(offset)}, which nobody was given")
             self.unfinished[file_number(offset)] = content
             return
         self.overwrite(offset - HEADER_BYTES, footprint(content.size))
@@ -68,7 +65,7 @@ class Arena:
         content = self.contents.get(offset) if offset >= 0 else self.disk.get(number) or self.unfinished.get(number)
         if content is None or content.object_id != object_id or content.size != size:
             found = "nothing whole" if content is None else short(content.object_id)
-            self.world.fail(f"{reader} reads {short(object_id)} at {offset} and finds {found} there")
+            self.fail(f"{reader} reads {short(object_id)} at {offset} and finds {found} there")
         return content.payload
 
     def found(self) -> m.ArenaFound:
@@ -80,12 +77,21 @@ class Arena:
 
 
 class Storage:
-    """Performs the effects of one daemon's object store, in order."""
+    """Performs the effects of one daemon's object store, in order. ``full`` says why the disk takes nothing, if it does not."""
 
-    def __init__(self, daemon: Daemon, arena: Arena, seed: str) -> None:
-        self.daemon = daemon
+    def __init__(
+        self,
+        arena: Arena,
+        seed: str,
+        after: Callable[[float, Callable[[], object]], None],
+        answer: Callable[[m.Message], None],
+        full: Callable[[], str],
+    ) -> None:
         self.arena = arena
-        self.world = daemon.world
+        self.after = after
+        self._answer = answer
+        self._full = full
+        self._stopped = False
         self._random = random.Random(seed)
         self._work: deque[Any] = deque()
 
@@ -93,6 +99,10 @@ class Storage:
     def idle(self) -> bool:
         """Whether nothing is under way."""
         return not self._work
+
+    def stop(self) -> None:
+        """The daemon has died: what was not begun is lost."""
+        self._stopped = True
 
     def perform(self, effect: Any) -> None:
         """Perform an effect when those before it are done; index entries, and values that move in, at once."""
@@ -104,15 +114,15 @@ class Storage:
             self._next()
 
     def _next(self) -> None:
-        self.world.after(0.0001 + 0.002 * self._random.random(), self._finish)
+        self.after(0.0001 + 0.002 * self._random.random(), self._finish)
 
     def _finish(self) -> None:
-        if not self.daemon.alive:
+        if self._stopped:
             return
         answer = self._do(self._work[0])
         self._work.popleft()
         if answer is not None:
-            self.daemon.event(OBJECT_STORE, answer)
+            self._answer(answer)
         if self._work:
             self._next()
 
@@ -136,7 +146,7 @@ class Storage:
         elif isinstance(effect, e.Spill):
             content = arena.contents.get(effect.offset) if effect.offset else Content(effect.object_id, effect.size, effect.value)
             if content is None or content.object_id != effect.object_id:
-                self.world.fail(f"{short(effect.object_id)} is to be spilled and is not where it should be")
+                self.arena.fail(f"{short(effect.object_id)} is to be spilled and is not where it should be")
             if self._full():
                 return m.Spilled(effect.object_id, "no space left on device")
             arena.disk[effect.file] = content
@@ -155,7 +165,7 @@ class Storage:
             if self._full():
                 return m.FileReady(effect.file, "no space left on device")
             if effect.file in arena.disk or effect.file in arena.unfinished:
-                self.world.fail(f"file {effect.file} is made a second time")
+                self.arena.fail(f"file {effect.file} is made a second time")
             arena.unfinished[effect.file] = None
             return m.FileReady(effect.file, "")
         elif isinstance(effect, e.Unlink):
@@ -163,7 +173,3 @@ class Storage:
                 arena.disk.pop(number, None)
                 arena.unfinished.pop(number, None)
         return None
-
-    def _full(self) -> bool:
-        """Whether the disk takes nothing."""
-        return bool(self.world.disk_full)

@@ -27,8 +27,8 @@ from zfabric.sim.programs import LOST
 
 if TYPE_CHECKING:
     from zfabric.machines.worker.items import Invocation
+    from zfabric.sim.node import Overview
     from zfabric.sim.workers import WorkerProcess
-    from zfabric.sim.world import World
 
 
 REASONS = ("job has ended", "register", "memory", "class of its actor")
@@ -48,7 +48,7 @@ class Made(NamedTuple):
 class CallInvariants:
     """Watches the calls of one world."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Overview) -> None:
         self.world = world
         self._made: dict[tuple[bytes, bytes], Made] = {}
         """By caller and call."""
@@ -206,7 +206,6 @@ class CallInvariants:
     def calm(self) -> None:
         """Nothing is on its way: the scheduler knows what restarts have lost, if it was there all the time."""
         daemon = self.world.daemon
-        assert daemon is not None
         for actor_id, lost in self.lost.items() if not self.world.states["daemon restarted"] else ():
             log = daemon.scheduler.logs.logs.get(actor_id)
             if log is not None and log.lost != lost and actor_id not in self._over:
@@ -215,7 +214,6 @@ class CallInvariants:
     def left(self) -> list[str]:
         """What is left of actors and calls although nobody has a handle or a ref."""
         daemon = self.world.daemon
-        assert daemon is not None
         actors = daemon.scheduler.actors
         found = [f"the record of actor {short(each)}" for each in actors.records]
         found += [f"the name of actor {name}" for name in actors.named]

@@ -28,8 +28,8 @@ from zfabric.sim.programs import ACTOR, CRASHED, LIGHT, LOST, MODULUS, NOTHING, 
 if TYPE_CHECKING:
     from zfabric.machines.local_scheduler import Deadlocks
     from zfabric.sim.frames import Frame
+    from zfabric.sim.node import Overview
     from zfabric.sim.processes import Process
-    from zfabric.sim.world import World
 
 NEWS_SECONDS = 1.0
 """How long it may take until the scheduler is told that somebody goes on, or is dead."""
@@ -162,7 +162,7 @@ def _spec(label: int, statements: list[Any]) -> Spec:
 class Truth:
     """Who waits for whom in a world."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Overview) -> None:
         self.world = world
         self.ended: set[bytes] = set()
         """Calls that have."""

@@ -6,13 +6,16 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgpack
 
 from zfabric.machines.common.log_format import is_remake
+from zfabric.machines.worker import Invocation, Item, Worker
 from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, call_value, object_id, tries_of
 from zfabric.protocol.messages import OK
+from zfabric.sim.logged import LoggedActors
+from zfabric.sim.processes import Process
 from zfabric.sim.programs import (
     ACTOR,
     STOPPED,
@@ -29,11 +32,6 @@ from zfabric.sim.programs import (
     mix,
     pack_value,
 )
-
-if TYPE_CHECKING:
-    from zfabric.machines.worker import Invocation, Item
-    from zfabric.sim.processes import Driver, Process
-    from zfabric.sim.workers import WorkerProcess
 
 Running = Generator[tuple[Any, ...], Any, Any]
 
@@ -56,6 +54,11 @@ class _State:
         if value is not None:
             self.held.extend(value.refs)
         return kind, value
+
+    @property
+    def condemned(self) -> bool:
+        """Whether this body is to be stopped, which it may notice by its children first."""
+        return self.process.world.condemned(self.process.top)
 
     def take(self, slot: int, identifier: bytes) -> None:
         """A ref that this body has from now on."""
@@ -178,7 +181,7 @@ def _do_get(state: _State, expected: tuple[tuple[int, Any], ...]) -> Running:
             state.values[slot] = value
         state.total = mix(state.total, 1 if isinstance(wanted, tuple) else wanted)
     if problems:
-        if state.doomed or state.process.condemned():
+        if state.doomed or state.condemned:
             raise Doomed
         state.process.world.fail(f"{state.process.name}: {'; '.join(problems)}")
 
@@ -188,7 +191,7 @@ def _do_peek(state: _State, allowed: tuple[tuple[int, int | None, tuple[str, ...
     for (slot, number, errors), (status, data) in zip(allowed, found, strict=True):
         kind, value = state.look(state.slots[slot], status, data)
         right = kind in errors if value is None else value.number == number
-        if not right and not state.doomed and not state.process.condemned():
+        if not right and not state.doomed and not state.condemned:
             state.process.world.fail(f"{state.process.name}: {state.slots[slot].hex()} is {kind or value}, not {number} or one of {errors}")
 
 
@@ -202,7 +205,7 @@ def _do_ask(state: _State, slot: int, number: int, errors: tuple[str, ...], give
         return
     kind, value = state.look(state.slots[slot], *found[0])
     right = kind in errors if value is None else value.number == number
-    if not right and not state.process.condemned():
+    if not right and not state.condemned:
         state.process.world.fail(f"{state.process.name}: {state.slots[slot].hex()} is {kind or value}, not {number} or one of {errors}")
 
 
@@ -288,17 +291,17 @@ def _fetched(state: _State, identifier: bytes) -> Running:
     state.held.append(identifier)
     ((status, data),) = yield ("get", (identifier,), None)
     kind, value = state.look(identifier, status, data)
-    if value is None and not state.process.world.faults.daemon_crashes and state.process.world.caller_lives(state.process):
+    if value is None and not state.process.world.faults.daemon_crashes and state.process.world.caller_lives(state.process.top):
         state.process.world.fail(f"{state.process.name}: the argument {identifier.hex()} of a call is {kind}")
     if value is None:
         raise Doomed
     return value
 
 
-def task_body(process: WorkerProcess, item: Item | Invocation, values: list[tuple[bytes, Any]]) -> Running:
+def task_body(process: Process, worker: Worker, logged: LoggedActors, item: Item | Invocation, values: list[tuple[bytes, Any]]) -> Running:
     """One attempt. Gives the values with their places, and the refs to let go of once they are reported."""
     if is_remake(item.row):
-        yield from process.logged.remade(item, _room)  # type: ignore[arg-type]
+        yield from logged.remade(item, _room)  # type: ignore[arg-type]
         return [], []
     spec, boxed = msgpack.unpackb(item.row[2], use_list=False, strict_map_key=False)
     label, doomed, statements, returns = spec
@@ -309,11 +312,11 @@ def task_body(process: WorkerProcess, item: Item | Invocation, values: list[tupl
         for identifier, data in values:
             value = (yield from _fetched(state, identifier)) if data is None else state.look(identifier, OK, data)[1]
             state.total = mix(state.total, value.number if value is not None else 0)
-        if process.worker.interrupted(item):
+        if worker.interrupted(item):
             raise Interrupted
         yield from _statements(state, statements)
         if item.row[1] == function_id(ACTOR):
-            yield from process.logged.made(item, _room)  # type: ignore[arg-type]
+            yield from logged.made(item, _room)  # type: ignore[arg-type]
         outputs: list[tuple[Value, tuple[int, int] | None]] = []
         for index, (size, inside) in enumerate(returns):
             value = Value(mix(state.total, index), tuple(state.slots[slot] for slot in inside))
@@ -327,12 +330,12 @@ def task_body(process: WorkerProcess, item: Item | Invocation, values: list[tupl
         state.let_go()
 
 
-def driver_body(process: Driver, program: Program) -> Running:
+def driver_body(process: Process, program: Program) -> Running:
     """The root. Everything is let go of at its end."""
     state = _State(process, 0, 0, False, {})
     try:
         yield from _statements(state, program.statements)
-        yield from process.world.before_release(process)
+        yield from process.world.before_release()
     finally:
         state.let_go()
         process.collect_garbage()

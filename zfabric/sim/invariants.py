@@ -22,15 +22,14 @@ from zfabric.sim.programs import LOST, unpack_value
 
 if TYPE_CHECKING:
     from zfabric.machines.local_scheduler.records import AnyObject, TaskRecord
-    from zfabric.sim.node import Daemon
+    from zfabric.sim.node import Daemon, Overview
     from zfabric.sim.workers import WorkerProcess
-    from zfabric.sim.world import World
 
 
 class Invariants:
     """Watches one world."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Overview) -> None:
         self.world = world
         self._begun: dict[tuple[bytes, int], str] = {}
         """Who began an attempt, by task and number."""
@@ -111,7 +110,6 @@ class Invariants:
     def calm(self) -> None:
         """Nothing is on its way: what the daemon knows of holders is what processes hold."""
         daemon = self.world.daemon
-        assert daemon is not None
         believed = {
             (record.object_id, holder)
             for record in daemon.scheduler.membership._all_values()
@@ -136,7 +134,6 @@ class Invariants:
     def nothing_left(self) -> list[str]:
         """What is left although nobody needs it."""
         daemon = self.world.daemon
-        assert daemon is not None
         tables = daemon.scheduler.tables
         left = [f"task {short(task.id)} ({daemon.scheduler.explain(task.id)})" for task in tables.tasks.values()]
         left += [f"object {short(record.id)} {_describe(record)}" for record in tables.objects.values()]
@@ -159,17 +156,16 @@ class Invariants:
             left += [f"lineage {short(each)} of {process.name}" for each in machine.keeping.lineage]
             left += [f"pin on {short(each)} of {process.name}" for each in machine.pins.tellings]
             left += [f"a reservation of {process.name}" for _ in machine.room.answers]
-        return left + self.world.calls.left()
+        return [*left, *self.world.calls.left()]
 
     def _files(self) -> list[str]:
         """Files that are left."""
-        arena = self.world.arena
+        arena = self.world.nodes[0].arena
         return [f"{short(content.object_id)} on disk" for content in arena.disk.values()] + [f"file {each}" for each in arena.unfinished]
 
     def job_gone(self, job: bytes) -> list[str]:
         """What is left of a job that has ended."""
         daemon = self.world.daemon
-        assert daemon is not None
         tables = daemon.scheduler.tables
         left = [f"task {short(each)}" for each in tables.tasks if each.startswith(job)]
         left += [f"object {short(each)}" for each in tables.objects if each.startswith(job)]

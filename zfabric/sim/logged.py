@@ -7,20 +7,18 @@ list; large values that are to be reported again are those of the first run.
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgpack
 
 from zfabric.machines.common.log_format import CHECKPOINT, LOG, LoggedCall, blocks_after, calls_in, newest
-from zfabric.machines.worker import CallLog, CheckpointLog, Gate, Invocation, Item
+from zfabric.machines.worker import CallLog, CheckpointLog, Gate, Invocation, Item, Worker
 from zfabric.protocol.ids import TASK_BYTES, call_value
 from zfabric.protocol.messages import Row
 from zfabric.protocol.options import option
 from zfabric.sim.arena import Content
+from zfabric.sim.processes import Process
 from zfabric.sim.programs import Doomed, Value, pack_value
-
-if TYPE_CHECKING:
-    from zfabric.sim.workers import WorkerProcess
 
 Running = Generator[tuple[Any, ...], Any, Any]
 READONLY = "look"
@@ -30,8 +28,9 @@ READONLY = "look"
 class LoggedActors:
     """Those of one worker process."""
 
-    def __init__(self, process: WorkerProcess) -> None:
+    def __init__(self, process: Process, worker: Worker) -> None:
         self.process = process
+        self.worker = worker
         self.states: dict[bytes, list[bytes]] = {}
         """The calls that each has run, in order, over all its incarnations."""
 
@@ -46,9 +45,9 @@ class LoggedActors:
         blocks = yield from self._rows(actor_id, LOG)
         log = CheckpointLog(actor_id, item.attempt, every) if unlogged else CallLog(actor_id, item.attempt, every)
         if isinstance(log, CheckpointLog):
-            process.worker.gate = Gate(log, process.config.quiesce_seconds)
+            self.worker.gate = Gate(log, process.config.quiesce_seconds)
         log.readonly = frozenset({READONLY})
-        process.worker.mailbox.logs[actor_id] = log
+        self.worker.mailbox.logs[actor_id] = log
         checkpoint, last = newest(parts)
         saved, calls = log.restore(checkpoint, last, blocks_after(last, blocks))
         state = self.states[actor_id] = list(msgpack.unpackb(saved)) if saved is not None else []
@@ -97,17 +96,17 @@ class LoggedActors:
                 outputs.append(pack_value(value))
                 continue
             offset = yield from room(size)
-            process.world.arena.write(offset, Content(call_value(call.call_id, index), size, pack_value(value)))
+            process.node.arena.write(offset, Content(call_value(call.call_id, index), size, pack_value(value)))
             process.machine.room.finished(offset)
             outputs.append((offset, size))
-        process.worker.mailbox.made_again(log, call, tuple(outputs), ())
+        self.worker.mailbox.made_again(log, call, tuple(outputs), ())
 
     def ended(self, item: Invocation, whole: bool) -> None:
         """A call has run: that is its effect."""
         state = self.states.get(item.actor_id)
         if state is None or item.method == READONLY:
             return
-        if whole or self.process.worker.mailbox.logs[item.actor_id].every:  # What was stopped in its middle is told by a checkpoint alone.
+        if whole or self.worker.mailbox.logs[item.actor_id].every:  # What was stopped in its middle is told by a checkpoint alone.
             self.process.world.calls.had_effect(self.process, item, state)
             state.append(item.row[0])
 
@@ -117,7 +116,7 @@ class LoggedActors:
 
     def may_begin(self) -> bool:
         """Between two calls: take the checkpoints that are due. False if one waits for the scheduler to take in values."""
-        mailbox = self.process.worker.mailbox
+        mailbox = self.worker.mailbox
         for actor_id, log in mailbox.logs.items():
             if log.due and actor_id in mailbox.actors:
                 if log.unrecorded:

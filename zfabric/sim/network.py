@@ -9,15 +9,12 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, NoReturn
 
 from zfabric.config import Config
 from zfabric.machines.common.link import Link
 from zfabric.protocol.codec import decode, encode, encode_body
 from zfabric.protocol.messages import Envelope
-
-if TYPE_CHECKING:
-    from zfabric.sim.world import World
 
 
 class Faults(NamedTuple):
@@ -51,8 +48,17 @@ class Faults(NamedTuple):
 class Network:
     """Who can be reached under which incarnation, and what becomes of frames."""
 
-    def __init__(self, world: World, faults: Faults, seed: str) -> None:
-        self.world = world
+    def __init__(
+        self,
+        after: Callable[[float, Callable[[], object]], None],
+        fail: Callable[[str], NoReturn],
+        frame_bytes_max: int,
+        faults: Faults,
+        seed: str,
+    ) -> None:
+        self._after = after
+        self._fail = fail
+        self._frame_bytes_max = frame_bytes_max
         self.faults = faults
         self.lossy = True
         self.in_flight = 0
@@ -74,8 +80,8 @@ class Network:
     def send(self, source: bytes, target: bytes, frame: bytes) -> None:
         """Pass on a frame, as well as the faults allow. The world fails if its receiver would refuse it for its size."""
         self.frames += 1
-        if len(frame) > self.world.config.frame_bytes_max:
-            self.world.fail(f"a frame of {len(frame)} bytes, where {self.world.config.frame_bytes_max} are accepted")
+        if len(frame) > self._frame_bytes_max:
+            self._fail(f"a frame of {len(frame)} bytes, where {self._frame_bytes_max} are accepted")
         faults = self.faults
         copies = 1
         if self.lossy:
@@ -91,7 +97,7 @@ class Network:
                 if self.lossy and faults.late and self._delay.random() < faults.late:
                     delay *= 100 * self._delay.random()
             self.in_flight += 1
-            self.world.after(delay, lambda: self._arrive(source, target, frame))
+            self._after(delay, lambda: self._arrive(source, target, frame))
 
     def _arrive(self, source: bytes, target: bytes, frame: bytes) -> None:
         self.in_flight -= 1

@@ -1,6 +1,7 @@
-"""A simulated node: its supervisor, which outlives daemons, and the daemon, around the same machines as the real one (``zfabric.shell``).
+"""A simulated node: memory, disk and a supervisor, which outlive daemons, and the daemon of now.
 
-Each message that a machine sends goes through the codec, so that nothing is shared, and the daemon may die between any two effects.
+A daemon hosts the same machines as the real one, in the same ``zfabric.shell``. Each message that a machine sends goes through the codec,
+so that nothing is shared, and the daemon may die between any two effects.
 """
 
 from __future__ import annotations
@@ -8,37 +9,104 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any, Protocol
 
 from zfabric.adapters.memory_journal import MemoryJournal
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.codec import decode_messages, encode_messages
-from zfabric.protocol.ids import LOCAL_SCHEDULER, Address
-from zfabric.protocol.machine import Machine
+from zfabric.protocol.ids import LOCAL_SCHEDULER, OBJECT_STORE, Address
+from zfabric.protocol.machine import InvariantViolation, Machine
 from zfabric.protocol.options import RESOURCE_UNIT
 from zfabric.shell.node import SWEEP_EVERY, NodeMachines
-from zfabric.sim.arena import Storage
+from zfabric.sim.arena import Arena, Storage
+from zfabric.sim.drivers import Driver
 from zfabric.sim.network import Transport
-
-if TYPE_CHECKING:
-    from zfabric.sim.processes import Process
-    from zfabric.sim.world import World
+from zfabric.sim.processes import Process
+from zfabric.sim.surroundings import Crashed, Resident, Surroundings
+from zfabric.sim.workers import WorkerProcess
 
 LOOP_DELAY = 0.00002
 """Virtual seconds from a wake-up to the turn."""
 FRAMES_PER_TURN = 8
 
 
-class Crashed(Exception):
-    """Raised between two effects: the process is no more."""
+class Node:
+    """One node: what outlives its daemons, and the daemon of now."""
+
+    def __init__(self, world: Surroundings, seed: str, cpus: int, pieces: int) -> None:
+        self.world = world
+        self.seed = seed
+        self.cpus = cpus
+        self.arena = Arena(world.fail, pieces)
+        """Memory and spilled files."""
+        slow = world.faults.slow_commits
+        self.journal = MemoryJournal("power" if slow else "process", slow)
+        """The disk of the control store."""
+        self.workers: dict[bytes, WorkerProcess] = {}
+        self.supervisor = Supervisor(self, f"{seed}/supervisor")
+        self._workers = 0
+        self._restarts = 0
+        self.daemon = Daemon(self, f"{seed}/daemon0", 0)
+        world.note("daemon 0 starts")
+
+    @property
+    def published(self) -> bytes:
+        """The incarnation of the daemon that the session names."""
+        return self.daemon.incarnation
+
+    @property
+    def up(self) -> bool:
+        """Whether that daemon lives."""
+        return self.daemon.alive
+
+    def restart(self) -> Daemon:
+        """Start the next daemon."""
+        if self.daemon.alive:
+            raise InvariantViolation("two incarnations of the daemon act at the same time")
+        self._restarts += 1
+        self.journal = self.journal.crash()
+        self.world.states["daemon restarted"] += 1
+        self.daemon = Daemon(self, f"{self.seed}/daemon{self._restarts}", self._restarts)
+        self.world.note(f"daemon {self._restarts} starts")
+        return self.daemon
+
+    def kill_daemon(self) -> None:
+        """End the daemon: it crashed between two effects, or was killed."""
+        if self.daemon.alive:
+            self.world.note("the daemon dies")
+            self.collect_states()
+            self.daemon.die()
+            self.supervisor.daemon_died()
+
+    def collect_states(self) -> None:
+        """Add what the daemon's machines counted to the states that were reached."""
+        for machine in (self.daemon.scheduler, self.daemon.store):
+            for name, count in machine.statistics().items():
+                self.world.states[name] += int(count)
+
+    def make_worker(self, token: bytes, job: bytes, pid: int) -> WorkerProcess:
+        """Make a worker process, which the supervisor has forked."""
+        self._workers += 1
+        worker = self.workers[token] = WorkerProcess(self.world, self, token, job, pid, f"worker{self._workers}")
+        return worker
+
+    def process_died(self, process: Resident) -> None:
+        """A process of the node has ended."""
+        self.world.states[f"{process.kind} died"] += 1
+        self.workers.pop(process.incarnation, None)
+        for frame in process.frames:
+            self.world.truth.goes_on(frame)
+        self.world.after(0.0002, lambda: self.supervisor.died(process))
 
 
 class Supervisor:
     """The parent of all workers: starts, kills, reports; and restarts the daemon."""
 
-    def __init__(self, world: World, seed: str) -> None:
-        self.world = world
+    def __init__(self, node: Node, seed: str) -> None:
+        self.node = node
+        self.world = world = node.world
         self.workers: dict[int, Process] = {}
         self.watched: set[int] = set()
         self._slots: dict[int, tuple[m.Row, ...]] = {}
@@ -59,7 +127,7 @@ class Supervisor:
     def _spawned(self, token: bytes, job: bytes) -> None:
         pid = self.pid()
         self.tell(m.WorkerSpawned(token, pid, ""))
-        worker = self.world.make_worker(token, job, pid)
+        worker = self.node.make_worker(token, job, pid)
         self.workers[pid] = worker
         if self.start_failures > 0:
             self.start_failures -= 1
@@ -80,12 +148,12 @@ class Supervisor:
 
     def watch(self, pid: int) -> None:
         """Report when a process that is no worker has ended."""
-        if self.world.process_with(pid) is None:
+        if not self.world.lives(pid):
             self.tell(m.ProcessDied(pid, 0, 0, 0, ""))
         else:
             self.watched.add(pid)
 
-    def died(self, process: Process) -> None:
+    def died(self, process: Resident) -> None:
         """A process is gone."""
         if self.workers.pop(process.pid, None) is not None:
             self._slots[process.pid] = process.left
@@ -96,10 +164,10 @@ class Supervisor:
 
     def tell(self, message: m.Message) -> None:
         """Tell the daemon of now, soon; what is for one that dies meanwhile is lost."""
-        daemon = self.world.daemon
+        daemon = self.node.daemon
 
         def arrive() -> None:
-            if daemon is not None and daemon.alive:
+            if daemon.alive:
                 left = message._replace(ended=self._slots.pop(message.pid, ())) if isinstance(message, m.ProcessDied) else message
                 daemon.event(LOCAL_SCHEDULER, left)
 
@@ -111,7 +179,7 @@ class Supervisor:
         self.world.after(0.005 + 0.03 * self._random.random(), self._restart)
 
     def _restart(self) -> None:
-        daemon = self.world.start_daemon(restarted=True)
+        daemon = self.node.restart()
         left = tuple(row for rows in self._slots.values() for row in rows)
         self._slots.clear()
         daemon.event(LOCAL_SCHEDULER, m.ProcessTable(tuple((worker.incarnation, pid) for pid, worker in self.workers.items()), left))
@@ -159,29 +227,30 @@ class Watched:
 class Daemon:
     """One incarnation of the node's daemon."""
 
-    def __init__(self, world: World, incarnation: bytes, journal: MemoryJournal, daemons: int, seed: str) -> None:
-        self.world = world
+    def __init__(self, home: Node, seed: str, daemons: int) -> None:
+        self.home = home
+        self.world = world = home.world
+        self.incarnation = incarnation = world.incarnation()
         self.clock = world.clock()
-        self.incarnation = incarnation
         self.config = world.config
-        self.journal = journal
+        self.journal = journal = home.journal
         self.alive = True
         self.effects_left: int | None = None
         self.post = Transport(world.network, incarnation, self.config)
-        self.storage = Storage(self, world.arena, seed)
+        self.storage = Storage(home.arena, seed, world.after, partial(self.event, OBJECT_STORE), lambda: home.journal.full)
         self._random = random.Random(seed + "/commits")
         self._events: deque[tuple[bytes, m.Message]] = deque()
         self._frames: deque[tuple[bytes, bytes]] = deque()
         self._awake_at = float("inf")
         self._sweep_at = self.now + SWEEP_EVERY
-        total = (("CPU", world.cpus * RESOURCE_UNIT), ("slot", RESOURCE_UNIT))
-        self.node = NodeMachines(incarnation, b"node", self.config, total, world.arena.capacity, journal, daemons)
+        total = (("CPU", home.cpus * RESOURCE_UNIT), ("slot", RESOURCE_UNIT))
+        self.node = NodeMachines(incarnation, b"node", self.config, total, home.arena.capacity, journal, daemons)
         self.scheduler, self.store = self.node.scheduler, self.node.store
         for role, machine in self.node.machines.items():
             self.node.machines[role] = Watched(self, machine)
         world.network.attach(incarnation, self._receive)
         if daemons:
-            self.node.recover(self.now, world.arena.found())
+            self.node.recover(self.now, home.arena.found())
         else:
             self.node.start(self.now, former_jobs=False)
         self.wake()
@@ -217,7 +286,7 @@ class Daemon:
         try:
             self._turn()
         except Crashed:
-            self.world.daemon_died(self)
+            self.home.kill_daemon()
             return
         if self._events or self._frames or self.node.pending:
             self.wake()
@@ -270,13 +339,13 @@ class Daemon:
         if isinstance(effect, e.Store):
             self._store(effect)
         elif isinstance(effect, e.SpawnWorker):
-            world.supervisor.spawn(effect)
+            self.home.supervisor.spawn(effect)
         elif isinstance(effect, e.KillProcess):
-            if not effect.executing or world.supervisor.executing(effect.pid) == effect.executing:
+            if not effect.executing or self.home.supervisor.executing(effect.pid) == effect.executing:
                 world.calls.killing(effect.pid, effect.reason)
-                world.supervisor.kill(effect.pid)
+                self.home.supervisor.kill(effect.pid)
         elif isinstance(effect, e.WatchProcess):
-            world.supervisor.watch(effect.pid)
+            self.home.supervisor.watch(effect.pid)
         elif isinstance(effect, e.Say):
             world.note(f"daemon says {effect.level}: {effect.text}")
         else:
@@ -299,4 +368,27 @@ class Daemon:
     def die(self) -> None:
         """Killed. What it had not sent and not committed is gone."""
         self.alive = False
+        self.storage.stop()
         self.world.network.detach(self.incarnation)
+
+
+class Overview(Surroundings, Protocol):
+    """What observers get from their world: all that is in it."""
+
+    seed: int
+    nodes: list[Node]
+    driver: Driver
+
+    @property
+    def daemon(self) -> Daemon:
+        """The daemon of the first node."""
+
+    @property
+    def workers(self) -> dict[bytes, WorkerProcess]:
+        """Living workers of the first node, by incarnation."""
+
+    def processes(self) -> list[Process]:
+        """All living processes but daemons."""
+
+    def who(self, incarnation: bytes) -> str:
+        """The name by which people know a process."""

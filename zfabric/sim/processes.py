@@ -1,4 +1,4 @@
-"""Drivers and workers of a simulated node: the production client and worker machines, and the least shell around them.
+"""Processes of a simulated node: the client machine of every driver and worker, and the least shell around it.
 
 A shell here does what ``zfabric.runtime.client`` and ``zfabric.runtime.worker`` do, without threads: user code is a generator that
 yields when it computes or waits, and frames that come while it computes stay unread until it waits, but for those to the control
@@ -8,26 +8,21 @@ address. A process may die between any two frames it sends.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zfabric.machines.client import Client
-from zfabric.machines.common.naming import Namer
 from zfabric.machines.worker import Invocation
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
-from zfabric.protocol.ids import CLIENT, Address, is_call, root_task
+from zfabric.protocol.ids import CLIENT, Address, is_call
 from zfabric.protocol.machine import Machine
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
 from zfabric.shell.process import Outgoing, batches, client_sends, client_takes, peers_first
 from zfabric.sim.arena import Content
 from zfabric.sim.frames import Frame, Wait
-from zfabric.sim.interpreter import driver_body
 from zfabric.sim.network import Transport
-from zfabric.sim.node import Crashed
 from zfabric.sim.programs import FUNCTIONS, Boom, Doomed, Interrupted, Left, Refused, StoreFull, Value, unpack_value
-
-if TYPE_CHECKING:
-    from zfabric.sim.world import World
+from zfabric.sim.surroundings import Crashed, Home, Surroundings
 
 HOUSE_EVERY = 1.0
 """Seconds after which what came is taken in although user code computes."""
@@ -38,8 +33,9 @@ class Process:
 
     kind = "driver"
 
-    def __init__(self, world: World, incarnation: bytes, pid: int, name: str) -> None:
+    def __init__(self, world: Surroundings, node: Home, incarnation: bytes, pid: int, name: str) -> None:
         self.world = world
+        self.node = node
         self.clock = world.clock()
         self.config = world.config
         self.incarnation = incarnation
@@ -66,8 +62,8 @@ class Process:
 
     def start(self) -> None:
         """Connect to the daemon that is published now."""
-        if self.alive and self.world.daemon is not None:
-            self.join(self.world.daemon.incarnation)
+        if self.alive:
+            self.join(self.node.published)
             self.wake()
 
     def die(self, why: str) -> None:
@@ -78,7 +74,7 @@ class Process:
         self.alive = False
         self.world.network.detach(self.incarnation)
         self.world.network.detach(self.control)
-        self.world.process_died(self)
+        self.node.process_died(self)
 
     @property
     def executing(self) -> bytes:
@@ -165,8 +161,7 @@ class Process:
 
     def is_daemon(self, sender: bytes) -> bool:
         """Whether the sender is the daemon that this process has joined, or the one that the session names."""
-        daemon = self.world.daemon
-        return sender == self.daemon or (daemon is not None and sender == daemon.incarnation)
+        return sender in (self.daemon, self.node.published)
 
     def admits(self, sender: bytes) -> bool:
         """Whether this process takes frames of another one: of actors that it has called."""
@@ -180,7 +175,7 @@ class Process:
         elif self.takes(sender, message):
             self.deliver_from_peer(source, message)
         else:
-            self.world.refused_by(self, sender, message)
+            self.world.refused_by(self.name, sender, message)
 
     def deliver_from_daemon(self, sender: bytes, to: bytes, source: bytes, message: m.Message) -> None:
         """Take in a message of the daemon."""
@@ -328,18 +323,6 @@ class Process:
         """Whether the attempt is to be stopped."""
         return False
 
-    def condemned(self) -> bool:
-        """Whether the daemon wants the task on top stopped, which the task may notice by its children before it is itself."""
-        daemon, item = self.world.daemon, self.frames[-1].item
-        if not self.world.driver.alive:
-            return True  # Its job has ended, or is about to: nobody waits for what is called any more, however long the chain.
-        if type(item) is Invocation:
-            return not self.world.caller_lives(self)  # What it was called with went with its caller.
-        if daemon is None or item is None:
-            return False
-        record = daemon.scheduler.tables.tasks.get(item.row[0])
-        return record is None or (record.rare is not None and bool(record.rare.stopped))
-
     def _end_wait(self, frame: Frame) -> None:
         wait, frame.wait = frame.wait, None
         if wait is not None and wait.blocking:
@@ -460,7 +443,7 @@ class Process:
     def put_large(self, offset: int, value: bytes, size: int, contained: tuple[bytes, ...]) -> bytes:
         """Put a value that is written at ``offset``."""
         identifier = self.top.namer.put()
-        self.world.arena.write(offset, Content(identifier, size, value))
+        self.node.arena.write(offset, Content(identifier, size, value))
         self.machine.put(identifier, (offset, size), contained, False)
         self.machine.room.finished(offset)
         self.flush()
@@ -491,7 +474,7 @@ class Process:
             payload = data
             if type(data) is tuple:
                 self.machine.pins.view(identifier)
-                payload = self.world.arena.read(self.name, identifier, *data)
+                payload = self.node.arena.read(self.name, identifier, *data)
                 self.world.after(0.0005 + 0.003 * self.world.shape.random(), lambda: self._unview(identifier, data, payload))
             value = unpack_value(payload)
             for inner in value.refs:
@@ -504,7 +487,7 @@ class Process:
     def _unview(self, identifier: bytes, place: tuple[int, int], payload: bytes) -> None:
         if not self.alive:
             return
-        if self.world.arena.read(f"{self.name} (an old view)", identifier, *place) != payload:
+        if self.node.arena.read(f"{self.name} (an old view)", identifier, *place) != payload:
             self.world.fail(f"{self.name}: a value changed under its reader")
         self.machine.unviewed.append(identifier)
         self.wake()
@@ -589,47 +572,3 @@ class Process:
         frame.wait = Wait(lambda: room.answered(token), finish, self.now + patience + 5.0, False)
         frame.wait.token = token
         self.flush()
-
-
-class Driver(Process):
-    """Runs the program's root, then lets go of everything and says goodbye."""
-
-    def __init__(self, world: World, incarnation: bytes, pid: int) -> None:
-        super().__init__(world, incarnation, pid, "driver")
-        self.finished = False
-        self.began = False
-
-    def start(self) -> None:
-        """Connect; as long as there is no welcome, look whether another daemon is published."""
-        super().start()
-        self.world.after(0.5, self._connect_again)
-
-    def _connect_again(self) -> None:
-        daemon = self.world.daemon
-        if self.alive and (not self.machine.welcomed or self.machine.leaving):
-            if daemon is not None and daemon.alive and daemon.incarnation != self.daemon:
-                self.join(daemon.incarnation)
-                self.wake()
-            self.world.after(0.5, self._connect_again)
-
-    def next_item(self) -> Frame | None:
-        """The root, once the job has its number."""
-        if self.began or not self.machine.welcomed:
-            return None
-        self.began = True
-        namer = Namer(self.machine.job, root_task(self.machine.job))
-        return Frame(None, driver_body(self, self.world.program), namer, self.now)
-
-    def ended(self, frame: Frame, status: int, result: Any) -> None:
-        """The root has ended."""
-        super().ended(frame, status, result)
-        if status != OK:
-            self.world.fail(f"the driver's program ended with {result}")
-        self.finished = True
-        self.flush()
-
-    def say_goodbye(self) -> None:
-        """End the job."""
-        self.machine.say(m.Goodbye())
-        self.wake()
-        self.world.after(0.5, self._connect_again)

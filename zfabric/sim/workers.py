@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import msgpack
 
 from zfabric.machines.common.log_format import is_remake
 from zfabric.machines.common.naming import Namer
-from zfabric.machines.worker import LEAVE, Invocation, Item, Worker
+from zfabric.machines.worker import CLOSED, LEAVE, Invocation, Item, Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.access import FROM_PEERS
 from zfabric.protocol.failures import left_for_good, pack_failure
@@ -21,17 +23,14 @@ from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
 from zfabric.protocol.options import option
 from zfabric.shell.process import admits_caller, control_step, unacknowledged_reports, worker_sends, worker_takes
 from zfabric.sim.arena import Content
-from zfabric.sim.beside import Beside
-from zfabric.sim.frames import Frame
+from zfabric.sim.frames import Frame, Wait
 from zfabric.sim.interpreter import task_body
 from zfabric.sim.logged import LoggedActors
 from zfabric.sim.network import Transport
 from zfabric.sim.processes import Process
 from zfabric.sim.programs import ACTOR as ACTOR_CLASS
 from zfabric.sim.programs import LIGHT, Interrupted, function_id, pack_value
-
-if TYPE_CHECKING:
-    from zfabric.sim.world import World
+from zfabric.sim.surroundings import Home, Surroundings
 
 CLASSES = (function_id(ACTOR_CLASS), function_id(LIGHT))
 REPORT_ROWS = 64
@@ -43,13 +42,13 @@ class WorkerProcess(Process):
 
     kind = "worker"
 
-    def __init__(self, world: World, token: bytes, job: bytes, pid: int, name: str) -> None:
-        super().__init__(world, token, pid, name)
+    def __init__(self, world: Surroundings, node: Home, token: bytes, job: bytes, pid: int, name: str) -> None:
+        super().__init__(world, node, token, pid, name)
         self.control = control_of(token)
         self.machine.job = job
         self.worker = Worker(WORKER + token, self.config)
         self.control_post = Transport(world.network, self.control, self.config)
-        self.logged = LoggedActors(self)
+        self.logged = LoggedActors(self, self.worker)
         self.beside = Beside(self)
         self.leaves_at: float | None = None
         """When this process ends at the latest, once its actor has ended itself."""
@@ -241,7 +240,7 @@ class WorkerProcess(Process):
             if type(value) is tuple:
                 self.machine.pins.told(identifier, value)
         namer = Namer(row[0][:JOB_BYTES], row[0], attempt=item.attempt)
-        return Frame(item, task_body(self, item, values), namer, self.now)
+        return Frame(item, task_body(self, self.worker, self.logged, item, values), namer, self.now)
 
     def sleep(self, frame: Frame, seconds: float) -> None:
         """A body computes, or sleeps beside others. The real worker repeats an interrupt until it has had an effect."""
@@ -427,7 +426,7 @@ class WorkerProcess(Process):
         name = call_value if type(item) is Invocation else object_id
         for index, (value, place) in enumerate(values):
             if place is not None:
-                self.world.arena.write(place[0], Content(name(item.row[0], index), place[1], pack_value(value)))
+                self.node.arena.write(place[0], Content(name(item.row[0], index), place[1], pack_value(value)))
         return tuple(place if place is not None else pack_value(value) for value, place in values)
 
     def _finished(self, outputs: tuple[Any, ...]) -> None:
@@ -449,3 +448,79 @@ class WorkerProcess(Process):
             self.machine.say(m.ActorExiting(item.actor_id))
             return FAILED, (left_for_good(item.actor_id, "exit_actor"),)
         return (ERROR if status == RETRY else status), outputs
+
+
+class Beside:
+    """The calls of an actor that runs several at once: while one waits, or sleeps, others go on or begin, as in an event loop.
+
+    Between two of them, when none runs, the checkpoint is taken that is due (``machines.worker.quiescence``).
+    """
+
+    def __init__(self, process: WorkerProcess) -> None:
+        self.process = process
+        self.size = 0
+        """How many may run at once; 0 until the process is such an actor."""
+
+    def sleep(self, frame: Frame, seconds: float) -> None:
+        """A call sleeps; others do not."""
+        frame.wait = Wait(lambda: False, lambda _: None, self.process.now + seconds, False)
+
+    def advance(self) -> None:
+        """Run calls until all wait."""
+        process = self.process
+        while process.alive:
+            self._take_checkpoint()
+            frame = next((each for each in process.frames if each.wait is None or process.is_over(each)), None) or self._begin()
+            if frame is not None:
+                self._resume(frame)
+                continue
+            process.flush()
+            if process.inbox:
+                process.take_in()
+            elif (not process.frames and process.ends()) or not self._may_begin():
+                return
+
+    def _resume(self, frame: Frame) -> None:
+        process, wait = self.process, frame.wait
+        process.frames.remove(frame)
+        process.frames.append(frame)
+        if wait is None:
+            process.resume(frame, None)
+            return
+        interrupted = process.interrupted(frame)
+        if interrupted and wait.token:
+            process.machine.room.forsake(wait.token)
+        frame.wait = None
+        process.resume(frame, Interrupted() if interrupted else wait.finish(wait.done()))
+
+    def _may_begin(self) -> bool:
+        worker = self.process.worker
+        return bool(worker.mailbox.queue) and worker.may_begin and len(self.process.frames) < self.size and self.process.leaves_at is None
+
+    def _begin(self) -> Frame | None:
+        worker = self.process.worker
+        item = worker.begin_beside(worker.mailbox.queue) if self._may_begin() else None
+        if item is None:
+            return None
+        frame = self.process.begin(item)
+        self.process.frames.append(frame)
+        return frame
+
+    def _take_checkpoint(self) -> None:
+        process, gate = self.process, self.process.worker.gate
+        if gate is None:
+            return
+        process.world.states["gate closed"] += gate.state is CLOSED
+        process.world.states["gate opened in vain"] += gate.in_vain
+        gate.in_vain = False
+        if not gate.take():
+            return
+        process.worker.check_invariants()
+        gate.log.checkpoint(msgpack.packb(process.logged.states[gate.log.actor_id]), ())
+        gate.taken()
+        process.world.states["quiet checkpoint"] += 1
+
+    def deadline(self) -> float | None:
+        """When the first of those that wait is to wait no longer."""
+        waits = (each.wait for each in self.process.frames if each.wait is not None)
+        return min((wait.deadline for wait in waits if wait.deadline is not None), default=None)

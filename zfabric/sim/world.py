@@ -14,7 +14,6 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
-from zfabric.adapters.memory_journal import MemoryJournal
 from zfabric.config import Config
 from zfabric.machines.local_scheduler import ALONE_AFTER, ASSIGNED, LEASED
 from zfabric.machines.worker import Invocation, Worker
@@ -23,16 +22,17 @@ from zfabric.protocol.ids import Address, control_of, is_control
 from zfabric.protocol.machine import InvariantViolation
 from zfabric.shell.process import FRAME_ROWS
 from zfabric.sim.actors import ActorAuthor
-from zfabric.sim.arena import Arena
 from zfabric.sim.call_invariants import CallInvariants
 from zfabric.sim.circles import CircleAuthor, Truth
+from zfabric.sim.drivers import Driver
 from zfabric.sim.frames import Frame
 from zfabric.sim.hoards import Hoarder, hoards
 from zfabric.sim.invariants import Invariants
 from zfabric.sim.network import Faults, Network
-from zfabric.sim.node import Daemon, Supervisor
-from zfabric.sim.processes import Driver, Process
+from zfabric.sim.node import Daemon, Node
+from zfabric.sim.processes import Process
 from zfabric.sim.programs import FOREVER, Author, Program
+from zfabric.sim.surroundings import Clock
 from zfabric.sim.workers import WorkerProcess
 
 LIMIT = 400.0
@@ -41,7 +41,6 @@ EVENTS_MAX = 40_000
 CHECK_EVERY = 0.05
 CLOCKS_APART = 1e6
 """Seconds by which the clocks of processes differ at most, where they do."""
-ROUNDING = 1e-7
 
 
 class Failure(Exception):
@@ -56,26 +55,6 @@ class Outcome(NamedTuple):
     events: int
     states: Counter[str]
     """What was reached, and how often."""
-
-
-class Clock:
-    """A clock that only one process reads. It goes forward as the world does, from an origin of its own."""
-
-    def __init__(self, world: World, ahead: float) -> None:
-        self._world = world
-        self._ahead = ahead
-
-    @property
-    def now(self) -> float:
-        """What it shows."""
-        return self._world.now + self._ahead
-
-    def at(self, time: float, action: Callable[[], object]) -> None:
-        """Do something when it shows this, or a little later where sums are rounded."""
-        if self._ahead:
-            self._world.after(max(0.0, time - self.now) + ROUNDING, action)
-        else:
-            self._world.at(time, action)
 
 
 class World:
@@ -121,24 +100,18 @@ class World:
         self.frame_rows = random.Random(f"{seed}/frame rows").choice((1, 4, FRAME_ROWS)) if self.faults.jitter else FRAME_ROWS
         """Rows after which a process begins another frame: it may die between any two."""
         self._names = 0
-        self._workers = 0
-        self._restarts = 0
         self.went_on = False
         """Whether a task has come to its end that was stopped, which a daemon had forgotten (``docs/limits.md``)."""
         self.hoarding = actors and program is None and hoards(seed)
         author = CircleAuthor if circles else Hoarder if self.hoarding else ActorAuthor if actors else Author
         self.program = program if program is not None else author(f"{seed}/program", self.faults, self.cpus, True).write()
-        self.network = Network(self, self.faults, str(seed))
-        self.arena = Arena(self, pieces or self._pieces())
+        self.network = Network(self.after, self.fail, self.config.frame_bytes_max, self.faults, str(seed))
+        pieces = pieces or self._pieces()
         self.invariants = Invariants(self)
         self.calls = CallInvariants(self)
         self.truth = Truth(self)
-        self.supervisor = Supervisor(self, f"{seed}/supervisor")
-        self._journal = MemoryJournal("power" if self.faults.slow_commits else "process", self.faults.slow_commits)
-        self.daemon: Daemon | None = None
-        self.workers: dict[bytes, WorkerProcess] = {}
-        self.start_daemon(restarted=False)
-        self.driver = Driver(self, self.incarnation(), self.supervisor.pid())
+        self.nodes = [Node(self, str(seed), self.cpus, pieces)]
+        self.driver = Driver(self, self.nodes[0], self.incarnation(), self.nodes[0].supervisor.pid(), self.program)
         self.after(0.001, self.driver.start)
         self._plan_faults()
 
@@ -183,60 +156,46 @@ class World:
         self._names += 1
         return bytes((1,)) + self._names.to_bytes(3, "big") + bytes(4)
 
-    def start_daemon(self, restarted: bool) -> Daemon:
-        """The next incarnation of the daemon."""
-        if self.daemon is not None and self.daemon.alive:
-            raise InvariantViolation("two incarnations of the daemon act at the same time")
-        if restarted:
-            self._restarts += 1
-            self._journal = self._journal.crash()
-            self.states["daemon restarted"] += 1
-        self.daemon = Daemon(self, self.incarnation(), self._journal, self._restarts, f"{self.seed}/daemon{self._restarts}")
-        self.note(f"daemon {self._restarts} starts")
-        return self.daemon
+    @property
+    def daemon(self) -> Daemon:
+        """The daemon of the first node, which may have died."""
+        return self.nodes[0].daemon
 
-    def daemon_died(self, daemon: Daemon) -> None:
-        """It crashed between two effects, or was killed."""
-        if daemon.alive:
-            self.note("the daemon dies")
-            self.collect_states(daemon)
-            daemon.die()
-            self.supervisor.daemon_died()
-
-    def make_worker(self, token: bytes, job: bytes, pid: int) -> WorkerProcess:
-        """A worker process that the supervisor has forked."""
-        self._workers += 1
-        worker = WorkerProcess(self, token, job, pid, f"worker{self._workers}")
-        self.workers[token] = worker
-        return worker
+    @property
+    def workers(self) -> dict[bytes, WorkerProcess]:
+        """Living workers of the first node, by incarnation."""
+        return self.nodes[0].workers
 
     def processes(self) -> list[Process]:
-        """All living processes but the daemon."""
-        everyone: list[Process] = [self.driver, *self.workers.values()]
+        """All living processes but daemons."""
+        everyone: list[Process] = [self.driver, *(worker for node in self.nodes for worker in node.workers.values())]
         return [process for process in everyone if process.alive]
 
-    def process_with(self, pid: int) -> Process | None:
-        """The living process with this pid."""
-        return next((process for process in self.processes() if process.pid == pid), None)
+    def lives(self, pid: int) -> bool:
+        """Whether a process with this pid lives."""
+        return any(process.pid == pid for process in self.processes())
 
-    def caller_lives(self, process: Process) -> bool:
-        """Whether somebody waits for the call on top of a process."""
-        item = process.frames[-1].item
-        caller = item.caller if type(item) is Invocation else b""
+    def condemned(self, frame: Frame) -> bool:
+        """Whether a body is to be stopped, or its job has ended: it may see that by its children before it is stopped itself."""
+        if not self.driver.alive:
+            return True  # Its job has ended, or is about to: nobody waits for what is called any more, however long the chain.
+        item = frame.item
+        if type(item) is Invocation:
+            return not self.caller_lives(frame)  # What it was called with went with its caller.
+        if item is None:
+            return False
+        record = self.daemon.scheduler.tables.tasks.get(item.row[0])
+        return record is None or (record.rare is not None and bool(record.rare.stopped))
+
+    def caller_lives(self, frame: Frame) -> bool:
+        """Whether somebody waits for the call that this body is."""
+        caller = frame.item.caller if type(frame.item) is Invocation else b""
         return any(each.incarnation == caller for each in self.processes())
-
-    def process_died(self, process: Process) -> None:
-        """A process is gone."""
-        self.states[f"{process.kind} died"] += 1
-        self.workers.pop(process.incarnation, None)
-        for frame in process.frames:
-            self.truth.goes_on(frame)
-        self.after(0.0002, lambda: self.supervisor.died(process))
 
     def who(self, incarnation: bytes) -> str:
         """A process by the name people know it by."""
         plain = control_of(incarnation) if is_control(incarnation) else incarnation
-        if self.daemon is not None and plain == self.daemon.incarnation:
+        if plain == self.daemon.incarnation:
             return "daemon"
         if plain == self.driver.incarnation:
             return "driver"
@@ -264,11 +223,11 @@ class World:
         if any(process.incarnation == sender for process in self.processes()):
             self.fail(f"the daemon refuses {type(message).__name__}, which {self.who(sender)} has sent to {to!r}")
 
-    def refused_by(self, process: Process, sender: bytes, message: m.Message) -> None:
+    def refused_by(self, name: str, sender: bytes, message: m.Message) -> None:
         """A process has refused a message of another one. Only what is sent directly may come after the permission for it has gone."""
         self.states["refused by a process"] += 1
         if not isinstance(message, m.Results | m.SubmitDirect):
-            self.fail(f"{process.name} refuses {type(message).__name__}, which {self.who(sender)} has sent")
+            self.fail(f"{name} refuses {type(message).__name__}, which {self.who(sender)} has sent")
 
     def fail(self, text: str) -> NoReturn:
         """Something is not as it must be."""
@@ -278,12 +237,6 @@ class World:
     def after_turn(self, daemon: Daemon) -> None:
         """The daemon has had a turn."""
         self.invariants.after_turn(daemon)
-
-    def collect_states(self, daemon: Daemon) -> None:
-        """What a daemon's machines counted, for the account of what was reached."""
-        for machine in (daemon.scheduler, daemon.store):
-            for name, count in machine.statistics().items():
-                self.states[name] += int(count)
 
     # -- faults --
 
@@ -327,30 +280,30 @@ class World:
 
     def _would_be_condemned(self, worker: WorkerProcess) -> bool:
         """Whether one more death would make something that runs there a task that kills its workers, for all that anybody knows."""
-        tasks = self.daemon.scheduler.tables.tasks if self.daemon is not None else {}
+        tasks = self.daemon.scheduler.tables.tasks
         found = (tasks.get(frame.item.row[0]) for frame in worker.frames if frame.item is not None)
         crashes = max((task.rare.crashes for task in found if task is not None and task.rare is not None), default=0)
         return crashes + 1 >= ALONE_AFTER + self.config.poison_kills
 
+    def daemon_died(self, daemon: Daemon) -> None:
+        """Kill a daemon, if it lives."""
+        if daemon.alive:
+            daemon.home.kill_daemon()
+
     def _crash_daemon(self) -> None:
         daemon = self.daemon
-        if daemon is None or not daemon.alive:
+        if not daemon.alive:
             return
         daemon.effects_left = self._crashes.randrange(0, 12)
         self.after(0.02, lambda: self.daemon_died(daemon))
 
     def _fill(self, seconds: float) -> None:
         """The disk is full, but not so early that there would be no job, which is refused then."""
-        if self.driver.machine.welcomed and not self._journal.full:
-            journal = self._journal
+        journal = self.nodes[0].journal
+        if self.driver.machine.welcomed and not journal.full:
             journal.full = "no space left on device"
             self.states["disk full"] += 1
             self.after(seconds, lambda: setattr(journal, "full", ""))
-
-    @property
-    def disk_full(self) -> str:
-        """Why nothing can be written to disk; empty if it can."""
-        return self._journal.full
 
     def _stall(self) -> None:
         process = self._crashes.choice(self.processes() or [self.driver])
@@ -358,7 +311,7 @@ class World:
 
     def _press(self) -> None:
         daemon = self.daemon
-        if daemon is None or not daemon.alive:
+        if not daemon.alive:
             return
         usage = tuple((worker.pid, worker.pid * 1000) for worker in self.workers.values())
         busy = [worker for worker in daemon.scheduler.tables.workers.values() if worker.state == LEASED]
@@ -368,13 +321,13 @@ class World:
     def lose(self, share: float) -> None:
         """Files are gone, of results that their actors' logs would make again."""
         daemon = self.daemon
-        if daemon is None or not daemon.alive or daemon.scheduler.membership.recovering:
+        if not daemon.alive or daemon.scheduler.membership.recovering:
             return
-        made = [number for number, each in self.arena.disk.items() if daemon.scheduler.tables.maker_of(each.object_id) is not None]
+        made = [number for number, each in daemon.home.arena.disk.items() if daemon.scheduler.tables.maker_of(each.object_id) is not None]
         read = {entry.file for entry in daemon.store._tables.pinned.values()}
         for number in made:
             if self._losses.random() < share and number not in read:
-                del self.arena.disk[number]
+                del daemon.home.arena.disk[number]
                 self.states["file lost"] += 1
 
     # -- a whole run --
@@ -389,8 +342,8 @@ class World:
         except InvariantViolation as error:
             failure = f"an invariant does not hold: {error}"
             self.note(f"FAILURE: {failure}")
-        if self.daemon is not None:
-            self.collect_states(self.daemon)
+        for node in self.nodes:
+            node.collect_states()
         return Outcome(self.seed, failure, self.events, self.states)
 
     def _to_the_end(self) -> None:
@@ -417,7 +370,7 @@ class World:
         limit = self.now + LIMIT / 4
         check_at, every = self.now, CHECK_EVERY
         while True:
-            if self.now >= check_at and self.daemon is not None and self.daemon.alive and self.network.in_flight == 0:
+            if self.now >= check_at and self.daemon.alive and self.network.in_flight == 0:
                 check_at = self.now + every
                 if not left():
                     return
@@ -433,17 +386,17 @@ class World:
 
     def _runs_to_its_end(self) -> bool:
         """Whether a task runs that was stopped, which a daemon has forgotten, and whose value was asked for again (``docs/limits.md``)."""
-        tasks = self.daemon.scheduler.tables.tasks.values() if self.daemon is not None else ()
+        tasks = self.daemon.scheduler.tables.tasks.values()
         return any(task.state == ASSIGNED and task.rare is not None and task.rare.rebuilt for task in tasks)
 
     def ran_to_its_end(self, frame: Frame) -> None:
         """What a body computed is over. Whether it was to be stopped, and nothing is certain any more of what depends on it."""
         item, daemon = frame.item, self.daemon
-        if self.now - frame.busy_since >= FOREVER and item is not None and daemon is not None:
+        if self.now - frame.busy_since >= FOREVER and item is not None:
             task = daemon.scheduler.tables.tasks.get(item.row[0])
             self.went_on |= task is not None and task.rare is not None and task.rare.rebuilt
 
-    def before_release(self, driver: Driver) -> Generator[tuple[Any, ...], Any, None]:
+    def before_release(self) -> Generator[tuple[Any, ...], Any, None]:
         """At the end of the driver's program: wait for calm, then compare what is held with what is believed to be."""
         for _ in range(200):
             if self.is_calm():
@@ -457,8 +410,7 @@ class World:
         """Whether nothing is on its way and everyone waits."""
         daemon = self.daemon
         return (
-            daemon is not None
-            and daemon.alive
+            daemon.alive
             and daemon.idle
             and not daemon.scheduler.membership.recovering
             and self.network.in_flight == 0
@@ -474,7 +426,7 @@ class World:
         """Why nothing happens any more."""
         parts = []
         daemon = self.daemon
-        if daemon is None or not daemon.alive:
+        if not daemon.alive:
             return "there is no daemon"
         if daemon.scheduler.membership.recovering:
             parts.append(f"the daemon recovers and waits for {[self.who(each) for each in daemon.scheduler.membership._expected]}")
