@@ -1,4 +1,4 @@
-"""Writes the reference pages, docs/protocol.md and docs/configuration.md, from what the source says of itself.
+"""Writes the reference pages, docs/protocol.md and docs/configuration.md, from the source.
 
 ``scripts/protocol`` runs this; ``--check`` only compares, and names what is out of date. A test does the same, so the pages are
 always those of the source beside them. Nothing is written here that is not in a docstring or a table of ``zfabric``.
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
     for path in stale:
         name = path.relative_to(ROOT)
         if arguments == ["--check"]:
-            print(f"{name} is not what the source says; run scripts/protocol")
+            print(f"{name} is out of date; run scripts/protocol")
         else:
             path.write_text(pages()[path], encoding="utf-8")
             print(f"wrote {name}")
@@ -142,8 +142,8 @@ def message(name: str, kind: Any, takers: list[str]) -> str:
     """The section of one message."""
     route, _, rest = inspect.cleandoc(kind.__doc__).partition(". ")
     route = inline(" ".join(route.split())).replace("->", "→")
-    taken = "; ".join(takers) or "nobody yet"
-    return "\n\n".join([f"### {name}", f"**{route}**", f"`{signature(name, kind)}`", markdown(rest), f"Taken by {taken}."])
+    handled = "; ".join(takers) or "nobody yet"
+    return "\n\n".join([f"### {name}", f"**{route}**", f"`{signature(name, kind)}`", markdown(rest), f"Handled by {handled}."])
 
 
 def signature(name: str, kind: Any) -> str:
@@ -181,9 +181,9 @@ def statuses(source: str) -> str:
 
 # Messages that the shells take themselves, since they are about connections and not about a role.
 SHELLS = {
-    "RegisterAgain": "the shell of a process (`Connection._deliver`, `WorkerRuntime._controlled`), which registers again",
-    "Inspect": "the shell of a process (`Connection._deliver`, `WorkerRuntime._controlled`), which walks its threads",
-    "CollectGarbage": "the shell of a process (`Connection._deliver`, `WorkerRuntime._controlled`), which runs the collector",
+    "RegisterAgain": "the shell of a process (`runtime/connection.py`, `runtime/worker_connection.py`), which registers again",
+    "Inspect": "the shell of a process (`runtime/connection.py`, `runtime/worker_connection.py`), which walks its threads",
+    "CollectGarbage": "the shell of a process (`runtime/connection.py`, `runtime/worker_connection.py`), which runs the collector",
 }
 
 
