@@ -47,7 +47,7 @@ class Here:
 
     def say(self, *messages: Any) -> None:
         for message in messages:
-            self.daemon.node.receive(self.now, self.driver, LOCAL_SCHEDULER, CLIENT, message)
+            self.daemon.core.receive(self.now, self.driver, LOCAL_SCHEDULER, CLIENT, message)
         self.turn()
 
     def sweep(self) -> None:

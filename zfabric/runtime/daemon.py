@@ -96,9 +96,9 @@ class Daemon:
         self.storage = Storage(
             str(description["arena"]), capacity, description.get("spill") or f"{session.directory}/spill", self._from_thread
         )
-        self.node = NodeMachines(self.incarnation, str(node).encode(), self.config, total, capacity, self.journal, daemons)
-        self.scheduler = self.node.scheduler
-        self.post.admits = self.node.admits
+        self.core = NodeMachines(self.incarnation, str(node).encode(), self.config, total, capacity, self.journal, daemons)
+        self.scheduler = self.core.scheduler
+        self.post.admits = self.core.admits
         self._perform: dict[type[Any], Any] = {
             e.Store: self._store,
             e.SpawnWorker: lambda effect: self.supervision.spawn(*effect),
@@ -109,9 +109,9 @@ class Daemon:
         if daemons:
             session.sweep_sockets()
             sealed, spilled = self.storage.found()
-            self.node.recover(clock(), m.ArenaFound(sealed, spilled))
+            self.core.recover(clock(), m.ArenaFound(sealed, spilled))
         else:
-            self.node.start(clock(), former_jobs=bool(self.journal.scan("job", limit=1)))
+            self.core.start(clock(), former_jobs=bool(self.journal.scan("job", limit=1)))
 
     def say(self, level: str, text: str) -> None:
         """A line in the daemon's log."""
@@ -145,12 +145,12 @@ class Daemon:
             self._take_events(now, wakeup in ready)
             if self.post.polled(ready):
                 self._receive(now)
-            self.node.tick(now)
+            self.core.tick(now)
             self.turn(now)
             # Whoever waits for an answer has it; the rest is done while they work on it.
             self._watch_over(now, bool(ready))
             self.post.tick(now)
-            counts["refused_frames"] = self.post.refused + self.node.refused
+            counts["refused_frames"] = self.post.refused + self.core.refused
             counts["turn_longest_us"] = max(counts["turn_longest_us"], int((clock() - now) * 1e6))
         self._stop()
 
@@ -160,7 +160,7 @@ class Daemon:
         with contextlib.suppress(ConnectionLostError):
             self._supervised(now)  # The signal may have come before the packet that says why was read.
         self.scheduler.membership.end_all(now, self.supervision.ending)
-        self.node.stir(LOCAL_SCHEDULER)
+        self.core.stir(LOCAL_SCHEDULER)
         self.turn(now)
         until = now + STOP_SECONDS
         while any(job.ended for job in self.scheduler.tables.jobs.values()) and (left := until - clock()) > 0:
@@ -176,12 +176,12 @@ class Daemon:
         while self._events:
             role, message = self._events.popleft()
             if type(message) is m.Committed:
-                self.node.committed(message.sequence, message.error)
+                self.core.committed(message.sequence, message.error)
             else:
-                self.node.step(now, role, message)
+                self.core.step(now, role, message)
 
     def _receive(self, now: float) -> None:
-        receive = self.node.receive
+        receive = self.core.receive
         for _ in range(FRAMES_PER_TURN):
             taken = self.post.take()
             if taken is None:
@@ -189,7 +189,7 @@ class Daemon:
             sender, frame = taken
             for to, role, message in self.post.accept(sender, frame, now):
                 kind = type(message)
-                if (kind is m.Goodbye or kind is m.OutputWritten or kind is m.Query) and self.node.may_send(sender, to, message):
+                if (kind is m.Goodbye or kind is m.OutputWritten or kind is m.Query) and self.core.may_send(sender, to, message):
                     self._before(now, sender, message)
                 receive(now, sender, to, role, message)
             if not self.post.readable or clock() - now > RECEIVE_SECONDS:
@@ -198,7 +198,7 @@ class Daemon:
     def _before(self, now: float, sender: bytes, message: Any) -> None:
         """Do what the shell itself has to do before the scheduler takes in one of these messages."""
         if type(message) is m.Goodbye:
-            if self.node.admits(sender):
+            if self.core.admits(sender):
                 self.post.peer(sender).admitted = True  # The farewell is sent when it is no longer registered.
             leaving = self.scheduler.tables.processes.get(sender)
             self._tell_logs(now, leaving.job if leaving is not None else None)
@@ -207,8 +207,8 @@ class Daemon:
 
     def turn(self, now: float) -> None:
         """Effects until none is left, then sends."""
-        self.node.decide(now, self._do)
-        for incarnation, envelopes in self.node.take_outgoing().items():
+        self.core.decide(now, self._do)
+        for incarnation, envelopes in self.core.take_outgoing().items():
             self.post.send_envelopes(incarnation, envelopes, now)
 
     def _do(self, effect: Any) -> None:
@@ -226,15 +226,15 @@ class Daemon:
             os.eventfd_write(self.wakeup, 1)
 
         if self.config.durability == "process":
-            self.journal.commit([effect], lambda error: self.node.committed(sequence, error))
+            self.journal.commit([effect], lambda error: self.core.committed(sequence, error))
         else:
             self.journal.commit([effect], done)
 
     def _next_deadline(self, now: float) -> float:
-        if self._events or self.node.pending:
+        if self._events or self.core.pending:
             return now
         soonest = min(self._sweep_at, self._collect_at, self._logs_at)
-        for due in (self.node.next_deadline(), self.post.next_deadline()):
+        for due in (self.core.next_deadline(), self.post.next_deadline()):
             if due is not None and due < soonest:
                 soonest = due
         if self._busy:
@@ -247,13 +247,13 @@ class Daemon:
         for event in self.supervision.receive():
             dead: tuple[bytes, ...] = ()
             if type(event) is m.ProcessDied:
-                dead = self.node.incarnations_of(event.pid)
+                dead = self.core.incarnations_of(event.pid)
                 event = self._died(event, now)
             elif type(event) is m.ProcessTable:
                 event = event._replace(ended=self._slots.read_others({token for token, _ in event.workers}))
             elif type(event) is m.WorkerSpawned and event.pid:
                 note_worker(self.session.logs, event.token, event.pid)
-            self.node.step(now, LOCAL_SCHEDULER, event)
+            self.core.step(now, LOCAL_SCHEDULER, event)
             for incarnation in dead:
                 self.post.forget(incarnation)
                 self.session.remove_sockets(incarnation)
@@ -271,7 +271,7 @@ class Daemon:
         if name:
             self._logs.sign(known.token, name, f"this worker died of signal {died.signal} while it ran {name} ({brief(executing)})")
         if rows and self.config.log_to_driver:
-            self.node.step(now, LOCAL_SCHEDULER, m.LogLines(tuple(rows)))
+            self.core.step(now, LOCAL_SCHEDULER, m.LogLines(tuple(rows)))
         self._logs.forget(known.token)
         return died._replace(executing=executing, ended=ended)
 
@@ -304,7 +304,7 @@ class Daemon:
             self._check_memory(now)
         if now >= self._sweep_at:
             self._sweep_at = now + SWEEP_EVERY
-            for incarnation in self.node.sweep(self.post.peers):
+            for incarnation in self.core.sweep(self.post.peers):
                 self.post.forget(incarnation)
         if now >= self._collect_at:
             self._collect_at = now + COLLECT_EVERY
@@ -319,7 +319,7 @@ class Daemon:
             if last_of is not None and worker.job is last_of:
                 rows += self._logs.flush(worker.token, worker.pid)
         if rows and self.config.log_to_driver:
-            self.node.step(now, LOCAL_SCHEDULER, m.LogLines(tuple(self._with_names_of_crashes(rows))))
+            self.core.step(now, LOCAL_SCHEDULER, m.LogLines(tuple(self._with_names_of_crashes(rows))))
         return bool(rows)
 
     def _check_memory(self, now: float) -> None:
@@ -330,7 +330,7 @@ class Daemon:
         used = sum(size for _, size in usage)
         available = memory_available()
         if used > self._memory_limit or available < (memory_total() - self._memory_limit if not self.config.memory_limit else 0):
-            self.node.step(now, LOCAL_SCHEDULER, m.MemoryPressure(available, self._memory_limit, tuple(usage)))
+            self.core.step(now, LOCAL_SCHEDULER, m.MemoryPressure(available, self._memory_limit, tuple(usage)))
 
     def close(self) -> None:
         """Close everything in order: what was acknowledged is in the journal already."""

@@ -88,7 +88,7 @@ class Invariants:
 
     def after_turn(self, daemon: Daemon) -> None:
         """The daemon has decided: its machines agree with themselves."""
-        for machine in daemon.node.machines.values():
+        for machine in daemon.core.machines.values():
             machine.check_invariants()
         if not daemon.scheduler.membership.recovering:
             self._in_flight(daemon)

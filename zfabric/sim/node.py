@@ -227,32 +227,32 @@ class Watched:
 class Daemon:
     """One incarnation of the node's daemon."""
 
-    def __init__(self, home: Node, seed: str, daemons: int) -> None:
-        self.home = home
-        self.world = world = home.world
+    def __init__(self, node: Node, seed: str, daemons: int) -> None:
+        self.node = node
+        self.world = world = node.world
         self.incarnation = incarnation = world.incarnation()
         self.clock = world.clock()
         self.config = world.config
-        self.journal = journal = home.journal
+        self.journal = journal = node.journal
         self.alive = True
         self.effects_left: int | None = None
         self.post = Transport(world.network, incarnation, self.config)
-        self.storage = Storage(home.arena, seed, world.after, partial(self.event, OBJECT_STORE), lambda: home.journal.full)
+        self.storage = Storage(node.arena, seed, world.after, partial(self.event, OBJECT_STORE), lambda: node.journal.full)
         self._random = random.Random(seed + "/commits")
         self._events: deque[tuple[bytes, m.Message]] = deque()
         self._frames: deque[tuple[bytes, bytes]] = deque()
         self._awake_at = float("inf")
         self._sweep_at = self.now + SWEEP_EVERY
-        total = (("CPU", home.cpus * RESOURCE_UNIT), ("slot", RESOURCE_UNIT))
-        self.node = NodeMachines(incarnation, b"node", self.config, total, home.arena.capacity, journal, daemons)
-        self.scheduler, self.store = self.node.scheduler, self.node.store
-        for role, machine in self.node.machines.items():
-            self.node.machines[role] = Watched(self, machine)
+        total = (("CPU", node.cpus * RESOURCE_UNIT), ("slot", RESOURCE_UNIT))
+        self.core = NodeMachines(incarnation, b"node", self.config, total, node.arena.capacity, journal, daemons)
+        self.scheduler, self.store = self.core.scheduler, self.core.store
+        for role, machine in self.core.machines.items():
+            self.core.machines[role] = Watched(self, machine)
         world.network.attach(incarnation, self._receive)
         if daemons:
-            self.node.recover(self.now, home.arena.found())
+            self.core.recover(self.now, node.arena.found())
         else:
-            self.node.start(self.now, former_jobs=False)
+            self.core.start(self.now, former_jobs=False)
         self.wake()
 
     # -- waking up --
@@ -286,17 +286,17 @@ class Daemon:
         try:
             self._turn()
         except Crashed:
-            self.home.kill_daemon()
+            self.node.kill_daemon()
             return
-        if self._events or self._frames or self.node.pending:
+        if self._events or self._frames or self.core.pending:
             self.wake()
-        deadlines = (self.node.next_deadline(), self.post.next_deadline(), self._sweep_at)
+        deadlines = (self.core.next_deadline(), self.post.next_deadline(), self._sweep_at)
         self.wake(min(due for due in deadlines if due is not None))
 
     @property
     def idle(self) -> bool:
         """Whether it has nothing to do but wait."""
-        return not (self._events or self._frames or self.node.pending) and self.storage.idle
+        return not (self._events or self._frames or self.core.pending) and self.storage.idle
 
     # -- one turn --
 
@@ -304,26 +304,26 @@ class Daemon:
         now = self.now
         while self._events:
             role, message = self._events.popleft()
-            dead = self.node.incarnations_of(message.pid) if type(message) is m.ProcessDied else ()
-            self.node.step(now, role, message)
+            dead = self.core.incarnations_of(message.pid) if type(message) is m.ProcessDied else ()
+            self.core.step(now, role, message)
             for incarnation in dead:
                 self.post.forget(incarnation)
         for _ in range(min(len(self._frames), FRAMES_PER_TURN)):
             sender, frame = self._frames.popleft()
             for to, role, message in self.post.accept(sender, frame, now):
-                refused = self.node.refused
-                self.node.receive(now, sender, to, role, message)
-                if self.node.refused > refused:
+                refused = self.core.refused
+                self.core.receive(now, sender, to, role, message)
+                if self.core.refused > refused:
                     self.world.refused(sender, to, message)
-        self.node.tick(now)
-        self.node.decide(now, self._perform)
-        for incarnation, envelopes in self.node.take_outgoing().items():
+        self.core.tick(now)
+        self.core.decide(now, self._perform)
+        for incarnation, envelopes in self.core.take_outgoing().items():
             self.crash_point()
             self.post.send(incarnation, envelopes, now)
         self.post.tick(now)
         if now >= self._sweep_at:
             self._sweep_at = now + SWEEP_EVERY
-            for incarnation in self.node.sweep(self.post.peers):
+            for incarnation in self.core.sweep(self.post.peers):
                 self.post.forget(incarnation)
         self.world.after_turn(self)
 
@@ -339,13 +339,13 @@ class Daemon:
         if isinstance(effect, e.Store):
             self._store(effect)
         elif isinstance(effect, e.SpawnWorker):
-            self.home.supervisor.spawn(effect)
+            self.node.supervisor.spawn(effect)
         elif isinstance(effect, e.KillProcess):
-            if not effect.executing or self.home.supervisor.executing(effect.pid) == effect.executing:
+            if not effect.executing or self.node.supervisor.executing(effect.pid) == effect.executing:
                 world.calls.killing(effect.pid, effect.reason)
-                self.home.supervisor.kill(effect.pid)
+                self.node.supervisor.kill(effect.pid)
         elif isinstance(effect, e.WatchProcess):
-            self.home.supervisor.watch(effect.pid)
+            self.node.supervisor.watch(effect.pid)
         elif isinstance(effect, e.Say):
             world.note(f"daemon says {effect.level}: {effect.text}")
         else:
@@ -353,7 +353,7 @@ class Daemon:
 
     def _store(self, effect: e.Store) -> None:
         def done(error: str) -> None:
-            self.node.committed(effect.sequence, error)
+            self.core.committed(effect.sequence, error)
             if not error:
                 self.world.calls.committed(effect.puts)
 

@@ -1,6 +1,6 @@
-"""What a simulated node and its processes get from the world around them: time, chance, the network, and observers of what they do.
+"""What a simulated node and its processes get from their world: time, chance, the network, and observers.
 
-The world itself is made of nodes, programs and observers, and knows all of them; they know this alone.
+The world consists of nodes, programs and observers. A node and a process see no more of it than these protocols.
 """
 
 from __future__ import annotations
@@ -100,11 +100,15 @@ class Surroundings(Time, Protocol):
     states: Counter[str]
     """States that were reached, and how often."""
     shape: random.Random
+    """Chance in what the world is like."""
     orders: random.Random
+    """Chance in the order in which frames to several receivers leave."""
     frame_rows: int
     """Rows after which a process begins another frame: it may die between any two."""
     circling: bool
+    """Whether actors of its programs wait for each other in circles."""
     went_on: bool
+    """Whether a task has ended normally that was stopped, which a daemon had forgotten (``docs/limits.md``)."""
     calls: Any
     """Observer of actors' calls. Observers see whole nodes, so their classes are not known here."""
     truth: Any
@@ -125,10 +129,10 @@ class Surroundings(Time, Protocol):
         """Write a line into the trace."""
 
     def fail(self, text: str) -> NoReturn:
-        """End the world: something is not as it must be."""
+        """End the world with this failure."""
 
     def heard(self, to: Address, source: Address, message: m.Message) -> None:
-        """Observe a message that is delivered."""
+        """Observe the delivery of a message."""
 
     def refused(self, sender: bytes, to: bytes, message: m.Message) -> None:
         """Observe a message that a daemon has refused."""
@@ -140,16 +144,16 @@ class Surroundings(Time, Protocol):
         """Whether a process with this pid lives."""
 
     def ran_to_its_end(self, frame: Frame) -> None:
-        """Observe that a body has computed for as long as it was to."""
+        """Observe that a body was not stopped while it computed."""
 
     def condemned(self, frame: Frame) -> bool:
-        """Whether a body is to be stopped, or its job has ended: it may see that by its children before it is stopped itself."""
+        """Whether a body is to be stopped, or its job has ended. It may notice that by its children before it is stopped itself."""
 
     def caller_lives(self, frame: Frame) -> bool:
-        """Whether somebody waits for the call that this body is."""
+        """Whether the process that made the call which this body runs still lives."""
 
     def before_release(self) -> Generator[tuple[Any, ...], Any, None]:
-        """At the end of the driver's program: wait for calm, then compare what is held with what daemons believe to be."""
+        """Wait for calm at the end of the driver's program, then compare the refs of processes with the holders in daemons' tables."""
 
     def lose(self, share: float) -> None:
         """Lose files of results that their actors' logs make again."""

@@ -176,19 +176,19 @@ class World:
         return any(process.pid == pid for process in self.processes())
 
     def condemned(self, frame: Frame) -> bool:
-        """Whether a body is to be stopped, or its job has ended: it may see that by its children before it is stopped itself."""
+        """Whether a body is to be stopped, or its job has ended. It may notice that by its children before it is stopped itself."""
         if not self.driver.alive:
-            return True  # Its job has ended, or is about to: nobody waits for what is called any more, however long the chain.
+            return True  # Its job has ended, or ends soon: no process waits for the result of any call.
         item = frame.item
         if type(item) is Invocation:
-            return not self.caller_lives(frame)  # What it was called with went with its caller.
+            return not self.caller_lives(frame)  # Its arguments were released with its caller.
         if item is None:
             return False
         record = self.daemon.scheduler.tables.tasks.get(item.row[0])
         return record is None or (record.rare is not None and bool(record.rare.stopped))
 
     def caller_lives(self, frame: Frame) -> bool:
-        """Whether somebody waits for the call that this body is."""
+        """Whether the process that made the call which this body runs still lives."""
         caller = frame.item.caller if type(frame.item) is Invocation else b""
         return any(each.incarnation == caller for each in self.processes())
 
@@ -218,13 +218,15 @@ class World:
             self.observer(self.now, _place(self, source), _place(self, to), message)
 
     def refused(self, sender: bytes, to: bytes, message: m.Message) -> None:
-        """The daemon has refused a message. Only a process that it knows to be dead may have sent one that it would refuse."""
+        """Fail if a living process sent a message that the daemon refuses. Frames of a process that has died may arrive later."""
         self.states["refused"] += 1
         if any(process.incarnation == sender for process in self.processes()):
             self.fail(f"the daemon refuses {type(message).__name__}, which {self.who(sender)} has sent to {to!r}")
 
     def refused_by(self, name: str, sender: bytes, message: m.Message) -> None:
-        """A process has refused a message of another one. Only what is sent directly may come after the permission for it has gone."""
+        """Fail if a process refuses a message of another one. Only directly submitted tasks and their results may arrive after the
+        permission for them has ended.
+        """
         self.states["refused by a process"] += 1
         if not isinstance(message, m.Results | m.SubmitDirect):
             self.fail(f"{name} refuses {type(message).__name__}, which {self.who(sender)} has sent")
@@ -288,7 +290,7 @@ class World:
     def daemon_died(self, daemon: Daemon) -> None:
         """Kill a daemon, if it lives."""
         if daemon.alive:
-            daemon.home.kill_daemon()
+            daemon.node.kill_daemon()
 
     def _crash_daemon(self) -> None:
         daemon = self.daemon
@@ -319,15 +321,15 @@ class World:
             daemon.event(b"L", m.MemoryPressure(10, 1000, usage))
 
     def lose(self, share: float) -> None:
-        """Files are gone, of results that their actors' logs would make again."""
+        """Lose files of results that their actors' logs make again."""
         daemon = self.daemon
         if not daemon.alive or daemon.scheduler.membership.recovering:
             return
-        made = [number for number, each in daemon.home.arena.disk.items() if daemon.scheduler.tables.maker_of(each.object_id) is not None]
+        made = [number for number, each in daemon.node.arena.disk.items() if daemon.scheduler.tables.maker_of(each.object_id) is not None]
         read = {entry.file for entry in daemon.store._tables.pinned.values()}
         for number in made:
             if self._losses.random() < share and number not in read:
-                del daemon.home.arena.disk[number]
+                del daemon.node.arena.disk[number]
                 self.states["file lost"] += 1
 
     # -- a whole run --
