@@ -24,7 +24,7 @@ def client() -> Client:
     made = Client(CLIENT + ME, Config.of({}))
     made.connect(DAEMON)
     made.step(0.0, b"L" + DAEMON, m.Welcome(m.PROTOCOL_VERSION, JOB, b"node", "", 0, ()))
-    made.export(FUNCTION, "f", b"payload", ())
+    made.tasks.export(FUNCTION, "f", b"payload", ())
     made.take_effects(0.0)
     return made
 
@@ -40,7 +40,7 @@ def said(client: Client) -> list[Any]:
 
 def submit(client: Client, *needs: bytes, returns: int = 1, **options: Any) -> bytes:
     row: tuple[Any, ...] = (NAMER.child(), FUNCTION, b"arguments", needs)
-    client.submit((*row, tuple(options.items())) if options else row, returns)
+    client.tasks.submit((*row, tuple(options.items())) if options else row, returns)
     return row[0]
 
 

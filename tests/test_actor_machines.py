@@ -29,7 +29,7 @@ def client() -> Client:
     made = Client(CLIENT + ME, Config.of({}))
     made.connect(DAEMON)
     made.step(0.0, b"L" + DAEMON, m.Welcome(m.PROTOCOL_VERSION, JOB, b"node", "", 0, ()))
-    made.add_reference(ACTOR + FIRST_RETURN)
+    made.references.add(ACTOR + FIRST_RETURN)
     made.take_effects(0.0)
     return made
 
@@ -95,7 +95,7 @@ def sent(client: Client) -> list[int]:
 
 
 def outcome(client: Client, call_id: bytes) -> tuple[str, Any]:
-    entry = client.lookup(call_id + CALL_RETURN)
+    entry = client.objects.lookup(call_id + CALL_RETURN)
     assert entry.status == FAILED
     kind, _, facts = unpack_failure(entry.data)
     return kind, dict(facts).get("outcome")
@@ -167,7 +167,7 @@ TASK, OTHER = b"t" * 16, b"u" * 16
 
 def test_a_call_that_waits_for_its_argument_holds_up_those_of_its_group_alone(client: Client) -> None:
     meet(client)
-    client.submit((TASK, b"f" * 16, b"", ()), 1)
+    client.tasks.submit((TASK, b"f" * 16, b"", ()), 1)
     call(client, 1, needs=(TASK + FIRST_RETURN,), concurrency_group="io")
     call(client, 2, concurrency_group="io")
     call(client, 3)
@@ -180,7 +180,7 @@ def test_a_call_that_waits_for_its_argument_holds_up_those_of_its_group_alone(cl
 def test_calls_of_an_actor_that_runs_several_at_once_leave_when_their_own_arguments_are_there(client: Client) -> None:
     meet(client)
     for task in (TASK, OTHER):
-        client.submit((task, b"f" * 16, b"", ()), 1)
+        client.tasks.submit((task, b"f" * 16, b"", ()), 1)
     large, both = b"p" * 16 + b"\x80\0\0\0", (TASK + FIRST_RETURN, OTHER + FIRST_RETURN)
     client.put(large, (4096, 100_000), (), False)
     call_unordered(client, 1, both)
@@ -238,21 +238,21 @@ def test_the_scheduler_is_asked_behind_all_that_the_calls_travel_with(client: Cl
 def test_calls_without_an_order_that_wait_for_arguments_meet_every_end(client: Client) -> None:
     """Cancelled, failed with the argument, sent to the next process of the actor, and dead with it."""
     meet(client)
-    client.submit((TASK, b"f" * 16, b"", ()), 1)
-    client.submit((OTHER, b"f" * 16, b"", ()), 1)
+    client.tasks.submit((TASK, b"f" * 16, b"", ()), 1)
+    client.tasks.submit((OTHER, b"f" * 16, b"", ()), 1)
     stopped, moved = call_unordered(client, 1, (TASK + FIRST_RETURN,)), call_unordered(client, 2, (TASK + FIRST_RETURN,))
     failed = call_unordered(client, 3, (OTHER + FIRST_RETURN,))
     after = call_unordered(client, 4, (failed + CALL_RETURN,))
     client.cancel((stopped + CALL_RETURN,), False, False)
     assert outcome(client, stopped)[0] == "TaskCancelledError"
     client.step(0.0, b"L" + DAEMON, m.Results(((OTHER, m.ERROR, (b"boom",)),)))
-    assert [client.lookup(each + CALL_RETURN).data for each in (failed, after)] == [b"boom", b"boom"]
+    assert [client.objects.lookup(each + CALL_RETURN).data for each in (failed, after)] == [b"boom", b"boom"]
     lives(client, b"", CREATING)
     client.step(0.0, b"L" + DAEMON, m.Results(((TASK, OK, (b"value",)),)))
     assert sent(client) == []
     lives(client, NEXT_HOME)
     assert sent(client) == [2]
-    client.submit((b"w" * 16, b"f" * 16, b"", ()), 1)
+    client.tasks.submit((b"w" * 16, b"f" * 16, b"", ()), 1)
     late = call_unordered(client, 5, (b"w" * 16 + FIRST_RETURN,))
     lives(client, b"", DEAD, moved, pack_failure("ActorDiedError", "killed"))
     assert [outcome(client, each) for each in (moved, late)] == [("ActorDiedError", "unknown"), ("ActorDiedError", "not run")]
@@ -299,7 +299,7 @@ def test_a_request_to_stop_a_call_outlives_the_daemon(client: Client) -> None:
 
 def test_what_is_called_after_a_kill_does_not_reach_the_process_that_is_to_end(client: Client) -> None:
     """Also if this process hears only now where the actor lives: its death is under way."""
-    client.kill(ACTOR, True)
+    client.calls.kill(ACTOR, True)
     late = call(client, 1)
     lives(client, HOME)
     assert sent(client) == []
@@ -361,7 +361,7 @@ def test_calls_that_wait_for_news_are_known(client: Client) -> None:
     assert client.calls.expectant, "it waits to hear where the actor is"
     lives(client, HOME)
     assert not client.calls.expectant
-    client.submit((b"t" * 16, b"f" * 16, b"", (first + CALL_RETURN,)), 1)
+    client.tasks.submit((b"t" * 16, b"f" * 16, b"", (first + CALL_RETURN,)), 1)
     assert client.calls.expectant, "a task waits for its result"
     client.step(0.0, CLIENT + HOME, m.Returned(((first, OK, (b"value",)),)))
     assert not client.calls.expectant
@@ -374,14 +374,14 @@ def test_what_a_new_daemon_knows_of_anyway_can_be_promised_to_others(client: Cli
     client.connect(b"\x02daemon1")
     client.rejoin(REGISTER, ())
     assert not client.calls.expectant
-    client.submit((b"t" * 16, b"f" * 16, b"", (first + CALL_RETURN,)), 1)
+    client.tasks.submit((b"t" * 16, b"f" * 16, b"", (first + CALL_RETURN,)), 1)
     assert client.calls.expectant
     client.step(0.0, CLIENT + HOME, m.Returned(((first, OK, (b"value",)),)))
     assert not client.calls.expectant
 
 
 def test_a_kill_is_said_again_until_the_actor_is_dead(client: Client) -> None:
-    client.kill(ACTOR, True)
+    client.calls.kill(ACTOR, True)
     assert said(client, m.KillActor) == [m.KillActor(ACTOR, True)]
     client.rejoin(REGISTER)
     assert said(client, m.KillActor) == [m.KillActor(ACTOR, True)]
@@ -402,20 +402,20 @@ def test_a_handle_goes_although_the_last_call_has_returned_while_it_waited_to_be
     client.take_effects(0.0)
     lives(client, NEXT_HOME if state == ALIVE else b"", state, b"", b"" if state == ALIVE else pack_failure("ActorDiedError", "killed"))
     client.take_effects(0.0)
-    assert client.entry(ACTOR + FIRST_RETURN) is None
+    assert client.objects.entry(ACTOR + FIRST_RETURN) is None
     assert client.calls.delayed == client.calls.pending == client.calls.targets == {}
 
 
 def test_a_call_whose_argument_failed_leaves_nothing_behind(client: Client) -> None:
     lives(client, HOME)
     bad = b"b" * 16
-    client.submit((bad, b"f" * 16, b"", ()), 1)
+    client.tasks.submit((bad, b"f" * 16, b"", ()), 1)
     failed = call(client, 1, needs=(bad + FIRST_RETURN,))
     client.dropped.append(ACTOR + FIRST_RETURN)
     client.take_effects(0.0)
     lives(client, HOME)
     client.step(0.0, b"L" + DAEMON, m.Results(((bad, m.ERROR, (b"boom",)),)))
-    assert client.lookup(failed + CALL_RETURN).data == b"boom"
+    assert client.objects.lookup(failed + CALL_RETURN).data == b"boom"
     assert [ACTOR + FIRST_RETURN in message.object_ids for message in said(client, m.Release)] == [True]
     assert client.calls.targets == {}
 
@@ -445,7 +445,7 @@ def test_a_logged_actor_is_told_which_outcomes_are_here_ahead_of_what_it_is_aske
     ]
     client.step(0.0, CLIENT + NEXT_HOME, m.Returned((((2).to_bytes(16, "big"), OK, (b"value",)), (third, OK, (b"value",)))))
     client.dropped.append(ACTOR + FIRST_RETURN)
-    client.keeping.settle()
+    client.releases.settle()
     assert said(client, m.OutcomesReceived) == [m.OutcomesReceived(ACTOR, ((2).to_bytes(16, "big"), third), False)], (
         "before it is forgotten"
     )
@@ -476,7 +476,7 @@ def test_an_actor_with_checkpoints_is_asked_for_calls_that_are_not_to_run_again(
     lives(client, HOME)
     client.take_effects(0.0)
     lives(client, b"", CREATING)
-    assert [client.known(each + CALL_RETURN) for each in (first, second, third)] == [False] * 3
+    assert [client.objects.known(each + CALL_RETURN) for each in (first, second, third)] == [False] * 3
     fourth = call(client, 4, keeps=True)
     asked = [(1, (("ask", True),)), (2, (("timeout", 1.0), ("ask", True))), (3, (("ask", True),))]
     for home in (NEXT_HOME, HOME):
@@ -489,7 +489,7 @@ def test_an_actor_with_checkpoints_is_asked_for_calls_that_are_not_to_run_again(
         lives(client, b"", CREATING)
     client.step(0.0, CLIENT + HOME, m.Returned(((first, OK, (b"value",)),)))
     lives(client, b"", DEAD, b"", pack_failure("ActorDiedError", "no restart is left"))
-    assert client.lookup(first + CALL_RETURN).data == b"value"
+    assert client.objects.lookup(first + CALL_RETURN).data == b"value"
     assert {outcome(client, each) for each in (second, third, fourth)} == {("ActorDiedError", "unknown")}
 
 
@@ -738,5 +738,5 @@ def test_a_call_lasts_until_it_is_run_unless_something_else_may_end_it(client: C
     assert calls.cancel(plain + CALL_RETURN, "cancelled")
     assert calls.may_end((plain + CALL_RETURN,))
     assert calls.lasting(plain + CALL_RETURN, here) is None
-    client.kill(ACTOR, False)
+    client.calls.kill(ACTOR, False)
     assert calls.lasting(stream + CALL_RETURN, here) is None

@@ -666,12 +666,12 @@ def test_actors_with_names_are_of_one_class_that_is_exported_once() -> None:
     client = interface.current()
     base = Counter.options(name="of the base", max_restarts=2)
     first = base.remote(1)
-    known = set(client.machine.functions)  # type: ignore[union-attr]
+    known = set(client.machine.tasks.functions)  # type: ignore[union-attr]
     others = [base.options(name=f"of many {index}", namespace="many").remote(index) for index in range(3)]
     others.append(Counter.options(name="of many 3", namespace="many", max_restarts=2).remote(3))
     nameless = base.options(name=None).remote(5)
     assert value_of([each.read.remote() for each in (first, *others, nameless)]) == [1, 0, 1, 2, 3, 5]
-    assert set(client.machine.functions) == known  # type: ignore[union-attr]
+    assert set(client.machine.tasks.functions) == known  # type: ignore[union-attr]
     rows = {row["actor_id"]: row for row in query("actors")}
     told = [(rows[each._actor_id.hex()]["name"], rows[each._actor_id.hex()]["namespace"]) for each in (first, others[2], nameless)]
     assert told == [("of the base", ""), ("of many 2", "many"), ("", "")]

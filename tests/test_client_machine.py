@@ -38,7 +38,7 @@ def test_everything_is_said_in_the_order_in_which_it_was_done(client: Client) ->
     assert second != third
 
 
-@pytest.mark.parametrize("act", [Client.take_effects, lambda client, now: client.keeping.settle()])
+@pytest.mark.parametrize("act", [Client.take_effects, lambda client, now: client.releases.settle()])
 def test_what_was_only_appended_is_submitted_before_its_value_is_dropped(client: Client, act: Any) -> None:
     row = (NAMER.child(), FUNCTION, b"arguments", ())
     client.submitted.append((row, None))
@@ -65,18 +65,18 @@ def test_the_row_of_large_values_is_kept_for_as_long_as_any_of_them_is_held(clie
     hear(client, m.Results(((task, m.OK, (None,) * 200),)))
     client.dropped.extend(object_id(task, index) for index in range(150))
     assert [row[0] for row in again(client)[m.Submit]] == [task]
-    client.add_reference(object_id(task, 3))  # It was inside another value.
+    client.references.add(object_id(task, 3))  # It was inside another value.
     client.dropped.extend(object_id(task, index) for index in range(150, 200))
     assert [row[0] for row in again(client)[m.Submit]] == [task]
     client.dropped.append(object_id(task, 3))
     assert m.Submit not in again(client)
-    assert client.keeping.values == {}
+    assert client.retained.values == {}
 
 
 def test_refs_are_counted_here_and_told_as_a_set(client: Client) -> None:
     borrowed = object_id(b"t" * 16)
-    client.add_reference(borrowed)
-    client.add_reference(borrowed)
+    client.references.add(borrowed)
+    client.references.add(borrowed)
     assert said(client) == [m.Hold((borrowed,))]
     client.dropped.append(borrowed)
     assert said(client) == []
@@ -88,7 +88,7 @@ def test_a_ref_that_comes_back_while_its_task_runs_is_held_again(client: Client)
     task = submit(client)
     client.dropped.append(task + FIRST_RETURN)
     said(client)
-    client.add_reference(task + FIRST_RETURN)
+    client.references.add(task + FIRST_RETURN)
     assert said(client) == [m.Hold((task + FIRST_RETURN,))]
 
 
@@ -103,14 +103,14 @@ def test_outcomes_are_pushed_large_ones_are_fetched_once(client: Client) -> None
     small, large = submit(client), submit(client)
     said(client)
     hear(client, m.Results(((small, m.OK, (b"value",)), (large, m.OK, (None,)))))
-    assert client.at_hand(small + FIRST_RETURN)
-    assert client.known(large + FIRST_RETURN)
-    assert not client.at_hand(large + FIRST_RETURN)
-    client.want((small + FIRST_RETURN, large + FIRST_RETURN))
-    client.want((large + FIRST_RETURN,))
+    assert client.objects.at_hand(small + FIRST_RETURN)
+    assert client.objects.known(large + FIRST_RETURN)
+    assert not client.objects.at_hand(large + FIRST_RETURN)
+    client.objects.want((small + FIRST_RETURN, large + FIRST_RETURN))
+    client.objects.want((large + FIRST_RETURN,))
     assert said(client) == [m.Fetch((large + FIRST_RETURN,))]
     hear(client, m.Objects(((large + FIRST_RETURN, m.OK, (4096, 100), ()),)))
-    assert client.at_hand(large + FIRST_RETURN)
+    assert client.objects.at_hand(large + FIRST_RETURN)
     assert client.unfinished == 0
 
 
@@ -146,7 +146,7 @@ def test_a_recall_is_declined_while_a_view_lives(client: Client) -> None:
     said(client)
     hear(client, m.RecallPins((identifier,)))
     assert said(client) == [m.Unpin((identifier,))]
-    assert not client.at_hand(identifier)
+    assert not client.objects.at_hand(identifier)
 
 
 def test_a_recall_of_many_does_not_look_through_what_is_waited_for_once_for_each(client: Client) -> None:
@@ -159,61 +159,61 @@ def test_a_recall_of_many_does_not_look_through_what_is_waited_for_once_for_each
     hear(client, m.Results(tuple((task, m.OK, (None,)) for task in tasks)))
     hear(client, m.Objects(tuple((each, m.OK, (4096 * index, 100), ()) for index, each in enumerate((first, second, other)))))
     said(client)
-    client.gets[1] = Wanted((first, second))
+    client.objects.gets[1] = Wanted((first, second))
     hear(client, m.RecallPins((first, second, other)))
     assert said(client) == [m.Unpin((other,))]
 
 
 def test_room_that_is_not_wanted_any_more_goes_back(client: Client) -> None:
-    asked, answered = client.room.reserve(1000, True, 1.0), client.room.reserve(1000, True, 1.0)
+    asked, answered = client.reservations.reserve(1000, True, 1.0), client.reservations.reserve(1000, True, 1.0)
     said(client)
-    client.room.forsake(asked)
+    client.reservations.forsake(asked)
     hear(client, m.Granted(asked, 4096, 1088))
     hear(client, m.Granted(answered, 8192, 1088))
-    client.room.forsake(answered)
+    client.reservations.forsake(answered)
     assert said(client) == [m.ReturnGrant(4096, 0), m.ReturnGrant(8192, 0)]
-    assert not client.room.answers
+    assert not client.reservations.answers
 
 
 def test_room_of_a_value_that_could_not_be_written_goes_back_unless_it_is_part_of_a_grant(client: Client) -> None:
-    alone = client.room.grants.add_exact(4096, 1088)
-    client.room.grants.add(8192, 2**20)
-    shared = client.room.allocate(1000)
+    alone = client.reservations.grants.add_exact(4096, 1088)
+    client.reservations.grants.add(8192, 2**20)
+    shared = client.reservations.allocate(1000)
     assert shared is not None
-    client.room.abandon(shared)
-    client.room.abandon(alone)
+    client.reservations.abandon(shared)
+    client.reservations.abandon(alone)
     assert said(client) == [m.ReturnGrant(4096, 0)]
-    assert client.room.allocate(1000) == shared
+    assert client.reservations.allocate(1000) == shared
 
 
 def fill(client: Client, size: int) -> list[int]:
     """Write values of ``size`` bytes for as long as grants have room and no new one is asked for: where."""
     offsets: list[int] = []
-    while not client.room.ahead and (offset := client.room.allocate(size)) is not None:
-        client.room.finished(offset)
+    while not client.reservations.ahead and (offset := client.reservations.allocate(size)) is not None:
+        client.reservations.finished(offset)
         offsets.append(offset)
     return offsets
 
 
 def test_who_uses_up_one_grant_after_the_other_gets_the_next_before_the_last_is_used_up(client: Client) -> None:
     grant = client.config.grant_bytes
-    client.room.grants.add(0, grant)
+    client.reservations.grants.add(0, grant)
     first = fill(client, 2**20)
     assert len(first) == 4, "half of a first grant"
     (request,) = said(client)
-    assert request == m.Reserve(client.room.ahead, 2**20, grant, request.patience)
-    hear(client, m.Granted(client.room.ahead, grant, grant))
-    assert not client.room.ahead
-    assert not client.room.answers
+    assert request == m.Reserve(client.reservations.ahead, 2**20, grant, request.patience)
+    hear(client, m.Granted(client.reservations.ahead, grant, grant))
+    assert not client.reservations.ahead
+    assert not client.reservations.answers
     first += fill(client, 2**20)
     assert len(first) == 8, "the first is used up, and one of the second"
     returned, request = said(client)
     assert returned == m.ReturnGrant(0, first[-2] + 2**20)
-    assert request == m.Reserve(client.room.ahead, 2**20, 2 * grant, request.patience)
-    hear(client, m.Granted(client.room.ahead, 2 * grant, grant))
+    assert request == m.Reserve(client.reservations.ahead, 2**20, 2 * grant, request.patience)
+    hear(client, m.Granted(client.reservations.ahead, 2 * grant, grant))
     assert len(fill(client, 2**20)) == 1, "from here on, two grants' worth are left when the next one is asked for"
-    assert said(client) == [m.Reserve(client.room.ahead, 2**20, 4 * grant, request.patience)]
-    offsets = [client.room.allocate(2**20) or 0 for _ in range(5 + 7)]
+    assert said(client) == [m.Reserve(client.reservations.ahead, 2**20, 4 * grant, request.patience)]
+    offsets = [client.reservations.allocate(2**20) or 0 for _ in range(5 + 7)]
     assert offsets == [
         *range(grant + 64 + 2 * (2**20 + 64), 2 * grant - 2**20, 2**20 + 64),
         *range(2 * grant + 64, 3 * grant - 2**20, 2**20 + 64),
@@ -222,16 +222,16 @@ def test_who_uses_up_one_grant_after_the_other_gets_the_next_before_the_last_is_
 
 def test_a_grant_that_is_full_goes_back_at_once(client: Client) -> None:
     size = 2**20
-    client.room.grants.add(0, 2 * (size + 64))
-    first, second = client.room.allocate(size), client.room.grants.allocate(size)
+    client.reservations.grants.add(0, 2 * (size + 64))
+    first, second = client.reservations.allocate(size), client.reservations.grants.allocate(size)
     said(client)
     assert first is not None
     assert second is not None
-    client.room.finished(second)
+    client.reservations.finished(second)
     assert said(client) == [], "the first is still being written"
-    client.room.finished(first)
+    client.reservations.finished(first)
     assert said(client) == [m.ReturnGrant(0, 2 * (size + 64))]
-    assert client.room.rows() == ()
+    assert client.reservations.rows() == ()
 
 
 def write_much(client: Client) -> int:
@@ -239,12 +239,12 @@ def write_much(client: Client) -> int:
     grant = client.config.grant_bytes
     begin, end = 0, grant
     wishes: list[int] = []
-    client.room.grants.add(begin, grant)
+    client.reservations.grants.add(begin, grant)
     while wishes[-2:] != [8 * grant] * 2:
         fill(client, 2**20)
-        wishes.append(client.room.requests[client.room.ahead].wish)
+        wishes.append(client.reservations.requests[client.reservations.ahead].wish)
         begin, end = end, end + wishes[-1]
-        hear(client, m.Granted(client.room.ahead, begin, wishes[-1]))
+        hear(client, m.Granted(client.reservations.ahead, begin, wishes[-1]))
     assert wishes == [grant, 2 * grant, 4 * grant, 8 * grant, 8 * grant]
     said(client)
     return begin
@@ -252,34 +252,34 @@ def write_much(client: Client) -> int:
 
 def test_who_writes_much_wishes_for_larger_grants_and_lets_larger_values_share_them(client: Client) -> None:
     large = 4 * client.config.grant_bytes - 64
-    assert not client.room.shares(large)
+    assert not client.reservations.shares(large)
     write_much(client)
-    assert client.room.shares(large)
-    assert not client.room.shares(large + 1)
+    assert client.reservations.shares(large)
+    assert not client.reservations.shares(large + 1)
 
 
 def test_the_first_large_value_has_room_of_its_own_and_the_next_ones_share(client: Client) -> None:
     grant = client.config.grant_bytes
-    assert not client.room.shares(2 * grant)
-    client.room.reserve(2 * grant, True, 9.0)
+    assert not client.reservations.shares(2 * grant)
+    client.reservations.reserve(2 * grant, True, 9.0)
     assert said(client)[0].wish == 0
-    assert client.room.shares(2 * grant)
-    assert not client.room.shares(2 * grant + 1)
+    assert client.reservations.shares(2 * grant)
+    assert not client.reservations.shares(2 * grant + 1)
 
 
 def test_who_writes_no_more_gives_back_what_it_has_too_much(client: Client) -> None:
     last = write_much(client)
-    client.room.rest()
+    client.reservations.rest()
     assert said(client) == [], "it may have written just now"
-    offset = client.room.allocate(2**20)
+    offset = client.reservations.allocate(2**20)
     assert offset is not None
-    client.room.rest()
+    client.reservations.rest()
     said(client)
-    client.room.rest()
+    client.reservations.rest()
     assert last in {row.offset for row in said(client)}
-    assert sum(size for _, size, used in client.room.rows() if not used) <= 8 * client.config.grant_bytes
-    assert not client.room.shares(2 * client.config.grant_bytes)
-    client.room.rest()
+    assert sum(size for _, size, used in client.reservations.rows() if not used) <= 8 * client.config.grant_bytes
+    assert not client.reservations.shares(2 * client.config.grant_bytes)
+    client.reservations.rest()
     assert said(client) == []
 
 
@@ -289,25 +289,25 @@ def test_wishes_are_small_again_when_room_is_short(client: Client, pressure: str
     if pressure == "recalled":
         hear(client, m.RecallGrant(-1))
     else:
-        hear(client, m.NoSpace(client.room.reserve(2**20, False, 9.0), "full", "no room"))
+        hear(client, m.NoSpace(client.reservations.reserve(2**20, False, 9.0), "full", "no room"))
     said(client)
-    client.room.reserve(2**20, False, 9.0)
+    client.reservations.reserve(2**20, False, 9.0)
     assert said(client)[0].wish == client.config.grant_bytes
 
 
 def test_room_asked_for_ahead_may_be_refused_and_forsaken_and_outlives_the_daemon(client: Client) -> None:
     grant = client.config.grant_bytes
-    client.room.grants.add(0, grant)
+    client.reservations.grants.add(0, grant)
     fill(client, 2**20)
-    client.room.grants.add(grant, grant)
+    client.reservations.grants.add(grant, grant)
     fill(client, 2**20)
-    hear(client, m.NoSpace(client.room.ahead, "full", "no room"))
-    assert not client.room.ahead
+    hear(client, m.NoSpace(client.reservations.ahead, "full", "no room"))
+    assert not client.reservations.ahead
     fill(client, 2**20)
-    token = client.room.ahead
+    token = client.reservations.ahead
     assert token
     assert [row.token for row in again(client)[m.Reserve]] == [token]
-    client.room.forsake(token)
+    client.reservations.forsake(token)
     hear(client, m.Granted(token, 2 * grant, grant))
     assert said(client) == [m.ReturnGrant(2 * grant, 0)]
 
@@ -315,8 +315,8 @@ def test_room_asked_for_ahead_may_be_refused_and_forsaken_and_outlives_the_daemo
 def test_a_restarted_scheduler_is_told_rows_values_and_refs(client: Client) -> None:
     done, waiting, dropped, large = submit(client), submit(client), submit(client), submit(client)
     borrowed = object_id(b"t" * 16)
-    client.add_reference(borrowed)
-    client.want((borrowed,))
+    client.references.add(borrowed)
+    client.objects.want((borrowed,))
     client.dropped.append(dropped + FIRST_RETURN)
     said(client)
     hear(client, m.Results(((done, m.OK, (b"value",)), (large, m.OK, (None,)))))
@@ -345,7 +345,7 @@ def test_a_cancel_and_a_request_for_room_and_a_goodbye_outlive_the_daemon_that_h
     task = submit(client)
     client.cancel((task + FIRST_RETURN,), True, False)
     client.dropped.append(task + FIRST_RETURN)
-    token = client.room.reserve(1000, True, 9.0)
+    token = client.reservations.reserve(1000, True, 9.0)
     client.say(m.Goodbye())
     said(client)
     found = again(client)
@@ -359,21 +359,21 @@ def test_a_cancel_and_a_request_for_room_and_a_goodbye_outlive_the_daemon_that_h
 
 
 def test_room_that_was_given_and_not_taken_is_claimed_after_a_restart(client: Client) -> None:
-    token = client.room.reserve(1000, True, 9.0)
+    token = client.reservations.reserve(1000, True, 9.0)
     hear(client, m.Granted(token, 4096, 1088))
     assert again(client)[m.GrantsHeld] == [(4096, 1088, 0)]
 
 
 def test_a_task_submitted_again_in_one_process_is_one_task(client: Client) -> None:
     row = (NAMER.child(), FUNCTION, b"arguments", ())
-    client.submit(row, 1)
+    client.tasks.submit(row, 1)
     client.dropped.append(row[0] + FIRST_RETURN)
     said(client)
-    client.submit(row, 1)
+    client.tasks.submit(row, 1)
     assert client.unfinished == 1
     hear(client, m.Results(((row[0], m.OK, (b"value",)),)))
     assert client.unfinished == 0
-    assert client.at_hand(row[0] + FIRST_RETURN)
+    assert client.objects.at_hand(row[0] + FIRST_RETURN)
     client.dropped.append(row[0] + FIRST_RETURN)
     assert said(client)[-1] == m.Release((row[0] + FIRST_RETURN,))
     assert not client.entries

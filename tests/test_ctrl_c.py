@@ -278,14 +278,14 @@ def test_a_program_may_ignore_ctrl_c_and_heed_it_again() -> None:
 def test_a_signal_is_handled_at_the_end_of_what_the_fabric_does(monkeypatch: pytest.MonkeyPatch) -> None:
     client: Any = interface.current()
     whole: list[str] = []
-    query = client.machine.query
+    query = client.machine.queries.ask
 
     def interrupted(*arguments: Any) -> None:
         signal.raise_signal(signal.SIGINT)
         query(*arguments)
         whole.append("asked")
 
-    monkeypatch.setattr(client.machine, "query", interrupted)
+    monkeypatch.setattr(client.machine.queries, "ask", interrupted)
     with pytest.raises(KeyboardInterrupt):
         client.query("nothing")
     assert whole == ["asked"]
@@ -295,7 +295,7 @@ def test_a_signal_is_handled_at_the_end_of_what_the_fabric_does(monkeypatch: pyt
 @pytest.mark.parametrize("waits", [False, True], ids=["at its end", "where it waits"])
 def test_two_signals_that_arrive_in_one_call_are_both_handled(raising: int, waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     client: Any = interface.current()
-    query = client.machine.query
+    query = client.machine.queries.ask
 
     def interrupted(*arguments: Any) -> None:
         signal.raise_signal(signal.SIGINT)
@@ -305,7 +305,7 @@ def test_two_signals_that_arrive_in_one_call_are_both_handled(raising: int, wait
         else:
             raise ValueError("the call ends before it waits")
 
-    monkeypatch.setattr(client.machine, "query", interrupted)
+    monkeypatch.setattr(client.machine.queries, "ask", interrupted)
     with pytest.raises(Alarm) as caught:
         client.query("nothing")
     assert isinstance(caught.value.__context__, KeyboardInterrupt)
@@ -338,8 +338,8 @@ def test_a_handler_may_wait_where_the_program_waits_already(monkeypatch: pytest.
 def test_a_handler_that_installs_another_has_the_last_word(number: int, second: Any, waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first Ctrl-C ends the program gently, and the second one kills it."""
     client: Any = interface.current()
-    where = client.post if waits else client.machine
-    name = "poll" if waits else "query"
+    where = client.post if waits else client.machine.queries
+    name = "poll" if waits else "ask"
     interrupted, first = getattr(where, name), []
 
     def arrive(*arguments: Any) -> Any:

@@ -309,7 +309,7 @@ def test_a_driver_says_what_it_knows_before_it_asks(client: Client) -> None:
     first = submit(client)
     client_said(client)
     client.step(0.0, WORKER + place, m.Results(((first, m.OK, (b"value",)),)))
-    client.query(1, "status", ())
+    client.queries.ask(1, "status", ())
     assert [type(message) for message in client_said(client)] == [m.DirectCounts, m.Query]
 
 
@@ -380,7 +380,7 @@ def test_what_the_scheduler_hears_of_handed_tasks_may_wait_for_more_of_them(clie
         assert client.take_first() is not None
         client.step(0.0, WORKER + place, m.Results(((tasks[-1], m.OK, (b"value",)),)))
         client.dropped.append(object_id(tasks[-1], 0))
-        client.keeping.settle()
+        client.releases.settle()
         assert client.has_unsent
         assert not client.urgent
     client.put(b"p" * 20, b"value", (), False)
@@ -439,7 +439,7 @@ def until_introduced(task: Any, *arguments: Any) -> None:
 
     def one_more() -> bool:
         zf.get(task.remote(*arguments), timeout=PATIENCE)
-        return bool(interface.current().machine.handing.hands)  # type: ignore[union-attr]
+        return bool(interface.current().machine.direct.workers)  # type: ignore[union-attr]
 
     eventually(one_more, "the driver hands tasks to a worker")
 
@@ -461,7 +461,7 @@ def note(path: str) -> None:
 def test_tasks_that_are_waited_for_one_by_one_are_handed_over(shared: Any) -> None:
     until_introduced(pid)
     client: Any = interface.current()
-    ((worker,),) = (set(client.machine.handing.hands.values()),)
+    ((worker,),) = (set(client.machine.direct.workers.values()),)
     zf.get(pid.remote())
     before = client.post.peers[worker].link.next_out
     assert len({zf.get(pid.remote()) for _ in range(20)}) == 1
@@ -473,7 +473,7 @@ def test_tasks_that_are_waited_for_one_by_one_are_handed_over(shared: Any) -> No
 def test_the_socket_of_a_worker_that_is_no_more_is_closed(shared: Any) -> None:
     until_introduced(pid)
     client: Any = interface.current()
-    (worker,) = client.machine.handing.introduced
+    (worker,) = client.machine.direct.introduced
     os.kill(zf.get(pid.remote(), timeout=PATIENCE), signal.SIGKILL)
     eventually(lambda: worker not in client.post.peers, "the socket is closed")
     until_introduced(pid)
@@ -483,7 +483,7 @@ def test_the_socket_of_a_worker_that_is_to_get_the_next_task_stays(shared: Any, 
     """Its daemon knows of its death a moment sooner than the driver: what is handed over then would open the socket again, for ever."""
     until_introduced(pid)
     client: Any = interface.current()
-    ((worker,),) = (set(client.machine.handing.hands.values()),)
+    ((worker,),) = (set(client.machine.direct.workers.values()),)
     zf.get(pid.remote(), timeout=PATIENCE)
     path = Path(client.session.sockets) / worker.hex()
     path.rename(tmp_path / "socket")

@@ -315,10 +315,10 @@ def test_a_member_that_asks_for_what_cannot_be_is_refused_and_counted() -> None:
     before = query("status")["statistics"]["refused_frames"]
     client: Any = interface.current()
     with client.lock:
-        client.machine.room.reserve(-5, True, 1.0)
+        client.machine.reservations.reserve(-5, True, 1.0)
         client.flush()
     eventually(lambda: query("status")["statistics"]["refused_frames"] > before, "it is counted")
-    client.machine.room.requests.clear()
+    client.machine.reservations.requests.clear()
     assert works()
     assert processes_named("zf-daemon") == daemon
 

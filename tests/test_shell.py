@@ -156,7 +156,7 @@ class Process:
 def test_a_worker_sends_what_ran_then_what_ended_then_what_is_released() -> None:
     process = Process()
     held, given_up = b"h" * OBJECT_BYTES, b"g" * OBJECT_BYTES
-    process.client.add_reference(held)
+    process.client.references.add(held)
     assert process.sends() == ["Hold"]
     process.client.dropped.append(held)
     process.worker.given.given_up.append((given_up, (4096, 100)))
@@ -180,7 +180,7 @@ def test_processes_take_from_each_other_what_is_listed() -> None:
     assert all(client_takes(process.client, DRIVER, message) for message in taken)
     refused: list[Any] = [m.Results(()), m.Call(b"a", 1, ()), m.Farewell("")]
     assert not any(client_takes(process.client, DRIVER, message) for message in refused)
-    process.client.handing.introduced.add(DRIVER)
+    process.client.direct.introduced.add(DRIVER)
     assert client_takes(process.client, DRIVER, m.Results(()))
     direct = m.SubmitDirect(OWN, (), 1)
     assert worker_takes(process.worker, DRIVER, m.Call(b"a", 1, ()))

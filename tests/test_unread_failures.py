@@ -143,12 +143,12 @@ def fails(client: Client, task_id: bytes, status: int = m.ERROR, failure: bytes 
 
 def drop(client: Client, identifier: bytes) -> None:
     client.dropped.append(identifier)
-    client.keeping.settle()
+    client.releases.settle()
 
 
 def test_a_failure_is_lost_with_its_last_ref(client: Client) -> None:
-    ref = client.submit((TASK, b"f" * 16, b"", ()), 1)
-    client.add_reference(ref)
+    ref = client.tasks.submit((TASK, b"f" * 16, b"", ()), 1)
+    client.references.add(ref)
     fails(client, TASK)
     drop(client, ref)
     assert client.unread.count == 0
@@ -157,20 +157,20 @@ def test_a_failure_is_lost_with_its_last_ref(client: Client) -> None:
 
 
 def test_a_failure_that_comes_when_nobody_has_a_ref_any_more_is_lost_at_once(client: Client) -> None:
-    drop(client, client.submit((TASK, b"f" * 16, b"", ()), 1))
+    drop(client, client.tasks.submit((TASK, b"f" * 16, b"", ()), 1))
     fails(client, TASK)
     assert client.unread.count == 1
 
 
 def test_a_task_without_values_can_be_read_by_nobody(client: Client) -> None:
-    client.submit((TASK, b"f" * 16, b"", ()), 0)
+    client.tasks.submit((TASK, b"f" * 16, b"", ()), 0)
     fails(client, TASK)
     assert client.unread.count == 1
 
 
 def test_of_a_task_with_several_values_any_that_is_read_will_do(client: Client) -> None:
     for task_id in (TASK, OTHER):
-        client.submit((task_id, b"f" * 16, b"", ()), 2)
+        client.tasks.submit((task_id, b"f" * 16, b"", ()), 2)
         fails(client, task_id)
         drop(client, task_id + FIRST_RETURN)
     assert client.unread.count == 0
@@ -181,8 +181,8 @@ def test_of_a_task_with_several_values_any_that_is_read_will_do(client: Client) 
 
 
 def test_a_task_with_a_failed_argument_says_it_too(client: Client) -> None:
-    ref = client.submit((TASK, b"f" * 16, b"", ()), 1)
-    client.submit((OTHER, b"f" * 16, b"", (TASK + FIRST_RETURN,)), 1)
+    ref = client.tasks.submit((TASK, b"f" * 16, b"", ()), 1)
+    client.tasks.submit((OTHER, b"f" * 16, b"", (TASK + FIRST_RETURN,)), 1)
     drop(client, ref)
     fails(client, TASK)
     assert client.unread.count == 0
@@ -191,18 +191,18 @@ def test_a_task_with_a_failed_argument_says_it_too(client: Client) -> None:
 
 
 def test_nothing_is_kept_of_tasks_that_succeed_nor_where_nobody_is_told(client: Client) -> None:
-    client.submit((TASK, b"f" * 16, b"", ()), 1)
+    client.tasks.submit((TASK, b"f" * 16, b"", ()), 1)
     client.step(0.0, b"L", m.Results(((TASK, m.OK, (b"value",)),)))
     assert client.unread.held == {}
     client.unread.watching = False
-    client.submit((OTHER, b"f" * 16, b"", ()), 1)
+    client.tasks.submit((OTHER, b"f" * 16, b"", ()), 1)
     fails(client, OTHER)
     assert (client.unread.held, client.unread.count) == ({}, 0)
 
 
 @pytest.mark.parametrize("kind", ["TaskCancelledError", "JobEndedError", "ActorDiedError"])
 def test_failures_that_the_program_has_caused_do_not_count(client: Client, kind: str) -> None:
-    client.submit((TASK, b"f" * 16, b"", ()), 1)
+    client.tasks.submit((TASK, b"f" * 16, b"", ()), 1)
     fails(client, TASK, m.FAILED, pack_failure(kind, "text"))
     assert client.unread.held == {}
 
@@ -211,7 +211,7 @@ def test_what_somebody_asked_for_before_it_came_is_forgotten_when_that_are_too_m
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("zfabric.machines.client.unread.EXPECTED_MAX", 1)
-    refs = [client.submit((task_id, b"f" * 16, b"", ()), 1) for task_id in (TASK, OTHER)]
+    refs = [client.tasks.submit((task_id, b"f" * 16, b"", ()), 1) for task_id in (TASK, OTHER)]
     client.unread.expected(refs)
     fails(client, TASK)
     fails(client, OTHER)

@@ -33,15 +33,15 @@ def shared() -> Iterator[Any]:
 def looks(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often this process has looked whether an object is here."""
     counts: Counter[str] = Counter()
-    machine: Any = interface.current().machine  # type: ignore[union-attr]
+    objects: Any = interface.current().machine.objects  # type: ignore[union-attr]
     for name in ("at_hand", "known", "watch"):
-        original = getattr(machine, name)
+        original = getattr(objects, name)
 
         def counted(*args: Any, name: str = name, original: Any = original) -> Any:
             counts[name] += 1
             return original(*args)
 
-        monkeypatch.setattr(machine, name, counted)
+        monkeypatch.setattr(objects, name, counted)
     return counts
 
 
@@ -116,10 +116,10 @@ def test_who_stops_half_way_leaves_nobody_who_watches(tmp_path: Path) -> None:
     refs = [late.remote(3), late.remote(0, str(go))]  # The second CPU is the others'.
     assert zf.get(next(zf.as_completed(refs, timeout=PATIENCE))) == 3
     machine: Any = interface.current().machine  # type: ignore[union-attr]
-    assert machine.watchers
+    assert machine.objects.watchers
     del refs
     go.touch()
-    eventually(lambda: not machine.watchers, "what was watched has come")
+    eventually(lambda: not machine.objects.watchers, "what was watched has come")
 
 
 @zf.remote
@@ -395,10 +395,10 @@ def test_what_a_get_waits_for_is_forgotten_under_the_lock(monkeypatch: pytest.Mo
             owned.append(client.lock._is_owned())
             return super().pop(*args)
 
-    monkeypatch.setattr(client.machine, "gets", Gets())
+    monkeypatch.setattr(client.machine.objects, "gets", Gets())
     assert zf.get([late.remote(1), late.remote(2)], timeout=PATIENCE) == [1, 2]
     assert owned == [True]
-    assert not client.machine.gets
+    assert not client.machine.objects.gets
 
 
 def test_a_ref_that_is_taken_for_a_future_says_how_to_have_one() -> None:

@@ -46,7 +46,7 @@ class ArenaAccess:
                 arena.seal(offset, identifier, size)
         except BaseException:  # an interrupt of the task, or the user's own buffers: the room is not to be waited for
             with self._connection.lock:
-                self._connection.machine.room.abandon(offset)
+                self._connection.machine.reservations.abandon(offset)
             raise
         return offset, size
 
@@ -73,7 +73,7 @@ class ArenaAccess:
             raise ObjectStoreFullError(f"the value cannot be mapped ({error})") from None
 
     def _room_for(self, size: int) -> int:
-        connection, room = self._connection, self._connection.machine.room
+        connection, room = self._connection, self._connection.machine.reservations
         deadline = clock() + connection.config.put_patience
         if room.ahead:
             connection.look()  # It may have come; then the one after it is asked for now, and not when this one is used up.

@@ -119,7 +119,7 @@ class FabricClient(Connection):
         if self.directory:
             options = (*options, ("directory", self.directory))
         with self.lock:
-            self.machine.export(function_id, name, payload, options)
+            self.machine.tasks.export(function_id, name, payload, options)
 
     def submit(
         self, function_id: bytes, arguments: bytes, dependencies: tuple[bytes, ...], options: tuple[Row, ...] | None, num_returns: int
@@ -129,12 +129,12 @@ class FabricClient(Connection):
         with self.lock:
             if self.closed or machine.farewell or machine.refused:
                 self.check_usable()
-            task_id = self.namer().child()
+            task_id, tasks = self.namer().child(), machine.tasks
             if options is None:
-                first = machine.submit((task_id, function_id, arguments, dependencies), num_returns)
+                first = tasks.submit((task_id, function_id, arguments, dependencies), num_returns)
             else:
-                first = machine.submit((task_id, function_id, arguments, dependencies, options), num_returns)
-            if machine.unfinished == 1:
+                first = tasks.submit((task_id, function_id, arguments, dependencies, options), num_returns)
+            if tasks.unfinished == 1 and not machine.calls.pending:
                 self._flush_first()
             elif len(machine.outbox.tail) >= self._batch_rows:
                 self.flush()
@@ -150,10 +150,10 @@ class FabricClient(Connection):
         machine = self.machine
         with self.lock:
             self.check_usable()
-            namer = self.namer()
+            namer, submit = self.namer(), machine.tasks.submit
             for arguments, dependencies, options in calls:
                 row: Row = (namer.child(), function_id, arguments, dependencies)
-                firsts.append(machine.submit(row if options is None else (*row, options), num_returns))
+                firsts.append(submit(row if options is None else (*row, options), num_returns))
                 if machine.unsent >= self.config.batch_rows:
                     self.flush()
             self.flush()
@@ -179,10 +179,11 @@ class FabricClient(Connection):
             row: Row = (self.namer().child(), method, arguments)
             if dependencies or options is not None:
                 row = (*row, dependencies, (), options)
-            first = machine.calls.call(actor_id, row, num_returns, terms.retries, terms.keeps, terms.unordered)
-            if machine.unfinished == 1 or machine.calls.queued >= self._batch_rows:
+            calls = machine.calls
+            first = calls.call(actor_id, row, num_returns, terms.retries, terms.keeps, terms.unordered)
+            if (len(calls.pending) == 1 and not machine.tasks.unfinished) or calls.queued >= self._batch_rows:
                 self._flush_first()
-                if machine.calls.delayed and not self._armed:
+                if calls.delayed and not self._armed:
                     self._arm_flusher()
             elif not self._armed:
                 self._arm_flusher()
@@ -206,7 +207,7 @@ class FabricClient(Connection):
         """See ``ClientInterface``."""
         with self.lock:
             self.check_usable()
-            self.machine.kill(actor_id, no_restart)
+            self.machine.calls.kill(actor_id, no_restart)
             self.flush()
 
     def put(self, value: Serialized, durable: bool) -> bytes:
@@ -231,8 +232,8 @@ class FabricClient(Connection):
             place = self.values.write(identifier, value)
             with self.lock:
                 self.machine.put(identifier, place, value.contained, durable)
-                self.machine.room.finished(place[0])
-                if not self.machine.room.shares(place[1]) or self.machine.unsent >= self.config.batch_rows:
+                self.machine.reservations.finished(place[0])
+                if not self.machine.reservations.shares(place[1]) or self.machine.unsent >= self.config.batch_rows:
                     self.flush()
                 elif not self._armed:
                     self._arm_flusher()
@@ -247,17 +248,17 @@ class FabricClient(Connection):
     def _wait_kept(self, identifier: bytes) -> None:
         with self.lock:
             self.flush()
-        if not self.wait_until(lambda: identifier in self.machine.kept, clock() + self.config.put_patience):
+        if not self.wait_until(lambda: identifier in self.machine.committed, clock() + self.config.put_patience):
             raise OutOfDiskError("the control store did not commit the value in time")
         with self.lock:
-            reason = self.machine.kept.pop(identifier)
+            reason = self.machine.committed.pop(identifier)
         if reason:
             raise OutOfDiskError(reason)
 
     def add_reference(self, object_id: bytes) -> None:
         """See ``ClientInterface``."""
         with self.lock:
-            self.machine.add_reference(object_id)
+            self.machine.references.add(object_id)
             if not self._armed:
                 self._arm_flusher()
 
@@ -266,8 +267,8 @@ class FabricClient(Connection):
         with self.lock:
             self.check_usable()
             for object_id in object_ids:
-                self.machine.add_reference(object_id)
-            self.machine.want(object_ids)
+                self.machine.references.add(object_id)
+            self.machine.objects.want(object_ids)
             if not self._armed:
                 self._arm_flusher()
 
@@ -285,6 +286,7 @@ class FabricClient(Connection):
                 if machine.printed or machine.notices:
                     self._show_output()
                 return [known]
+        objects = machine.objects
         found: list[bytes | None] = []
         """Small values as they come; None for others."""
         failures = 0
@@ -293,7 +295,7 @@ class FabricClient(Connection):
 
         def ready() -> bool:
             nonlocal failures, failed
-            entries = machine.entries
+            entries = objects.entries
             at = len(found)
             while at < count:
                 entry = entries.get(object_ids[at])
@@ -302,10 +304,10 @@ class FabricClient(Connection):
                 else:
                     if type(entry) is not ObjectEntry or entry.data is None:
                         if type(entry) is not tuple:
-                            machine.want(object_ids[at : at + 1])
-                        if fail_fast and machine.failures != failures:
-                            failures = machine.failures
-                            failed = machine.first_failure(object_ids)
+                            objects.want(object_ids[at : at + 1])
+                        if fail_fast and objects.failures != failures:
+                            failures = objects.failures
+                            failed = objects.first_failure(object_ids)
                         return bool(failed)
                     found.append(None)
                 at += 1
@@ -315,13 +317,13 @@ class FabricClient(Connection):
             with self.lock:
                 self.check_usable()
                 self._settle()
-                machine.gets[id(found)] = object_ids
+                objects.gets[id(found)] = object_ids
                 if not ready():
-                    machine.want(object_ids[len(found) :])
+                    objects.want(object_ids[len(found) :])
             needed = 0 if timeout == 0 else count
             if len(found) < count and not failed and not self.wait_for(object_ids, ready, deadline, plain=timeout is None, needed=needed):
                 with self.lock:
-                    missing = sum(1 for each in object_ids if not machine.known(each))
+                    missing = sum(1 for each in object_ids if not objects.known(each))
                 if not missing:
                     raise GetTimeoutError(f"not all of the {count} values, which exist, were brought here within {timeout} s")
                 text = f"{missing} of {count} object(s) had no value within {timeout} s; their tasks go on"
@@ -332,7 +334,7 @@ class FabricClient(Connection):
                     machine.unread.expected(object_ids)
         finally:
             with self.lock:  # Another thread may be looking through them.
-                machine.gets.pop(id(found), None)
+                objects.gets.pop(id(found), None)
         if machine.printed or machine.notices:
             self._show_output()
         return outcomes
@@ -361,7 +363,7 @@ class FabricClient(Connection):
 
     def _why_missing(self, object_ids: Sequence[bytes], seconds: float) -> str:
         """What ``explain`` says of the first of these that has no value; empty if no answer comes within so many seconds."""
-        missing = next((each for each in object_ids if not self.machine.known(each)), None)
+        missing = next((each for each in object_ids if not self.machine.objects.known(each)), None)
         if missing is None:
             return ""
         try:
@@ -416,7 +418,7 @@ class FabricClient(Connection):
                 if value is not None:
                     outcomes.append(value)
                     continue
-                entry = self.machine.lookup(identifier)
+                entry = self.machine.objects.lookup(identifier)
                 if entry.status != OK:
                     self.machine.unread.read((identifier,))
                 if type(entry.data) is tuple:
@@ -438,7 +440,7 @@ class FabricClient(Connection):
     def wait(self, object_ids: Sequence[bytes], num_returns: int, timeout: float | None, fetch_local: bool) -> set[bytes]:
         """See ``ClientInterface``."""
         machine = self.machine
-        known = machine.at_hand if fetch_local else machine.known
+        known = machine.objects.at_hand if fetch_local else machine.objects.known
         ready: set[bytes] = set()
         pending = list(object_ids)
         may_lack = len(pending) - num_returns
@@ -459,8 +461,8 @@ class FabricClient(Connection):
                         return True
                     continue
                 left.append(identifier)
-                if fetch_local and machine.known(identifier):
-                    machine.want((identifier,))  # It is large, and has come since: only the news of it comes by itself.
+                if fetch_local and machine.objects.known(identifier):
+                    machine.objects.want((identifier,))  # It is large, and has come since: only the news of it comes by itself.
                     continue
                 lacking += 1
                 if lacking > may_lack:
@@ -473,7 +475,7 @@ class FabricClient(Connection):
             self.check_usable()
             if scan():
                 return ready
-            machine.want(pending)
+            machine.objects.want(pending)
             self.flush()
         deadline, needed = (None, num_returns) if timeout is None else (clock() + timeout, 0)
         if not self.wait_for(object_ids, scan, deadline, plain=False, needed=needed):
@@ -488,10 +490,10 @@ class FabricClient(Connection):
         with self.lock:
             self.check_usable()
             for identifier in object_ids:
-                if machine.at_hand(identifier):
+                if machine.objects.at_hand(identifier):
                     callback(identifier)
                 else:
-                    machine.watch(identifier, callback)
+                    machine.objects.watch(identifier, callback)
 
     def await_watched(self, object_ids: Collection[bytes], done: Callable[[], bool], timeout: float | None) -> bool:
         """See ``ClientInterface``."""
@@ -504,8 +506,8 @@ class FabricClient(Connection):
         """See ``ClientInterface``."""
         with self.lock:
             self.check_usable()
-            if not self.machine.at_hand(object_id):
-                self.machine.watch(object_id, callback)
+            if not self.machine.objects.at_hand(object_id):
+                self.machine.objects.watch(object_id, callback)
                 self.flush()
                 self.pump_aside()
                 return
@@ -526,7 +528,7 @@ class FabricClient(Connection):
         except (FabricError, zmq.ZMQError):  # Nothing comes any more. Whoever waits is told, and finds out why where it looks.
             with self.lock:
                 self._watcher = None
-                self.machine.give_up_watching()
+                self.machine.objects.give_up_watching()
 
     def _unwatched(self) -> bool:
         """Whether nobody waits so any more: then the watcher ends, and the next who does has another."""
@@ -536,7 +538,7 @@ class FabricClient(Connection):
         return True
 
     def _watched(self) -> bool:
-        return bool(self.machine.watchers)
+        return bool(self.machine.objects.watchers)
 
     def cancel(self, object_ids: Sequence[bytes], force: bool, recursive: bool) -> None:
         """See ``ClientInterface``."""
@@ -566,15 +568,15 @@ class FabricClient(Connection):
         """See ``ClientInterface``."""
         with self.lock:
             self.check_usable()
-            token = self.machine.token()
-            self.machine.query(token, what, arguments)
+            token = self.machine.queries.token()
+            self.machine.queries.ask(token, what, arguments)
             self.flush()
-        if not self.wait_until(lambda: token in self.machine.answers, clock() + timeout):
+        if not self.wait_until(lambda: token in self.machine.queries.answers, clock() + timeout):
             with self.lock:
-                self.machine.asked.pop(token, None)
+                self.machine.queries.forget(token)
             raise GetTimeoutError(f"the node's daemon did not answer {what!r} within {timeout} s")
         with self.lock:
-            answer = self.machine.answers.pop(token)
+            answer = self.machine.queries.answers.pop(token)
         if answer.error:
             raise FabricError(answer.error)
         return answer.payload
@@ -601,7 +603,7 @@ class FabricClient(Connection):
             self.disconnect()
             with self.lock:
                 if self._watcher is None:  # It would tell all that they wait in vain, and let go of them.
-                    self.machine.watchers.clear()
+                    self.machine.objects.watchers.clear()
             self.values.close()
             if self.on_close is not None:
                 self.on_close()

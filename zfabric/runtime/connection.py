@@ -223,7 +223,7 @@ class Connection:
     def _settle(self) -> None:
         """Let go of what finalizers dropped. The caller holds the lock."""
         if self.machine.dropped or self.machine.unviewed:
-            self.machine.keeping.settle()
+            self.machine.releases.settle()
 
     def _has_unsent(self) -> bool:
         return self.machine.has_unsent
@@ -533,20 +533,20 @@ class Connection:
         self.terminal.look()
         with self.lock:
             if not self.closed:
-                self.machine.room.rest()
+                self.machine.reservations.rest()
                 self._forget_the_dead()
                 self.flush()
                 self.post.tick(clock())
 
     def _forget_the_dead(self) -> None:
-        """Close sockets to workers that this process has handed tasks to and that are no more. Their daemon has removed theirs.
+        """Close sockets to workers that this process submitted tasks to and that have exited. Their daemon has removed theirs.
 
-        Not before that has said that no more are to be handed to them: with the next one, the socket would be there again.
+        Not before the scheduler has ended the direct submission: the next task would open the socket again.
         """
-        sockets, handing = self.session.sockets, self.machine.handing
-        idle = handing.introduced.difference(handing.hands.values())
+        sockets, direct = self.session.sockets, self.machine.direct
+        idle = direct.introduced.difference(direct.workers.values())
         for worker in [each for each in idle if not os.path.exists(os.path.join(sockets, each.hex()))]:
-            handing.forget(worker)
+            direct.forget(worker)
             self._peers.discard(worker)
             self.post.forget(worker)
 

@@ -8,7 +8,7 @@ where they arrive. Outside of such calls the program's handlers are in force; ``
 or a notebook) may replace them at any time.
 
 Replacing and restoring a handler takes a tenth of what submitting a task takes. A plain task or call that is submitted while others
-are under way is therefore only appended to ``Client.submitted``, which is one step that no signal divides; the next fence, or the flusher's
+are under way is therefore only appended to ``Tasks.submitted``, which is one step that no signal divides; the next fence, or the flusher's
 thread, where no handler ever runs, enters it into the tables.
 """
 
@@ -230,9 +230,9 @@ class DriverClient(FabricClient):
     ) -> bytes:
         """See ``ClientInterface``. What may wait for the flusher, since something is under way, is appended; no lock is held."""
         machine, namer = self.machine, self._namer
-        if self._armed and machine.unfinished and options is None and not dependencies and num_returns == 1 and namer is not None:
-            submitted = machine.submitted
-            if len(submitted) < self._batch_rows and not (self.closed or machine.farewell or machine.refused):
+        if self._armed and options is None and not dependencies and num_returns == 1 and namer is not None:
+            submitted, others = machine.submitted, machine.tasks.unfinished or machine.calls.pending
+            if others and len(submitted) < self._batch_rows and not (self.closed or machine.farewell or machine.refused):
                 task_id = namer.child()
                 submitted.append(((task_id, function_id, arguments, dependencies), None))
                 if not self._armed:
@@ -252,9 +252,9 @@ class DriverClient(FabricClient):
     ) -> bytes:
         """See ``ClientInterface``, and ``submit``."""
         machine, namer = self.machine, self._namer
-        if self._armed and machine.unfinished and options is None and not dependencies and num_returns == 1 and namer is not None:
-            submitted = machine.submitted
-            if len(submitted) < self._batch_rows and not (self.closed or machine.farewell or machine.refused or terms.pending):
+        if self._armed and options is None and not dependencies and num_returns == 1 and namer is not None:
+            submitted, others = machine.submitted, machine.calls.pending or machine.tasks.unfinished
+            if others and len(submitted) < self._batch_rows and not (self.closed or machine.farewell or machine.refused or terms.pending):
                 call_id = namer.child()
                 submitted.append(((call_id, method, arguments), (actor_id, terms.retries, terms.keeps, terms.unordered)))
                 if not self._armed:
@@ -272,7 +272,7 @@ class DriverClient(FabricClient):
     def take_up(self) -> None:
         """Enter into the tables what was only appended."""
         with self.lock:
-            self.machine.take_up()
+            self.machine.tasks.take_up()
 
     # -- where a call waits --
 

@@ -162,7 +162,7 @@ class RunningWorker(UserCode):
             refs.update(*ending[2][0])
             with self.lock:
                 for each in refs:
-                    self.machine.add_reference(each)
+                    self.machine.references.add(each)
         self._returned = None
         self._returned_refs = refs
 

@@ -243,8 +243,8 @@ class UserCode(WorkerConnection):
         missing = [identifier for identifier, value in zip(item.row[3], item.values, strict=True) if value is None]
         with self.lock:  # Asked for together: one at a time each would wait for its own way there and back.
             for identifier in missing:
-                self.machine.add_reference(identifier)
-            self.machine.want(missing)
+                self.machine.references.add(identifier)
+            self.machine.objects.want(missing)
         try:
             return self._loaded(item)
         finally:
@@ -272,7 +272,7 @@ class UserCode(WorkerConnection):
     def _fetched(self, identifier: bytes) -> Any:
         """An argument that did not come with the row of a task or a call: who submitted that holds it."""
         with self.lock:
-            self.machine.add_reference(identifier)
+            self.machine.references.add(identifier)
         try:
             outcome = super().get((identifier,), None)[0]
             if isinstance(outcome, bytes):
@@ -313,12 +313,12 @@ class UserCode(WorkerConnection):
     def finish_writes(self, identifier: bytes) -> None:
         """What a task or a call has written is in a message on its way. The caller holds the lock."""
         for offset in self._unfinished_writes.pop(identifier, ()):
-            self.machine.room.finished(offset)
+            self.machine.reservations.finished(offset)
 
     def abandon_writes(self, identifier: bytes) -> None:
         """Nobody will be told of what a task or a call has written. The caller holds the lock."""
         for offset in self._unfinished_writes.pop(identifier, ()):
-            self.machine.room.abandon(offset)
+            self.machine.reservations.abandon(offset)
 
     # -- after it ran --
 

@@ -260,7 +260,7 @@ class WorkerRuntime(RunningWorker):
             super().add_done_callback(object_id, callback)
             return
         with self.lock:
-            if self.machine.at_hand(object_id):
+            if self.machine.objects.at_hand(object_id):
                 lender = b""
             else:
                 lender = self._lend_turn((object_id,)) if shared else self.lending.begin((object_id,))

@@ -147,7 +147,7 @@ class WorkerConnection(FabricClient):
             super()._settle()
 
     def _watched(self) -> bool:
-        return bool(self.machine.watchers or self.worker.yields.waiting)
+        return bool(self.machine.objects.watchers or self.worker.yields.waiting)
 
     def _has_unsent(self) -> bool:
         return self.machine.has_unsent or self.worker.has_unsent

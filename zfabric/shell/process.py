@@ -41,9 +41,9 @@ def worker_sends(client: Client, worker: Worker, daemon: bytes) -> list[Outgoing
     """Take all that a worker's process has to send now: what user code did, ends of tasks, releases."""
     said, ends = client.take_said(), worker.take_effects(0.0)
     while worker.mailbox.written:
-        client.room.finished(worker.mailbox.written.pop())
+        client.reservations.finished(worker.mailbox.written.pop())
     while worker.mailbox.dropped:
-        client.room.abandon(worker.mailbox.dropped.pop())
+        client.reservations.abandon(worker.mailbox.dropped.pop())
     for identifier, place in worker.given.given_up:
         client.pins.told(identifier, place)
         client.pins.let_go(identifier)
@@ -88,7 +88,7 @@ def peers_first(frames: Iterable[tuple[bytes, bytes]], is_peer: Callable[[bytes]
 def client_takes(client: Client, sender: bytes, message: m.Message) -> bool:
     """Whether a client takes this from another process; outcomes of tasks only from workers it submits to directly."""
     if type(message) is m.Results:
-        return sender in client.handing.introduced
+        return sender in client.direct.introduced
     return type(message) in FROM_PEERS[CLIENT]
 
 

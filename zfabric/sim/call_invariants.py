@@ -232,7 +232,7 @@ class CallInvariants:
                 "home": calls._homes,
                 "count of values": calls._several,
                 "ref held for a call": calls._held,
-                "blocked target": calls._blocked,
+                "blocked target": calls.blocked,
                 "argument of a parked call": calls.awaited,
                 "delayed target": calls.delayed,
                 "result that others were promised": calls.results.awaited,

@@ -216,7 +216,7 @@ class Truth:
         if actors:
             self.world.states["circle broken"] += 1
             actor_id = self._chance.choice(actors)
-            process.machine.add_reference(actor_id + FIRST_RETURN)  # Its program may have dropped its own handle.
+            process.machine.references.add(actor_id + FIRST_RETURN)  # Its program may have dropped its own handle.
             process.kill_actor(actor_id, True)
             process.drop(actor_id + FIRST_RETURN)
             process.wake()
@@ -228,7 +228,7 @@ class Truth:
         while agenda:
             who, objects = agenda.pop()
             for identifier in objects:
-                if who.machine.at_hand(identifier):
+                if who.machine.objects.at_hand(identifier):
                     continue
                 for home, following in self._makers(identifier):
                     if following is frame:

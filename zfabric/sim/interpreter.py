@@ -214,7 +214,7 @@ def _do_open(state: _State, box: int, index: int, slot: int) -> None:
     if value is None:
         raise Doomed
     state.slots[slot] = value.refs[index]
-    state.process.machine.add_reference(value.refs[index])
+    state.process.machine.references.add(value.refs[index])
     state.held.append(value.refs[index])
 
 
@@ -287,7 +287,7 @@ _ACTIONS: dict[str, Any] = {
 
 def _fetched(state: _State, identifier: bytes) -> Running:
     """A large argument of a call: its caller holds it, and so it is there for as long as that one lives."""
-    state.process.machine.add_reference(identifier)
+    state.process.machine.references.add(identifier)
     state.held.append(identifier)
     ((status, data),) = yield ("get", (identifier,), None)
     kind, value = state.look(identifier, status, data)
@@ -306,7 +306,7 @@ def task_body(process: Process, worker: Worker, logged: LoggedActors, item: Item
     spec, boxed = msgpack.unpackb(item.row[2], use_list=False, strict_map_key=False)
     label, doomed, statements, returns = spec
     for identifier in boxed:
-        process.machine.add_reference(identifier)
+        process.machine.references.add(identifier)
     state = _State(process, label, tries_of(item.attempt), doomed, dict(enumerate(boxed)))
     try:
         for identifier, data in values:

@@ -120,7 +120,7 @@ class Invariants:
             (identifier, process.incarnation)
             for process in self.world.processes()
             if process.machine.welcomed
-            for identifier, entry in process.machine.all_entries()
+            for identifier, entry in process.machine.objects.all_entries()
             if entry.refs > 0
         }
         missing = {pair for pair in held - believed if daemon.scheduler.tables.find(pair[0]) is not None}
@@ -152,10 +152,10 @@ class Invariants:
             machine = process.machine
             left += [f"entry {short(each)} of {process.name}" for each in machine.entries]
             left += [f"{machine.unfinished} unfinished rows of {process.name}"] if machine.unfinished else []
-            left += [f"row {short(each)} of {process.name}" for each in machine.several]
-            left += [f"lineage {short(each)} of {process.name}" for each in machine.keeping.lineage]
+            left += [f"row {short(each)} of {process.name}" for each in machine.tasks.several]
+            left += [f"lineage {short(each)} of {process.name}" for each in machine.retained.lineage]
             left += [f"pin on {short(each)} of {process.name}" for each in machine.pins.tellings]
-            left += [f"a reservation of {process.name}" for _ in machine.room.answers]
+            left += [f"a reservation of {process.name}" for _ in machine.reservations.answers]
         return [*left, *self.world.calls.left()]
 
     def _files(self) -> list[str]:

@@ -97,7 +97,7 @@ class LoggedActors:
                 continue
             offset = yield from room(size)
             process.node.arena.write(offset, Content(call_value(call.call_id, index), size, pack_value(value)))
-            process.machine.room.finished(offset)
+            process.machine.reservations.finished(offset)
             outputs.append((offset, size))
         self.worker.mailbox.made_again(log, call, tuple(outputs), ())
 

@@ -259,7 +259,7 @@ class Process:
         """Rows do not wait unsent while user code computes: the flusher thread sends them. Now and then it gives back unused room."""
         if self.now >= self._rest_at:
             self._rest_at = self.now + HOUSE_EVERY
-            self.machine.room.rest()
+            self.machine.reservations.rest()
         self.flush()
 
     def _unsent_deadline(self) -> float | None:
@@ -302,7 +302,7 @@ class Process:
                 continue
             if self.interrupted(frame):
                 if wait.token:
-                    self.machine.room.forsake(wait.token)
+                    self.machine.reservations.forsake(wait.token)
                 self._end_wait(frame)
                 self.resume(frame, Interrupted())
                 continue
@@ -387,7 +387,7 @@ class Process:
     def ended(self, frame: Frame, status: int, result: Any) -> None:
         """A body has ended."""
         self.frames.pop()
-        self.machine.gets.pop(id(frame), None)
+        self.machine.objects.gets.pop(id(frame), None)
 
     # -- what user code can do at once --
 
@@ -400,11 +400,11 @@ class Process:
         self, function_id: bytes, arguments: bytes, dependencies: tuple[bytes, ...], options: tuple[Row, ...] | None, returns: int
     ) -> bytes:
         """Submit a task."""
-        if function_id not in self.machine.functions:
-            self.machine.export(function_id, *FUNCTIONS[function_id])
+        if function_id not in self.machine.tasks.functions:
+            self.machine.tasks.export(function_id, *FUNCTIONS[function_id])
         task_id = self.top.namer.child()
         row: Row = (task_id, function_id, arguments, dependencies)
-        self.machine.submit(row if options is None else (*row, options), returns)
+        self.machine.tasks.submit(row if options is None else (*row, options), returns)
         return task_id
 
     def invoke(
@@ -432,7 +432,7 @@ class Process:
         """End an actor."""
         if no_restart:
             self.world.calls.over(actor_id)
-        self.machine.kill(actor_id, no_restart)
+        self.machine.calls.kill(actor_id, no_restart)
 
     def put_small(self, value: bytes, contained: tuple[bytes, ...]) -> bytes:
         """Put an inline value."""
@@ -445,13 +445,13 @@ class Process:
         identifier = self.top.namer.put()
         self.node.arena.write(offset, Content(identifier, size, value))
         self.machine.put(identifier, (offset, size), contained, False)
-        self.machine.room.finished(offset)
+        self.machine.reservations.finished(offset)
         self.flush()
         return identifier
 
     def keep(self, identifier: bytes) -> None:
         """A ref that goes with the process."""
-        self.machine.add_reference(identifier)
+        self.machine.references.add(identifier)
 
     def abandon(self, identifier: bytes) -> None:
         """A ref that only a reference cycle has: it goes with the next collection of garbage."""
@@ -478,7 +478,7 @@ class Process:
                 self.world.after(0.0005 + 0.003 * self.world.shape.random(), lambda: self._unview(identifier, data, payload))
             value = unpack_value(payload)
             for inner in value.refs:
-                self.machine.add_reference(inner)
+                self.machine.references.add(inner)
             return "", value
         if status == FAILED:
             return unpack_failure(data)[0], None
@@ -496,20 +496,20 @@ class Process:
 
     def _get(self, frame: Frame, identifiers: tuple[bytes, ...], timeout: float | None) -> None:
         machine = self.machine
-        machine.want(identifiers)
+        machine.objects.want(identifiers)
 
         def done() -> bool:
-            missing = [identifier for identifier in identifiers if not machine.at_hand(identifier)]
-            machine.want(missing)
+            missing = [identifier for identifier in identifiers if not machine.objects.at_hand(identifier)]
+            machine.objects.want(missing)
             return not missing
 
         def finish(ready: bool) -> Any:
-            machine.gets.pop(id(frame), None)
+            machine.objects.gets.pop(id(frame), None)
             if not ready:
                 return None
-            return [(entry.status, entry.data) for entry in (machine.lookup(identifier) for identifier in identifiers)]
+            return [(entry.status, entry.data) for entry in (machine.objects.lookup(identifier) for identifier in identifiers)]
 
-        machine.gets[id(frame)] = identifiers
+        machine.objects.gets[id(frame)] = identifiers
         deadline = None if timeout is None else self.now + timeout
         if not done():
             if self.block(frame, identifiers, timeout is None and type(frame.item) is not Invocation, timeout is None):
@@ -522,10 +522,10 @@ class Process:
 
     def _wait(self, frame: Frame, identifiers: tuple[bytes, ...], count: int, timeout: float | None) -> None:
         machine = self.machine
-        machine.want(identifiers)
+        machine.objects.want(identifiers)
 
         def ready() -> list[bytes]:
-            return [each for each in identifiers if machine.known(each)]
+            return [each for each in identifiers if machine.objects.known(each)]
 
         deadline = None if timeout is None else self.now + timeout
         blocking, every = len(ready()) < count, count == len(identifiers)
@@ -537,13 +537,13 @@ class Process:
 
     def _ask(self, frame: Frame, what: str, arguments: Row) -> None:
         machine = self.machine
-        token = machine.token()
-        machine.query(token, what, arguments)
-        frame.wait = Wait(lambda: token in machine.answers, lambda _: machine.answers.pop(token), None, False)
+        token = machine.queries.token()
+        machine.queries.ask(token, what, arguments)
+        frame.wait = Wait(lambda: token in machine.queries.answers, lambda _: machine.queries.answers.pop(token), None, False)
         self.flush()
 
     def _room(self, frame: Frame, size: int) -> None:
-        room = self.machine.room
+        room = self.machine.reservations
         exact = not room.shares(size)
         ahead = 0
         if not exact:

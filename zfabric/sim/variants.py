@@ -60,7 +60,7 @@ def _release_first(right: Any) -> Any:
     """What finalizers asked for is said before the ends of the tasks whose values contain it."""
 
     def take_said(self: Client) -> Any:
-        self.keeping.settle()
+        self.releases.settle()
         return right(self)
 
     return take_said

@@ -312,7 +312,7 @@ class WorkerProcess(Process):
             elif frame is not None and wait is not None and self.is_over(frame):
                 interrupted = self.interrupted(frame)
                 if interrupted and wait.token:
-                    self.machine.room.forsake(wait.token)
+                    self.machine.reservations.forsake(wait.token)
                 self._end_wait(frame)
                 self.resume(frame, Interrupted() if interrupted else wait.finish(wait.done()))
             else:
@@ -432,7 +432,7 @@ class WorkerProcess(Process):
     def _finished(self, outputs: tuple[Any, ...]) -> None:
         for place in outputs:
             if type(place) is tuple:
-                self.machine.room.finished(place[0])
+                self.machine.reservations.finished(place[0])
 
     def _of_call(self, item: Invocation, status: int, outputs: Row, reason: str) -> tuple[int, Row]:
         """A call's outcome, as its caller is told."""
@@ -489,7 +489,7 @@ class Beside:
             return
         interrupted = process.interrupted(frame)
         if interrupted and wait.token:
-            process.machine.room.forsake(wait.token)
+            process.machine.reservations.forsake(wait.token)
         frame.wait = None
         process.resume(frame, Interrupted() if interrupted else wait.finish(wait.done()))
 

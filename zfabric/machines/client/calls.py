@@ -1,22 +1,28 @@
-"""The caller's side of actors: calls on their way, in order, and what becomes of them when the actor's process ends.
+"""The caller's side of actors: pending calls, in order, and what becomes of them when the actor's process ends.
 
-Calls go straight to the process the actor lives in, over a link of their own; what is sent there is in order, and each call is sent
-once to each incarnation of the actor. Here, calls wait for three things: for the actor to be somewhere, for the values of their
-arguments, and, if others must know a ref that travels with it, or it makes a stream, for the scheduler to have heard of that first.
-A call that waits for its arguments holds up those of the same task and concurrency group behind it, and no others; of an actor that
-runs several calls at once it holds up none.
+Calls are sent directly to the process in which the actor lives, over a link that keeps their order; each call is sent once to each
+incarnation of the actor. Before that, a call waits for up to three things: a place where the actor lives, the values of its arguments,
+and an answer of the scheduler. The last is only for calls that carry refs or make streams: the scheduler must have those on record first.
+A call that waits for its arguments delays those of the same task and concurrency group behind it, and no others. Calls of an actor that
+runs several at once do not delay each other.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zfabric.config import ROWS_MAX
 from zfabric.machines.client.entries import PENDING, ObjectEntry
+from zfabric.machines.client.objects import ObjectTable
+from zfabric.machines.client.outbox import Outbox
+from zfabric.machines.client.queries import Queries
+from zfabric.machines.client.references import ReceivedReferences
+from zfabric.machines.client.retention import RetainedObjects
 from zfabric.machines.client.shared_results import SharedResults
-from zfabric.machines.client.targets import Target
+from zfabric.machines.client.targets import PendingCalls, Target
+from zfabric.machines.client.unread import UnreadFailures
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
 from zfabric.protocol.failures import Facts, has_left, pack_failure, unpack_failure
@@ -26,39 +32,54 @@ from zfabric.protocol.names import brief
 from zfabric.protocol.options import LOGGED, option
 from zfabric.protocol.pieces import within_row
 
-if TYPE_CHECKING:
-    from zfabric.machines.client.machine import Client
-
 TAKEN_EVERY = 64
-"""Outcomes of a logged actor after which it is told that they are here: it keeps about as many for each of its callers."""
+"""Outcomes of a logged actor that are acknowledged together: it retains about as many for each caller."""
 UNKNOWN, NOT_RUN = "unknown", "not run"
-"""What is known of a call that has no outcome: it may have run, or it has not."""
+"""Why a call has no result: it may have run, or it has not."""
 
 
 class Calls:
-    """All calls of this process. Works on its client's tables, under its client's lock."""
+    """All calls of this process. Used under the client's lock."""
 
-    def __init__(self, client: Client) -> None:
-        self.client = client
+    def __init__(
+        self,
+        objects: ObjectTable,
+        outbox: Outbox,
+        queries: Queries,
+        pending: PendingCalls,
+        results: SharedResults,
+        references: ReceivedReferences,
+        retained: RetainedObjects,
+        unread: UnreadFailures,
+        row_bytes: int,
+    ) -> None:
         self.targets: dict[bytes, Target] = {}
-        self.pending: dict[bytes, Target] = {}
-        """Calls without an outcome, by id."""
-        self.results = SharedResults(self)
+        self.pending = pending.targets
+        """The actor of each call without an outcome."""
+        self.results = results
+        self._objects = objects
+        self._entries = objects.entries
+        self._outbox = outbox
+        self._queries = queries
+        self._several = pending.several
+        self._streams = pending.streams
+        self._references = references
+        self._retained = retained
+        self._unread = unread
+        self._row_bytes = row_bytes
+        """Bytes that the values of a call's dependencies may have in its row."""
         self.gone: list[bytes] = []
-        """Incarnations that nobody lives in any more: the shell closes its links to them."""
+        """Incarnations in which no actor lives any more: the shell closes its links to them."""
         self._homes: dict[bytes, tuple[bytes, int]] = {}
-        """Where actors live that this process has called, its handles' or not: the links to there are open."""
-        self._several: dict[bytes, int] = {}
-        self._streams: dict[bytes, int] = {}
-        """Calls without an outcome that make streams, and how many values those may be ahead (0: as configured)."""
+        """Where actors live that this process has called: (incarnation, attempt). The links to these incarnations are open."""
         self._held: dict[bytes, tuple[bytes, ...]] = {}
-        """Refs that a call keeps alive until its outcome has come."""
-        self._blocked: dict[Target, None] = {}
-        """Actors of which a call whose turn has come waits for the values of its arguments."""
+        """Refs that a call holds until its outcome arrives."""
+        self.blocked: dict[Target, None] = {}
+        """Actors with a call at the head of a lane that waits for the values of its arguments."""
         self.awaited: dict[bytes, dict[bytes, None]] = {}
-        """What parked calls wait for: calls by the task, or call, that makes the argument."""
-        self._news: list[bytes] = []
-        """Of these tasks and calls, those that have ended since the parked calls were looked at."""
+        """Parked calls, by the task or call that makes the argument they wait for."""
+        self.news: list[bytes] = []
+        """Tasks and calls of ``awaited`` that have ended; ``progress`` tries their parked calls."""
         self.delayed: dict[Target, None] = {}
         """Actors with calls that wait, for whatever news: of where they are, of arguments, of what the scheduler has heard."""
         self._barriers: dict[int, list[bytes]] = {}
@@ -68,69 +89,68 @@ class Calls:
         self._to_ask: list[bytes] = []
         """Those of them whose query leaves with the next frame: one for all."""
         self._heard: set[bytes] = set()
-        """Calls for which it has."""
+        """Calls whose query was answered."""
         self._stopped: dict[bytes, str] = {}
-        """Calls on their way that are to be stopped: they are not made again."""
+        """Calls that were sent and are to be stopped, with the reason: they are not sent again."""
         self._limited: set[bytes] = set()
-        """Calls without an outcome that have a timeout: they end although they are not run."""
+        """Calls without an outcome that have a timeout: they may end without being run."""
         self._orders: list[Send] = []
-        """Requests to stop calls that wait to be sent."""
+        """Requests to stop calls, to be sent."""
         self.killed: dict[bytes, bool] = {}
-        """Actors that this process asked to end, as far as it has not heard that they have: whether for good."""
+        """Actors that this process has killed and whose end was not confirmed: whether they may restart no more."""
         self.queued = 0
-        """Calls that leave with the next frames."""
+        """Number of calls in the outboxes of all actors."""
         self._full: dict[Target, None] = {}
-        """Actors with something in their outbox."""
+        """Actors with calls in their outbox."""
         self._receipts: dict[Target, bool] = {}
-        """Actors that keep outcomes, and are to be told which are here; True: all but those of calls without one."""
+        """Actors to which outcomes are to be acknowledged. True: name the calls without an outcome, which acknowledges all others."""
 
     # -- calling --
 
     def meet(self, actor_id: bytes) -> Target:
-        """The actor with this id, asked for on first use."""
+        """The record of an actor; on first use the scheduler is asked where the actor is."""
         target = self.targets.get(actor_id)
         if target is None:
             target = self.targets[actor_id] = Target(actor_id)
-            self.client.outbox.add(m.FindActors, actor_id)
+            self._outbox.add(m.FindActors, actor_id)
         return target
 
     def count(self, actor_id: bytes) -> int:
-        """Calls of an actor that have no outcome."""
+        """Number of calls of an actor that have no outcome."""
         target = self.targets.get(actor_id)
         return len(target.sent) + target.waits if target is not None else 0
 
     def call(self, actor_id: bytes, row: Row, returns: int, retries: int, keeps: bool = False, unordered: bool = False) -> bytes:
-        """Queue a call; this process holds its values. The id of the first one.
+        """Queue a call; this process holds its values. Returns the id of the first one.
 
         ``row`` is as in ``Call``, the values of its dependencies aside.
 
         ``retries``, ``keeps`` and ``unordered`` as in ``Target``: they are the same for all calls of an actor.
         """
-        client, call_id = self.client, row[0]
+        call_id = row[0]
         identifier: bytes = call_id + CALL_RETURN
         if call_id in self.pending:  # Its task ran here before, and again, since a daemon died that knew what came of it.
             for index in range(returns):
-                client.add_reference(call_value(call_id, index))
+                self._references.add(call_value(call_id, index))
             return identifier
         target = self.targets.get(actor_id) or self.meet(actor_id)
         target.retries = retries
         target.keeps = keeps or retries == LOGGED
         target.unordered = unordered
         if returns == 1:
-            client.entries[identifier] = row
+            self._entries[identifier] = row
         else:
             self._several[call_id] = returns
             for index in range(returns):
-                client.entries[call_value(call_id, index)] = ObjectEntry(1, PENDING, None, None)
-        client.unfinished += 1
+                self._entries[call_value(call_id, index)] = ObjectEntry(1, PENDING, None, None)
         self.pending[call_id] = target
         if len(row) > 3:
             contained = option(row[5], "contains", ())
             self._held[call_id] = row[3] + contained
             for needed in self._held[call_id]:
-                client.add_reference(needed)
+                self._references.add(needed)
             self.results.share(contained)
-            client.unread.expected(contained)
+            self._unread.expected(contained)
             if option(row[5], "timeout") is not None:
                 self._limited.add(call_id)
             ahead = option(row[5], "stream")
@@ -145,16 +165,15 @@ class Calls:
         return identifier
 
     def recall(self, call_id: bytes, returns: int, status: int, outputs: Row) -> None:
-        """One more ref to each value of a call that has ended, in an earlier life of the actor that lives here, as its log has them."""
-        client = self.client
+        """Add a ref to each value of a call that an earlier life of this process's actor made; its log has the outcome."""
         for index in range(returns):
             identifier = call_value(call_id, index)
-            entry = client.entry(identifier)
+            entry = self._objects.entry(identifier)
             data: Any = outputs[index if status == OK else 0] if len(outputs) > index or (outputs and status != OK) else None
             if entry is None and data is not None:
-                client.entries[identifier] = ObjectEntry(1, status, data, None)
+                self._entries[identifier] = ObjectEntry(1, status, data, None)
             else:
-                client.add_reference(identifier)
+                self._references.add(identifier)
 
     def _send(self, target: Target, row: Row) -> None:
         if not target.outbox:
@@ -164,8 +183,8 @@ class Calls:
         self.queued += 1
 
     def _advance(self, target: Target) -> None:
-        """Send what can be sent, in order."""
-        self._blocked.pop(target, None)
+        """Send all calls of an actor that can be sent, in order."""
+        self.blocked.pop(target, None)
         for order, lane in list(target.lanes.items()):
             self._send_lane(target, lane)
             if not lane and target.lanes.get(order) is lane:
@@ -178,7 +197,7 @@ class Calls:
         """Release the last ref to a handle that the program has dropped, once no call of the actor is pending."""
         if not target.sent and not target.waits:
             target.leaving = False
-            self.client.dropped.append(target.handle)
+            self._objects.dropped.append(target.handle)
 
     def _note_delayed(self, target: Target) -> None:
         if target.lanes or target.parked:
@@ -207,30 +226,30 @@ class Calls:
                 continue
             lane.appendleft(row)
             if awaited:
-                self._blocked[target] = None
+                self.blocked[target] = None
             return
 
     def _send_complete(self, target: Target, row: Row) -> bytes | None:
-        """Send a call with the values of its dependencies. None if it is sent, or has its outcome.
+        """Send a call with the values of its dependencies. None if it was sent, or has failed with one of them.
 
-        Else what is awaited first: an object, or, if empty, the scheduler.
+        Otherwise what it waits for: the first object that is missing, or, if empty, the scheduler.
         """
         if len(row) == 3:
             self._send(target, row)
             return None
-        client = self.client
-        missing = [identifier for identifier in row[3] if not client.known(identifier)]
+        objects = self._objects
+        missing = [identifier for identifier in row[3] if not objects.known(identifier)]
         if missing:
-            client.want(missing)
+            objects.want(missing)
             first: bytes = missing[0]
             return first
-        entries = [client.lookup(identifier) for identifier in row[3]]
+        entries = [objects.lookup(identifier) for identifier in row[3]]
         broken = next((entry for entry in entries if entry.status != OK), None)
         if broken is not None:
             self.returned(((row[0], broken.status, (broken.data if type(broken.data) is bytes else b"",)),))
             return None
         inline = [entry.data if type(entry.data) is bytes else None for entry in entries]
-        values = within_row(inline, client.config.row_bytes)
+        values = within_row(inline, self._row_bytes)
         if values.count(None) > inline.count(None):  # The scheduler is to have what the actor fetches.
             self.results.share(identifier for identifier, value in zip(row[3], values, strict=True) if value is None)
         told = None in values or option(row[5], "contains") or row[0] in self._streams
@@ -260,11 +279,11 @@ class Calls:
         return row
 
     def _unpark_all(self, target: Target) -> None:
-        """The actor is somewhere else: its parked calls wait for that, ahead of later ones."""
+        """The actor has moved: its parked calls wait for that, ahead of later ones."""
         target.put_first([self._unpark(target, call_id) for call_id in list(target.parked)])
 
     def _try_parked(self, call_id: bytes) -> None:
-        """One of the arguments of a parked call has come, or the scheduler has heard of it."""
+        """Send a parked call, if an argument that has arrived, or the scheduler's answer, was the last thing it waited for."""
         target = self.pending.get(call_id)
         if target is None or call_id not in target.parked:
             return
@@ -278,7 +297,7 @@ class Calls:
         self._note_delayed(target)
 
     def _take_unsent(self, target: Target, call_id: bytes) -> Row | None:
-        """Remove a call that was not sent to the present incarnation. None if there is no such one."""
+        """Remove a call that was not sent to the present incarnation. None if there is none."""
         if call_id in target.parked:
             return self._unpark(target, call_id)
         for order, lane in target.lanes.items():
@@ -310,29 +329,29 @@ class Calls:
         """Query the scheduler behind all that these calls travel with."""
         if self._to_ask:
             calls, self._to_ask = self._to_ask, []
-            token = self.client.token()
+            token = self._queries.token()
             self._barriers[token] = calls
-            self.client.query(token, "nothing", ())
+            self._queries.ask(token, "nothing", ())
 
     def news_in(self, message: m.Message) -> None:
-        """What a message has brought of that which parked calls wait for."""
+        """Note which tasks and calls of ``awaited`` have ended with a message."""
         if type(message) is m.Results or type(message) is m.Objects:
-            self._news += [key for row in message.rows if (key := row[0][:TASK_BYTES]) in self.awaited]
+            self.news += [key for row in message.rows if (key := row[0][:TASK_BYTES]) in self.awaited]
 
     def progress(self) -> None:
-        """Values have come: calls that waited for them may go; those that fail for them are what others wait for."""
+        """Send calls whose arguments have arrived. Those that fail with an argument may be what others wait for."""
         before = -1
-        while self._news or (self._blocked and len(self.pending) != before):
+        while self.news or (self.blocked and len(self.pending) != before):
             before = len(self.pending)
-            news, self._news = self._news, []
+            news, self.news = self.news, []
             for key in news:
                 for call_id in list(self.awaited.get(key, ())):
                     self._try_parked(call_id)
-            for target in list(self._blocked):
+            for target in list(self.blocked):
                 self._advance(target)
 
     def cancel(self, identifier: bytes, reason: str) -> bool:
-        """Stop the call that makes an object. True if it is a call of this process."""
+        """Stop the call that makes an object. Whether it is a pending call of this process."""
         call_id = identifier[:TASK_BYTES]
         target = self.pending.get(call_id)
         if target is None:
@@ -348,8 +367,17 @@ class Calls:
             self._orders.append(Send(CONTROL + control, m.StopCall(call_id, reason)))
         return True
 
+    def kill(self, actor_id: bytes, no_restart: bool) -> None:
+        """Ask for the end of an actor. What this process calls from here on waits for its next life."""
+        target = self.meet(actor_id)
+        if target.state == DEAD:
+            return
+        target.state = CREATING
+        self.killed[actor_id] = no_restart or self.killed.get(actor_id, False)
+        self._outbox.add_message(m.KillActor(actor_id, no_restart))
+
     def take_lone(self) -> Send | None:
-        """The only call that waits to be sent, if nothing is to be said ahead of it."""
+        """The only call to be sent, if no other message must be ahead of it."""
         if self.queued != 1 or len(self._full) != 1 or self._receipts or self._orders:
             return None
         target = next(iter(self._full))
@@ -362,7 +390,7 @@ class Calls:
         return send
 
     def take_sends(self) -> list[Send]:
-        """Calls that wait to be sent, behind what says which outcomes are here."""
+        """Calls to be sent, behind acknowledgements of outcomes."""
         sends: list[Send] = []
         for target, others in self._receipts.items():
             if target.incarnation:
@@ -388,7 +416,7 @@ class Calls:
 
     @property
     def expectant(self) -> bool:
-        """Whether others wait for what this process does with news that have yet to come: for calls, or for their results."""
+        """Whether calls of this process, or other processes that wait for their results, depend on messages that have yet to arrive."""
         return bool(self.delayed or self.results.awaited)
 
     @property
@@ -403,9 +431,9 @@ class Calls:
         self.returned(message.rows)
 
     def returned(self, rows: Iterable[Row]) -> None:
-        """Outcomes have come; those of calls that have one already count for nothing."""
-        client, pending, held = self.client, self.pending, self._held
-        entries, watchers = client.entries, client.watchers
+        """Enter outcomes. An outcome of a call that has one already is ignored."""
+        pending, held = self.pending, self._held
+        entries, watchers = self._entries, self._objects.watchers
         for call_id, status, outputs in rows:
             target = pending.get(call_id)
             if target is None:
@@ -428,7 +456,7 @@ class Calls:
             if self._streams:
                 self._streams.pop(call_id, None)
             if held and call_id in held:
-                client.dropped.extend(held.pop(call_id))
+                self._objects.dropped.extend(held.pop(call_id))
             if target.tried:
                 target.tried.pop(call_id, None)
             if self._stopped:
@@ -440,9 +468,8 @@ class Calls:
             if self._several:
                 self._several.pop(call_id, None)
             del pending[call_id]
-            client.unfinished -= 1
             if self.awaited and call_id in self.awaited:
-                self._news.append(call_id)
+                self.news.append(call_id)
             if target.parked and call_id in target.parked:
                 self._unpark(target, call_id)
             if target.lanes and any(lane and lane[0][0] == call_id for lane in target.lanes.values()):
@@ -471,49 +498,49 @@ class Calls:
         self._note_delayed(target)
 
     def _known_after_all(self, call_id: bytes, status: int, outputs: Row) -> None:
-        """A call that has an outcome has another one, of which the scheduler believes that this process holds the values."""
+        """A call that has its outcome received another one. Release values of it that the scheduler counts as held by this process."""
         for index, value in enumerate(outputs):
             if value is None and status == OK:
                 identifier = call_value(call_id, index)
-                entry = self.client.entry(identifier)
+                entry = self._objects.entry(identifier)
                 if entry is not None and entry.refs > 0:
-                    self.results.ids.add(identifier)
+                    self.results.add(identifier)
                 else:
-                    self.client.outbox.add(m.Release, identifier)
+                    self._outbox.add(m.Release, identifier)
 
     def _settle(self, call_id: bytes, status: int, outputs: Row) -> None:
-        client, shared = self.client, self.results.ids
-        client.failures += status != OK
+        results = self.results
         if status != OK:
             self._note_failure(call_id, status, outputs)
         for index in range(self._several.get(call_id, 1)):
             identifier = call_value(call_id, index)
-            self.results.awaited.discard(identifier)
+            results.arrived(identifier)
             data: Any = outputs[index if status == OK else 0] if outputs else None
-            entry = client.entry(identifier)
+            entry = self._objects.entry(identifier)
             known = data is None and status == OK
-            if identifier in shared:
-                client.outbox.add(m.OfferResults, (identifier, status, data, ()))
+            shared = identifier in results.ids
+            if shared:
+                self._outbox.add(m.OfferResults, (identifier, status, data, ()))
             if entry is None or entry.refs <= 0:
-                client.entries.pop(identifier, None)
-                if known or identifier in shared:
-                    client.outbox.add(m.Release, identifier)
-                shared.discard(identifier)
+                self._entries.pop(identifier, None)
+                if known or shared:
+                    self._outbox.add(m.Release, identifier)
+                results.remove(identifier)
                 continue
             if known:
-                shared.add(identifier)
-            entry.row, entry.status, entry.data = None, status, data
-            client._notify(identifier, entry)
+                results.add(identifier)
+            entry.row = None
+            self._objects.settle(identifier, entry, status, data)
 
     def _note_failure(self, call_id: bytes, status: int, outputs: Row) -> None:
-        unread, target = self.client.unread, self.pending[call_id]
+        unread, target = self._unread, self.pending[call_id]
         unread.read(self._held.get(call_id, ()))  # It says what they do.
         if target.state == DEAD:
             unread.expected((target.handle,))  # As the call does.
         names = [call_value(call_id, index) for index in range(self._several.get(call_id, 1))]
         if self.results.ids.isdisjoint(names):  # Otherwise others have them, too.
             unread.came(
-                call_id, status, outputs, [each for each in names if (entry := self.client.entry(each)) is not None and entry.refs > 0]
+                call_id, status, outputs, [each for each in names if (entry := self._objects.entry(each)) is not None and entry.refs > 0]
             )
 
     def on_caller_gone(self, now: float, source: Address, message: m.CallerGone) -> None:
@@ -533,7 +560,7 @@ class Calls:
             if state == DEAD or (changed and not self.killed.get(actor_id, True)):
                 self.killed.pop(actor_id, None)
             if state == DEAD:
-                self.client.keeping.forget_row(actor_id)  # A restarted scheduler is not to make it again.
+                self._retained.release_row(actor_id)  # A restarted scheduler is not to make it again.
             if target is None:
                 continue
             if state != DEAD and actor_id in self.killed and (self.killed[actor_id] or not changed):
@@ -547,11 +574,11 @@ class Calls:
             if target.parked:
                 self._unpark_all(target)
             self._advance(target)
-            if state == DEAD and not target.sent and target.handle not in self.client.entries:
+            if state == DEAD and not target.sent and target.handle not in self._entries:
                 self.targets.pop(actor_id, None)  # It was called by a handle that does not count.
 
     def _interrupted(self, target: Target, executing: bytes) -> None:
-        """The process that had these calls is gone: some may have run."""
+        """The process that had an actor's calls is gone: send them again, ask for their outcomes, or fail them. Some may have run."""
         rows = list(target.sent.values())
         self._full.pop(target, None)
         unsent, target.outbox = {row[0] for row in target.outbox}, []
@@ -593,16 +620,8 @@ class Calls:
         may = "it may have run, in part or in whole" if outcome == UNKNOWN else "it did not run"
         self.returned(((row[0], FAILED, (pack_failure(kind, f"{what} has no result ({may}): {text}", facts),)),))
 
-    def values_of(self, call_id: bytes) -> list[bytes]:
-        """The values of a call without an outcome."""
-        return [call_value(call_id, index) for index in range(self._several.get(call_id, 1))]
-
-    def ahead_of(self, call_id: bytes) -> int | None:
-        """How many values a call without an outcome may be ahead that makes a stream; None if it makes none."""
-        return self._streams.get(call_id)
-
     def callees(self, object_ids: Iterable[bytes]) -> m.Rows:
-        """Which actors are to give those of these objects that are results of calls, which this process has made."""
+        """The actor of each of these objects that is the result of a pending call of this process: (object id, actor id)."""
         pending = self.pending
         if not pending:
             return ()
@@ -610,12 +629,12 @@ class Calls:
         return tuple((identifier, target.actor_id) for identifier, target in found if target is not None)
 
     def may_end(self, object_ids: Iterable[bytes]) -> bool:
-        """Whether calls that are to make some of these may end although they are never run: after a time, or since they are cancelled."""
+        """Whether a call that makes one of these objects may end without being run: by its timeout, or since it is cancelled."""
         limited, stopped = self._limited, self._stopped
         return bool(limited or stopped) and any(each[:TASK_BYTES] in limited or each[:TASK_BYTES] in stopped for each in object_ids)
 
     def lasting(self, identifier: bytes, lives: Mapping[bytes, Row]) -> bytes | None:
-        """The actor whose call is to make an object, if that is there once the call has been run, and not before: None otherwise.
+        """The actor whose call makes an object, if only running that call can bring its outcome; None otherwise.
 
         ``lives`` are the actors of this process, and their attempts: what was called of an earlier life is not run in this one.
         """
@@ -629,7 +648,7 @@ class Calls:
         return None if known is not None and target.incarnation and known[1] != target.attempt else target.actor_id
 
     def explain(self, identifier: bytes) -> tuple[str, bytes, str] | None:
-        """Where a call of this process stands: state, actor, reason. None if it has its outcome, or is another's."""
+        """Where a call of this process stands: state, actor, reason. None if it has its outcome or is another process's."""
         call_id = identifier[:TASK_BYTES]
         target = self.pending.get(call_id)
         if target is None:
@@ -639,7 +658,7 @@ class Calls:
             ahead = f", behind {before} of this process that have no outcome yet" if before else ""
             return "called", target.actor_id, f"{target.sent[call_id][1]} is with the actor{ahead}"
         method, dependencies = next((row[1], row[3] if len(row) > 3 else ()) for row in target.unsent() if row[0] == call_id)
-        missing = [each for each in dependencies if not self.client.known(each)]
+        missing = [each for each in dependencies if not self._objects.known(each)]
         if missing:
             return "waiting", target.actor_id, f"{method} waits for {len(missing)} of its arguments, such as {brief(missing[0])}"
         if target.state == CREATING:
@@ -651,7 +670,7 @@ class Calls:
     # -- the last ref is gone, and a new daemon --
 
     def takes_over(self, handle: bytes, entry: ObjectEntry) -> bool:
-        """Whether the last ref to a handle stays until its calls have run: what was called is done, whoever lets go meanwhile."""
+        """Whether the last ref to a handle stays until the actor's calls have run, and is dropped then."""
         target = self.targets.get(handle[:TASK_BYTES])
         if target is None or not (target.sent or target.waits):
             return False
@@ -660,13 +679,13 @@ class Calls:
         return True
 
     def forget(self, handle: bytes) -> None:
-        """The last ref to a handle is gone. The link stays: it is between two incarnations, for as long as both live."""
+        """The last ref to a handle was dropped. The link stays: it is between two incarnations, for as long as both live."""
         target = self.targets.pop(handle[:TASK_BYTES], None)
         if target is not None and target.untaken:
             self._receipts[target] = False
 
     def holdings(self) -> Iterator[tuple[type[Any], Any]]:
-        """What a restarted scheduler is told: (kind of message, item)."""
+        """What is repeated to a restarted scheduler: (kind of message, item)."""
         for actor_id in {**self.targets, **self.killed, **self._homes}:
             yield m.FindActors, actor_id
         yield from self.results.expected()
@@ -678,6 +697,6 @@ def _unsent(row: Row) -> Row:
 
 
 def _question(row: Row) -> Row:
-    """A call that may have run, and is not to run again: its outcome is asked for, which a checkpoint of its actor may have."""
+    """A call that may have run and must not run again, as a request for its outcome: a checkpoint of its actor may have it."""
     dependencies, options = (row[3], row[5] or ()) if len(row) > 3 else ((), ())
     return row if ("ask", True) in options else (*row[:3], dependencies, (), (*options, ("ask", True)))

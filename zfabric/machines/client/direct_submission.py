@@ -1,99 +1,94 @@
-"""Tasks that a driver hands to a worker itself, because it waits for each of them: the driver's side (decision 0016).
+"""Tasks that a driver submits to a worker directly, because it waits for each of them: the driver's side (decision 0016).
 
-The scheduler introduces the two to each other, and hears of each task from both.
+The scheduler allows it, and both report each task to the scheduler.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
+from zfabric.machines.client.outbox import Outbox
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
 from zfabric.protocol.ids import WORKER, Address
 from zfabric.protocol.messages import Row
 
-if TYPE_CHECKING:
-    from zfabric.machines.client.machine import Client
-
 
 class DirectSubmitter:
-    """Whom a client hands which tasks to. Works under its client's lock."""
+    """The workers that accept a client's tasks directly. Used under the client's lock."""
 
-    def __init__(self, client: Client) -> None:
-        self.client = client
-        self.hands: dict[bytes, bytes] = {}
-        """Functions whose tasks may be handed to a worker, and that worker."""
+    def __init__(self, outbox: Outbox) -> None:
+        self.workers: dict[bytes, bytes] = {}
+        """The worker that accepts the tasks of each of these functions."""
         self.introduced: set[bytes] = set()
-        """Workers that tasks were handed to: they tell what values those have."""
-        self.told: dict[bytes, int] = {}
-        """How many values each of those has told."""
+        """Workers to which tasks were submitted: they send the values themselves."""
+        self._received: dict[bytes, int] = {}
+        """How many values each of them has sent."""
+        self._outbox = outbox
+        self._daemon = b""
         self._first_attempt = 0
-        self._handed: Send | None = None
-        """The task that is to be sent now."""
-        self._unsaid: dict[bytes, list[Row]] = {}
-        """Tasks that the scheduler has not been told of, by worker. It hears of them from those, too, and may hear of several at once."""
+        self._ready: Send | None = None
+        """The task to be sent now."""
+        self._unreported: dict[bytes, list[Row]] = {}
+        """Tasks that were not reported to the scheduler, by worker. The workers report them too, so several may wait for one message."""
 
-    def hand(self, row: Row) -> None:
-        """Nothing else is under way: the worker that ran the last such task gets this one at once, and the scheduler hears of it."""
-        worker = self.hands[row[1]]
-        self._handed = Send(WORKER + worker, m.SubmitDirect(self.client.scheduler[1:], (row,), self._first_attempt))
-        self._unsaid.setdefault(worker, []).append(row)
+    def connect(self, daemon: bytes) -> None:
+        """The daemon's incarnation: a worker refuses tasks of a driver that is connected to an earlier one."""
+        self._daemon = daemon
+
+    def submit(self, row: Row) -> None:
+        """Send a task to the worker that ran the last one of its function. No other task or call of this process is pending."""
+        worker = self.workers[row[1]]
+        self._ready = Send(WORKER + worker, m.SubmitDirect(self._daemon, (row,), self._first_attempt))
+        self._unreported.setdefault(worker, []).append(row)
 
     @property
     def urgent(self) -> bool:
         """Whether a task is to be sent."""
-        return self._handed is not None
+        return self._ready is not None
 
     @property
     def unsent(self) -> bool:
-        """Whether anything is."""
-        return bool(self._handed or self._unsaid)
+        """Whether a task or a report is to be sent."""
+        return bool(self._ready or self._unreported)
 
     def take(self) -> Send | None:
-        """The task that is to be sent, if there is one: ahead of what the scheduler hears."""
-        handed = self._handed
-        if handed is not None:
-            self._handed = None
-        return handed
+        """The task to be sent, if there is one: ahead of all messages to the scheduler."""
+        ready = self._ready
+        if ready is not None:
+            self._ready = None
+        return ready
 
-    def unsaid(self) -> Iterator[m.SubmittedDirect]:
-        """What the scheduler is to hear, ahead of all that names those tasks."""
-        for worker, rows in self._unsaid.items():
-            yield m.SubmittedDirect(worker, tuple(rows))
-
-    def take_unsaid(self) -> list[m.SubmittedDirect]:
-        """The same, which is said now."""
-        said = list(self.unsaid())
-        self._unsaid = {}
-        return said
+    def take_reports(self) -> list[m.SubmittedDirect]:
+        """Reports to the scheduler, to be sent ahead of all that names those tasks."""
+        reports = [m.SubmittedDirect(worker, tuple(rows)) for worker, rows in self._unreported.items()]
+        self._unreported = {}
+        return reports
 
     def on_direct_allowed(self, now: float, source: Address, message: m.DirectAllowed) -> None:
         """A worker accepts tasks of these functions from this process directly; without functions, none any more."""
-        self.hands = {function: worker for function, worker in self.hands.items() if worker != message.worker}
-        self.hands.update(dict.fromkeys(message.functions, message.worker))
+        self.workers = {function: worker for function, worker in self.workers.items() if worker != message.worker}
+        self.workers.update(dict.fromkeys(message.functions, message.worker))
         self._first_attempt = message.attempt
         if message.functions:
             self.introduced.add(message.worker)
         else:
-            self.client.say(m.SubmittedDirect(message.worker, ()))
+            self._outbox.add_message(m.SubmittedDirect(message.worker, ()))
 
-    def heard(self, worker: bytes, rows: tuple[Row, ...]) -> None:
-        """A worker has told these values."""
-        self.told[worker] = self.told.get(worker, 0) + len(rows)
+    def count(self, worker: bytes, rows: tuple[Row, ...]) -> None:
+        """A worker has sent these values."""
+        self._received[worker] = self._received.get(worker, 0) + len(rows)
 
-    def say_what_was_told(self) -> None:
-        """The scheduler is to answer, or to end, in the knowledge of what this process knows."""
-        for worker, number in self.told.items():
-            self.client.say(m.DirectCounts(worker, number))
+    def report_counts(self) -> None:
+        """Report how many values each worker has sent, so that the scheduler answers, or ends the job, with all that this process has."""
+        for worker, number in self._received.items():
+            self._outbox.add_message(m.DirectCounts(worker, number))
 
     def forget(self, worker: bytes) -> None:
-        """A worker has ended."""
+        """A worker has exited."""
         self.introduced.discard(worker)
-        self.told.pop(worker, None)
+        self._received.pop(worker, None)
 
     def start_over(self) -> None:
-        """A scheduler that begins anew has introduced nobody. What was not sent is among what it is told."""
-        self.hands = {}
-        self._handed = None
-        self._unsaid = {}
+        """A restarted scheduler has allowed nothing yet. ``Client.rejoin`` repeats the tasks that were not sent."""
+        self.workers = {}
+        self._ready = None
+        self._unreported = {}

@@ -1,4 +1,4 @@
-"""What a process knows of one object."""
+"""What a process has of one object."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from zfabric.machines.client.pins import Place
 from zfabric.protocol.messages import Row
 
 PENDING = -1
-"""The value's outcome has not come, and will be pushed: this process submitted its task."""
+"""The value's outcome has not arrived, and will be sent: this process submitted its task."""
 ABSENT = -2
-"""Nothing is known of the value: it must be fetched."""
+"""This process has nothing of the value: it must fetch it."""
 
 
 class ObjectEntry:
-    """An object that this process has refs to, or whose task it submitted and has not heard of.
+    """An object to which this process has refs, or whose task it submitted and which has no outcome.
 
-    The two commonest kinds have no entry of their own, since every object a program creates costs its garbage collector twice over:
-    in ``Client.entries`` a *row* stands for a task with one value, one ref, and no outcome yet, and *bytes* for a small value
-    with one ref. ``Client.entry`` makes an entry of either.
+    The two commonest kinds have no entry of their own, since every object that a program creates costs its garbage collector time:
+    in ``ObjectTable.entries`` a *row* stands for a task with one value, one ref and no outcome, and *bytes* stand for a small value
+    with one ref. ``ObjectTable.entry`` makes an entry of either.
 
-    ``data`` is inline bytes, a place in the arena, or None where it must be fetched. ``row`` is the task row until its outcome comes.
+    ``data`` is inline bytes, a place in the arena, or None where it must be fetched. ``row`` is the task row until its outcome arrives.
     """
 
     __slots__ = ("data", "refs", "row", "status")

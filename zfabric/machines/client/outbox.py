@@ -1,4 +1,4 @@
-"""What a process has to say to its daemon, gathered into batches of one kind."""
+"""Messages of a process to its daemon, gathered into batches of one kind."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from zfabric.protocol.ids import Address
 
 
 class Outbox:
-    """Batches in order. Who says very much of one kind adds to ``tail`` itself, while that is of this ``kind`` and not full."""
+    """Batches in order. Frequent senders append to ``tail`` themselves while ``kind`` is theirs and the batch is not full."""
 
     __slots__ = ("_batches", "kind", "tail")
 
     def __init__(self) -> None:
         self._batches: list[tuple[Any, list[Any]]] = []
         self.kind: Any = None
-        """Of the batch that is being filled; None if there is none."""
+        """The kind of the batch that is being filled; None if there is none."""
         self.tail: list[Any] = []
 
     def __bool__(self) -> bool:
@@ -26,12 +26,12 @@ class Outbox:
 
     @property
     def urgent(self) -> bool:
-        """Whether some of it is to leave at once: all but refs that were let go of."""
+        """Whether some of it must leave at once: all but released refs."""
         batches = self._batches
         return bool(batches) and (len(batches) > 1 or batches[0][0] is not m.Release)
 
     def add(self, kind: Any, item: Any) -> None:
-        """A row of a message of this kind."""
+        """Add a row of a message of this kind."""
         if self.kind is not kind or len(self.tail) >= ROWS_MAX:
             self.kind = kind
             self.tail = []
@@ -39,17 +39,17 @@ class Outbox:
         self.tail.append(item)
 
     def add_message(self, message: m.Message) -> None:
-        """A message of its own, after what was added before it, and ahead of what is added next."""
+        """Add a whole message, behind all that was added before and ahead of what is added next."""
         self._end_tail()
         self._batches.append((None, [message]))
 
     def clear(self) -> None:
-        """Nothing of it is to be said."""
+        """Send nothing of it."""
         self._batches = []
         self._end_tail()
 
     def take(self, scheduler: Address, store: Address) -> list[Effect]:
-        """All of it, as messages; it is said but once."""
+        """Take all of it out, as messages."""
         batches, self._batches = self._batches, []
         self._end_tail()
         effects: list[Effect] = []

@@ -1,7 +1,7 @@
-"""The client's side of pins: which places in the arena this process was told, and which of its values look into them.
+"""The client's side of pins: the places in the arena that this process has received, and its values that look into them.
 
-A place that is told is a pin, once for every telling (see ``Unpin``). The pins of an object go when this process has neither a ref to it
-nor a value that looks into it.
+Each time a place is sent to this process, that is a pin (see ``Unpin``). The pins of an object are released when this process has
+neither a ref to it nor a value that looks into it.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ Place = tuple[int, int]
 
 
 class Pins:
-    """Places told and values that look into them; ``referred`` has the objects with refs, ``unpin`` says that one telling is over."""
+    """Places received and values that look into them. ``referred`` has the objects with refs; ``unpin`` releases one pin."""
 
     def __init__(self, referred: Container[bytes], unpin: Callable[[bytes], None]) -> None:
         self.tellings: Counter[bytes] = Counter()
-        """Times the place of an object was told to this process and not unpinned yet."""
+        """How many pins this process has on each object."""
         self.places: dict[bytes, Place] = {}
         """Where those objects are."""
         self.views: Counter[bytes] = Counter()
-        """Live values of this process that look into the arena, by object."""
+        """How many live values of this process look into each object."""
         self._referred = referred
         self._unpin = unpin
 
     def told(self, identifier: bytes, place: Place) -> None:
-        """A place was told to this process: that is a pin."""
+        """This process received a place: that is a pin."""
         self.tellings[identifier] += 1
         self.places[identifier] = place
 
     def view(self, identifier: bytes) -> None:
-        """A value of this process looks into the arena."""
+        """A value of this process looks into an object."""
         self.views[identifier] += 1
 
     def viewed(self, identifier: bytes) -> bool:
-        """Whether any does."""
+        """Whether any value looks into an object."""
         return self.views.get(identifier, 0) > 0
 
     def unview(self, identifier: bytes) -> None:
-        """One of them is gone."""
+        """A value that looked into an object was deleted."""
         self.views[identifier] -= 1
         if self.views[identifier] <= 0:
             del self.views[identifier]
@@ -52,11 +52,11 @@ class Pins:
             self.release(identifier)
 
     def release(self, identifier: bytes) -> None:
-        """Unpin an object: as often as its place was told."""
+        """Unpin an object, as often as its place was received."""
         self.places.pop(identifier, None)
         for _ in range(self.tellings.pop(identifier, 0)):
             self._unpin(identifier)
 
     def rows(self) -> list[tuple[bytes, int, int]]:
-        """What ``Pinned`` says after a restart of the daemon: a row for every telling."""
+        """The rows of ``Pinned`` after a restart of the daemon: one for each pin."""
         return [(identifier, *self.places[identifier]) for identifier in self.tellings.elements()]

@@ -1,56 +1,58 @@
-"""What a client says again to a restarted daemon: all that it holds, then all that it asked for and was not answered.
+"""What a client repeats to a restarted daemon: all that it holds, then all requests without an answer.
 
-The other side of it is in ``recovery``, which says what each kind is good for.
+``local_scheduler/lifecycle/recovery.py`` says what the scheduler does with each kind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import Any
 
+from zfabric.machines.client.calls import Calls
+from zfabric.machines.client.objects import ObjectTable
+from zfabric.machines.client.retention import RetainedObjects
+from zfabric.machines.client.tasks import Tasks
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import TASK_BYTES, is_call
 from zfabric.protocol.messages import Row
 
-if TYPE_CHECKING:
-    from zfabric.machines.client.machine import Client
 
-
-def holdings(client: Client) -> Iterator[tuple[type[Any], Any]]:
-    """What it holds, as items of messages: (kind of message, item)."""
-    for function in client.functions.values():
+def holdings(
+    tasks: Tasks, objects: ObjectTable, retained: RetainedObjects, calls: Calls, written: dict[bytes, Row]
+) -> Iterator[tuple[type[Any], Any]]:
+    """Functions, values, tasks and refs of this process: (kind of message, item). ``written`` as in ``Client``."""
+    for function in tasks.functions.values():
         yield m.Export, function
-    for written in client.written.values():
-        yield m.Put, written
+    for put in written.values():
+        yield m.Put, put
     rows: dict[bytes, Row] = {}
-    entries = client.all_entries()
-    calls = client.calls
+    entries = objects.all_entries()
     calls.results.share_sent()
     entries = [(identifier, entry) for identifier, entry in entries if not calls.results.is_private(identifier)]
-    for identifier, entry in (*client.keeping.retired.items(), *entries):
+    for identifier, entry in (*retained.retired.items(), *entries):
         if is_call(identifier) and identifier[:TASK_BYTES] in calls.pending:
             continue
         if entry.row is not None:
             rows[identifier[:TASK_BYTES]] = entry.row
-        elif entry.data is not None and identifier not in client.written:
-            yield m.OfferResults, (identifier, entry.status, entry.data, client.keeping.containing.get(identifier, ()))
-    rows.update((task_id, row) for task_id, (row, _) in client.several.items())
-    for row in {**client.keeping.lineage, **rows}.values():
+        elif entry.data is not None and identifier not in written:
+            yield m.OfferResults, (identifier, entry.status, entry.data, retained.containing.get(identifier, ()))
+    rows.update((task_id, row) for task_id, (row, _) in tasks.several.items())
+    for row in {**retained.lineage, **rows}.values():
         yield m.Submit, row
     yield from calls.holdings()
     for identifier, entry in entries:
         if entry.refs > 0 or entry.row is None:
             yield m.Hold, identifier
-    for identifier in client.fetching:
+    for identifier in objects.fetching:
         yield m.Fetch, identifier
 
 
-def requests(client: Client) -> Iterator[m.Message]:
-    """What it asked of the scheduler before."""
-    for identifier, (force, recursive) in client.cancelled.items():
+def requests(tasks: Tasks, calls: Calls, queries: Iterable[m.Query], leaving: bool) -> Iterator[m.Message]:
+    """Requests that the scheduler may not have received. ``leaving``: this process said goodbye, and no ``Farewell`` has arrived."""
+    for identifier, (force, recursive) in tasks.cancelled.items():
         yield m.Cancel((identifier,), force, recursive)
-    for actor_id, no_restart in client.calls.killed.items():
+    for actor_id, no_restart in calls.killed.items():
         yield m.KillActor(actor_id, no_restart)
-    yield from client.asked.values()
-    if client.leaving:
+    yield from queries
+    if leaving:
         yield m.Goodbye()

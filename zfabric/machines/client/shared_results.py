@@ -1,43 +1,43 @@
-"""Results of calls that others hear of.
+"""Results of calls that other processes need, too.
 
-A small result is the business of the process that has called: the scheduler does not know it. It is *shared* as soon as another process
-may hear of it (it is named by a row, or inside a value): then the scheduler is told to expect it, and offered the value when it
-has come.
+A small result concerns only the caller and the actor: the scheduler has no record of it. It is *shared* as soon as another process
+may need it (a row or a value names it): the scheduler is then told to expect it, and receives the value when it has arrived.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from zfabric.machines.client.targets import Target
+from zfabric.machines.client.objects import ObjectTable
+from zfabric.machines.client.outbox import Outbox
+from zfabric.machines.client.targets import PendingCalls, Target
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import TASK_BYTES, is_call
 from zfabric.protocol.messages import Row
 
-if TYPE_CHECKING:
-    from zfabric.machines.client.calls import Calls
-
 
 class SharedResults:
-    """Those of one process. Works on the tables of its calls, and of its client."""
+    """The shared results that this process has refs to."""
 
-    def __init__(self, calls: Calls) -> None:
-        self.calls = calls
+    def __init__(self, objects: ObjectTable, outbox: Outbox, pending: PendingCalls) -> None:
         self.ids: set[bytes] = set()
-        """Results that the scheduler knows, or expects."""
+        """Results that the scheduler has or expects."""
         self.awaited: set[bytes] = set()
-        """Those that others were promised, and that have not come."""
+        """Results that were promised to other processes and have not arrived."""
+        self._objects = objects
+        self._outbox = outbox
+        self._pending = pending
 
     def share(self, object_ids: Iterable[bytes]) -> None:
-        """Other processes are about to hear of these: results of calls among them are made known to the scheduler."""
-        client, pending = self.calls.client, self.calls.pending
+        """Tell the scheduler of those of these objects that are results of calls: other processes are about to receive refs to them."""
+        pending = self._pending.targets
         for identifier in object_ids:
             if not is_call(identifier):
                 continue
             if identifier in self.ids and (identifier in self.awaited or identifier[:TASK_BYTES] not in pending):
-                continue  # What is only known since the daemon was restarted (``share_sent``) is promised now.
-            entry = client.entry(identifier)
+                continue  # One that is in ``ids`` only since the daemon was restarted (``share_sent``) is promised now.
+            entry = self._objects.entry(identifier)
             if entry is None:
                 continue
             target = pending.get(identifier[:TASK_BYTES])
@@ -45,44 +45,55 @@ class SharedResults:
                 self.expect(identifier, target)
             else:
                 self.ids.add(identifier)
-                client.outbox.add(m.OfferResults, (identifier, entry.status, entry.data, ()))
-                client.outbox.add(m.Hold, identifier)
+                self._outbox.add(m.OfferResults, (identifier, entry.status, entry.data, ()))
+                self._outbox.add(m.Hold, identifier)
 
     def expect(self, identifier: bytes, target: Target) -> None:
-        """The scheduler is to expect a result that has not come."""
-        client = self.calls.client
-        client.entry(identifier)  # What the plainest outcome would not be, since this one is said on.
+        """Tell the scheduler to expect a result that has not arrived."""
+        self._objects.entry(identifier)  # Its outcome is not a plain one, since the scheduler receives it, too.
         self.ids.add(identifier)
         self.awaited.add(identifier)
-        client.outbox.add(m.ExpectResults, self._expected(identifier, target))
+        self._outbox.add(m.ExpectResults, self._expected(identifier, target))
 
     def _expected(self, identifier: bytes, target: Target) -> Row:
-        ahead = self.calls.ahead_of(identifier[:TASK_BYTES])
+        ahead = self._pending.ahead_of(identifier[:TASK_BYTES])
         return (identifier, target.actor_id) if ahead is None else (identifier, target.actor_id, ahead)
 
-    def let_go(self, identifier: bytes) -> bool:
-        """The last ref to a result is gone. Whether the scheduler is to be told."""
+    def add(self, identifier: bytes) -> None:
+        """The scheduler has this result."""
+        self.ids.add(identifier)
+
+    def remove(self, identifier: bytes) -> None:
+        """This process has no ref to a result any more."""
+        self.ids.discard(identifier)
+
+    def arrived(self, identifier: bytes) -> None:
+        """A result is awaited no longer."""
+        self.awaited.discard(identifier)
+
+    def release(self, identifier: bytes) -> bool:
+        """The last ref to a result was dropped. Whether to tell the scheduler."""
         if identifier not in self.ids:
             return False
-        if identifier[:TASK_BYTES] not in self.calls.pending:
+        if identifier[:TASK_BYTES] not in self._pending.targets:
             self.ids.discard(identifier)
         return True
 
     def is_private(self, identifier: bytes) -> bool:
-        """Whether the scheduler does not know of this object, and need not."""
+        """Whether the scheduler has no record of this object, and needs none."""
         return is_call(identifier) and identifier not in self.ids
 
     # -- after a restart of the daemon --
 
     def share_sent(self) -> None:
-        """A value may be in the arena already, and the news of it still on its way: the next scheduler is to keep it."""
-        for call_id, target in self.calls.pending.items():
+        """Count the results of all calls that were sent as shared: a value may be in the arena, and the scheduler's record of it lost."""
+        for call_id, target in self._pending.targets.items():
             if call_id in target.sent:
-                self.ids.update(self.calls.values_of(call_id))
+                self.ids.update(self._pending.values_of(call_id))
 
     def expected(self) -> Iterator[tuple[type[Any], Row]]:
-        """What a restarted scheduler is to expect, as ``Calls.holdings`` says it."""
+        """Results that a restarted scheduler must expect: (kind of message, row)."""
         for identifier in sorted(self.ids):
-            target = self.calls.pending.get(identifier[:TASK_BYTES])
+            target = self._pending.targets.get(identifier[:TASK_BYTES])
             if target is not None:
                 yield m.ExpectResults, self._expected(identifier, target)

@@ -1,11 +1,11 @@
-"""What a caller knows of one actor: where it lives, and the calls of it that have no outcome yet."""
+"""What a caller has of the actors that it calls: where each lives, and its calls that have no outcome."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from zfabric.protocol.ids import FIRST_RETURN, PREFIX_BYTES
+from zfabric.protocol.ids import FIRST_RETURN, PREFIX_BYTES, call_value
 from zfabric.protocol.messages import CREATING, Row
 from zfabric.protocol.options import option
 
@@ -34,38 +34,38 @@ class Target:
     def __init__(self, actor_id: bytes) -> None:
         self.actor_id = actor_id
         self.retries = 0
-        """How often a call that may have run is made again by itself; -1 without end, ``LOGGED`` if the actor recognises it."""
+        """How often a call that may have run is sent again; -1 without limit, ``LOGGED`` if the actor recognises it."""
         self.keeps = False
-        """Whether the actor keeps outcomes until it is told that they are here, beyond its process: it is logged, or has checkpoints."""
+        """Whether the actor retains outcomes, beyond its process, until they are acknowledged: it is logged, or has checkpoints."""
         self.state = CREATING
         self.incarnation = b""
         self.attempt = 0
-        """Which of its lives it is in."""
+        """Which of its lives that is."""
         self.failure = b""
         self.unordered = False
-        """Whether it runs several calls at once, so that none waits for the arguments of another."""
+        """Whether it runs several calls at once, so that no call waits for the arguments of another."""
         self.lanes: dict[bytes, deque[Row]] = {}
-        """Calls that were not sent to the present incarnation: a queue for each order (``order_of``). None is empty between two steps."""
+        """Calls that were not sent to the present incarnation: a queue for each order (``order_of``). None is empty between steps."""
         self.parked: dict[bytes, tuple[Row, bytes]] = {}
-        """Calls without an order whose arguments are awaited, and what of those is awaited first (empty: the scheduler)."""
+        """Calls without an order that wait for arguments, each with the task or call that makes the first (empty: the scheduler)."""
         self.sent: dict[bytes, Row] = {}
-        """Calls that were, and have no outcome yet, in order."""
+        """Calls that were sent and have no outcome, in order."""
         self.outbox: list[Row] = []
-        """Those of them that leave with the next frame."""
+        """Calls of ``sent`` that leave with the next frame."""
         self.leaving = False
-        """Whether the program has no handle any more: the last ref goes once the last call has an outcome."""
+        """Whether the program has no handle any more: the last ref is dropped once the last call has an outcome."""
         self.tried: dict[bytes, int] = {}
-        """Calls that were made again, and how often."""
+        """Calls that were sent again, and how often."""
         self.untaken: list[bytes] = []
-        """Calls whose outcomes came since an actor that keeps them was told so."""
+        """Calls whose outcomes have arrived and are not acknowledged, if the actor retains them."""
 
     @property
     def handle(self) -> bytes:
-        """The object that stands for the actor."""
+        """The object that stands for the actor: its refs are the handles."""
         return self.actor_id + FIRST_RETURN
 
     def order_of(self, row: Row) -> bytes:
-        """Calls of one order are sent in the order in which they were made: those of one task, of one concurrency group."""
+        """The order that a call belongs to: calls of one task and one concurrency group are sent as they were made."""
         if self.unordered:
             return b""
         group = option(row[5], "concurrency_group") if len(row) > 3 else None
@@ -73,7 +73,7 @@ class Target:
         return caller if group is None else caller + group.encode()
 
     def lane(self, row: Row) -> deque[Row]:
-        """The queue that a call waits in."""
+        """The queue in which a call waits."""
         order = self.order_of(row)
         found = self.lanes.get(order)
         if found is None:
@@ -88,10 +88,30 @@ class Target:
 
     @property
     def waits(self) -> int:
-        """How many those are."""
+        """How many calls ``unsent`` has."""
         return len(self.parked) + sum(map(len, self.lanes.values())) if self.lanes or self.parked else 0
 
     def put_first(self, rows: Iterable[Row]) -> None:
-        """These wait ahead of all others, in this order."""
+        """Put calls ahead of all others, in this order."""
         for row in reversed(list(rows)):
             self.lane(row).appendleft(row)
+
+
+class PendingCalls:
+    """Calls of this process that have no outcome, and the values that they will have. Written by ``Calls`` alone."""
+
+    def __init__(self) -> None:
+        self.targets: dict[bytes, Target] = {}
+        """The actor that each call is of."""
+        self.several: dict[bytes, int] = {}
+        """How many values a call has, if that is not one."""
+        self.streams: dict[bytes, int] = {}
+        """How many values a stream may be ahead of its consumer (0: as configured), for calls that make one."""
+
+    def values_of(self, call_id: bytes) -> list[bytes]:
+        """The values of a call."""
+        return [call_value(call_id, index) for index in range(self.several.get(call_id, 1))]
+
+    def ahead_of(self, call_id: bytes) -> int | None:
+        """How many values the stream of a call may be ahead; None if it makes none."""
+        return self.streams.get(call_id)

@@ -1,24 +1,21 @@
-"""Failures that a program does not ask for: without a word, a program whose tasks all fail would seem to have done its work.
+"""Failures that a program does not ask for: unless they are shown, a program whose tasks all fail seems to have done its work.
 
-A failure is *unread* from the moment at which it comes until somebody reads it, or passes it on: to a task or a call that needs it, which
-then fails with it, inside a value, or to another process. It is *lost* when the last ref to it goes before that, or the program ends.
-Only failures are noted here, when they come; a task that succeeds costs nothing.
+A failure is *unread* from its arrival until the program reads it or passes it on: to a task or a call, which then fails with it, inside a
+value, or to another process. It is *lost* when its last ref is dropped before that, or the program ends. Only failures are noted here,
+when they arrive; a task that succeeds costs nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Container, Iterable
 
+from zfabric.machines.client.objects import ObjectTable
 from zfabric.protocol.failures import unpack_failure
 from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES
 from zfabric.protocol.messages import ERROR, Row
 
-if TYPE_CHECKING:
-    from zfabric.machines.client.machine import Client
-
 EXPECTED_MAX = 10_000
-"""Tasks without an outcome that are remembered to need no mention: more than most programs have under way in one ``get``."""
+"""Entries of ``_expected``, at most: more than most programs wait for in one ``get``."""
 INTENDED = frozenset(
     {
         "ActorDiedError",
@@ -32,27 +29,29 @@ INTENDED = frozenset(
         "TaskCancelledError",
     }
 )
-"""Failures that follow from what the program did, or was told of: the death of an actor counts only if its ``__init__`` raised."""
+"""Failures that the program caused itself or was shown already: the death of an actor counts only if its ``__init__`` raised."""
 
 
 class UnreadFailures:
-    """The failures of one process's tasks and calls that nobody has read, by task. Works under its client's lock."""
+    """Unread failures of one process's tasks and calls, by task. Used under the client's lock."""
 
-    def __init__(self, client: Client) -> None:
-        self.client = client
+    def __init__(self, objects: ObjectTable, needed: Container[bytes]) -> None:
         self.watching = False
-        """Whether the shell tells anybody; nothing is noted otherwise."""
+        """Whether the shell shows lost failures; none is noted otherwise."""
         self.held: dict[bytes, tuple[tuple[int, bytes], set[bytes]]] = {}
-        """Those that this process has refs to: the failure, (status, data), and the objects."""
+        """Failures to which this process has refs: (status, data), and the objects."""
         self.lost: tuple[int, bytes] | None = None
-        """The first that was lost."""
+        """The first failure that was lost."""
         self.count = 0
-        """How many were."""
+        """How many were lost."""
         self._expected: dict[bytes, None] = {}
-        """Tasks without an outcome whose failure needs no mention: somebody asked for it, or was given the ref."""
+        """Tasks without an outcome whose failure needs no mention: another process or a ``get`` receives it."""
+        self._objects = objects
+        self._needed = needed
+        """Objects that rows without an outcome name (``RetainedObjects.needed``)."""
 
     def came(self, task_id: bytes, status: int, outputs: Row, held: Iterable[bytes]) -> None:
-        """A task, or a call, has failed. ``held`` are those of its values that this process has refs to."""
+        """A task or a call has failed. ``held`` are the values of it to which this process has refs."""
         data = outputs[0] if outputs else None
         if not self.watching or type(data) is not bytes:
             return
@@ -68,39 +67,39 @@ class UnreadFailures:
             self._lose((status, data))
 
     def dropped(self, identifier: bytes) -> None:
-        """The last ref to a value of a task in ``held`` is gone."""
+        """The last ref to a value of a task in ``held`` was dropped."""
         failure, names = self.held[identifier[:TASK_BYTES]]
         names.discard(identifier)
         if not names:
             del self.held[identifier[:TASK_BYTES]]
-            if identifier not in self.client.keeping.needed:
+            if identifier not in self._needed:
                 self._lose(failure)
 
     def read(self, identifiers: Iterable[bytes]) -> None:
-        """Somebody has the failures of these, or what fails for them, as far as they have come."""
+        """The program, or a task that fails with them, has the failures of these objects, as far as they have arrived."""
         if self.held:
             for identifier in identifiers:
                 self.held.pop(identifier[:TASK_BYTES], None)
 
     def expected(self, identifiers: Iterable[bytes]) -> None:
-        """Failures of these need no mention, whether they have come or will."""
+        """Failures of these objects need no mention, whether they have arrived or will."""
         if not self.watching:
             return
         for identifier in identifiers:
-            if self.held.pop(identifier[:TASK_BYTES], None) is None and not self.client.known(identifier):
+            if self.held.pop(identifier[:TASK_BYTES], None) is None and not self._objects.known(identifier):
                 self._expected[identifier[:TASK_BYTES]] = None
         while len(self._expected) > EXPECTED_MAX:
             del self._expected[next(iter(self._expected))]
 
     def lose_all(self) -> None:
-        """The program ends: what it has not read by now it will not read."""
+        """The program ends: count all unread failures as lost."""
         for failure, _ in self.held.values():
             self._lose(failure)
         self.held.clear()
 
     def _is_needed(self, task_id: bytes) -> bool:
-        """Whether a row without an outcome names the value of a task to which nobody has a ref here: what it makes fails with it."""
-        return task_id + FIRST_RETURN in self.client.keeping.needed
+        """Whether a row without an outcome names the value of a task to which this process has no ref: that row fails with it."""
+        return task_id + FIRST_RETURN in self._needed
 
     def _lose(self, failure: tuple[int, bytes]) -> None:
         if not self.count:

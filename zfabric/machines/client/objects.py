@@ -1,0 +1,109 @@
+"""The objects of one process: an entry for each, and who waits for it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from zfabric.machines.client.entries import ABSENT, PENDING, ObjectEntry
+from zfabric.machines.client.outbox import Outbox
+from zfabric.machines.client.pins import Place
+from zfabric.protocol import messages as m
+from zfabric.protocol.messages import OK, Row
+
+
+class ObjectTable:
+    """Entries by object id. The other parts of a client share it; containers are never replaced, so they may store them."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self.entries: dict[bytes, ObjectEntry | Row | bytes] = {}
+        self.fetching: set[bytes] = set()
+        """Objects that were requested and have not arrived."""
+        self.gets: dict[int, Sequence[bytes]] = {}
+        """Objects that each ``get`` in progress waits for. None of them is unpinned before all have arrived, so that no two of them
+        take each other's room in turn."""
+        self.watchers: dict[bytes, list[Callable[[bytes], None]]] = {}
+        """Callbacks to call when an object's outcome arrives."""
+        self.dropped: deque[bytes] = deque()
+        """Refs that finalizers dropped. They take no lock; ``Releases.settle`` does the rest."""
+        self.failures = 0
+        """Failed values that have arrived. A ``get`` of many objects searches them for a failure only after this has changed."""
+        self._outbox = outbox
+
+    def entry(self, identifier: bytes) -> ObjectEntry | None:
+        """The entry of an object, or None if it has none."""
+        found = self.entries.get(identifier)
+        if found is None or type(found) is ObjectEntry:
+            return found
+        row = None if type(found) is bytes else found
+        entry = self.entries[identifier] = ObjectEntry(1, OK, found, None) if row is None else ObjectEntry(1, PENDING, None, row)  # type: ignore[arg-type]
+        return entry
+
+    def all_entries(self) -> list[tuple[bytes, ObjectEntry]]:
+        """All entries with their object ids."""
+        return [(identifier, entry) for identifier in list(self.entries) if (entry := self.entry(identifier)) is not None]
+
+    def lookup(self, identifier: bytes) -> ObjectEntry:
+        """The entry of an object. One without an entry gets one without refs: the program has a ref that is not counted here."""
+        entry = self.entry(identifier)
+        if entry is None:
+            entry = self.entries[identifier] = ObjectEntry(0, ABSENT, None, None)
+            self._outbox.add(m.Hold, identifier)
+        return entry
+
+    def want(self, identifiers: Iterable[bytes]) -> None:
+        """Request values that have not arrived and are not sent unasked."""
+        entries = self.entries
+        for identifier in identifiers:
+            found = entries.get(identifier)
+            if type(found) is bytes or type(found) is tuple:
+                continue
+            entry = self.lookup(identifier)
+            if entry.status != PENDING and entry.data is None and identifier not in self.fetching:
+                self.fetching.add(identifier)
+                self._outbox.add(m.Fetch, identifier)
+
+    def at_hand(self, identifier: bytes) -> bool:
+        """Whether the outcome is in this process: ``get`` need not wait."""
+        found = self.entries.get(identifier)
+        return type(found) is bytes or (type(found) is ObjectEntry and found.data is not None)
+
+    def known(self, identifier: bytes) -> bool:
+        """Whether the object has an outcome, here or elsewhere."""
+        found = self.entries.get(identifier)
+        return type(found) is bytes or (type(found) is ObjectEntry and found.status >= 0)
+
+    def first_failure(self, identifiers: Iterable[bytes]) -> tuple[bytes, ...]:
+        """The first of these objects whose outcome is a failure that is in this process; empty if none is."""
+        for identifier in identifiers:
+            found = self.entries.get(identifier)
+            if type(found) is ObjectEntry and found.status > OK:
+                if found.data is not None:
+                    return (identifier,)
+                self.want((identifier,))
+        return ()
+
+    def settle(self, identifier: bytes, entry: ObjectEntry, status: int, data: bytes | Place | None) -> None:
+        """Enter an outcome, and call its watchers once the value is in this process."""
+        entry.status = status
+        entry.data = data
+        if status != OK:
+            self.failures += 1
+        if identifier in self.watchers:
+            if data is None and status == OK:
+                self.want((identifier,))
+                return
+            for watcher in self.watchers.pop(identifier):
+                watcher(identifier)
+
+    def watch(self, identifier: bytes, watcher: Callable[[bytes], None]) -> None:
+        """Call ``watcher`` once the outcome is in this process."""
+        self.watchers.setdefault(identifier, []).append(watcher)
+        self.want((identifier,))
+
+    def give_up_watching(self) -> None:
+        """No outcome arrives any more: call all watchers as if theirs had."""
+        while self.watchers:
+            identifier, watchers = self.watchers.popitem()
+            for watcher in watchers:
+                watcher(identifier)

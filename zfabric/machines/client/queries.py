@@ -1,0 +1,40 @@
+"""Queries of this process that its node's daemon answers."""
+
+from __future__ import annotations
+
+from zfabric.machines.client.direct_submission import DirectSubmitter
+from zfabric.machines.client.outbox import Outbox
+from zfabric.protocol import messages as m
+from zfabric.protocol.messages import Row
+
+
+class Queries:
+    """Queries by token, until their answers are taken."""
+
+    def __init__(self, outbox: Outbox, direct: DirectSubmitter) -> None:
+        self.asked: dict[int, m.Query] = {}
+        """Queries without an answer; a restarted daemon has not received them."""
+        self.answers: dict[int, m.Answer] = {}
+        """Answers that nobody has taken yet."""
+        self._outbox = outbox
+        self._direct = direct
+        self._next_token = 1
+
+    def token(self) -> int:
+        """A number that no other request of this process has."""
+        self._next_token += 1
+        return self._next_token
+
+    def ask(self, token: int, what: str, arguments: Row) -> None:
+        """Send a query; the answer arrives under ``token``."""
+        query = self.asked[token] = m.Query(token, what, arguments)
+        self._direct.report_counts()
+        self._outbox.add_message(query)
+
+    def forget(self, token: int) -> None:
+        """Nobody waits for this answer any more."""
+        self.asked.pop(token, None)
+
+    def answered(self, token: int) -> bool:
+        """Whether an answer is expected. It is not expected again."""
+        return self.asked.pop(token, None) is not None

@@ -1,0 +1,44 @@
+"""Refs that this process receives: from other processes, inside values, and by copies of those it has."""
+
+from __future__ import annotations
+
+from zfabric.machines.client.entries import ABSENT, ObjectEntry
+from zfabric.machines.client.objects import ObjectTable
+from zfabric.machines.client.outbox import Outbox
+from zfabric.machines.client.retention import RetainedObjects
+from zfabric.machines.client.shared_results import SharedResults
+from zfabric.machines.client.unread import UnreadFailures
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import is_call
+
+
+class ReceivedReferences:
+    """Adds refs to the object table; ``Releases`` takes them away."""
+
+    def __init__(
+        self, objects: ObjectTable, outbox: Outbox, results: SharedResults, retained: RetainedObjects, unread: UnreadFailures
+    ) -> None:
+        self._objects = objects
+        self._outbox = outbox
+        self._results = results
+        self._retained = retained
+        self._unread = unread
+
+    def add(self, identifier: bytes) -> None:
+        """Count one more ref. The scheduler hears of the first one."""
+        entry = self._objects.entry(identifier)
+        if entry is None:
+            entry = self._objects.entries[identifier] = ObjectEntry(0, ABSENT, None, None)
+            if is_call(identifier):
+                self._results.add(identifier)  # The result of another process's call, which shared it.
+            self._retained.add_value(identifier)
+        if entry.refs == 0:
+            self._outbox.add(m.Hold, identifier)
+        entry.refs += 1
+
+    def contain(self, identifier: bytes, contained: tuple[bytes, ...]) -> None:
+        """A value to which this process has refs contains refs: count those as refs of this process while it has the value."""
+        self._retained.retain_contained(identifier, contained)
+        self._unread.expected(contained)  # Whoever has that value may read them.
+        for inner in contained:
+            self.add(inner)

@@ -1,0 +1,107 @@
+"""Refs that the program has dropped: what is removed with the last one, here and at the scheduler."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from zfabric.config import ROWS_MAX
+from zfabric.machines.client.calls import Calls
+from zfabric.machines.client.entries import ObjectEntry
+from zfabric.machines.client.objects import ObjectTable
+from zfabric.machines.client.outbox import Outbox
+from zfabric.machines.client.pins import Pins
+from zfabric.machines.client.retention import RetainedObjects
+from zfabric.machines.client.tasks import Tasks
+from zfabric.machines.client.unread import UnreadFailures
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import TASK_BYTES, is_call
+from zfabric.protocol.messages import OK
+
+_RELEASE = m.Release
+
+
+class Releases:
+    """Drops refs and views in batches, under the client's lock: finalizers, which take no lock, append to two queues."""
+
+    def __init__(
+        self,
+        objects: ObjectTable,
+        outbox: Outbox,
+        pins: Pins,
+        retained: RetainedObjects,
+        unread: UnreadFailures,
+        calls: Calls,
+        tasks: Tasks,
+    ) -> None:
+        self.dropped = objects.dropped
+        self.unviewed: deque[bytes] = deque()
+        """Objects in the arena, each for one value that looked into it and was deleted."""
+        self._objects = objects
+        self._entries = objects.entries
+        self._outbox = outbox
+        self._pins = pins
+        self._retained = retained
+        self._unread = unread
+        self._calls = calls
+        self._tasks = tasks
+        self._rarities = (pins.tellings, retained.lineage, retained.containing, retained.needed, tasks.cancelled, calls.targets)
+        """Tables of which at least one has an entry if dropping a ref to a small value may take more than removing its entry."""
+
+    def settle(self) -> None:
+        """Drop the refs in ``dropped``, then unpin the objects that no value looks into any more."""
+        dropped, unviewed, entries, calls, outbox = self.dropped, self.unviewed, self._entries, self._calls, self._outbox
+        tellings, lineage, containing, needed, cancelled, targets = self._rarities
+        rare = bool(tellings or lineage or containing or needed or cancelled or targets)
+        while dropped:
+            identifier = dropped.popleft()
+            entry = entries.get(identifier)
+            if entry is None and self._tasks.submitted:
+                self._tasks.take_up()  # It may be the value of a row that was only appended.
+                entry = entries.get(identifier)
+            if entry is None:
+                continue
+            if type(entry) is bytes and not rare:
+                del entries[identifier]
+            elif type(entry) is bytes and is_call(identifier) and not self._concerns_others(identifier):
+                del entries[identifier]
+                continue
+            else:
+                full = self._objects.entry(identifier)
+                if full is None:
+                    continue
+                full.refs -= 1
+                if full.refs or (targets and calls.takes_over(identifier, full)):
+                    continue
+                if full.status > OK and identifier[:TASK_BYTES] in self._unread.held:
+                    self._unread.dropped(identifier)
+                if full.row is None:
+                    del entries[identifier]
+                if rare:
+                    self._release(identifier, full)
+            if is_call(identifier) and not calls.results.release(identifier):
+                continue
+            if outbox.kind is _RELEASE and len(outbox.tail) < ROWS_MAX:
+                outbox.tail.append(identifier)
+            else:
+                outbox.add(_RELEASE, identifier)
+        while unviewed:
+            self._pins.unview(unviewed.popleft())
+
+    def _concerns_others(self, identifier: bytes) -> bool:
+        """Whether more than the entry of a call's small result must go: another process needs it, or a table of this one names it."""
+        retained = self._retained
+        shared = identifier in self._calls.results.ids or identifier in self._tasks.cancelled
+        return shared or identifier in retained.needed or identifier in retained.containing
+
+    def _release(self, identifier: bytes, entry: ObjectEntry) -> None:
+        """Release what the tables have of an object besides its entry."""
+        retained = self._retained
+        if entry.row is None:
+            self._tasks.forget_cancelled(identifier)
+            retained.retire(identifier, entry, retained.lineage.get(identifier[:TASK_BYTES]))
+        if identifier in self._pins.tellings:
+            self._pins.let_go(identifier)
+        retained.release_value(identifier)
+        self._calls.forget(identifier)
+        if identifier not in retained.retired:
+            retained.release_contained(identifier)

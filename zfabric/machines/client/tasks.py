@@ -1,0 +1,242 @@
+"""Tasks that this process submits: their rows until the outcome arrives."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from zfabric.config import ROWS_MAX
+from zfabric.machines.client.calls import Calls
+from zfabric.machines.client.direct_submission import DirectSubmitter
+from zfabric.machines.client.entries import PENDING, ObjectEntry
+from zfabric.machines.client.objects import ObjectTable
+from zfabric.machines.client.outbox import Outbox
+from zfabric.machines.client.retention import RetainedObjects
+from zfabric.machines.client.unread import UnreadFailures
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, WORKER, Address, object_id
+from zfabric.protocol.messages import OK, Row
+from zfabric.protocol.options import option
+
+CallTerms = tuple[bytes, int, bool, bool]
+"""How a call is made: the actor's id, and ``retries``, ``keeps`` and ``unordered`` as ``Calls.call`` takes them."""
+
+_SUBMIT = m.Submit
+
+
+class Tasks:
+    """Tasks without an outcome, and the functions that they run."""
+
+    def __init__(
+        self,
+        objects: ObjectTable,
+        outbox: Outbox,
+        direct: DirectSubmitter,
+        retained: RetainedObjects,
+        unread: UnreadFailures,
+        calls: Calls,
+    ) -> None:
+        self.functions: dict[bytes, Row] = {}
+        self.unfinished = 0
+        """Tasks without an outcome."""
+        self.several: dict[bytes, tuple[Row, int]] = {}
+        """Rows of those that do not have exactly one value, and how many values they have."""
+        self.cancelled: dict[bytes, tuple[bool, bool]] = {}
+        """Objects without an outcome whose tasks this process asked to cancel: (force, recursive)."""
+        self.submitted: deque[tuple[Row, CallTerms | None]] = deque()
+        """Plain rows of tasks, and of calls with their terms, that the tables do not have yet: see ``take_up``."""
+        self._classes: set[bytes] = set()
+        """Functions whose tasks make actors."""
+        self._objects = objects
+        self._entries = objects.entries
+        self._outbox = outbox
+        self._direct = direct
+        self._retained = retained
+        self._unread = unread
+        self._calls = calls
+        self._results = calls.results
+        self._pending_calls = calls.pending
+
+    def export(self, function_id: bytes, name: str, payload: bytes, options: tuple[Row, ...]) -> None:
+        """Send a function to the scheduler, once."""
+        if function_id not in self.functions:
+            row = (function_id, name, payload, options)
+            self.functions[function_id] = row
+            if option(options, "actor") is not None:
+                self._classes.add(function_id)
+            self._outbox.add(m.Export, row)
+
+    # -- submitting --
+
+    def submit(self, row: Row, returns: int) -> bytes:
+        """Queue a task row; this process holds its values. Returns the id of the first one."""
+        fresh = True
+        identifier: bytes = row[0] + FIRST_RETURN
+        if returns == 1:
+            if self._entries.setdefault(identifier, row) is not row:  # Each submission has a row of its own, also a repeated one.
+                fresh = self._submit_again(identifier, row)
+        else:
+            fresh = row[0] not in self.several
+            if fresh:
+                self.several[row[0]] = (row, returns)
+            for index in range(returns):
+                self._submit_again(object_id(row[0], index), None)
+        if fresh:
+            self.unfinished += 1
+            if row[3] or len(row) > 4:
+                self._results.share(self._need(row))
+            if row[1] in self._classes:
+                self._retained.retain_row(row[0], row)
+                self._need(row)
+        if (
+            self.unfinished == 1
+            and row[1] in self._direct.workers
+            and fresh
+            and len(row) == 4
+            and not row[3]
+            and returns == 1
+            and not self._pending_calls
+        ):
+            self._direct.submit(row)  # The program waits for it, most likely, and for nothing else.
+            return identifier
+        outbox = self._outbox
+        if outbox.kind is _SUBMIT and len(outbox.tail) < ROWS_MAX:
+            outbox.tail.append(row)
+        else:
+            outbox.add(_SUBMIT, row)
+        return identifier
+
+    def take_up(self) -> None:
+        """Enter into the tables what was appended to ``submitted``, in order.
+
+        Appending is one step, which no signal divides. The shell has this done before it looks at a table.
+        """
+        submitted, submit = self.submitted, self.submit
+        while submitted:
+            row, terms = submitted.popleft()
+            if terms is None:
+                submit(row, 1)
+            else:
+                self._calls.call(terms[0], row, 1, terms[1], terms[2], terms[3])
+
+    def _submit_again(self, identifier: bytes, row: Row | None) -> bool:
+        """Submit a value that may have an entry: its parent ran here before, or a ref was received. Whether its row is new."""
+        entry = self._objects.entry(identifier)
+        if entry is None:
+            entry = self._entries[identifier] = ObjectEntry(0, PENDING, None, None)
+        entry.refs += 1
+        if entry.data is None:
+            entry.status = PENDING
+        if row is None or entry.row is not None:
+            return False
+        entry.row = row
+        return True
+
+    def _need(self, row: Row) -> tuple[bytes, ...]:
+        """Retain what a row names until its outcome; failures of refs inside its arguments need no mention."""
+        names = self._retained.need(row)
+        if len(names) > len(row[3]):
+            self._unread.expected(names[len(row[3]) :])
+        return names
+
+    def on_inherit_tasks(self, now: float, source: Address, message: m.InheritTasks) -> None:
+        """The scheduler sent tasks of workers that are gone: this process repeats them after a restart of the daemon."""
+        self.functions.update((function[0], function) for function in message.functions)
+        for row in message.rows:
+            entry = self._entries.get(row[0] + FIRST_RETURN)
+            pending = type(entry) is tuple or (type(entry) is ObjectEntry and entry.row is not None)
+            if not pending and row[0] not in self.several:
+                self.several[row[0]] = (row, 0)
+                self.unfinished += 1
+                self._need(row)
+
+    # -- cancelling --
+
+    def cancel(self, identifiers: tuple[bytes, ...], force: bool, recursive: bool) -> None:
+        """These objects' tasks are to be cancelled: repeat the request after a restart of the daemon until their outcomes arrive."""
+        for identifier in identifiers:
+            if not self._objects.known(identifier):
+                self.cancelled[identifier] = (force, recursive)
+
+    def forget_cancelled(self, identifier: bytes) -> None:
+        """This process has no ref to an object any more: it does not repeat the request to cancel its task."""
+        if self.cancelled and identifier[:TASK_BYTES] not in self.several:
+            self.cancelled.pop(identifier, None)
+
+    # -- outcomes --
+
+    def on_results(self, now: float, source: Address, message: m.Results) -> None:
+        """The scheduler, or a worker, sent outcomes of tasks that this process submitted."""
+        entries, watchers, retained = self._entries, self._objects.watchers, self._retained
+        if self.cancelled:
+            self._end_cancelled(message)
+        finished = 0
+        for task_id, status, outputs in message.rows:
+            identifier = task_id + FIRST_RETURN
+            entry = entries.get(identifier)
+            if type(entry) is tuple:
+                if status == OK and outputs and type(outputs[0]) is bytes and not watchers:
+                    # The commonest outcome, in place: the value itself takes the row's place.
+                    finished += 1
+                    entries[identifier] = outputs[0]
+                    if entry[3] or len(entry) > 4:
+                        retained.release_needs(entry)
+                    continue
+                entry = self._objects.entry(identifier)
+            if type(entry) is not ObjectEntry or entry.row is None:
+                self._settle_several(task_id, status, outputs)
+                continue
+            finished += 1
+            row, entry.row = entry.row, None
+            if status != OK:
+                self._unread.read(row[3])
+                self._unread.came(task_id, status, outputs, (identifier,) if entry.refs > 0 else ())
+            needed = entry.refs > 0 and not (outputs and outputs[0] is not None)  # as lineage, which names what it would need
+            if (row[3] or len(row) > 4) and not (needed and task_id not in retained.lineage):
+                retained.release_needs(row)
+            data = outputs[0] if outputs else None
+            if entry.refs <= 0:
+                del entries[identifier]
+                entry.status, entry.data = status, data
+                retained.settle_unreferenced(identifier, entry, row)
+                continue
+            if data is None:
+                retained.retain_row(task_id, row)
+            self._objects.settle(identifier, entry, status, data)
+        self.unfinished -= finished
+        if source[:1] == WORKER:
+            self._direct.count(source[1:], message.rows)
+
+    def _end_cancelled(self, message: m.Results) -> None:
+        """Outcomes of tasks that were to be cancelled are final, whatever they are."""
+        outcomes = {task_id for task_id, _, _ in message.rows}
+        for identifier in [each for each in self.cancelled if each[:TASK_BYTES] in outcomes]:
+            del self.cancelled[identifier]
+
+    def _settle_several(self, task_id: bytes, status: int, outputs: Row) -> None:
+        """Enter the outcome of a task with several values or none. One that has its outcome is ignored."""
+        row, count = self.several.pop(task_id, (None, 0))
+        if row is None:
+            return
+        self.unfinished -= 1
+        if status != OK:
+            self._unread.read(row[3])
+            names = (object_id(task_id, index) for index in range(count))
+            self._unread.came(task_id, status, outputs, [each for each in names if each in self._entries])
+        retained = self._retained
+        known_before = task_id in retained.lineage
+        held: set[bytes] = set()
+        for index in range(count):
+            identifier = object_id(task_id, index)
+            entry = self._objects.entry(identifier)
+            if entry is None:
+                retained.retire_absent(identifier, status, row)
+                continue
+            data = outputs[index if status == OK else 0] if outputs else None
+            if data is None:
+                retained.retain_row(task_id, row)
+            held.add(identifier)
+            self._objects.settle(identifier, entry, status, data)
+        if task_id in retained.lineage:
+            retained.retain_values(task_id, held)
+        if (row[3] or len(row) > 4) and (known_before or task_id not in retained.lineage):
+            retained.release_needs(row)
