@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from zfabric.machines.common.lineage_blocks import BLOCK_ROWS, BlockWriter, read_block, read_rows, run_of
-from zfabric.protocol.ids import pack_counter, slot_of
+from zfabric.protocol.ids import pack_counter
 
 PARENT = b"job1parent-a"
 OTHER = b"job1parent-b"
@@ -44,15 +44,13 @@ class Table(dict):
         return dict(read_rows(task_ids, self.floor))
 
 
-def test_children_of_one_run_share_a_block_and_a_slot():
+def test_children_of_one_run_share_a_block():
     writer, table = BlockWriter(), Table()
     for counter in range(10, 2 * BLOCK_ROWS + 10):
         writer.add(row(counter))
     table.apply(writer.flush())
     assert [len(read_block(value)) for _, value in sorted(table.items())] == [BLOCK_ROWS - 10, BLOCK_ROWS, 10]
     assert min(table) == task(10)
-    for value in table.values():
-        assert len({slot_of(kept[0]) for kept in read_block(value)}) == 1
     assert table.rows(task(10), task(BLOCK_ROWS), task(2 * BLOCK_ROWS + 9), task(9), task(2 * BLOCK_ROWS + 10), task(11, OTHER)) == {
         task(counter): row(counter) for counter in (10, BLOCK_ROWS, 2 * BLOCK_ROWS + 9)
     }

@@ -282,82 +282,6 @@ def test_task_rows_out_of_their_blocks(world):
     world.say(m.Write(0, tuple(puts), tuple(deletes)))
     found = world.ask(m.ReadBlocks(5, (tasks[3], tasks[1400], b"job2" + bytes(12), tasks[4])))
     assert found == m.Found(5, tuple((task, (task, b"f" * 16, b"", ())) for task in (tasks[3], tasks[1400], tasks[4])), False)
-    assert world.machine.explain(tasks[700]).state == "kept"
-    assert world.machine.explain(b"job2" + bytes(12)) is None
-
-
-# --- pub-sub -----------------------------------------------------------------------------------------------------------------------
-
-
-def test_snapshot_then_every_change(world):
-    world.write([("node", b"a1", b"1"), ("node", b"b1", b"1")])
-    assert world.ask(m.Subscribe(4, "node", b"a")) == m.Snapshot(4, 0, ((b"a1", b"1"),))
-    world.say(m.Write(0, (("node", b"a2", b"2"), ("node", b"b2", b"2"), ("job", b"a", b"")), (("node", b"a1"),)))
-    world.pass_time(0.06)
-    assert world.turn() == [(ME, m.Publication(4, 1, ((b"a2", b"2"), (b"a1", None))))]
-    world.write([("node", b"b3", b"")])
-    world.say(m.Write(0, (("node", b"a3", b"3"),), ()))
-    world.pass_time(0.06)
-    assert world.turn() == [(ME, m.Publication(4, 2, ((b"a3", b"3"),)))]
-
-
-def test_snapshot_and_subscription_are_one_step(world):
-    world.say(m.Write(0, (("node", b"a", b"1"),), ()))
-    world.say(m.Subscribe(1, "node", b""), YOU)
-    assert world.turn(commit=False) == []
-    world.say(m.Write(0, (("node", b"a", b"2"),), ()))
-    world.commit()
-    assert world.turn() == [(YOU, m.Snapshot(1, 0, ((b"a", b"1"),)))]
-    world.pass_time(0.06)
-    assert world.turn() == [(YOU, m.Publication(1, 1, ((b"a", b"2"),)))]
-
-
-def test_publications_are_repeated_only_while_somebody_listens(world):
-    assert world.machine.next_deadline() is None
-    world.ask(m.Subscribe(1, "node", b""))
-    world.ask(m.Subscribe(2, "job", b""), YOU)
-    world.say(m.Write(1, (("job", b"a", b""),), ()))
-    assert world.turn() == [(YOU, m.Publication(2, 1, ((b"a", b""),))), (ME, m.Written(1, True, ""))]
-    assert world.machine.next_deadline() == pytest.approx(100.5)
-    for _ in range(2):
-        world.pass_time(0.5)
-        assert world.turn() == [(ME, m.Publication(1, 0, ())), (YOU, m.Publication(2, 1, ()))]
-    world.say(m.Unsubscribe(1))
-    world.say(m.Unsubscribe(1))
-    world.say(m.Unsubscribe(1), YOU)
-    world.pass_time(0.5)
-    assert world.turn() == [(YOU, m.Publication(2, 1, ()))]
-    world.say(m.ProcessGone(YOU[1:]))
-    assert world.machine.next_deadline() is None
-    world.pass_time(0.5)
-    assert world.turn() == []
-    world.machine.check_invariants()
-
-
-def test_a_gap_shows_and_subscribing_again_closes_it(world):
-    world.ask(m.Subscribe(1, "node", b""))
-    for number in range(3):
-        world.say(m.Write(0, (("node", b"%d" % number, b""),), ()))
-        world.pass_time(0.06)
-        world.turn()  # suppose the last of these is lost
-    world.pass_time(0.5)
-    ((_, repeated),) = world.turn()
-    assert repeated == m.Publication(1, 3, ())
-    snapshot = world.ask(m.Subscribe(1, "node", b""))
-    assert (snapshot.sequence, len(snapshot.rows)) == (3, 3)
-    world.say(m.Write(0, (("node", b"9", b""),), ()))
-    world.pass_time(0.06)
-    assert world.turn() == [(ME, m.Publication(1, 4, ((b"9", b""),)))]
-
-
-def test_unsubscribing_before_the_snapshot(world):
-    world.say(m.Write(0, (("node", b"a", b"1"),), ()))
-    world.say(m.Subscribe(1, "node", b""))
-    world.turn(commit=False)
-    world.say(m.Unsubscribe(1))
-    world.commit()
-    assert world.turn() == []
-    assert world.machine.statistics()["subscriptions"] == 0
 
 
 # --- no room -------------------------------------------------------------------------------------------------------------------------
@@ -365,7 +289,6 @@ def test_unsubscribing_before_the_snapshot(world):
 
 def test_a_rollback_leaves_no_trace(world):
     world.write([("job", b"a", b"old")])
-    world.ask(m.Subscribe(1, "job", b""), YOU)
     world.say(m.Write(1, (("job", b"a", b"new"),), (("job", b"b"),)))
     world.turn(commit=False)
     world.say(m.Swap(2, "job", b"a", b"new", b"newer"), YOU)
@@ -503,7 +426,6 @@ def test_the_oldest_events_go(world):
         m.Read(3, "nothing", ()),
         m.Scan(3, "nothing", b"", b"", 5),
         m.Scan(3, "job", b"", b"", 0),
-        m.Subscribe(3, "nothing", b""),
     ],
 )
 def test_what_does_not_fit_is_refused_whole(world, message):
@@ -529,15 +451,6 @@ def test_only_the_shell_says_what_is_committed(world):
     assert world.turn() == [(ME, m.Written(1, True, ""))]
 
 
-def test_explain(world):
-    world.say(m.Write(0, (("job", b"a", b"1"),), ()))
-    assert world.machine.explain(b"a").state == "pending"
-    world.pass_time(1)
-    world.turn()
-    assert world.machine.explain(b"a").facts == (("bytes", "1"),)
-    assert world.machine.explain(b"b") is None
-
-
 # --- any order of all of it ----------------------------------------------------------------------------------------------------------
 
 
@@ -558,23 +471,10 @@ class Histories(RuleBasedStateMachine):
         """key -> value, where the last request was acknowledged"""
         self.refused = set()
         self.jobs = set()
-        self.seen = {}
-        """the rows as a subscriber knows them"""
-        self.subscribe()
-
-    def subscribe(self):
-        self.world.say(m.Subscribe(1, "job", b""), YOU)
-        self.listen()
 
     def listen(self, commit=False):
         for _, message in self.world.turn(commit=commit):
-            if isinstance(message, m.Snapshot):
-                self.seen, self.sequence = dict(message.rows), message.sequence
-            elif isinstance(message, m.Publication):
-                assert message.sequence == self.sequence + bool(message.rows)
-                self.sequence = message.sequence
-                self.seen |= dict(message.rows)
-            elif isinstance(message, m.JobNumber):
+            if isinstance(message, m.JobNumber):
                 assert message.number not in self.jobs
                 self.jobs.add(message.number)
             elif message.token in self.requests:
@@ -632,7 +532,6 @@ class Histories(RuleBasedStateMachine):
     @rule()
     def crash(self):
         self.world.begin(self.world.journal.crash())
-        self.subscribe()
 
     @invariant()
     def sound(self):
@@ -649,7 +548,6 @@ class Histories(RuleBasedStateMachine):
         self.world.pass_time(0.1)
         self.listen(commit=True)
         assert self.world.machine.statistics()["read_only"] == 0.0
-        assert {key: value for key, value in self.seen.items() if value is not None} == dict(self.world.journal.scan("job"))
         assert self.world.ask(m.NewJob(0)).number > max(self.jobs, default=0)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from zfabric.config import Config
 from zfabric.machines.common.resources import demand_of
 from zfabric.machines.global_scheduler.machine import GlobalScheduler
-from zfabric.machines.global_scheduler.policies import LeastWait, NodeView, RandomFeasible, Spread
+from zfabric.machines.global_scheduler.policies import LeastWait, NodeView
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
 from zfabric.protocol.ids import CLIENT, GLOBAL_SCHEDULER, LOCAL_SCHEDULER, address
@@ -90,7 +90,7 @@ def test_a_dead_node_gets_nothing(scheduler):
     assert place(scheduler, ONE_CPU) == [b"a"]
     scheduler.step(0.0, local(2), m.ProcessGone(local(1)[1:]))
     assert place(scheduler, ONE_CPU) == [b""]
-    assert scheduler.explain(b"a") is None
+    assert scheduler.statistics()["nodes"] == 0
 
 
 @pytest.mark.parametrize(
@@ -114,13 +114,6 @@ def test_nonsense_is_refused_and_counted(scheduler, source, message):
     assert scheduler.statistics()["nodes"] == 0
 
 
-def test_explain_a_node(scheduler):
-    scheduler.step(0.0, local(1), heartbeat(b"a", GPU, queued=3))
-    place(scheduler, GPU)
-    facts = dict(scheduler.explain(b"a").facts)
-    assert facts == {"total": "1 CPU, 1 GPU", "available": "1 CPU, 1 GPU", "queued": "3", "placed since": "1"}
-
-
 # --- policies -----------------------------------------------------------------------------------------------------------------
 
 
@@ -135,23 +128,8 @@ def test_least_wait_weighs_inputs_against_the_queue():
     assert LeastWait().choose(ONE_CPU, nodes, {b"b": 1.5}) == b"b"
 
 
-def test_spread_ignores_how_long_tasks_take():
-    assert Spread().choose(ONE_CPU, [view(b"a", queued=1, mean=0.0), view(b"b", queued=0, mean=99.0)], {}) == b"b"
-    assert Spread().choose(ONE_CPU, [view(b"a", cpus=1, queued=2), view(b"b", cpus=4, queued=4)], {}) == b"b"
-
-
-def test_random_repeats_by_its_seed_and_reaches_every_node():
-    nodes = [view(bytes([letter])) for letter in b"abcd"]
-    draws = [
-        [policy.choose(ONE_CPU, nodes, {}) for _ in range(200)] for policy in (RandomFeasible(1), RandomFeasible(1), RandomFeasible(2))
-    ]
-    assert draws[0] == draws[1] != draws[2]
-    assert {draws[0].count(one.node) > 20 for one in nodes} == {True}
-
-
-@pytest.mark.parametrize("policy", [LeastWait(), Spread(), RandomFeasible(3)])
-def test_no_node_at_all(policy):
-    assert policy.choose(ONE_CPU, [], {}) is None
+def test_no_node_at_all():
+    assert LeastWait().choose(ONE_CPU, [], {}) is None
 
 
 @given(
@@ -159,10 +137,9 @@ def test_no_node_at_all(policy):
         st.binary(min_size=1, max_size=2), st.tuples(st.integers(0, 4), st.integers(0, 2), st.integers(0, 9), st.floats(0, 5)), max_size=5
     ),
     demands=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), max_size=20),
-    policy=st.sampled_from([LeastWait, Spread, lambda: RandomFeasible(5)]),
 )
-def test_empty_exactly_where_no_node_has_it(nodes, demands, policy):
-    scheduler = GlobalScheduler(address(GLOBAL_SCHEDULER, b"12345678"), Config(), policy())
+def test_empty_exactly_where_no_node_has_it(nodes, demands):
+    scheduler = GlobalScheduler(address(GLOBAL_SCHEDULER, b"12345678"), Config())
     for node, (cpus, gpus, queued, mean) in nodes.items():
         scheduler.step(0.0, local(1), heartbeat(node, demand_of(cpus, gpus), queued, mean))
     wanted = [demand_of(cpus, gpus) for cpus, gpus in demands]

@@ -54,7 +54,7 @@ def test_every_handler_accepts_a_message_of_the_protocol_from_a_source_at_a_time
 def test_a_message_that_a_machine_does_not_accept_is_counted_and_dropped(role: str) -> None:
     machine = machine_of(role)
     machine.take_effects(0.0)
-    strange = m.Publication(1, 1, ())
+    strange = m.RegisterAgain("")
     assert type(strange) not in machine.handlers
     for count in (1, 2):
         machine.step(0.0, SCHEDULER, strange)

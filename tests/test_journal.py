@@ -225,13 +225,6 @@ def test_a_crash_loses_what_was_under_way_and_nothing_else():
     assert answers == []
 
 
-@pytest.mark.parametrize(("durability", "left"), [("process", []), ("power", [(b"a", b"1")])])
-def test_a_power_loss(durability, left):
-    journal = MemoryJournal(durability)
-    commit(journal, store([("job", b"a", b"1")]))
-    assert journal.lose_power().scan("job") == left
-
-
 def test_a_full_memory_journal_rolls_back():
     journal = MemoryJournal()
     journal.full = "no space"

@@ -130,14 +130,6 @@ def test_a_line_cut_by_rotation_comes_whole(tmp_path: Path) -> None:
     assert t.poll(PIDS) == [(41, "", "out", "and cut here")]
 
 
-def test_what_was_written_before_can_be_skipped(tmp_path: Path) -> None:
-    write(tmp_path, b"shown by the daemon before\n")
-    t = tailer(tmp_path)
-    t.skip(TOKEN)
-    write(tmp_path, b"new\n")
-    assert t.poll(PIDS) == [(41, "", "out", "new")]
-
-
 def test_files_of_the_dead_are_kept_for_a_while_unless_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "DEAD_KEPT", 2)
     t = tailer(tmp_path)

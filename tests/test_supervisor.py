@@ -314,17 +314,6 @@ def test_a_watched_process_that_is_gone_or_another_is_reported_at_once(fabric: C
     assert f.event().pid == os.getpid()
 
 
-def test_an_unwatched_process_is_not_reported(fabric: Callable[..., Fabric]) -> None:
-    f = fabric()
-    with subprocess.Popen(["sleep", "1000"]) as stranger:
-        f.ask("watch", stranger.pid, 0)
-        f.ask("unwatch", stranger.pid)
-        f.spawn(SLEEP)
-        stranger.kill()
-        stranger.wait()
-        f.spawn(SLEEP)  # the next event is this worker's
-
-
 # --- restarts -----------------------------------------------------------------------------------------------------------------
 
 

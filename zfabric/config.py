@@ -158,8 +158,6 @@ class Config:
     """Size of the address range LMDB maps: an upper bound of the control table, not memory."""
     events_bytes: int = 64 * MiB
     """Timeline events retained per cluster; past it the oldest are deleted."""
-    publish_every: float = 0.5
-    """How often a publication is repeated."""
     commit_rows: int = 4096
     """A transaction of this many rows does not wait for more: about 1 ms on the loop thread."""
     store_retry_every: float = 1.0

@@ -20,8 +20,7 @@ class MemoryJournal:
 
     report = ""
 
-    def __init__(self, durability: str = "process", deferred: bool = False, rows: Rows | None = None) -> None:
-        self.durability = durability
+    def __init__(self, deferred: bool = False, rows: Rows | None = None) -> None:
         self.full = ""
         self._deferred = deferred
         self._rows: Rows = rows if rows is not None else {table: {} for table in TABLES}
@@ -77,12 +76,7 @@ class MemoryJournal:
     def crash(self) -> MemoryJournal:
         """What the next process finds: everything committed, nothing that was under way. This one is over."""
         self._under_way.clear()
-        return MemoryJournal(self.durability, self._deferred, self._rows)
-
-    def lose_power(self) -> MemoryJournal:
-        """What is found after a power loss: nothing, unless commits were synced."""
-        self._under_way.clear()
-        return MemoryJournal(self.durability, self._deferred, self._rows if self.durability == "power" else None)
+        return MemoryJournal(self._deferred, self._rows)
 
     def close(self) -> None:
         """End the commit under way."""

@@ -79,7 +79,6 @@ _CONTENTS = bytes.__basicsize__ - 1
 _TAG = 0x01
 OWN_MEMORY = 0x02
 """The tag of a value whose reader may write to its bytes."""
-_PICKLE = 0x80
 _HEAD = struct.Struct("<B3xIQ")
 SCALARS = frozenset({int, float, str, bytes, bool, type(None), complex})
 _dumps, _loads = pickle.dumps, pickle.loads

@@ -23,7 +23,7 @@ from zfabric.adapters.datagrams import FRAME_BYTES, Datagrams, path_of
 from zfabric.config import Config
 from zfabric.machines.common.link import ACKNOWLEDGE_AFTER, Link
 from zfabric.protocol.codec import MalformedFrame, decode, encode_body, salvage
-from zfabric.protocol.ids import INCARNATION_BYTES, Address
+from zfabric.protocol.ids import INCARNATION_BYTES
 from zfabric.protocol.messages import Envelope
 from zfabric.protocol.pieces import divided
 from zfabric.protocol.refusals import Unread, in_place_of, settle
@@ -37,9 +37,6 @@ _option: Any = zmq.backend.Socket.get
 _recv: Any = zmq.backend.Socket.recv
 _send: Any = zmq.backend.Socket.send
 """Beneath ``zmq.Socket``, whose enumerations cost more than what they are passed to."""
-
-Delivery = tuple[Address, bytes, object]
-"""(source, role it is for, message)"""
 
 
 class Peer:
@@ -70,8 +67,6 @@ class Transport:
         self.config = config
         self.peers: dict[bytes, Peer] = {}
         self.refused = 0
-        self.frames_in = 0
-        self.frames_out = 0
         self._congested: set[bytes] = set()
         self._due_at = math.inf
         """No link has anything due before this."""
@@ -149,7 +144,6 @@ class Transport:
             raise refused
 
     def _push(self, incarnation: bytes, peer: Peer, frame: bytes) -> None:
-        self.frames_out += 1
         due = peer.link.next_deadline()
         if due is not None and due < self._due_at:
             self._due_at = due
@@ -292,7 +286,6 @@ class Transport:
         except MalformedFrame:
             self.refused += 1
             return self._salvage(sender, frame, now)
-        self.frames_in += 1
         if now + ACKNOWLEDGE_AFTER < self._due_at:
             self._due_at = now + ACKNOWLEDGE_AFTER
         link = (self.peers.get(sender) or self.peer(sender)).link

@@ -37,7 +37,6 @@ class MessageTooLarge(ValueError):
     """A message that no receiver would accept, in however many pieces."""
 
 
-_ROW_TYPES = {Any}
 _HEAD = (bytes, bytes, str, tuple)
 _SHAPES: dict[str, tuple[type[Any], tuple[tuple[type, ...] | None, ...], frozenset[tuple[type, ...]]]] = {}
 """By name: the class, the types each field may have, and all combinations of these, so that the usual check is one look-up."""

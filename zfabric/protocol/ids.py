@@ -18,7 +18,6 @@ PREFIX_BYTES = JOB_BYTES + PARENT_BYTES
 TASK_BYTES = 16
 OBJECT_BYTES = 20
 INCARNATION_BYTES = 8
-ADDRESS_BYTES = 1 + INCARNATION_BYTES
 FUNCTION_BYTES = 16
 
 CHILDREN_MAX = 2**32 - 1
@@ -32,11 +31,6 @@ CALL_RETURN = b"\x40\x00\x00\x00"
 
 _TRIES_BITS = 32
 _TRIES_MAX = 2**32 - 1
-
-SLOTS = 1024
-"""Fixed number of slots that ids hash to; a versioned table maps slots to control-store shards."""
-SLOT_RUN_BITS = 10
-"""Successive children of one parent that share a slot, as a power of two: batches stay batches."""
 
 pack_counter = struct.Struct(">I").pack
 unpack_counter = struct.Struct(">I").unpack
@@ -107,14 +101,6 @@ def is_call(object_id: bytes) -> bool:
 def call_value(call_id: bytes, index: int) -> bytes:
     """The id of the ``index``-th value of an actor call (20 bytes)."""
     return call_id + pack_counter(FIRST_CALL_INDEX + index)
-
-
-def slot_of(task: bytes) -> int:
-    """The slot (0 … 1023) of a task, its outputs and about a thousand of its siblings."""
-    run = unpack_counter(task[PREFIX_BYTES:TASK_BYTES])[0] >> SLOT_RUN_BITS
-    digest = hashlib.blake2b(task[:PREFIX_BYTES] + pack_counter(run), digest_size=4).digest()
-    slot: int = unpack_counter(digest)[0] % SLOTS
-    return slot
 
 
 # The number of an attempt is unique for its task, whichever daemon gave it out. The upper half counts the daemons that the node had had

@@ -71,8 +71,5 @@ class Machine(Protocol):
     def statistics(self) -> Mapping[str, float]:
         """Counters and sizes, by name."""
 
-    def explain(self, subject: bytes) -> Diagnosis | None:
-        """Why the task, object, worker or node with this id is in its state; None if this machine does not have it."""
-
     def check_invariants(self) -> None:
         """Raise InvariantViolation if two facts disagree. Slow; for tests and the simulator."""

@@ -232,14 +232,6 @@ class LogTailer:
                 rows += _rows(pid, stream, follower, data)
         return rows
 
-    def skip(self, token: bytes, pid: int = 0) -> None:
-        """Take what this worker has written so far as shown (for a daemon that starts beside living workers)."""
-        for _, follower in self._worker(token, pid).followers:
-            try:
-                follower.offset = os.stat(follower.path).st_size
-            except OSError:
-                continue
-
     def flush(self, token: bytes, pid: int = 0) -> list[LogRow]:
         """What is left of a worker that ended, its last line even if unfinished. ``pid`` is needed if it was never polled."""
         worker = self._worker(token, pid)

@@ -158,10 +158,6 @@ class Supervision:
         """Report when the process that is no child of the supervisor's ends, or at once if it has."""
         self._channel.send("watch", pid, started)
 
-    def unwatch(self, pid: int) -> None:
-        """Undo ``watch``."""
-        self._channel.send("unwatch", pid)
-
     def close(self) -> None:
         """Close the daemon's end."""
         self._channel.close()

@@ -360,7 +360,7 @@ class Supervisor:
             self._unregister(descriptor)
             os.close(descriptor)
 
-    _requests: dict[str, Callable[..., None]] = {"spawn": _spawn, "kill": _kill, "watch": _watch, "unwatch": _unwatch}
+    _requests: dict[str, Callable[..., None]] = {"spawn": _spawn, "kill": _kill, "watch": _watch}
 
     # -- template -----------------------------------------------------------------------------------------------------------
 

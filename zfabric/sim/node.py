@@ -42,7 +42,7 @@ class Node:
         self.arena = Arena(world.fail, pieces)
         """Memory and spilled files."""
         slow = world.faults.slow_commits
-        self.journal = MemoryJournal("power" if slow else "process", slow)
+        self.journal = MemoryJournal(slow)
         """The disk of the control store."""
         self.workers: dict[bytes, WorkerProcess] = {}
         self.supervisor = Supervisor(self, f"{seed}/supervisor")
@@ -196,7 +196,6 @@ class Watched:
         self.tick = machine.tick
         self.next_deadline = machine.next_deadline
         self.statistics = machine.statistics
-        self.explain = machine.explain
         self.check_invariants = machine.check_invariants
 
     def step(self, now: float, source: Address, message: m.Message) -> None:

@@ -33,7 +33,7 @@ from zfabric.machines.client.unread import UnreadFailures
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Send
 from zfabric.protocol.ids import LOCAL_SCHEDULER, OBJECT_STORE, Address
-from zfabric.protocol.machine import Diagnosis, Handler, Handlers, InvariantViolation
+from zfabric.protocol.machine import Handler, Handlers, InvariantViolation
 from zfabric.protocol.messages import OK, Row
 
 
@@ -295,13 +295,6 @@ class Client:
     def statistics(self) -> Mapping[str, float]:
         """Counters and sizes."""
         return {**self.counts, "entries": len(self.entries), "unfinished": self.unfinished, "pinned": len(self.pins.tellings)}
-
-    def explain(self, subject: bytes) -> Diagnosis | None:
-        """Whether an object has arrived, and the number of refs to it."""
-        entry = self.objects.entry(subject)
-        if entry is None:
-            return None
-        return Diagnosis(subject, "pending" if entry.status < 0 else "ready", f"{entry.refs} refs in this process")
 
     def check_invariants(self) -> None:
         """Numbers of refs are not negative, and unread failures belong to objects with refs."""

@@ -146,10 +146,6 @@ class Ranges:
         length, start = self._by_size[index]
         return start, length
 
-    def largest(self) -> Range | None:
-        """The largest range."""
-        return (self._by_size[-1][1], self._by_size[-1][0]) if self._by_size else None
-
     def total_from(self, size: int) -> int:
         """Bytes in ranges of at least ``size``."""
         return sum(length for length, _ in self._by_size[bisect_left(self._by_size, (size, -1)) :])

@@ -1,9 +1,8 @@
 """Task rows in blocks: how lineage is kept at a fraction of a microsecond a row.
 
 A row of the "task" table is not one task but up to 1,024 successive children of one parent, all of one *run* (their
-counters agree but for the lowest ten bits). A run is also what shares a slot, so a block never straddles two shards. Its
-key is the id of its first task, so the block that holds a task is found by one ordered look-up: the largest key that
-is not past the task's id.
+counters agree but for the lowest ten bits). Its key is the id of its first task, so the block that holds a task is found
+by one ordered look-up: the largest key that is not past the task's id.
 
 Three rules make that complete:
 
@@ -14,7 +13,7 @@ Three rules make that complete:
 - If a block would begin with the id under which another block is kept (a task whose row was dropped and came again),
   one more byte is appended to its key, which sorts directly behind.
 
-One writer owns the blocks of a parent; the control store only looks into them (``read_row``).
+One writer owns the blocks of a parent; the control store only looks into them (``read_rows``).
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from collections.abc import Callable, Iterator
 
 import msgpack
 
-from zfabric.protocol.ids import PREFIX_BYTES, SLOT_RUN_BITS, TASK_BYTES, pack_counter, unpack_counter
+from zfabric.protocol.ids import PREFIX_BYTES, TASK_BYTES, pack_counter, unpack_counter
 from zfabric.protocol.messages import Row
 
 TABLE = "task"
-BLOCK_ROWS = 1 << SLOT_RUN_BITS
+BLOCK_ROWS = 1024
 """Most rows in a block: one run. 1,024 rows pack in about 0.3 ms and make some 100 kB."""
 _LAST_SUFFIX = b"\xff"
 _REWRITE_BELOW = 4

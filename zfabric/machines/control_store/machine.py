@@ -18,8 +18,6 @@ always marked urgent, since its waiting is done.
 is told False, since nobody says them again, and they may be what makes room. They are tried again every ``store_retry_every``
 seconds, with one tiny row; the first put that commits ends it.
 
-**Publication** is a hint: changes are sent after their commit, numbered per subscription. A snapshot and its subscription are
-one step. A subscriber that sees a gap subscribes again; the empty repetition makes a gap at the end show too.
 """
 
 from __future__ import annotations
@@ -34,8 +32,8 @@ from zfabric.machines.common import lineage_blocks
 from zfabric.machines.common.tables import KEY_BYTES_MAX, TABLES, Reader
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Say, Send, Store
-from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, TASK_BYTES, TOOL, WORKER, Address
-from zfabric.protocol.machine import Diagnosis, Handler, Handlers, InvariantViolation
+from zfabric.protocol.ids import ACTOR, CLIENT, CONTROL, TOOL, WORKER, Address
+from zfabric.protocol.machine import Handler, Handlers, InvariantViolation
 from zfabric.protocol.messages import Message, Row
 
 META, EVENT = "meta", "event"
@@ -44,15 +42,13 @@ SCAN_ROWS_MAX = 10_000
 """Most rows in one answer to a ``Scan``: a few megabytes; the asker continues after the last."""
 SCAN_BYTES_MAX = 16 * 2**20
 """Bytes past which an answer to a ``Scan`` ends early: well under the largest frame."""
-SNAPSHOT_ROWS_MAX = 100_000
-"""Most rows in a ``Snapshot``; a table that large is scanned, not subscribed to."""
 GATHERED_BYTES_MAX = 16 * 2**20
 """Bytes past which a transaction does not wait for more rows."""
 EVENTS_KEPT = 7 / 8
 """Share of ``events_bytes`` left after the oldest events were dropped, so that it happens rarely."""
 _PROCESSES = (CLIENT, WORKER, CONTROL, ACTOR, TOOL)
 
-Question = m.Read | m.Scan | m.ReadBlocks | m.Subscribe
+Question = m.Read | m.Scan | m.ReadBlocks
 
 
 class _Transaction:
@@ -84,19 +80,6 @@ class _Transaction:
         return table in self.tables
 
 
-class _Subscription:
-    """A subscriber, its rows, and the sequence number of its last publication."""
-
-    __slots__ = ("number", "prefix", "sequence", "subscriber", "table")
-
-    def __init__(self, subscriber: Address, number: int, table: str, prefix: bytes, sequence: int) -> None:
-        self.subscriber = subscriber
-        self.number = number
-        self.table = table
-        self.prefix = prefix
-        self.sequence = sequence
-
-
 class ControlStore:
     """One shard. ``reader`` reads what is committed in its journal."""
 
@@ -112,12 +95,9 @@ class ControlStore:
         self._retry_at = 0.0
         self._owed: set[tuple[str, bytes]] = set()
         """Committed rows whose deletion waits until the store can write."""
-        self._publish_at = 0.0
-        self._subscriptions: dict[tuple[Address, int], _Subscription] = {}
-        self._by_prefix: dict[str, dict[bytes, list[_Subscription]]] = {}
         self._effects: list[Effect] = []
         self._events_bytes = self._count_events()
-        self._counts = dict.fromkeys(("commits", "rows_put", "rows_deleted", "rows_dropped", "rolled_back", "refused", "published"), 0)
+        self._counts = dict.fromkeys(("commits", "rows_put", "rows_deleted", "rows_dropped", "rolled_back", "refused"), 0)
         self.handlers = Handlers(self._counts, self._accepted())
 
     # -- the contract --------------------------------------------------------------------------------------------------------
@@ -127,7 +107,7 @@ class ControlStore:
         self.handlers[type(message)](now, source, message)
 
     def tick(self, now: float) -> None:
-        """Try whether a read-only store can write again; repeat publications."""
+        """Try whether a read-only store can write again."""
         if self._read_only and now >= self._retry_at:
             self._retry_at = now + self._config.store_retry_every
             self._write(now, META, PROBE_KEY, msgpack.packb(self._sequence))
@@ -135,20 +115,14 @@ class ControlStore:
                 self._write(now, table, key, None)
             self._owed.clear()
             self._gathered.urgent = True
-        if self._subscriptions and now >= self._publish_at:
-            self._publish_at = now + self._config.publish_every
-            for subscription in self._subscriptions.values():
-                self._send(subscription.subscriber, m.Publication(subscription.number, subscription.sequence, ()))
 
     def next_deadline(self) -> float | None:
-        """When the oldest gathered row is due, a read-only store tries again, or a publication is due."""
+        """When the oldest gathered row is due, or a read-only store tries again."""
         deadlines = []
         if self._in_flight is None and self._gathered.deadline is not None:
             deadlines.append(self._gathered.deadline)
         if self._read_only:
             deadlines.append(self._retry_at)
-        if self._subscriptions:
-            deadlines.append(self._publish_at)
         return min(deadlines, default=None)
 
     def take_effects(self, now: float) -> list[Effect]:
@@ -174,25 +148,10 @@ class ControlStore:
             **self._counts,
             "pending_rows": len(self._gathered.rows),
             "in_flight_rows": len(self._in_flight.rows) if self._in_flight else 0,
-            "subscriptions": len(self._subscriptions),
             "events_bytes": self._events_bytes,
             "read_only": float(bool(self._read_only)),
             "owed_deletes": len(self._owed),
         }
-
-    def explain(self, subject: bytes) -> Diagnosis | None:
-        """Whether a row with this id exists, and whether it is committed."""
-        for transaction in (self._gathered, self._in_flight):
-            for (table, key), value in transaction.rows.items() if transaction else ():
-                if key == subject and value is not None:
-                    return Diagnosis(subject, "pending", f"its row of table {table!r} waits for its commit")
-        if len(subject) == TASK_BYTES and list(lineage_blocks.read_rows((subject,), self._reader.floor)):
-            return Diagnosis(subject, "kept", "its task row is committed: it can be run again")
-        for table in TABLES:
-            value = self._reader.get(table, subject) if table != lineage_blocks.TABLE and 0 < len(subject) <= KEY_BYTES_MAX else None
-            if value is not None:
-                return Diagnosis(subject, "kept", f"its row of table {table!r} is committed", (("bytes", str(len(value))),))
-        return None
 
     def check_invariants(self) -> None:
         """Raise InvariantViolation if two facts disagree."""
@@ -207,14 +166,6 @@ class ControlStore:
             raise InvariantViolation("the transaction in flight is not the one after the last that ended")
         if self._read_only and any(value is not None and table != META for (table, _), value in self._gathered.rows.items()):
             raise InvariantViolation("a read-only store gathers puts")
-        indexed = [
-            (id(subscription), table, prefix)
-            for table, prefixes in self._by_prefix.items()
-            for prefix, subscriptions in prefixes.items()
-            for subscription in subscriptions
-        ]
-        if sorted(indexed) != sorted((id(one), one.table, one.prefix) for one in self._subscriptions.values()):
-            raise InvariantViolation("the subscriptions and their index disagree")
         if self._in_flight is None and self._events_bytes != self._count_events():
             raise InvariantViolation("the event table's size is not what was counted")
 
@@ -282,23 +233,6 @@ class ControlStore:
         else:
             self._gathered.reads.append((source, message))
 
-    def on_unsubscribe(self, now: float, source: Address, message: m.Unsubscribe) -> None:
-        """Remove a subscription, also one whose snapshot is still due."""
-        reads = self._gathered.reads, self._in_flight.reads if self._in_flight else []
-        for pending in reads:
-            pending[:] = [
-                (asker, question)
-                for asker, question in pending
-                if asker != source or not isinstance(question, m.Subscribe) or question.subscription != message.subscription
-            ]
-        self._forget(source, message.subscription)
-
-    def on_process_gone(self, now: float, source: Address, message: m.ProcessGone) -> None:
-        """Remove the subscriptions of a dead process."""
-        for subscriber, number in list(self._subscriptions):
-            if subscriber[1:] == message.incarnation:
-                self._forget(subscriber, number)
-
     def _answer_reads(self, now: float) -> None:
         waiting = []
         for asker, question in self._gathered.reads:
@@ -320,10 +254,8 @@ class ControlStore:
         elif isinstance(question, m.ReadBlocks):
             rows = tuple(lineage_blocks.read_rows(question.task_ids, self._reader.floor))
             self._send(asker, m.Found(question.token, rows, False))
-        elif isinstance(question, m.Scan):
-            self._send(asker, self._scan(question))
         else:
-            self._subscribe(now, asker, question)
+            self._send(asker, self._scan(question))
 
     def _scan(self, question: m.Scan) -> m.Found:
         limit = min(question.limit, SCAN_ROWS_MAX)
@@ -339,30 +271,6 @@ class ControlStore:
             if not page:
                 return m.Found(question.token, tuple(rows), False)
             after = page[-1][0]
-
-    def _subscribe(self, now: float, subscriber: Address, message: m.Subscribe) -> None:
-        rows = self._reader.scan(message.table, message.prefix, b"", SNAPSHOT_ROWS_MAX + 1)
-        if len(rows) > SNAPSHOT_ROWS_MAX:
-            self._refuse(subscriber, 0, f"more than {SNAPSHOT_ROWS_MAX} rows of {message.table!r} to subscribe to; scan them")
-            return
-        sequence = self._forget(subscriber, message.subscription)
-        subscription = _Subscription(subscriber, message.subscription, message.table, message.prefix, sequence)
-        if not self._subscriptions:
-            self._publish_at = now + self._config.publish_every
-        self._subscriptions[subscriber, message.subscription] = subscription
-        self._by_prefix.setdefault(message.table, {}).setdefault(message.prefix, []).append(subscription)
-        self._send(subscriber, m.Snapshot(message.subscription, sequence, tuple(rows)))
-
-    def _forget(self, subscriber: Address, number: int) -> int:
-        """Remove a subscription; return the number from which its replacement continues."""
-        subscription = self._subscriptions.pop((subscriber, number), None)
-        if subscription is None:
-            return 0
-        prefixes = self._by_prefix[subscription.table]
-        prefixes[subscription.prefix].remove(subscription)
-        if not prefixes[subscription.prefix]:
-            del prefixes[subscription.prefix]
-        return subscription.sequence
 
     # -- transactions ----------------------------------------------------------------------------------------------------------
 
@@ -413,7 +321,6 @@ class ControlStore:
         if puts and self._read_only:
             self._read_only = ""
             self._effects.append(Say("info", "the control store can write again"))
-        self._publish(transaction)
         self._answer_waiters(transaction)
         for asker, question in transaction.reads:
             self._answer(now, asker, question)
@@ -439,18 +346,6 @@ class ControlStore:
         for who, _, answer in transaction.waiters:
             self._send(who, answer)
         transaction.waiters = []
-
-    def _publish(self, transaction: _Transaction) -> None:
-        told: dict[int, tuple[_Subscription, list[Row]]] = {}
-        lengths = {table: sorted(set(map(len, self._by_prefix.get(table) or ()))) for table in transaction.tables}
-        for (table, key), value in transaction.rows.items():
-            for length in lengths[table]:
-                for subscription in self._by_prefix[table].get(key[:length], ()) if len(key) >= length else ():
-                    told.setdefault(id(subscription), (subscription, []))[1].append((key, value))
-        for subscription, rows in told.values():
-            subscription.sequence += 1
-            self._counts["published"] += len(rows)
-            self._send(subscription.subscriber, m.Publication(subscription.number, subscription.sequence, tuple(rows)))
 
     # -- events ----------------------------------------------------------------------------------------------------------------
 
@@ -517,9 +412,6 @@ class ControlStore:
             m.Read: self.on_question,
             m.Scan: self.on_question,
             m.ReadBlocks: self.on_question,
-            m.Subscribe: self.on_question,
-            m.Unsubscribe: self.on_unsubscribe,
-            m.ProcessGone: self.on_process_gone,
         }
 
 

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from zfabric.config import Config
-from zfabric.machines.common.resources import covers, describe
+from zfabric.machines.common.resources import covers
 from zfabric.machines.global_scheduler.policies import LeastWait, NodeView, Policy
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Send
 from zfabric.protocol.ids import LOCAL_SCHEDULER, Address, short
-from zfabric.protocol.machine import Diagnosis, Handler, Handlers, InvariantViolation
+from zfabric.protocol.machine import Handler, Handlers, InvariantViolation
 from zfabric.protocol.messages import Message, Row
 from zfabric.protocol.options import Demand
 
@@ -65,19 +65,6 @@ class GlobalScheduler:
     def statistics(self) -> Mapping[str, float]:
         """Counters, and the number of known nodes."""
         return {**self._counts, "nodes": len(self._nodes)}
-
-    def explain(self, subject: bytes) -> Diagnosis | None:
-        """What the last heartbeat of this node said."""
-        view = self._nodes.get(subject)
-        if view is None:
-            return None
-        facts = (
-            ("total", describe(tuple(view.total.items()))),
-            ("available", describe(tuple(view.available.items()))),
-            ("queued", str(view.queued)),
-            ("placed since", str(view.placed)),
-        )
-        return Diagnosis(subject, "known", f"node {short(subject)} takes tasks", facts)
 
     def check_invariants(self) -> None:
         """Raise InvariantViolation if two facts disagree."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -61,26 +60,3 @@ class LeastWait:
             default=None,
         )
         return best.node if best else None
-
-
-class Spread:
-    """Choose the node with the fewest tasks per CPU: even loads, for tasks that are alike or of unknown duration."""
-
-    def choose(self, demand: Demand, nodes: Sequence[NodeView], inputs: Mapping[bytes, float]) -> bytes | None:
-        """The least loaded node."""
-        best = min(nodes, key=lambda node: ((node.queued + node.placed) / max(1, node.total.get("CPU", 0)), node.node), default=None)
-        return best.node if best else None
-
-
-class RandomFeasible:
-    """Choose any node that could run the task, by a seed: the baseline that a better policy has to beat."""
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._draws = 0
-
-    def choose(self, demand: Demand, nodes: Sequence[NodeView], inputs: Mapping[bytes, float]) -> bytes | None:
-        """A pseudo-random node: a hash of the seed and the number of the draw, since machines have no randomness of their own."""
-        self._draws += 1
-        digest = hashlib.blake2b(f"{self._seed} {self._draws}".encode(), digest_size=8).digest()
-        return nodes[int.from_bytes(digest, "big") % len(nodes)].node if nodes else None

@@ -23,7 +23,7 @@ from zfabric.protocol.ids import (
     object_id,
     tries_of,
 )
-from zfabric.protocol.messages import OK, Row
+from zfabric.protocol.messages import Row
 from zfabric.protocol.options import NO_ENVIRONMENT, ONE_CPU, RESOURCE_UNIT, Demand, Environment, option
 
 WAITING, READY, ASSIGNED, DONE = range(4)
@@ -683,8 +683,3 @@ def prefixes_of(task: TaskRecord, earlier: int = ATTEMPTS_LOOKED_AT) -> set[byte
     for before in range(max(0, daemons - DAEMONS_LOOKED_AT), daemons) if earlier else ():
         attempts += range(first_attempt(before), first_attempt(before) + TRIES_LOOKED_AT)
     return {child_prefix(task.id[:JOB_BYTES], task.id, 0, salt_of(attempt)) for attempt in attempts}
-
-
-def has_value(record: AnyObject) -> bool:
-    """Whether the record's value exists and is at hand (or an error stands for it)."""
-    return record.status != PENDING and (record.value is not None or record.status != OK)

@@ -45,7 +45,7 @@ from zfabric.machines.object_store.tables import (
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address, short
-from zfabric.protocol.machine import Diagnosis, Handler, Handlers, Refusal
+from zfabric.protocol.machine import Handler, Handlers, Refusal
 
 
 class ObjectStore:
@@ -101,10 +101,6 @@ class ObjectStore:
     def statistics(self) -> Mapping[str, float]:
         """Bytes by owner, objects by state, and counters."""
         return report.statistics(self._tables)
-
-    def explain(self, subject: bytes) -> Diagnosis | None:
-        """Where an object is and why it is not elsewhere; for a process, why its reservation waits."""
-        return report.explain(self._tables, subject)
 
     def check_invariants(self) -> None:
         """The arena is tiled exactly; every object is in the tables its state says."""

@@ -1,4 +1,4 @@
-"""What the object store reports about itself: statistics, explanations, and the check of its invariants."""
+"""What the object store reports about itself: statistics, entries, and the check of its invariants."""
 
 from __future__ import annotations
 
@@ -8,19 +8,10 @@ from itertools import pairwise
 from zfabric.machines.common.extents import HEADER_BYTES
 from zfabric.machines.object_store.tables import CHECKING, RESTORING, SEALED, SPILLED, SPILLING, WAITING, StoreTables
 from zfabric.protocol.ids import short
-from zfabric.protocol.machine import Diagnosis, InvariantViolation
+from zfabric.protocol.machine import InvariantViolation
 from zfabric.protocol.messages import Row
 
 MiB = 2**20
-
-_REASONS = {
-    SEALED: "it is in shared memory",
-    SPILLING: "it is being copied to disk to make room",
-    SPILLED: "it is on disk and comes back when it is asked for",
-    WAITING: "it waits for room in shared memory",
-    RESTORING: "it is being read back from disk",
-    CHECKING: "there is no room for it in shared memory: its file is being checked, to be read where it is",
-}
 
 
 def readable(size: int) -> str:
@@ -67,34 +58,10 @@ def statistics(tables: StoreTables) -> Mapping[str, float]:
     }
 
 
-def explain(tables: StoreTables, subject: bytes) -> Diagnosis | None:
-    """Where an object is and why it is not elsewhere; for a process, why its reservation waits."""
-    entry = tables.entries.get(subject)
-    if entry is None:
-        waiting = [waiter for waiter in tables.queue if waiter.process == subject and subject and not waiter.cancelled]
-        return Diagnosis(subject, WAITING, why_full(tables, waiting[0].size)) if waiting else None
-    facts = [("size", readable(entry.size)), ("pinned by", ", ".join(short(process) for process in entry.pins) or "nobody")]
-    if entry.offset is not None:
-        facts.append(("offset", str(entry.offset)))
-    if entry.on_disk:
-        facts.append(("disk", "has a copy"))
-    reason = _REASONS[entry.state]
-    if entry.freed:
-        reason = "nobody refers to it any more; it goes once those who still use it have let go"
-    elif entry.state == WAITING:
-        reason = why_full(tables, entry.size)
-    elif entry.state == SPILLED and entry.pins:
-        reason = "it is on disk, and read there: shared memory had no room for it"
-    return Diagnosis(subject, entry.state, reason, tuple(facts))
-
-
 def answer(tables: StoreTables, what: str, arguments: Row) -> object:
-    """What the local scheduler passes on to people: "statistics"; "entries" ``(state, pins, on disk)`` by id; "explain" facts."""
+    """Answer the local scheduler: "statistics", or "entries", which is ``(state, pins, on disk)`` by object id."""
     if what == "statistics":
         return dict(statistics(tables))
-    if what == "explain":
-        explanation = explain(tables, arguments[0])
-        return None if explanation is None else (explanation.state, explanation.reason, explanation.facts)
     found = ((object_id, tables.entries.get(object_id)) for object_id in arguments)
     return {object_id: (entry.state, sum(entry.pins.values()), entry.on_disk) for object_id, entry in found if entry is not None}
 

@@ -27,7 +27,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Effect, Send
 from zfabric.protocol.failures import pack_failure, unpack_failure
 from zfabric.protocol.ids import CLIENT, LOCAL_SCHEDULER, Address
-from zfabric.protocol.machine import Diagnosis, Handler, Handlers, InvariantViolation
+from zfabric.protocol.machine import Handler, Handlers, InvariantViolation
 from zfabric.protocol.messages import FAILED, INTERRUPTED, OK, Row
 from zfabric.protocol.options import option
 from zfabric.protocol.trace import marked
@@ -545,14 +545,6 @@ class Worker:
     def statistics(self) -> Mapping[str, float]:
         """Counters and sizes."""
         return {**self.counts, "queued": len(self.queue), "depth": len(self.stack)}
-
-    def explain(self, subject: bytes) -> Diagnosis | None:
-        """Where a task of this worker stands."""
-        if any(item.row[0] == subject for item in self.stack):
-            return Diagnosis(subject, "running", "is on this worker's stack")
-        if any(row[0] == subject for row, _ in self.given.waiting()):
-            return Diagnosis(subject, "assigned", "is in this worker's queue")
-        return None
 
     def check_invariants(self) -> None:
         """As many frames wait as the stack has, at most."""

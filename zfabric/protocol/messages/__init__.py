@@ -75,14 +75,10 @@ from zfabric.protocol.messages.control_store import Create as Create
 from zfabric.protocol.messages.control_store import Found as Found
 from zfabric.protocol.messages.control_store import JobNumber as JobNumber
 from zfabric.protocol.messages.control_store import NewJob as NewJob
-from zfabric.protocol.messages.control_store import Publication as Publication
 from zfabric.protocol.messages.control_store import Read as Read
 from zfabric.protocol.messages.control_store import ReadBlocks as ReadBlocks
 from zfabric.protocol.messages.control_store import Scan as Scan
-from zfabric.protocol.messages.control_store import Snapshot as Snapshot
-from zfabric.protocol.messages.control_store import Subscribe as Subscribe
 from zfabric.protocol.messages.control_store import Swap as Swap
-from zfabric.protocol.messages.control_store import Unsubscribe as Unsubscribe
 from zfabric.protocol.messages.control_store import Write as Write
 from zfabric.protocol.messages.control_store import Written as Written
 from zfabric.protocol.messages.node import MemoryPressure as MemoryPressure

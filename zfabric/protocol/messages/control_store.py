@@ -106,39 +106,6 @@ class ReadBlocks(NamedTuple):
     task_ids: Ids
 
 
-class Subscribe(NamedTuple):
-    """any -> control store. Subscribe to the ``table`` rows that start with ``prefix``: a ``Snapshot`` now, then every ``Publication``."""
-
-    subscription: int
-    table: str
-    prefix: bytes
-
-
-class Unsubscribe(NamedTuple):
-    """any -> control store. End this subscription."""
-
-    subscription: int
-
-
-class Snapshot(NamedTuple):
-    """control store -> subscriber. All rows ``(key, value)`` as of ``sequence``."""
-
-    subscription: int
-    sequence: int
-    rows: Rows
-
-
-class Publication(NamedTuple):
-    """control store -> subscriber. Changes ``(key, value or None)`` since the publication before; a hint.
-
-    Repeated (empty) every 500 ms, so that a gap in ``sequence`` shows. After a gap, subscribe again.
-    """
-
-    subscription: int
-    sequence: int
-    rows: Rows
-
-
 class Committed(NamedTuple):
     """shell -> control store. Transactions up to ``sequence`` are durable, or (``error`` not empty) were rolled back."""
 
