@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from scheduler_alone import DRIVER, FUNCTION, JOB, OWN, Node, died, row, task_id
 
-from zfabric.machines.local_scheduler.actors.job_shutdown import PARTING_SECONDS
+from zfabric.machines.local_scheduler.lifecycle.job_shutdown import PARTING_SECONDS
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
@@ -189,7 +189,7 @@ def test_a_job_ends_once_its_polite_actors_have(node: Node) -> None:
     assert node.take(m.Farewell) == []
     died(node, worker, None)
     assert len(node.take(m.Farewell)) == 1
-    assert node.scheduler.partings.next_deadline() is None
+    assert node.scheduler.job_shutdown.next_deadline() is None
 
 
 def test_a_job_does_not_wait_for_ever_for_its_polite_actors(node: Node) -> None:
@@ -209,7 +209,7 @@ def test_who_dies_takes_no_leave(node: Node) -> None:
     node.say(CLIENT + DRIVER, m.Goodbye())
     node.scheduler.step(node.now, b"X" + OWN, m.ProcessDied(50, 0, 9, 0, ""))
     node.turn()
-    assert node.scheduler.partings.next_deadline() is None
+    assert node.scheduler.job_shutdown.next_deadline() is None
 
 
 def test_workers_of_a_job_that_goes_on_hear_that_its_driver_is_gone(node: Node) -> None:

@@ -65,7 +65,7 @@ class Restarted(Node):
         self.say(CLIENT + DRIVER, m.Submit(rows))
         self.say(CLIENT + DRIVER, m.Hold(tuple(each[0] + bytes(4) for each in rows)))
         self.say(CLIENT + DRIVER, m.Ready())
-        assert not self.scheduler.membership.recovering
+        assert not self.scheduler.tables.recovering
 
 
 @pytest.fixture

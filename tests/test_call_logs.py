@@ -264,7 +264,7 @@ def test_a_row_says_what_only_its_caller_held_but_not_the_actor_itself() -> None
 @pytest.fixture
 def store() -> Store:
     made = Store()
-    made.scheduler.membership.prestart(made.now)
+    made.scheduler.workers.prestart(made.now)
     made.driver()
     options = (("actor", b""), ("max_restarts", -1), ("max_retries", -1), ("checkpoint_every", 0))
     made.say(CLIENT + DRIVER, m.Export(((b"a" * 16, "Counter", b"payload", options),)))

@@ -37,7 +37,7 @@ class Introduced(Node):
 
     def __init__(self, cpus: int = 1, **config: Any) -> None:
         super().__init__(cpus, **config)
-        self.scheduler.membership.prestart(self.now)
+        self.scheduler.workers.prestart(self.now)
         self.turn()
         self.driver()
         self.workers()
@@ -72,7 +72,7 @@ def test_who_waits_for_each_task_is_introduced_to_the_worker_and_who_submits_sev
     node = Introduced()
     assert node.told == [m.DirectAllowed(node.worker, (FUNCTION,), 0)]
     other = Node(cpus=1)
-    other.scheduler.membership.prestart(other.now)
+    other.scheduler.workers.prestart(other.now)
     other.turn()
     other.driver()
     (worker,) = other.workers()
@@ -241,7 +241,7 @@ def test_only_plain_tasks_of_introduced_drivers_are_accepted() -> None:
 
 def test_nobody_hands_over_what_asks_for_more_than_a_cpu() -> None:
     node = Node(cpus=1, others=(("license", 1),))
-    node.scheduler.membership.prestart(node.now)
+    node.scheduler.workers.prestart(node.now)
     node.turn()
     node.driver()
     (worker,) = node.workers()

@@ -30,7 +30,7 @@ OPTIONS = (("actor", b"blueprint"), ("max_retries", 0), ("lightweight", True))
 
 def made(cpus: int = 2, **config: Any) -> tuple[Node, list[bytes]]:
     node = Node(cpus, **config)
-    node.scheduler.membership.prestart(node.now)
+    node.scheduler.workers.prestart(node.now)
     node.turn()
     node.driver()
     node.say(CLIENT + DRIVER, m.Export(((LIGHT, "Light", b"payload", OPTIONS),)))

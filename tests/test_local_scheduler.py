@@ -24,7 +24,7 @@ from zfabric.protocol.options import RESOURCE_UNIT
 @pytest.fixture
 def node() -> Node:
     made = Node()
-    made.scheduler.membership.prestart(made.now)
+    made.scheduler.workers.prestart(made.now)
     made.turn()
     made.driver()
     made.workers()
@@ -346,7 +346,7 @@ def test_a_worker_that_does_not_answer_is_killed_for_what_it_runs_alone(node: No
 
 def test_a_worker_is_killed_after_a_grace_also_if_it_had_not_begun_at_first() -> None:
     node = Node(stop_grace_seconds=5.0)
-    node.scheduler.membership.prestart(node.now)
+    node.scheduler.workers.prestart(node.now)
     node.turn()
     node.driver()
     worker = given_up(node)
@@ -544,7 +544,7 @@ def test_a_worker_that_waits_with_a_timeout_lends_its_cpu_and_takes_it_back(node
 def test_a_worker_that_ends_while_its_cpu_is_lent_gives_back_the_rest_and_the_cpu_once(end: str, lent_to_another: bool) -> None:
     demand = (("CPU", RESOURCE_UNIT), ("GPU", RESOURCE_UNIT), ("disk", 5))
     node = Node(others=demand[1:])
-    node.scheduler.membership.prestart(node.now)
+    node.scheduler.workers.prestart(node.now)
     node.turn()
     node.driver()
     (worker,) = node.workers()
@@ -581,7 +581,7 @@ GPU = (("CPU", RESOURCE_UNIT), ("GPU", RESOURCE_UNIT))
 
 def with_gpus(cpus: int = 2, gpus: int = 2, **config: Any) -> Node:
     node = Node(cpus, (("GPU", gpus * RESOURCE_UNIT),), **config)
-    node.scheduler.membership.prestart(node.now)
+    node.scheduler.workers.prestart(node.now)
     node.turn()
     node.driver()
     node.workers()
@@ -695,7 +695,7 @@ def test_what_is_ready_and_may_not_run_on_top_gets_another_worker(node: Node) ->
 
 def test_tasks_behind_a_long_one_are_asked_for_and_given_to_others_once_confirmed() -> None:
     node = Node(cpus=2)
-    node.scheduler.membership.prestart(node.now)
+    node.scheduler.workers.prestart(node.now)
     node.turn()
     node.driver()
     first, second = node.workers()
@@ -777,7 +777,7 @@ def test_what_a_process_of_an_ended_job_still_says_that_it_has_is_not_kept(node:
 
 
 def test_bytes_in_memory_are_those_of_the_values_that_records_have() -> None:
-    inline = tables.Tables(b"", None, b"", b"", Config(), 0).inline
+    inline = tables.Tables(b"", None, b"", b"", Config(), 0, False).inline
     record = records.ObjectRecord(ref(0), None, None)
     for value in (b"four", b"another", records.Stored(10**9), None, b"", b"one", None):
         inline.replace(record, value)
@@ -793,7 +793,7 @@ def test_a_control_store_that_cannot_write_refuses_jobs_and_durable_values_and_n
     assert (to, refused.kind) == (CLIENT + DRIVER, "OutOfDiskError")
     assert "the disk is full" in refused.text
     node = Node()
-    node.scheduler.membership.prestart(node.now)
+    node.scheduler.workers.prestart(node.now)
     node.driver()
     (worker,) = node.workers()
     node.full = "the disk is full"
@@ -838,7 +838,7 @@ def test_jobs_of_a_node_that_is_no_more_are_cleared_page_by_page_and_said_to_hav
         "checkpoint": {old + b"c": b"part"},
     }
     node = Node()
-    node.scheduler.membership.former_jobs.ask()
+    node.scheduler.former_jobs.ask()
     node.turn()
     written = []
     while asked := node.take(m.Scan):
@@ -909,7 +909,7 @@ def test_who_waits_for_a_task_that_waits_in_threads_is_replaced(node: Node) -> N
 def test_what_is_ready_at_the_end_of_a_long_chain_is_found(most: int) -> None:
     """Once all workers are blocked, nobody else would run it."""
     node = Node(workers_blocked_max=most)
-    node.scheduler.membership.prestart(node.now)
+    node.scheduler.workers.prestart(node.now)
     node.turn()
     node.driver()
     node.workers()
@@ -1006,7 +1006,7 @@ def test_calls_that_each_ask_for_something_else_leave_no_queues_behind(monkeypat
     monkeypatch.setattr(records, "QUEUES_MOST", 20)
     monkeypatch.setattr(tables, "QUEUES_MOST", 20)
     node = Node(others=(("disk", 1000),))
-    node.scheduler.membership.prestart(node.now)
+    node.scheduler.workers.prestart(node.now)
     node.turn()
     node.driver()
     (worker,) = node.workers()

@@ -283,7 +283,7 @@ def store() -> Store:
 def made_store() -> Store:
     """A node on which an actor is being made that has checkpoints, and whose calls are not logged."""
     made = Store()
-    made.scheduler.membership.prestart(made.now)
+    made.scheduler.workers.prestart(made.now)
     made.driver()
     options = (("actor", b""), ("max_restarts", -1), ("max_retries", -1), ("checkpoint_every", 3), ("unlogged", True))
     made.say(CLIENT + DRIVER, m.Export(((b"a" * 16, "Counter", b"payload", options),)))

@@ -15,7 +15,6 @@ import pytest
 ROOT = Path(__file__).parent.parent
 ROLES = ("client", "worker", "object_store", "control_store", "global_scheduler", "supervisor", "local_scheduler")
 CIRCLES = {
-    "zfabric.machines.local_scheduler": "its parts take the whole machine",
     "zfabric.runtime": "the parts of a worker's process take the whole process",
 }
 """Packages in which circles are left, each with its reason. None of them leaves its package."""

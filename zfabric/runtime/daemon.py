@@ -159,7 +159,7 @@ class Daemon:
         now = clock()
         with contextlib.suppress(ConnectionLostError):
             self._supervised(now)  # The signal may have come before the packet that says why was read.
-        self.scheduler.membership.end_all(now, self.supervision.ending)
+        self.scheduler.jobs.end_all(now, self.supervision.ending)
         self.core.stir(LOCAL_SCHEDULER)
         self.turn(now)
         until = now + STOP_SECONDS
@@ -257,7 +257,7 @@ class Daemon:
             for incarnation in dead:
                 self.post.forget(incarnation)
                 self.session.remove_sockets(incarnation)
-            if dead and not self.scheduler.membership.recovering:
+            if dead and not self.scheduler.tables.recovering:
                 self._slots.keep_only(self.scheduler.logs.logs)
 
     def _died(self, died: m.ProcessDied, now: float) -> m.ProcessDied:

@@ -75,8 +75,8 @@ class NodeMachines:
     def start(self, now: float, former_jobs: bool) -> None:
         """Start as a node's first daemon. ``former_jobs`` says whether the store has jobs of a former node."""
         if former_jobs:
-            self.scheduler.membership.former_jobs.ask()
-        self.scheduler.membership.prestart(now)
+            self.scheduler.former_jobs.ask()
+        self.scheduler.workers.prestart(now)
 
     def recover(self, now: float, found: m.ArenaFound) -> None:
         """Start as a later daemon of the node, with what arena and disk have."""
@@ -100,7 +100,7 @@ class NodeMachines:
         """Whether a process may send this to that role; arena room is only for processes whose death will be noticed."""
         if type(message) not in FROM_PROCESSES.get(to, ()):
             return False
-        return to != OBJECT_STORE or sender in self.scheduler.tables.processes or self.scheduler.membership.recovering
+        return to != OBJECT_STORE or sender in self.scheduler.tables.processes or self.scheduler.tables.recovering
 
     def step(self, now: float, role: bytes, message: m.Message) -> None:
         """Pass a message of the shell to the machine that plays ``role``; ``decide`` then asks it for effects."""
@@ -191,7 +191,7 @@ class NodeMachines:
 
     def admits(self, incarnation: bytes) -> bool:
         """Whether a process is registered, or may be: as long as the scheduler recovers, each may."""
-        return self.scheduler.membership.recovering or incarnation in self.registered()
+        return self.scheduler.tables.recovering or incarnation in self.registered()
 
     def incarnations_of(self, pid: int) -> tuple[bytes, ...]:
         """Incarnations under which the process with this pid receives, its control thread's included."""
@@ -209,5 +209,5 @@ class NodeMachines:
         What a process is sent last (a driver its farewell) so has at least the time between two sweeps to arrive.
         """
         before = self._strangers
-        self._strangers = set() if self.scheduler.membership.recovering else set(peers) - self.registered()
+        self._strangers = set() if self.scheduler.tables.recovering else set(peers) - self.registered()
         return before & self._strangers

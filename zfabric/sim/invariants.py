@@ -90,7 +90,7 @@ class Invariants:
         """The daemon has decided: its machines agree with themselves."""
         for machine in daemon.core.machines.values():
             machine.check_invariants()
-        if not daemon.scheduler.membership.recovering:
+        if not daemon.scheduler.tables.recovering:
             self._in_flight(daemon)
 
     def _in_flight(self, daemon: Daemon) -> None:
@@ -112,7 +112,7 @@ class Invariants:
         daemon = self.world.daemon
         believed = {
             (record.object_id, holder)
-            for record in daemon.scheduler.membership._all_values()
+            for record in daemon.scheduler.tables.values()
             for holder in (record.holders if isinstance(record.holders, set) else {record.holders} if record.holders else ())
             if getattr(record, "outputs", None) is None
         }

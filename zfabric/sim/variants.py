@@ -18,8 +18,8 @@ from zfabric.machines.control_store.machine import ControlStore
 from zfabric.machines.local_scheduler.actors.deadlocks import Deadlocks
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
-from zfabric.machines.local_scheduler.lifecycle.membership import Membership
 from zfabric.machines.local_scheduler.lifecycle.recovery import Recovery
+from zfabric.machines.local_scheduler.lifecycle.rejoining import Rejoining
 from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.direct_submission import DirectSubmissions
@@ -204,7 +204,7 @@ def _lent_for_ever(right: Any) -> Any:
 def _recover_at_once(right: Any) -> Any:
     """A restarted scheduler does not wait for the processes that the supervisor still has."""
 
-    def on_process_table(self: Membership, now: float, source: bytes, message: m.ProcessTable) -> None:
+    def on_process_table(self: Rejoining, now: float, source: bytes, message: m.ProcessTable) -> None:
         right(self, now, source, message)
         self._expected.clear()
 
@@ -365,7 +365,7 @@ def _results_before_commit(right: Any) -> Any:
         right(self, log, writing)
         self._acknowledged[log.actor_id] = writing.number
         if writing.block is not None and not writing.block.parts:
-            self.scheduler.tables.effects.pop()
+            self.tables.effects.pop()
 
     return write
 
@@ -432,7 +432,7 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "duplicates-delivered": ((Link, "receive", _duplicates_delivered),),
     "prefetched-tasks-lost": ((Outcomes, "worker_lost", _dead_keep_their_tasks),),
     "lent-cpu-kept": ((Dispatcher, "unblocked", _lent_for_ever),),
-    "recovery-too-early": ((Membership, "on_process_table", _recover_at_once),),
+    "recovery-too-early": ((Rejoining, "on_process_table", _recover_at_once),),
     "retry-without-new-attempt": ((Outcomes, "again", _retry_same_attempt),),
     "attempts-come-again": ((Tables, "__init__", _attempts_come_again),),
     "rows-not-said-again": ((Recovery, "_enter_submitted", _rows_forgotten),),
@@ -453,7 +453,7 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "last-handle-unnoticed": ((ActorDirectory, "on_unreferenced", _nothing),),
     "accepted-twice": ((Mailbox, "accept", _accepted_twice),),
     "newest-call-first": ((Worker, "begin", _newest_call_first),),
-    "actor-made-again-too-early": ((Membership, "on_process_table", _recover_at_once),),
+    "actor-made-again-too-early": ((Rejoining, "on_process_table", _recover_at_once),),
     "kill-ends-neighbours": ((ActorDirectory, "_end", _kill_ends_neighbours),),
     "called-while-it-waits": ((ActorQueues, "set_aside", _nothing),),
     "stops-do-not-overtake": ((Mailbox, "stop_later", _nothing),),

@@ -323,7 +323,7 @@ class World:
     def lose(self, share: float) -> None:
         """Lose files of results that their actors' logs make again."""
         daemon = self.daemon
-        if not daemon.alive or daemon.scheduler.membership.recovering:
+        if not daemon.alive or daemon.scheduler.tables.recovering:
             return
         made = [number for number, each in daemon.node.arena.disk.items() if daemon.scheduler.tables.maker_of(each.object_id) is not None]
         read = {entry.file for entry in daemon.store._tables.pinned.values()}
@@ -414,7 +414,7 @@ class World:
         return (
             daemon.alive
             and daemon.idle
-            and not daemon.scheduler.membership.recovering
+            and not daemon.scheduler.tables.recovering
             and self.network.in_flight == 0
             and daemon.post.settled
             and all(
@@ -430,8 +430,8 @@ class World:
         daemon = self.daemon
         if not daemon.alive:
             return "there is no daemon"
-        if daemon.scheduler.membership.recovering:
-            parts.append(f"the daemon recovers and waits for {[self.who(each) for each in daemon.scheduler.membership._expected]}")
+        if daemon.scheduler.tables.recovering:
+            parts.append(f"the daemon recovers and waits for {[self.who(each) for each in daemon.scheduler.rejoining._expected]}")
         for task in list(daemon.scheduler.tables.tasks.values())[:6]:
             explanation = daemon.scheduler.explain(task.id)
             if explanation is not None and explanation.state != "finished":

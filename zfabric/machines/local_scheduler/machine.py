@@ -1,12 +1,12 @@
-"""The local scheduler: keeps the tasks submitted on its node, decides when and where they run, and fixes their outcomes.
+"""The local scheduler: accepts the tasks of its node, decides when and where they run, and fixes their outcomes.
 
-This file is the list of what it accepts, how tasks come and what the stores answer; the parts it is made of are beside it in
-``parts``: ``state`` (what it knows), ``references`` (what stays, what goes), ``outcomes`` (accept, retry, fail), ``values`` (put, held,
-fetched, lost), ``dispatch`` (who runs what), ``membership`` (processes, jobs, recovery), ``report`` (what people ask).
+This file builds the parts, each from the tables and the parts that it uses, names the handler of every message, and has the order of a
+turn. What the parts know is in ``tables``. What a part reports to one above it is a transition (``transitions``), delivered here at the end
+of a step.
 
 A task is WAITING for dependencies, READY in the queue of its shape, ASSIGNED to a worker, and DONE. Placement happens once per
-loop turn, in ``take_effects``. After a restart nothing is dispatched and nothing freed until every process that the supervisor
-still has, and every living driver, has registered again: until then all they say is kept, and is then taken in by kind.
+turn, in ``take_effects``. After a restart nothing is dispatched and nothing freed until every process that the supervisor
+still has, and every living driver, has registered again (``lifecycle.rejoining``).
 """
 
 from __future__ import annotations
@@ -19,12 +19,17 @@ from zfabric.machines.common.lineage_blocks import BlockWriter
 from zfabric.machines.common.resources import ResourcePool
 from zfabric.machines.common.row_format import pack_row
 from zfabric.machines.local_scheduler.actors.deadlocks import Deadlocks
-from zfabric.machines.local_scheduler.actors.detached import DetachedActors
 from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
-from zfabric.machines.local_scheduler.actors.job_shutdown import JobShutdown
 from zfabric.machines.local_scheduler.actors.logs import ActorLogs
 from zfabric.machines.local_scheduler.actors.remakes import Remakes
+from zfabric.machines.local_scheduler.lifecycle.departures import Departures
+from zfabric.machines.local_scheduler.lifecycle.detached import DetachedActors
+from zfabric.machines.local_scheduler.lifecycle.former_jobs import FormerJobs
+from zfabric.machines.local_scheduler.lifecycle.job_shutdown import JobShutdown
+from zfabric.machines.local_scheduler.lifecycle.jobs import Jobs
 from zfabric.machines.local_scheduler.lifecycle.membership import Membership
+from zfabric.machines.local_scheduler.lifecycle.recovery import Recovery
+from zfabric.machines.local_scheduler.lifecycle.rejoining import Rejoining
 from zfabric.machines.local_scheduler.objects.call_results import CallResults
 from zfabric.machines.local_scheduler.objects.streams import Streams
 from zfabric.machines.local_scheduler.objects.values import Values
@@ -55,6 +60,7 @@ from zfabric.machines.local_scheduler.transitions import (
     ActorTaskEnded,
     ActorUnreferenced,
     ActorUnwanted,
+    DetachedActorDied,
     RemakeEnded,
     RemakeWanted,
     StreamTaskEnded,
@@ -93,7 +99,7 @@ class LocalScheduler:
         self.config = config
         self.pool = ResourcePool(total)
         self.blocks = BlockWriter()
-        self.tables = Tables(address, store, control, placer, config, first_attempt(daemons))
+        self.tables = Tables(address, store, control, placer, config, first_attempt(daemons), daemons > 0)
         self.references = References(self.tables, self.blocks)
         self.requests = PendingRequests(self.tables)
         self.outcomes = Outcomes(self.tables, self.references, node)
@@ -105,20 +111,83 @@ class LocalScheduler:
         self.dispatcher = Dispatcher(self.tables, self.outcomes, self.rebuilding, self.direct, self.pool, self.workers)
         self.placement_requests = PlacementRequests(self.tables, self.outcomes, self.pool)
         self.starvation = Starvation(self.tables, self.pool, self.dispatcher)
-        self.streams = Streams(self)
-        self.values = Values(self)
-        self.call_results = CallResults(self)
-        self.deadlocks = Deadlocks(self)
-        self.logs = ActorLogs(self)
-        self.remakes = Remakes(self)
-        self.actors = ActorDirectory(self)
-        self.detached = DetachedActors(self)
-        self.partings = JobShutdown(self)
+        self.streams = Streams(self.tables, self.references, self.outcomes, self.rebuilding)
+        self.values = Values(self.tables, self.requests, self.references, self.outcomes, self.rebuilding, self.dispatcher, self.streams)
+        self.call_results = CallResults(self.tables, self.requests, self.outcomes, self.streams)
+        self.deadlocks = Deadlocks(self.tables, self.dispatcher)
+        self.logs = ActorLogs(self.tables, self.requests, self.references)
+        self.remakes = Remakes(self.tables, self.outcomes, self.rebuilding, self.admission, self.workers)
+        self.actors = ActorDirectory(
+            self.tables,
+            self.blocks,
+            self.requests,
+            self.references,
+            self.outcomes,
+            self.rebuilding,
+            self.workers,
+            self.dispatcher,
+            self.streams,
+            self.logs,
+        )
         self.submission = Submission(
             self.tables, self.blocks, self.admission, self.stopping, self.direct, self.values, self.streams, self.actors
         )
         self.events = Events(node, self.outcomes, self.actors)
-        self.membership = Membership(self, daemons > 0)
+        self.departures = Departures(self.tables, self.references, self.direct, self.actors)
+        self.detached = DetachedActors(self.tables, self.stopping, self.departures, self.actors)
+        self.job_shutdown = JobShutdown(self.actors)
+        self.jobs = Jobs(
+            self.tables,
+            self.blocks,
+            self.requests,
+            self.references,
+            self.direct,
+            self.workers,
+            self.dispatcher,
+            self.actors,
+            self.logs,
+            self.remakes,
+            self.events,
+            self.departures,
+            self.detached,
+            self.job_shutdown,
+        )
+        self.former_jobs = FormerJobs(self.tables, self.requests)
+        self.recovery = Recovery(
+            self.tables,
+            self.blocks,
+            self.references,
+            self.outcomes,
+            self.rebuilding,
+            self.stopping,
+            self.admission,
+            self.workers,
+            self.dispatcher,
+            self.streams,
+            self.call_results,
+            self.logs,
+            self.actors,
+            self.step,
+            self.deliver,
+        )
+        self.rejoining = Rejoining(self.tables, self.blocks, self.requests, self.workers, self.logs, self.jobs, self.recovery)
+        self.membership = Membership(
+            node,
+            self.tables,
+            self.requests,
+            self.outcomes,
+            self.stopping,
+            self.direct,
+            self.workers,
+            self.dispatcher,
+            self.logs,
+            self.actors,
+            self.events,
+            self.departures,
+            self.jobs,
+            self.rejoining,
+            self.deliver,
+        )
         self.reports = Reports(
             node,
             self.tables,
@@ -128,7 +197,7 @@ class LocalScheduler:
             self.logs,
             self.deadlocks,
             self.statistics,
-            lambda: self.membership.recovering,
+            lambda: self.tables.recovering,
         )
         self.receivers: dict[type[Any], Callable[[Any], None]] = {
             ActorTaskEnded: self.actors.on_task_ended,
@@ -136,6 +205,7 @@ class LocalScheduler:
             ActorUnwanted: self.actors.on_unwanted,
             RemakeEnded: self.remakes.on_ended,
             RemakeWanted: self.remakes.on_wanted,
+            DetachedActorDied: self.detached.on_died,
             StreamTaskEnded: self.streams.on_task_ended,
             StreamUnreferenced: self.streams.on_unreferenced,
         }
@@ -152,7 +222,7 @@ class LocalScheduler:
 
     def step(self, now: float, source: Address, message: m.Message) -> None:
         """Take in one message."""
-        if not self.membership.holds_back(source, message):
+        if not self.rejoining.holds_back(source, message):
             self.handlers[type(message)](now, source, message)
             if self.tables.transitions:
                 self.deliver()
@@ -178,7 +248,9 @@ class LocalScheduler:
         self.actors.tick(now)
         self.deadlocks.tick(now)
         self.logs.tick(now)
+        self.jobs.tick(now)
         self.membership.tick(now)
+        self.rejoining.tick(now)
         self.deliver()
 
     def next_deadline(self) -> float | None:
@@ -190,6 +262,8 @@ class LocalScheduler:
             self._overdue_at,
             self._trim_at,
             self.membership.next_deadline(),
+            self.rejoining.next_deadline(),
+            self.jobs.next_deadline(),
             self.stopping.next_deadline(),
             self.placement_requests.next_deadline(),
             self.starvation.next_deadline(),
@@ -197,7 +271,7 @@ class LocalScheduler:
             self.deadlocks.next_deadline(),
             self.logs.next_deadline(),
             self.direct.next_deadline(),
-            self.partings.next_deadline(),
+            self.job_shutdown.next_deadline(),
         ]
         return min((each for each in candidates if each is not None), default=None)
 
@@ -206,7 +280,7 @@ class LocalScheduler:
         tables = self.tables
         self.stopping.end_of_turn(now)
         self.deliver()
-        if not self.membership.recovering:
+        if not tables.recovering:
             self._more_to_collect = self.references.collect()
             if self.deliver():
                 self._more_to_collect = self.references.collect()  # What was released may have been all that referred to others.
@@ -227,15 +301,15 @@ class LocalScheduler:
             for start in range(0, len(rows), ROWS_MAX):
                 tables.tell(process, m.Results(tuple(rows[start : start + ROWS_MAX])))
         tables.touched.clear()
-        self.partings.end_of_turn(now)
-        self.detached.end_of_turn(now)
+        self.actors.end_of_turn()
+        self.jobs.end_of_turn(now)
         self.values.read_durable()
         self.deliver()
         self.logs.acknowledge()
         self._introduce()
         self._flush_rows(now)
         self._beat(now)
-        self.membership.keep()
+        self.rejoining.keep()
         return tables.take_effects()
 
     def _look_again(self, at: float | None, now: float) -> float | None:
@@ -377,12 +451,12 @@ class LocalScheduler:
         return {
             m.Register: self.membership.on_register,
             m.Ready: self.membership.on_ready,
-            m.Goodbye: self.membership.on_goodbye,
-            m.RunningTasks: self.membership.on_running_tasks,
+            m.Goodbye: self.jobs.on_goodbye,
+            m.RunningTasks: self.rejoining.on_running_tasks,
             m.WorkerSpawned: self.membership.on_worker_spawned,
             m.ProcessDied: self.membership.on_process_died,
-            m.ProcessTable: self.membership.on_process_table,
-            m.ArenaFound: self.membership.on_arena_found,
+            m.ProcessTable: self.rejoining.on_process_table,
+            m.ArenaFound: self.rejoining.on_arena_found,
             m.Export: self.submission.on_export,
             m.Submit: self.submission.on_submit,
             m.SubmittedDirect: self.direct.on_submitted_direct,
@@ -401,8 +475,8 @@ class LocalScheduler:
             m.KillActor: self.actors.on_kill_actor,
             m.ActorExiting: self.actors.on_actor_exiting,
             m.ActorEnded: self.actors.on_actor_ended,
-            m.HostDelays: self.actors.on_host_delays,
-            m.HostedActors: self.actors.on_hosted_actors,
+            m.HostDelays: self.deadlocks.on_host_delays,
+            m.HostedActors: self.recovery.on_hosted_actors,
             m.LogAppended: self.logs.on_log_appended,
             m.Checkpoint: self.logs.on_checkpoint,
             m.ReplayProgress: self.logs.on_replay_progress,

@@ -33,7 +33,9 @@ NOTICES_MAX = 20
 class Tables:
     """What a local scheduler knows. Each fact is in one container; indexes say which one they derive from."""
 
-    def __init__(self, address: Address, store: Address | None, control: Address, placer: Address, config: Config, first: int) -> None:
+    def __init__(
+        self, address: Address, store: Address | None, control: Address, placer: Address, config: Config, first: int, recovering: bool
+    ) -> None:
         self.address = address
         self.first_attempt = first
         """What the first attempt is called that this scheduler gives out of a task (``protocol.ids``)."""
@@ -60,6 +62,8 @@ class Tables:
         self.queues: dict[int, ShapeQueue] = {}
         self.touched: dict[ProcessRecord, None] = {}
         """Processes with results to be pushed at the end of this turn."""
+        self.recovering = recovering
+        """Whether this scheduler waits for processes of the daemon before it: nothing is dispatched or freed meanwhile."""
         self.became_ready = 0
         """Counts every time a task becomes ready, so that a search that found none need not be repeated in vain."""
         self.orphans: dict[bytes, dict[bytes, bool]] = {}
@@ -83,6 +87,10 @@ class Tables:
         self.spare: deque[AnyObject] = deque()
         """Records whose last use has gone and that are yet to be looked at."""
         self._next_queue = 1
+
+    def values(self) -> list[AnyObject]:
+        """The records of all tasks and objects."""
+        return [*self.tasks.values(), *self.objects.values()]
 
     def maker_of(self, identifier: bytes) -> tuple[TaskRecord, bool] | None:
         """The task of the actor whose log would make a lost value again, and whether that begins with a checkpoint."""

@@ -15,17 +15,14 @@ waited for a while (``HostDelays``). An actor that waits for a call of itself ra
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from zfabric.machines.local_scheduler.records import ASSIGNED, PENDING, WAITING, BlockedTask, TaskRecord, WorkerRecord
+from zfabric.machines.local_scheduler.records import ASSIGNED, PENDING, WAITING, BlockedTask, JobRecord, TaskRecord, WorkerRecord
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address
 from zfabric.protocol.messages import ALIVE
 from zfabric.protocol.names import brief
-
-if TYPE_CHECKING:
-    from zfabric.machines.local_scheduler.machine import LocalScheduler
-    from zfabric.machines.local_scheduler.records import JobRecord
 
 LOOK_EVERY = 1.0
 """Seconds between two looks at what waits."""
@@ -39,11 +36,11 @@ Wait = tuple[bytes, tuple[bytes, ...]]
 
 
 class Deadlocks:
-    """Works on its scheduler's tables and parts."""
+    """Follows what waits, and warns drivers of circles."""
 
-    def __init__(self, scheduler: LocalScheduler) -> None:
-        self.scheduler = scheduler
-        self.tables = scheduler.tables
+    def __init__(self, tables: Tables, dispatcher: Dispatcher) -> None:
+        self.tables = tables
+        self.dispatcher = dispatcher
         self._look_at: float | None = None
         self._found: dict[Wait, int] = {}
         """How many looks have found a wait."""
@@ -57,7 +54,7 @@ class Deadlocks:
         worker = self.tables.worker_of(source)
         if worker is None:
             return
-        frame = self.scheduler.dispatcher.blocked(worker, message)
+        frame = self.dispatcher.blocked(worker, message)
         frame.at = now
         if frame.task_id not in worker.inflight and not worker.shared:
             frame.actor = next(iter(worker.actors), b"")
@@ -72,6 +69,15 @@ class Deadlocks:
             self.tables.counts["refused"] += 1
             return
         frame.name, frame.certain, frame.callees = message.name, message.certain, dict(message.callees)
+
+    def on_host_delays(self, now: float, source: Address, message: m.HostDelays) -> None:
+        """What lasts in a process that actors share."""
+        worker = self.tables.worker_of(source)
+        if worker is not None:
+            worker.delays = {row[0]: row for row in message.rows}
+            worker.turn = next((row for row in message.rows if row[1] == message.running), ())
+            if message.rows:
+                self.look_later(now)
 
     # -- warning of circles --
 
@@ -177,7 +183,7 @@ class Deadlocks:
                 record = self.tables.actors.get(actor_id)
                 waits = record.wait() if record is not None and record.state == ALIVE else None
             elif task is not None and task.state == ASSIGNED:
-                waits = self.scheduler.dispatcher.frame_of(task.id)
+                waits = self.dispatcher.frame_of(task.id)
             elif task is not None and task.state == WAITING and not (lasting and _ends_by_itself(task)):
                 agenda += [(needed, (*between, task.name)) for needed in task.row[3] if needed not in seen]
             if waits is not None:

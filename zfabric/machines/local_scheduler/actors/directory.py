@@ -10,14 +10,21 @@ Calls do not pass through here, but for those results that others hear of (``cal
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from zfabric.machines.common.lineage_blocks import BlockWriter
 from zfabric.machines.local_scheduler.actor_records import ActorRecord
-from zfabric.machines.local_scheduler.actors.detached import DETACHED
-from zfabric.machines.local_scheduler.records import DONE, HOSTING, PENDING, JobRecord, Stored, TaskRecord, WorkerRecord
-from zfabric.machines.local_scheduler.references import add_holder, named_by
-from zfabric.machines.local_scheduler.transitions import ActorTaskEnded, ActorUnreferenced, ActorUnwanted
+from zfabric.machines.local_scheduler.actors.logs import ActorLogs
+from zfabric.machines.local_scheduler.objects.streams import Streams
+from zfabric.machines.local_scheduler.records import DONE, PENDING, JobRecord, Stored, TaskRecord, WorkerRecord
+from zfabric.machines.local_scheduler.references import References, add_holder, named_by
+from zfabric.machines.local_scheduler.requests import PendingRequests
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
+from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
+from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
+from zfabric.machines.local_scheduler.tasks.worker_pool import WorkerPool
+from zfabric.machines.local_scheduler.transitions import ActorTaskEnded, ActorUnreferenced, ActorUnwanted, DetachedActorDied
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess
 from zfabric.protocol.failures import Facts, pack_failure, unpack_failure
@@ -25,27 +32,48 @@ from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address, short, tries_of
 from zfabric.protocol.messages import ALIVE, CREATING, DEAD, ERROR, FAILED, OK
 from zfabric.protocol.names import brief
 
-if TYPE_CHECKING:
-    from zfabric.machines.local_scheduler.machine import LocalScheduler
-
 RETIRE_SECONDS = 30.0
 """How long an actor without handles may take to finish its calls."""
 LAST_HANDLE = "its last handle has gone"
+DETACHED = b"detached"
+"""Holds the handles of detached actors: no process has this incarnation."""
 STATE_NAMES = {CREATING: "creating", ALIVE: "alive", DEAD: "dead"}
 
 
 class ActorDirectory:
-    """All actors of this node. Works on its scheduler's tables and parts."""
+    """All actors of this node."""
 
-    def __init__(self, scheduler: LocalScheduler) -> None:
-        self.scheduler = scheduler
-        self.tables = scheduler.tables
-        self.outcomes = scheduler.outcomes
-        self.rebuilding = scheduler.rebuilding
+    def __init__(
+        self,
+        tables: Tables,
+        blocks: BlockWriter,
+        requests: PendingRequests,
+        references: References,
+        outcomes: Outcomes,
+        rebuilding: Rebuilding,
+        workers: WorkerPool,
+        dispatcher: Dispatcher,
+        streams: Streams,
+        logs: ActorLogs,
+    ) -> None:
+        self.tables = tables
+        self.blocks = blocks
+        self.requests = requests
+        self.references = references
+        self.outcomes = outcomes
+        self.rebuilding = rebuilding
+        self.workers = workers
+        self.dispatcher = dispatcher
+        self.streams = streams
+        self.logs = logs
         self.records = self.tables.actors
         self.named: dict[tuple[str, str], ActorRecord] = {}
         """Living actors that have a name, by namespace and name."""
         self._retiring: dict[ActorRecord, None] = {}
+        self._not_durable: set[bytes] = set()
+        """Detached actors whose rows are not committed yet."""
+        self._to_write: list[bytes] = []
+        """Detached actors whose rows are to be written at the end of this turn."""
 
     # -- made --
 
@@ -60,7 +88,8 @@ class ActorDirectory:
                 self._refuse(task, "ActorNameTakenError", text)
                 return False
         if record.detached:
-            self.scheduler.detached.made(record.id)
+            self._not_durable.add(record.id)
+            self._to_write.append(record.id)
         if record.shared:
             return True
         hosting = sum(1 for each in self.records.values() if each.state != DEAD and not each.shared)
@@ -96,7 +125,7 @@ class ActorDirectory:
         if record.task.option("max_restarts", 0) and record.state != DEAD:
             missing = [each for each in dict.fromkeys(named_by(record.task)) if each not in record.arguments and self.tables.find(each)]
             record.arguments.update(missing)
-            self.scheduler.references.pin(missing)
+            self.references.pin(missing)
 
     def keep_arguments(self) -> None:
         """After a restart of the daemon, once everything is known."""
@@ -112,8 +141,8 @@ class ActorDirectory:
         if status == OK:
             task.facts().made()
             self._at_home(record, worker)
-            self.scheduler.logs.made_again(record)
-            if record.id not in self.scheduler.detached.unkept:
+            self.logs.made_again(record)
+            if record.id not in self._not_durable:
                 self._lives(record)
             return
         if status == ERROR:
@@ -126,11 +155,19 @@ class ActorDirectory:
         elif worker is not None:
             worker.actors.pop(record.id, None)
             if not worker.gpus:
-                self.scheduler.dispatcher.release(worker)
-            self.scheduler.workers.end_once_unneeded(worker, "its actor could not be made")
+                self.dispatcher.release(worker)
+            self.workers.end_once_unneeded(worker, "its actor could not be made")
 
-    def kept(self, actor_ids: Iterable[bytes]) -> None:
-        """Detached actors are durable: those that are made already live."""
+    def end_of_turn(self) -> None:
+        """Write the rows of new detached actors."""
+        if self._to_write:
+            actors, self._to_write = tuple(self._to_write), []
+            puts, deletes = self.blocks.flush(rows_max=1 << 30)
+            self.requests.ask(m.Write, tuple(puts), tuple(deletes), then=self._written, about=actors)
+
+    def _written(self, now: float, actor_ids: tuple[bytes, ...], answer: m.Written) -> None:
+        """Detached actors are durable, and those that are made live. (If the disk is full, they are as durable as other actors.)"""
+        self._not_durable.difference_update(actor_ids)
         for record in filter(None, map(self.records.get, actor_ids)):
             if record.state == CREATING and record.worker is not None:
                 self._lives(record)
@@ -166,14 +203,14 @@ class ActorDirectory:
             del self.named[record.namespace, record.name]
         self._tell(record, record.watchers)
         if record.task.block is not None:  # A restarted daemon is not to make it again.
-            self.scheduler.blocks.withdraw(record.id, record.task.block)
+            self.blocks.withdraw(record.id, record.task.block)
             record.task.block = None
-        self.scheduler.references.unpin(record.arguments)
+        self.references.unpin(record.arguments)
         record.arguments = set()
         if record.detached:
-            self.scheduler.references.release((record.task.object_id,), DETACHED)
-            self.scheduler.detached.died(record.task.function.queue.job)
-        self.scheduler.logs.drop(record.id)
+            self.references.release((record.task.object_id,), DETACHED)
+            self.tables.transitions.append(DetachedActorDied(record.task.function.queue.job))
+        self.logs.drop(record.id)
         if record.gone:
             self.records.pop(record.id, None)
 
@@ -221,7 +258,7 @@ class ActorDirectory:
             if found is not None and found.status == PENDING:
                 text = f"the process that called for {short(identifier)} ended before it had the result"
                 failure = pack_failure("ObjectLostError", text)
-                self.scheduler.streams.call_ended(identifier[:TASK_BYTES], FAILED, failure)
+                self.streams.call_ended(identifier[:TASK_BYTES], FAILED, failure)
                 self.outcomes.settle_value(found, FAILED, failure)
 
     # -- ended --
@@ -283,15 +320,6 @@ class ActorDirectory:
             facts: Facts = (("pid", worker.pid),) if message.executing else ()
             self._lost(record, message.reason or "it was killed (zf.kill)", "", facts)
 
-    def on_host_delays(self, now: float, source: Address, message: m.HostDelays) -> None:
-        """What lasts in a process that actors share."""
-        worker = self.tables.worker_of(source)
-        if worker is not None:
-            worker.delays = {row[0]: row for row in message.rows}
-            worker.turn = next((row for row in message.rows if row[1] == message.running), ())
-            if message.rows:
-                self.scheduler.deadlocks.look_later(now)
-
     def _vacate(self, worker: WorkerRecord, record: ActorRecord) -> None:
         """An actor does not live there any more."""
         worker.actors.pop(record.id, None)
@@ -325,7 +353,7 @@ class ActorDirectory:
         record.executing = died.executing if died.executing != record.id else b""
         record.worker = None
         record.lives_on = False
-        self.scheduler.logs.process_gone(record.id)
+        self.logs.process_gone(record.id)
         if record.state == CREATING and record.task.state != DONE:
             return  # Its task has failed, or runs again: as any task whose worker died.
         how = f"signal {died.signal}" if died.signal else f"exit code {died.exit_code}"
@@ -383,7 +411,6 @@ class ActorDirectory:
 
     def job_ended(self, job: JobRecord) -> None:
         """A job's actors end with it, and all that is known of them."""
-        self.scheduler.remakes.job_ended(job.id)
         for record in self.of(job):
             del self.records[record.id]
             self._retiring.pop(record, None)
@@ -395,41 +422,14 @@ class ActorDirectory:
 
     # -- processes come back, and time passes --
 
-    def on_hosted_actors(self, now: float, source: Address, message: m.HostedActors) -> None:
-        """A worker says which actors it is, to a daemon that was restarted."""
-        process = self.tables.processes.get(source[1:])
-        worker = self.tables.workers.get(process.name) if process is not None else None
-        if process is None or worker is None:
-            return
-        if not message.rows:
-            worker.state, worker.shared = HOSTING, True
-        for row, attempt in message.rows:
-            job = self.tables.jobs.get(row[0][:JOB_BYTES])
-            if job is None or job.ended:
-                self.scheduler.workers.end(worker, "its job has ended")
-                return
-            worker.job = process.job = job
-            if row[0] not in self.records and not self.adopt(row, attempt, job, worker):
-                self.scheduler.workers.end(worker, "nothing is known any more of the class of its actor")
-                return
-
-    def adopt(self, row: m.Row, attempt: int, job: JobRecord, worker: WorkerRecord) -> bool:
-        """An actor that lived through the daemon's restart. False if its class is not known: it died with its exporter and two daemons."""
-        task = self.scheduler.membership.recovery.enter(row, job)
-        if task is None:
-            return False
-        task.attempt = attempt
-        task.finish()
-        task.status = OK
-        self.tables.inline.replace(task, b"actor")
-        self.scheduler.admission.set_terms(task, 0.0)
+    def adopt(self, task: TaskRecord, worker: WorkerRecord) -> None:
+        """An actor that lived through the daemon's restart."""
         record = self.enter_again(task)
         record.state = ALIVE
         self._at_home(record, worker)
         record.lives_on = record.shared
-        self.scheduler.logs.lives_on(record.id)
-        self.scheduler.dispatcher.host(worker, task)
-        return True
+        self.logs.lives_on(record.id)
+        self.dispatcher.host(worker, task)
 
     def enter_again(self, task: TaskRecord) -> ActorRecord:
         """An actor that the daemon before this one knew, too."""

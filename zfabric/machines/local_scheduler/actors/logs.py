@@ -20,30 +20,30 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from zfabric.machines.common.log_format import CHECKPOINT, LOG, part_key
 from zfabric.machines.common.row_format import pack_row, unpack_row
 from zfabric.machines.local_scheduler.actor_records import ActorLog, ActorRecord, LogBlock, RetainedBlocks, Writing, is_unlogged, worker_of
+from zfabric.machines.local_scheduler.references import References
+from zfabric.machines.local_scheduler.requests import PendingRequests
+from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address
 from zfabric.protocol.messages import DEAD, FAILED, Row
 from zfabric.protocol.names import brief
-
-if TYPE_CHECKING:
-    from zfabric.machines.local_scheduler.machine import LocalScheduler
+from zfabric.protocol.options import option
 
 PAGE = 500
 """Rows of the control store in one answer to who replays; it ends earlier after a few megabytes."""
 
 
 class ActorLogs:
-    """The logs of all actors of this node. Works on its scheduler's tables and parts."""
+    """The logs of all actors of this node."""
 
-    def __init__(self, scheduler: LocalScheduler) -> None:
-        self.scheduler = scheduler
-        self.tables = scheduler.tables
-        self.references = scheduler.references
+    def __init__(self, tables: Tables, requests: PendingRequests, references: References) -> None:
+        self.tables = tables
+        self.requests = requests
+        self.references = references
         self.logs = self.tables.logs
         self.spare: list[tuple[str, bytes]] = []
         """Rows of the control store that are to be deleted, of actors that are no more."""
@@ -129,7 +129,7 @@ class ActorLogs:
             self._ask(log, writing)
 
     def _ask(self, log: ActorLog, writing: Writing) -> None:
-        self.scheduler.requests.ask(m.Write, (writing.row,), (), then=self._written, about=(log, writing))
+        self.requests.ask(m.Write, (writing.row,), (), then=self._written, about=(log, writing))
 
     def _written(self, now: float, about: tuple[ActorLog, Writing], answer: m.Written) -> None:
         """The control store has answered."""
@@ -142,7 +142,7 @@ class ActorLogs:
             self._advance(log)
         elif writing.writer in self.tables.processes:
             log.failed.append(writing)
-            log.retry_at = now + self.scheduler.config.store_retry_every
+            log.retry_at = now + self.tables.config.store_retry_every
             self._warn(log, answer.text)
         else:
             self._forget(log, writing)
@@ -279,10 +279,18 @@ class ActorLogs:
 
     def read(self, source: Address, token: int, actor_id: bytes, table: str, after: bytes) -> None:
         """A page of an actor's log, or of its checkpoints, for the process in which it is being made."""
-        may = self._record(source, actor_id) is not None or self.scheduler.remakes.reads(source, actor_id)
+        may = self._record(source, actor_id) is not None or self._remakes(source, actor_id)
         if table not in (LOG, CHECKPOINT) or not may:
             raise ValueError("the log of an actor is read by the process that is to be the actor")
-        self.scheduler.requests.ask(m.Scan, table, actor_id, after, PAGE, then=self._found, about=(source, token))
+        self.requests.ask(m.Scan, table, actor_id, after, PAGE, then=self._found, about=(source, token))
+
+    def _remakes(self, source: Address, actor_id: bytes) -> bool:
+        """Whether a process replays this actor's calls for a lost value."""
+        process = self.tables.processes.get(source[1:])
+        worker = self.tables.workers.get(process.name) if process is not None else None
+        return worker is not None and any(
+            task.id in self.tables.remakes and option(task.options, "remake")[0] == actor_id for task in worker.inflight.values()
+        )
 
     def _found(self, now: float, about: tuple[Address, int], message: m.Found) -> None:
         """The control store has read it."""

@@ -8,28 +8,30 @@ What runs there is a task of the actor's class that makes no actor, and that nob
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from zfabric.machines.local_scheduler.records import PENDING, TaskRecord
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.admission import Admission
+from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
+from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
+from zfabric.machines.local_scheduler.tasks.worker_pool import WorkerPool
 from zfabric.machines.local_scheduler.transitions import RemakeEnded, RemakeWanted
 from zfabric.protocol.failures import Facts, pack_failure, unpack_failure
-from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address, child_prefix, pack_counter, short
+from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, child_prefix, pack_counter, short
 from zfabric.protocol.messages import ERROR, FAILED, Row
-from zfabric.protocol.options import option
-
-if TYPE_CHECKING:
-    from zfabric.machines.local_scheduler.machine import LocalScheduler
 
 RETRIES = 3
 """How often a replay is begun again whose process dies."""
 
 
 class Remakes:
-    """Replays under way. Works on its scheduler's tables and parts."""
+    """Replays under way."""
 
-    def __init__(self, scheduler: LocalScheduler) -> None:
-        self.scheduler = scheduler
-        self.tables = scheduler.tables
+    def __init__(self, tables: Tables, outcomes: Outcomes, rebuilding: Rebuilding, admission: Admission, workers: WorkerPool) -> None:
+        self.tables = tables
+        self.outcomes = outcomes
+        self.rebuilding = rebuilding
+        self.admission = admission
+        self.workers = workers
         self._wanted = self.tables.remakes
         self._begun = 0
 
@@ -38,7 +40,7 @@ class Remakes:
         identifier = wanted.record.object_id
         found = self.tables.maker_of(identifier)
         if found is None:  # Its log has gone in the same step.
-            self.scheduler.rebuilding.make_available(wanted.record, wanted.reason)
+            self.rebuilding.make_available(wanted.record, wanted.reason)
         elif identifier not in self._wanted.values():
             self._run(identifier, *found)
 
@@ -56,8 +58,8 @@ class Remakes:
         task.holders, task.outputs = None, ()
         self.tables.tasks[task.id] = task
         self._wanted[task.id] = identifier
-        self.scheduler.admission.set_terms(task, 0.0)
-        self.scheduler.admission.resolve(task)
+        self.admission.set_terms(task, 0.0)
+        self.admission.resolve(task)
 
     def on_ended(self, ended: RemakeEnded) -> None:
         """A replay has ended. The value that it made again was reported before."""
@@ -66,7 +68,7 @@ class Remakes:
         if identifier is None:
             return
         if worker is not None:
-            self.scheduler.workers.end(worker, "its replay has ended")
+            self.workers.end(worker, "its replay has ended")
         record = self.tables.find(identifier)
         if record is not None and record.status == PENDING:
             why = "the calls did not return again what they had"
@@ -76,15 +78,7 @@ class Remakes:
             elif status == FAILED:
                 why = unpack_failure(payload)[1]
             text = f"object {short(identifier)} is lost, and a replay of its actor's calls did not make it again: {why}"
-            self.scheduler.outcomes.settle_value(record, FAILED, pack_failure("ObjectLostError", text, facts))
-
-    def reads(self, source: Address, actor_id: bytes) -> bool:
-        """Whether a process replays this actor's calls for a lost value."""
-        process = self.tables.processes.get(source[1:])
-        worker = self.tables.workers.get(process.name) if process is not None else None
-        return worker is not None and any(
-            task.id in self._wanted and option(task.options, "remake")[0] == actor_id for task in worker.inflight.values()
-        )
+            self.outcomes.settle_value(record, FAILED, pack_failure("ObjectLostError", text, facts))
 
     def job_ended(self, job_id: bytes) -> None:
         """Nobody waits for a job's values."""

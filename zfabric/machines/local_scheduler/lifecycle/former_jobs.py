@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from zfabric.machines.common.row_format import pack_row, unpack_row
+from zfabric.machines.local_scheduler.requests import PendingRequests
+from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol import messages as m
-
-if TYPE_CHECKING:
-    from zfabric.machines.local_scheduler.machine import LocalScheduler
 
 PAGE = 500
 """Rows of the control store that are asked for at a time."""
@@ -23,20 +22,21 @@ class _Clearing(NamedTuple):
 
 
 class FormerJobs:
-    """Ends them as ``Membership.end_job`` would have: what is left of a job is its row."""
+    """Ends them as ``Jobs.end_job`` would have: what is left of a job is its row."""
 
-    def __init__(self, scheduler: LocalScheduler) -> None:
-        self.scheduler = scheduler
+    def __init__(self, tables: Tables, requests: PendingRequests) -> None:
+        self.tables = tables
+        self.requests = requests
 
     def ask(self) -> None:
         """Look for them, before this node has jobs of its own."""
-        self.scheduler.requests.ask(m.Scan, "job", b"", b"", 10_000, then=self._found)
+        self.requests.ask(m.Scan, "job", b"", b"", 10_000, then=self._found)
 
     def _found(self, now: float, about: None, answer: m.Found) -> None:
         """The store's jobs."""
         for key, value in answer.rows:
             facts = unpack_row(value)
-            if facts["status"] == "running" and key not in self.scheduler.tables.jobs:
+            if facts["status"] == "running" and key not in self.tables.jobs:
                 self._go_on(_Clearing(key, pack_row({**facts, "status": "ended"}), ("task", "function", "object", "log", "checkpoint")))
 
     def _rows_found(self, now: float, clearing: _Clearing, message: m.Found) -> None:
@@ -50,10 +50,10 @@ class FormerJobs:
 
     def _go_on(self, clearing: _Clearing, after: bytes = b"") -> None:
         if clearing.tables:
-            self.scheduler.requests.ask(m.Scan, clearing.tables[0], clearing.job, after, PAGE, then=self._rows_found, about=clearing)
+            self.requests.ask(m.Scan, clearing.tables[0], clearing.job, after, PAGE, then=self._rows_found, about=clearing)
         else:
             self._write((("job", clearing.job, clearing.ended),), ())
 
     def _write(self, puts: m.Rows, deletes: m.Rows) -> None:
         if puts or deletes:
-            self.scheduler.tables.send(self.scheduler.tables.control_address, m.Write(0, puts, deletes))
+            self.tables.send(self.tables.control_address, m.Write(0, puts, deletes))

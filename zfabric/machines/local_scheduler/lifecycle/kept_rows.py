@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from zfabric.machines.common.lineage_blocks import LineageBlock
+from zfabric.machines.common.lineage_blocks import BlockWriter, LineageBlock
 from zfabric.machines.common.log_format import CHECKPOINT, LOG
 from zfabric.machines.common.row_format import unpack_row
+from zfabric.machines.local_scheduler.actors.logs import ActorLogs
 from zfabric.machines.local_scheduler.records import FunctionRecord
+from zfabric.machines.local_scheduler.requests import PendingRequests
+from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import FUNCTION_BYTES, JOB_BYTES
 
 PAGE = 500
 """Rows of the control store that are asked for at a time."""
 
-if TYPE_CHECKING:
-    from zfabric.machines.local_scheduler.machine import LocalScheduler
-
 
 class KeptRows:
     """Rows of the tables "function" and "task", between their scan and the end of recovery."""
 
-    def __init__(self, scheduler: LocalScheduler, then: Callable[[float], None]) -> None:
-        self.scheduler = scheduler
+    def __init__(
+        self, tables: Tables, blocks: BlockWriter, requests: PendingRequests, logs: ActorLogs, then: Callable[[float], None]
+    ) -> None:
+        self.tables = tables
+        self.blocks = blocks
+        self.requests = requests
+        self.logs = logs
         self._then = then
         self._open: set[str] = set()
         self._functions: list[m.Row] = []
-        self._blocks: list[m.Row] = []
+        self._rows: list[m.Row] = []
 
     @property
     def complete(self) -> bool:
@@ -38,16 +42,16 @@ class KeptRows:
         """Scan the tables."""
         for table in ("function", "task", LOG, CHECKPOINT):
             self._open.add(table)
-            self.scheduler.requests.ask(m.Scan, table, b"", b"", PAGE, then=self._found, about=table)
+            self.requests.ask(m.Scan, table, b"", b"", PAGE, then=self._found, about=table)
 
     def _found(self, now: float, table: str, message: m.Found) -> None:
         """A page of a scan."""
         if table in (LOG, CHECKPOINT):
-            self.scheduler.logs.adopt(table, message.rows)
+            self.logs.adopt(table, message.rows)
         else:
-            (self._functions if table == "function" else self._blocks).extend(message.rows)
+            (self._functions if table == "function" else self._rows).extend(message.rows)
         if message.more and message.rows:
-            self.scheduler.requests.ask(m.Scan, table, b"", message.rows[-1][0], PAGE, then=self._found, about=table)
+            self.requests.ask(m.Scan, table, b"", message.rows[-1][0], PAGE, then=self._found, about=table)
         else:
             self._open.discard(table)
             if self.complete:
@@ -55,7 +59,7 @@ class KeptRows:
 
     def adopt_functions(self) -> None:
         """Functions of jobs that live, also those whose exporter is gone."""
-        tables = self.scheduler.tables
+        tables = self.tables
         for key, value in self._functions:
             job = tables.jobs.get(key[:JOB_BYTES])
             identifier = key[JOB_BYTES : JOB_BYTES + FUNCTION_BYTES]
@@ -68,9 +72,9 @@ class KeptRows:
 
     def adopt_rows(self) -> dict[bytes, tuple[m.Row, LineageBlock]]:
         """Task rows of jobs that live, with their blocks; what is not needed of them is to be dropped from these."""
-        tables, blocks = self.scheduler.tables, self.scheduler.blocks
+        tables, blocks = self.tables, self.blocks
         rows: dict[bytes, tuple[m.Row, LineageBlock]] = {}
-        for key, value in self._blocks:
+        for key, value in self._rows:
             block = blocks.adopt(key, value)
             for task_id, row in list(block.rows.items()):
                 job = tables.jobs.get(task_id[:JOB_BYTES])
@@ -78,5 +82,5 @@ class KeptRows:
                     blocks.drop(task_id, block)
                 else:
                     rows[task_id] = (row, block)
-        self._blocks = []
+        self._rows = []
         return rows

@@ -13,10 +13,16 @@ something that is held, or an unfinished row, names it; the value is made again 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import Any
 
+from zfabric.machines.common.lineage_blocks import BlockWriter
 from zfabric.machines.common.log_format import is_remake
+from zfabric.machines.local_scheduler.actors.directory import DETACHED, ActorDirectory
+from zfabric.machines.local_scheduler.actors.logs import ActorLogs
+from zfabric.machines.local_scheduler.lifecycle.kept_rows import KeptRows
+from zfabric.machines.local_scheduler.objects.call_results import CallResults
+from zfabric.machines.local_scheduler.objects.streams import Streams
 from zfabric.machines.local_scheduler.records import (
     DONE,
     HOSTING,
@@ -31,15 +37,20 @@ from zfabric.machines.local_scheduler.records import (
     make_outputs,
     prefixes_of,
 )
-from zfabric.machines.local_scheduler.references import named_by, row_names
+from zfabric.machines.local_scheduler.references import References, add_holder, named_by, row_names
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.admission import Admission
+from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
+from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
+from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
+from zfabric.machines.local_scheduler.tasks.stopping import Stopping
+from zfabric.machines.local_scheduler.tasks.worker_pool import WorkerPool
+from zfabric.protocol import ids
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
-from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address, is_put, short
+from zfabric.protocol.ids import FIRST_RETURN, JOB_BYTES, TASK_BYTES, Address, is_put, short
 from zfabric.protocol.messages import FAILED, OK, Row
-
-if TYPE_CHECKING:
-    from zfabric.machines.local_scheduler.lifecycle.kept_rows import KeptRows
-    from zfabric.machines.local_scheduler.machine import LocalScheduler
+from zfabric.protocol.options import option
 
 HELD = frozenset(
     {
@@ -85,12 +96,44 @@ _KNOWLEDGE = (m.Submit, m.Put, m.OfferResults)
 
 
 class Recovery:
-    """Gathers, then rebuilds the tables of its scheduler, once."""
+    """Gathers, then rebuilds the tables, once.
 
-    def __init__(self, scheduler: LocalScheduler) -> None:
-        self.scheduler = scheduler
-        self.tables = scheduler.tables
-        self.references = scheduler.references
+    ``step`` takes in messages that were held back, ``deliver`` hands over transitions: both are the machine's.
+    """
+
+    def __init__(
+        self,
+        tables: Tables,
+        blocks: BlockWriter,
+        references: References,
+        outcomes: Outcomes,
+        rebuilding: Rebuilding,
+        stopping: Stopping,
+        admission: Admission,
+        workers: WorkerPool,
+        dispatcher: Dispatcher,
+        streams: Streams,
+        call_results: CallResults,
+        logs: ActorLogs,
+        actors: ActorDirectory,
+        step: Callable[[float, Address, m.Message], None],
+        deliver: Callable[[], object],
+    ) -> None:
+        self.tables = tables
+        self.blocks = blocks
+        self.references = references
+        self.outcomes = outcomes
+        self.rebuilding = rebuilding
+        self.stopping = stopping
+        self.admission = admission
+        self.workers = workers
+        self.dispatcher = dispatcher
+        self.streams = streams
+        self.call_results = call_results
+        self.logs = logs
+        self.actors = actors
+        self.step = step
+        self._deliver = deliver
         self._said: list[tuple[Address, m.Message]] = []
         self._later: list[tuple[Address, m.Message]] = []
         self._registered: set[bytes] = set()
@@ -120,7 +163,7 @@ class Recovery:
 
     def rebuild(self, kept: KeptRows, now: float) -> None:
         """Take in all of it."""
-        step = self.scheduler.step
+        step = self.step
         kept.adopt_functions()
         self._rows = kept.adopt_rows()
         self._each(m.Export, lambda source, message: step(now, source, message))
@@ -132,11 +175,11 @@ class Recovery:
         self._each(m.OfferResults, self._take_offer)
         self._each(m.ExpectResults, self._take_expect)
         self._each(m.Hold, self._take_hold)
-        self._know(self.scheduler.logs.references_of())
+        self._know(self.logs.references_of())
         self._know(named_by(record.task) for record in self.tables.actors.values())
         self._each(m.LogAppended, self._take_logged)
         self._each(m.Checkpoint, self._take_logged)
-        self.scheduler.streams.positions_known()
+        self.streams.positions_known()
         for task, _ in self._entered:
             self._take_stored(task)
             self._know((named_by(task),))
@@ -144,7 +187,7 @@ class Recovery:
             self._know((record.contained,))
         for record in self._values():
             self.references.pin(record.contained)
-        self.scheduler.logs.recover()
+        self.logs.recover()
         unheard = self._unheard()
         for task, worker in self._entered:
             if worker is None and task.id in unheard:
@@ -152,27 +195,37 @@ class Recovery:
             self._go_on(task, worker, now)
         self._each(m.Blocked, lambda source, message: step(now, source, message))
         self._each(m.WaitDetails, lambda source, message: step(now, source, message))
-        self._each(m.Yielded, lambda source, message: step(now, source, message))
+        self._each(m.Yielded, lambda source, message: self._take_yielded(now, source, message))
         self._each(m.Completed, lambda source, message: step(now, source, message))
-        self.scheduler.detached.restore(self._rows)
-        self.scheduler.actors.find_lost()
+        self._restore_detached()
+        self.actors.find_lost()
         for source, message in self._said:
             if type(message) in _AFTERWARDS and source[1:] in self.tables.processes:
                 step(now, source, message)
-        self.scheduler.deliver()
-        self.scheduler.logs.drop_lost()
-        self.scheduler.streams.recovered()
+        self._deliver()
+        self.logs.drop_lost()
+        self.streams.recovered()
         for task_id, (_, block) in self._rows.items():
             if task_id not in self.tables.tasks:
-                self.scheduler.blocks.drop(task_id, block)
-        self.scheduler.actors.keep_arguments()
+                self.blocks.drop(task_id, block)
+        self.actors.keep_arguments()
         self._stop_void(now)
         self.tables.spare.extend(self._values())
 
     def go_on(self, now: float) -> None:
         """Take in what was said after registration, in its order."""
         for source, message in self._later:
-            self.scheduler.step(now, source, message)
+            if type(message) is m.Yielded:
+                self._take_yielded(now, source, message)
+            else:
+                self.step(now, source, message)
+
+    def _take_yielded(self, now: float, source: Address, message: m.Yielded) -> None:
+        """Values of streams. Those that the daemon before this one had accepted (True) are in the arena."""
+        for task_id, _, index, value, _ in message.rows:
+            if value is True and task_id in self.tables.streams:
+                self.known(ids.object_id(task_id, index + 1))
+        self.step(now, source, message)
 
     def _each(self, kind: type[Any], action: Any) -> None:
         for source, message in self._said:
@@ -200,11 +253,11 @@ class Recovery:
         kept = self._rows.get(task.id)
         if kept is not None and kept[0] == row:
             task.block = kept[1]
-        elif self.scheduler.config.lineage:
-            task.block = self.scheduler.blocks.add(row)
+        elif self.tables.config.lineage:
+            task.block = self.blocks.add(row)
         self.tables.tasks[task.id] = task
         if function.stream is not None:
-            self.scheduler.streams.begin(task)
+            self.streams.begin(task)
         return task
 
     def _note_use(self, source: Address, message: m.RunningTasks) -> None:
@@ -215,6 +268,50 @@ class Recovery:
             worker.gpus = message.gpus
             worker.used = worker.job is not None
 
+    def on_hosted_actors(self, now: float, source: Address, message: m.HostedActors) -> None:
+        """A worker says which actors it is, to a daemon that was restarted."""
+        process = self.tables.processes.get(source[1:])
+        worker = self.tables.workers.get(process.name) if process is not None else None
+        if process is None or worker is None:
+            return
+        if not message.rows:
+            worker.state, worker.shared = HOSTING, True
+        for row, attempt in message.rows:
+            job = self.tables.jobs.get(row[0][:JOB_BYTES])
+            if job is None or job.ended:
+                self.workers.end(worker, "its job has ended")
+                return
+            worker.job = process.job = job
+            if row[0] not in self.tables.actors and not self._adopt_actor(row, attempt, job, worker):
+                self.workers.end(worker, "nothing is known any more of the class of its actor")
+                return
+
+    def _adopt_actor(self, row: Row, attempt: int, job: JobRecord, worker: WorkerRecord) -> bool:
+        """Take in an actor that lives. False if its class is not known: that died with its exporter and two daemons."""
+        task = self.enter(row, job)
+        if task is None:
+            return False
+        task.attempt = attempt
+        task.finish()
+        task.status = OK
+        self.tables.inline.replace(task, b"actor")
+        self.admission.set_terms(task, 0.0)
+        self.actors.adopt(task, worker)
+        return True
+
+    def _restore_detached(self) -> None:
+        """Detached actors that only the control store still knows."""
+        for task_id, (row, _) in self._rows.items():
+            job = self.tables.jobs.get(task_id[:JOB_BYTES])
+            function = job.functions.get(row[1]) if job is not None else None
+            if function is None or function.actor is None or task_id in self.tables.tasks:
+                continue
+            if option(row[4] if len(row) > 4 else None, "detached") or option(function.options, "detached"):
+                self.known(task_id + FIRST_RETURN)
+                task = self.tables.tasks.get(task_id)
+                if task is not None:
+                    add_holder(task, DETACHED)
+
     def _enter_running(self, source: Address, message: m.RunningTasks) -> None:
         """Tasks a worker has, begun or not, are its own to run."""
         process = self.tables.processes.get(source[1:])
@@ -224,11 +321,11 @@ class Recovery:
         for row, attempt, begun in message.rows:
             job = self.tables.jobs.get(row[0][:JOB_BYTES])
             if job is None or job.ended:
-                self.scheduler.workers.end(worker, "its job has ended")
+                self.workers.end(worker, "its job has ended")
                 return
             worker.job = process.job = job
             if is_remake(row):
-                self.scheduler.workers.end(worker, "it makes a value again for a daemon that has died")
+                self.workers.end(worker, "it makes a value again for a daemon that has died")
                 return
             if row[0] in self.tables.tasks:
                 continue
@@ -237,7 +334,7 @@ class Recovery:
                 task.attempt = attempt
                 self._entered.append((task, worker))
             elif begun:  # Nobody waits for it, and what is sent there would wait for its end.
-                self.scheduler.workers.end(worker, "it runs a task of which nothing else survived")
+                self.workers.end(worker, "it runs a task of which nothing else survived")
                 return
 
     def _enter_submitted(self, source: Address, message: m.Submit) -> None:
@@ -253,15 +350,15 @@ class Recovery:
                 if task is not None:
                     self._entered.append((task, None))
                 elif process is not None:
-                    self.scheduler.admission.refuse_unknown(process, row)
+                    self.admission.refuse_unknown(process, row)
             elif process is not None and task.row == row:
                 if task.state == DONE:
-                    self.scheduler.outcomes.report_to(process, task)  # It made an actor, which has said so.
+                    self.outcomes.report_to(process, task)  # It made an actor, which has said so.
                 if task.submitter != source[1:] and task.submitter in self.tables.processes:
                     task.facts().submitters += (task.submitter,)
                 task.submitter = process.incarnation
             elif process is not None:
-                self.scheduler.admission.refuse_row(process, row)
+                self.admission.refuse_row(process, row)
 
     def _take_put(self, source: Address, message: m.Put) -> None:
         """Values of the process itself."""
@@ -295,7 +392,7 @@ class Recovery:
     def _take_expect(self, source: Address, message: m.ExpectResults) -> None:
         """Results of calls: some have come into the arena, and their callers were not told; and streams of actors, not at their end."""
         self._know((row[0],) for row in message.rows)
-        self.scheduler.call_results.expect(source, message, False)
+        self.call_results.expect(source, message, False)
 
     def _take_logged(self, source: Address, message: m.LogAppended | m.Checkpoint) -> None:
         """What a log needs: known before it is taken in."""
@@ -303,7 +400,7 @@ class Recovery:
 
     def _take_hold(self, source: Address, message: m.Hold) -> None:
         self._know((message.object_ids,))
-        self.scheduler.streams.claim(message.object_ids)
+        self.streams.claim(message.object_ids)
         for object_id in self.references.hold(message.object_ids, source[1:]):
             record = self.tables.objects[object_id] = ObjectRecord(object_id, None, source[1:])
             record.status = FAILED
@@ -334,7 +431,7 @@ class Recovery:
         """An unfinished task is done after all, goes on where it is, or waits its turn."""
         values = task.values()
         if worker is not None and task.function.actor is not None and task.status != PENDING:
-            self.scheduler.actors.forget_value(task)  # It was alive once, and is being made again there.
+            self.actors.forget_value(task)  # It was alive once, and is being made again there.
             task.status = PENDING
         if values and all(record.status != PENDING for record in values):
             task.finish()
@@ -342,44 +439,44 @@ class Recovery:
                 self.references.keep_row(task)
             process = self.tables.processes.get(task.submitter)
             if process is not None:
-                self.scheduler.outcomes.report_to(process, task)
+                self.outcomes.report_to(process, task)
             if worker is not None:
-                self.scheduler.admission.set_terms(task, now)
-                self.scheduler.stopping.goes_on(task, worker, now)
+                self.admission.set_terms(task, now)
+                self.stopping.goes_on(task, worker, now)
                 self._lease(task, worker)
             return
         if task.function.actor is not None:
-            self.scheduler.actors.enter_again(task)
+            self.actors.enter_again(task)
         if worker is not None:
-            self.scheduler.admission.set_terms(task, now)
+            self.admission.set_terms(task, now)
             if row_names(task.row):
                 self.references.keep_row(task)
                 self.references.pin(named_by(task))
             self._assign(task, worker)
         else:
-            self.scheduler.admission.set_terms(task, now)
-            if task.function.actor is None or self.scheduler.actors.submitted(task, task.function.queue.job):
-                self.scheduler.admission.resolve(task)
+            self.admission.set_terms(task, now)
+            if task.function.actor is None or self.actors.submitted(task, task.function.queue.job):
+                self.admission.resolve(task)
 
     def _stop_void(self, now: float) -> None:
         """What was submitted by attempts that came to nothing, and nobody else refers to: the next attempts submit it anew."""
         unfinished = [task for task, _ in self._entered if task.state != DONE]
         if any(value.holders is None for task in unfinished for value in task.values()):
             void = {prefix for task in unfinished for prefix in prefixes_of(task) - prefixes_of(task, earlier=0)}
-            self.scheduler.stopping.stop_void(void, b"", now)
+            self.stopping.stop_void(void, b"", now)
 
     def _assign(self, task: TaskRecord, worker: WorkerRecord) -> None:
         task.assign(worker)
         worker.inflight[task.id] = task
         if task.function.actor is not None:
-            self.scheduler.actors.enter_again(task)
-            self.scheduler.dispatcher.host(worker, task)
+            self.actors.enter_again(task)
+            self.dispatcher.host(worker, task)
         else:
             self._lease(task, worker)
 
     def _lease(self, task: TaskRecord, worker: WorkerRecord) -> None:
         if worker.state not in (LEASED, HOSTING):
-            self.scheduler.dispatcher.resume(worker, self.tables.queue_of(task))
+            self.dispatcher.resume(worker, self.tables.queue_of(task))
 
     # -- what only the arena or the control store knows --
 
@@ -406,7 +503,7 @@ class Recovery:
         elif is_put(object_id):
             record = self.tables.objects[object_id] = ObjectRecord(object_id, None, None)
             record.durable = True  # If it was not, the control store will say so.
-            self.scheduler.rebuilding.make_available(record, "its node's daemon died")
+            self.rebuilding.make_available(record, "its node's daemon died")
 
     def _orphan(self, object_id: bytes) -> ObjectRecord:
         """A value whose row, if it ever had one, is not known."""

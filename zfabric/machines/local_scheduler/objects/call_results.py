@@ -5,25 +5,27 @@ All other results go from process to process, and no scheduler knows them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from zfabric.machines.local_scheduler.objects.streams import Streams
 from zfabric.machines.local_scheduler.records import PENDING, ObjectRecord, WorkerRecord
 from zfabric.machines.local_scheduler.references import add_holder
+from zfabric.machines.local_scheduler.requests import PendingRequests
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address, call_value
 from zfabric.protocol.messages import OK
 
-if TYPE_CHECKING:
-    from zfabric.machines.local_scheduler.machine import LocalScheduler
-
 
 class CallResults:
-    """Those that this node knows of. Works on its scheduler's tables and parts."""
+    """Those that this node knows of."""
 
-    def __init__(self, scheduler: LocalScheduler) -> None:
-        self.scheduler = scheduler
-        self.tables = scheduler.tables
-        self.outcomes = scheduler.outcomes
+    def __init__(self, tables: Tables, requests: PendingRequests, outcomes: Outcomes, streams: Streams) -> None:
+        self.tables = tables
+        self.requests = requests
+        self.outcomes = outcomes
+        self.streams = streams
 
     def on_expect_results(self, now: float, source: Address, message: m.ExpectResults) -> None:
         """Results that are handed on before they have come."""
@@ -35,7 +37,7 @@ class CallResults:
         process = self.tables.processes.get(source[1:])
         for identifier, actor_id, *ahead in message.rows if process is not None else ():
             if ahead:
-                self.scheduler.streams.begin_call(identifier, actor_id, ahead[0])
+                self.streams.begin_call(identifier, actor_id, ahead[0])
             found = self.tables.find(identifier)
             if found is None:
                 found = self.tables.objects[identifier] = ObjectRecord(identifier, None, None)
@@ -59,7 +61,7 @@ class CallResults:
                 for index, value in enumerate(outputs)
             )
             if self.tables.streams:
-                self.scheduler.streams.call_ended(call_id, status, outputs[0] if outputs else b"")
+                self.streams.call_ended(call_id, status, outputs[0] if outputs else b"")
             hearer = self.tables.processes.get(caller)
             if hearer is not None:
                 self.tables.tell(hearer, m.Returned(((call_id, status, told),)))
@@ -67,7 +69,7 @@ class CallResults:
         if self.tables.store_address is None or not any(type(value) is tuple for row in message.rows for value in row[3]):
             self.tables.order(worker, m.OutcomesRecorded(recorded))
         else:  # Until the store has taken over what lies in the arena, the actor's word is all that tells of it.
-            self.scheduler.requests.ask_store("nothing", (), then=self._taken_over, about=(worker.token, recorded))
+            self.requests.ask_store("nothing", (), then=self._taken_over, about=(worker.token, recorded))
 
     def _taken_over(self, now: float, about: tuple[bytes, tuple[bytes, ...]], answer: m.Answer) -> None:
         """The store has."""

@@ -15,7 +15,7 @@ value of its stream; what was asked for beyond the end has the failure ``StreamE
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zfabric.machines.local_scheduler.records import (
     DONE,
@@ -27,26 +27,26 @@ from zfabric.machines.local_scheduler.records import (
     TaskRecord,
     WorkerRecord,
 )
+from zfabric.machines.local_scheduler.references import References
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
+from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
 from zfabric.machines.local_scheduler.transitions import StreamTaskEnded, StreamUnreferenced
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import TASK_BYTES, WORKER, Address, index_of, object_id, short
 from zfabric.protocol.messages import CLOSE, FAILED, OK
 
-if TYPE_CHECKING:
-    from zfabric.machines.local_scheduler.machine import LocalScheduler
-
 
 class Streams:
-    """All streams of this node. Works on its scheduler's tables and parts."""
+    """All streams of this node."""
 
-    def __init__(self, scheduler: LocalScheduler) -> None:
-        self.scheduler = scheduler
-        self.tables = scheduler.tables
-        self.outcomes = scheduler.outcomes
-        self.rebuilding = scheduler.rebuilding
-        self.references = scheduler.references
-        self.records = scheduler.tables.streams
+    def __init__(self, tables: Tables, references: References, outcomes: Outcomes, rebuilding: Rebuilding) -> None:
+        self.tables = tables
+        self.references = references
+        self.outcomes = outcomes
+        self.rebuilding = rebuilding
+        self.records = tables.streams
 
     def begin(self, task: TaskRecord) -> None:
         """A row that makes a stream was submitted."""
@@ -127,8 +127,6 @@ class Streams:
 
     def _accept(self, worker: WorkerRecord, stream: StreamRecord, index: int, value: Any, contained: tuple[bytes, ...]) -> None:
         identifier = stream.value(index)
-        if value is True:
-            self.scheduler.membership.recovery.known(identifier)
         record = self.tables.objects.get(identifier)
         fresh = index >= stream.count and stream.end is None and not (value is True and record is None)
         if fresh:

@@ -7,29 +7,40 @@ store is asked to pin it for the process that wants it, and its answer is passed
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from zfabric.machines.local_scheduler.objects.streams import Streams
 from zfabric.machines.local_scheduler.records import DONE, PENDING, ObjectRecord, ProcessRecord, Stored
-from zfabric.machines.local_scheduler.references import add_holder, holders_of
+from zfabric.machines.local_scheduler.references import References, add_holder, holders_of
+from zfabric.machines.local_scheduler.requests import PendingRequests
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
+from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
+from zfabric.machines.local_scheduler.tasks.rebuilding import Rebuilding
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import pack_failure
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES, Address, is_call, short
 from zfabric.protocol.messages import FAILED, OK
 
-if TYPE_CHECKING:
-    from zfabric.machines.local_scheduler.machine import LocalScheduler
-
 
 class Values:
-    """What is said of values. Works on its scheduler's tables and parts."""
+    """Receives what processes and the object store report of values."""
 
-    def __init__(self, scheduler: LocalScheduler) -> None:
-        self.scheduler = scheduler
-        self.tables = scheduler.tables
-        self.references = scheduler.references
-        self.outcomes = scheduler.outcomes
-        self.rebuilding = scheduler.rebuilding
-        self.dispatcher = scheduler.dispatcher
+    def __init__(
+        self,
+        tables: Tables,
+        requests: PendingRequests,
+        references: References,
+        outcomes: Outcomes,
+        rebuilding: Rebuilding,
+        dispatcher: Dispatcher,
+        streams: Streams,
+    ) -> None:
+        self.tables = tables
+        self.requests = requests
+        self.references = references
+        self.outcomes = outcomes
+        self.rebuilding = rebuilding
+        self.dispatcher = dispatcher
+        self.streams = streams
 
     # -- processes have values --
 
@@ -49,9 +60,7 @@ class Values:
             else:
                 self.references.hold((object_id,), process.incarnation)
             if durable and type(value) is bytes:
-                self.scheduler.requests.ask(
-                    m.Write, (("object", object_id, value),), (), then=self._kept, about=(process.incarnation, object_id)
-                )
+                self.requests.ask(m.Write, (("object", object_id, value),), (), then=self._kept, about=(process.incarnation, object_id))
 
     def on_offer_results(self, now: float, source: Address, message: m.OfferResults) -> None:
         """A process that registers again with the same daemon says what it has; what is not known any more is taken over."""
@@ -63,7 +72,7 @@ class Values:
                 if value is None:  # The daemon before this one knew it, and nothing that survived tells of it.
                     text = f"the result {short(identifier)} of a call is lost: only its node's daemon knew it, and that died"
                     status, value = FAILED, pack_failure("ObjectLostError", text)
-                self.scheduler.streams.call_ended(identifier[:TASK_BYTES], status, value)
+                self.streams.call_ended(identifier[:TASK_BYTES], status, value)
                 self.outcomes.settle_value(found, status, value)  # The result of a call that others were told to expect.
             elif found is None and type(value) is bytes and self._job_lives(identifier):
                 record = ObjectRecord(identifier, None, None)
@@ -81,7 +90,7 @@ class Values:
         if source[1:] not in self.tables.processes:
             return
         if self.tables.streams:
-            self.scheduler.streams.claim(message.object_ids)
+            self.streams.claim(message.object_ids)
         unknown = self.references.hold(message.object_ids, source[1:])
         if unknown:
             self.tables.counts["holds_of_unknown"] += len(unknown)
@@ -171,7 +180,7 @@ class Values:
         """Ask the control store for its copies of durable values whose other copies are lost."""
         wanted, self.tables.durable_wanted = self.tables.durable_wanted, []
         for object_id in wanted:
-            self.scheduler.requests.ask(m.Read, "object", (object_id,), then=self.rebuilding.durable_found, about=object_id)
+            self.requests.ask(m.Read, "object", (object_id,), then=self.rebuilding.durable_found, about=object_id)
 
     # -- values whose rows had been lost with a daemon --
 

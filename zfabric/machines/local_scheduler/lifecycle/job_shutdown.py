@@ -6,24 +6,20 @@ does, and with it whatever has not ended within three seconds. A driver that die
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from zfabric.machines.local_scheduler.actor_records import ActorRecord
+from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
 from zfabric.machines.local_scheduler.records import JobRecord
 from zfabric.protocol.messages import ALIVE
-
-if TYPE_CHECKING:
-    from zfabric.machines.local_scheduler.machine import LocalScheduler
 
 PARTING_SECONDS = 3.0
 """How long the end of a program waits for that of its actors."""
 
 
 class JobShutdown:
-    """Works on its scheduler's parts."""
+    """Waits for the clean end of such actors."""
 
-    def __init__(self, scheduler: LocalScheduler) -> None:
-        self.scheduler = scheduler
+    def __init__(self, actors: ActorDirectory) -> None:
+        self.actors = actors
         self._until: dict[JobRecord, float] = {}
         """Jobs whose driver has left, and when they end at the latest."""
 
@@ -31,7 +27,7 @@ class JobShutdown:
         """A driver leaves. False if none of its actors has anything to do about it."""
         actors = self._polite(job)
         for record in actors:
-            self.scheduler.actors.retire(record, "its program has ended")
+            self.actors.retire(record, "its program has ended")
         if actors:
             self._until[job] = now + PARTING_SECONDS
         return bool(actors)
@@ -39,18 +35,20 @@ class JobShutdown:
     def _polite(self, job: JobRecord) -> list[ActorRecord]:
         return [
             record
-            for record in self.scheduler.actors.of(job)
+            for record in self.actors.of(job)
             if record.state == ALIVE and record.worker is not None and not record.detached and record.task.option("farewell", False)
         ]
 
-    def end_of_turn(self, now: float) -> None:
-        """Those whose actors have ended, or whose time is up, end."""
+    def take_over(self, now: float) -> list[JobRecord]:
+        """Jobs whose actors have ended, or whose time is up: they end."""
+        over = []
         for job, until in list(self._until.items()):
             if job.ended or job.driver is None:
                 del self._until[job]
             elif now >= until or not self._polite(job):
                 del self._until[job]
-                self.scheduler.membership.driver_gone(job, now)
+                over.append(job)
+        return over
 
     def next_deadline(self) -> float | None:
         """When the time of one is up."""

@@ -1,0 +1,45 @@
+"""What follows when a process is no more: it holds nothing, nobody waits for it, and its driver inherits what it submitted."""
+
+from __future__ import annotations
+
+from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
+from zfabric.machines.local_scheduler.records import DONE, ProcessRecord
+from zfabric.machines.local_scheduler.references import References
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.direct_submission import DirectSubmissions
+from zfabric.protocol import messages as m
+
+
+class Departures:
+    """Releases what processes had."""
+
+    def __init__(self, tables: Tables, references: References, direct: DirectSubmissions, actors: ActorDirectory) -> None:
+        self.tables = tables
+        self.references = references
+        self.direct = direct
+        self.actors = actors
+
+    def release(self, process: ProcessRecord) -> None:
+        """A process is no more, or wants no more: it holds nothing, and nobody waits for it."""
+        self.tables.processes.pop(process.incarnation, None)
+        self.tables.touched.pop(process, None)
+        self.direct.driver_gone(process)
+        self.references.process_gone(process.incarnation)
+        self.actors.process_gone(process.incarnation)
+        if self.tables.store_address is not None:
+            self.tables.send(self.tables.store_address, m.ProcessGone(process.incarnation))
+
+    def pass_on(self, gone: bytes, driver: ProcessRecord) -> None:
+        """What a dead worker submitted has nobody who would say it again after a restart: its driver does from now on.
+
+        Not what is being stopped: whoever asked for that may be dead, too, and the driver would have it run again.
+        """
+        orphans = [task for task in self.tables.tasks.values() if task.submitter == gone and task.state != DONE]
+        orphans = [task for task in orphans if task.rare is None or not task.rare.stopped]
+        for task in orphans:
+            task.submitter = driver.incarnation
+        for start in range(0, len(orphans), 256):
+            batch = orphans[start : start + 256]
+            functions = {task.function.id: task.function for task in batch}.values()
+            exported = tuple((each.id, each.name, each.payload, each.options) for each in functions)
+            self.tables.tell(driver, m.InheritTasks(tuple(task.row for task in batch), exported))

@@ -1,0 +1,181 @@
+"""How jobs end: with their driver, or with the last detached actor; what is left of one is its row in the control store."""
+
+from __future__ import annotations
+
+from zfabric.machines.common.lineage_blocks import BlockWriter
+from zfabric.machines.common.row_format import pack_row
+from zfabric.machines.local_scheduler.actors.directory import ActorDirectory
+from zfabric.machines.local_scheduler.actors.logs import ActorLogs
+from zfabric.machines.local_scheduler.actors.remakes import Remakes
+from zfabric.machines.local_scheduler.lifecycle.departures import Departures
+from zfabric.machines.local_scheduler.lifecycle.detached import DetachedActors
+from zfabric.machines.local_scheduler.lifecycle.job_shutdown import JobShutdown
+from zfabric.machines.local_scheduler.records import JobRecord, TaskRecord
+from zfabric.machines.local_scheduler.references import References
+from zfabric.machines.local_scheduler.reports.events import Events
+from zfabric.machines.local_scheduler.requests import PendingRequests
+from zfabric.machines.local_scheduler.tables import Tables
+from zfabric.machines.local_scheduler.tasks.direct_submission import DirectSubmissions
+from zfabric.machines.local_scheduler.tasks.dispatch import Dispatcher
+from zfabric.machines.local_scheduler.tasks.worker_pool import WorkerPool
+from zfabric.protocol import messages as m
+from zfabric.protocol.ids import JOB_BYTES, Address, job_id
+
+TOMBSTONES_KEPT = 1000
+"""Ended jobs whose rows are kept, for people."""
+
+
+class Jobs:
+    """Ends jobs, and writes that they ended."""
+
+    def __init__(
+        self,
+        tables: Tables,
+        blocks: BlockWriter,
+        requests: PendingRequests,
+        references: References,
+        direct: DirectSubmissions,
+        workers: WorkerPool,
+        dispatcher: Dispatcher,
+        actors: ActorDirectory,
+        logs: ActorLogs,
+        remakes: Remakes,
+        events: Events,
+        departures: Departures,
+        detached: DetachedActors,
+        job_shutdown: JobShutdown,
+    ) -> None:
+        self.tables = tables
+        self.blocks = blocks
+        self.requests = requests
+        self.references = references
+        self.direct = direct
+        self.workers = workers
+        self.dispatcher = dispatcher
+        self.actors = actors
+        self.logs = logs
+        self.remakes = remakes
+        self.events = events
+        self.departures = departures
+        self.detached = detached
+        self.job_shutdown = job_shutdown
+        self._tombstones: list[tuple[float, tuple[JobRecord, tuple[m.Rows, m.Rows]]]] = []
+        """Ends of jobs that the control store could not write: when to try again, and what."""
+
+    def on_goodbye(self, now: float, source: Address, message: m.Goodbye) -> None:
+        """A driver or tool is done."""
+        process = self.tables.processes.get(source[1:])
+        if process is None or self.direct.wait(source, message):
+            return
+        if process.kind == "driver" and process.job is not None:
+            if not self.job_shutdown.begin(process.job, now):
+                self.driver_gone(process.job, now)
+        else:
+            self.departures.release(process)
+
+    def driver_gone(self, job: JobRecord, now: float) -> None:
+        """A job ends with its driver, unless it has detached actors."""
+        if job.driver is None or not self.detached.driver_gone(job, job.driver, now):
+            self.end_job(job, now)
+
+    def end_of_turn(self, now: float) -> None:
+        """End jobs whose actors have ended after their driver left, and those without a driver whose detached actors have died."""
+        for job in self.job_shutdown.take_over(now):
+            self.driver_gone(job, now)
+        for job in self.detached.take_over():
+            self.end_job(job, now)
+
+    def end_job(self, job: JobRecord, now: float) -> None:
+        """Refuse everything more of a job, end its workers, let go of its values, delete its rows; then say farewell."""
+        if job.ended:
+            return
+        job.ended = True
+        tables = self.tables
+        for worker in list(tables.workers.values()):
+            if worker.job is job:
+                for task in list(worker.inflight.values()):
+                    task.finish()
+                worker.inflight.clear()
+                self.dispatcher.abandon(worker)
+                self.workers.end(worker, "its job has ended")
+        tables.condemned = {prefix: None for prefix in tables.condemned if prefix[:JOB_BYTES] != job.id}
+        for queue in job.queues.values():
+            tables.queues.pop(queue.token, None)
+            queue.tasks.clear()
+        self.actors.job_ended(job)
+        self.remakes.job_ended(job.id)
+        for task in [task for identifier, task in tables.tasks.items() if identifier[:JOB_BYTES] == job.id]:
+            self._drop_task(task)
+            if task.block is not None:
+                self.blocks.drop(task.id, task.block)
+        deletes = [("function", job.id + identifier) for identifier in job.functions]
+        deletes += self.logs.job_ended(job.id)
+        for identifier, record in [(each, record) for each, record in tables.objects.items() if each[:JOB_BYTES] == job.id]:
+            self.references.clear(record)
+            del tables.objects[identifier]
+            if record.task is None:
+                deletes.append(("object", identifier))
+        for table in (tables.streams, tables.orphans):
+            for identifier in [each for each in table if each[:JOB_BYTES] == job.id]:
+                del table[identifier]
+        puts, more = self.blocks.flush(rows_max=1 << 30)
+        # What happened is durable with the end of it, so that a timeline can be read as soon as the driver has gone.
+        status = ("job", job.id, self.row(job, "ended"))
+        if job.number > TOMBSTONES_KEPT and job_id(job.number - TOMBSTONES_KEPT) not in tables.jobs:
+            deletes.append(("job", job_id(job.number - TOMBSTONES_KEPT)))
+        last_rows = (status,), (*deletes, *more)
+        rows = (*puts, *self.events.take(), status)
+        self.requests.ask(m.Write, rows, last_rows[1], then=self._job_ended, about=(job, last_rows))
+
+    def _drop_task(self, task: TaskRecord) -> None:
+        self.references.revive(task)
+        self.references.clear(task)
+        task.finish()
+        self.tables.tasks.pop(task.id, None)
+
+    def end_all(self, now: float, reason: str = "") -> None:
+        """The node is being stopped: every job ends with it. (A scheduler that recovers does not know them; the next node will.)
+
+        Drivers are told ``reason``, if there is one.
+        """
+        for job in list(self.tables.jobs.values()) if not self.tables.recovering else ():
+            job.reason = reason
+            self.end_job(job, now)
+
+    def _job_ended(self, now: float, about: tuple[JobRecord, tuple[m.Rows, m.Rows]], answer: m.Written) -> None:
+        """The job's tombstone is durable. Where the control store cannot write, it is written later, and nobody waits for it."""
+        job, _ = about
+        if not answer.ok:
+            self._tombstones.append((now + self.tables.config.store_retry_every, about))
+        driver = job.driver
+        self.tables.jobs.pop(job.id, None)
+        if driver is not None and driver.incarnation in self.tables.processes:
+            self.tables.tell(driver, m.Farewell(job.reason))
+            self.departures.release(driver)
+
+    def row(self, job: JobRecord, status: str) -> bytes:
+        """The row of a job in the control store."""
+        driver = job.driver
+        return pack_row(
+            {
+                "number": job.number,
+                "namespace": job.namespace,
+                "status": status,
+                "driver": driver.incarnation if driver else b"",
+                "control": driver.control if driver else b"",
+                "pid": driver.pid if driver else 0,
+                "started": driver.started if driver else 0,
+                "name": driver.name if driver else b"",
+                "submitted": job.submitted,
+            }
+        )
+
+    def tick(self, now: float) -> None:
+        """Write the ends of jobs that could not be written."""
+        while self._tombstones and self._tombstones[0][0] <= now:
+            _, about = self._tombstones.pop(0)
+            self.requests.ask(m.Write, *about[1], then=self._job_ended, about=about)
+
+    def next_deadline(self) -> float | None:
+        """When ``tick`` is wanted next."""
+        return self._tombstones[0][0] if self._tombstones else None
