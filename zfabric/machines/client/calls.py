@@ -28,6 +28,7 @@ from zfabric.protocol.effects import Send
 from zfabric.protocol.failures import Facts, has_left, pack_failure, unpack_failure
 from zfabric.protocol.ids import ACTOR, CALL_RETURN, CONTROL, PREFIX_BYTES, TASK_BYTES, Address, call_value, control_of, short
 from zfabric.protocol.messages import ALIVE, CREATING, DEAD, FAILED, OK, Row
+from zfabric.protocol.messages.rows import CALL_OPTIONS, DEPENDENCIES, METHOD, VALUES
 from zfabric.protocol.names import brief
 from zfabric.protocol.options import LOGGED, option
 from zfabric.protocol.pieces import within_row
@@ -145,15 +146,15 @@ class Calls:
                 self._entries[call_value(call_id, index)] = ObjectEntry(1, PENDING, None, None)
         self.pending[call_id] = target
         if len(row) > 3:
-            contained = option(row[5], "contains", ())
-            self._held[call_id] = row[3] + contained
+            contained = option(row[CALL_OPTIONS], "contains", ())
+            self._held[call_id] = row[DEPENDENCIES] + contained
             for needed in self._held[call_id]:
                 self._references.add(needed)
             self.results.share(contained)
             self._unread.expected(contained)
-            if option(row[5], "timeout") is not None:
+            if option(row[CALL_OPTIONS], "timeout") is not None:
                 self._limited.add(call_id)
-            ahead = option(row[5], "stream")
+            ahead = option(row[CALL_OPTIONS], "stream")
             if ahead is not None:
                 self._streams[call_id] = ahead
                 self.results.expect(identifier, target)
@@ -238,12 +239,12 @@ class Calls:
             self._send(target, row)
             return None
         objects = self._objects
-        missing = [identifier for identifier in row[3] if not objects.known(identifier)]
+        missing = [identifier for identifier in row[DEPENDENCIES] if not objects.known(identifier)]
         if missing:
             objects.want(missing)
             first: bytes = missing[0]
             return first
-        entries = [objects.lookup(identifier) for identifier in row[3]]
+        entries = [objects.lookup(identifier) for identifier in row[DEPENDENCIES]]
         broken = next((entry for entry in entries if entry.status != OK), None)
         if broken is not None:
             self.returned(((row[0], broken.status, (broken.data if type(broken.data) is bytes else b"",)),))
@@ -251,15 +252,15 @@ class Calls:
         inline = [entry.data if type(entry.data) is bytes else None for entry in entries]
         values = within_row(inline, self._row_bytes)
         if values.count(None) > inline.count(None):  # The scheduler is to have what the actor fetches.
-            self.results.share(identifier for identifier, value in zip(row[3], values, strict=True) if value is None)
-        told = None in values or option(row[5], "contains") or row[0] in self._streams
+            self.results.share(identifier for identifier, value in zip(row[DEPENDENCIES], values, strict=True) if value is None)
+        told = None in values or option(row[CALL_OPTIONS], "contains") or row[0] in self._streams
         if told and row[0] not in self._heard:
             if row[0] not in self._asked:
                 self._asked.add(row[0])
                 self._to_ask.append(row[0])
             return b""
         self._heard.discard(row[0])
-        self._send(target, (*row[:4], values, row[5]))
+        self._send(target, (*row[:VALUES], values, row[CALL_OPTIONS]))
         return None
 
     # -- calls without an order --
@@ -587,7 +588,7 @@ class Calls:
         for index, row in enumerate(rows):
             not_begun = index >= begun or row[0] in unsent
             if row[0] in self._stopped:
-                text = f"{row[1]} was cancelled, and its actor's process ended"
+                text = f"{row[METHOD]} was cancelled, and its actor's process ended"
                 self.returned(((row[0], FAILED, (pack_failure("TaskCancelledError", text),)),))
             elif not_begun or (target.state != DEAD and self._may_retry(target, row)):
                 again.append(row)
@@ -602,7 +603,7 @@ class Calls:
     def _may_retry(self, target: Target, row: Row) -> bool:
         call_id, retries = row[0], target.retries
         if len(row) > 3 and retries != LOGGED:
-            retries = option(row[5], "max_retries", retries)
+            retries = option(row[CALL_OPTIONS], "max_retries", retries)
         tried = target.tried.get(call_id, 0)
         if 0 <= retries <= tried:
             return False
@@ -610,7 +611,7 @@ class Calls:
         return True
 
     def _fail(self, target: Target, row: Row, outcome: str) -> None:
-        what = f"{row[1]} of actor {short(target.actor_id)}"
+        what = f"{row[METHOD]} of actor {short(target.actor_id)}"
         facts: Facts = (("actor", target.actor_id.hex()), ("outcome", outcome))
         if target.state == DEAD:
             kind, text, more = unpack_failure(target.failure)
@@ -657,7 +658,9 @@ class Calls:
             before = list(target.sent).index(call_id)
             ahead = f", behind {before} of this process that have no outcome yet" if before else ""
             return "called", target.actor_id, f"{target.sent[call_id][1]} is with the actor{ahead}"
-        method, dependencies = next((row[1], row[3] if len(row) > 3 else ()) for row in target.unsent() if row[0] == call_id)
+        method, dependencies = next(
+            (row[METHOD], row[DEPENDENCIES] if len(row) > DEPENDENCIES else ()) for row in target.unsent() if row[0] == call_id
+        )
         missing = [each for each in dependencies if not self._objects.known(each)]
         if missing:
             return "waiting", target.actor_id, f"{method} waits for {len(missing)} of its arguments, such as {brief(missing[0])}"
@@ -693,10 +696,10 @@ class Calls:
 
 def _unsent(row: Row) -> Row:
     """A call as it was before it was sent, without the values of its dependencies."""
-    return row if len(row) == 3 else (*row[:4], (), row[5])
+    return row if len(row) == 3 else (*row[:VALUES], (), row[CALL_OPTIONS])
 
 
 def _question(row: Row) -> Row:
     """A call that may have run and must not run again, as a request for its outcome: a checkpoint of its actor may have it."""
-    dependencies, options = (row[3], row[5] or ()) if len(row) > 3 else ((), ())
+    dependencies, options = (row[DEPENDENCIES], row[CALL_OPTIONS] or ()) if len(row) > DEPENDENCIES else ((), ())
     return row if ("ask", True) in options else (*row[:3], dependencies, (), (*options, ("ask", True)))

@@ -14,6 +14,7 @@ from zfabric.machines.client.objects import ObjectTable
 from zfabric.machines.client.pins import Pins
 from zfabric.protocol.ids import TASK_BYTES
 from zfabric.protocol.messages import Row
+from zfabric.protocol.messages.rows import DEPENDENCIES, OPTIONS
 from zfabric.protocol.options import option
 
 
@@ -122,5 +123,5 @@ class RetainedObjects:
 
 def _names(row: Row) -> tuple[bytes, ...]:
     """The objects that a row names: dependencies, and refs inside its arguments."""
-    names: tuple[bytes, ...] = row[3]
-    return names + option(row[4], "contains", ()) if len(row) > 4 else names
+    names: tuple[bytes, ...] = row[DEPENDENCIES]
+    return names + option(row[OPTIONS], "contains", ()) if len(row) > OPTIONS else names

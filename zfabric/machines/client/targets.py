@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from zfabric.protocol.ids import FIRST_RETURN, PREFIX_BYTES, call_value
 from zfabric.protocol.messages import CREATING, Row
+from zfabric.protocol.messages.rows import CALL_OPTIONS
 from zfabric.protocol.options import option
 
 
@@ -68,7 +69,7 @@ class Target:
         """The order that a call belongs to: calls of one task and one concurrency group are sent as they were made."""
         if self.unordered:
             return b""
-        group = option(row[5], "concurrency_group") if len(row) > 3 else None
+        group = option(row[CALL_OPTIONS], "concurrency_group") if len(row) > 3 else None
         caller: bytes = row[0][:PREFIX_BYTES]
         return caller if group is None else caller + group.encode()
 

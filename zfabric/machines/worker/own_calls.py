@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from zfabric.machines.common.log_format import is_note
 from zfabric.protocol.ids import TASK_BYTES
 from zfabric.protocol.messages import Row
+from zfabric.protocol.messages.rows import CALL_OPTIONS, DEPENDENCIES
 from zfabric.protocol.options import option
 
 
@@ -100,10 +101,15 @@ class OwnCalls:
 
 
 def _needed_by(row: Row) -> set[bytes]:
-    return {identifier[:TASK_BYTES] for identifier in row[3]} if len(row) > 3 else set()
+    return {identifier[:TASK_BYTES] for identifier in row[DEPENDENCIES]} if len(row) > DEPENDENCIES else set()
 
 
 def refs_in(rows: Iterable[Row], actor_id: bytes) -> list[bytes]:
     """What such calls refer to, but for the actor itself."""
-    named = (each for row in rows if not is_note(row) and len(row) > 3 for each in (*row[3], *option(row[5], "contains", ())))
+    named = (
+        each
+        for row in rows
+        if not is_note(row) and len(row) > DEPENDENCIES
+        for each in (*row[DEPENDENCIES], *option(row[CALL_OPTIONS], "contains", ()))
+    )
     return [identifier for identifier in named if identifier[:TASK_BYTES] != actor_id]
