@@ -185,7 +185,7 @@ class Client:
     def on_answer(self, now: float, source: Address, message: m.Answer) -> None:
         """The answer to a query, of the program or of a call that waits to be sent."""
         if self.queries.answered(message.token) and not self.calls.heard(message.token):
-            self.queries.answers[message.token] = message
+            self.queries.add_answer(message)
 
     def on_put_committed(self, now: float, source: Address, message: m.PutCommitted) -> None:
         """Durable values are committed, or could not be."""

@@ -38,3 +38,7 @@ class Queries:
     def answered(self, token: int) -> bool:
         """Whether an answer is expected. It is not expected again."""
         return self.asked.pop(token, None) is not None
+
+    def add_answer(self, answer: m.Answer) -> None:
+        """Store an answer for whoever waits for its token."""
+        self.answers[answer.token] = answer

@@ -1,6 +1,6 @@
-"""Drivers that hand their tasks to a worker themselves: who they are, and what each has been told (decision 0016).
+"""Drivers that submit tasks to a worker directly, and the values that it sends them (decision 0016).
 
-What such a task returns goes to its driver at once, past the scheduler, which hears how many values that were.
+The value of such a task is sent to its driver at once; the scheduler receives the number of these values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Drivers:
 
     def __init__(self) -> None:
         self.told: Counter[bytes] = Counter()
-        """Who may hand over tasks, and how many values each has been told."""
+        """Drivers that may submit tasks, each with the number of values sent to it."""
         self._rows: dict[bytes, list[Row]] = {}
         """Values that leave with the next frames; of those that have left already, no more than whom the scheduler is to hear of."""
 
@@ -27,39 +27,39 @@ class Drivers:
         return driver in self.told
 
     def introduce(self, driver: bytes) -> m.DirectCounts:
-        """A driver may hand over tasks. What the scheduler is to know of it."""
+        """Accept tasks of a driver; return the message that confirms it to the scheduler."""
         self.told[driver] += 0
         return m.DirectCounts(driver, self.told[driver])
 
     def tell(self, driver: bytes, task_id: bytes, outputs: Row) -> None:
-        """A value for a driver, with the next frame."""
+        """Send a value to a driver with the next frame."""
         self._rows.setdefault(driver, []).append((task_id, OK, outputs))
 
     def tell_now(self, driver: bytes, task_id: bytes, outputs: Row) -> Send:
-        """A value for a driver, to be sent at once."""
+        """Count a value for a driver; return the message to send at once."""
         self._rows.setdefault(driver, [])
         self.told[driver] += 1
         return Send(CLIENT + driver, m.Results(((task_id, OK, outputs),)))
 
     def forget(self, driver: bytes) -> bool:
-        """A driver has ended: what it would be told would be repeated for ever. Whether it was known."""
+        """A driver has exited: send it nothing more, which would be repeated for ever. Whether it was accepted."""
         self._rows.pop(driver, None)
         return self.told.pop(driver, None) is not None
 
     @property
     def unsent(self) -> bool:
-        """Whether anything is to be said."""
+        """Whether values or numbers of values are to be sent."""
         return bool(self._rows)
 
     def take_results(self) -> Iterator[Send]:
-        """The values that wait, for those who handed over the tasks: ahead of what the scheduler hears."""
+        """Values to be sent to drivers, ahead of all messages to the scheduler."""
         for driver, rows in self._rows.items():
             if rows:
                 self.told[driver] += len(rows)
                 yield Send(CLIENT + driver, m.Results(tuple(rows)))
 
     def take_counts(self, scheduler: Address) -> Iterator[Send]:
-        """How many each was told, for the scheduler: behind the ends of those tasks."""
+        """Numbers of values for the scheduler, behind the completions of those tasks."""
         rows, self._rows = self._rows, {}
         for driver in rows:
             yield Send(scheduler, m.DirectCounts(driver, self.told[driver]))

@@ -486,8 +486,7 @@ class Worker:
         unheard += [effect.message for effect in self._effects if isinstance(effect, Send) and type(effect.message) in REPORTS]
         self._effects = []
         if self.turns is not None:
-            self.turns.unsaid.clear()
-            self.turns.told = m.HostDelays(b"", ())
+            self.turns.start_over()
         hosted = (m.HostedActors(tuple(self.mailbox.actors.values())),) if self.mailbox.actors or self.turns is not None else ()
         ended = self._ended_meanwhile(unheard) if self.turns is not None else ()
         return (
@@ -534,8 +533,7 @@ class Worker:
             effects.extend(self.mailbox.take_sends(self.scheduler))
         elif self.turns is not None and self.turns.sayable:
             # Once all has left that those actors had to say.
-            effects.extend(Send(self.scheduler, ended) for ended in self.turns.unsaid)
-            self.turns.unsaid.clear()
+            effects.extend(Send(self.scheduler, ended) for ended in self.turns.take_ended())
         return effects
 
     def connect(self, daemon: bytes) -> None:

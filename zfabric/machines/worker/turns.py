@@ -84,6 +84,16 @@ class Turns:
         """Whether there are such news to be said."""
         return bool(self.unsaid) and not (self.instances and self.gone)
 
+    def take_ended(self) -> list[m.ActorEnded]:
+        """The ends of actors that are to be sent now."""
+        ended, self.unsaid = self.unsaid, []
+        return ended
+
+    def start_over(self) -> None:
+        """A restarted scheduler has received nothing: ``Worker.running`` repeats which actors live here and which have ended."""
+        self.unsaid.clear()
+        self.told = m.HostDelays(b"", ())
+
     # -- turns --
 
     @property

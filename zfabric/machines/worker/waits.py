@@ -1,4 +1,4 @@
-"""What waits on a worker's stack, as its scheduler was told, and which of that waits for itself."""
+"""Tasks and calls that wait on a worker's stack, as reported to its scheduler."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from zfabric.protocol import messages as m
 
 
 class BlockedStack:
-    """The tasks and calls of one worker that wait, those below first."""
+    """Blocked tasks and calls of one worker, from the bottom of the stack."""
 
     def __init__(self) -> None:
         self.blocked: list[m.Blocked] = []
         self._awaits: dict[bytes, m.WaitDetails] = {}
-        """What was said besides of those that wait."""
+        """Further reports on blocked tasks and calls, by id."""
         self.changes = 0
-        """How often the scheduler was sent that something begins to wait, or waits no longer: it counts them, too."""
+        """How many ``Blocked`` and ``Unblocked`` were sent: the scheduler counts them, too."""
 
     def __len__(self) -> int:
         return len(self.blocked)
@@ -24,7 +24,7 @@ class BlockedStack:
         return any(blocked.task_id == task_id for blocked in self.blocked)
 
     def begin(self, blocked: m.Blocked, name: str, callees: m.Rows, certain: bool) -> Iterator[m.Message]:
-        """Push what is on top, which waits now, and yield the messages to send. The rest as in ``WaitDetails``, sent if any is given."""
+        """Push a task that waits now, and yield the messages to send. The other arguments are those of ``WaitDetails``."""
         self.blocked.append(blocked)
         self.changes += 1
         yield blocked
@@ -33,14 +33,14 @@ class BlockedStack:
             yield awaits
 
     def end(self) -> m.Unblocked:
-        """What began to wait last does so no longer."""
+        """Pop the task that began to wait last; return the message to send."""
         blocked = self.blocked.pop()
         self.changes += 1
         self._awaits.pop(blocked.task_id, None)
         return m.Unblocked(blocked.task_id)
 
     def again(self) -> Iterator[m.Message]:
-        """What a scheduler that has heard none of it is to know."""
+        """Messages that repeat all of it to a restarted scheduler."""
         self.changes = len(self.blocked)
         for blocked in self.blocked:
             yield blocked._replace(returned=())  # That was returned when it began to wait, and is not among the worker's rows.
