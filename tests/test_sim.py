@@ -147,6 +147,8 @@ FOUND_WITH_ACTORS = {
     70904: "an actor that ended itself took along what its process had called as a worker before, and others waited for",
     70260: "a process that owed results of calls was given an actor, and was killed as that could not be made",
     7237: "a task that ran twice in one process made its calls twice there",
+    9200017: "an actor that waited for room while it was made again was to have said already what was lost",
+    9200173: "a late welcome of a dead daemon was taken for the message of a caller",
     9022216: "a call that returned while it waited to be made again retained the handle of its actor for ever",
 }
 """Likewise, of programs with actors."""

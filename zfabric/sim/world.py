@@ -224,11 +224,13 @@ class World:
             self.fail(f"the daemon refuses {type(message).__name__}, which {self.who(sender)} has sent to {to!r}")
 
     def refused_by(self, name: str, sender: bytes, message: m.Message) -> None:
-        """Fail if a process refuses a message of another one. Only directly submitted tasks and their results may arrive after the
-        permission for them has ended.
+        """Fail if a process refuses a message of another living process.
+
+        Only directly submitted tasks and their results may arrive after the permission for them has ended.
         """
         self.states["refused by a process"] += 1
-        if not isinstance(message, m.Results | m.SubmitDirect):
+        lives = any(process.incarnation == sender for process in self.processes())
+        if lives and not isinstance(message, m.Results | m.SubmitDirect):
             self.fail(f"{name} refuses {type(message).__name__}, which {self.who(sender)} has sent")
 
     def fail(self, text: str) -> NoReturn:
