@@ -197,7 +197,6 @@ class LocalScheduler:
             self.logs,
             self.deadlocks,
             self.statistics,
-            lambda: self.tables.recovering,
         )
         self.receivers: dict[type[Any], Callable[[Any], None]] = {
             ActorTaskEnded: self.actors.on_task_ended,

@@ -2,7 +2,7 @@
 
 A value stays while a process holds a ref to it, while an unfinished row names it, while a live value contains it, or while somebody
 has asked for it. The row that makes it stays longer: as long as a kept row names one of its values, since a rebuild would need
-it. Letting go of the last value of a long chain therefore lets go of the whole chain: ``collect`` works through it in slices,
+it. Freeing the last value of a long chain therefore frees the whole chain: ``collect`` works through it in slices,
 so that no loop turn grows with the length of a chain.
 """
 
@@ -25,7 +25,7 @@ LINEAGE_LOOK = 64
 ABSORB_BYTES_MIN = 1024
 """Values smaller than this stay where they are: their records weigh as much."""
 ROW_BYTES = 200
-"""What a kept row weighs beyond its arguments."""
+"""What a retained row weighs beyond its arguments."""
 
 
 class References:
@@ -36,7 +36,7 @@ class References:
         self.blocks = blocks
         self.lineage_bytes = 0
         self._lineage: OrderedDict[bytes, TaskRecord] = OrderedDict()
-        """Finished tasks whose values are gone and whose rows are kept, oldest first."""
+        """Finished tasks whose values are gone and whose rows are retained, oldest first."""
         self.evicted = 0
         self._absorbing: Iterator[AnyObject] | None = None
         self._absorb_above = 0
@@ -88,7 +88,7 @@ class References:
         self.tables.inline.add(-dropped)
 
     def _secure(self, record: AnyObject) -> None:
-        """Others still need a value whose holder lets go of it, and with it perhaps of the only other copy.
+        """Others still need a value whose holder releases it, and with it perhaps the only other copy.
 
         In the arena it survives this daemon. Errors stay: their task says them again.
         """
@@ -126,14 +126,14 @@ class References:
                     self.tables.spare.append(record)
 
     def keep_row(self, task: TaskRecord) -> None:
-        """A row that names objects is kept from now on."""
+        """Retain a row that names objects, from now on."""
         for object_id in named_by(task):
             record = self.tables.find(object_id)
             if record is not None:
                 record.named += 1
 
     def may_be_dropped(self, task: TaskRecord) -> bool:
-        """Whether values of a task need no copy on disk: it is said to make them the same again, and all that it needs is made by tasks.
+        """Whether values of a task need no copy on disk: it is deterministic by its options, and all that it needs is made by tasks.
 
         What was put is gone with its last ref, though rows name it that would be run again for what others still hold. A value that was
         made again once gets its copy: in a small store the task that makes it may itself need the room, and drop it without end.
@@ -152,10 +152,10 @@ class References:
                     agenda.append(maker)
         return True
 
-    # -- letting go --
+    # -- freeing --
 
     def collect(self) -> bool:
-        """Let go of what nobody needs; True if some is left for the next turn."""
+        """Free what nobody needs. True if some is left for the next turn."""
         spare = self.tables.spare
         budget = COLLECT_PER_TURN
         while spare and budget:
@@ -198,7 +198,7 @@ class References:
         return False
 
     def clear(self, record: AnyObject) -> None:
-        """Let go of a value, whoever may need it."""
+        """Free a value, whoever may need it."""
         if type(record.value) is Stored:
             self.tables.freed.append(record.object_id)
         self.tables.inline.replace(record, None)
@@ -275,7 +275,7 @@ class References:
 
 
 def _is_told_again(record: AnyObject) -> bool:
-    """Whether a value that nobody needs is an error whose row stays: its task is not run again, so whoever asks again is told this."""
+    """Whether a value that nobody needs is an error whose row stays: its task is not run again, so who asks again receives it."""
     task = record.task
     return task is not None and task.state == DONE and record.status != OK and any(value.named > 0 for value in task.values())
 

@@ -30,7 +30,7 @@ class Departures:
             self.tables.send(self.tables.store_address, m.ProcessGone(process.incarnation))
 
     def pass_on(self, gone: bytes, driver: ProcessRecord) -> None:
-        """What a dead worker submitted has nobody who would say it again after a restart: its driver does from now on.
+        """Have the driver inherit what a dead worker submitted: nobody else would report it again after a restart.
 
         Not what is being stopped: whoever asked for that may be dead, too, and the driver would have it run again.
         """

@@ -32,7 +32,7 @@ class DetachedActors:
         """Jobs without a driver of which a detached actor has died in this turn."""
 
     def driver_gone(self, job: JobRecord, driver: ProcessRecord, now: float) -> bool:
-        """Let go of what the job had beside its detached actors. False if it has none: then it ends."""
+        """Release what the job had beside its detached actors. False if it has none: then it ends."""
         if not self._lives_on(job):
             return False
         job.driver = None
@@ -41,7 +41,7 @@ class DetachedActors:
             self.tables.tell(driver, m.Farewell(""))
             self.departures.release(driver)
         for worker in self.tables.workers.values():
-            if worker.job is job:  # It may have handed tasks to them, and they would say for ever what came of the last.
+            if worker.job is job:  # It may have handed tasks to them, and they would report the outcomes of the last for ever.
                 self.tables.order(worker, m.CallerGone(driver.incarnation))
         self._stop_tasks(job, driver.incarnation, now)
         self.actors.end_unheld(job, "its driver has ended")

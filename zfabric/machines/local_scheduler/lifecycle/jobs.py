@@ -22,7 +22,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.ids import JOB_BYTES, Address, job_id
 
 TOMBSTONES_KEPT = 1000
-"""Ended jobs whose rows are kept, for people."""
+"""Ended jobs whose rows stay, for people."""
 
 
 class Jobs:
@@ -86,7 +86,7 @@ class Jobs:
             self.end_job(job, now)
 
     def end_job(self, job: JobRecord, now: float) -> None:
-        """Refuse everything more of a job, end its workers, let go of its values, delete its rows; then say farewell."""
+        """Refuse everything more of a job, end its workers, free its values, delete its rows; then send its driver a farewell."""
         if job.ended:
             return
         job.ended = True

@@ -72,7 +72,7 @@ class Membership:
     # -- registration --
 
     def on_register(self, now: float, source: Address, message: m.Register) -> None:
-        """A process says who it is."""
+        """A process registers."""
         if message.protocol != m.PROTOCOL_VERSION:
             text = f"this cluster speaks protocol {m.PROTOCOL_VERSION}, you speak {message.protocol}; use the same release on both sides"
             self.tables.send(source, m.Refused("VersionMismatchError", text))
@@ -159,7 +159,7 @@ class Membership:
         self.tables.tell(process, m.Welcome(m.PROTOCOL_VERSION, job, self.node, "", 0, self.tables.config.pairs()))
 
     def on_ready(self, now: float, source: Address, message: m.Ready) -> None:
-        """A process has said all it holds."""
+        """A process has reported all it holds."""
         process = self.tables.processes.get(source[1:])
         if process is None:
             return

@@ -106,7 +106,7 @@ class Rejoining:
         return False
 
     def ready(self, incarnation: bytes, now: float) -> None:
-        """A process has registered, and said all it holds."""
+        """A process has registered, and reported all it holds."""
         self._expected.pop(incarnation, None)
         self._maybe_recovered(now)
 
@@ -137,7 +137,7 @@ class Rejoining:
         self.tables.say("info", f"recovered: {len(self.tables.processes)} processes, {tasks} tasks")
 
     def keep(self) -> None:
-        """Say once, at the end of the turn in which recovery ended, which values are referred to: all that were heard of in it."""
+        """Send the store, at the end of the turn in which recovery ended, the values that are referred to."""
         if self._keep_due:
             self._keep_due = False
             stored = [record.object_id for record in self.tables.values() if type(record.value) is Stored]

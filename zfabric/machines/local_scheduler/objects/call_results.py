@@ -1,4 +1,4 @@
-"""Results of actors' calls that others hear of: what a caller has handed on before it came, and what concerns others too.
+"""Results of actors' calls that concern others than the caller: a caller has passed them on before they came, or refs are inside.
 
 All other results go from process to process, and no scheduler knows them.
 """
@@ -33,7 +33,7 @@ class CallResults:
         self.expect(source, message, process is not None and process.ready)  # While it registers, only Hold says what it holds.
 
     def expect(self, source: Address, message: m.ExpectResults, holds: bool) -> None:
-        """See ``on_expect_results``. ``holds`` says whether who says so has refs to all of them."""
+        """See ``on_expect_results``. ``holds``: whether the sender has refs to all of them."""
         process = self.tables.processes.get(source[1:])
         for identifier, actor_id, *ahead in message.rows if process is not None else ():
             if ahead:
@@ -79,7 +79,7 @@ class CallResults:
             self.tables.order(worker, m.OutcomesRecorded(call_ids))
 
     def _take_value(self, worker: WorkerRecord, caller: bytes, identifier: bytes, status: int, value: Any, refs: tuple[bytes, ...]) -> Any:
-        """Make an object of a value that others need to know; what the caller is told of it."""
+        """Make an object of a value that others need to know. Returns what the caller receives of it."""
         if status != OK or (type(value) is bytes and not refs):
             return value
         found = self.tables.find(identifier)

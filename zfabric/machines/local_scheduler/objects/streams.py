@@ -97,7 +97,7 @@ class Streams:
         self.outcomes.settle_value(record, FAILED, pack_failure("StreamEnded", text))
 
     def _let_go(self, stream: StreamRecord, index: int) -> None:
-        """The stream keeps a value no longer."""
+        """The stream releases a value."""
         if index in stream.unclaimed:
             stream.unclaimed.discard(index)
             self.references.unpin((stream.value(index),))
@@ -155,7 +155,7 @@ class Streams:
         return stream.actor != b"" or (stream.owner.task is not None and stream.owner.task.attempt == attempt)
 
     def _allow(self, stream: StreamRecord) -> None:
-        """Tell who makes a stream how far it may go, unless that is known there. Who has not begun is told after the first value."""
+        """Send the maker of a stream how far it may go, unless it knows. One that has not begun receives it after its first value."""
         worker = self._worker_of(stream)
         if worker is None or worker.process is None:
             return
@@ -219,7 +219,7 @@ class Streams:
     # -- after a restart of the daemon --
 
     def positions_known(self) -> None:
-        """Every consumer has said what it waits for: what comes before that was accepted by the daemon before this one."""
+        """Every consumer has reported what it waits for: what comes before that was accepted by the daemon before this one."""
         for stream in self.records.values():
             stream.count = min(stream.pending, default=0)
 

@@ -1,4 +1,4 @@
-"""Values, as a local scheduler's peers speak of them: put, held, let go of, asked for; pinned or lost by the object store.
+"""What processes and the object store report of values: put, held, released, fetched; pinned or lost.
 
 What a value *is* to the tasks that make it or wait for it is decided in ``outcomes``, and how long it stays in ``references``; here
 is what each message about values does to both. A value of which only its place is known (``Stored``) is never sent from here: the
@@ -63,7 +63,7 @@ class Values:
                 self.requests.ask(m.Write, (("object", object_id, value),), (), then=self._kept, about=(process.incarnation, object_id))
 
     def on_offer_results(self, now: float, source: Address, message: m.OfferResults) -> None:
-        """A process that registers again with the same daemon says what it has; what is not known any more is taken over."""
+        """Values that a process has which registers again with the same daemon: what is not known any more is taken over."""
         known = source[1:] in self.tables.processes
         for identifier, status, value, contained in message.rows if known else ():
             found = self.tables.find(identifier)
@@ -81,12 +81,12 @@ class Values:
                 record.status = status
 
     def _job_lives(self, identifier: bytes) -> bool:
-        """Whether anybody would let go of a value: a job's values go with it, and its processes say for a while what they have."""
+        """Whether anybody would release a value: a job's values go with it, and its processes report for a while what they have."""
         job = self.tables.jobs.get(identifier[:JOB_BYTES])
         return job is not None and not job.ended
 
     def on_hold(self, now: float, source: Address, message: m.Hold) -> None:
-        """A process has refs. One that is not registered has none: what it said arrived after its death."""
+        """A process has refs. One that is not registered has none: its message arrived after its death."""
         if source[1:] not in self.tables.processes:
             return
         if self.tables.streams:
@@ -169,7 +169,7 @@ class Values:
     # -- durable values --
 
     def _kept(self, now: float, about: tuple[bytes, bytes], answer: m.Written) -> None:
-        """A durable value is committed, or could not be: whoever put it is told."""
+        """A durable value is committed, or could not be: the process that put it receives which."""
         incarnation, object_id = about
         process = self.tables.processes.get(incarnation)
         if process is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from zfabric.machines.common.resources import ResourcePool, describe
@@ -37,7 +36,7 @@ ERROR_CHARACTERS = 200
 
 
 class Diagnoses:
-    """Explains what the tables have. ``is_recovering``: whether processes are still to register again after a restart."""
+    """Explains what the tables have."""
 
     def __init__(
         self,
@@ -46,14 +45,12 @@ class Diagnoses:
         actors: ActorDirectory,
         actor_reports: ActorReports,
         deadlocks: Deadlocks,
-        is_recovering: Callable[[], bool],
     ) -> None:
         self.tables = tables
         self.pool = pool
         self.actors = actors
         self.actor_reports = actor_reports
         self.deadlocks = deadlocks
-        self._is_recovering = is_recovering
 
     def explain(self, subject: bytes, now: float | None = None) -> Diagnosis | None:
         """Why the task, object, actor or worker with this id is as it is; for how long, if ``now`` is given. None if it is not known."""
@@ -126,7 +123,7 @@ class Diagnoses:
         total = describe(tuple(sorted(self.pool.total.items())))
         if not self.pool.fits_total(queue.demand):
             return f"no node has or will ever have {describe(queue.demand)} (this one has {total}); it stays pending until one joins"
-        if self._is_recovering():
+        if self.tables.recovering:
             return "the node's daemon restarted and waits for every process to register again"
         if not self.pool.fits(queue.demand):
             return f"waits for {describe(queue.demand)}: free now is {describe(self.pool.available())} of {total}; {self._holders()}"

@@ -48,7 +48,7 @@ FROM_STORE = {"status": "statistics", "objects": "entries"}
 
 
 class Reports:
-    """Answers queries. ``statistics`` gives the counters of the machine; ``is_recovering`` is as for ``Diagnoses``."""
+    """Answers queries. ``statistics`` gives the counters of the machine."""
 
     def __init__(
         self,
@@ -60,7 +60,6 @@ class Reports:
         logs: ActorLogs,
         deadlocks: Deadlocks,
         statistics: Callable[[], Mapping[str, float]],
-        is_recovering: Callable[[], bool],
     ) -> None:
         self.node = node
         self.tables = tables
@@ -68,9 +67,8 @@ class Reports:
         self.requests = requests
         self.actors = actors
         self.actor_reports = ActorReports(tables, actors, logs)
-        self.diagnoses = Diagnoses(tables, pool, actors, self.actor_reports, deadlocks, is_recovering)
+        self.diagnoses = Diagnoses(tables, pool, actors, self.actor_reports, deadlocks)
         self._statistics = statistics
-        self._is_recovering = is_recovering
         self._reports: dict[str, Callable[..., Any]] = {
             "tasks": self._tasks,
             "objects": self._objects,
@@ -288,7 +286,7 @@ class Reports:
             ],
             "statistics": dict(self._statistics()),
             "store": {},
-            "recovering": self._is_recovering(),
+            "recovering": self.tables.recovering,
         }
 
     def _nodes(self, now: float) -> list[dict[str, Any]]:

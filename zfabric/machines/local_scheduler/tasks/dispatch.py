@@ -278,7 +278,7 @@ class Dispatcher:
             self.end_lease(worker, now)
 
     def _hold_gpus(self, worker: WorkerRecord) -> None:
-        """A process has its GPUs until it ends, though nothing says any more what for."""
+        """A process has its GPUs until it ends, though it is not known any more what for."""
         if not worker.demand:
             worker.demand = (("GPU", RESOURCE_UNIT * len(worker.gpus)),)
             self.pool.acquire(worker.demand)
@@ -394,7 +394,7 @@ class Dispatcher:
             self.tables.send(WORKER + worker.process.incarnation, message)
 
     def _values(self, task: TaskRecord, worker: WorkerRecord) -> tuple[object, ...] | None:
-        """The values of a task's dependencies; None if the store is to tell first where some of them are."""
+        """The values of a task's dependencies; None if the store has yet to locate some of them."""
         values: list[Any] = []
         missing: dict[bytes, object] = {}
         incarnation = worker.process.incarnation if worker.process is not None else b""
@@ -490,7 +490,7 @@ class Dispatcher:
             worker.lent = False
 
     def _withdraw_unsent(self, worker: WorkerRecord) -> None:
-        """What a worker was to get once the store has told of its arguments was for what was on top of its stack until now."""
+        """Take back tasks whose arguments the store has not located yet: they were for what was on top of the worker's stack until now."""
         unsent = [task for task in worker.inflight.values() if task.rare is not None and task.rare.wait_locations is not None]
         self.outcomes.give_back(unsent)
 

@@ -1,4 +1,4 @@
-"""What becomes of tasks: accepting completions, retrying what infrastructure broke, condemning what breaks it, telling who waits.
+"""Outcomes of tasks: completions accepted, retries of what infrastructure broke, failures of what breaks it; who waits receives them.
 
 Acceptance is at most once per attempt: a completion counts only if it comes from the worker that has the task now and names the
 attempt that was given out. Everything else that arrives is late, and what it wrote into the arena is freed.
@@ -241,7 +241,7 @@ class Outcomes:
         self.fail(task, kind, text, facts)
 
     def goes_on(self, task: TaskRecord, worker: WorkerRecord) -> None:
-        """A task that has its outcome is still in flight on a worker: so it says to a restarted daemon."""
+        """A task that has its outcome is still in flight on a worker, as that reports to a restarted daemon."""
         task.facts().goes_on = worker
         worker.inflight[task.id] = task
         self.renumber(task)
@@ -342,7 +342,7 @@ class Outcomes:
             self._tell_others(task, status, row)
 
     def _tell_others(self, task: TaskRecord, status: int, row: m.Row) -> None:
-        """Those who submitted a task before its last submitter did hear of it too."""
+        """Send the outcome also to processes that submitted the task before its last submitter did."""
         rare = task.facts()
         for incarnation in set(rare.submitters) - {task.submitter}:
             process = self.tables.processes.get(incarnation)
@@ -359,7 +359,7 @@ class Outcomes:
             self.references.unpin(task.contains())
 
     def announce(self, record: AnyObject) -> None:
-        """Tell those who wait for a value: dependent tasks, and processes that asked."""
+        """A value is there: dependent tasks go on, and processes that asked receive it."""
         dependents, record.dependents = record.dependents, None
         for dependent in dependents or ():
             if dependent.state != WAITING:

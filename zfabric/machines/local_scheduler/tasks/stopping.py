@@ -19,7 +19,7 @@ from zfabric.protocol.messages import FAILED
 from zfabric.protocol.options import option
 
 CONDEMNED_MAX = 100_000
-"""Beginnings of ids that are kept of children which may still come: more than cancelled tasks have before they stop."""
+"""Prefixes of ids of children which may still come, at most: more than cancelled tasks have before they stop."""
 
 
 class Stopping:
@@ -32,7 +32,7 @@ class Stopping:
         self._parents: dict[str, tuple[list[TaskRecord], list[bytes]]] = {}
         """Tasks and calls that were cancelled in this turn with all that they have submitted, by how."""
         self._asked: dict[bytes, float] = {}
-        """Dispatched tasks that are to stop, and when that is said again."""
+        """Dispatched tasks that are to stop, and when the request is repeated."""
         self._since: dict[bytes, float] = {}
         """When each of those was first asked to."""
         self._given_up: dict[bytes, tuple[TaskRecord, m.Interrupt]] = {}
@@ -186,7 +186,7 @@ class Stopping:
         self._repeat(task.id, now)
 
     def goes_on(self, task: TaskRecord, worker: WorkerRecord, now: float) -> None:
-        """A task that has its outcome runs in a worker: a restarted daemon is told so. One that was given up is asked again to stop."""
+        """A task that has its outcome runs in a worker, as that reports to a restarted daemon. One that was given up is asked to stop."""
         record = task.values()[0]
         kind = unpack_failure(record.value)[0] if record.status == FAILED and type(record.value) is bytes else ""
         reason = next((each for each in ("cancelled", "timeout") if STOPPED[each] == kind), "")
@@ -247,7 +247,7 @@ class Stopping:
 
 
 def _may_be_given_up(task: TaskRecord) -> bool:
-    """Whether a task may have its outcome while its worker runs it: it was sent, and nobody hears of it but by its end."""
+    """Whether a task may have its outcome while its worker runs it: it was sent, and only its end is reported to others."""
     unsent = task.rare is not None and task.rare.wait_locations is not None
     return task.function.actor is None and task.function.stream is None and not unsent
 
