@@ -56,6 +56,30 @@ def test_an_actor_that_ends_in_the_turn_in_which_it_was_made_is_dead_once_its_pr
     assert ("exit_actor" if "left" in order else "zf.kill") in reason
 
 
+def test_an_actor_whose_making_has_failed_for_good_is_not_made_again_with_its_process(node: Node) -> None:
+    """Its restarts are for deaths of an actor that lived, or may yet be made; this one has its outcome."""
+    node.submit((ACTOR, KIND, b"", (), (("max_restarts", 1),)))
+    node.say(CLIENT + DRIVER, m.FindActors((ACTOR,)))
+    worker, *_ = node.workers()
+    assert [number for _, number, _ in node.dispatched()] == [0]
+    died(node, worker, 0)
+    node.workers()
+    assert node.dispatched() == []
+    ((state, reason),) = whereabouts(node)[-1:]
+    assert state == m.DEAD
+    assert "died" in reason
+    assert node.scheduler.tables.counts["rebuilds"] == 0
+
+
+def test_a_refused_actor_takes_neither_a_name_nor_a_place_from_those_behind_it_in_its_batch() -> None:
+    node = made(actors_max=1)
+    named = (("name", "counter"),)
+    node.submit((task_id(1), KIND, b"", ()))
+    node.submit((task_id(2), KIND, b"", (), named), (task_id(3), KIND, b"", (), named))
+    kinds = {number: unpack_failure(value)[0] for number, (_, (value,)) in node.results().items()}
+    assert kinds == {2: "ActorLimitExceededError", 3: "ActorLimitExceededError"}
+
+
 def asked_to_collect(node: Node, seconds: float) -> list[bytes]:
     """Who is asked for a collection of garbage, so much later."""
     node.now += seconds
