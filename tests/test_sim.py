@@ -21,9 +21,9 @@ from zfabric.protocol.codec import encode
 from zfabric.sim import __main__ as command
 from zfabric.sim import network
 from zfabric.sim.actors import ActorAuthor
-from zfabric.sim.arena import Storage
+from zfabric.sim.arena import SimStorage
 from zfabric.sim.network import Faults
-from zfabric.sim.node import Supervisor
+from zfabric.sim.node import SimSupervisor
 from zfabric.sim.programs import ACTOR, FOREVER, LIGHT, LONG, LOST, WIDE, Handle, Program, Scope, mix
 from zfabric.sim.scenarios import STEADY, call, get, invoke, make, task
 from zfabric.sim.variants import VARIANTS, WITH_ACTORS, WITH_CIRCLES, applied
@@ -267,7 +267,7 @@ def test_every_kind_of_fault_and_every_state_is_reached(actors: bool) -> None:
 
 def test_what_calls_get_after_the_death_of_their_driver_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     # An actor, called by another one, asks a third, and is told that it has ended with the job: its own caller lives a little longer.
-    monkeypatch.setattr(Supervisor, "kill", lambda supervisor, pid: None)
+    monkeypatch.setattr(SimSupervisor, "kill", lambda supervisor, pid: None)
     said: list[Any] = []
 
     def hear(now: float, source: str, to: str, message: Any) -> None:
@@ -446,7 +446,7 @@ def test_a_task_that_does_not_stop_keeps_its_worker_though_the_daemon_dies() -> 
 
 def test_a_result_that_was_acknowledged_outlives_the_daemon_though_the_storage_thread_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     # Room is being made ready all the while; the actor forgets its result once it is acknowledged, and then the daemon dies.
-    monkeypatch.setattr(Storage, "_next", lambda storage: storage.after(0.1, storage._finish))
+    monkeypatch.setattr(SimStorage, "_next", lambda storage: storage.after(0.1, storage._finish))
     died: list[float] = []
 
     def hear(now: float, source: str, to: str, message: Any) -> None:

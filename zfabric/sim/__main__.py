@@ -12,7 +12,7 @@ from functools import partial
 
 from zfabric.protocol.ids import OBJECT_BYTES, TASK_BYTES
 from zfabric.sim.variants import VARIANTS, WITH_ACTORS, WITH_CIRCLES, applied
-from zfabric.sim.world import Outcome, World
+from zfabric.sim.world import World, WorldResult
 
 EXPECTED_STATES = (
     "Blocked",
@@ -93,17 +93,17 @@ EXPECTED_OF_CIRCLES = ("WaitDetails", "HostDelays", "circle refused", "circle wa
 """Likewise, of programs whose actors wait for each other."""
 
 
-def run_seed(seed: int, actors: bool = False, circles: bool = False, clocks: bool = False) -> Outcome:
+def run_seed(seed: int, actors: bool = False, circles: bool = False, clocks: bool = False) -> WorldResult:
     """One world; an exception of a machine is a failure like any other."""
     try:
         return World(seed, actors=actors, circles=circles, clocks=clocks).run()
     except Exception as error:  # whatever a machine raises is what is looked for
         where = traceback.extract_tb(error.__traceback__)[-1]
         text = f"{type(error).__name__}: {error} ({where.filename.rsplit('/', 1)[-1]}:{where.lineno})"
-        return Outcome(seed, text, 0, Counter())
+        return WorldResult(seed, text, 0, Counter())
 
 
-def run_seeds(seeds: Iterable[int], jobs: int, actors: bool = False, circles: bool = False) -> Iterator[Outcome]:
+def run_seeds(seeds: Iterable[int], jobs: int, actors: bool = False, circles: bool = False) -> Iterator[WorldResult]:
     """Many worlds, in ``jobs`` processes."""
     run = partial(run_seed, actors=actors, circles=circles)
     if jobs <= 1:

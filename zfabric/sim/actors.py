@@ -32,8 +32,8 @@ from zfabric.sim.programs import (
     STOPPED,
     VOID,
     Author,
+    ExpectedOutcome,
     Handle,
-    Outcome,
     Program,
     Scope,
     mix,
@@ -162,7 +162,7 @@ class ActorAuthor(Author):
             return size, False
         return (*size, ("checkpoint_every", self.several.choice((1, 2, 4))), ("unlogged", True)), True
 
-    def _birth(self, ordinal: int, kind: int, label: int, inner: tuple[Any, ...], scope: Scope) -> tuple[Any, tuple[Outcome, ...]]:
+    def _birth(self, ordinal: int, kind: int, label: int, inner: tuple[Any, ...], scope: Scope) -> tuple[Any, tuple[ExpectedOutcome, ...]]:
         """What ``__init__`` runs."""
         deaths, within = self.deaths, self._within_light
         if kind == LIGHT:
@@ -214,7 +214,7 @@ class ActorAuthor(Author):
             errors |= LOST  # Values with refs inside are the daemon's until their callers ask for them.
         runs = handle.born and all(scope.slots[each].number is not None for each in dependencies)
         touches = reach((handle, *scope.models(dependencies), *scope.models(boxed)))
-        outcomes = tuple((each.or_else(errors) if runs else Outcome(None, errors))._replace(touches=touches) for each in outcomes)
+        outcomes = tuple((each.or_else(errors) if runs else ExpectedOutcome(None, errors))._replace(touches=touches) for each in outcomes)
         slots = tuple(scope.slot(outcome) for outcome in outcomes)
         options: list[tuple[str, Any]] = [("contains", boxed)] if boxed else []
         if timeout:
@@ -236,7 +236,7 @@ class ActorAuthor(Author):
 
     def _method(
         self, handle: Handle, kind: int, label: int, total: int, inner: tuple[Any, ...], scope: Scope, stoppable: bool, forever: bool
-    ) -> tuple[Any, tuple[Outcome, ...]]:
+    ) -> tuple[Any, tuple[ExpectedOutcome, ...]]:
         """What a call runs. It kills its process only where the actor may die, or is made again and the call with it."""
         deaths, within = self.deaths, self._within_light
         self.deaths = deaths and (handle.mortal or handle.errors >= GONE) and handle.ordinal not in self._sheltered
@@ -250,7 +250,7 @@ class ActorAuthor(Author):
             statements = (("keep", self.random.randrange(len(inner))), *statements)
         if handle.mortal and outcomes and outcomes[0].number is not None and self.random.random() < 0.06:
             statements = (*statements, ("exit",))
-            outcomes = tuple(Outcome(None, GONE) for _ in outcomes)
+            outcomes = tuple(ExpectedOutcome(None, GONE) for _ in outcomes)
         returns = spec[3]
         if handle.retries == LOGGED:  # Refs in what a replay returns are others: the model knows those of one run.
             returns = tuple((size, ()) for size, _ in returns)

@@ -1,6 +1,6 @@
 """A simulated arena and disk. Values are symbols with a size; the arena knows which lies where, whole and not overwritten.
 
-Memory, index and disk outlive the daemon, as the real ones do. ``Storage`` is a daemon's hand: it performs the effects of its
+Memory, index and disk outlive the daemon, as the real ones do. ``SimStorage`` is a daemon's hand: it performs the effects of its
 object store in their order, each in its own time, and what it had not begun is lost with the daemon.
 """
 
@@ -26,7 +26,7 @@ class Content(NamedTuple):
     payload: bytes
 
 
-class Arena:
+class SimArena:
     """Shared memory and disk of the node."""
 
     def __init__(self, fail: Callable[[str], NoReturn], pieces: int) -> None:
@@ -76,12 +76,12 @@ class Arena:
         return m.ArenaFound(sealed, (*spilled, *((b"", 0, number) for number in self.unfinished)))
 
 
-class Storage:
+class SimStorage:
     """Performs the effects of one daemon's object store, in order. ``full`` says why the disk takes nothing, if it does not."""
 
     def __init__(
         self,
-        arena: Arena,
+        arena: SimArena,
         seed: str,
         after: Callable[[float, Callable[[], object]], None],
         answer: Callable[[m.Message], None],

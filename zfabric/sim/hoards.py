@@ -12,7 +12,7 @@ from typing import Any
 
 from zfabric.protocol.options import LOGGED
 from zfabric.sim.actors import GONE, ActorAuthor
-from zfabric.sim.programs import ACTOR, LOST, MODULUS, NOTHING, PLAIN, Handle, Outcome, Program, Scope, mix
+from zfabric.sim.programs import ACTOR, LOST, MODULUS, NOTHING, PLAIN, ExpectedOutcome, Handle, Program, Scope, mix
 
 SIZES = (700_000, 1_500_000, 3_000_000, 3_000_000)
 SHARE = 0.06
@@ -60,7 +60,7 @@ class Hoarder(ActorAuthor):
             number = mix(number, scope.slots[slot].number or 0)
         pause = (("sleep", self._time()),) if self.random.random() < 0.5 else ()
         spec = (label, False, pause, ((self.random.choice(SIZES), ()),))
-        slot = scope.slot(Outcome(mix(number, 0), handle.errors, (), frozenset({handle.ordinal})))
+        slot = scope.slot(ExpectedOutcome(mix(number, 0), handle.errors, (), frozenset({handle.ordinal})))
         scope.statements.append(("invoke", (slot,), actor, spec, (), needed, (), LOGGED))
 
     def _errand(self, scope: Scope, actor: int) -> None:
@@ -78,7 +78,7 @@ class Hoarder(ActorAuthor):
             else:
                 statements.append(("get", ((slot, mix(number, 0)),)))
                 total = mix(total, mix(number, 0))
-        made = scope.slot(Outcome(mix(total, 0), handle.errors, (), frozenset({handle.ordinal})))
+        made = scope.slot(ExpectedOutcome(mix(total, 0), handle.errors, (), frozenset({handle.ordinal})))
         scope.statements.append(
             ("call", (made,), PLAIN, (label, False, tuple(statements), ((0, ()),)), (("contains", (actor,)),), (), (actor,))
         )

@@ -24,10 +24,10 @@ from zfabric.sim.programs import (
     Interrupted,
     Left,
     Program,
-    Refused,
     Spec,
     StoreFull,
     Value,
+    WaitRefused,
     function_id,
     mix,
     pack_value,
@@ -199,7 +199,7 @@ def _do_ask(state: _State, slot: int, number: int, errors: tuple[str, ...], give
     """Get one value, or be refused: then go on without it, or end."""
     try:
         found = yield ("get", (state.slots[slot],), None)
-    except Refused:
+    except WaitRefused:
         if gives_up:
             raise
         return

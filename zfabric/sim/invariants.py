@@ -22,7 +22,7 @@ from zfabric.sim.programs import LOST, unpack_value
 
 if TYPE_CHECKING:
     from zfabric.machines.local_scheduler.records import AnyObject, TaskRecord
-    from zfabric.sim.node import Daemon, Overview
+    from zfabric.sim.node import Overview, SimDaemon
     from zfabric.sim.workers import WorkerProcess
 
 
@@ -44,7 +44,7 @@ class Invariants:
             self.world.fail(f"{which} begins on {worker.name} and was begun on {self._begun[named]}: their children have the same names")
         self._begun[named] = worker.name
 
-    def late_attempts(self, daemon: Daemon, source: bytes, message: m.Completed) -> list[TaskRecord]:
+    def late_attempts(self, daemon: SimDaemon, source: bytes, message: m.Completed) -> list[TaskRecord]:
         """Unfinished tasks of which a worker reports an attempt that is not the one it was given: that must change nothing."""
         late = []
         for task_id, attempt, _, _ in message.rows:
@@ -60,7 +60,7 @@ class Invariants:
             if task.state == DONE:
                 self.world.fail(f"an attempt of {short(task.id)} was accepted that was not the one given out")
 
-    def told(self, daemon: Daemon, message: m.Message) -> None:
+    def told(self, daemon: SimDaemon, message: m.Message) -> None:
         """The daemon tells somebody of outcomes."""
         if isinstance(message, m.Results):
             for task_id, status, outputs in message.rows:
@@ -70,7 +70,7 @@ class Invariants:
             for identifier, status, value, _ in message.rows:
                 self._told(daemon, identifier, status, value)
 
-    def _told(self, daemon: Daemon, identifier: bytes, status: int, value: Any) -> None:
+    def _told(self, daemon: SimDaemon, identifier: bytes, status: int, value: Any) -> None:
         if status == FAILED:
             kind = unpack_failure(value)[0]
             if kind in LOST or kind == "ObjectStoreFullError":
@@ -86,14 +86,14 @@ class Invariants:
             if self._numbers.setdefault(identifier, number) != number:
                 self.world.fail(f"somebody is told another value of {short(identifier)}")
 
-    def after_turn(self, daemon: Daemon) -> None:
+    def after_turn(self, daemon: SimDaemon) -> None:
         """The daemon has decided: its machines agree with themselves."""
         for machine in daemon.core.machines.values():
             machine.check_invariants()
         if not daemon.scheduler.tables.recovering:
             self._in_flight(daemon)
 
-    def _in_flight(self, daemon: Daemon) -> None:
+    def _in_flight(self, daemon: SimDaemon) -> None:
         """What a worker runs is in flight there, whether or not it has its outcome: so its resources are taken."""
         for process in self.world.workers.values():
             record = daemon.scheduler.tables.workers.get(process.incarnation)

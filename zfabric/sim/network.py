@@ -106,7 +106,7 @@ class Network:
             receive(source, frame)
 
 
-class Transport:
+class SimTransport:
     """The links of one incarnation."""
 
     def __init__(self, network: Network, incarnation: bytes, config: Config) -> None:

@@ -20,9 +20,9 @@ from zfabric.protocol.ids import LOCAL_SCHEDULER, OBJECT_STORE, Address
 from zfabric.protocol.machine import InvariantViolation, Machine
 from zfabric.protocol.options import RESOURCE_UNIT
 from zfabric.shell.node import SWEEP_EVERY, NodeMachines
-from zfabric.sim.arena import Arena, Storage
+from zfabric.sim.arena import SimArena, SimStorage
 from zfabric.sim.drivers import Driver
-from zfabric.sim.network import Transport
+from zfabric.sim.network import SimTransport
 from zfabric.sim.processes import Process
 from zfabric.sim.surroundings import Crashed, Resident, Surroundings
 from zfabric.sim.workers import WorkerProcess
@@ -39,16 +39,16 @@ class Node:
         self.world = world
         self.seed = seed
         self.cpus = cpus
-        self.arena = Arena(world.fail, pieces)
+        self.arena = SimArena(world.fail, pieces)
         """Memory and spilled files."""
         slow = world.faults.slow_commits
         self.journal = MemoryJournal(slow)
         """The disk of the control store."""
         self.workers: dict[bytes, WorkerProcess] = {}
-        self.supervisor = Supervisor(self, f"{seed}/supervisor")
+        self.supervisor = SimSupervisor(self, f"{seed}/supervisor")
         self._workers = 0
         self._restarts = 0
-        self.daemon = Daemon(self, f"{seed}/daemon0", 0)
+        self.daemon = SimDaemon(self, f"{seed}/daemon0", 0)
         world.note("daemon 0 starts")
 
     @property
@@ -61,14 +61,14 @@ class Node:
         """Whether that daemon lives."""
         return self.daemon.alive
 
-    def restart(self) -> Daemon:
+    def restart(self) -> SimDaemon:
         """Start the next daemon."""
         if self.daemon.alive:
             raise InvariantViolation("two incarnations of the daemon act at the same time")
         self._restarts += 1
         self.journal = self.journal.crash()
         self.world.states["daemon restarted"] += 1
-        self.daemon = Daemon(self, f"{self.seed}/daemon{self._restarts}", self._restarts)
+        self.daemon = SimDaemon(self, f"{self.seed}/daemon{self._restarts}", self._restarts)
         self.world.note(f"daemon {self._restarts} starts")
         return self.daemon
 
@@ -101,7 +101,7 @@ class Node:
         self.world.after(0.0002, lambda: self.supervisor.died(process))
 
 
-class Supervisor:
+class SimSupervisor:
     """The parent of all workers: starts, kills, reports; and restarts the daemon."""
 
     def __init__(self, node: Node, seed: str) -> None:
@@ -188,7 +188,7 @@ class Supervisor:
 class Watched:
     """A machine of a daemon as the world sees it: what it takes in is observed, and the daemon may crash between two effects."""
 
-    def __init__(self, daemon: Daemon, machine: Machine) -> None:
+    def __init__(self, daemon: SimDaemon, machine: Machine) -> None:
         self._daemon = daemon
         self._machine = machine
         self.address = machine.address
@@ -223,7 +223,7 @@ class Watched:
             yield effect
 
 
-class Daemon:
+class SimDaemon:
     """One incarnation of the node's daemon."""
 
     def __init__(self, node: Node, seed: str, daemons: int) -> None:
@@ -235,8 +235,8 @@ class Daemon:
         self.journal = journal = node.journal
         self.alive = True
         self.effects_left: int | None = None
-        self.post = Transport(world.network, incarnation, self.config)
-        self.storage = Storage(node.arena, seed, world.after, partial(self.event, OBJECT_STORE), lambda: node.journal.full)
+        self.post = SimTransport(world.network, incarnation, self.config)
+        self.storage = SimStorage(node.arena, seed, world.after, partial(self.event, OBJECT_STORE), lambda: node.journal.full)
         self._random = random.Random(seed + "/commits")
         self._events: deque[tuple[bytes, m.Message]] = deque()
         self._frames: deque[tuple[bytes, bytes]] = deque()
@@ -379,7 +379,7 @@ class Overview(Surroundings, Protocol):
     driver: Driver
 
     @property
-    def daemon(self) -> Daemon:
+    def daemon(self) -> SimDaemon:
         """The daemon of the first node."""
 
     @property

@@ -20,8 +20,8 @@ from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
 from zfabric.shell.process import Outgoing, batches, client_sends, client_takes, peers_first
 from zfabric.sim.arena import Content
 from zfabric.sim.frames import Frame, Wait
-from zfabric.sim.network import Transport
-from zfabric.sim.programs import FUNCTIONS, Boom, Doomed, Interrupted, Left, Refused, StoreFull, Value, unpack_value
+from zfabric.sim.network import SimTransport
+from zfabric.sim.programs import FUNCTIONS, Boom, Doomed, Interrupted, Left, StoreFull, Value, WaitRefused, unpack_value
 from zfabric.sim.surroundings import Crashed, Home, Surroundings
 
 HOUSE_EVERY = 1.0
@@ -48,7 +48,7 @@ class Process:
         self.daemon = b""
         self.machine = Client(CLIENT + incarnation, self.config)
         self.machine.unread.watching = True
-        self.post = Transport(world.network, incarnation, self.config)
+        self.post = SimTransport(world.network, incarnation, self.config)
         self.frames: list[Frame] = []
         self.inbox: deque[tuple[bytes, bytes]] = deque()
         self.garbage: list[bytes] = []
@@ -355,7 +355,7 @@ class Process:
         except Doomed:
             self.ended(frame, ERROR, "doomed")
             return
-        except Refused:
+        except WaitRefused:
             self.ended(frame, ERROR, "refused")
             return
         except StoreFull:
@@ -516,7 +516,7 @@ class Process:
                 frame.wait = Wait(done, finish, deadline, True)
                 frame.wait.wanted = identifiers
             else:
-                frame.wait = Wait(lambda: True, lambda _: Refused(), None, False)
+                frame.wait = Wait(lambda: True, lambda _: WaitRefused(), None, False)
         else:
             frame.wait = Wait(done, finish, None, False)
 
@@ -530,7 +530,7 @@ class Process:
         deadline = None if timeout is None else self.now + timeout
         blocking, every = len(ready()) < count, count == len(identifiers)
         if blocking and not self.block(frame, identifiers, False, timeout is None and every):
-            frame.wait = Wait(lambda: True, lambda _: Refused(), None, False)
+            frame.wait = Wait(lambda: True, lambda _: WaitRefused(), None, False)
             return
         frame.wait = Wait(lambda: len(ready()) >= count, lambda _: ready(), deadline, blocking)
         frame.wait.wanted = identifiers if every else ()

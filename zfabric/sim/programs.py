@@ -106,7 +106,7 @@ class Left(BaseException):
     """The actor ends itself."""
 
 
-class Refused(Exception):
+class WaitRefused(Exception):
     """It is not to wait, for it would do so for ever."""
 
 
@@ -114,12 +114,12 @@ class StoreFull(Exception):
     """There was no room for a value."""
 
 
-class Outcome(NamedTuple):
+class ExpectedOutcome(NamedTuple):
     """What the model says of an object: its number (None: certainly an error), errors that are permitted, refs inside."""
 
     number: int | None
     errors: frozenset[str] = NOTHING
-    inner: tuple[Outcome | Handle, ...] = ()
+    inner: tuple[ExpectedOutcome | Handle, ...] = ()
     touches: frozenset[int] = frozenset()
     """Actors that may have to run for it to come."""
 
@@ -128,7 +128,7 @@ class Outcome(NamedTuple):
         """Whether there is only one thing that can come of it."""
         return self.number is None or not self.errors
 
-    def or_else(self, errors: frozenset[str]) -> Outcome:
+    def or_else(self, errors: frozenset[str]) -> ExpectedOutcome:
         """The same, with more errors permitted."""
         return self._replace(errors=self.errors | errors) if errors else self
 
@@ -153,7 +153,7 @@ class Handle(NamedTuple):
         return self._replace(errors=self.errors | errors)
 
 
-Model = Outcome | Handle
+Model = ExpectedOutcome | Handle
 
 
 def reach(models: Iterable[Model]) -> frozenset[int]:
@@ -187,7 +187,7 @@ class Scope:
     """One body being written: its refs by slot, statements so far, and the model of its total."""
 
     def __init__(self, total: int, boxed: tuple[Model, ...], doomed: bool, steady: bool, depth: int) -> None:
-        self.slots: dict[int, Outcome] = {}
+        self.slots: dict[int, ExpectedOutcome] = {}
         self.handles: dict[int, Handle] = {}
         """Slots with handles to actors, which have no value that could be got."""
         self.next_slot = 0
@@ -348,7 +348,7 @@ class Author:
         number = self.random.randrange(MODULUS)
         boxed = self._boxed(scope)
         inner = scope.models(boxed)
-        slot = scope.slot(Outcome(number, NOTHING, inner, reach(inner)))
+        slot = scope.slot(ExpectedOutcome(number, NOTHING, inner, reach(inner)))
         scope.statements.append(("put", slot, number, self._size(), boxed))
 
     def _boxed(self, scope: Scope) -> tuple[int, ...]:
@@ -387,7 +387,7 @@ class Author:
             options.append(("timeout", 0.02 + 0.1 * rng.random()))
         if doomed:
             errors |= STOPPED | {"doomed"} | ({"boom"} if kind == RETRIED else NOTHING)
-        outcomes = tuple((each.or_else(errors) if runs else Outcome(None, errors))._replace(touches=touches) for each in outcomes)
+        outcomes = tuple((each.or_else(errors) if runs else ExpectedOutcome(None, errors))._replace(touches=touches) for each in outcomes)
         slots = tuple(scope.slot(outcome) for outcome in outcomes)
         scope.statements.append(("call", slots, kind, spec, tuple(options), dependencies, boxed))
         if stop and slots:
@@ -413,7 +413,7 @@ class Author:
         forever: float,
         fragile: bool,
         stoppable: bool = False,
-    ) -> tuple[Spec, tuple[Outcome, ...]]:
+    ) -> tuple[Spec, tuple[ExpectedOutcome, ...]]:
         rng = self.random
         scope = Scope(total, boxed, doomed, steady, depth)
         scope.stoppable = stoppable
@@ -443,7 +443,7 @@ class Author:
             returns.append((self._size(), inside))
             number = mix(scope.total, index)
             if kind == VOID or failure:
-                outcomes.append(Outcome(None, failure))
+                outcomes.append(ExpectedOutcome(None, failure))
             else:
-                outcomes.append(Outcome(number, NOTHING, inner))
+                outcomes.append(ExpectedOutcome(number, NOTHING, inner))
         return (label, doomed, tuple(scope.statements), tuple(returns)), tuple(outcomes)

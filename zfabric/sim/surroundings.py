@@ -14,7 +14,7 @@ from zfabric.config import Config
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address
 from zfabric.protocol.messages import Row
-from zfabric.sim.arena import Arena
+from zfabric.sim.arena import SimArena
 from zfabric.sim.frames import Frame
 from zfabric.sim.network import Faults, Network
 
@@ -77,7 +77,7 @@ class Resident(Protocol):
 class Home(Protocol):
     """What a process has of its node."""
 
-    arena: Arena
+    arena: SimArena
 
     @property
     def published(self) -> bytes:

@@ -26,7 +26,7 @@ from zfabric.sim.arena import Content
 from zfabric.sim.frames import Frame, Wait
 from zfabric.sim.interpreter import task_body
 from zfabric.sim.logged import LoggedActors
-from zfabric.sim.network import Transport
+from zfabric.sim.network import SimTransport
 from zfabric.sim.processes import Process
 from zfabric.sim.programs import ACTOR as ACTOR_CLASS
 from zfabric.sim.programs import LIGHT, Interrupted, function_id, pack_value
@@ -47,7 +47,7 @@ class WorkerProcess(Process):
         self.control = control_of(token)
         self.machine.job = job
         self.worker = Worker(WORKER + token, self.config)
-        self.control_post = Transport(world.network, self.control, self.config)
+        self.control_post = SimTransport(world.network, self.control, self.config)
         self.logged = LoggedActors(self, self.worker)
         self.beside = Beside(self)
         self.leaves_at: float | None = None

@@ -29,7 +29,7 @@ from zfabric.sim.frames import Frame
 from zfabric.sim.hoards import Hoarder, hoards
 from zfabric.sim.invariants import Invariants
 from zfabric.sim.network import Faults, Network
-from zfabric.sim.node import Daemon, Node
+from zfabric.sim.node import Node, SimDaemon
 from zfabric.sim.processes import Process
 from zfabric.sim.programs import FOREVER, Author, Program
 from zfabric.sim.surroundings import Clock
@@ -47,7 +47,7 @@ class Failure(Exception):
     """Something was not as it must be."""
 
 
-class Outcome(NamedTuple):
+class WorldResult(NamedTuple):
     """How a world went. ``failure`` is empty where all was well."""
 
     seed: int
@@ -157,7 +157,7 @@ class World:
         return bytes((1,)) + self._names.to_bytes(3, "big") + bytes(4)
 
     @property
-    def daemon(self) -> Daemon:
+    def daemon(self) -> SimDaemon:
         """The daemon of the first node, which may have died."""
         return self.nodes[0].daemon
 
@@ -238,7 +238,7 @@ class World:
         self.note(f"FAILURE: {text}")
         raise Failure(text)
 
-    def after_turn(self, daemon: Daemon) -> None:
+    def after_turn(self, daemon: SimDaemon) -> None:
         """The daemon has had a turn."""
         self.invariants.after_turn(daemon)
 
@@ -289,7 +289,7 @@ class World:
         crashes = max((task.rare.crashes for task in found if task is not None and task.rare is not None), default=0)
         return crashes + 1 >= ALONE_AFTER + self.config.poison_kills
 
-    def daemon_died(self, daemon: Daemon) -> None:
+    def daemon_died(self, daemon: SimDaemon) -> None:
         """Kill a daemon, if it lives."""
         if daemon.alive:
             daemon.node.kill_daemon()
@@ -336,7 +336,7 @@ class World:
 
     # -- a whole run --
 
-    def run(self) -> Outcome:
+    def run(self) -> WorldResult:
         """Everything, to the end."""
         failure = ""
         try:
@@ -348,7 +348,7 @@ class World:
             self.note(f"FAILURE: {failure}")
         for node in self.nodes:
             node.collect_states()
-        return Outcome(self.seed, failure, self.events, self.states)
+        return WorldResult(self.seed, failure, self.events, self.states)
 
     def _to_the_end(self) -> None:
         if self.faults.driver_crash:
@@ -514,4 +514,4 @@ def _choose_faults(rng: random.Random) -> Faults:
     )
 
 
-__all__ = ["Failure", "Faults", "Outcome", "World", "choose_faults"]
+__all__ = ["Failure", "Faults", "World", "WorldResult", "choose_faults"]
