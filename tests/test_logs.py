@@ -250,9 +250,9 @@ Current thread 0x00007f3 (most recent call first):
   File "{ZFABRIC}adapters/arena.py", line 9 in view
   File "/home/me/program.py", line 30 in inner
   File "/home/me/program.py", line 31 in task
-  File "{ZFABRIC}runtime/running.py", line 99 in _execute
+  File "{ZFABRIC}runtime/running.py", line 99 in execute
   File "/home/me/program.py", line 40 in outer
-  File "{ZFABRIC}runtime/running.py", line 99 in _execute
+  File "{ZFABRIC}runtime/running.py", line 99 in execute
   File "<string>", line 1 in <module>
 
 Extension modules: msgpack._cmsgpack, zmq.backend.cython._zmq (total: 2)

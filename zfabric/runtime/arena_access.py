@@ -1,5 +1,6 @@
-"""Large values on their way into the arena, or to the file that the store gives instead: room is reserved, written, sealed, and told of by
-whoever asked; and where they are read.
+"""Large values: written into the arena, or into the file that the store grants instead, and read there.
+
+Room is reserved, written and sealed here; whoever asked for it sends the message that reports the value.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from functools import partial
 from zfabric.adapters.arena import Arena
 from zfabric.adapters.serialization import OWN_MEMORY
 from zfabric.adapters.spill import SpillFiles
+from zfabric.config import NUMBER_MAX, SMALL_BYTES
 from zfabric.exceptions import ObjectLostError, ObjectStoreFullError, ObjectTooLargeError, OutOfDiskError
 from zfabric.machines.common.extents import file_number
 from zfabric.protocol import messages as m
+from zfabric.protocol.ids import TASK_BYTES
 from zfabric.runtime.connection import Connection, clock
 from zfabric.runtime.interface import Serialized
 
@@ -33,7 +36,7 @@ class ArenaAccess:
     def write(self, identifier: bytes, value: Serialized) -> tuple[int, int]:
         """Write a large value where the store gives it room, and seal it: (offset, size).
 
-        The caller says ``finished`` when it has told of it.
+        The caller calls ``finished`` of the client's room when it has reported the value.
         """
         size = value.size
         offset = self._room_for(size)
@@ -122,7 +125,40 @@ class ArenaAccess:
         return self._arena
 
     def close(self) -> None:
-        """Let go of the arena; arrays that look into it stay valid."""
+        """Release the arena; arrays that look into it stay valid."""
         if self._arena is not None:
             self._arena.close()
             self._arena = None
+
+
+class UnreportedWrites:
+    """Values that tasks and calls have written, and that no message reports yet."""
+
+    def __init__(self, connection: Connection, values: ArenaAccess) -> None:
+        self.offsets: dict[bytes, list[int]] = {}
+        """Where they are, by task or call: others may run beside it."""
+        self._room = connection.machine.reservations
+        self._inline_bytes = connection.config.inline_bytes
+        self._values = values
+
+    def store(self, identifier: bytes, packed: Serialized, room: int = NUMBER_MAX) -> bytes | tuple[int, int]:
+        """A value as a message reports it: inline bytes, ``room`` at most, or the place in the arena where it was written."""
+        if packed.size <= self._inline_bytes and packed.size <= max(room, SMALL_BYTES):
+            return packed.to_bytes()
+        place = self._values.write(identifier, packed)
+        self.offsets.setdefault(identifier[:TASK_BYTES], []).append(place[0])
+        return place
+
+    def finish(self, identifier: bytes) -> None:
+        """The values of a task or a call are in a message that leaves next. The caller holds the lock."""
+        for offset in self.offsets.pop(identifier, ()):
+            self._room.finished(offset)
+
+    def abandon(self, identifier: bytes) -> None:
+        """No message will report the values of a task or a call. The caller holds the lock."""
+        for offset in self.offsets.pop(identifier, ()):
+            self._room.abandon(offset)
+
+    def hold(self, identifier: bytes) -> None:
+        """The outcome of a call is held back; the machine returns its values when it leaves (``Mailbox.written``)."""
+        self.offsets.pop(identifier, None)

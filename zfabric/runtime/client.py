@@ -81,7 +81,7 @@ class FabricClient(Connection):
         self.values = ArenaAccess(self, str(description["arena"]), int(description["arena_size"]), str(description["spill"]))
         self._batch_rows = self.config.batch_rows
         self.drop_reference = self.machine.dropped.append
-        self._unview = self.machine.unviewed.append
+        self.unview = self.machine.unviewed.append
         self.machine.unread.watching = kind == "driver" and self.config.log_to_driver and self.config.show_unread_failures
         self._unread_told = 0
         """How many failures that nobody asked for were shown."""
@@ -138,8 +138,8 @@ class FabricClient(Connection):
                 self._flush_first()
             elif len(machine.outbox.tail) >= self._batch_rows:
                 self.flush()
-            elif not self._armed:
-                self._arm_flusher()
+            elif not self.armed:
+                self.arm_flusher()
         return first
 
     def submit_many(
@@ -183,10 +183,10 @@ class FabricClient(Connection):
             first = calls.call(actor_id, row, num_returns, terms.retries, terms.keeps, terms.unordered)
             if (len(calls.pending) == 1 and not machine.tasks.unfinished) or calls.queued >= self._batch_rows:
                 self._flush_first()
-                if calls.delayed and not self._armed:
-                    self._arm_flusher()
-            elif not self._armed:
-                self._arm_flusher()
+                if calls.delayed and not self.armed:
+                    self.arm_flusher()
+            elif not self.armed:
+                self.arm_flusher()
         return first
 
     def _await_room(self, actor_id: bytes, terms: Terms) -> None:
@@ -223,8 +223,8 @@ class FabricClient(Connection):
                 self.machine.put(identifier, value.to_bytes(), value.contained, durable)
                 if self.machine.unsent >= self.config.batch_rows:
                     self.flush()
-                elif not self._armed:
-                    self._arm_flusher()
+                elif not self.armed:
+                    self.arm_flusher()
         else:
             with self.lock:
                 self.check_usable()
@@ -235,8 +235,8 @@ class FabricClient(Connection):
                 self.machine.reservations.finished(place[0])
                 if not self.machine.reservations.shares(place[1]) or self.machine.unsent >= self.config.batch_rows:
                     self.flush()
-                elif not self._armed:
-                    self._arm_flusher()
+                elif not self.armed:
+                    self.arm_flusher()
         if durable:
             try:
                 self._wait_kept(identifier)
@@ -259,8 +259,8 @@ class FabricClient(Connection):
         """See ``ClientInterface``."""
         with self.lock:
             self.machine.references.add(object_id)
-            if not self._armed:
-                self._arm_flusher()
+            if not self.armed:
+                self.arm_flusher()
 
     def follow(self, object_ids: Sequence[bytes]) -> None:
         """See ``ClientInterface``."""
@@ -269,8 +269,8 @@ class FabricClient(Connection):
             for object_id in object_ids:
                 self.machine.references.add(object_id)
             self.machine.objects.want(object_ids)
-            if not self._armed:
-                self._arm_flusher()
+            if not self.armed:
+                self.arm_flusher()
 
     def get(self, object_ids: Sequence[bytes], timeout: float | None, fail_fast: bool = True) -> list[bytes | Outcome]:
         """See ``ClientInterface``."""
@@ -435,7 +435,7 @@ class FabricClient(Connection):
     def _view(self, identifier: bytes, place: tuple[int, int]) -> Outcome:
         view = self.values.view(place)
         self.machine.pins.view(identifier)
-        return Outcome(OK, view, View(self._unview, identifier))
+        return Outcome(OK, view, View(self.unview, identifier))
 
     def wait(self, object_ids: Sequence[bytes], num_returns: int, timeout: float | None, fetch_local: bool) -> set[bytes]:
         """See ``ClientInterface``."""

@@ -97,8 +97,8 @@ class Connection:
         self.post = Transport(self._context, session.sockets, incarnation, self.config)
         self.daemon = b""
         self._pump_lock = threading.Lock()
-        self._leader = 0
-        """The thread that holds it."""
+        self.leader = 0
+        """The thread that holds the pump lock, which receives for all."""
         self._between = False
         """Whether that thread only waits for a frame, or prints: a handler of a signal may then receive through it."""
         self._sockets_close = False
@@ -109,11 +109,11 @@ class Connection:
         self._inbox: deque[tuple[bytes, bytes]] = deque()
         self._peers: set[bytes] = set()
         """Actors that this process calls, and processes that call it."""
-        self._armed = False
+        self.armed = False
         self._arm = threading.Lock()
         self._arm.acquire()
         self._flusher_asleep = True
-        self._sent_at = 0.0
+        self.sent_at = 0.0
         self.terminal = Terminal(self.config.log_repeat_seconds)
         self._showing = threading.RLock()
         self._flusher: threading.Thread | None = None
@@ -138,10 +138,18 @@ class Connection:
 
     def connect(self, daemon: bytes) -> None:
         """Register with the node's daemon, and wait for its welcome."""
-        deadline = clock() + self.config.register_seconds
+        self.register_with(daemon)
+        self.await_welcome()
+
+    def register_with(self, daemon: bytes) -> None:
+        """Send the registration."""
         with self.lock:
             self._join(daemon)
             self.flush()
+
+    def await_welcome(self) -> None:
+        """Wait until the daemon has accepted the registration. Raises what it has refused it for, or ConnectionLostError."""
+        deadline = clock() + self.config.register_seconds
         if not self.wait_until(lambda: self.machine.welcomed or self.machine.refused is not None, deadline):
             raise ConnectionLostError(f"the daemon in {self.session.directory} did not answer within {self.config.register_seconds} s")
         if not self.machine.welcomed:
@@ -194,8 +202,8 @@ class Connection:
         """Send what waits, as one frame. The caller holds the lock."""
         sends = self._sends()
         if sends:
-            self._sent_at = clock()
-            self.post.send(sends, self._sent_at)
+            self.sent_at = clock()
+            self.post.send(sends, self.sent_at)
 
     def _flush_first(self) -> None:
         """The same, where the program is about to wait for one task or call: that leaves at once, the rest behind it."""
@@ -205,8 +213,8 @@ class Connection:
             self.post.send_envelopes(to[1:], [(to[:1], CLIENT, message)], clock())
         if first is None or self.machine.urgent:
             self.flush()
-        elif not self._armed and self.machine.has_unsent:
-            self._arm_flusher()
+        elif not self.armed and self.machine.has_unsent:
+            self.arm_flusher()
 
     def _sends(self) -> list[Outgoing]:
         """Take what waits, in its order."""
@@ -249,7 +257,7 @@ class Connection:
     def _stop_leading(self) -> None:
         if self._sockets_close:
             self._close_sockets()
-        self._leader = 0
+        self.leader = 0
         self._pump_lock.release()
 
     def _pumped(self) -> None:
@@ -286,7 +294,7 @@ class Connection:
     def look(self) -> None:
         """Take in what came meanwhile, without waiting."""
         if self._pump_lock.acquire(blocking=False):
-            self._leader = get_ident()
+            self.leader = get_ident()
             try:
                 self._pump(0.0)
             finally:
@@ -372,7 +380,7 @@ class Connection:
         It is asked under the lock, perhaps by another thread and more than once: its answer may be lost.
         """
         me = get_ident()
-        leads_below = self._leader == me  # A handler of a signal, or a finalizer, waits where this thread waits already.
+        leads_below = self.leader == me  # A handler of a signal, or a finalizer, waits where this thread waits already.
         if self.lock._is_owned() or (leads_below and not self._between):  # type: ignore[attr-defined]  # As ``threading.Condition`` asks.
             raise FabricError(IN_FINALIZER)
         check_at = clock() + CHECK_EVERY
@@ -384,8 +392,8 @@ class Connection:
                         return True
                     if self._is_urgent():
                         self.flush()
-                    elif not self._armed and self._has_unsent():
-                        self._arm_flusher()
+                    elif not self.armed and self._has_unsent():
+                        self.arm_flusher()
                     if self.post.congested:
                         self.post.tick(clock())
                 now = clock()
@@ -408,7 +416,7 @@ class Connection:
                         if self._followers:
                             self.wake_followers()
                 elif self._pump_lock.acquire(blocking=False):
-                    self._leader = me
+                    self.leader = me
                     try:
                         self._pump(pause)
                     finally:
@@ -475,9 +483,9 @@ class Connection:
 
     # -- the flusher --
 
-    def _arm_flusher(self) -> None:
+    def arm_flusher(self) -> None:
         """What is unsent now leaves within ``send_delay``. The caller holds the lock."""
-        self._armed = True
+        self.armed = True
         if self._flusher_asleep:
             self._flusher_asleep = False
             self._arm.release()
@@ -496,20 +504,20 @@ class Connection:
             while (idle < FLUSHER_PATIENCE or calls.expectant) and not self.closed and clock() < house_at:
                 # Being woken for each row would cost the sender more than all the rest of it.
                 time.sleep(self.config.send_delay if idle < FLUSHER_PATIENCE else LISTEN_EVERY)
-                idle = 0 if self._armed else idle + 1
+                idle = 0 if self.armed else idle + 1
                 if calls.expectant:
                     self._attempt(self._listen_in)
                 # A program that submits in a loop sends full batches itself; what is unsent then is younger than the last of them.
-                if self._armed and clock() - self._sent_at >= self.config.send_delay:
+                if self.armed and clock() - self.sent_at >= self.config.send_delay:
                     self._attempt(self._flush_armed)
             with self.lock:
-                self._flusher_asleep = not self._armed and not calls.expectant
+                self._flusher_asleep = not self.armed and not calls.expectant
                 if not self._flusher_asleep:
                     self._arm.release()
 
     def _flush_armed(self) -> None:
         with self.lock:
-            self._armed = False
+            self.armed = False
             if not self.closed:
                 self.flush()
 
@@ -560,7 +568,7 @@ class Connection:
                 self._flusher_asleep = False
                 self._arm.release()
         self.wake_followers()
-        if self._leader == get_ident():
+        if self.leader == get_ident():
             self._sockets_close = True
         else:
             with self._pump_lock:

@@ -1,219 +1,197 @@
 """Calls of one actor, or async tasks, that run at the same time: in threads, or as coroutines of one event loop.
 
-The main thread goes on receiving; it hands out a call of a concurrency group as long as fewer run of it than may (``max_concurrency`` of
-the default one). Whoever ends one takes the next of its group itself, so that calls of a group begin in order, and those of different
-ones do not wait for each other. An actor with an ``async def`` method runs all its calls in its event loop, the plain ones too, which
-therefore must not block.
+The main thread goes on receiving. It starts queued calls of a concurrency group as long as fewer of it run than may (``max_concurrency`` of
+the default group). Whoever ends a call claims the next of its group, so that calls of a group start in order, and groups do not wait for
+each other. An actor with an ``async def`` method runs all its calls in its event loop, the plain ones too, which therefore must not block.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextvars import ContextVar
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from zfabric.machines.worker import CallQueue, Invocation, Item, Worker
+from zfabric.machines.worker import Invocation, Item
+from zfabric.runtime.call_groups import Group, SharedTurn
+from zfabric.runtime.contexts import current_call
+from zfabric.runtime.hosting import Crew
+from zfabric.runtime.interrupter import Interrupter
 from zfabric.runtime.interrupts import Fence, TaskInterrupt
+from zfabric.runtime.reporting import Reporter
+from zfabric.runtime.streaming import StreamProducer
+from zfabric.runtime.user_code import Ending, UserCode
+from zfabric.runtime.worker_connection import WorkerConnection
 
 if TYPE_CHECKING:
     import asyncio
 
-    from zfabric.runtime.running import RunningWorker
-
-current_call: ContextVar[Item | Invocation | None] = ContextVar("current_call", default=None)
-"""The call, or the async task, that this thread or coroutine runs."""
 ASYNC_CONCURRENCY = 1000
 """Calls of an actor with ``async def`` methods that run at the same time, if its options do not say."""
 
 
-class Group:
-    """Calls that wait for each other: at most ``size`` of them run at the same time. Changed under the lock."""
+class CallRunner:
+    """Runs one call or async task from its claim to its report, in the thread or event loop that asks."""
 
-    __slots__ = ("given", "name", "queue", "running", "size", "threads")
+    def __init__(
+        self,
+        connection: WorkerConnection,
+        interrupter: Interrupter,
+        user_code: UserCode,
+        streams: StreamProducer,
+        reporter: Reporter,
+    ) -> None:
+        self.connection = connection
+        self.worker = connection.worker
+        self.host = connection.host
+        self.interrupter = interrupter
+        self.reporter = reporter
+        self._user_code = user_code
+        self._streams = streams
 
-    def __init__(self, queue: CallQueue, size: int, name: str = "") -> None:
-        self.queue = queue
-        self.size = size
-        self.name = name
-        self.running = 0
-        self.threads = 0
-        """How many were started for it, where its calls run in threads."""
-        self.given: SimpleQueue[Item | Invocation] = SimpleQueue()
-        """Calls for those threads, which have begun."""
+    def claim(self, groups: Iterable[Group]) -> list[tuple[Item | Invocation, Group]]:
+        """Claim as many of the queued calls as may run; they count as running from now on."""
+        found: list[tuple[Item | Invocation, Group]] = []
+        with self.connection.lock:
+            for group in groups if not self.host.leaving else ():
+                while group.wanted and (item := group.claim(self.worker)) is not None:
+                    group.running += 1
+                    found.append((item, group))
+        return found
 
-    @property
-    def wanted(self) -> bool:
-        """Whether one more is to begin."""
-        return bool(self.queue) and self.running < self.size
+    def any_wanted(self, groups: Iterable[Group]) -> bool:
+        """Whether a queued call of these groups may start. The caller holds the lock."""
+        return self.worker.may_begin and any(group.wanted for group in groups)
 
-    def claim(self, worker: Worker) -> Item | Invocation | None:
-        """The next of them, which has begun then."""
-        return worker.begin_beside(self.queue)
+    def run(self, item: Item | Invocation) -> tuple[Ending, Any]:
+        """Run it in this thread: its outcome, and what it returned, which is to be retained until the outcome is reported."""
+        user_code, value = self._user_code, None
+        try:
+            function, _, args, kwargs = user_code.prepare(item)
+            value = self._streams.streamed(item, self.interrupter.run_as_user(function, *args, **kwargs))
+            del args, kwargs
+            if type(item) is Item:
+                self.host.begin_shared(item, value)
+                value = None
+        except BaseException as error:  # whatever the user's code raises is the call's outcome
+            return user_code.failed(item, error, None), value
+        return user_code.packed(item, value), value
 
-
-class SharedTurn(Group):
-    """What comes next, of all actors that share this process, while what the main thread runs waits, and only then."""
-
-    __slots__ = ("worker",)
-
-    def __init__(self, worker: Worker) -> None:
-        super().__init__(worker.mailbox.queue, sys.maxsize)
-        self.worker = worker
-
-    @property
-    def wanted(self) -> bool:
-        """See ``Group``."""
-        return self.worker.turn_free
-
-    def claim(self, worker: Worker) -> Item | Invocation | None:
-        """See ``Group``."""
-        return worker.stand_in()
-
-
-def claimed(runtime: RunningWorker, groups: Iterable[Group]) -> list[tuple[Item | Invocation, Group]]:
-    """As many of the calls that wait as may run, which count as running from now on."""
-    found: list[tuple[Item | Invocation, Group]] = []
-    with runtime.lock:
-        for group in groups if not runtime.host.leaving else ():
-            while group.wanted and (item := group.claim(runtime.worker)) is not None:
-                group.running += 1
-                found.append((item, group))
-    return found
-
-
-class Crew(Protocol):
-    """Runs calls besides the main thread."""
-
-    def hand_out(self) -> None:
-        """Begin as many of the calls that wait as may run. Called by the main thread."""
-
-    def wanted(self) -> bool:
-        """Whether there is something to hand out, and somebody to run it. The caller holds the lock."""
-
-    def alone(self, action: Callable[[], None]) -> None:
-        """Do something where calls run, at a moment when none does. Called by the main thread."""
-
-    def interrupt(self, item: Item | Invocation) -> bool:
-        """Stop what runs. False if that is not possible at this moment. The caller holds the lock."""
-
-    def runs_here(self, item: Item | Invocation) -> bool:
-        """Whether it is this thread, or asyncio task, that runs a call, and not one that it has started."""
+    async def run_in_loop(self, item: Item | Invocation) -> tuple[Ending, Any]:
+        """The same in this event loop."""
+        user_code, worker = self._user_code, self.worker
+        value, retryable = None, None
+        try:
+            if worker.interrupts and worker.interrupted(item):
+                raise TaskInterrupt("it is to be stopped before it has begun")
+            function, retryable, args, kwargs = user_code.prepare(item)
+            value = await self._streams.streamed_in_loop(item, function(*args, **kwargs))
+            del args, kwargs
+        except BaseException as error:  # whatever the user's code raises is the call's outcome
+            return user_code.failed(item, error, retryable), value
+        return user_code.packed(item, value), value
 
 
 class Threads:
-    """For each group as many threads as calls of it may run at the same time, each started when it is first needed."""
+    """A ``Crew`` of threads: for each group as many as calls of it may run at the same time, each started when it is first needed."""
 
-    def __init__(self, runtime: RunningWorker, groups: Sequence[Group]) -> None:
-        self.runtime = runtime
-        self.groups = groups
+    def __init__(self, runner: CallRunner, groups: Sequence[Group]) -> None:
+        self._runner = runner
+        self._groups = groups
         self._fences: dict[bytes, Fence] = {}
-        """That of the thread which runs a call."""
+        """The fence of the thread that runs a call, by call id."""
 
     def wanted(self) -> bool:
-        """See ``Crew``."""
-        return self.runtime.worker.may_begin and any(group.wanted for group in self.groups)
+        """Whether a queued call may start. The caller holds the lock."""
+        return self._runner.any_wanted(self._groups)
 
     def hand_out(self) -> None:
-        """See ``Crew``."""
-        for item, group in claimed(self.runtime, self.groups):
-            with self.runtime.lock:
+        """Start as many of the queued calls as may run."""
+        for item, group in self._runner.claim(self._groups):
+            with self._runner.connection.lock:
                 one_more = group.threads < group.running
                 group.threads += one_more
             if one_more:
                 name = f"zfabric-call-{group.name}{'-' if group.name else ''}{group.threads}"
                 threading.Thread(target=self._work, args=(group,), name=name, daemon=True).start()
-            group.given.put(item)
+            group.claimed.put(item)
 
     def _work(self, group: Group) -> None:
         while True:
-            item: Item | Invocation | None = group.given.get()
+            item: Item | Invocation | None = group.claimed.get()
             while item is not None:
                 item = self._run(item, group)
 
     def _run(self, item: Item | Invocation, group: Group) -> Item | Invocation | None:
-        runtime = self.runtime
-        fence = runtime.fences.mine
+        runner = self._runner
+        fence = runner.interrupter.fences.mine
         fence.depth = 1
         self._fences[item.row[0]] = fence
         current_call.set(item)
         started = time.monotonic()
-        value = None
-        try:
-            function, _, args, kwargs = runtime.prepare(item)
-            value = runtime.streamed(item, runtime.as_user(function, *args, **kwargs))
-            del args, kwargs
-            if type(item) is Item:
-                runtime.become_actor(item, value)
-                value = None
-        except BaseException as error:  # whatever the user's code raises is the call's outcome
-            outcome = runtime.failed(item, error, None)
-        else:
-            outcome = runtime.packed(item, value)
+        outcome, value = runner.run(item)
         del self._fences[item.row[0]]
-        following = runtime.end_beside(item, group, outcome, started)
-        del value  # The refs in it live until its end is told.
+        following = runner.reporter.end_beside(item, group, outcome, started)
+        del value  # The refs in it live until its end is reported.
         return following
 
     def alone(self, action: Callable[[], None]) -> None:
-        """See ``Crew``."""
+        """Run ``action`` now, in the main thread: no call runs."""
         action()
 
     def runs_here(self, item: Item | Invocation) -> bool:
-        """See ``Crew``."""
+        """Whether this very thread runs a call."""
         fence = self._fences.get(item.row[0])
         return fence is not None and fence.thread == threading.get_ident()
 
     def interrupt(self, item: Item | Invocation) -> bool:
-        """See ``Crew``. The exception is raised when the thread runs Python code next."""
+        """Interrupt a call: its thread raises when it runs Python code next. False if it runs no user code now."""
         fence = self._fences.get(item.row[0])
         return fence is not None and fence.interrupt()
 
 
 class StandIns(Threads):
-    """Runs calls of actors that share a process while one that the main thread runs waits, one at a time."""
+    """Threads that run calls of actors that share a process while what the main thread runs waits, one call at a time."""
 
-    def __init__(self, runtime: RunningWorker) -> None:
-        super().__init__(runtime, (SharedTurn(runtime.worker),))
+    def __init__(self, runner: CallRunner, release_gone: Callable[[], None]) -> None:
+        super().__init__(runner, (SharedTurn(runner.worker),))
+        self._release_gone = release_gone
 
     def _run(self, item: Item | Invocation, group: Group) -> Item | Invocation | None:
-        self.runtime.mark(item)
+        self._runner.reporter.mark(item)
         following = super()._run(item, group)
-        self.runtime.let_go()
+        self._release_gone()
         return following
 
 
 class Loop:
-    """One event loop in a thread of its own."""
+    """A ``Crew`` of coroutines: one event loop in a thread of its own."""
 
-    def __init__(self, runtime: RunningWorker, groups: Sequence[Group]) -> None:
+    def __init__(self, runner: CallRunner, groups: Sequence[Group]) -> None:
         import asyncio
 
-        self.runtime = runtime
-        self.groups = groups
+        self._runner = runner
+        self._groups = groups
         self.running: dict[bytes, asyncio.Task[None] | None] = {}
-        """Coroutines that have begun: one that is cancelled before it has begins never, and its call would have no end."""
+        """Coroutines that have begun, by call or task id. One that is cancelled before would never begin, and its call never end."""
         self._current = asyncio.current_task
         self._flushing = False
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, name="zfabric-loop", daemon=True).start()
 
     def wanted(self) -> bool:
-        """See ``Crew``."""
-        return self.runtime.worker.may_begin and any(group.wanted for group in self.groups)
+        """Whether a queued call may start. The caller holds the lock."""
+        return self._runner.any_wanted(self._groups)
 
     def hand_out(self) -> None:
-        """See ``Crew``."""
-        found = claimed(self.runtime, self.groups)
+        """Start as many of the queued calls as may run."""
+        found = self._runner.claim(self._groups)
         if found:
             self.start(found)
 
     def start(self, items: Sequence[tuple[Item | Invocation, Group | None]]) -> None:
-        """Run these, whatever else runs; tasks are of no group."""
+        """Run these, whatever else runs. Async tasks have no group."""
         self.loop.call_soon_threadsafe(self._start, items)
 
     def _start(self, items: Sequence[tuple[Item | Invocation, Group | None]]) -> None:
@@ -221,24 +199,14 @@ class Loop:
             self.loop.create_task(self._run(item, group))
 
     async def _run(self, item: Item | Invocation, group: Group | None) -> None:
-        runtime = self.runtime
+        runner = self._runner
         current_call.set(item)
         self.running[item.row[0]] = self._current()
         started = time.monotonic()
-        value, retryable = None, None
-        try:
-            if runtime.worker.interrupts and runtime.worker.interrupted(item):
-                raise TaskInterrupt("it is to be stopped before it has begun")
-            function, retryable, args, kwargs = runtime.prepare(item)
-            value = await runtime.streamed_in_loop(item, function(*args, **kwargs))
-            del args, kwargs
-        except BaseException as error:  # whatever the user's code raises is the call's outcome
-            outcome = runtime.failed(item, error, retryable)
-        else:
-            outcome = runtime.packed(item, value)
+        outcome, value = await runner.run_in_loop(item)
         self.running.pop(item.row[0], None)
-        following = runtime.end_beside(item, group, outcome, started, flush=False)
-        del value  # The refs in it live until its end is told.
+        following = runner.reporter.end_beside(item, group, outcome, started, flush=False)
+        del value  # The refs in it live until its end is reported.
         if following is not None:
             self._start([(following, group)])
         if not self._flushing:
@@ -246,22 +214,22 @@ class Loop:
             self.loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Outcomes of one round of the loop leave as one frame."""
+        """Send the outcomes of one round of the loop as one frame."""
         self._flushing = False
-        with self.runtime.lock:
-            self.runtime.flush()
+        with self._runner.connection.lock:
+            self._runner.connection.flush()
 
     def alone(self, action: Callable[[], None]) -> None:
-        """See ``Crew``."""
+        """Run ``action`` in the loop's thread."""
         self.loop.call_soon_threadsafe(action)
 
     def interrupt(self, item: Item | Invocation) -> bool:
-        """See ``Crew``."""
+        """Cancel the asyncio task of a call."""
         self.loop.call_soon_threadsafe(self._cancel, item.row[0])
         return True
 
     def runs_here(self, item: Item | Invocation) -> bool:
-        """See ``Crew``."""
+        """Whether this very asyncio task runs a call."""
         try:
             task = self._current()
         except RuntimeError:  # another thread
@@ -274,8 +242,8 @@ class Loop:
             task.cancel()
 
 
-def crew_for(runtime: RunningWorker, instance: Any, size: int | None, sizes: Iterable[tuple[str, int]]) -> Crew | None:
-    """Who runs the calls of ``instance``: None if it is the main thread, one after the other.
+def crew_for(runner: CallRunner, instance: Any, size: int | None, sizes: Iterable[tuple[str, int]]) -> Crew | None:
+    """The crew that runs the calls of ``instance``; None if the main thread does, one after the other.
 
     ``size`` is that of the default group, ``sizes`` are those of others, by name.
     """
@@ -284,11 +252,11 @@ def crew_for(runtime: RunningWorker, instance: Any, size: int | None, sizes: Ite
     kind = type(instance)
     methods = [inspect.getattr_static(kind, name, None) for name in dir(kind)]
     if any(inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each) for each in methods):
-        return Loop(runtime, _groups(runtime, size or ASYNC_CONCURRENCY, sizes))
-    return Threads(runtime, _groups(runtime, size or 1, sizes)) if (size or 1) > 1 or sizes else None
+        return Loop(runner, _groups(runner, size or ASYNC_CONCURRENCY, sizes))
+    return Threads(runner, _groups(runner, size or 1, sizes)) if (size or 1) > 1 or sizes else None
 
 
-def _groups(runtime: RunningWorker, size: int, sizes: Iterable[tuple[str, int]]) -> list[Group]:
-    mailbox = runtime.worker.mailbox
+def _groups(runner: CallRunner, size: int, sizes: Iterable[tuple[str, int]]) -> list[Group]:
+    mailbox = runner.worker.mailbox
     mailbox.groups = {name: deque() for name, _ in sizes}
     return [Group(mailbox.queue, size), *(Group(mailbox.groups[name], each, name) for name, each in sizes)]

@@ -230,12 +230,12 @@ class DriverClient(FabricClient):
     ) -> bytes:
         """See ``ClientInterface``. What may wait for the flusher, since something is under way, is appended; no lock is held."""
         machine, namer = self.machine, self._namer
-        if self._armed and options is None and not dependencies and num_returns == 1 and namer is not None:
+        if self.armed and options is None and not dependencies and num_returns == 1 and namer is not None:
             submitted, others = machine.submitted, machine.tasks.unfinished or machine.calls.pending
             if others and len(submitted) < self._batch_rows and not (self.closed or machine.farewell or machine.refused):
                 task_id = namer.child()
                 submitted.append(((task_id, function_id, arguments, dependencies), None))
-                if not self._armed:
+                if not self.armed:
                     self._arm_again()
                 return task_id + FIRST_RETURN
         return self._submit(function_id, arguments, dependencies, options, num_returns)
@@ -252,12 +252,12 @@ class DriverClient(FabricClient):
     ) -> bytes:
         """See ``ClientInterface``, and ``submit``."""
         machine, namer = self.machine, self._namer
-        if self._armed and options is None and not dependencies and num_returns == 1 and namer is not None:
+        if self.armed and options is None and not dependencies and num_returns == 1 and namer is not None:
             submitted, others = machine.submitted, machine.calls.pending or machine.tasks.unfinished
             if others and len(submitted) < self._batch_rows and not (self.closed or machine.farewell or machine.refused or terms.pending):
                 call_id = namer.child()
                 submitted.append(((call_id, method, arguments), (actor_id, terms.retries, terms.keeps, terms.unordered)))
-                if not self._armed:
+                if not self.armed:
                     self._arm_again()
                 return call_id + CALL_RETURN
         return self._call(actor_id, method, arguments, dependencies, options, num_returns, terms)
@@ -266,8 +266,8 @@ class DriverClient(FabricClient):
     def _arm_again(self) -> None:
         """The flusher may have looked just before a row was appended."""
         with self.lock:
-            if not self._armed:
-                self._arm_flusher()
+            if not self.armed:
+                self.arm_flusher()
 
     def take_up(self) -> None:
         """Enter into the tables what was only appended."""

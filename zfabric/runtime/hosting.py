@@ -1,4 +1,4 @@
-"""The actors of a worker process: instances, and what of them is called."""
+"""The actors of a worker process: their instances, and the functions that their calls run."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from zfabric.adapters.serialization import YIELDS, run_to_its_end
 from zfabric.exceptions import FabricError
 from zfabric.machines.client import Calls
-from zfabric.machines.worker import FAREWELL, Invocation, Item, Mailbox
+from zfabric.machines.worker import FAREWELL, Invocation, Item, Worker
 from zfabric.protocol.options import option
 from zfabric.runtime import interface
-from zfabric.runtime.crew import Crew
+from zfabric.runtime.connection import clock
 
 
 class ActorExit(BaseException):
@@ -33,35 +33,69 @@ BUILT_IN: dict[str, Callable[..., Any]] = {
 """Methods that every actor has, by Ray's names: to wait until it is made, to have a function called with it, to end it for good."""
 
 
-class Host:
-    """The instances that live in this process, by actor."""
+class Crew(Protocol):
+    """Runs calls besides the main thread."""
 
-    def __init__(self, mailbox: Mailbox, calls: Calls, lock: threading.RLock) -> None:
-        self.mailbox = mailbox
-        self.calls = calls
+    def hand_out(self) -> None:
+        """Start as many of the queued calls as may run. Called by the main thread."""
+
+    def wanted(self) -> bool:
+        """Whether a queued call may start. The caller holds the lock."""
+
+    def alone(self, action: Callable[[], None]) -> None:
+        """Run ``action`` where calls run, at a moment when none does. Called by the main thread."""
+
+    def interrupt(self, item: Item | Invocation) -> bool:
+        """Interrupt what runs. False if that is not possible at this moment. The caller holds the lock."""
+
+    def runs_here(self, item: Item | Invocation) -> bool:
+        """Whether this very thread or asyncio task runs a call, rather than one that the call has started."""
+
+
+class Host:
+    """The instances that live in this process, by actor, and who runs their calls."""
+
+    def __init__(self, worker: Worker, calls: Calls, lock: threading.RLock) -> None:
+        self._worker = worker
+        self._mailbox = worker.mailbox
+        self._calls = calls
         self._lock = lock
         self.instances: dict[bytes, Any] = {}
         self.crew: Crew | None = None
-        """Who runs calls, if it is not the main thread."""
+        """Runs calls, if the main thread does not."""
+        self.loop: Crew | None = None
+        """Runs async tasks."""
         self.leaving = False
         """Whether the actor has ended itself."""
         self.leaves_at = 0.0
-        """When it does so at the latest, whatever still runs in other threads."""
+        """When the process exits at the latest then, whatever still runs in other threads."""
         self.gone: list[bytes] = []
-        """Actors that have ended, of those that share this process."""
+        """Actors that have ended, in a process that actors share, and whose instances are still here."""
 
     def begin(self, item: Item, instance: Any, crew: Crew | None) -> Any:
-        """An actor was made: calls may come. An earlier life of it that is still here, for the caller to let go of without the lock."""
+        """Add the instance of a new actor; calls may come. The caller holds the lock.
+
+        Returns the instance of an earlier life of the actor, if it is still here, for the caller to release without the lock.
+        """
         self.crew = crew
         before = self.instances.get(item.row[0])
         if item.row[0] in self.gone:
             self.gone.remove(item.row[0])
         self.instances[item.row[0]] = instance
-        self.mailbox.actors[item.row[0]] = (item.row, item.attempt)
+        self._mailbox.actors[item.row[0]] = (item.row, item.attempt)
         return before
 
+    def begin_shared(self, item: Item, instance: Any) -> None:
+        """Add the instance of a new actor that shares this process."""
+        assert self._worker.turns is not None
+        with self._lock:
+            before = self.begin(item, instance, self.crew)
+            if leaves(instance):
+                self._worker.turns.polite.add(item.row[0])
+        del before
+
     def method(self, item: Invocation) -> Callable[..., Any]:
-        """What a call runs. AttributeError if there is no such method."""
+        """The function that a call runs. AttributeError if there is no such method."""
         instance = self.instances.get(item.actor_id)
         if instance is None:
             raise FabricError("the actor has ended")
@@ -89,20 +123,32 @@ class Host:
     @property
     def done(self) -> bool:
         """Whether this process has nothing more to do as an actor."""
-        retired = self.mailbox.retiring and not self.mailbox.waiting and not self.calls.pending
-        return (self.leaving or retired) and self.mailbox.settled
+        mailbox = self._mailbox
+        retired = mailbox.retiring and not mailbox.waiting and not self._calls.pending
+        return (self.leaving or retired) and mailbox.settled
+
+    def may_retire(self) -> bool:
+        """Whether the process may exit. After an actor has ended itself, threads and pending promises delay that for so long only."""
+        if not self.done:
+            return False
+        stays = self._worker.running_calls or (self.leaving and self._calls.results.awaited)
+        return not stays or (self.leaving and clock() >= self.leaves_at)
 
     def end(self) -> None:
-        """A clean end."""
+        """Call the methods for a clean end of each actor, and release the instances."""
         while self.instances:
             _leave(self.instances.popitem()[1])
 
-    def let_go(self) -> None:
-        """Let go of actors that have ended, of those that share this process; ``__del__`` runs as the last reference goes."""
+    def release_gone(self) -> bool:
+        """Release actors that have ended, in a process that actors share; ``__del__`` runs as the last reference goes.
+
+        Returns whether the daemon is to be notified that some have ended.
+        """
         while self.gone:
             with self._lock:
                 instance = self.instances.pop(self.gone.pop(0), None) if self.gone else None
             del instance
+        return self._worker.turns is not None and bool(self._worker.turns.sayable)
 
 
 def _of_class(instance: Any, name: str) -> Callable[..., Any]:
@@ -121,7 +167,7 @@ AT_THE_END: dict[str, tuple[Any, ...]] = {"__ray_shutdown__": (), "__exit__": (N
 
 
 def leaves(instance: Any) -> bool:
-    """Whether an actor has something to do at a clean end."""
+    """Whether the class of an actor has a method for a clean end."""
     return any(hasattr(type(instance), name) for name in AT_THE_END)
 
 

@@ -1,8 +1,8 @@
 """Interrupts: raised in user code, never in the middle of the fabric's own bookkeeping.
 
 The main thread is interrupted by a signal, other threads by the interpreter. Both are asynchronous, so each thread has a *fence* that
-says whether it runs user code. One that comes at another moment is not raised, and one that is may be lost in a finalizer: so who
-asks for it asks again until what is to be stopped has ended.
+shows whether it runs user code. An interrupt that comes at another moment is not raised, and one that is raised may be lost in a finalizer:
+so it is repeated until the attempt has ended (see ``interrupter``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 INTERRUPT = int(signal.SIGRTMIN) + 7
 AGAIN_AFTER = 0.02
-"""When one that was not raised is tried again, in seconds."""
+"""Seconds until an interrupt that was not raised is tried again."""
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -26,20 +26,20 @@ class TaskInterrupt(KeyboardInterrupt):
 
 
 class Fence:
-    """One thread's. ``depth`` is 0 while it runs user code, and counts how deep it is in the fabric otherwise."""
+    """The fence of one thread. ``depth`` is 0 while it runs user code, and counts how deep it is in the fabric otherwise."""
 
     __slots__ = ("depth", "missed", "thread")
 
     def __init__(self) -> None:
         self.depth = 0
         self.missed = False
-        """Whether one came while no user code ran: it may be raised when that enters the fabric next."""
+        """Whether an interrupt came while no user code ran: it may be raised when user code enters the fabric next."""
         self.thread = threading.get_ident()
 
     def interrupt(self) -> bool:
-        """Raise ``TaskInterrupt`` in its thread. False if that runs no user code now; called by another thread.
+        """Raise ``TaskInterrupt`` in its thread. False if that runs no user code now. Called by another thread.
 
-        Between the question and the answer the thread may have gone on into the fabric: then it is taken back.
+        The thread may enter the fabric meanwhile: then the interrupt is withdrawn.
         """
         if not self.depth:
             _raise_in(self.thread, TaskInterrupt)
@@ -50,19 +50,19 @@ class Fence:
         return False
 
     def forget(self) -> None:
-        """One that was asked for and has not been raised never is. Called by the thread itself, once ``depth`` is above 0."""
+        """Withdraw an interrupt that has not been raised yet. Called by the thread itself, once ``depth`` is above 0."""
         _raise_in(self.thread, None)
 
 
 class Fences(threading.local):
-    """``mine`` is the fence of the thread that asks."""
+    """``mine`` is the fence of the calling thread."""
 
     def __init__(self) -> None:
         self.mine = Fence()
 
 
 def closed_to_interrupts(method: _Method) -> _Method:
-    """The same, for user code to call: what it does is done whole. It belongs to a class with ``fences`` and ``catch_up``."""
+    """Have a method run to its end without interrupts when user code calls it. Its class has ``fences`` and ``catch_up``."""
 
     @wraps(method)
     def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:

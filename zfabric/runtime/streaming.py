@@ -1,49 +1,135 @@
-"""Making a stream: running a generator of the user's, value by value, no further ahead of its consumer than it may be.
+"""Producing streams: running a user's generator, no further ahead of its consumer than allowed.
 
-Values wait in the generator: it is resumed only when there is room for what comes next. While it is not, the CPU of a task that runs on its
-own is lent, since whoever is to consume the stream may need just that; in an event loop the others go on.
+Values wait in the generator: it is resumed only when there is room for the next one. Meanwhile a task lends its CPU, since the consumer
+may need it; in an event loop the other coroutines go on.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zfabric.adapters import serialization
-from zfabric.machines.worker import Invocation, Item
+from zfabric.machines.worker import Invocation, Item, Worker
 from zfabric.protocol.ids import object_id
-from zfabric.protocol.options import STREAM_VALUES_MAX
-
-if TYPE_CHECKING:
-    from zfabric.runtime.running import RunningWorker
+from zfabric.protocol.options import STREAM_VALUES_MAX, option
+from zfabric.runtime.arena_access import UnreportedWrites
+from zfabric.runtime.client import FabricClient
+from zfabric.runtime.functions import LoadedFunctions
+from zfabric.runtime.interrupter import Interrupter
+from zfabric.runtime.reporting import Reporter
 
 _END = object()
 
 
-class Production:
-    """A stream that is being made: how far it is, and how far it may go."""
+class StreamProducer:
+    """Runs what a task or a call returned as a stream, if it makes one."""
 
-    def __init__(self, worker: RunningWorker, item: Item | Invocation, ahead: int) -> None:
+    def __init__(
+        self,
+        client: FabricClient,
+        worker: Worker,
+        functions: LoadedFunctions,
+        writes: UnreportedWrites,
+        interrupter: Interrupter,
+        reporter: Reporter,
+    ) -> None:
+        self.client = client
         self.worker = worker
+        self.functions = functions
+        self.writes = writes
+        self.reporter = reporter
+        self._interrupter = interrupter
+
+    def streamed(self, item: Item | Invocation, value: Any) -> Any:
+        """What a task or a call returned; of one that makes a stream, how many values it has yielded."""
+        ahead = self._ahead(item)
+        return value if ahead is None else self._produce(item, value, ahead)
+
+    async def streamed_in_loop(self, item: Item | Invocation, value: Any) -> Any:
+        """The same in an event loop, where the value may be a coroutine or an async generator."""
+        import inspect
+
+        if inspect.isawaitable(value):
+            value = await value
+        ahead = self._ahead(item)
+        return value if ahead is None else await self._produce_in_loop(item, value, ahead)
+
+    def _ahead(self, item: Item | Invocation) -> int | None:
+        """How many values a stream may be ahead of its consumer (0: as configured); None if the task or call makes no stream."""
+        if type(item) is Invocation:
+            return None if item.options is None else option(item.options, "stream")
+        ahead = self.functions.streams.get(item.row[1])
+        return option(item.row[4], "stream", ahead) if ahead is not None and len(item.row) > 4 else ahead
+
+    def _produce(self, item: Item | Invocation, produced: Any, ahead: int) -> int:
+        """Yield all values; return how many there are. Raises what the user's code raises."""
+        stream = Production(self, item, ahead)
+        source = stream.values(produced)
+        run_as_user = self._interrupter.run_as_user
+        try:
+            while True:
+                if not stream.may_go_on():
+                    self.client.wait_for((), stream.may_go_on, None, False, 0)
+                if stream.closed:
+                    break
+                value = run_as_user(next, source, _END)
+                if value is _END:
+                    break
+                stream.send(value)
+                del value
+        finally:
+            close = getattr(source, "close", None)
+            if close is not None:
+                run_as_user(close)  # GeneratorExit, where it has not come to its end
+        return stream.end()
+
+    async def _produce_in_loop(self, item: Item | Invocation, produced: Any, ahead: int) -> int:
+        """The same in an event loop, for an async generator or a plain one; other coroutines run while it waits."""
+        stream = Production(self, item, ahead)
+        source = aiter(produced) if hasattr(produced, "__aiter__") else _in_turns(stream.values(produced))
+        try:
+            while True:
+                await stream.room()
+                if stream.closed:
+                    break
+                value = await anext(source, _END)
+                if value is _END:
+                    break
+                stream.send(value)
+                del value
+        finally:
+            close = getattr(source, "aclose", None)
+            if close is not None:
+                await close()
+        return stream.end()
+
+
+class Production:
+    """One stream in production: how far it is, and how far it may go."""
+
+    def __init__(self, producer: StreamProducer, item: Item | Invocation, ahead: int) -> None:
+        self.producer = producer
+        self.client = producer.client
         self.item = item
-        self.yields = worker.worker.yields
+        self.yields = producer.worker.yields
         self.count = 0
-        """How many values have been said."""
-        with worker.lock:
-            self.yields.begin(item.row[0], ahead or worker.config.stream_buffered)
+        """Values sent."""
+        with self.client.lock:
+            self.yields.begin(item.row[0], ahead or self.client.config.stream_buffered)
 
     def may_go_on(self) -> bool:
-        """Whether there is room for the next value, or nobody wants it."""
+        """Whether there is room for the next value, or no consumer is left."""
         return self.yields.may_go_on(self.item.row[0], self.count)
 
     @property
     def closed(self) -> bool:
-        """Whether nobody wants more."""
+        """Whether no consumer is left."""
         return self.yields.closed(self.item.row[0])
 
     async def room(self) -> None:
-        """Wait, in an event loop, until it may go on."""
+        """Wait, in an event loop, until there is room for the next value."""
         import asyncio
 
         task_id, news = self.item.row[0], asyncio.Event()
@@ -51,85 +137,42 @@ class Production:
         try:
             while not self.may_go_on():
                 news.clear()
-                with self.worker.lock:
+                with self.client.lock:
                     self.yields.waiting[task_id] = tell
-                    self.worker.pump_aside()
+                    self.client.pump_aside()
                 if not self.may_go_on():
                     await news.wait()
         finally:
             self.yields.waiting.pop(task_id, None)
 
-    def say(self, value: Any) -> None:
-        """The next value."""
-        worker, row = self.worker, self.item.row
-        name = worker.name_of(self.item)
+    def send(self, value: Any) -> None:
+        """Send the next value."""
+        producer, row = self.producer, self.item.row
+        name = producer.functions.name_of(self.item)
         if self.count == STREAM_VALUES_MAX:
             raise ValueError(f"{name} has yielded {self.count} values, the most that a stream can have")
         packed = serialization.serialize(value, f"what {name} yielded")
-        stored = worker.store(object_id(row[0], self.count + 1), packed)
-        worker.yielded((row[0], self.item.attempt, self.count, stored, packed.contained))
+        stored = producer.writes.store(object_id(row[0], self.count + 1), packed)
+        producer.reporter.send_yield((row[0], self.item.attempt, self.count, stored, packed.contained))
         self.count += 1
 
     def end(self) -> int:
-        """There are no more; how many there were."""
-        self.worker.yielded((self.item.row[0], self.item.attempt, self.count, None, ()))
+        """End the stream; return how many values it has."""
+        self.producer.reporter.send_yield((self.item.row[0], self.item.attempt, self.count, None, ()))
         return self.count
 
     def values(self, produced: Any) -> Iterator[Any]:
-        """What a call returned, as an iterator."""
+        """What the call returned, as an iterator. TypeError if it is none."""
         if not hasattr(produced, "__iter__") or isinstance(produced, (str, bytes, dict)):
-            name = self.worker.name_of(self.item)
+            name = self.producer.functions.name_of(self.item)
             raise TypeError(
                 f"{name} declares num_returns='streaming' and returned one {type(produced).__name__}: it should yield its values"
             )
         return iter(produced)
 
 
-def produce(worker: RunningWorker, item: Item | Invocation, produced: Any, ahead: int) -> int:
-    """Yield all values; how many there are. Raises what the user's code raises."""
-    stream = Production(worker, item, ahead)
-    source = stream.values(produced)
-    try:
-        while True:
-            if not stream.may_go_on():
-                worker.wait_for((), stream.may_go_on, None, False, 0)
-            if stream.closed:
-                break
-            value = worker.as_user(next, source, _END)
-            if value is _END:
-                break
-            stream.say(value)
-            del value
-    finally:
-        close = getattr(source, "close", None)
-        if close is not None:
-            worker.as_user(close)  # GeneratorExit, where it has not come to its end
-    return stream.end()
-
-
-async def produce_in_loop(worker: RunningWorker, item: Item | Invocation, produced: Any, ahead: int) -> int:
-    """The same in an event loop, of an async generator or a plain one; others run while it waits."""
-    stream = Production(worker, item, ahead)
-    source = aiter(produced) if hasattr(produced, "__aiter__") else _in_turns(stream.values(produced))
-    try:
-        while True:
-            await stream.room()
-            if stream.closed:
-                break
-            value = await anext(source, _END)
-            if value is _END:
-                break
-            stream.say(value)
-            del value
-    finally:
-        close = getattr(source, "aclose", None)
-        if close is not None:
-            await close()
-    return stream.end()
-
-
 async def _in_turns(values: Iterator[Any]) -> AsyncIterator[Any]:
-    """A plain iterator in an event loop: between its values others have their turn."""
+    """A plain iterator in an event loop: other coroutines run between its values."""
     import asyncio
 
     try:

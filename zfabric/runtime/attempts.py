@@ -1,0 +1,155 @@
+"""One attempt of a task, or one call, in the main thread: its user code is loaded, called, and its outcome packed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from zfabric.adapters.serialization import NONE, SCALARS, serialize_fast
+from zfabric.machines.worker import Invocation, Item
+from zfabric.protocol.messages import ERROR, INTERRUPTED, OK
+from zfabric.protocol.options import option
+from zfabric.runtime.crew import CallRunner, crew_for
+from zfabric.runtime.functions import Loaded, LoadedFunctions
+from zfabric.runtime.gpus import AssignedGpus
+from zfabric.runtime.interrupts import TaskInterrupt
+from zfabric.runtime.replay import Replayer
+from zfabric.runtime.shared_process import SharedProcess
+from zfabric.runtime.streaming import StreamProducer
+from zfabric.runtime.user_code import Ending, UserCode, never
+
+_RETURNED_NONE: Ending = (OK, (NONE,), None)
+SHORT = 1000
+"""Characters of a text that is packed at once: a longer one may be too large to be sent with the end of its task."""
+
+
+class AttemptRunner:
+    """Runs user code in the main thread, where an interrupt may end it.
+
+    A task without arguments and options runs in ``_run_plain``; what that needs of other parts stands in attributes of this class.
+    """
+
+    def __init__(
+        self,
+        runner: CallRunner,
+        functions: LoadedFunctions,
+        gpus: AssignedGpus,
+        user_code: UserCode,
+        streams: StreamProducer,
+        shared: SharedProcess,
+        replayer: Replayer,
+    ) -> None:
+        self.returned: Any = None
+        """What the task or call on top has returned, until it is packed."""
+        self.returned_refs: set[bytes] = set()
+        """Refs inside of it: retained until its end is reported, or they would be released first."""
+        self._runner = runner
+        self._connection = runner.connection
+        self._worker = runner.worker
+        self._host = runner.host
+        self._inline_bytes = runner.connection.config.inline_bytes
+        self._fence = runner.interrupter.fence
+        self._functions = functions
+        self._plain, self._classes, self._streaming = functions.plain, functions.classes, functions.streams
+        self._limit_threads = functions.limit_threads
+        self._gpus = gpus
+        self._user_code = user_code
+        self._prepare, self._packed, self._failed = user_code.prepare, user_code.packed, user_code.failed
+        self._streams = streams
+        self._shared = shared
+        self._replayer = replayer
+
+    def run(self, item: Item | Invocation) -> Ending:
+        """Load what is to be called, call it, and pack the outcome."""
+        row = item.row
+        plain: Loaded | None = None
+        try:
+            if row[2] or item.values or item.gpus:
+                pass
+            elif type(item) is Invocation:
+                plain = (self._host.method(item), never) if item.options is None else None
+            elif len(row) == 4:
+                plain = self._plain.get(row[1]) if self._functions.thread_limit == 1 else None
+            if plain is None:
+                if type(item) is Item:
+                    self._limit_threads(row)
+                prepared = self._prepare(item)
+        except TaskInterrupt:
+            return INTERRUPTED, (), None
+        except Exception as error:  # the user's modules are imported and values unpickled here: what they raise is the task's error
+            return ERROR, (self._user_code.error(error, item),), None
+        if plain is not None:
+            function, retryable = plain
+            return self._run_plain(item, function, retryable)
+        function, retryable, args, kwargs = prepared
+        del prepared  # The arguments go before what is returned is stored: both may have no room together.
+        if row[1] in self._classes:
+            function = self._replayer.maker_of(function, item)  # type: ignore[arg-type]
+        if item.gpus:
+            self._gpus.assign(item.gpus)
+        try:
+            if self._worker.interrupts and self._worker.interrupted(item):
+                return INTERRUPTED, (), None
+            self._fence.depth = 0
+            try:
+                value = function(*args, **kwargs)
+            finally:
+                self._fence.depth = 1
+            if item.options is not None if isinstance(item, Invocation) else self._streaming:
+                value = self._streams.streamed(item, value)
+        except BaseException as error:  # whatever the user's code raises, SystemExit and our own interrupt among it
+            self._fence.depth = 1  # An interrupt may have come before the line above was reached.
+            return self._failed(item, error, retryable)
+        args, kwargs = (), {}
+        if row[1] in self._classes:
+            self._become_actor(item, value)  # type: ignore[arg-type]
+            value = None
+        self.returned = value
+        return self._packed(item, value)
+
+    def _run_plain(self, item: Item | Invocation, function: Callable[[], Any], retryable: Callable[[BaseException], bool]) -> Ending:
+        """The same for a call without arguments and options."""
+        fence, worker = self._fence, self._worker
+        try:
+            if worker.interrupts and worker.interrupted(item):
+                return INTERRUPTED, (), None
+            fence.depth = 0
+            try:
+                value = function()
+            finally:
+                fence.depth = 1
+        except BaseException as error:  # as above
+            fence.depth = 1
+            return self._failed(item, error, retryable)
+        if value is None and not worker.abandoned:
+            return _RETURNED_NONE
+        if type(value) in SCALARS and (type(value) is not str or len(value) < SHORT) and not worker.abandoned:
+            data = serialize_fast(value)
+            if data is not None and len(data) <= self._inline_bytes:
+                return OK, (data,), None
+        self.returned = value
+        return self._packed(item, value)
+
+    def _become_actor(self, item: Item, instance: Any) -> None:
+        """Host the actor that was made."""
+        worker, connection = self._worker, self._connection
+        if worker.turns is not None:
+            self._shared.add_actor(item, instance)
+            return
+        options = worker.functions[item.row[1]][3]
+        crew = crew_for(self._runner, instance, option(options, "max_concurrency"), option(options, "concurrency_groups", ()))
+        with connection.lock:
+            connection.post.hang_bell()
+            worker.beside = crew is not None
+            self._host.begin(item, instance, crew)
+            if worker.gate is not None:
+                self._runner.reporter.count(worker.gate)
+
+    def release_returned(self, ending: Ending) -> None:
+        """Release what was returned while the task still runs: its finalizers are user code, and may wait for other tasks."""
+        if ending[2] is not None:
+            self.returned_refs.update(*ending[2][0])
+            with self._connection.lock:
+                for each in self.returned_refs:
+                    self._connection.machine.references.add(each)
+        self.returned = None

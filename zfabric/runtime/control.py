@@ -1,0 +1,104 @@
+"""A worker's control thread: it receives while user code runs.
+
+Asleep on a socket of its own, it returns tasks that were not begun, starts interrupts, enforces timeouts of calls, and rejoins a restarted
+daemon.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import zmq
+
+from zfabric.machines.worker import Worker
+from zfabric.protocol import messages as m
+from zfabric.protocol.access import FROM_PEERS
+from zfabric.protocol.ids import CONTROL
+from zfabric.runtime.connection import CHECK_EVERY, clock
+from zfabric.runtime.hosting import Host
+from zfabric.runtime.interrupter import Interrupter
+from zfabric.runtime.worker_connection import WorkerConnection
+from zfabric.shell.process import control_step
+
+
+class ControlThread:
+    """Receives on the worker's control socket until the connection is closed."""
+
+    def __init__(self, connection: WorkerConnection, worker: Worker, host: Host, interrupter: Interrupter) -> None:
+        self._connection = connection
+        self._worker = worker
+        self._host = host
+        self._interrupter = interrupter
+
+    def start(self) -> None:
+        """Start it. Called before the worker registers: the daemon that registers it may be replaced meanwhile."""
+        threading.Thread(target=self._listen, name="zfabric-control", daemon=True).start()
+
+    def _listen(self) -> None:
+        try:
+            self._receive()
+        except zmq.ZMQError:
+            if not self._connection.closed:
+                raise
+
+    def _receive(self) -> None:
+        connection, worker = self._connection, self._worker
+        post = connection.control_post
+        while not connection.closed:
+            found = (post.next_deadline(), worker.next_deadline(), *self._interrupter.deadlines())
+            dues = [due for due in found if due is not None]
+            post.poll(max(0.0, min(dues) - clock()) if dues else CHECK_EVERY * 10)
+            for sender, frame in post.receive():
+                with connection.lock:
+                    now = clock()
+                    from_peer, from_daemon = connection.classify(sender)
+                    if from_daemon or from_peer:
+                        for _, role, message in post.accept(sender, frame, now):
+                            if not from_peer or type(message) in FROM_PEERS[CONTROL]:
+                                self._obey(now, role + sender, message)
+            with connection.lock:
+                post.tick(clock())
+                self._enforce_timeouts()
+                self._interrupter.stop_due()
+
+    def _enforce_timeouts(self) -> None:
+        """Stop calls whose time is up. The caller holds the lock."""
+        worker = self._worker
+        before = set(worker.interrupts)
+        due = worker.next_deadline()
+        if due is not None and due <= clock():
+            worker.tick(clock())
+            for call_id in set(worker.interrupts) - before:
+                self._interrupter.stop(call_id)
+            self._connection.flush()
+            if worker.gate is not None:
+                self._connection.post.ring()  # Calls may begin that were held back.
+
+    def _obey(self, now: float, source: bytes, message: Any) -> None:
+        connection, worker, interrupter = self._connection, self._worker, self._interrupter
+        if type(message) is m.RegisterAgain:
+            return
+        if type(message) is m.Inspect:
+            connection.machine.say(m.Inspected(message.asker, message.token, connection.threads()))
+        elif type(message) is m.CollectGarbage:
+            connection.collect_garbage()
+        else:
+            control_step(connection.machine, worker, now, source, message)
+        if worker.stopping:
+            os._exit(0)
+        connection.flush()
+        if type(message) is m.Interrupt:
+            interrupter.stop(message.task_id)
+        elif type(message) is m.StopCall:
+            interrupter.stop(message.call_id)
+        elif type(message) is m.RetireActor:
+            if worker.turns is not None:
+                interrupter.stop(worker.turns.busy.get(message.actor_id, b""))
+            connection.post.ring()
+        elif type(message) is m.CallerGone:
+            connection.control_post.forget(message.incarnation)
+            connection.forget_caller(message.incarnation)
+        elif type(message) in (m.LogCommitted, m.OutcomesRecorded) and (connection.quiet or self._host.done or worker.gate is not None):
+            connection.post.ring()

@@ -1,0 +1,113 @@
+"""Functions of a worker: loaded from what their exporters sent, with the names and options by which they are run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from zfabric.adapters import numeric_threads, serialization
+from zfabric.machines.worker import Invocation, Item, Worker
+from zfabric.protocol.messages import Row
+from zfabric.protocol.options import NO_ENVIRONMENT, ONE_CPU, RESOURCE_UNIT, Demand, option
+from zfabric.runtime.client import FabricClient
+from zfabric.runtime.hosting import Host
+
+Loaded = tuple[Callable[..., Any], Callable[[BaseException], bool]]
+"""A function, and whether an error that it raises is to be retried."""
+
+
+class LoadedFunctions:
+    """Loads functions once, and answers what their tasks are called and ask for."""
+
+    def __init__(self, client: FabricClient, worker: Worker, host: Host) -> None:
+        self.plain: dict[bytes, Loaded] = {}
+        """Functions that return one value, ask for one CPU at most, and make neither streams nor actors."""
+        self.streams: dict[bytes, int] = {}
+        """Functions whose calls make streams, and how many values these may be ahead of their consumer (0: as configured)."""
+        self.classes: set[bytes] = set()
+        """Functions whose calls make actors."""
+        self.usual_terms: dict[bytes, tuple[str, int]] = {}
+        """The name of each function, and how many values its tasks return unless they say otherwise."""
+        self.thread_limit = 1
+        """Threads that numeric libraries have now."""
+        self._client = client
+        self._worker = worker
+        self._host = host
+        self._loaded: dict[bytes, Loaded] = {}
+        self._cpus: dict[bytes, int] = {}
+        """Threads that numeric libraries have in functions whose calls do not ask for others."""
+
+    def load(self, task: Row) -> Loaded:
+        """The function of a task. Raises what its modules raise when they are imported."""
+        function_id = task[1]
+        found = self._loaded.get(function_id)
+        if found is None:
+            row = self._worker.functions[function_id]
+            self._look_in(option(row[3], "paths", ()))
+            self._go_to(option(row[3], "directory", ""), task)
+            ahead = option(row[3], "stream")
+            self.usual_terms[function_id] = (row[1], option(row[3], "num_returns", 1))
+            found = self._loaded[function_id] = serialization.load_function(row[2], function_id, whole=ahead is None)
+            if ahead is not None:
+                self.streams[function_id] = ahead
+            if option(row[3], "actor") is not None:
+                self.classes.add(function_id)
+            elif ahead is None and option(row[3], "num_returns", 1) == 1 and self._cpus_of(function_id) == 1:
+                self.plain[function_id] = found
+        return found
+
+    def _look_in(self, paths: tuple[str, ...]) -> None:
+        """Find modules where the job's program does; functions that this worker exports pass the same paths on."""
+        if paths != self._client.paths:
+            self._client.paths = paths
+            sys.path[:0] = [path for path in paths if path not in sys.path]
+
+    def _go_to(self, directory: str, task: Row) -> None:
+        """Run in the directory of the job's program, if it is here and the task's environment names no other."""
+        if directory != self._client.directory:
+            self._client.directory = directory
+            if not self.option_of(task, "env", NO_ENVIRONMENT)[1]:
+                with contextlib.suppress(OSError):
+                    os.chdir(directory)
+
+    def limit_threads(self, task: Row) -> None:
+        """Give numeric libraries one thread for each whole CPU of a task, at least one. Called before it imports any."""
+        count = self._cpus_of(task[1])
+        if len(task) > 4 and (demand := option(task[4], "demand")):
+            count = _whole_cpus(demand)
+        if count != self.thread_limit:
+            self.thread_limit = count
+            numeric_threads.limit(count)
+
+    def _cpus_of(self, function_id: bytes) -> int:
+        count = self._cpus.get(function_id)
+        if count is None:
+            count = self._cpus[function_id] = _whole_cpus(option(self._worker.functions[function_id][3], "demand", ONE_CPU))
+        return count
+
+    def terms(self, item: Item | Invocation) -> tuple[str, int]:
+        """The name of what is called, for people, and how many values it is to return."""
+        if type(item) is Invocation:
+            return f"{self._host.class_of(item)}.{item.method}", option(item.options, "num_returns", 1)
+        name, count = self.usual_terms.get(item.row[1], ("?", 1))
+        return name, option(item.row[4], "num_returns", count) if len(item.row) > 4 else count
+
+    def name_of(self, item: Item | Invocation) -> str:
+        """The name of what is called, for people."""
+        return self.terms(item)[0]
+
+    def option_of(self, task: Row, name: str, default: Any) -> Any:
+        """An option of a task: that of the call, or else of the function."""
+        usual = option(self._worker.functions[task[1]][3], name, default)
+        return option(task[4], name, usual) if len(task) > 4 else usual
+
+    def makes_actor(self, item: Item | Invocation) -> bool:
+        """Whether this is a task that makes an actor."""
+        return item.row[1] in self.classes
+
+
+def _whole_cpus(demand: Demand) -> int:
+    return max(1, dict(demand).get("CPU", 0) // RESOURCE_UNIT)

@@ -1,0 +1,106 @@
+"""Stopping what runs: the attempt on top of the main thread by a signal, what runs beside others through its crew.
+
+A stop that is not raised, since no user code ran at that moment or a finalizer swallowed it, is tried again until the attempt has ended.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from zfabric.machines.worker import Invocation, Item, Worker
+from zfabric.protocol.ids import short
+from zfabric.runtime.connection import clock
+from zfabric.runtime.contexts import Contexts, current_call
+from zfabric.runtime.hosting import Host
+from zfabric.runtime.interrupts import AGAIN_AFTER, INTERRUPT, Fence, Fences, TaskInterrupt
+from zfabric.runtime.worker_connection import WorkerConnection
+
+ABANDON_AFTER = 1.0
+"""Seconds to wait for a call that is to be stopped: nothing stops a thread in code that does not return to Python."""
+
+
+class Interrupter:
+    """Interrupts of a worker. ``worker.interrupts`` says what is to be stopped; this class stops it."""
+
+    def __init__(self, connection: WorkerConnection, worker: Worker, contexts: Contexts, host: Host) -> None:
+        self.fences = Fences()
+        self.fence = self.fences.mine
+        """The main thread's."""
+        self.fence.depth = 1
+        self.handler = self._handle
+        """The handler of the signal ``INTERRUPT``: one object, so that a look shows whether a library has replaced it."""
+        self._connection = connection
+        self._worker = worker
+        self._contexts = contexts
+        self._host = host
+        self._every = connection.config.interrupt_every
+        self._since: dict[bytes, float] = {}
+        """When each stop was first tried."""
+        self._due: dict[bytes, float] = {}
+        """When each stop is tried next, by task or call id."""
+
+    def deadlines(self) -> list[float]:
+        """When stops are tried next. The caller holds the lock, or is the control thread."""
+        return list(self._due.values())
+
+    def stop_due(self) -> None:
+        """Try again what is due. Called by the control thread; the caller holds the lock."""
+        for stopped in [each for each, due in self._due.items() if due <= clock()]:
+            self.stop(stopped)
+
+    def stop(self, stopped: bytes) -> None:
+        """Stop the task or call with this id, if it is to be stopped. Called by the control thread; the caller holds the lock."""
+        connection, worker = self._connection, self._worker
+        if stopped not in worker.interrupts:
+            self._due.pop(stopped, None)
+            self._since.pop(stopped, None)
+            return
+        now = clock()
+        if now - self._since.setdefault(stopped, now) > ABANDON_AFTER and worker.abandon(stopped):
+            connection.flush()
+        self._due[stopped] = now + AGAIN_AFTER
+        beside = worker.running_calls.get(stopped)
+        crew = self._host.crew or self._host.loop
+        if beside is None or crew is None:
+            signal.pthread_kill(self._contexts.main, INTERRUPT)
+        elif crew.interrupt(beside):
+            self._due[stopped] = now + self._every
+        else:
+            connection.post.ring()  # It may be the thread that receives.
+        connection.wake_followers()
+
+    def stop_soon(self, running: bytes) -> None:
+        """Have the control thread stop the task or call with this id. The caller holds the lock."""
+        self._due[running] = clock()
+        self._connection.control_post.ring()
+
+    def _handle(self, number: int, frame: Any) -> None:
+        if self.fence.depth and not self._connection.polling:
+            self.fence.missed = True
+        elif self._contexts.stack:
+            self._raise_if_asked(self._contexts.stack[-1])
+
+    def catch_up(self, fence: Fence) -> None:
+        """Raise a missed interrupt, if it still applies: user code of this thread enters the fabric."""
+        fence.missed = False
+        item = self._contexts.top if fence is self.fence and self._contexts.stack else current_call.get()
+        if item is not None:
+            self._raise_if_asked(item)
+
+    def _raise_if_asked(self, item: Item | Invocation) -> None:
+        if self._worker.interrupted(item):
+            self._due[item.row[0]] = clock() + self._every
+            raise TaskInterrupt(f"{short(item.row[0])} is to be stopped")
+
+    def run_as_user(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call user code of what this thread runs, with interrupts allowed."""
+        fence = self.fences.mine
+        fence.depth = 0
+        try:
+            return function(*args, **kwargs)
+        finally:
+            fence.depth = 1
+            if fence is not self.fence:
+                fence.forget()

@@ -1,0 +1,112 @@
+"""What a worker runs, for people: the task context, the stacks, the names in front of its output, and ``breakpoint()``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from types import CodeType
+from typing import Any
+
+from zfabric.machines.worker import Invocation, Item
+from zfabric.protocol.ids import tries_of
+from zfabric.protocol.messages import Rows
+from zfabric.protocol.options import ONE_CPU
+from zfabric.runtime.connection import clock
+from zfabric.runtime.contexts import Contexts
+from zfabric.runtime.crew import Loop
+from zfabric.runtime.functions import LoadedFunctions
+from zfabric.runtime.gpus import AssignedGpus, gpu_ids
+from zfabric.runtime.interface import TaskContext
+from zfabric.runtime.interrupts import TaskInterrupt
+from zfabric.runtime.stacks import Run, own_threads
+from zfabric.runtime.worker_connection import WorkerConnection
+
+
+class Introspection:
+    """Answers what runs here."""
+
+    def __init__(self, connection: WorkerConnection, contexts: Contexts, functions: LoadedFunctions, gpus: AssignedGpus) -> None:
+        self._directory = connection.session.directory
+        self._worker = connection.worker
+        self._host = connection.host
+        self._contexts = contexts
+        self._functions = functions
+        self._gpus = gpus
+        self._printing: tuple[bytes, str] = (b"", "")
+        """The id of what has printed last, and its name."""
+
+    def context(self) -> TaskContext | None:
+        """The attempt on top, or the call that this thread or coroutine runs."""
+        item = self._contexts.here
+        if item is None:
+            return None
+        functions, worker = self._functions, self._worker
+        name, stopped, tries = functions.name_of(item), worker.interrupted(item) != "", tries_of(item.attempt)
+        if type(item) is Invocation:
+            made_by = worker.mailbox.actors[item.actor_id][0] if item.actor_id in worker.mailbox.actors else None
+            demand = () if made_by is None else functions.option_of(made_by, "demand", ())
+            return TaskContext(item.row[0], tries, name, gpu_ids(self._gpus.places), item.actor_id, demand, "", stopped)
+        makes_actor = functions.makes_actor(item)
+        actor_id, default = (item.row[0], ()) if makes_actor else (b"", ONE_CPU)
+        demand, called = functions.option_of(item.row, "demand", default), functions.option_of(item.row, "name", "")
+        return TaskContext(item.row[0], tries, name, gpu_ids(item.gpus), actor_id, demand, "" if makes_actor else called, stopped)
+
+    # -- output --
+
+    def name_of_writer(self) -> str:
+        """The name in front of lines that this thread or coroutine prints: the task's, or the actor's; empty if none runs."""
+        item = self._contexts.here
+        if item is None:
+            return ""
+        identifier, name = self._printing
+        if identifier != item.row[0]:
+            name = self._writer(item)
+            self._printing = item.row[0], name
+        return name
+
+    def _writer(self, item: Item | Invocation) -> str:
+        functions = self._functions
+        if isinstance(item, Invocation):
+            made_by = self._worker.mailbox.actors.get(item.actor_id)
+            row, kind = None if made_by is None else made_by[0], self._host.class_of(item)
+        else:
+            row, kind = item.row, functions.name_of(item)
+        kind = kind.rpartition("<locals>.")[2]
+        named = "" if row is None else functions.option_of(row, "name", "")
+        is_task = isinstance(item, Item) and not functions.makes_actor(item)
+        return (named or kind) if is_task else f"{kind}, {named}" if named else kind
+
+    # -- stacks --
+
+    def threads(self, runners: Iterable[CodeType]) -> Rows:
+        """The stacks of this worker's threads, and of the coroutines of its event loops.
+
+        ``runners`` are functions whose variables ``item`` and ``started`` say what runs in the frames above theirs, and since when.
+        """
+        loops = [each for each in (self._host.crew, self._host.loop) if isinstance(each, Loop)]
+        coroutines = [task.get_coro() for loop in loops for task in list(loop.running.values()) if task is not None]
+        return own_threads(dict.fromkeys(runners, self._run_by), coroutines)
+
+    def _run_by(self, variables: dict[str, Any]) -> Run | None:
+        """What one of the runners runs, by its variables."""
+        item, started = variables.get("item"), variables.get("started")
+        return None if item is None or started is None else (self._functions.name_of(item), item.row[0], clock() - started)
+
+    # -- breakpoints --
+
+    def at_breakpoint(self, *args: Any, **kwargs: Any) -> Any:
+        """Wait at ``breakpoint()`` for ``zfabric debug``, unless the environment variable PYTHONBREAKPOINT says otherwise."""
+        if os.environ.get("PYTHONBREAKPOINT"):
+            return sys.__breakpointhook__(*args, **kwargs)
+        from zfabric.runtime.debugger import wait_at_breakpoint
+
+        item = self._contexts.here
+
+        def check() -> None:
+            if item is not None and self._worker.interrupted(item):
+                raise TaskInterrupt("the task is to be stopped")
+
+        name, identifier = ("", "") if item is None else (self._functions.name_of(item), item.row[0].hex())
+        wait_at_breakpoint(self._directory, sys._getframe(1), {"task": name, "task_id": identifier}, check)
+        return None

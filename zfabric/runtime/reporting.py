@@ -1,0 +1,161 @@
+"""How a worker reports what ran: ends of calls, values of streams, output, and what its slot says should it die.
+
+The ends of plain tasks, and of calls that the main thread runs, are reported by ``running``, with what is common to all from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from zfabric.machines.worker import LEFT, Gate, Invocation, Item
+from zfabric.protocol import messages as m
+from zfabric.protocol.failures import pack_failure
+from zfabric.protocol.ids import CLIENT, TASK_BYTES, WORKER
+from zfabric.protocol.messages import FAILED, INTERRUPTED, Row
+from zfabric.runtime.arena_access import UnreportedWrites
+from zfabric.runtime.call_groups import Group
+from zfabric.runtime.connection import clock
+from zfabric.runtime.contexts import Contexts
+from zfabric.runtime.slots import COUNT, open_slot
+from zfabric.runtime.user_code import Ending
+from zfabric.runtime.worker_connection import WorkerConnection
+
+REPORT_ROWS = 512
+"""Outcomes that are sent without waiting for more."""
+TASK = slice(0, TASK_BYTES)
+"""Where in the slot the id of the running task is."""
+NOTHING = bytes(TASK_BYTES)
+"""What is there while nothing runs."""
+
+
+class Reporter:
+    """Reports of one worker. ``close_output`` ends the output of what has printed something."""
+
+    def __init__(
+        self, connection: WorkerConnection, contexts: Contexts, writes: UnreportedWrites, close_output: Callable[[], None]
+    ) -> None:
+        self.slot = open_slot(connection.session.sockets, connection.name)
+        self._connection = connection
+        self._worker = connection.worker
+        self._host = connection.host
+        self._machine = connection.machine
+        self._contexts = contexts
+        self._writes = writes
+        self._close_output = close_output
+        self._log_to_driver = connection.config.log_to_driver
+
+    # -- the slot: what is known if this process dies --
+
+    def mark(self, item: Item | Invocation | None) -> None:
+        """Write into the slot what runs now. None: what the main thread waits in, or nothing."""
+        if item is None:
+            item = self._contexts.top
+        self.slot[TASK] = item.row[0] if item is not None else NOTHING
+
+    def count(self, gate: Gate) -> None:
+        """Write into the slot how many calls have ended, of an actor that has checkpoints and no log."""
+        COUNT.pack_into(self.slot, TASK_BYTES, gate.log.number, gate.log.attempt, gate.log.actor_id)
+        if gate.wants_shell:
+            self._connection.post.ring()
+        elif gate.opens_at is not None:
+            self._connection.control_post.ring()
+
+    # -- output --
+
+    def send_printed(self, receiver: bytes) -> None:
+        """Send ``OutputWritten`` to the daemon, and to ``receiver``, if it may get an outcome directly. The caller holds the lock."""
+        worker, connection = self._worker, self._connection
+        self._machine.printed = False
+        self._close_output()
+        if not self._log_to_driver:
+            return
+        worker.say_printed()
+        known = receiver in worker.drivers or (receiver != connection.incarnation and receiver not in worker.mailbox.gone)
+        if receiver and known:
+            connection.post.send_envelopes(receiver, [(CLIENT, WORKER, m.OutputWritten())], clock())
+
+    # -- ends --
+
+    def end_beside(
+        self, item: Item | Invocation, group: Group | None, outcome: Ending, started: float, flush: bool = True
+    ) -> Item | Invocation | None:
+        """Report what ran beside others. Claims and returns the next call of its group, if there is one."""
+        status, outputs, extra = outcome
+        connection, worker = self._connection, self._worker
+        with connection.lock:
+            if self._machine.printed:
+                self.send_printed(receiver_of(item))
+            self._contexts.forget_call(item.row[0])
+            if type(item) is Invocation:
+                self.end_call(item, status, outputs, extra, started, clock() - started)
+            else:
+                worker.finish(item, status, outputs, extra, started, clock() - started)  # type: ignore[arg-type]
+            self._writes.finish(item.row[0])
+            if worker.gate is not None:
+                self.count(worker.gate)
+            following = None if group is None else self._next_of(group)
+            if not flush:
+                pass
+            elif following is None or worker.unreported >= REPORT_ROWS:
+                connection.flush()
+            elif not connection.armed:
+                connection.arm_flusher()
+            if (self._host.done and not worker.running_calls) or (following is None and worker.turns is not None):
+                connection.post.ring()
+        return following
+
+    def _next_of(self, group: Group) -> Item | Invocation | None:
+        following = None if self._host.leaving else group.claim(self._worker)
+        if following is None:
+            group.running -= 1
+        return following
+
+    def end_call(
+        self,
+        item: Invocation,
+        status: int,
+        outputs: Row,
+        extra: tuple[Row, Row] | None,
+        started: float,
+        seconds: float,
+        answered: bool = False,
+    ) -> None:
+        """Fix the outcome of a call. ``answered``: its caller has it already. The caller holds the lock."""
+        worker = self._worker
+        reason = worker.interrupts.pop(item.row[0], (0, "cancelled"))[1]
+        whole = status != INTERRUPTED
+        if not whole and reason == LEFT:
+            text = f"{item.method} was stopped while it ran: the actor ended itself"
+            status, outputs = FAILED, (pack_failure("ActorDiedError", text, (("outcome", "unknown"),)),)
+        elif not whole:
+            kind = "TaskTimeoutError" if reason == "timeout" else "TaskCancelledError"
+            status, outputs = FAILED, (pack_failure(kind, f"{item.method} was stopped while it ran ({reason})"),)
+        contained = extra[0] if extra is not None else ()
+        if worker.turns is not None and worker.turns.is_killed(item.actor_id):
+            self._writes.abandon(item.row[0])  # It has no outcome.
+        if worker.finish_call(item, status, outputs, contained, started, seconds, whole, answered):
+            self._writes.hold(item.row[0])
+
+    # -- streams --
+
+    def send_yield(self, row: Row) -> None:
+        """Report the next value of a stream, as soon as that is worth a message, and receive how far the stream may go."""
+        connection, worker = self._connection, self._worker
+        with connection.lock:
+            if self._machine.printed:
+                self.send_printed(b"")
+            self._machine.calls.results.share(row[4])
+            worker.yields.say(row)
+            self._writes.finish(row[0])
+            due = clock() - connection.sent_at > connection.config.completion_delay or worker.unreported >= REPORT_ROWS
+            if due:
+                connection.flush()
+            elif not connection.armed:
+                connection.arm_flusher()
+        if due:
+            connection.look()
+
+
+def receiver_of(item: Item | Invocation) -> bytes:
+    """The process that may get the outcome of this directly: the caller, or the driver that has submitted the task directly."""
+    return item.caller if isinstance(item, Invocation) else item.driver

@@ -1,0 +1,116 @@
+"""A process that several lightweight actors share: one of them runs at a time, and the others have their turn while it waits."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from zfabric.machines.worker import Invocation, Item, actor_of
+from zfabric.runtime.contexts import Contexts, current_call
+from zfabric.runtime.crew import CallRunner, StandIns
+from zfabric.runtime.interrupts import TaskInterrupt
+from zfabric.runtime.worker_connection import WorkerConnection
+
+Wanted = tuple[bytes, ...]
+"""Object ids that a call waits for."""
+
+
+class SharedProcess:
+    """Gives turns to threads. ``worker.turns`` decides whose turn it is; nothing here is used while that is None."""
+
+    def __init__(self, connection: WorkerConnection, contexts: Contexts, runner: CallRunner) -> None:
+        self._connection = connection
+        self._worker = connection.worker
+        self._host = connection.host
+        self._contexts = contexts
+        self._runner = runner
+        self._bells: dict[bytes, threading.Semaphore] = {}
+        """What wakes calls that wait for their turn, by actor."""
+
+    def add_actor(self, item: Item, instance: Any) -> None:
+        """Add the instance of a new actor."""
+        if self._host.crew is None:
+            self._begin()
+        self._host.begin_shared(item, instance)
+
+    def _begin(self) -> None:
+        turns = self._worker.turns
+        assert turns is not None
+        with self._connection.lock:
+            self._connection.post.hang_bell()
+            self._host.crew = StandIns(self._runner, self.release_gone)
+            self._host.gone = turns.gone
+            turns.instances = True
+            turns.on_free = self._ring_for_turn
+
+    def release_gone(self) -> None:
+        """Release actors that have ended, and notify the daemon."""
+        if self._host.release_gone():
+            with self._connection.lock:
+                self._connection.flush()
+
+    def hand_out(self) -> None:
+        """Start what comes next, if nothing runs: in another thread, or in the main thread if that is idle."""
+        with self._connection.lock:
+            if not self._worker.turn_free:
+                return
+            if self._host.crew is None:
+                self._begin()
+            crew = self._host.crew if self._worker.stack else None
+        if crew is not None:
+            crew.hand_out()
+        else:
+            self._connection.post.ring()
+
+    # -- turns --
+
+    def run_here(self) -> Item | Invocation | None:
+        """What this thread runs. None in a thread that such a call has started, or of the program's own."""
+        if self._contexts.in_main:
+            return self._contexts.top
+        item, crew = current_call.get(), self._host.crew
+        return item if item is not None and crew is not None and crew.runs_here(item) else None
+
+    def lend(self, wanted: Wanted) -> bytes:
+        """Lend the turn of the call whose thread waits. Returns its actor; empty if none runs. The caller holds the lock."""
+        turns = self._worker.turns
+        assert turns is not None
+        item = self.run_here() or current_call.get()
+        call_id = item.row[0] if item is not None else turns.running
+        lender = next((actor_id for actor_id, begun in turns.busy.items() if begun == call_id), b"")
+        if lender:
+            turns.lend(lender, wanted)
+        return lender
+
+    def end_lending(self, lender: bytes, wanted: Wanted) -> None:
+        """The thread waits no longer."""
+        with self._connection.lock:
+            if self._worker.turns is not None:
+                self._worker.turns.lend_no_more(lender, wanted)
+
+    def await_turn(self, item: Item | Invocation) -> None:
+        """Wait until what runs meanwhile has ended, or waits. Nothing else ends this wait: two calls would run at the same time.
+
+        An interrupt is raised once it is this call's turn.
+        """
+        actor_id = actor_of(item)
+        interrupt: BaseException | None = None
+        while True:
+            try:
+                with self._connection.lock:
+                    if self._worker.take_turn(item):
+                        self._bells.pop(actor_id, None)
+                        break
+                    bell = self._bells.setdefault(actor_id, threading.Semaphore(0))
+                bell.acquire()
+            except TaskInterrupt as error:
+                interrupt = error
+        self._runner.reporter.mark(item)
+        if interrupt is not None:
+            raise interrupt
+
+    def _ring_for_turn(self, actor_id: bytes) -> None:
+        """It is the turn of a call that has waited. The caller holds the lock."""
+        bell = self._bells.get(actor_id)
+        if bell is not None:
+            bell.release()

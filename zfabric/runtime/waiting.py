@@ -1,0 +1,203 @@
+"""How what a worker runs waits: the scheduler is notified, other tasks run on top meanwhile, or others have their turn.
+
+``execute`` runs a task on top of the one that waits.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from zfabric.exceptions import DeadlockError, FabricError
+from zfabric.machines.worker import Invocation, Item, actor_of
+from zfabric.runtime.actor_exits import in_event_loop
+from zfabric.runtime.connection import IN_FINALIZER
+from zfabric.runtime.contexts import Contexts, current_call
+from zfabric.runtime.functions import LoadedFunctions
+from zfabric.runtime.interrupts import TaskInterrupt
+from zfabric.runtime.lending import Lending
+from zfabric.runtime.shared_process import SharedProcess
+from zfabric.runtime.worker_connection import WorkerConnection
+
+Done = Callable[[], bool]
+
+
+class Waiting:
+    """Waits of a worker's threads and coroutines."""
+
+    def __init__(
+        self,
+        connection: WorkerConnection,
+        contexts: Contexts,
+        functions: LoadedFunctions,
+        lending: Lending,
+        shared: SharedProcess,
+        execute: Callable[[Item | Invocation], object],
+    ) -> None:
+        self._connection = connection
+        self._worker = connection.worker
+        self._host = connection.host
+        self._contexts = contexts
+        self._functions = functions
+        self._lending = lending
+        self._shared = shared
+        self._execute = execute
+
+    def wait_for(self, object_ids: Sequence[bytes], done: Done, deadline: float | None, plain: bool, needed: int) -> bool:
+        """Wait until ``done()``, or False at the deadline; see ``FabricClient.wait_for``.
+
+        Tasks run on top of one that waits in ``get`` (``plain``), if no event loop is under it.
+        """
+        connection, worker, contexts = self._connection, self._worker, self._contexts
+        if connection.leader == threading.get_ident():
+            raise FabricError(IN_FINALIZER)  # What waits already is on the stack of what runs, and is not to be there twice.
+        if worker.turns is not None:
+            return self._wait_sharing(object_ids, done, deadline, needed)
+        if threading.get_ident() != contexts.main or not contexts.stack:
+            if threading.get_ident() == contexts.main and not (self._host.instances or self._host.leaving):
+                raise FabricError(IN_FINALIZER)
+            return self._wait_beside(tuple(object_ids), done, deadline)
+        item = contexts.stack[-1]
+        if type(item) is Invocation:
+            plain = False  # Nothing but its own calls runs in an actor's process.
+        inline = plain and ("asyncio" not in sys.modules or not in_event_loop())
+        certain = deadline is None and 0 < needed == len(object_ids)
+        with connection.lock:
+            if done():
+                return True
+            self._refuse_itself(item, object_ids, needed)
+            self._lending.suspend(item.row[0])
+            name = self._functions.name_of(item) if type(item) is Invocation else ""
+            calls = connection.machine.calls
+            certain = certain and not calls.may_end(object_ids)
+            worker.block(tuple(object_ids), inline, name, calls.callees(object_ids), certain)
+
+        def news() -> bool:
+            return bool(worker.inline) or worker.interrupted(item) != "" or done()
+
+        try:
+            while True:
+                answered = connection.wait_until(news, deadline)
+                with connection.lock:
+                    ready = done()
+                    next_item = worker.begin() if worker.inline else None
+                if next_item is not None:
+                    self._execute(next_item)
+                elif worker.interrupted(item):
+                    raise TaskInterrupt("the task is to be stopped")
+                elif ready or not answered:
+                    return ready
+        finally:
+            with connection.lock:
+                worker.unblock()
+                self._lending.resume(item.row[0])
+                if not connection.armed:
+                    connection.arm_flusher()  # What follows, a completion most often, takes the news along.
+            if type(item) is Item:
+                self._functions.limit_threads(item.row)  # What ran on top may have changed it.
+
+    def _wait_beside(self, wanted: tuple[bytes, ...], done: Done, deadline: float | None) -> bool:
+        """Wait in a thread that runs a call, or in one of the program's own."""
+        call = current_call.get()
+        if call is None:
+            return self._wait_lending(wanted, done, deadline)
+        worker = self._worker
+        answered = self._connection.wait_until(lambda: worker.interrupted(call) != "" or done(), deadline)
+        if worker.interrupted(call):
+            raise TaskInterrupt("the call is to be stopped")
+        return answered
+
+    def _wait_lending(self, wanted: tuple[bytes, ...], done: Done, deadline: float | None) -> bool:
+        with self._connection.lock:
+            if done():
+                return True
+            lender = self._lending.begin(wanted)
+        try:
+            return self._connection.wait_until(done, deadline)
+        finally:
+            self._end_lending(lender, wanted)
+
+    def _end_lending(self, lender: bytes, wanted: tuple[bytes, ...]) -> None:
+        with self._connection.lock:
+            self._lending.end(lender, wanted)
+            if not self._connection.armed:
+                self._connection.arm_flusher()
+
+    def _wait_sharing(self, object_ids: Sequence[bytes], done: Done, deadline: float | None, needed: int) -> bool:
+        """Wait in a process that actors share: others have their turn meanwhile. They run in other threads."""
+        connection, worker, main = self._connection, self._worker, self._contexts.in_main
+        item = self._shared.run_here()
+        if item is None:
+            return self._wait_aside(tuple(object_ids), done, deadline)
+        with connection.lock:
+            if done():
+                return True
+            self._refuse_itself(item, object_ids, needed)
+            worker.give_up_turn(item, tuple(object_ids), deadline is not None or needed < len(object_ids))
+
+        def news() -> bool:
+            return (main and (worker.turn_free or bool(self._host.gone))) or worker.interrupted(item) != "" or done()
+
+        try:
+            self._shared.hand_out()
+            while True:
+                answered = connection.wait_until(news, deadline)
+                with connection.lock:
+                    ready = done()
+                if worker.interrupted(item):
+                    raise TaskInterrupt("the call is to be stopped")
+                if ready or not answered:
+                    return ready
+                self._shared.release_gone()
+                self._shared.hand_out()
+        finally:
+            self._shared.await_turn(item)
+
+    def _wait_aside(self, wanted: tuple[bytes, ...], done: Done, deadline: float | None) -> bool:
+        """Wait in a thread that a call has started, in a process that actors share: its call may wait for this thread alone."""
+        with self._connection.lock:
+            if done():
+                return True
+            lender = self._shared.lend(wanted)
+        try:
+            self._shared.hand_out()
+            return self._connection.wait_until(done, deadline)
+        finally:
+            self._shared.end_lending(lender, wanted)
+
+    def lend_until_called(
+        self, object_id: bytes, callback: Callable[[bytes], None], add: Callable[[bytes, Callable[[bytes], None]], None]
+    ) -> None:
+        """Add a callback by ``add``. A task that runs an event loop, or waits for a future, lends its CPU until it is called."""
+        shared = self._worker.turns is not None
+        if current_call.get() is not None and not shared:
+            add(object_id, callback)
+            return
+        wanted = (object_id,)
+        with self._connection.lock:
+            if self._connection.machine.objects.at_hand(object_id):
+                lender = b""
+            else:
+                lender = self._shared.lend(wanted) if shared else self._lending.begin(wanted)
+        if not lender:
+            add(object_id, callback)
+            return
+        end_lending = self._shared.end_lending if shared else self._end_lending
+
+        def called(identifier: bytes) -> None:
+            end_lending(lender, wanted)
+            callback(identifier)
+
+        add(object_id, called)
+        if shared:
+            self._shared.hand_out()
+
+    def _refuse_itself(self, item: Item | Invocation, object_ids: Sequence[bytes], needed: int) -> None:
+        """DeadlockError if an actor would wait for a call of its own. The caller holds the lock."""
+        lasting = partial(self._connection.machine.calls.lasting, lives=self._worker.mailbox.actors)
+        if self._worker.refused(item, object_ids, needed, lasting):
+            name, actor = self._functions.name_of(item), type(self._host.instances.get(actor_of(item))).__qualname__
+            text = f"{name} waits for a call that can only run once {name} has returned: {name} -> {actor} -> {name}; "
+            raise DeadlockError(text + "call the method directly (self.method()), or return the ref")
