@@ -36,6 +36,7 @@ REVISED = (
     "zfabric/exceptions.py",
     "zfabric/protocol",
     "zfabric/adapters",
+    "zfabric/api",
 )
 """Pages, modules and packages that keep to the glossary."""
 

@@ -1,4 +1,4 @@
-"""What users call, under the names that the package has. ``zfabric`` re-exports them; ``util`` and ``cli`` import them from here."""
+"""The public API. ``zfabric`` re-exports these names; ``util`` and ``cli`` import them from here."""
 
 from zfabric.api.actor import ActorClass as ActorClass
 from zfabric.api.actor import ActorHandle as ActorHandle

@@ -1,8 +1,7 @@
-"""Actors: what ``@zf.remote`` makes of a class, and the handles of its instances.
+"""Actors: the result of ``@zf.remote`` on a class, and the handles of its instances.
 
-An actor is made by a task, and a handle is a ref to that task's value together with the names of the methods: it is counted, pickled and
-passed on like a ref. The methods are looked at once, where the class is; a handle knows which exist, which arguments they take and what
-they say of themselves, wherever it is.
+A task creates an actor. A handle is a ref to that task's value, with the methods' names: it is counted, pickled and passed on like a ref.
+The methods are inspected once, where the class is. A handle carries their names, signatures and docstrings to every process.
 """
 
 from __future__ import annotations
@@ -48,24 +47,24 @@ if TYPE_CHECKING:
 
 _METHOD_OPTIONS = "__zf_method_options__"
 _FAREWELLS = ("__ray_shutdown__", "__exit__", "__del__")
-"""What instances have to do at a clean end."""
+"""Methods that an instance runs at a clean end."""
 _SKIPPED = frozenset(vars(object)) | {"__init_subclass__", "__class_getitem__", "__del__", "__dict__", "__weakref__"}
-"""Names of methods that are not called from outside."""
+"""Names of methods that cannot be called remotely."""
 
 
 class Method(NamedTuple):
-    """A method, as a handle knows it."""
+    """A method, as handles carry it."""
 
     name: str
     least: int
-    """Positional arguments that a call without keywords must have at least."""
+    """The least number of positional arguments of a call without keywords."""
     most: float
     signature: str
     doc: str
     options: Pairs
-    """What its calls say beyond their arguments, unless they say otherwise."""
+    """Default options of its calls."""
     readonly: bool
-    """Whether it changes nothing: its calls are not logged."""
+    """Whether it leaves the state unchanged: its calls are not logged."""
 
 
 _BUILT_IN = {
@@ -80,7 +79,7 @@ _BUILT_IN = {
 
 
 class Blueprint(NamedTuple):
-    """What a handle is made of besides the actor's id."""
+    """The description of an actor's class, which a handle carries beside the actor's id."""
 
     class_name: str
     module: str
@@ -91,13 +90,13 @@ class Blueprint(NamedTuple):
     groups: tuple[str, ...] = ()
     """The names of its concurrency groups."""
     keeps: bool = False
-    """Whether its checkpoints keep outcomes that their callers may not have."""
+    """Whether its checkpoints retain outcomes that callers may not have received."""
     unordered: bool = False
     """Whether it runs several calls of one group at once: in threads, or in an event loop."""
 
 
 class TypedMethod(Generic[P, R_co]):
-    """What type checkers take a method for that is marked ``@zf.method``: it has ``remote``, and can be called by the class itself."""
+    """The type of a method marked ``@zf.method``, for type checkers: it has ``remote``, and the class itself can call it."""
 
     @overload
     def __get__(self, instance: None, owner: Any = None) -> TypedMethod[P, R_co]: ...
@@ -111,7 +110,7 @@ class BoundMethod(Protocol[P, R_co]):
     """A method of an instance, or of a handle."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Call it, inside the class."""
+        """Call it directly, inside the class."""
 
     @overload
     def remote(self, *args: P.args, **kwargs: P.kwargs) -> ObjectRef[R_co]: ...
@@ -127,7 +126,7 @@ class BoundMethod(Protocol[P, R_co]):
 
 
 class MethodDecorator(Protocol):
-    """What ``@zf.method(timeout=2)`` gives."""
+    """The result of ``@zf.method(timeout=2)``."""
 
     @overload
     def __call__(self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /) -> TypedMethod[P, R]: ...
@@ -144,19 +143,23 @@ def method(*, num_returns: Any, **options: Any) -> Callable[[Callable[..., Any]]
 @overload
 def method(**options: Any) -> MethodDecorator: ...
 def method(*args: Any, **options: Any) -> Any:
-    """Options of a method: ``@zf.method(num_returns=2)`` inside a class that is made remote.
+    """Set options of a method: ``@zf.method(num_returns=2)`` inside a class that is made remote.
 
-    Without any (``@zf.method``) it changes nothing, and type checkers see through ``zf.typed(handle)`` what the method takes and gives.
+    Without options (``@zf.method``) it changes nothing at run time; type checkers then infer the method's parameters and result through
+    ``zf.typed(handle)``.
 
-    ``readonly=True`` says that it changes nothing: where calls are logged (``checkpoint_every``), its calls are not, and no checkpoint
-    waits for them.
-    ``num_returns``, also "streaming" (with ``max_buffered``; what methods that yield do by themselves) or "dynamic"; ``timeout`` in
-    seconds from the call's arrival at the actor; ``concurrency_group``, one of those of the class; ``retry_exceptions``, True or a list of
-    classes, after which it is called again, with its arguments as they were given, at most ``max_task_retries`` times (as those of the
-    class unless it says so; they also count after the loss of its process). The calls of ``handle.method.options(...)`` have others.
+    - ``readonly=True``: the method leaves the state unchanged. Its calls are not logged (``checkpoint_every``), and no checkpoint waits for
+      them.
+    - ``num_returns``: a number, "streaming" (with ``max_buffered``; the default for methods that yield) or "dynamic".
+    - ``timeout``: seconds from the call's arrival at the actor.
+    - ``concurrency_group``: one of the groups of the class.
+    - ``retry_exceptions``: True or a list of classes that cause another attempt, with the original arguments, at most ``max_task_retries``
+      times (by default the class's; attempts after the loss of its process count, too).
 
-    Calls of one group begin in order, and so many run at the same time as the class says; those of different groups do not wait for
-    each other. Without a group it is ``max_concurrency`` that counts.
+    ``handle.method.options(...)`` overrides them for its calls.
+
+    Calls of one group begin in order, and at most the group's number run at the same time; calls of different groups do not wait for each
+    other. Without a group, ``max_concurrency`` applies.
 
     >>> import zfabric as zf
     >>> @zf.remote(concurrency_groups={"io": 2})
@@ -194,7 +197,7 @@ def _signature_of(kind: type) -> inspect.Signature | None:
 
     try:
         return inspect.signature(kind)
-    except (TypeError, ValueError):  # some classes written in C have none
+    except (TypeError, ValueError):  # Some classes written in C have no signature.
         return None
 
 
@@ -216,7 +219,7 @@ def _methods_of(kind: type, retries: int) -> tuple[Method, ...]:
         readonly = bool(settings.get("readonly"))
         try:
             signature = inspect.signature(bound)
-        except (TypeError, ValueError):  # some methods written in C have none
+        except (TypeError, ValueError):  # Some methods written in C have no signature.
             found.append(Method(name, 0, float("inf"), "(...)", inspect.getdoc(bound) or "", options, readonly))
             continue
         parameters = list(signature.parameters.values())
@@ -228,9 +231,9 @@ def _methods_of(kind: type, retries: int) -> tuple[Method, ...]:
 
 
 _LOOKED_UP = frozenset({"_signature", "_blueprint", "_export", "__name__", "__qualname__", "__wrapped__"})
-"""What is known of a remote class once it was looked at."""
+"""Attributes of a remote class that are computed when the class is inspected."""
 _OWN = _LOOKED_UP | {"_kind", "_options"}
-"""Attributes of a remote class that are not its class's."""
+"""Attributes of a remote class that do not belong to the wrapped class."""
 
 
 def _is_static(kind: type, name: str) -> bool:
@@ -240,7 +243,7 @@ def _is_static(kind: type, name: str) -> bool:
 
 
 def _of_instances(kind: type, function: FunctionType) -> Callable[..., Any]:
-    """A method as the class has it, to be called with an instance; ``.remote`` of it is refused with the way to write it."""
+    """Return a method as the class has it, to be called with an instance; its ``.remote`` raises an error with the correct form."""
 
     @functools.wraps(function)
     def method(*args: Any, **kwargs: Any) -> Any:
@@ -300,7 +303,7 @@ class ActorClass(Generic[Parameters, Instance_co]):
         self._look()
 
     def _look(self) -> None:
-        """At the class: which methods there are, and whether its options fit."""
+        """Inspect the class: collect its methods, and check that its options fit."""
         import inspect
 
         kind, options = self._kind, self._options
@@ -334,13 +337,13 @@ class ActorClass(Generic[Parameters, Instance_co]):
         return {"_kind": self._kind, "_options": self._options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # No look at the class yet: one that uses itself is unpickled before it is whole.
+        # Do not inspect the class yet: a recursive one is unpickled before it is complete.
         self.__dict__.update(state)
 
     if not TYPE_CHECKING:
 
         def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-            """Not possible: an actor is made with ``.remote(...)``."""
+            """Raise TypeError: an actor is created with ``.remote(...)``."""
             name = self._kind.__qualname__
             raise TypeError(
                 f"{name} is a remote class: write {name}.remote(...) to make an actor, or {name}._kind(...) for a plain instance here"
@@ -365,7 +368,7 @@ class ActorClass(Generic[Parameters, Instance_co]):
             self._look()
             return getattr(self, name)
         if "_kind" not in vars(self) or (name.startswith("__") and name.endswith("__")):
-            raise AttributeError(name)  # It is being unpickled, or copied, or looked at.
+            raise AttributeError(name)  # It is being unpickled, copied or inspected.
         kind = self._kind
         try:
             found = getattr(kind, name)
@@ -375,7 +378,7 @@ class ActorClass(Generic[Parameters, Instance_co]):
         return _of_instances(kind, found) if isinstance(found, FunctionType) and not _is_static(kind, name) else found
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Class attributes are the class's: its methods, and those of its actors that are made afterwards, see the new value."""
+        """Set an attribute of the wrapped class: its methods, and actors created afterwards, see the new value."""
         if name in _OWN or (name.startswith("__") and name.endswith("__")):
             object.__setattr__(self, name, value)
         else:
@@ -387,7 +390,7 @@ class ActorClass(Generic[Parameters, Instance_co]):
         self._forget()
 
     def _forget(self) -> None:
-        """The class has changed: for actors that are made from now on it is looked at, and exported, anew."""
+        """Discard what was derived from the class: it has changed, and is inspected and exported again for new actors."""
         for name in ("_export", "_blueprint", "_signature"):
             vars(self).pop(name, None)
 
@@ -395,13 +398,13 @@ class ActorClass(Generic[Parameters, Instance_co]):
         return sorted({*super().__dir__(), *dir(self._kind)})
 
     def options(self, **options: Any) -> ActorClass[Parameters, Instance_co]:
-        """The same class with other options for the actors made through what this returns."""
+        """Return the same class with other options for the actors created through it."""
         wanted = checked_actor(options)
         merged = {**self._options, **wanted}
         if not NAMING.issuperset(wanted):
             return ActorClass(self._kind, merged)
         export = self._export
-        named = ActorClass.__new__(ActorClass)  # The class is the same to the cluster, and so it is looked at and pickled once.
+        named = ActorClass.__new__(ActorClass)  # The wrapped class is the same, and so it is inspected and pickled once.
         vars(named).update(vars(self), _options=merged, _export=export)
         return named
 
@@ -414,11 +417,11 @@ class ActorClass(Generic[Parameters, Instance_co]):
     @overload
     def remote(self, first: Any, second: Any, third: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ActorHandle[Instance_co]: ...
     def remote(self, /, *args: Any, **kwargs: Any) -> ActorHandle:
-        """Make an actor; its handle comes at once, while ``__init__`` runs in the actor's process.
+        """Create an actor; return its handle at once, while ``__init__`` runs in the actor's process.
 
-        Arguments that are refs arrive as their values. Raises TypeError if the arguments do not fit ``__init__``, and
-        ActorNameTakenError if another living actor has the name. What ``__init__`` raises is the cause of the ActorDiedError that
-        every call then raises.
+        Arguments that are refs arrive as their values. Raises TypeError if the arguments do not fit ``__init__``, and ActorNameTakenError
+        if another living actor has the name. If ``__init__`` raises an error, every call raises ActorDiedError with that error as its
+        cause.
         """
         client = connected()
         self._check_groups()
@@ -436,17 +439,20 @@ class ActorClass(Generic[Parameters, Instance_co]):
         arguments, dependencies, options, _held = dump_call(client, args, kwargs, naming(self._options) or None)
         actor = client.submit(self._export.function_id, arguments, dependencies, options, 1)
         made = ActorHandle(ObjectRef(actor, client), self._blueprint)
-        return self._taken(client, made) or made  # Others may have asked for that name at the same time: the first has it.
+        return self._taken(client, made) or made  # Another process may have requested the name at the same time: the first one gets it.
 
     def _check_groups(self) -> None:
-        """OptionError if a method is of a concurrency group that there is not."""
+        """Raise OptionError if a method names an unknown concurrency group."""
         blueprint = self._blueprint
         for each in blueprint.methods:
             whose = f"{blueprint.class_name}, whose method {each.name} is to be of it,"
             group_in(option(each.options, "concurrency_group"), blueprint.groups, whose)
 
     def _taken(self, client: ClientInterface, made: ActorHandle | None) -> ActorHandle | None:
-        """Another living actor that has the name this one is to have. ActorNameTakenError unless such a one is welcome."""
+        """Return another living actor with this actor's name.
+
+        Raises ActorNameTakenError unless ``get_if_exists`` is set.
+        """
         name = self._options.get("name")
         if name is None and self._options.get("get_if_exists"):
             raise OptionError("get_if_exists=True needs a name to look for: .options(name=...)")
@@ -462,7 +468,7 @@ class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
     __slots__ = ("_blueprint", "_id", "_method", "_options", "_ref", "_returns", "_terms")
 
     def __init__(self, ref: ObjectRef, blueprint: Blueprint, terms: Terms, known: Method, options: Pairs) -> None:
-        self._ref = ref  # And not its handle, which has it in turn: that would live until the garbage collector comes.
+        self._ref = ref  # Not its handle, which references this method: the cycle would live until a garbage collection.
         self._id = ref.binary()[:TASK_BYTES]
         self._blueprint = blueprint
         self._terms = terms
@@ -475,9 +481,9 @@ class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
         return f"{self._method.name}{self._method.signature}\n\n{self._method.doc}"
 
     def __getattr__(self, name: str) -> Any:
-        """``__signature__``, for ``inspect``."""
+        """Return ``__signature__``, for ``inspect``."""
         if name in ActorMethod.__slots__:
-            raise AttributeError(name)  # It is half-made.
+            raise AttributeError(name)  # It is partly initialized.
         found = shape_of(self._method.signature) if name == "__signature__" else None
         if found is None:
             raise AttributeError(f"{self!r} has no {name!r}; it is called with .remote(...)", name=name, obj=self)
@@ -499,11 +505,11 @@ class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
         return _bound, (self._ref, tuple(self._blueprint), tuple(self._method), self._options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not possible: methods of actors are called with ``.remote(...)``."""
+        """Raise TypeError: methods of actors are called with ``.remote(...)``."""
         raise TypeError(f"methods of actors are called with .remote(): write .{self._method.name}.remote(...)")
 
     def options(self, **options: Any) -> ActorMethod:
-        """The same method with other options, as ``zf.method`` takes them, for the calls made through what this returns."""
+        """Return the same method with other options for its calls, as ``zf.method`` takes them."""
         blueprint = self._blueprint
         group_in(checked_method(options).get("concurrency_group"), blueprint.groups, blueprint.class_name)
         pairs = pairs_of_method(options, self._options, blueprint.retries)
@@ -511,11 +517,12 @@ class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
         return ActorMethod(self._ref, blueprint, self._terms, self._method, pairs)
 
     def remote(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call it; the ref comes at once (a list of refs for ``num_returns`` above 1, None for 0, a generator of refs for "streaming").
+        """Call the method; return its ref at once.
 
-        Calls of one caller (the program, a task, a method of another actor) run in the order in which they were made, those of each
-        concurrency group on their own; of threaded and ``async def`` actors, as soon as their own arguments are there. Raises TypeError
-        if the arguments do not fit.
+        Returns a list of refs for ``num_returns`` above 1, None for 0, and a generator of refs for "streaming".
+
+        Calls of one caller (the program, a task, a method of another actor) run in submission order, separately for each concurrency group;
+        in threaded and ``async def`` actors, each begins as soon as its arguments exist. Raises TypeError if the arguments do not fit.
         """
         known, ref, returns = self._method, self._ref, self._returns
         client = interface._current
@@ -536,7 +543,7 @@ class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
         return result if ahead is None else ObjectRefGenerator(result, ahead or client.config.stream_buffered)
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """TypeError if the arguments do not fit (this is the exact test; the caller's is only a quick one)."""
+        """Raise TypeError if the arguments do not fit. (This test is exact; the caller's is only a quick one.)"""
         known = self._method
         if known.signature == "(...)":
             return
@@ -551,10 +558,10 @@ class ActorMethod:  # noqa: D101 - its instances have docstrings of their own
 class ActorHandle(Generic[Instance_co]):
     """A handle to an actor: its methods are attributes, each with ``.remote(...)``.
 
-    The actor lives until its last handle has gone, wherever handles are, and the calls that were made have run; and no longer than its
-    program, unless it is detached. What ``get_actor`` gives does not count, nor what an actor is given of itself (``current_actor``).
-    At such an end ``__ray_shutdown__`` and ``__exit__`` run, if its class has them, and ``__del__``; not if it is killed.
-    ``dir(handle)`` lists the methods; ``help(handle.method)`` shows what one takes.
+    An actor ends when its last handle is released, in whatever process, and all calls have run; and at the latest with its program, unless
+    it is detached. Handles from ``get_actor`` and ``current_actor`` are weak and do not count. At such an end, ``__ray_shutdown__``,
+    ``__exit__`` and ``__del__`` run if the class has them; they do not run if the actor is killed. ``dir(handle)`` lists the methods;
+    ``help(handle.method)`` shows the parameters of one.
 
     >>> import zfabric as zf
     >>> @zf.remote
@@ -577,12 +584,12 @@ class ActorHandle(Generic[Instance_co]):
         self.__doc__ = blueprint.doc or type(self).__doc__
 
     def _connect(self) -> ClientInterface:
-        """The client that calls go to. In another cluster than its own, an actor's id may be that of another actor."""
+        """Return the client that sends the calls. In another cluster, the same id may name another actor."""
         return owner_of(self._ref, "the actor ended")
 
     @property
     def _actor_id(self) -> bytes:
-        """The actor's id; ``repr`` of the handle has the form that the command line shows and takes."""
+        """The actor's id; ``repr`` of the handle has the form that the command line shows and accepts."""
         return self._id
 
     def __getattr__(self, name: str) -> ActorMethod:
@@ -592,7 +599,7 @@ class ActorHandle(Generic[Instance_co]):
             class_name = self._blueprint.class_name if "_blueprint" in self.__dict__ else "the actor"
             raise AttributeError(f"{class_name} has no method {name!r}{near(name, known)}", name=name, obj=self)
         bound = self.__dict__[name] = ActorMethod(self._ref, self._blueprint, self._terms, found, found.options)
-        return bound  # From now on this is an attribute like others, and not asked for here.
+        return bound  # From now on this is an ordinary attribute, and ``__getattr__`` is not called for it.
 
     if not TYPE_CHECKING:
 
@@ -600,7 +607,7 @@ class ActorHandle(Generic[Instance_co]):
             return GenericAlias(cls, item)
 
         def __setattr__(self, name: str, value: Any) -> None:
-            """Refused: the actor is in another process, where this would change nothing."""
+            """Raise an error: the actor is in another process, where this would have no effect."""
             if not name.startswith("_") and "_blueprint" in vars(self):
                 kind = vars(self)["_blueprint"].class_name
                 text = f"a handle has no attributes of its actor: give {kind} a method that sets {name!r}, and call that with .remote(...)"
@@ -624,9 +631,9 @@ class ActorHandle(Generic[Instance_co]):
 
 
 def typed(handle: ActorHandle[R]) -> R:
-    """The same handle, which type checkers take for an instance of its class: methods marked ``@zf.method`` have a typed ``remote``.
+    """Return the same handle, typed as an instance of its class: methods marked ``@zf.method`` have a typed ``remote``.
 
-    Types cannot say of all methods of a class at once that they have a ``remote``; a handle's methods are ``Any`` otherwise.
+    Types cannot add ``remote`` to all methods of a class at once; without this, a handle's methods are ``Any``.
 
     >>> import zfabric as zf
     >>> @zf.remote
@@ -649,7 +656,7 @@ def _handle(ref: ObjectRef, blueprint: tuple[Any, ...]) -> ActorHandle:
 
 
 def _bound(ref: ObjectRef, blueprint: tuple[Any, ...], known: tuple[Any, ...], options: Pairs) -> ActorMethod:
-    """A method of an actor that was copied, or came in a message."""
+    """Restore a method of an actor that was copied or unpickled."""
     handle = _handle(ref, blueprint)
     return ActorMethod(ref, handle._blueprint, handle._terms, Method(*known), options)
 
@@ -663,16 +670,16 @@ def _find(client: ClientInterface, name: str, namespace: str | None, weak: bool)
 
 
 def handle_of(actor_id: bytes, blueprint: bytes, weak: bool = True) -> ActorHandle:
-    """A further handle to an actor that is known by its id, with what its class has said of itself. A weak one keeps nothing alive."""
+    """Return another handle to the actor with this id and blueprint. A weak handle does not retain the actor."""
     made = UncountedRef if weak else ObjectRef
     return _handle(made(actor_id + FIRST_RETURN), msgpack.unpackb(blueprint, use_list=False))
 
 
 def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
-    """The actor with this name, in this process's namespace or another. ActorNotFoundError (a ValueError) if there is none.
+    """Return a weak handle to the actor with this name, in this process's namespace or another.
 
-    The handle is weak, and so are its copies: the actor lives as long as other handles, or as it is detached, and calls of it then
-    raise ActorDiedError. ``get_if_exists=True`` gives a handle that counts.
+    Raises ActorNotFoundError (a ValueError) if there is none. Copies of the handle are weak, too: the actor lives as long as it has other
+    handles or is detached; calls after its end raise ActorDiedError. ``get_if_exists=True`` returns a handle that counts.
 
     >>> import zfabric as zf
     >>> @zf.remote
@@ -700,10 +707,10 @@ def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
 
 
 def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
-    """End an actor's process at once, without waiting for its calls; with ``no_restart=False`` it is restarted by its policy.
+    """End an actor's process at once, without waiting for its calls; with ``no_restart=False`` it restarts by its policy.
 
-    A lightweight actor ends by itself, with the call that it runs; its process goes on. The calls raise ActorDiedError, or, if it is
-    restarted, ActorUnavailableError. ArgumentTypeError (a TypeError and a ValueError) for what is no handle.
+    A lightweight actor ends alone, with its running call; its process continues. The calls raise ActorDiedError, or ActorUnavailableError
+    if the actor restarts. Raises ArgumentTypeError (a TypeError and a ValueError) for an argument that is not a handle.
 
     >>> import zfabric as zf
     >>> @zf.remote
@@ -724,12 +731,12 @@ def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
 
 
 def exit_actor() -> NoReturn:
-    """Inside an actor: end it, for good. Calls that wait raise ActorDiedError, and so does the one that ends it.
+    """Inside an actor: end it for good. Waiting calls raise ActorDiedError, and so does the call that ends it.
 
-    Threads and asyncio tasks that an actor has started may call it too, unless it is a lightweight one. TypeError elsewhere.
+    Threads and asyncio tasks of an actor may call it, too, unless the actor is lightweight. Raises TypeError elsewhere.
 
-    Calls that run beside it (``async def``, ``max_concurrency``) are stopped as by ``zf.cancel``, and raise ActorDiedError too.
-    Its process stays a moment (the setting ``leave_seconds``) for the results of its own calls, where it has given others the refs.
+    Calls that run at the same time (``async def``, ``max_concurrency``) are interrupted as by ``zf.cancel``, and raise ActorDiedError, too.
+    The process exits after a moment (the setting ``leave_seconds``), so that results of its own calls reach other holders of their refs.
 
     >>> import zfabric as zf
     >>> @zf.remote

@@ -1,4 +1,4 @@
-"""Questions about the cluster: why something is as it is, what there is, and what ran when."""
+"""Queries about the cluster: the state of a task, nodes, resources, names and the timeline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zfabric.runtime.interface import ClientInterface
 
 
 class Explanation:
-    """Why a task or value is as it is: ``state`` in one word, ``reason`` in a sentence, ``facts`` by name; reads well printed."""
+    """The state of a task, value or actor: ``state`` in one word, ``reason`` in a sentence, ``facts`` by name. ``str`` formats it."""
 
     def __init__(self, subject: str, state: str, reason: str, facts: Mapping[str, str]) -> None:
         self.subject = subject
@@ -35,9 +35,10 @@ class Explanation:
 
 
 def explain(ref: ObjectRef | ActorHandle | str | bytes) -> Explanation:
-    """Why the task or call of ``ref`` is as it is: what it waits for, where it runs. Likewise of an actor, by its handle.
+    """Explain the state of a task, call, value or actor: what it waits for and where it runs.
 
-    Ids, as the command line shows them, and names of actors will do as well.
+    ``ref`` is a ref, a handle, an id as bytes or as the command line shows it, or the name of an actor. Raises TypeError for
+    anything else.
 
     >>> import zfabric as zf
     >>> print(zf.explain(zf.put(1)).state)
@@ -68,13 +69,13 @@ def explain(ref: ObjectRef | ActorHandle | str | bytes) -> Explanation:
 
 
 def _with_breakpoint(client: ClientInterface, subject: bytes, reason: str, facts: dict[str, str]) -> str:
-    """What is said of a task, a call or an actor, and, if it stands at a breakpoint, where."""
+    """Return ``reason`` for a task, call or actor, with its position added if it stopped at a breakpoint."""
     where = client.breakpoint_of(subject[:TASK_BYTES], facts.get("pid", ""))
     return f"{reason}; {where}" if where else reason
 
 
 def _of_call(client: ClientInterface, name: str, subject: bytes, state: str, actor_id: bytes, reason: str) -> Explanation:
-    """Where a call stands, and what keeps its actor."""
+    """Explain a call by its state and the state of its actor."""
     actor = client.query("explain", actor_id)
     if actor is None:
         return Explanation(name, state, reason, {"actor": short(actor_id)})
@@ -84,7 +85,7 @@ def _of_call(client: ClientInterface, name: str, subject: bytes, state: str, act
 
 
 def _identified(client: ClientInterface, text: str) -> bytes:
-    """The id that a person means: in hex, as the command line shows it, or an actor's name. Empty if nothing is known by it."""
+    """Resolve an id in hex, an id as the command line shows it, or an actor's name; empty if none of them matches."""
     found: Any = client.query("find", text) if is_text(text) else ()
     if len(found) > 1:
         raise ValueError(f"{text!r} can mean {len(found)} things; give more of the id, such as {found[0]['id']!r}")
@@ -95,7 +96,7 @@ def _identified(client: ClientInterface, text: str) -> bytes:
         raise ValueError(f"explain() takes a ref, a handle, an actor's name or an id as `zfabric tasks` shows it, not {text!r}")
     if len(text) in (2 * TASK_BYTES, 2 * OBJECT_BYTES) and not text.strip(hexdigits):
         return bytes.fromhex(text)
-    # A call may be known to its caller alone, and its result with it.
+    # The daemon may not know a call, nor its result; only the caller does.
     task, _, index = text.strip().lower().rpartition("-c")
     calls = client.pending_calls(matcher(task) or matches)
     if len(calls) != 1:
@@ -105,7 +106,7 @@ def _identified(client: ClientInterface, text: str) -> bytes:
 
 
 def nodes() -> list[dict[str, Any]]:
-    """The nodes of the cluster, a dict each with Ray's keys: NodeID, Alive, NodeManagerHostname, Resources, Labels.
+    """Return a dict for each node, with Ray's keys: NodeID, Alive, NodeManagerHostname, Resources, Labels.
 
     >>> import zfabric as zf
     >>> [node["Alive"] for node in zf.nodes()]
@@ -114,7 +115,7 @@ def nodes() -> list[dict[str, Any]]:
     found = []
     for row in connected().query("nodes"):
         row = dict(row)
-        alive, host = bool(row.pop("alive", True)), str(row.pop("host", "") or os.uname().nodename)  # So far, all is on this machine.
+        alive, host = bool(row.pop("alive", True)), str(row.pop("host", "") or os.uname().nodename)  # All nodes are on this machine so far.
         found.append(
             {
                 "NodeID": str(row.pop("node")),
@@ -132,7 +133,7 @@ def nodes() -> list[dict[str, Any]]:
 
 
 def node_ip_address() -> str:
-    """Where programs on the nodes of this cluster reach a socket of this process: on one machine, the loopback address.
+    """Return the address at which the cluster's nodes reach this process: the loopback address on one machine.
 
     >>> import zfabric as zf
     >>> zf.util.get_node_ip_address()
@@ -142,7 +143,7 @@ def node_ip_address() -> str:
 
 
 def named_actors(all_namespaces: bool = False) -> list[Any]:
-    """The names of living actors: those in this process's namespace, or all, as dicts with "name" and "namespace".
+    """Return the names of living actors in this namespace, or dicts with "name" and "namespace" for all namespaces.
 
     >>> import zfabric as zf
     >>> @zf.remote
@@ -160,7 +161,7 @@ def named_actors(all_namespaces: bool = False) -> list[Any]:
 
 
 def cluster_resources() -> dict[str, float]:
-    """What the living nodes have, by resource.
+    """Return the total resources of the living nodes, by name.
 
     >>> import zfabric as zf
     >>> zf.cluster_resources()["CPU"] >= 1
@@ -170,7 +171,7 @@ def cluster_resources() -> dict[str, float]:
 
 
 def available_resources() -> dict[str, float]:
-    """What of ``cluster_resources()`` is free now; what is used up is left out.
+    """Return the free part of ``cluster_resources()``. A resource with nothing free is omitted.
 
     >>> import zfabric as zf
     >>> zf.available_resources()["CPU"] <= zf.cluster_resources()["CPU"]
@@ -180,11 +181,11 @@ def available_resources() -> dict[str, float]:
 
 
 def timeline(filename: str | None = None) -> list[dict[str, Any]] | None:
-    """What ran when and where, as a Chrome trace (for Perfetto or chrome://tracing): returned, or written to ``filename``.
+    """Return a Chrome trace of what ran (for Perfetto or chrome://tracing), or write it to ``filename``.
 
-    Bars are tasks and calls of actors; arrows lead from one to another: of the category "control" from what submitted it, "data" from what
-    made an argument of it, "state" from the actor's call before it. An argument that nobody needs any more has none. Times are
-    microseconds of the machine's monotonic clock.
+    Tasks and calls of actors are bars. Arrows have categories: "control" leads from the submitter, "data" from the task that made an
+    argument, "state" from the actor's previous call. An argument that was released has no arrow. Times are microseconds of the machine's
+    monotonic clock.
 
     >>> import zfabric as zf
     >>> isinstance(zf.timeline(), list)

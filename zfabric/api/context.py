@@ -1,4 +1,4 @@
-"""Where this code runs: job, node, task, attempt, and the GPUs it was given."""
+"""The context of the running code: job, node, task, attempt, and its GPUs."""
 
 from __future__ import annotations
 
@@ -13,54 +13,54 @@ from zfabric.runtime.interface import ClientInterface, TaskContext
 
 
 class RuntimeContext:
-    """What ``get_runtime_context`` returns. Ids are hexadecimal; those of a task are None in a driver."""
+    """The result of ``get_runtime_context``. Ids are hexadecimal; ids of a task are None in a driver."""
 
     def __init__(self, client: ClientInterface, task: TaskContext | None) -> None:
         self._client = client
         self._task = task
 
     def get_job_id(self) -> str:
-        """The job: all that one driver caused."""
+        """The id of the job: everything that one driver submitted, put or started."""
         return self._client.job.hex()
 
     def get_node_id(self) -> str:
-        """The node this process runs on."""
+        """The id of the node that runs this process."""
         return self._client.node.hex()
 
     def get_task_id(self) -> str | None:
-        """The task this code belongs to."""
+        """The id of the running task; None in a driver."""
         return self._task.task_id.hex() if self._task else None
 
     def get_task_name(self) -> str | None:
-        """The name that the options of the call give it (``f.options(name=...)``), else that of its function."""
+        """The name from the call's options (``f.options(name=...)``), or else the function's name; None in a driver."""
         return (self._task.name or self._task.function_name) if self._task else None
 
     def get_task_function_name(self) -> str | None:
-        """The name of the task's function."""
+        """The name of the task's function; None in a driver."""
         return self._task.function_name if self._task else None
 
     def get_worker_id(self) -> str:
-        """This process, by node and pid."""
+        """The id of this process: node and pid."""
         return f"{self._client.node.hex()}{os.getpid():08x}"
 
     def get_actor_id(self) -> str | None:
-        """The actor this code belongs to; None in a task or driver."""
+        """The id of the running actor; None in a task or driver."""
         return self._task.actor_id.hex() or None if self._task else None
 
     def get_actor_name(self) -> str | None:
-        """The name of the actor this code belongs to, empty if it has none; None in a task or driver."""
+        """The name of the running actor, empty if it has none; None in a task or driver."""
         found = self._actor()
         return None if found is None else str(found[0])
 
     def get_assigned_resources(self) -> dict[str, float]:
-        """What this task or actor holds, by resource; nothing in a driver."""
+        """The resources that this task or actor holds, by name; empty in a driver."""
         return {name: amount / RESOURCE_UNIT for name, amount in (self._task.demand if self._task else ())}
 
     def get_placement_group_id(self) -> None:
         """None: there are no placement groups."""
 
     def get_node_labels(self) -> dict[str, str]:
-        """Nothing: nodes have no labels."""
+        """An empty dict: nodes have no labels."""
         return {}
 
     def get_session_name(self) -> str:
@@ -68,22 +68,25 @@ class RuntimeContext:
         return os.path.basename(self.gcs_address)
 
     def get_accelerator_ids(self) -> dict[str, list[str]]:
-        """The accelerators given to this task, by kind."""
+        """The ids of the accelerators assigned to this task, by kind."""
         return {"GPU": [str(index) for index in get_gpu_ids()]}
 
     def get_resource_ids(self) -> dict[str, list[str]]:
-        """The same as ``get_accelerator_ids()``, by its former name."""
+        """Alias of ``get_accelerator_ids()``, under its former name."""
         return self.get_accelerator_ids()
 
     def is_canceled(self) -> bool:
-        """Whether this task or call is to be stopped: for code that has caught what stops it, and for threads. RuntimeError in a driver."""
+        """Whether this task or call was cancelled.
+
+        Code that caught the interruption, and threads, can ask. Raises RuntimeError in a driver.
+        """
         task = interface.current_task()
         if task is None:
             raise RuntimeError("is_canceled() is for tasks and actors; this is neither")
         return task.cancelled
 
     def get_temp_dir(self) -> str:
-        """The directory in which the cluster's session lies."""
+        """The directory that holds the cluster's session."""
         return os.path.dirname(self.gcs_address)
 
     @property
@@ -96,26 +99,26 @@ class RuntimeContext:
         return False
 
     def get_runtime_env_string(self) -> str:
-        """The same as ``runtime_env``, as JSON."""
+        """``runtime_env`` as JSON."""
         import json
 
         return json.dumps(self.runtime_env)
 
     @property
     def runtime_env(self) -> dict[str, Any]:
-        """The ``runtime_env`` that this code runs in, what it has inherited included; in a driver, the one that ``init`` set."""
+        """The ``runtime_env`` of this code, with inherited values; in a driver, the one passed to ``init``."""
         variables, directory, paths = default_environment()
         found = {"env_vars": dict(variables), "working_dir": directory, "py_modules": list(paths)}
         return {name: value for name, value in found.items() if value}
 
     @property
     def gcs_address(self) -> str:
-        """What another program passes to ``zf.init`` to join this cluster."""
+        """The address that another program passes to ``zf.init`` to join this cluster."""
         return str(getattr(getattr(self._client, "session", None), "directory", ""))
 
     @property
     def attempt(self) -> int:
-        """Which attempt of the task (or the call's actor) this is, from 0; 0 in a driver."""
+        """The number of this attempt of the task, or of the call's actor, from 0; 0 in a driver."""
         return self._task.attempt if self._task else 0
 
     @property
@@ -125,14 +128,14 @@ class RuntimeContext:
 
     @property
     def was_current_actor_reconstructed(self) -> bool:
-        """Whether this actor was made before, and again since its process ended; False in a task or driver."""
+        """Whether this actor was restarted after its process ended; False in a task or driver."""
         return self._task is not None and bool(self._task.actor_id) and self._task.attempt > 0
 
     @property
     def current_actor(self) -> ActorHandle:
-        """A handle of the actor this code belongs to, to pass on or to call. RuntimeError in a task or driver.
+        """A weak handle to the running actor, to pass on or to call. Raises RuntimeError in a task or driver.
 
-        It is weak, and so are its copies: an actor that nobody else has a handle of ends, whatever it keeps of itself.
+        Copies of the handle are weak, too: an actor ends when no other process has a handle, even if it stores its own.
 
         >>> import zfabric as zf
         >>> @zf.remote
@@ -150,7 +153,7 @@ class RuntimeContext:
         return handle_of(self._task.actor_id, found[1])
 
     def _actor(self) -> tuple[str, bytes] | None:
-        """Name and blueprint of this actor."""
+        """(name, blueprint) of this actor."""
         if self._task is None or not self._task.actor_id:
             return None
         answer: tuple[str, bytes] | None = self._client.query("actor of", self._task.actor_id)
@@ -158,31 +161,31 @@ class RuntimeContext:
 
     @property
     def job_id(self) -> str:
-        """The same as ``get_job_id()``."""
+        """Alias of ``get_job_id()``."""
         return self.get_job_id()
 
     @property
     def node_id(self) -> str:
-        """The same as ``get_node_id()``."""
+        """Alias of ``get_node_id()``."""
         return self.get_node_id()
 
     @property
     def task_id(self) -> str | None:
-        """The same as ``get_task_id()``."""
+        """Alias of ``get_task_id()``."""
         return self.get_task_id()
 
     @property
     def actor_id(self) -> str | None:
-        """The same as ``get_actor_id()``."""
+        """Alias of ``get_actor_id()``."""
         return self.get_actor_id()
 
     @property
     def worker_id(self) -> str:
-        """The same as ``get_worker_id()``."""
+        """Alias of ``get_worker_id()``."""
         return self.get_worker_id()
 
     def get(self) -> dict[str, Any]:
-        """All of it as a dict."""
+        """All fields as a dict."""
         return {
             "job_id": self.job_id,
             "node_id": self.node_id,
@@ -197,7 +200,7 @@ class RuntimeContext:
 
 
 def get_runtime_context() -> RuntimeContext:
-    """Where this code runs.
+    """Return the context of the running code.
 
     >>> import zfabric as zf
     >>> zf.get_runtime_context().get_task_id() is None
@@ -212,9 +215,9 @@ def get_runtime_context() -> RuntimeContext:
 
 
 def get_gpu_ids() -> list[int | str]:
-    """The GPUs given to this task (also in ``CUDA_VISIBLE_DEVICES``); none in a driver.
+    """Return the GPUs assigned to this task (as in ``CUDA_VISIBLE_DEVICES``); an empty list in a driver.
 
-    Those of a cluster that was started with ``CUDA_VISIBLE_DEVICES`` have the numbers (or names) that they have there.
+    If the cluster was started with ``CUDA_VISIBLE_DEVICES``, these are the numbers (or names) from that variable.
 
     >>> import zfabric as zf
     >>> zf.get_gpu_ids()

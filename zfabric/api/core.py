@@ -1,4 +1,4 @@
-"""Values and waiting: ``get``, ``put``, ``wait``, ``as_completed`` and ``cancel``."""
+"""Functions on values and refs: ``get``, ``put``, ``wait``, ``as_completed`` and ``cancel``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from zfabric.runtime import interface
 from zfabric.runtime.interface import Outcome
 
 READ_SECONDS = 5.0
-"""What ``as_completed`` gives a value to arrive that exists, if less of its time is left."""
+"""The least time, in seconds, that ``as_completed`` allows an existing value to arrive."""
 _ONLY_REFS, _ONLY_SMALL = {ObjectRef}, {bytes}
 S = TypeVar("S")
 Waitable = TypeVar("Waitable")
@@ -54,16 +54,15 @@ def get(refs: Sequence[Any], *, timeout: float | None = None, copy: bool = False
 @overload
 def get(refs: Generated, *, timeout: float | None = None, copy: bool = False, return_exceptions: bool = False) -> Generated: ...
 def get(refs: Any, *, timeout: float | None = None, copy: bool = False, return_exceptions: bool = False) -> Any:
-    """The value of a ref, or the values of a list (or tuple, also nested) of refs, in its shape. Waits for them.
+    """Wait for refs and return their values: one value for a ref, a list for a list or tuple (also nested) of refs.
 
-    Arrays are read-only views of shared memory (nothing is copied, whatever their size); ``copy=True`` gives writable copies.
-    A ref that is listed twice gives the same object twice. A generator of refs is its own value.
+    Arrays are read-only views of shared memory (nothing is copied, whatever their size); ``copy=True`` returns writable copies. A ref that
+    is listed twice returns the same object twice. A generator of refs is returned as it is.
 
-    Raises what a task raised, a TaskError that is also an instance of the class that was raised, as soon as one has failed: the
-    other tasks go on, and nothing waits for them (of several failures that are known by then, the first in the list). With
-    ``return_exceptions=True`` it waits for all, and the exceptions stand in the list in place of values, as ``asyncio.gather`` gives them.
-    Raises GetTimeoutError after ``timeout`` seconds, 0 asking only for what is there; ArgumentTypeError (a TypeError and a
-    ValueError) for what is no ref.
+    Raises a task's error as soon as one task has failed: a TaskError that is also an instance of the class that the task raised. If several
+    have failed by then, the first in the list counts. The other tasks continue. With ``return_exceptions=True`` it waits for all, and
+    returns exceptions in the places of the values, as ``asyncio.gather`` does. Raises GetTimeoutError after ``timeout`` seconds (0 does not
+    wait), and ArgumentTypeError (a TypeError and a ValueError) for an argument that is not a ref.
 
     >>> import zfabric as zf
     >>> zf.get(zf.put("value"))
@@ -92,7 +91,7 @@ def get(refs: Any, *, timeout: float | None = None, copy: bool = False, return_e
 
 
 def _values(refs: Sequence[ObjectRef], timeout: float | None, copy: bool, return_exceptions: bool) -> list[Any]:
-    """The values of ``refs``, of which there are some. Where a failure is raised, what was not read is released."""
+    """Return the values of ``refs``, which is not empty. If it raises an error, it releases the outcomes that it has not read."""
     clients = {ref._client for ref in refs}
     client = owner_of(refs[0])
     if len(clients) > 1 and not clients <= {client, None}:
@@ -125,7 +124,7 @@ def _read_all(outcomes: list[bytes | Outcome], copy: bool) -> list[Any]:
 def _value_or_error(outcome: bytes | Outcome, copy: bool) -> Any:
     try:
         return value_of(outcome, copy)
-    except Exception as error:  # the task's own, or what makes its value unreadable here: the caller asked for either
+    except Exception as error:  # The task's error, or an error while reading its value: the caller asked for either.
         return error
 
 
@@ -152,13 +151,13 @@ def _shape(refs: Any, values: dict[bytes, Any]) -> Any:
 
 
 def put(value: R, *, durable: bool = False) -> ObjectRef[R]:
-    """Store a value once, to be passed to many tasks or read by many; returns its ref.
+    """Store a value once, for many tasks or readers; return its ref.
 
-    With ``durable`` the value is in the control store when this returns, and stays there for as long as the job needs it, whatever
-    happens to other copies; one that was only put cannot be made again when its memory is lost, since no task made it.
+    With ``durable``, the control store has the value when this returns, and retains it as long as the job needs it, whatever happens to
+    other copies. Without, a lost value cannot be rebuilt, since no task made it.
 
-    Raises SerializationError if it cannot be pickled, ObjectTooLargeError, ObjectStoreFullError; OutOfDiskError where a durable value
-    cannot be written; TypeError for a ref.
+    Raises SerializationError if the value cannot be pickled, ObjectTooLargeError, ObjectStoreFullError, OutOfDiskError if a durable value
+    cannot be written, and TypeError for a ref.
 
     >>> import zfabric as zf
     >>> ref = zf.put([1, 2, 3])
@@ -177,18 +176,20 @@ def put(value: R, *, durable: bool = False) -> ObjectRef[R]:
 
 
 _left_last = 0
-"""A hash of what the last ``wait`` left, which lists nothing twice: most often that is what the next one is for."""
+"""A hash of the refs that the last ``wait`` returned as not ready, which has no duplicates: usually the next call passes the same list."""
 
 
 def wait(
     refs: Sequence[Waitable], *, num_returns: int | Literal["all"] = 1, timeout: float | None = None, fetch_local: bool = True
 ) -> tuple[list[Waitable], list[Waitable]]:
-    """(ready, not ready): waits until ``num_returns`` of the refs ("all" for each) have a value or failed, or ``timeout`` seconds passed.
+    """Wait for ``num_returns`` outcomes ("all" for each ref), or ``timeout`` seconds; return (ready, not ready).
 
-    The order of ``refs`` is kept in both lists, and the first has at most ``num_returns``. An empty list gives two. A generator
-    (``ObjectRefGenerator``) among them is ready when its ``next`` would not wait. To take very many one by one, ``as_completed`` is faster.
+    Both lists preserve the order of ``refs``; the first has at most ``num_returns`` items. An empty list returns two empty lists. A
+    generator (``ObjectRefGenerator``) is ready when its ``next`` would not wait. ``as_completed`` is faster to consume very many refs one
+    by one.
 
-    TypeError for what is no list of refs; ValueError where one is listed twice, or ``num_returns`` is not from 1 to their number.
+    Raises TypeError for an argument that is not a list of refs, and ValueError if a ref is listed twice or ``num_returns`` is not between 1
+    and their number.
 
     >>> import zfabric as zf
     >>> ready, rest = zf.wait([zf.put(1), zf.put(2)], num_returns=2)
@@ -222,7 +223,7 @@ def wait(
         raise ValueError(f"num_returns is from 1 to the number of refs ({len(ids)}), not {num_returns}")
     first: Any = refs[0]
     done = owner_of(first if type(first) is ObjectRef else first.completed()).wait(ids, num_returns, timeout, fetch_local)
-    if len(done) == 1:  # Programs take one after the other out of many: little is to be done for each of those that are left.
+    if len(done) == 1:  # Programs often consume refs one by one: avoid work for each ref that remains.
         rest, place = list(refs), ids.index(next(iter(done)))
         del ids[place]
         _left_last = hash(tuple(ids))
@@ -232,7 +233,7 @@ def wait(
 
 
 def _coming(stream: Any, index: int) -> bytes:
-    """The id of the value that a stream's generator gives next; of one that has ended, that of its end."""
+    """The id of the value that a stream's generator returns next, or of the stream's end if it has ended."""
     if not hasattr(stream, "_coming"):
         raise TypeError(f"wait([...])[{index}] is {a(stream)}, not an ObjectRef")
     ref: ObjectRef = stream.completed() if stream.is_finished() else stream._coming()
@@ -240,7 +241,7 @@ def _coming(stream: Any, index: int) -> bytes:
 
 
 def check_refs(refs: Iterable[Any], name: str) -> None:
-    """TypeError where one of these is no ref."""
+    """Raise TypeError unless every item is a ref."""
     for index, ref in enumerate(refs):
         if type(ref) is not ObjectRef:
             raise TypeError(f"{name}([...])[{index}] is {a(ref)}, not an ObjectRef")
@@ -265,11 +266,11 @@ def as_completed(
 def as_completed(
     refs: Iterable[ObjectRef], *, timeout: float | None = None, with_values: bool = False, return_exceptions: bool = False
 ) -> Iterator[Any]:
-    """The refs in the order in which they get a value (or fail), each once; ``with_values``: pairs of each ref and its value.
+    """Yield each ref when it has a value or an error; with ``with_values``, yield pairs of a ref and its value.
 
-    Raises GetTimeoutError where ``timeout`` seconds after the first ``next`` some are still without, or a value that exists takes long to
-    arrive (it has at least five seconds, since the program's own time between two ``next`` counts). With values it raises what a
-    task raised, which ends it, or with ``return_exceptions`` gives the exception in the value's place.
+    Raises GetTimeoutError if refs are incomplete ``timeout`` seconds after the first ``next``, or if an existing value arrives too late (it
+    has at least five seconds, since the program's own time between two ``next`` counts). With values, it raises the error of a task and
+    ends; with ``return_exceptions``, it yields the exception in place of the value.
 
     >>> import zfabric as zf
     >>> sorted(zf.get(ref) for ref in zf.as_completed([zf.put(1), zf.put(2)]))
@@ -304,12 +305,12 @@ def _completions(waiting: dict[bytes, ObjectRef], timeout: float | None) -> Iter
     wanted = [True]
 
     def arrived(object_id: bytes) -> None:
-        ref = waiting.pop(object_id)  # It was held until now: what watches for a value that nobody wants any more would not be told.
+        ref = waiting.pop(object_id)  # The dictionary held the ref until now: a watch on a released object would never fire.
         if wanted:
             here.append(ref)
 
     try:
-        owners = {owner_of(ref) for ref in waiting.values()}  # this process's client, or it has raised
+        owners = {owner_of(ref) for ref in waiting.values()}  # This process's client; otherwise owner_of has raised.
         for client in owners:
             client.watch(list(waiting), arrived)
         while here or waiting:
@@ -325,7 +326,7 @@ def _completions(waiting: dict[bytes, ObjectRef], timeout: float | None) -> Iter
 
 
 def failed(ref: ObjectRef) -> bool:
-    """Whether an outcome of this ref is here, and a failure. Reads no value."""
+    """Whether the outcome of this ref has arrived and is an error. Reads no value."""
     try:
         outcome = owner_of(ref).get((ref._id,), 0)[0]
     except GetTimeoutError:
@@ -338,10 +339,10 @@ def failed(ref: ObjectRef) -> bool:
 
 
 def cancel(ref: ObjectRef, *, force: bool = False, recursive: bool = True) -> None:
-    """Ask for the end of the task that makes ``ref``: it is not started, or interrupted (TaskCancelledError in the task).
+    """Cancel the task that makes ``ref``: it does not start, or TaskCancelledError interrupts it.
 
-    ``force`` kills its worker instead (not that of an actor, which goes on); ``recursive`` takes the tasks it started along. A task that
-    has finished stays so. ``get`` of a cancelled task's ref raises TaskCancelledError.
+    ``force`` kills its worker instead (an actor's worker is not killed); ``recursive`` also cancels the tasks that it started. A finished
+    task is unaffected. ``get`` of a cancelled task's ref raises TaskCancelledError.
 
     >>> import zfabric as zf
     >>> @zf.remote
@@ -353,7 +354,7 @@ def cancel(ref: ObjectRef, *, force: bool = False, recursive: bool = True) -> No
     ... except zf.TaskCancelledError: print("cancelled")
     cancelled
     """
-    ref = getattr(ref, "_end", ref)  # a stream is cancelled as a whole
+    ref = getattr(ref, "_end", ref)  # Cancel the whole stream.
     if type(ref) is not ObjectRef:
         each = "; write: for ref in refs: zf.cancel(ref)" if isinstance(ref, (list, tuple)) else ""
         raise TypeError(f"cancel() takes an ObjectRef, not {a(ref)}{each}")

@@ -1,4 +1,4 @@
-"""``zf.remote``."""
+"""The ``zf.remote`` decorator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from zfabric.exceptions import OptionError
 
 
 class RemoteDecorator(Protocol):
-    """What ``@zf.remote(num_cpus=2)`` gives: it makes a function or a class remote."""
+    """The result of ``@zf.remote(num_cpus=2)``: a decorator that makes a function or a class remote."""
 
     @overload
     def __call__(self, function: ClassOf[P, C_co], /) -> ActorClass[P, C_co]: ...  # type: ignore[overload-overlap] # called, too
@@ -51,16 +51,20 @@ def remote(**options: Any) -> RemoteDecorator: ...
 def remote(*args: Any, **options: Any) -> Any:
     """Make a function or a class remote: ``@zf.remote``, ``@zf.remote(num_cpus=2, …)`` or ``zf.remote(f)``.
 
-    Options: ``num_cpus`` (1), ``num_gpus``, ``resources`` (a dict) say what a call holds while it runs; ``num_returns`` (1),
-    or "streaming", as generator functions do by themselves, for an ObjectRefGenerator that is consumed while the function runs (at most
-    ``max_buffered`` values ahead), or "dynamic" for a ref whose value is one over all that it has yielded (also of ``async def``);
-    ``max_retries`` (3) after the loss of a worker, -1 without end; ``retry_exceptions`` (False) True or a list of exception
-    classes after which it is run again too; ``timeout`` in seconds from submission; ``name`` for people; ``runtime_env`` with
-    "env_vars", "working_dir" (where modules are found, too) and "py_modules"; ``inline=False`` never to run on top of a waiting
-    task; ``deterministic=True`` if its values may be dropped and made again. Tasks of an ``async def`` function run many at a
-    time in one worker (``max_concurrency``, 1000) and hold no CPU meanwhile (``num_cpus``, 0), unless they say otherwise.
+    Options of functions:
 
-    Raises OptionError for options that do not exist or cannot have that value.
+    - ``num_cpus`` (1), ``num_gpus``, ``resources`` (a dict): the demand of a call while it runs.
+    - ``num_returns`` (1): the number of values. "streaming" returns an ObjectRefGenerator that is consumed while the function runs, at most
+      ``max_buffered`` values behind it; generator functions use it by default. "dynamic" returns a ref to a generator of all values.
+      Both take ``async def`` functions.
+    - ``max_retries`` (3; -1 for no limit): attempts after the loss of a worker. ``retry_exceptions`` (False): True, or a list of exception
+      classes that cause another attempt, too. ``timeout``: seconds from submission.
+    - ``name``: a label in listings. ``runtime_env``: "env_vars", "working_dir" (also a path for imports) and "py_modules".
+    - ``inline=False``: never run on top of a blocked task. ``deterministic=True``: values may be dropped and rebuilt.
+    - ``max_concurrency`` (1000): tasks of an ``async def`` function that run in one worker at a time. These hold no CPU by default
+      (``num_cpus`` 0).
+
+    Raises OptionError for an unknown option or an invalid value.
 
     >>> import zfabric as zf
     >>> @zf.remote
@@ -80,7 +84,7 @@ def remote(*args: Any, **options: Any) -> Any:
     try:
         checked(options)
     except OptionError:
-        # Whether a function or a class follows is not known yet: what neither can have is said here and now.
+        # The target may be a function or a class: reject only options that neither accepts.
         if not set(options) <= ACTOR_OPTIONS:
             raise
         checked_actor(options)

@@ -1,4 +1,4 @@
-"""From outcomes to exceptions, and the texts for what callers get wrong about refs."""
+"""Exceptions from outcomes, and checks and texts for invalid arguments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zfabric.runtime.interface import Outcome
 
 
 def error_of(outcome: Outcome) -> Exception:
-    """The exception that an outcome without a value stands for. Lets go of the outcome's memory."""
+    """Return the exception that an outcome without a value represents. Releases the outcome's memory."""
     try:
         return load_error(outcome.data) if outcome.status == ERROR else load_failure(outcome.data)
     finally:
@@ -20,7 +20,7 @@ def error_of(outcome: Outcome) -> Exception:
 
 
 def near(name: str, known: Any) -> str:
-    """A hint such as "; did you mean 'num_cpus'?", or nothing."""
+    """Return a hint such as "; did you mean 'num_cpus'?", or an empty string."""
     import difflib
 
     found = difflib.get_close_matches(str(name), list(known), 1)
@@ -28,13 +28,13 @@ def near(name: str, known: Any) -> str:
 
 
 def check_flag(name: str, value: Any) -> None:
-    """TypeError unless ``value`` is True or False."""
+    """Raise TypeError unless ``value`` is True or False."""
     if type(value) is not bool:
         raise TypeError(f"{name} is True or False, not {a(value)}")
 
 
 def check_timeout(timeout: Any) -> None:
-    """TypeError or ValueError for what is no number of seconds to wait."""
+    """Raise TypeError or ValueError unless ``timeout`` is None or a number of seconds."""
     if isinstance(timeout, bool) or not isinstance(timeout, Real):
         raise TypeError(f"timeout is a number of seconds or None, not {a(timeout)}")
     if not float(timeout) >= 0:
@@ -42,7 +42,7 @@ def check_timeout(timeout: Any) -> None:
 
 
 def a(value: Any) -> str:
-    """How a value is called in an error, such as "an int (5)"."""
+    """Describe a value for an error text, such as "an int (5)"."""
     if value is None:
         return "None"
     name = type(value).__name__

@@ -1,8 +1,8 @@
-"""Waiting for objects in asyncio and by ``concurrent.futures``. Imported on first use, since most programs need neither.
+"""Waiting for objects in asyncio and with ``concurrent.futures``. Imported on first use: most programs need neither.
 
-A thread of the fabric's own calls back when an object has an outcome. Callbacks for asyncio are collected per event loop, and the loop
-is woken once for all of them; the value is read in the loop's thread. A future's value is read by one thread of this module, because the
-fabric's own must not wait.
+A thread of the client calls back when an object has an outcome. Callbacks for asyncio are collected per event loop: one wake-up serves all
+of them, and the loop's thread reads the values. One thread of this module reads the values of ``concurrent.futures`` futures, because the
+client's thread must not block.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ V = TypeVar("V")
 
 
 class _Wakeups:
-    """Futures of one event loop whose objects have an outcome, and whether the loop has been woken for them."""
+    """Futures of one event loop whose objects have outcomes, and whether a wake-up of the loop is pending."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._wake = loop.call_soon_threadsafe
@@ -32,13 +32,13 @@ class _Wakeups:
         self._armed = False
 
     def add(self, future: asyncio.Future[None]) -> None:
-        """Resolve ``future`` in its loop; from any thread. Appending precedes the test of ``_armed``, so no wake-up is lost."""
+        """Resolve ``future`` in its loop; safe from any thread. Appending precedes the test of ``_armed``, so no wake-up is lost."""
         self._ready.append(future)
         if not self._armed:
             self._armed = True
             try:
                 self._wake(self._flush)
-            except RuntimeError:  # the loop is closed, so nobody waits any more
+            except RuntimeError:  # The loop is closed: nothing waits any more.
                 pass
 
     def _flush(self) -> None:
@@ -74,13 +74,13 @@ def _call_back() -> None:
         callback = _queue.get()
         try:
             callback()
-        except BaseException:  # the next ones are called nevertheless
+        except BaseException:  # Call the remaining callbacks nevertheless.
             sys.excepthook(*sys.exc_info())
         del callback
 
 
 def when_done(client: ClientInterface, object_id: bytes, callback: Callable[[], None]) -> None:
-    """Call ``callback()`` in the thread of futures once the object has an outcome. There it may ``get`` it."""
+    """Call ``callback()`` in the thread of futures once the object has an outcome. The callback may call ``get``."""
     global _thread
     with _starting:
         if _thread is None:
@@ -90,7 +90,7 @@ def when_done(client: ClientInterface, object_id: bytes, callback: Callable[[], 
 
 
 def future_of(client: ClientInterface, object_id: bytes, read: Callable[[], V]) -> Future[V]:
-    """A future of what ``read()`` returns or raises, which is called once the object has an outcome."""
+    """Return a future for the result or error of ``read()``, which is called once the object has an outcome."""
     future: Future[V] = Future()
     when_done(client, object_id, partial(_resolve, future, read))
     return future
@@ -100,7 +100,7 @@ def _resolve(future: Future[V], read: Callable[[], V]) -> None:
     try:
         if future.set_running_or_notify_cancel():
             future.set_result(read())
-    except BaseException as error:  # whatever it is, it is the future's to raise
+    except BaseException as error:  # The future raises whatever it is.
         future.set_exception(error)
     finally:
-        del future, read  # The error's traceback has this frame: the future, its error and the frame would be a cycle.
+        del future, read  # The error's traceback references this frame: avoid a cycle of frame, future and error.

@@ -1,7 +1,7 @@
-"""Generators of refs: what calls with ``num_returns="streaming"`` or ``"dynamic"`` give.
+"""Generators of refs: the results of calls with ``num_returns="streaming"`` or ``"dynamic"``.
 
-A stream's values are objects whose names are known before they exist. Its generator holds refs to the next of them, as many as the
-producer may be ahead, and so has asked for them: the values come by themselves, and taking one asks for one more.
+The ids of a stream's values are known before the values exist. Its generator holds refs to the next values, as many as the producer may be
+ahead, and thereby requests them. Each value taken requests one more.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from zfabric.protocol.messages import FAILED, OK
 from zfabric.runtime import interface
 
 ASK_EACH_TIME = 8
-"""A stream that may be no further ahead than this is asked for one more value with each that is taken; others for half as many at once."""
+"""A stream with a window up to this size requests one value for each value taken; larger windows request half a window at once."""
 
 
 class ObjectRefGenerator(Generic[Value_co]):
-    """Refs to the values of a task that yields them, in order, each as soon as it exists. Made by ``num_returns="streaming"``.
+    """Refs to the values that a task yields, in order, each as soon as it exists. Made by ``num_returns="streaming"``.
 
-    Iterate over it with ``for`` or ``async for``; of several threads, one at a time. If the task fails, the next ref raises its error when
-    it is read, and the iteration ends. The task is at most ``max_buffered`` values ahead. When the generator is closed, or nobody has it
-    any more, the task is ended: GeneratorExit is raised in it where it yielded last. It can be passed to another task, which goes
-    on where it stands; a value that one copy has taken is not given by another.
+    Iterate with ``for`` or ``async for``, from one thread at a time. If the task fails, the next ref raises its error when it is read, and
+    iteration ends. The task is at most ``max_buffered`` values ahead. When the generator is closed or its last copy is released, the task
+    is cancelled: its last ``yield`` raises GeneratorExit. A generator can be passed to another task, which continues at the same position;
+    no two copies return the same value.
 
     >>> import zfabric as zf
     >>> @zf.remote(num_returns="streaming")
@@ -52,12 +52,12 @@ class ObjectRefGenerator(Generic[Value_co]):
         self._task = end.task_id()
         self._ahead = ahead
         self._position = position
-        """How many values were taken."""
+        """The number of values taken."""
         self._window = deque(window)
-        """Refs to the values that come next."""
+        """Refs to the next values."""
         self._finished = finished
         self._failed = False
-        """Whether the value that comes next is an error, and so the last."""
+        """Whether the next value is an error, and so the last."""
 
     # -- iteration --
 
@@ -71,7 +71,9 @@ class ObjectRefGenerator(Generic[Value_co]):
         return self.next()
 
     def next(self, timeout: float | None = None) -> ObjectRef[Value_co]:
-        """The next ref, once its value exists. StopIteration at the end; GetTimeoutError if ``timeout`` seconds pass first.
+        """Return the next ref, once its value exists.
+
+        Raises StopIteration at the end, and GetTimeoutError if ``timeout`` seconds pass first.
 
         >>> import zfabric as zf
         >>> letters = zf.remote(num_returns="streaming")(lambda: iter("ab")).remote()
@@ -112,7 +114,7 @@ class ObjectRefGenerator(Generic[Value_co]):
         return taken
 
     def _ask(self) -> None:
-        """Have the next values sent as they come."""
+        """Request the next values."""
         first = self._position + len(self._window)
         names = [object_id(self._task, index + 1) for index in range(first, self._position + self._ahead)]
         client = owner_of(self.completed())
@@ -120,7 +122,7 @@ class ObjectRefGenerator(Generic[Value_co]):
         self._window.extend(ObjectRef(name, client) for name in names)
 
     def _is_value(self, ref: ObjectRef, timeout: float | None) -> bool:
-        """Whether there is such a value (or an error in its place, which is the last then), once that is known. False is the end."""
+        """Wait until it is known whether ``ref`` has a value, or an error as the last one; False at the stream's end."""
         outcome = owner_of(ref).get((ref.binary(),), timeout)[0]
         if isinstance(outcome, bytes):
             return True
@@ -136,7 +138,7 @@ class ObjectRefGenerator(Generic[Value_co]):
         return True
 
     def _finish(self) -> None:
-        """Nothing more comes."""
+        """End the stream at this generator and release its refs."""
         self._finished = True
         self._window.clear()
 
@@ -148,7 +150,7 @@ class ObjectRefGenerator(Generic[Value_co]):
     # -- more about it --
 
     def next_ready(self) -> bool:
-        """Whether there is a next ref that ``next`` would give without waiting: False at the end.
+        """Whether ``next`` would return a ref without waiting; False at the end.
 
         >>> import zfabric as zf
         >>> generator = zf.remote(num_returns="streaming")(lambda: iter("a")).remote()
@@ -165,13 +167,13 @@ class ObjectRefGenerator(Generic[Value_co]):
             return False
 
     def is_finished(self) -> bool:
-        """Whether the last value was taken, or the generator closed."""
+        """Whether the last value was taken, or the generator was closed."""
         return self._finished
 
     def completed(self) -> ObjectRef:
-        """A ref that is ready once the task has ended; its value is how many values it yielded, or the error that ended it.
+        """Return a ref that is ready once the task ends: its value is the number of values yielded, or the task's error.
 
-        Waiting for it without consuming waits for ever where the task yields more than it may be ahead.
+        To wait for it without consuming the stream waits for ever if the task yields more values than it may be ahead.
         """
         if self._end is None:
             raise ValueError("this generator was closed, and its task with it")
@@ -182,7 +184,7 @@ class ObjectRefGenerator(Generic[Value_co]):
         return self._task
 
     def close(self) -> None:
-        """Take no more. The task is ended, unless another copy of this generator is left.
+        """Close the generator. The task is cancelled, unless another copy of this generator exists.
 
         >>> import zfabric as zf
         >>> @zf.remote(num_returns="streaming")
@@ -203,7 +205,7 @@ class ObjectRefGenerator(Generic[Value_co]):
         if self._end is not None:
             client, self._end = self._end._client, None
             if client is not None:
-                client.follow(())  # What was dropped is said soon, and not when this process looks next.
+                client.follow(())  # Send the release now, and not when this process next sends something.
 
     def __repr__(self) -> str:
         return f"ObjectRefGenerator({short(self._task)}, {self._position} taken)"
@@ -216,9 +218,9 @@ register_plain(ObjectRefGenerator)
 
 
 class DynamicObjectRefGenerator(Generic[Value_co]):
-    """Refs to all values that a task yielded, once it is done: what a ref of ``num_returns="dynamic"`` has as its value.
+    """Refs to all values that a task yielded: the value of a ref of ``num_returns="dynamic"``.
 
-    If the task raised while it yielded, the last ref raises that error when it is read.
+    If the task raised an error after its first value, the last ref raises that error when it is read.
 
     >>> import zfabric as zf
     >>> @zf.remote(num_returns="dynamic")
@@ -243,14 +245,14 @@ class DynamicObjectRefGenerator(Generic[Value_co]):
 
 
 class Collected:
-    """What a worker runs for ``num_returns="dynamic"``: the generator to its end, each value stored as soon as it is yielded."""
+    """The function that a worker runs for ``num_returns="dynamic"``: it consumes the generator and stores each value at once."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self.__qualname__ = str(getattr(function, "__qualname__", type(function).__qualname__))
 
     def __call__(self, *args: Any, **kwargs: Any) -> DynamicObjectRefGenerator | Coroutine[Any, Any, DynamicObjectRefGenerator]:
-        """The refs; a coroutine of them where the function is ``async def``."""
+        """Return the refs, or a coroutine of them if the function is ``async def``."""
         values = self.function(*args, **kwargs)
         if hasattr(values, "__aiter__"):
             return self._collect(values)

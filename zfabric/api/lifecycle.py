@@ -1,7 +1,7 @@
-"""The beginning and the end: ``init``, ``shutdown``, and the start on first use.
+"""Connection to a cluster: ``init``, ``shutdown``, and the start on first use.
 
-After a fork of a process that has a client, the child's client is one whose every use raises: sockets and shared mappings
-belong to the parent, and two processes on one socket lose each other's messages. Refs in the child let go of nothing.
+After a fork of a process with a client, every use of the child's client raises an error: sockets and shared mappings belong to the parent,
+and two processes on one socket lose each other's messages. Refs in the child release nothing.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from zfabric.runtime import interface
 from zfabric.runtime.interface import ClientInterface
 
 ADDRESS_VARIABLE = "ZFABRIC_ADDRESS"
-"""Environment variable with the cluster to join where ``init`` names none."""
+"""Environment variable with the address of the cluster to join if ``init`` is given none."""
 SUBMIT_VARIABLE = "ZFABRIC_SUBMIT"
-"""Environment variable with what ``zfabric submit`` was told, as JSON: arguments of ``init``, for where the program gives none."""
+"""Environment variable with the options of ``zfabric submit`` as JSON: arguments of ``init`` that the program does not pass itself."""
 
 _IGNORED = {
     "include_dashboard",
@@ -71,7 +71,7 @@ _runtime_env: Environment | None = None
 
 
 class _ForkedClient:
-    """The client of a forked child: no use of it is possible."""
+    """The client of a forked child: every use raises an error."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise NotInitializedError(
@@ -91,7 +91,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class ClusterContext(Mapping[str, Any]):
-    """What ``init`` returns: facts about the cluster, and a context manager that shuts it down.
+    """The result of ``init``: facts about the cluster, and a context manager that shuts it down.
 
     >>> import zfabric as zf
     >>> with zf.init(num_cpus=1, ignore_reinit_error=True) as cluster:
@@ -133,7 +133,7 @@ class ClusterContext(Mapping[str, Any]):
         self.disconnect()
 
     def disconnect(self) -> None:
-        """Leave the cluster (and end it, if it was started by ``init``). Nothing happens if that was done already."""
+        """Leave the cluster, and end it if ``init`` started it. Has no effect if called again."""
         with _lock:
             if self._client is _started:
                 shutdown()
@@ -155,19 +155,18 @@ def init(
 ) -> ClusterContext:
     """Join the cluster at ``address``, or start one inside this program. Returns a context manager.
 
-    ``address`` is a session directory (another program's ``init(...)["address"]``), "auto" for the cluster that this user has
-    started with ``zfabric start``, or "local" for one that this call starts and that ends with the program. Without it,
-    ``ZFABRIC_ADDRESS`` says which, else the started cluster is joined, with a line on standard error, if there is one: the latest,
-    of this ``TMPDIR``. Else one is started. A program that never calls ``init`` does so at its first use of a cluster.
+    ``address`` is a session directory (another program's ``init(...)["address"]``), "auto" for the cluster that this user has started with
+    ``zfabric start``, or "local" for a new one that ends with the program. If it is None, ``ZFABRIC_ADDRESS`` decides; without that
+    variable, the program joins the latest started cluster of this ``TMPDIR``, with a line on standard error, or else starts a new one. A
+    program that never calls ``init`` does so on its first use of a cluster.
 
-    ``num_cpus``, ``num_gpus``, ``resources``, ``object_store_memory`` (bytes) and ``config`` (limits of ``zfabric.config`` by name) are
-    for a cluster that is started; ``runtime_env`` holds for every function that does not set its own. Other keywords
-    of Ray's ``init`` that say only how Ray itself runs (``include_dashboard``, ``logging_level``, ``_temp_dir``, …) are
-    accepted and have no effect.
+    ``num_cpus``, ``num_gpus``, ``resources``, ``object_store_memory`` (bytes) and ``config`` (limits of ``zfabric.config`` by name) apply
+    to a new cluster. Every function inherits ``runtime_env`` unless it sets its own. Other keywords of Ray's ``init`` that only say how Ray
+    itself runs (``include_dashboard``, ``logging_level``, ``_temp_dir``, …) are accepted and have no effect.
 
-    Raises AlreadyInitializedError if there is a cluster already, unless ``ignore_reinit_error``; ConfigError (a ValueError) and
-    OptionError for what cannot be meant, and for what a cluster that is joined was not started with; ConnectionLostError if there is
-    no cluster at ``address``.
+    Raises AlreadyInitializedError if there is a cluster already, unless ``ignore_reinit_error``; ConfigError (a ValueError) and OptionError
+    for invalid values, and for options that a joined cluster was not started with; ConnectionLostError if there is no cluster at
+    ``address``.
 
     >>> import zfabric as zf
     >>> cluster = zf.init(num_cpus=2, ignore_reinit_error=True)
@@ -190,7 +189,7 @@ def init(
         existing = interface.current()
         if existing is not None:
             if not ignore_reinit_error:
-                node = existing.node.hex()[:8]  # raises by itself in a forked child
+                node = existing.node.hex()[:8]  # Raises by itself in a forked child.
                 raise AlreadyInitializedError(
                     f"this process is connected already (node {node}); call zf.shutdown() first, or pass ignore_reinit_error=True"
                 )
@@ -236,7 +235,7 @@ def init(
 
 
 def _announce(directory: str) -> None:
-    """Tell the user that this program did not start a cluster. That nobody can read it is no reason to fail."""
+    """Print that this program joined a running cluster. Ignores a closed or full standard error."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):
             text = 'joined the cluster that you have started; zf.init(address="local") starts another'
@@ -256,7 +255,7 @@ def _checked(address: Any, num_cpus: Any, num_gpus: Any, resources: Any, object_
     if namespace and not is_text(namespace):
         raise ConfigError(f"init: namespace is text, and {namespace!r} is not (it has no UTF-8)")
     for name, count in (("num_cpus", num_cpus), ("num_gpus", num_gpus), ("object_store_memory", object_store_memory)):
-        whole = name != "object_store_memory"  # Bytes are often a share of the memory: what is less than one of them does not matter.
+        whole = name != "object_store_memory"  # Sizes are often computed as a share of memory: a fraction of a byte does not matter.
         if count is not None and not _is_amount(count, whole):
             what = "whole number" if whole else "number of bytes"
             raise ConfigError(f"init: {name} is a {what} from 0, not {count!r}{'' if whole else _bytes_meant(count)}")
@@ -275,7 +274,7 @@ def _is_amount(count: Any, whole: bool) -> bool:
 
 
 def _bytes_meant(text: Any) -> str:
-    """How to write in Python what a text such as "2GB" says of a size; empty if it says nothing."""
+    """Return a Python expression for a size such as "2GB"; empty if the text is not a size."""
     from zfabric.config import size_of
 
     meant = size_of(text) if isinstance(text, str) else None
@@ -293,7 +292,7 @@ def _checked_environment(runtime_env: Any) -> Environment | None:
 
 
 def default_environment() -> Environment:
-    """What functions and classes inherit: in a driver what ``init(runtime_env=)`` said, in a worker its own environment."""
+    """Return the environment that functions and classes inherit: ``init(runtime_env=)`` in a driver, its own in a worker."""
     if _runtime_env is None and interface.environment:
         variables, directory, paths = json.loads(interface.environment)
         return tuple((name, value) for name, value in variables), directory, tuple(paths)
@@ -301,7 +300,7 @@ def default_environment() -> Environment:
 
 
 def shutdown(_exiting_interpreter: bool = False) -> None:
-    """Leave the cluster, and end it if ``init`` started it. Nothing happens if there is none.
+    """Leave the cluster, and end it if ``init`` started it. Has no effect without a cluster.
 
     In a task it does nothing: the connection belongs to the worker.
 
@@ -325,7 +324,7 @@ atexit.register(shutdown)
 
 
 def is_initialized() -> bool:
-    """Whether this process is part of a cluster.
+    """Whether this process is connected to a cluster.
 
     >>> import zfabric as zf
     >>> cluster = zf.init(ignore_reinit_error=True)
@@ -337,7 +336,7 @@ def is_initialized() -> bool:
 
 
 def connected() -> ClientInterface:
-    """This process's client; starts a cluster if there is none."""
+    """Return this process's client; start a cluster if there is none."""
     client = interface.current()
     if client is not None:
         return client

@@ -1,11 +1,10 @@
-"""Options of remote functions: checked where they are written, and turned into what travels (``protocol.options``).
+"""Options of remote functions, classes and methods: validated here, and encoded for messages (``protocol.options``).
 
-Options of Ray that change nothing about what a program computes are accepted, so that its programs run: ``memory`` and
-``object_store_memory`` (the node watches the real memory instead of adding up promises), ``max_calls`` (workers are not
-ended after so many calls), ``scheduling_strategy="DEFAULT"`` and ``"SPREAD"``, ``enable_task_events``, ``_metadata``,
-``_labels``, ``allow_out_of_order_execution`` (calls of one caller begin in order; of actors that run several at once, none waits
-for the arguments of another). Those that ask for something there is not (an accelerator type, a placement group, labels) are refused
-unless they ask for nothing.
+Ray options that do not change what a program computes are accepted, so that Ray programs run: ``memory`` and ``object_store_memory`` (the
+node watches real memory instead of adding up promises), ``max_calls`` (workers do not exit after a number of calls),
+``scheduling_strategy="DEFAULT"`` and ``"SPREAD"``, ``enable_task_events``, ``_metadata``, ``_labels``, ``allow_out_of_order_execution``
+(calls of one caller begin in order; in actors that run several calls at once, no call waits for the arguments of another). Options for
+unsupported features (an accelerator type, a placement group, labels) raise OptionError unless they are empty.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ from zfabric.protocol.options import (
 Pairs = tuple[tuple[str, Any], ...]
 
 RETURNS_MAX = 100_000
-"""Most values of one task: each is an object of its own."""
+"""The largest ``num_returns``: each value is an object."""
 
 
 BUFFERED_MAX = 10_000
-"""Most values that a stream may be ahead: its worker keeps them, and its consumer asks for them."""
+"""The largest ``max_buffered``: the worker retains these values, and the consumer requests them."""
 
 
 def _whole(name: str, least: int, most: int) -> Callable[[Any], None]:
@@ -65,11 +64,11 @@ def _retry_exceptions(value: Any) -> None:
 
 
 TIMEOUT_MAX = 10**9
-"""Longest time a call may be given, in seconds (thirty years): far inside what messages carry as an integer."""
+"""The longest timeout of a call, in seconds (thirty years): far below the largest integer of a message."""
 
 
 def _timeout(value: Any) -> None:
-    seconds: Any = value  # An int may be more than any float.
+    seconds: Any = value  # An int may be larger than any float.
     if isinstance(value, bool) or not isinstance(value, Real):
         raise OptionTypeError(f"timeout is a number of seconds above 0, not {value!r}")
     if not seconds > 0:
@@ -112,9 +111,9 @@ def _strategy(value: Any) -> None:
 
 
 class NodeAffinitySchedulingStrategy:
-    """To run on the node with this id; ``soft``: or elsewhere, if there is no such node.
+    """Run on the node with this id; with ``soft``, on another one if that node does not exist.
 
-    As ``scheduling_strategy`` of a function or class. TaskUnschedulableError at the call if it cannot be honoured.
+    Used as ``scheduling_strategy`` of a function or class. The call raises TaskUnschedulableError if the node does not exist.
 
     >>> import zfabric as zf
     >>> from zfabric.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -140,7 +139,7 @@ class NodeAffinitySchedulingStrategy:
 
 
 def check_node(options: Mapping[str, Any], node: bytes, name: str) -> None:
-    """TaskUnschedulableError if it must run on a node that is not there. (There is one node so far.)"""
+    """Raise TaskUnschedulableError if the options require a node other than ``node``. (There is one node so far.)"""
     strategy = options.get("scheduling_strategy")
     if isinstance(strategy, NodeAffinitySchedulingStrategy) and not strategy.soft and strategy.node_id != node.hex():
         raise TaskUnschedulableError(
@@ -197,7 +196,7 @@ def _groups(value: Any) -> None:
 
 
 def _anything(value: Any) -> None:
-    """Accepted, without effect."""
+    """Accept any value; the option has no effect."""
 
 
 _CHECKS: dict[str, Callable[[Any], None]] = {
@@ -261,7 +260,7 @@ _ACTOR_CHECKS: dict[str, Callable[[Any], None]] = {
     "enable_tensor_transport": _no_transport,
 }
 ACTOR_OPTIONS = frozenset(_ACTOR_CHECKS)
-"""Options of remote classes."""
+"""Names of the options of remote classes."""
 _METHOD_CHECKS: dict[str, Callable[[Any], None]] = {
     "num_returns": _num_returns,
     "max_buffered": _whole("max_buffered", 1, BUFFERED_MAX),
@@ -280,7 +279,7 @@ _METHOD_CHECKS: dict[str, Callable[[Any], None]] = {
 def _verify(
     options: Mapping[str, Any], checks: Mapping[str, Callable[[Any], None]], what: str, others: Collection[str] = (), whose: str = ""
 ) -> None:
-    """OptionError if ``what`` has no such option, or it cannot have that value; ``others`` are options of something else."""
+    """Raise OptionError for an unknown option or an invalid value; ``others`` are options of another kind of target."""
     for name, value in options.items():
         check = checks.get(name)
         if check is None:
@@ -292,22 +291,22 @@ def _verify(
 
 
 def checked_actor(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for options of remote classes."""
+    """Validate options of a remote class, as ``checked`` does."""
     _verify(options, _ACTOR_CHECKS, "a remote class", _CHECKS, "functions and methods, not of classes")
     return dict(options)
 
 
 def checked_method(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for options of methods."""
+    """Validate options of a method, as ``checked`` does."""
     _verify(options, _METHOD_CHECKS, "a method", {*_CHECKS, *_ACTOR_CHECKS}, "functions or classes, not of methods")
     _buffered(options)
     return dict(options)
 
 
 def pairs_of_method(options: Mapping[str, Any], base: Pairs = (), retries: int = 0) -> Pairs:
-    """Checked options of a method as they travel with its calls, in place of those of ``base``.
+    """Encode checked options of a method for its calls, on top of ``base``.
 
-    ``retries`` is how often its class has calls made again, if the method does not say.
+    ``retries`` is the ``max_task_retries`` of its class, for a method that does not set it.
     """
     found = dict(base)
     returns = options.get("num_returns")
@@ -339,21 +338,21 @@ def pairs_of_method(options: Mapping[str, Any], base: Pairs = (), retries: int =
 
 
 def _names_of(kinds: Any) -> tuple[str, ...]:
-    """Exception classes by name, as the worker knows them again: True is all, False none."""
+    """Encode exception classes by name, as the worker matches them: True is all, False none."""
     if isinstance(kinds, bool):
         kinds = (Exception,) if kinds else ()
     return tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds)
 
 
 def group_in(group: Any, groups: Collection[str], whose: str) -> None:
-    """OptionError if there is no such concurrency group."""
+    """Raise OptionError unless ``group`` is one of the concurrency groups."""
     if group is not None and group not in groups:
         known = f"it has {', '.join(groups)}{near(group, groups)}" if groups else f"declare it: concurrency_groups={{{group!r}: 2}}"
         raise OptionError(f"{whose} has no concurrency group {group!r}; {known}")
 
 
 def check_lightweight(options: Mapping[str, Any], kind: type) -> None:
-    """OptionError if actors that share processes cannot have one of these options, or be of that class."""
+    """Raise OptionError if a lightweight actor cannot have one of these options, or be of that class."""
     name = kind.__qualname__
     if demand_of(options.get("num_cpus") or 0, options.get("num_gpus"), options.get("resources")):
         text = "holds no resources, since it shares its process: leave num_cpus, num_gpus and resources out"
@@ -369,7 +368,7 @@ def check_lightweight(options: Mapping[str, Any], kind: type) -> None:
 
 
 def pairs_of_actor(options: Mapping[str, Any], blueprint: bytes, default_env: Environment = NO_ENVIRONMENT) -> Pairs:
-    """Checked options of a class as they travel, with what its handles are made of, and without ``NAMING``."""
+    """Encode checked options of a class, with the blueprint of its handles, and without ``NAMING``."""
     plain = {name: value for name, value in options.items() if name in _CHECKS and name not in NAMING}
     found: list[tuple[str, Any]] = [("actor", blueprint), ("inline", False), *pairs_of(plain, default_env)]
     if options.get("max_restarts") is not None:
@@ -389,17 +388,17 @@ def pairs_of_actor(options: Mapping[str, Any], blueprint: bytes, default_env: En
 
 
 NAMING = frozenset({"name", "namespace", "lifetime", "get_if_exists"})
-"""Options that say who an actor is, and nothing of what its class is to the cluster: calls say them, and the class is exported once."""
+"""Options that identify one actor. Calls carry them, so that the class is exported once for all names."""
 
 
 def naming(options: Mapping[str, Any]) -> Pairs:
-    """Those as they travel with the call that makes an actor."""
+    """Encode the ``NAMING`` options for the call that creates an actor."""
     pairs = [(name, options[name]) for name in ("name", "namespace") if options.get(name) is not None]
     return (*pairs, ("detached", True)) if options.get("lifetime") == "detached" else tuple(pairs)
 
 
 def _asyncs(kind: type) -> list[str]:
-    """Methods that are ``async def``."""
+    """Names of the methods that are ``async def``."""
     import inspect
 
     methods = ((each, inspect.getattr_static(kind, each, None)) for each in dir(kind))
@@ -407,17 +406,17 @@ def _asyncs(kind: type) -> list[str]:
 
 
 def runs_several(kind: type, options: Mapping[str, Any]) -> bool:
-    """Whether such actors run several calls at once, in threads or in an event loop: those have no order to be replayed in."""
+    """Whether an actor runs several calls at once, in threads or in an event loop: these have no order to replay them in."""
     return bool(options.get("concurrency_groups")) or is_unordered(kind, options)
 
 
 def is_unordered(kind: type, options: Mapping[str, Any]) -> bool:
-    """Whether calls of one concurrency group of such actors run at the same time, so that their order means nothing."""
+    """Whether calls of one concurrency group of an actor run at the same time, so that their order has no meaning."""
     return (options.get("max_concurrency") or 1) > 1 or bool(_asyncs(kind))
 
 
 def check_checkpoints(kind: type, options: Mapping[str, Any]) -> None:
-    """OptionError if such actors cannot go on from checkpoints."""
+    """Raise OptionError if an actor of this class cannot resume from checkpoints."""
     if options.get("checkpoint_every") is None:
         return
     name = kind.__qualname__
@@ -436,7 +435,7 @@ def check_checkpoints(kind: type, options: Mapping[str, Any]) -> None:
 
 
 def check_streams(name: str, logged: bool, readonly: bool, pairs: Pairs) -> None:
-    """OptionError if a method of a logged actor makes a stream that no replay could make again."""
+    """Raise OptionError if a method of a logged actor makes a stream that a replay could not repeat."""
     if logged and not readonly and any(key == "stream" for key, _ in pairs):
         raise OptionError(
             f"{name} makes a stream, and its actor's calls are logged: mark it @zf.method(readonly=True), if it changes nothing"
@@ -444,7 +443,7 @@ def check_streams(name: str, logged: bool, readonly: bool, pairs: Pairs) -> None
 
 
 def checked(options: Mapping[str, Any]) -> dict[str, Any]:
-    """``options`` if every one exists and can have its value; OptionError says what to write. None means not set."""
+    """Return ``options`` after validation. Raises OptionError with advice. None means not set."""
     _verify(options, _CHECKS, "a remote function", _ACTORS_ONLY, "actors, not of functions")
     _buffered(options)
     return dict(options)
@@ -456,13 +455,13 @@ def _buffered(options: Mapping[str, Any]) -> None:
 
 
 def mode_of(options: Mapping[str, Any]) -> str:
-    """What a call returns: "streaming", "dynamic", or (empty) as many values as it says."""
+    """The kind of result of a call: "streaming", "dynamic", or empty for a number of values."""
     returns = options.get("num_returns")
     return returns if isinstance(returns, str) else ""
 
 
 def pairs_of(options: Mapping[str, Any], default_env: Environment = NO_ENVIRONMENT) -> Pairs:
-    """Checked options as they travel: only those that were set. ``default_env`` is what a ``runtime_env`` adds to."""
+    """Encode checked options; only those that are set. A ``runtime_env`` extends ``default_env``."""
 
     def value(name: str) -> Any:
         return options.get(name)
@@ -473,7 +472,7 @@ def pairs_of(options: Mapping[str, Any], default_env: Environment = NO_ENVIRONME
     if value("retry_exceptions"):
         found.append(("retry_errors", True))
     if mode_of(options) == "streaming":
-        # Never on top of a task that waits: that may be the one to consume it.
+        # Never run on top of a blocked task: it may be the consumer.
         buffered = value("max_buffered") or max(0, value("_generator_backpressure_num_objects") or 0)
         found += [("stream", buffered), ("inline", False)]
     elif not mode_of(options) and value("num_returns") is not None:
@@ -491,7 +490,7 @@ def pairs_of(options: Mapping[str, Any], default_env: Environment = NO_ENVIRONME
 
 
 def difference(base: Pairs, wanted: Pairs) -> Pairs:
-    """The pairs of ``wanted`` that ``base`` has not. (One that is to have fewer is exported anew: a call can take nothing back.)"""
+    """The pairs of ``wanted`` that ``base`` lacks. (A call cannot remove options: a function with fewer is exported again.)"""
     return tuple(pair for pair in wanted if pair not in base)
 
 
@@ -499,20 +498,20 @@ def difference(base: Pairs, wanted: Pairs) -> Pairs:
 
 
 def inherited(runtime_env: Mapping[str, Any], parent: Environment) -> Environment:
-    """``runtime_env``, checked, on top of what is inherited: variables are added to the parent's, other fields replace the parent's."""
+    """Return ``runtime_env``, validated, on top of ``parent``: variables are added, other fields replace the parent's."""
     variables, directory, paths = environment_of(runtime_env)
     merged = tuple(sorted({**dict(parent[0]), **dict(variables)}.items()))
     return merged, directory or parent[1], paths or parent[2]
 
 
 _INSTALLED = ("pip", "uv", "conda", "container", "image_uri")
-"""What Ray installs or starts for a task."""
+"""Fields of ``runtime_env`` that Ray installs or starts for a task."""
 _UNUSED = ("config", "excludes")
-"""How Ray makes environments, and what it does not copy; here directories are used where they are."""
+"""Fields that configure how Ray builds environments and what it copies; here directories are used in place."""
 
 
 def environment_of(runtime_env: Any) -> Environment:
-    """``runtime_env`` as it travels: (variables, working directory, module paths), all checked to exist."""
+    """Encode ``runtime_env`` as (variables, working directory, module paths). Raises OptionError if a path does not exist."""
     if not isinstance(runtime_env, Mapping):
         raise OptionTypeError(f"runtime_env is a dict, not {runtime_env!r}")
     known = ("env_vars", "working_dir", "py_modules")
@@ -556,7 +555,7 @@ def _directory(value: Any) -> str:
 
 
 def _search_path(module: Any, index: int) -> str:
-    """What goes on ``sys.path`` so that this module can be imported: the directory it (or its package) is in, or an archive."""
+    """The entry of ``sys.path`` from which this module can be imported: its (or its package's) directory, or an archive."""
     where = f"runtime_env['py_modules'][{index}]"
     if isinstance(module, type(os)):
         module = next(iter(getattr(module, "__path__", ())), None) or module.__file__

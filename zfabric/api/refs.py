@@ -1,4 +1,4 @@
-"""Refs: the names of values that exist or will."""
+"""Refs: the names of values that exist or will exist."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _OF_FUTURES = {
 
 
 class ObjectRef(Generic[Value_co]):
-    """The name of a value that exists or will; ``zf.get(ref)`` has the value.
+    """The name of a value that exists or will exist; ``zf.get(ref)`` returns the value.
 
-    As long as a ref to it lives in any process, the value does. A ref can be passed to tasks (as an argument of its own it
-    arrives as the value, inside another value as a ref), awaited, hashed, compared and pickled.
+    The value is retained as long as any process has a ref to it. A ref can be passed to tasks (a ref that is itself an argument arrives as
+    the value; inside another value it arrives as a ref), awaited, hashed, compared and pickled.
 
     >>> import zfabric as zf
     >>> ref = zf.put("a value")
@@ -45,7 +45,7 @@ class ObjectRef(Generic[Value_co]):
     __slots__ = ("__weakref__", "_client", "_id")
 
     def __init__(self, object_id: bytes, client: ClientInterface | None = None) -> None:
-        """With ``client``: takes over a reference which that client counts already. Without: a further one."""
+        """Make a ref. With ``client``, it takes over a reference that the client has counted; without, it counts a new one."""
         if client is None:
             if type(object_id) is not bytes or len(object_id) != OBJECT_BYTES:
                 raise ArgumentTypeError(
@@ -56,13 +56,13 @@ class ObjectRef(Generic[Value_co]):
                 client.add_reference(object_id)
         self._id = object_id
         self._client = client
-        if type(self) is ObjectRef:  # One of a class of the program's may hold anything.
+        if type(self) is ObjectRef:  # A user's subclass may have attributes of any kind.
             untrack(self)
 
     def __del__(self) -> None:
         try:
             self._client.drop_reference(self._id)  # type: ignore[union-attr]
-        except Exception:  # a ref without a client, or half-made; a finalizer has nobody to raise to
+        except Exception:  # A ref without a client, or partly initialized. A finalizer has no caller to raise to.
             pass
 
     def __hash__(self) -> int:
@@ -84,15 +84,15 @@ class ObjectRef(Generic[Value_co]):
         return self._id.hex()
 
     def task_id(self) -> bytes:
-        """The id of the task whose value this is."""
+        """The id of the task that makes the value."""
         return self._id[:TASK_BYTES]
 
     def job_id(self) -> bytes:
-        """The id of the job that it belongs to."""
+        """The id of the value's job."""
         return self._id[:JOB_BYTES]
 
     def is_nil(self) -> bool:
-        """Whether this names nothing: never, here."""
+        """False: a ref always names a value."""
         return False
 
     if not TYPE_CHECKING:
@@ -108,7 +108,7 @@ class ObjectRef(Generic[Value_co]):
     # -- copies --
 
     def travel(self) -> bytes:
-        """The id, for a message: NotInitializedError if it would name something else there, in another cluster than its own."""
+        """The id, for a message. Raises NotInitializedError if the ref belongs to another cluster, where the id has another meaning."""
         if self._client is not interface._current and self._client is not None:
             raise NotInitializedError("a ref or a handle in what is passed on belongs to a cluster that was shut down")
         return self._id
@@ -117,7 +117,7 @@ class ObjectRef(Generic[Value_co]):
         if note_reference(self._id):
             self.travel()
         elif self._client is not None:
-            self._client.add_reference(self._id)  # it leaves the fabric: never dropped, so pinned until the job ends
+            self._client.add_reference(self._id)  # The copy leaves the fabric: never dropped, so pinned until the job ends
         return ObjectRef, (self._id,)
 
     def __copy__(self) -> ObjectRef:
@@ -132,9 +132,9 @@ class ObjectRef(Generic[Value_co]):
         return self._read_in_loop().__await__()
 
     def future(self) -> Future[Value_co]:
-        """A ``concurrent.futures.Future`` of the value. Cancelling it stops the waiting, not the task.
+        """A ``concurrent.futures.Future`` of the value. Cancelling it does not cancel the task.
 
-        Callbacks of futures are called in one thread, one after the other: one that waits for another future holds up all of them.
+        One thread runs the callbacks of all futures in turn: a callback that waits for another future blocks all of them.
 
         >>> import zfabric as zf
         >>> zf.put(5).future().result()
@@ -145,7 +145,7 @@ class ObjectRef(Generic[Value_co]):
         return future_of(owner_of(self), self._id, self._read)
 
     def as_future(self) -> asyncio.Future[Value_co]:
-        """An asyncio future of the value, in the running event loop: what ``asyncio.wait`` takes.
+        """An asyncio future of the value in the running event loop, for ``asyncio.wait``.
 
         >>> import asyncio, zfabric as zf
         >>> async def first():
@@ -159,11 +159,11 @@ class ObjectRef(Generic[Value_co]):
         return asyncio.ensure_future(self._read_in_loop())
 
     def _read(self) -> Any:
-        """The value, or the error in its place, once it exists."""
+        """Return the value, or raise its error, once it exists."""
         return value_of(owner_of(self).get((self._id,), None)[0])
 
     async def _read_in_loop(self) -> Any:
-        """The value, without blocking the running event loop."""
+        """Return the value without blocking the running event loop."""
         from zfabric.api.futures import arrival
 
         await arrival(owner_of(self), self._id)
@@ -193,7 +193,7 @@ class ObjectRef(Generic[Value_co]):
 
 
 class UncountedRef(ObjectRef):
-    """A ref that keeps nothing alive: what a weak handle of an actor has."""
+    """A ref that does not retain its object; a weak handle of an actor has one."""
 
     __slots__ = ()
 
@@ -205,7 +205,7 @@ class UncountedRef(ObjectRef):
         pass  # There is nothing to drop.
 
     def join(self, client: ClientInterface) -> None:
-        """Use a client that was not there when this was unpickled."""
+        """Use a client that did not exist when this ref was unpickled."""
         self._client = client
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -223,10 +223,13 @@ register_plain(ObjectRef)
 
 
 def owner_of(ref: ObjectRef, lost: str = "its value went") -> ClientInterface:
-    """The client of ``ref``; NotInitializedError if the cluster it belongs to was shut down, and what was ``lost`` with it."""
+    """Return the client of ``ref``.
+
+    Raises NotInitializedError if its cluster was shut down; ``lost`` says in the error text what was lost with it.
+    """
     client = interface.current()
     if client is not ref._client:
-        if ref._client is None:  # unpickled before there was a client
+        if ref._client is None:  # Unpickled before there was a client
             client = connected()
             ref.join(client)
         elif client is None or not client.job:  # the second raises with advice in a forked child
@@ -237,12 +240,12 @@ def owner_of(ref: ObjectRef, lost: str = "its value went") -> ClientInterface:
 
 
 def stale(lost: str = "its value went") -> NotInitializedError:
-    """The error for a ref of a cluster that was shut down, with what was ``lost``."""
+    """Return the error for a ref of a cluster that was shut down; ``lost`` says what was lost."""
     return NotInitializedError(f"this belongs to a cluster that was shut down, and {lost} with it")
 
 
 def value_of(outcome: bytes | Outcome, copy: bool = False) -> Any:
-    """The value that an outcome has; raises the error of one that has none."""
+    """Return the value of an outcome, or raise its error."""
     if isinstance(outcome, bytes):
         return deserialize(outcome, copy=copy)
     status, data, release = outcome
@@ -252,7 +255,7 @@ def value_of(outcome: bytes | Outcome, copy: bool = False) -> Any:
 
 
 def _after_fork() -> None:
-    """In a forked child refs belong to the parent: letting them go means nothing."""
+    """In a forked child, make the release of refs a no-op: they belong to the parent."""
     if interface.current() is not None and "__del__" in vars(ObjectRef):
         del ObjectRef.__del__
 

@@ -1,9 +1,8 @@
-"""Remote functions: what ``@zf.remote`` makes of a function (``zfabric.api.decorator``).
+"""Remote functions: the result of ``@zf.remote`` on a function (``zfabric.api.decorator``).
 
-A function is exported once per job, with its options; its id is a hash of both. What a single call then says is its id, its
-arguments, and the options in which it differs, so the common call costs little more than a tuple. A remote function that is
-pickled (inside an argument, or because another function uses it) carries the id it was exported under, so that the same
-calls make the same task rows in whatever worker they are made.
+A function is exported once per job, with its options; its id is a hash of both. A single call carries this id, its arguments, and the
+options that differ, so the common call costs little more than a tuple. A pickled remote function (inside an argument, or used by another
+function) carries the id of its export, so that the same calls make the same task rows in every worker.
 """
 
 from __future__ import annotations
@@ -37,42 +36,42 @@ from zfabric.runtime import interface
 from zfabric.runtime.interface import ClientInterface
 
 FUNCTION_BYTES_MAX = 64 * 2**20
-"""Largest function, with all it captures: it travels in one message, and again to every worker."""
+"""The largest function, with all that it captures: it is sent in one message, and again to every worker."""
 CALL_BYTES_MAX = 256 * 2**20
-"""Most bytes of one call, without what is stored: as much as ten million refs."""
+"""The most bytes of one call, without stored arguments: the size of ten million refs."""
 SHOWN_MAX = 1000
-"""Most characters of a function's or a class's name that people are shown."""
+"""The most characters of a function's or a class's name in output."""
 ASYNC_CONCURRENCY = 1000
-"""Tasks of one ``async def`` function that run in one worker at the same time, if its options do not say."""
+"""The default number of tasks of one ``async def`` function that run in one worker at the same time."""
 
 _VARARGS, _VARKEYWORDS, _GENERATOR, _COROUTINE, _ASYNC_GENERATOR = 0x04, 0x08, 0x20, 0x80, 0x200
 """Flags of code objects, as in ``inspect``, without importing it."""
 
 
 class ExportedFunction:
-    """A function or a class as a job knows it: shared by a remote function and its ``options`` variants."""
+    """A function or a class as exported to a job: shared by a remote function and its ``options`` variants."""
 
     def __init__(self, function: Callable[..., Any], options: Mapping[str, Any], blueprint: bytes = b"") -> None:
         self.function = function
         self.options = options
         self.blueprint = blueprint
-        """What handles are made of, if this is a class."""
+        """The blueprint of the handles, if this is a class."""
         self.client: ClientInterface | None = None
         self.job = b""
         self.function_id = b""
         self.environment = NO_ENVIRONMENT
-        """What it inherited where it was exported: a task of another environment exports it anew."""
+        """The environment inherited at the export: a task in another environment exports the function again."""
         self.busy = False
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The name for output."""
         name = str(getattr(self.function, "__qualname__", None) or getattr(type(self.function), "__qualname__", "function"))
         return (name if is_text(name) else ascii(name))[:SHOWN_MAX]
 
     def bind(self, client: ClientInterface) -> None:
-        """Make the function known to the client's job, unless it is."""
-        # The number of a job says nothing without its cluster: the first job of every cluster is job 1.
+        """Export the function to the client's job, unless that was done."""
+        # Job numbers are not unique across clusters: the first job of every cluster is job 1.
         elsewhere = self.client is not None and self.client is not client
         environment = default_environment()
         if not self.function_id or self.job != client.job or elsewhere or self.environment != environment:
@@ -90,7 +89,7 @@ class ExportedFunction:
                 )
             function_id = function_identity(payload, pairs)
             client.export(function_id, self.name, payload, pairs)
-            # Not before: Ctrl-C may be raised by any of these lines.
+            # Set these last: Ctrl-C may interrupt at any line above.
             self.function_id, self.job, self.environment = function_id, client.job, environment
         self.client = client
 
@@ -118,7 +117,7 @@ class ExportedFunction:
             note_function(self)
 
     def adopt(self, function: Callable[..., Any], payload: bytes, function_id: bytes) -> None:
-        """Told by ``load_function``: if this is the very function of that payload, ``function_id`` is its id too."""
+        """Called by ``load_function``: adopt ``function_id`` if this is the function of that payload."""
         client = interface.current()
         pairs = self._pairs()
         if client is not None and self.function is function and function_identity(payload, pairs) == function_id:
@@ -149,11 +148,11 @@ class RemoteFunction(Generic[Parameters, Given_co]):
         return {"_function": self._function, "_options": self._options, "_export": self._export}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # No look at the function yet: one that uses itself is unpickled before it is whole.
+        # Do not inspect the function yet: a recursive function is unpickled before it is complete.
         self.__dict__.update(state, _client=None)
 
     def _bind(self) -> ClientInterface:
-        """The client, with the function exported to its job and all worked out that every call needs."""
+        """Return the client, after exporting the function to its job and computing what every call needs."""
         client = connected()
         if self._client is not client:
             function, options, export = self._function, self._options, self._export
@@ -178,7 +177,7 @@ class RemoteFunction(Generic[Parameters, Given_co]):
     if not TYPE_CHECKING:
 
         def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-            """Not possible: a remote function is called with ``.remote(...)``."""
+            """Raise TypeError: a remote function is called with ``.remote(...)``."""
             name = self._export.name
             raise TypeError(f"{name} is a remote function: write {name}.remote(...), or {name}._function(...) to run it here and now")
 
@@ -190,7 +189,7 @@ class RemoteFunction(Generic[Parameters, Given_co]):
     @overload
     def options(self, **options: Any) -> RemoteFunction[Parameters, Given_co]: ...
     def options(self, **options: Any) -> RemoteFunction[Any, Any]:
-        """The same function with other options for the calls made through what this returns; None takes one back.
+        """Return the same function with other options for its calls; None resets an option to its default.
 
         >>> import zfabric as zf
         >>> @zf.remote
@@ -203,7 +202,7 @@ class RemoteFunction(Generic[Parameters, Given_co]):
         base = self._export.options
         retries = (merged.get("retry_exceptions") or False) != (base.get("retry_exceptions") or False)
         unset = any((value is None or value == {}) and base.get(name) is not None for name, value in merged.items())
-        # What the scheduler knows by function, no call can change: that is another function to it.
+        # A call cannot change options that the scheduler stores per function: these make another function.
         fixed = any(merged.get(name) != base.get(name) for name in ("max_concurrency", "inline"))
         if unset or retries or fixed or mode_of(merged) != mode_of(base):
             return made(self._function, merged)
@@ -221,10 +220,10 @@ class RemoteFunction(Generic[Parameters, Given_co]):
     @overload
     def remote(self, first: Any, second: Any, third: Any, fourth: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> Given_co: ...
     def remote(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Submit a call; returns its ref at once (a list of refs for ``num_returns`` above 1, None for 0).
+        """Submit a call; return its ref at once (a list of refs for ``num_returns`` above 1, None for 0).
 
-        Arguments that are refs arrive as their values, and the call waits for them; large arguments are stored like ``put``.
-        Raises TypeError if the arguments do not fit the function, SerializationError if they cannot be pickled.
+        Arguments that are refs arrive as their values, and the call waits for them; large arguments are stored as by ``put``. Raises
+        TypeError if the arguments do not fit the function, SerializationError if they cannot be pickled.
 
         >>> import zfabric as zf
         >>> @zf.remote
@@ -247,11 +246,11 @@ class RemoteFunction(Generic[Parameters, Given_co]):
         return _refs(first, returns, client)
 
     def map(self, iterable: Iterable[Any], /, *iterables: Iterable[Any], chunksize: int | str = "auto") -> list[Given_co]:
-        """Call the function on every item; returns what ``remote`` returns for each, in order.
+        """Call the function on every item; return the result of ``remote`` for each, in order.
 
-        Of several iterables, each call takes one item of each, up to the end of the shortest, as the built-in ``map`` does. Every call is
-        a task of its own, with a ref, retries and an error of its own; they are only handed over ``chunksize`` at a time ("auto": as
-        the fabric batches). Cheaper than a loop over ``remote``.
+        With several iterables, each call takes one item of each, up to the end of the shortest, as in the built-in ``map``. Every call is a
+        task with its own ref, retries and error; ``chunksize`` sets how many are submitted at a time ("auto": the batch size of the
+        fabric). Cheaper than a loop over ``remote``.
 
         >>> import zfabric as zf
         >>> zf.get(zf.remote(abs).map(range(-2, 3)))
@@ -291,19 +290,19 @@ class RemoteFunction(Generic[Parameters, Given_co]):
     def _call(
         self, client: ClientInterface, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[bytes, tuple[bytes, ...], Pairs | None, list[ObjectRef]]:
-        """(arguments, dependencies, options, refs to hold until submitted) of one call."""
+        """Return (arguments, dependencies, options, refs to hold until submitted) of one call."""
         if kwargs or not self._least <= len(args) <= self._most:
             self._refuse(args, kwargs)
         return dump_call(client, args, kwargs, self._call_options)
 
     def _refuse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raise TypeError if the arguments do not fit (this is the exact test; the caller's is only a quick one)."""
+        """Raise TypeError if the arguments do not fit. (This test is exact; the caller's is only a quick one.)"""
         if self._signature is None:
             import inspect
 
             try:
                 self._signature = inspect.signature(self._function)
-            except (TypeError, ValueError):  # some functions written in C have none
+            except (TypeError, ValueError):  # Some functions written in C have no signature.
                 return
         try:
             self._signature.bind(*args, **kwargs)
@@ -322,43 +321,43 @@ class StreamingFunction(RemoteFunction):
         return ObjectRefGenerator(ref, ahead or connected().config.stream_buffered)
 
     def remote(self, /, *args: Any, **kwargs: Any) -> ObjectRefGenerator:
-        """Submit a call; returns the generator of its refs at once."""
+        """Submit a call; return the generator of its refs at once."""
         return self._stream(super().remote(*args, **kwargs))
 
     def map(self, iterable: Iterable[Any], /, *iterables: Iterable[Any], chunksize: int | str = "auto") -> list[Any]:
-        """Call the function on every item; returns a generator for each."""
+        """Call the function on every item; return a generator for each."""
         return [self._stream(ref) for ref in super().map(iterable, *iterables, chunksize=chunksize)]
 
 
 class DynamicFunction(RemoteFunction):
-    """A function whose calls yield values that are had all at once. Made by ``zf.remote(num_returns="dynamic")``."""
+    """A function whose calls return a generator of all yielded values. Made by ``zf.remote(num_returns="dynamic")``."""
 
     def __init__(self, function: Callable[..., Any], options: Mapping[str, Any], export: ExportedFunction | None = None) -> None:
         super().__init__(function, options, export or ExportedFunction(Collected(function), options))
 
 
 def _refs(first: bytes, returns: int, client: ClientInterface) -> list[ObjectRef] | None:
-    """Of a task with several values, or none."""
+    """Refs to the values of a task with several values, or with none."""
     return [ObjectRef(object_id(task_of(first), index), client) for index in range(returns)] or None
 
 
 def _with_defaults(function: Any, options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The options, with what functions of this kind have where those do not say otherwise."""
+    """Return the options, with the defaults for this kind of function."""
     if not _flags(function) & (_COROUTINE | _ASYNC_GENERATOR):
         return options
-    # It waits most of the time, so it asks for no CPU, and many run in one worker.
+    # An ``async def`` function mostly waits, so it asks for no CPU, and many run in one worker.
     said = {name: value for name, value in options.items() if value is not None}
     return {"num_cpus": 0, "max_concurrency": ASYNC_CONCURRENCY, **said}
 
 
 def made(function: Callable[..., Any], options: Mapping[str, Any]) -> RemoteFunction:
-    """The kind of remote function that these options ask for. What yields streams, unless they say otherwise."""
+    """Return the kind of remote function that these options ask for. A function that yields is a stream by default."""
     options = _with_defaults(function, options)
     if options.get("num_returns") is None and _flags(function) & (_GENERATOR | _ASYNC_GENERATOR):
         options = {**options, "num_returns": "streaming"}
     _check_kind(function, options)
     if not _flags(function) & (_COROUTINE | _ASYNC_GENERATOR):
-        options = {name: value for name, value in options.items() if name != "max_concurrency"}  # One is what it is, and no event loop.
+        options = {name: value for name, value in options.items() if name != "max_concurrency"}  # One is the default; no event loop.
     if not mode_of(options):
         return RemoteFunction(function, options)
     if _flags(function) & _COROUTINE:
@@ -369,7 +368,7 @@ def made(function: Callable[..., Any], options: Mapping[str, Any]) -> RemoteFunc
 
 
 def _check_kind(function: Any, options: Mapping[str, Any]) -> None:
-    """OptionError for options that this kind of function cannot honour."""
+    """Raise OptionError for options that this kind of function does not support."""
     name = getattr(function, "__qualname__", type(function).__qualname__)
     if options.get("max_buffered") is not None and mode_of(options) != "streaming":
         raise OptionError(f'max_buffered is for num_returns="streaming": {name} makes no stream')
@@ -382,7 +381,7 @@ def _flags(function: Any) -> int:
 
 
 def _positional(function: Any) -> tuple[int, float]:
-    """Least and most positional arguments of a call without keywords; (1, 0) if only the signature can tell."""
+    """(least, most) positional arguments of a call without keywords; (1, 0) if only the signature can decide."""
     code = getattr(function, "__code__", None)
     if (
         code is None
@@ -398,7 +397,7 @@ def _positional(function: Any) -> tuple[int, float]:
 def dump_call(
     client: ClientInterface, args: tuple[Any, ...], kwargs: dict[str, Any], options: Pairs | None = None
 ) -> tuple[bytes, tuple[bytes, ...], Pairs | None, list[ObjectRef]]:
-    """(arguments, dependencies, options, refs to hold until submitted) of one call of a function or a method."""
+    """Return (arguments, dependencies, options, refs to hold until submitted) of one call of a function or a method."""
     held: list[ObjectRef] = []
     try:
         arguments, dependencies, contained = dump_arguments(args, kwargs, ObjectRef, client.config.inline_bytes)
@@ -417,7 +416,7 @@ def dump_call(
 def _store_large(
     client: ClientInterface, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], list[ObjectRef]]:
-    """The arguments with the large ones stored: each over ``inline_bytes``, and the largest of the rest if they are many."""
+    """Store the large arguments: each over ``inline_bytes``, and the largest others while their total is too large."""
     for name in kwargs:
         check_length("the name of an argument", name)
     values: dict[int, tuple[str, SerializedValue]] = {}

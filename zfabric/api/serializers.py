@@ -1,4 +1,4 @@
-"""How values of a class are pickled, if a program says so; and whether something can be. Ray's names."""
+"""Custom serializers for classes, and a check whether a value can be pickled. Both have Ray's names."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 _OWN = frozenset({type(None), bool, int, float, str, bytes, bytearray, tuple, list, dict, set, frozenset, type, type(lambda: 0)})
-"""Classes that ``pickle`` has a way of its own for, and asks nobody else."""
+"""Classes that ``pickle`` handles itself, without consulting registered functions."""
 
 
 _before: dict[type, Any] = {}
-"""Classes with a registered serializer, and how Python's own libraries had them pickled."""
+"""Classes with a registered serializer, and the reduce functions that these replaced."""
 
 
 class FailureTuple(NamedTuple):
-    """Something that cannot be pickled."""
+    """A value that cannot be pickled."""
 
     obj: Any
-    """What is to blame."""
+    """The part that cannot be pickled."""
     name: str
     """The path to it."""
     parent: Any
-    """What it is a part of."""
+    """The value that contains it."""
 
 
 def register_serializer(cls: type, *, serializer: Callable[[Any], Any], deserializer: Callable[[Any], Any]) -> None:
-    """Have instances of exactly ``cls`` pickled as what ``serializer(instance)`` returns, and made again by ``deserializer`` of that.
+    """Pickle instances of exactly ``cls`` as ``serializer(instance)``, and restore them with ``deserializer``.
 
-    It holds for this process; what it has pickled can be unpickled everywhere. The standard library's ``pickle`` and ``copy`` do so too.
+    This applies to the current process; every process can unpickle the result. The standard library's ``pickle`` and ``copy`` use it, too.
 
     >>> import threading
     >>> import zfabric as zf
@@ -55,7 +55,7 @@ def register_serializer(cls: type, *, serializer: Callable[[Any], Any], deserial
 
 
 def deregister_serializer(cls: type) -> None:
-    """Have instances of ``cls`` pickled as others are again. Nothing happens if none was registered."""
+    """Remove the serializer of ``cls``. Has no effect if none was registered."""
     if cls in _before:
         before = _before.pop(cls)
         copyreg.dispatch_table.pop(cls, None)
@@ -66,9 +66,9 @@ def deregister_serializer(cls: type) -> None:
 def inspect_serializability(
     base_obj: Any, name: str | None = None, depth: int | None = None, print_file: Any = None
 ) -> tuple[bool, set[FailureTuple]]:
-    """Whether something can be pickled, and what is to blame if it cannot; says so on ``print_file`` (standard output), too.
+    """Return whether a value can be pickled, and the parts that cannot; print them to ``print_file`` (standard output).
 
-    ``depth`` is there for Ray's sake: the whole way to what is to blame is shown.
+    ``depth`` has no effect, and exists for Ray programs: the output shows the whole path to the part.
 
     >>> import threading
     >>> from zfabric.util import inspect_serializability
@@ -92,7 +92,7 @@ def inspect_serializability(
 
 
 class _Failure(FailureTuple):
-    """Compared by identity: what cannot be pickled can often not be hashed either."""
+    """Compared by identity: a value that cannot be pickled can often not be hashed either."""
 
     __slots__ = ()
     __hash__ = object.__hash__

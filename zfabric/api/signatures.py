@@ -1,4 +1,4 @@
-"""Signatures that travel with handles, as text: what a method takes is known wherever the handle is, and its class need not be there."""
+"""Signatures as text, which handles carry: a handle checks arguments without importing the class."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     import inspect
 
 DEFAULT_LENGTH_MAX = 60
-"""Longest default that is shown."""
+"""The longest default, in characters, that is shown."""
 
 
 class _Text:
-    """A default, or an annotation, of which only the text is known."""
+    """A default or an annotation that is available only as text."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -24,7 +24,7 @@ class _Text:
 
 
 def positional(parameters: list[inspect.Parameter]) -> tuple[int, float]:
-    """Least and most positional arguments of a call without keywords; (1, 0) if it must have some keyword."""
+    """(least, most) positional arguments of a call without keywords; (1, 0) if some keyword is required."""
     if any(each.kind is each.KEYWORD_ONLY and each.default is each.empty for each in parameters):
         return 1, 0
     plain = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
@@ -33,7 +33,7 @@ def positional(parameters: list[inspect.Parameter]) -> tuple[int, float]:
 
 
 def shown(signature: inspect.Signature, parameters: list[inspect.Parameter]) -> str:
-    """The text for ``shape_of``, of those of its parameters that a caller sees. A default that is no code is shown as dots.
+    """Format these parameters of a signature, for ``shape_of``. A default that is not code is shown as dots.
 
     >>> import inspect
     >>> def method(self, x, key=object(), *rest, flag=True): ...
@@ -45,7 +45,7 @@ def shown(signature: inspect.Signature, parameters: list[inspect.Parameter]) -> 
     text = str(signature.replace(parameters=found))
     if shape_of(text) is not None:
         return text
-    plain = [each.replace(annotation=each.empty) for each in found]  # Some annotation is no code.
+    plain = [each.replace(annotation=each.empty) for each in found]  # Some annotations are not code.
     return str(signature.replace(parameters=plain, return_annotation=signature.empty))
 
 
@@ -55,14 +55,14 @@ def _code_of(value: Any) -> str:
     try:
         text = repr(value)
         ast.parse(text, mode="eval")
-    except Exception:  # whatever the user's __repr__ does, or makes
+    except Exception:  # The user's __repr__ may raise an error, or return a text that is not code.
         return "..."
     return text if len(text) <= DEFAULT_LENGTH_MAX and "\n" not in text else "..."
 
 
 @functools.lru_cache(maxsize=1024)
 def shape_of(text: str) -> inspect.Signature | None:
-    """The signature of which this is the text, with texts for its defaults and annotations. None if it is no code."""
+    """Parse a signature from its text, with texts as defaults and annotations. None if the text is not code."""
     import ast
     from inspect import Parameter, Signature
 
@@ -93,7 +93,7 @@ def shape_of(text: str) -> inspect.Signature | None:
 
 
 def misfit(text: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """What is wrong with these arguments for a signature of this text; empty if they fit."""
+    """Describe why these arguments do not fit the signature in ``text``; empty if they fit."""
     shape = shape_of(text)
     try:
         if shape is not None:

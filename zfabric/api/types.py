@@ -1,11 +1,11 @@
 """Type variables of the public classes, for type checkers.
 
-They have defaults, so that ``ObjectRef`` alone is ``ObjectRef[Any]``; Python has these from 3.13 on, and type checkers know them before.
+They have defaults, so that ``ObjectRef`` alone is ``ObjectRef[Any]``. Python supports defaults from 3.13 on; type checkers support them in
+earlier versions, too.
 
-``f.remote`` takes what ``f`` takes, and refs in the place of values. Types can express that of positional arguments (the overloads of
-each ``remote``), up to the fourth, and not of keywords, whose names no overload can list: there a checker wants the value's type, and a
-ref needs ``typing.cast``. Refs were not made assignable to everything, which types could express too: a checker is to find
-where the program forgot ``zf.get``.
+``f.remote`` takes the arguments of ``f``, and refs in place of values. Types can express this for up to four positional arguments (the
+overloads of each ``remote``), but not for keywords, whose names no overload can list: there a checker requires the value's type, and a ref
+needs ``typing.cast``. A ref could be typed as assignable to everything. It is not, because a checker should find a forgotten ``zf.get``.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar as DefaultTypeVar
 
     Value_co = DefaultTypeVar("Value_co", covariant=True, default=Any)
-    """What a ref is of."""
+    """The type of a ref's value."""
     Parameters = DefaultParamSpec("Parameters", default=...)
-    """What a function, or the ``__init__`` of a class, takes."""
+    """The parameters of a function, or of the ``__init__`` of a class."""
     Given_co = DefaultTypeVar("Given_co", covariant=True, default=Any)
-    """What ``remote`` gives: most often a ref to what the function returns."""
+    """The result of ``remote``: usually a ref to the function's result."""
     Instance_co = DefaultTypeVar("Instance_co", covariant=True, default=Any)
     """The class of an actor."""
 else:
@@ -37,10 +37,10 @@ C_co = TypeVar("C_co", covariant=True)
 
 
 class ClassOf(Protocol[P, C_co]):
-    """A class, with what it is called with. (Functions have no bases.)
+    """A class, with the parameters of its constructor. (Functions have no bases.)
 
-    Mypy finds both out. Pyright asks the metaclass, which takes anything and gives anything; the other members make it refuse this
-    protocol, so that it knows at least the class, by the next overload.
+    Mypy infers both. Pyright consults the metaclass, which takes and returns anything; the other members make it reject this protocol, so
+    that it infers at least the class, by the next overload.
     """
 
     __bases__: tuple[type, ...]
