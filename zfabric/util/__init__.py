@@ -1,4 +1,4 @@
-"""Built on the public names only: pools, queues, executors, strategies, bridges."""
+"""Pools, queues, executors, strategies and bridges, built on the public names only."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ _MODULES = ("actor_pool", "executor", "iteration", "multiprocessing", "progress"
 
 
 def __getattr__(name: str) -> Any:
-    """What is here, loaded on first use."""
+    """Load a name of this package on first use."""
     import importlib
 
     if name in _PLACES:

@@ -1,4 +1,4 @@
-"""A pool of actors: each gets the next piece of work as soon as it has done the one before. Ray's names and rules."""
+"""A pool of actors: each idle actor gets the next item of work. Ray's names and rules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from zfabric import api as zf
 
 Call = Callable[[Any, Any], zf.ObjectRef | list[zf.ObjectRef]]
-"""Calls a method: ``lambda actor, value: actor.double.remote(value)``. One with ``num_returns`` above 1 gives a list of refs."""
+"""A function that calls a method: ``lambda actor, value: actor.double.remote(value)``. ``num_returns`` above 1 returns a list of refs."""
 
 
 class ActorPool:
@@ -30,25 +30,25 @@ class ActorPool:
     def __init__(self, actors: Iterable[Any]) -> None:
         self._idle = list(actors)
         self._running: dict[zf.ObjectRef, tuple[int, Any, Any]] = {}
-        """Calls without an outcome, by their first ref: the place of each in the order, its actor, and what is got of it."""
+        """Running calls by their first ref: the position of each in the order, its actor, and its ref or refs."""
         self._done: dict[int, Any] = {}
-        """Outcomes that nobody has asked for, by place: a ref, or a list of refs."""
+        """Outcomes not yet returned, by position: a ref, or a list of refs."""
         self._waiting: deque[tuple[int, Call, Any]] = deque()
-        """Work for which no actor was free."""
+        """Work that waits for a free actor."""
         self._submitted = 0
         self._next = 0
-        """The place whose result ``get_next`` gives next."""
+        """The position whose result ``get_next`` returns next."""
         self._dropped: set[int] = set()
-        """Places whose results nobody wants any more."""
+        """Positions whose results are discarded."""
         self._unordered = False
 
     def map(self, fn: Call, values: Iterable[Any]) -> Iterator[Any]:
-        """Results of ``fn(actor, value)`` for each value, in order. What was submitted before is forgotten."""
+        """Yield results of ``fn(actor, value)`` for each value, in order. Discards work that was submitted before."""
         self._submit_all(fn, values)
         return self._results(self.get_next)
 
     def map_unordered(self, fn: Call, values: Iterable[Any]) -> Iterator[Any]:
-        """The same, each result as soon as it is there."""
+        """Yield results of ``fn(actor, value)`` for each value, each as soon as it exists."""
         self._submit_all(fn, values)
         return self._results(self.get_next_unordered)
 
@@ -66,7 +66,7 @@ class ActorPool:
             yield following()
 
     def submit(self, fn: Call, value: Any) -> None:
-        """Have ``fn(actor, value)`` called on the next free actor."""
+        """Call ``fn(actor, value)`` on the next free actor."""
         self._waiting.append((self._submitted, fn, value))
         self._submitted += 1
         self._feed()
@@ -80,14 +80,14 @@ class ActorPool:
                 refs = made if isinstance(made, list) else [made]
                 if not refs or not all(isinstance(ref, zf.ObjectRef) for ref in refs):
                     raise TypeError(f"the function is to return the ref of a call, as actor.method.remote(value) does, not {made!r}")
-            except BaseException:  # the caller's own function; the actor is as free as before
+            except BaseException:  # The caller's function failed; the actor is free.
                 self._idle.append(actor)
                 self._dropped.add(place)
                 raise
             self._running[refs[0]] = (place, actor, made)
 
     def _collect(self, deadline: float | None) -> bool:
-        """Take in calls that have ended, waiting for the first; False if none had by then."""
+        """Process calls that have ended, waiting for the first; return False if none ended by the deadline."""
         if not self._running:
             raise ValueError("this pool has work and no actor: push() one")
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -106,15 +106,15 @@ class ActorPool:
         return bool(ready)
 
     def has_next(self) -> bool:
-        """Whether there are results to come."""
+        """Whether more results will come."""
         wanted = sum(1 for place, *_ in self._running.values() if place not in self._dropped)
         return bool(self._done or self._waiting or wanted)
 
     def get_next(self, timeout: float | None = None, ignore_if_timedout: bool = False) -> Any:
-        """The next result in the order of submission; raises what its method raised.
+        """Return the next result in submission order, or raise its method's error.
 
-        StopIteration if there is none, TimeoutError after ``timeout`` seconds; with ``ignore_if_timedout`` that result is then left
-        out. ValueError after ``get_next_unordered``, for as long as results of that time are to come.
+        Raises StopIteration if there is none, and TimeoutError after ``timeout`` seconds; with ``ignore_if_timedout`` that result is then
+        skipped. Raises ValueError after ``get_next_unordered``, while results submitted before that call are incomplete.
         """
         if not self.has_next():
             raise StopIteration("there are no more results")
@@ -123,7 +123,7 @@ class ActorPool:
         deadline = None if timeout is None else time.monotonic() + timeout
         while self._next in self._dropped and not any(place == self._next for place, *_ in self._running.values()):
             self._dropped.discard(self._next)
-            self._next += 1  # Its call could not be made.
+            self._next += 1  # Its call could not be submitted.
         while self._next not in self._done:
             if not self._collect(deadline):
                 if ignore_if_timedout:
@@ -135,9 +135,10 @@ class ActorPool:
         return zf.get(ref)
 
     def get_next_unordered(self, timeout: float | None = None, ignore_if_timedout: bool = False) -> Any:
-        """Whichever result is there first; raises what its method raised. StopIteration, TimeoutError as ``get_next``.
+        """Return the first result that exists, or raise its method's error.
 
-        ``ignore_if_timedout`` is there for Ray's sake: without an order there is no result that would be left out.
+        Raises StopIteration and TimeoutError as ``get_next`` does. ``ignore_if_timedout`` has no effect, and exists for Ray programs:
+        without an order, no result is skipped.
         """
         if not self.has_next():
             raise StopIteration("there are no more results")
@@ -157,17 +158,17 @@ class ActorPool:
         return bool(self._idle) and not self._waiting
 
     def pop_idle(self) -> Any | None:
-        """Take a free actor out of the pool; None if none is."""
+        """Remove a free actor from the pool and return it; None if none is free."""
         return self._idle.pop() if self.has_free() else None
 
     def push(self, actor: Any) -> None:
-        """Add an actor. ValueError if it is in the pool."""
+        """Add an actor. Raises ValueError if it is in the pool."""
         if actor in self._idle or any(actor == busy for _, busy, _ in self._running.values()):
             raise ValueError("the actor is in this pool already")
         self._idle.append(actor)
         self._feed()
 
     def _look(self) -> None:
-        """Take in what has ended meanwhile."""
+        """Process calls that have ended meanwhile."""
         if self._running:
             self._collect(time.monotonic())

@@ -1,4 +1,4 @@
-"""A ``concurrent.futures.Executor`` whose workers are the cluster's: what takes executors, takes a fabric."""
+"""A ``concurrent.futures.Executor`` that runs calls on the cluster's workers."""
 
 from __future__ import annotations
 
@@ -29,52 +29,52 @@ Result = TypeVar("Result")
 _Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 FUNCTIONS_MAX = 1000
-"""Functions that an executor remembers to have made remote: a loop that submits lambdas makes a new one each time."""
+"""Remote functions that an executor caches: a loop that submits lambdas makes a new one each time."""
 _BEGUN = ("running", "blocked")
-"""States of tasks that run, as the cluster's listings show them."""
+"""States of running tasks in the cluster's listings."""
 TASKS_MAX = 10_000
-"""Running tasks that one listing may name: more than any node runs at a time."""
+"""The most running tasks in one listing: more than any node runs at a time."""
 
 
 class InitializerError(BrokenExecutor):
-    """The initializer of an executor has raised in a worker: the executor is of no use any more."""
+    """The initializer of an executor raised an error in a worker: the executor cannot be used any more."""
 
 
 class TaskFuture(Future[Result]):
     """The future of one call, with the rules of the standard library; ``zf.cancel(future.ref)`` also stops a call that runs."""
 
     ref: zf.ObjectRef | None = None
-    """The task's ref, once the cluster has the call and as long as it has no outcome."""
+    """The task's ref, from its submission to its outcome; None before and after."""
     begun = False
-    """Whether the cluster has the call."""
+    """Whether the call was submitted to the cluster."""
 
     def running(self) -> bool:
-        """Whether the call is being executed now. The cluster is asked, unless that is known."""
+        """Whether the call is running now. Queries the cluster unless the state is known here."""
         ref = self.ref
         if ref is None or self.done() or super().running():
             return super().running()
         try:
             running = zf.explain(ref).state in _BEGUN
-        except FabricError:  # the cluster is gone, and nothing runs there
+        except FabricError:  # The cluster is gone, and nothing runs there.
             return False
         return running and self.set_running()
 
     def set_running(self) -> bool:
-        """The call runs, or has ended: whether anybody is still to be told its outcome, which is so unless it was cancelled."""
+        """Mark the call as running or ended; return False if it was cancelled and needs no outcome."""
         with self._condition:
             if super().running():
                 return True
             return self._state in (PENDING, CANCELLED) and self.set_running_or_notify_cancel()
 
     def cancel(self) -> bool:
-        """Cancel the call, unless it runs or has ended: whether it is cancelled now."""
+        """Cancel the call, unless it runs or has ended; return whether it is cancelled."""
         if self.running() or not super().cancel():
             return False
         self._withdraw()
         return True
 
     def cancel_unless(self, running: set[str]) -> None:
-        """The same where the ids of all tasks that run are known."""
+        """Cancel the call unless its task's id is in ``running``."""
         if self.ref is not None and self.ref.task_id().hex() in running:
             self.set_running()
         elif super().cancel():
@@ -85,14 +85,14 @@ class TaskFuture(Future[Result]):
         if ref is not None:
             try:
                 zf.cancel(ref)
-            except FabricError:  # the cluster is gone, and the task with it
+            except FabricError:  # The cluster is gone, and the task with it.
                 pass
         elif not self.begun:
-            self.set_running_or_notify_cancel()  # Nobody else would tell those who wait for it.
+            self.set_running_or_notify_cancel()  # Nothing else would wake those that wait for it.
 
 
 def _running_tasks() -> set[str]:
-    """The ids of all tasks that run."""
+    """Return the ids of all running tasks."""
     from zfabric.api.lifecycle import connected
 
     try:
@@ -103,19 +103,19 @@ def _running_tasks() -> set[str]:
 
 
 class _Initializer:
-    """Runs an executor's initializer once in each worker process, ahead of the first call there."""
+    """Runs an executor's initializer once in each worker process, before the first call there."""
 
     done: dict[int, InitializerError | initializers.SharedNames] = {}
-    """What came of each in this process, by executor."""
+    """The initializer's result or error in this process, by executor."""
 
     def __init__(self, key: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self.parts = key, function, arguments
 
     def __call__(self) -> initializers.SharedNames:
-        """What the functions of this process are to see of it."""
+        """Return the names that the initializer shares with functions of this process."""
         key, function, arguments = self.parts
         if key not in self.done:
-            self.done[key] = initializers.SharedNames()  # It may itself wait for calls, which then run here.
+            self.done[key] = initializers.SharedNames()  # The initializer may wait for calls, which then run here.
             try:
                 self.done[key] = initializers.run(function, arguments)
             except Exception as error:  # the user's own
@@ -134,7 +134,7 @@ _exiting = False
 
 
 def _at_exit() -> None:
-    """As the standard library's executors: what was submitted is run before the program, and the cluster inside it, end."""
+    """Run all submitted calls before the program, and the cluster inside it, end: as the standard library's executors do."""
     global _exiting
     _exiting = True
     for executor in list(_open):
@@ -142,9 +142,9 @@ def _at_exit() -> None:
 
 
 def _sets_lock_of_tqdm(initializer: Callable[..., Any]) -> bool:
-    """Whether this is what ``tqdm.contrib.concurrent`` initializes workers with, so that they write to one terminal in turns.
+    """Whether this is the initializer of ``tqdm.contrib.concurrent``, which shares a lock on the terminal.
 
-    They share none here: what they print comes to the driver line by line. And no other process could be given that lock.
+    Here workers share no terminal: their output comes to the driver line by line. The lock could not be sent to another process.
     """
     owner = getattr(initializer, "__self__", None)
     return getattr(initializer, "__name__", "") == "set_lock" and str(getattr(owner, "__module__", "")).partition(".")[0] == "tqdm"
@@ -153,13 +153,13 @@ def _sets_lock_of_tqdm(initializer: Callable[..., Any]) -> bool:
 class Executor(_Executor):
     """Runs calls as tasks, with the options of ``zf.remote`` for all of them (``num_cpus``, ``max_retries``, ``runtime_env``, …).
 
-    What was submitted is done by the cluster's workers; ``max_workers`` limits how many of this executor's calls are with the
-    cluster at a time (default: no limit). ``initializer(*initargs)`` is called once in each worker process before the first call
-    there; if it raises, that call, all others and ``submit`` raise ``concurrent.futures.BrokenExecutor``. The globals of a script that
-    it sets are those of the functions that run there. A cluster is started if there is none, and goes on after ``shutdown``.
+    The cluster's workers run the calls; ``max_workers`` limits how many calls of this executor are submitted to the cluster at a time
+    (default: no limit). ``initializer(*initargs)`` is called once in each worker process before the first call there; if it raises an
+    error, that call, all others and ``submit`` raise ``concurrent.futures.BrokenExecutor``. The script's globals that it sets are visible
+    to the functions that run in that process. A cluster is started if there is none, and continues after ``shutdown``.
 
-    As in the standard library, a call that runs cannot be cancelled (``zf.cancel(future.ref)`` stops it nevertheless), and the
-    interpreter does not end before all calls have.
+    As in the standard library, a running call cannot be cancelled (``zf.cancel(future.ref)`` stops it nevertheless), and the interpreter
+    does not end before all calls have ended.
 
     >>> import zfabric as zf
     >>> with zf.Executor() as executor:
@@ -185,7 +185,7 @@ class Executor(_Executor):
             raise OptionError(f"a future has one value: num_returns={options['num_returns']!r} is for f.remote()")
         if initializer is not None and _sets_lock_of_tqdm(initializer):
             initializer = None
-        # A number and the address of this object would do in one process; workers serve those of several.
+        # A number and this object's address would be unique in one process only; workers serve several.
         key = hash((__version__, id(self), time.time_ns(), next(_keys)))
         self._initializer = None if initializer is None else _Initializer(key, initializer, tuple(initargs))
         self._options = options
@@ -194,11 +194,11 @@ class Executor(_Executor):
         self._lock = threading.Lock()
         self._limit = max_workers
         self._room = max_workers
-        """How many more calls the cluster may be given; None for any number."""
+        """How many more calls may be submitted to the cluster; None for no limit."""
         self._queue: deque[tuple[TaskFuture[Any], _Call]] = deque()
-        """Those for which there was no room."""
+        """Calls that wait for room."""
         self._open: dict[TaskFuture[Any], None] = {}
-        """Those without an outcome, in the order of submission."""
+        """Calls without an outcome, in submission order."""
         self._idle = threading.Condition(self._lock)
         self._closed = False
         self._broken: str | bool = False
@@ -206,7 +206,7 @@ class Executor(_Executor):
 
     @property
     def _max_workers(self) -> int:
-        """How many calls may run at a time, as other code looks it up: the limit, or the CPUs of the cluster."""
+        """The largest number of concurrent calls, which other libraries read: the limit, or the cluster's CPUs."""
         return self._limit or max(1, int(zf.cluster_resources().get("CPU", 1)))
 
     def _made_remote(self, function: Callable[..., Any]) -> Any:
@@ -215,9 +215,10 @@ class Executor(_Executor):
         return zf.remote(**self._options)(function) if self._options else zf.remote(function)
 
     def submit(self, fn: Callable[Parameters, Result], /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Future[Result]:
-        """Run ``fn(*args, **kwargs)`` as a task. RuntimeError after ``shutdown``; SerializationError if it cannot be pickled.
+        """Run ``fn(*args, **kwargs)`` as a task.
 
-        (That is the future's error if the call has to wait for room.)
+        Raises RuntimeError after ``shutdown``, and SerializationError if the call cannot be pickled; the future has that error if the call
+        had to wait for room.
         """
         future: TaskFuture[Result] = TaskFuture()
         with self._lock:
@@ -236,22 +237,22 @@ class Executor(_Executor):
         if future.begun:
             try:
                 self._begin(future, (fn, args, kwargs))
-            except BaseException:  # Ctrl-C too: a call that was not made takes no room
+            except BaseException:  # Ctrl-C too: a call that was not submitted takes no room.
                 self._ended(future)
                 raise
         return future
 
     def _begin(self, future: TaskFuture[Any], call: _Call) -> None:
-        """Hand a call to the cluster."""
-        from zfabric.api.futures import when_done  # It loads asyncio.
+        """Submit a call to the cluster."""
+        from zfabric.api.futures import when_done  # This import loads asyncio.
 
         future.ref = ref = self._remote(*call)
         if future.cancelled():
-            zf.cancel(ref)  # Meanwhile, when there was no ref to stop it by.
+            zf.cancel(ref)  # It was cancelled before it had a ref.
         when_done(owner_of(ref), ref.binary(), functools.partial(self._done, future, ref))
 
     def _remote(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A plain function is exported once; anything else that can be called travels with its call."""
+        """Submit a call: a plain function is exported once; any other callable travels with its call."""
         if type(fn) is not types.FunctionType:
             if isinstance(fn, zf.RemoteFunction):
                 raise TypeError(f"{fn!r} is remote already: call its .remote(...), whose ref has a .future(), or submit its ._function")
@@ -270,14 +271,14 @@ class Executor(_Executor):
         if future.set_running():
             try:
                 future.set_result(zf.get(ref))
-            except BaseException as error:  # whatever it is, it is the future's to raise
+            except BaseException as error:  # The future raises whatever it is.
                 if isinstance(error, InitializerError):
                     self._break(error)
                 future.set_exception(error)
         self._ended(future)
 
     def _break(self, error: InitializerError) -> None:
-        """The initializer has raised: what has not begun fails, as all that is submitted from now on."""
+        """Fail all calls that have not begun, and all later ones: the initializer raised an error."""
         with self._lock:
             if self._broken:
                 return
@@ -292,7 +293,7 @@ class Executor(_Executor):
                 future.set_exception(BrokenExecutor(self._broken))
 
     def _ended(self, future: TaskFuture[Any]) -> None:
-        """A call has its outcome: there is room for the next."""
+        """Record that a call has its outcome, and submit the next one."""
         while True:
             with self._lock:
                 self._open.pop(future, None)
@@ -308,20 +309,21 @@ class Executor(_Executor):
             future, call = following
             if future.begun:
                 try:
-                    if not zf.is_initialized():  # Whoever shut it down did not want another one to be started for this.
+                    if not zf.is_initialized():  # A shutdown must not be followed by a new cluster for this call.
                         raise NotInitializedError("the cluster was shut down before this call could begin")
                     self._begin(future, call)
                     return
-                except Exception as error:  # it cannot be pickled, or the cluster is gone: whoever submitted it has only the future
+                except Exception as error:  # The call cannot be pickled, or the cluster is gone: the submitter has only the future.
                     if future.set_running():
                         future.set_exception(error)
 
     def map(
         self, fn: Callable[..., Result], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
     ) -> Iterator[Result]:
-        """Results in order, as ``map`` would give them; TimeoutError if the next is not there ``timeout`` seconds after the call.
+        """Yield results in order, as ``map`` does.
 
-        ``chunksize`` items make one task. All items are submitted at once.
+        Raises TimeoutError if the next result does not exist ``timeout`` seconds after the call. One task runs ``chunksize`` items. All
+        items are submitted at once.
         """
         if chunksize < 1:
             raise ValueError("chunksize must be at least 1")
@@ -337,10 +339,10 @@ class Executor(_Executor):
         return _results(futures, deadline, single=False)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more calls; with ``wait``, return when those taken are done. Idempotent.
+        """Accept no more calls; with ``wait``, return when all accepted calls have ended. Idempotent.
 
-        ``cancel_futures`` cancels the calls that do not run yet: all but the first ones, of which there are as many as workers, and
-        others that the cluster says are running.
+        ``cancel_futures`` cancels the calls that do not run yet: all but the first ``max_workers`` calls, and others that the cluster lists
+        as running.
         """
         with self._lock:
             self._closed = True
@@ -348,7 +350,7 @@ class Executor(_Executor):
             begun = [future for future in pending if future.begun]
         if begun and zf.is_initialized():
             for future in begun[: min(self._max_workers, int(zf.cluster_resources().get("CPU", 1)) or 1)]:
-                pending.remove(future)  # Whether or not the workers have got to it yet.
+                pending.remove(future)  # Even if the workers have not begun it yet.
         _cancel(pending)
         if wait:
             with self._lock:
@@ -357,7 +359,7 @@ class Executor(_Executor):
 
 
 def _cancel(futures: list[Any]) -> None:
-    """Cancel those that do not run; the cluster is asked once which those are."""
+    """Cancel the calls that do not run; one query of the cluster finds these."""
     running = _running_tasks() if any(future.ref is not None for future in futures) else set()
     for future in futures:
         future.cancel_unless(running)
@@ -381,7 +383,7 @@ def _call_each(fn: Callable[..., Any], items: list[tuple[Any, ...]]) -> list[Any
 
 
 def _results(futures: list[Future[Any]], deadline: float | None, single: bool) -> Iterator[Any]:
-    """Results as they are asked for, none kept; of the rest, and of what was not there in time, what does not run is cancelled."""
+    """Yield results, retaining none; at the end or on a timeout, cancel the calls that do not run."""
     futures.reverse()
     try:
         while futures:
@@ -402,4 +404,4 @@ def _next(futures: list[Future[Any]], deadline: float | None) -> Any:
     return value
 
 
-atexit.register(_at_exit)  # After the module that ends clusters, and so it runs before that.
+atexit.register(_at_exit)  # Registered after the module that ends clusters, and so run before it.

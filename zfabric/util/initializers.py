@@ -1,10 +1,10 @@
-"""What the initializer of a pool or an executor does to the globals of a script, for the functions that run in the same process.
+"""Effects of an initializer of a pool or executor on a script's globals, for functions that run in the same process.
 
-In a process that was forked, or that has imported the program, all functions of the script share one namespace, and an initializer
-that says ``global model`` sets what the others read. Here each piece of work brings its own copy of the globals that its functions use,
-which is what lets a program change them between two submissions. So the names that an initializer sets, or reads (what is in them it
-may have filled), are carried over: they are put into the globals of a function before it runs, and what it makes of them is kept for
-the next one. Names of functions, classes and modules are not, unless the initializer has bound them anew.
+In a forked process, or one that has imported the program, all functions of the script share one namespace, and an initializer that says
+``global model`` sets what the others read. Here each call brings its own copy of the globals that its functions use, so that a program can
+change them between two submissions. So the names that an initializer sets or reads (it may fill their values) are carried over: they are
+put into a function's globals before it runs, and their new values are retained for the next function. Names of functions, classes and
+modules are carried over only if the initializer has rebound them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 DEPTH_MAX = 8
-"""How far a function is looked for inside decorators, ``functools.partial`` and the like."""
+"""The most levels of decorators, ``functools.partial`` and the like in which a function is searched."""
 _CODE = (types.FunctionType, type, types.ModuleType, types.BuiltinFunctionType)
 _NOTHING = object()
 
@@ -25,7 +25,7 @@ Namespace = dict[str, Any]
 
 
 def run(initializer: Callable[..., Any], arguments: Iterable[Any]) -> SharedNames:
-    """Call an initializer, and return what functions of its modules are to see of it."""
+    """Call an initializer; return the names that functions of its modules share with it."""
     spaces = namespaces(initializer)
     before = {module: dict(space) for module, space in spaces.items()}
     initializer(*arguments)
@@ -44,11 +44,11 @@ class SharedNames:
     def __init__(self) -> None:
         self.names: dict[str, Namespace] = {}
         self.origins: dict[str, Namespace] = {}
-        """The globals of the initializer: those of functions that it has made."""
+        """The initializer's globals, by module: functions that it made have these."""
 
     @contextmanager
     def given_to(self, *functions: Any) -> Iterator[None]:
-        """While these run they have the names; what they bind anew is what the next ones have."""
+        """Give the names to these functions while they run, and store what they rebind for the next ones."""
         spaces = [
             (space, names, self.origins[module])
             for each in functions
@@ -66,7 +66,7 @@ class SharedNames:
 
 
 def namespaces(function: Any) -> dict[str, Namespace]:
-    """The globals, by module, of the functions that make up this one, as far as they are its own and not those of a module here."""
+    """Return the globals, by module, of the functions that make up this one, except those of imported modules."""
     found: dict[str, Namespace] = {}
     level: list[Any] = [function]
     for _ in range(DEPTH_MAX):
@@ -95,5 +95,5 @@ def namespaces(function: Any) -> dict[str, Namespace]:
 def _has_function(cell: Any) -> bool:
     try:
         return callable(cell.cell_contents)
-    except ValueError:  # a variable that has no value yet
+    except ValueError:  # A variable without a value yet.
         return False

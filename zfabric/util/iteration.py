@@ -1,4 +1,4 @@
-"""Ray's ways to take results as they come: ``as_completed`` and ``map_unordered`` give values, where ``zf.as_completed`` gives refs."""
+"""Ray's iterators over results: ``as_completed`` and ``map_unordered`` yield values, where ``zf.as_completed`` yields refs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def as_completed(
     timeout: float | None = None,
     fetch_local: bool = True,
 ) -> Iterator[Any]:
-    """Values (or refs, if those are asked for) in the order in which they are there; raises what a task raised.
+    """Yield values (or refs, with ``yield_obj_refs``) as they complete; raise a task's error.
 
-    Each comes as soon as it is there: ``chunk_size`` and ``fetch_local`` are taken and have no effect. GetTimeoutError after ``timeout``
+    ``chunk_size`` and ``fetch_local`` have no effect: each value is yielded as soon as it exists. Raises GetTimeoutError after ``timeout``
     seconds.
 
     >>> import zfabric as zf
@@ -47,10 +47,10 @@ def map_unordered(
     timeout: float | None = None,
     fetch_local: bool = True,
 ) -> Iterator[Any]:
-    """Values of ``fn.remote(item)`` for each item, whichever is there first, with at most ``backpressure_size`` tasks under way.
+    """Yield values of ``fn.remote(item)`` for each item as they complete, with at most ``backpressure_size`` tasks in progress.
 
-    The rest is as in ``as_completed``; items are taken as their tasks are made. GetTimeoutError where none is there within ``timeout``
-    seconds.
+    Items are read as their tasks are submitted. Raises GetTimeoutError if no value exists within ``timeout`` seconds; all else as in
+    ``as_completed``.
 
     >>> import zfabric as zf
     >>> from zfabric.util import map_unordered
@@ -81,7 +81,7 @@ def _check(value: Any, name: str) -> None:
 
 
 def log_once(key: str) -> bool:
-    """True the first time that it is asked for this key in this process.
+    """Return True on the first call with this key in this process.
 
     >>> from zfabric.util import log_once
     >>> log_once("an example"), log_once("an example")

@@ -27,12 +27,12 @@ from zfabric.util import initializers
 __all__ = ["AsyncResult", "IMapIterator", "JoinableQueue", "Pool", "TimeoutError"]
 
 CHUNKS_EACH = 4
-"""Pieces that a map is cut into for each process, if it is not told how long they are: some may take longer than others."""
+"""Chunks of a map for each process, if the caller sets no chunk size: some may take longer than others."""
 AHEAD_EACH = 2
-"""Pieces of an ``imap`` that are under way for each process: the rest is not taken from its iterable before they are asked for."""
+"""Chunks of an ``imap`` in progress for each process: further items are read from its iterable on demand."""
 
 FUNCTIONS_MAX = 16
-"""Functions that a process of a pool keeps loaded."""
+"""The most functions that a process of a pool caches."""
 
 TERMINATED = "the pool was terminated"
 
@@ -50,7 +50,7 @@ def __getattr__(name: str) -> Any:
 
 
 class AsyncResult:
-    """The result of a call of a pool, or of many, that is not here yet. Made by ``Pool.apply_async`` and others."""
+    """The pending result of one call of a pool, or of many. Made by ``Pool.apply_async`` and others."""
 
     def __init__(
         self, pieces: list[Future[list[Any]]], single: bool, callback: Any, error_callback: Any, teller: Callable[..., None]
@@ -100,29 +100,29 @@ class AsyncResult:
             self._whole.set_exception(error)
 
     def get(self, timeout: float | None = None) -> Any:
-        """The result; raises what the function raised, and TimeoutError (of ``multiprocessing``) after ``timeout`` seconds."""
+        """Return the result, or raise the function's error; raises TimeoutError (of ``multiprocessing``) after ``timeout`` seconds."""
         self.wait(timeout)
         if not self.ready():
             raise TimeoutError(f"there was no result within {timeout} s")
         return self._whole.result()
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait for it, at most ``timeout`` seconds."""
+        """Wait for the result, at most ``timeout`` seconds."""
         wait([self._whole], timeout)
 
     def ready(self) -> bool:
-        """Whether it is here."""
+        """Whether the result exists."""
         return self._whole.done()
 
     def successful(self) -> bool:
-        """Whether nothing was raised. ValueError if it is not here yet."""
+        """Whether no call raised an error. Raises ValueError if the result does not exist yet."""
         if not self.ready():
             raise ValueError("the result is not here yet")
         return self._whole.exception() is None
 
 
 class IMapIterator:
-    """Results of ``imap``, one after the other; ``next(timeout)`` raises TimeoutError if there is none in time."""
+    """Results of ``imap``, one by one; ``next(timeout)`` raises TimeoutError if none exists in time."""
 
     def __init__(self, pieces: Iterator[Future[list[Any]]], ahead: int, ordered: bool) -> None:
         self._pieces = pieces
@@ -131,14 +131,14 @@ class IMapIterator:
         self._running: list[Future[list[Any]]] = []
         self._here: deque[Any] = deque()
         self._broken: Exception | None = None
-        """What the iterable has raised."""
+        """The error that the iterable raised."""
         self._start()
 
     def _start(self) -> None:
-        """Have as many pieces under way as may be."""
+        """Start chunks until the limit is in progress."""
         try:
             self._running += islice(self._pieces, max(0, self._ahead - len(self._running)))
-        except Exception as error:  # the iterable's own; those before it have results
+        except Exception as error:  # The iterable's error; earlier items have results.
             self._broken = error
 
     def __iter__(self) -> IMapIterator:
@@ -148,7 +148,7 @@ class IMapIterator:
         return self.next()
 
     def next(self, timeout: float | None = None) -> Any:
-        """The next result, or raise what the function raised in its place: those after it come all the same."""
+        """Return the next result, or raise the error of that call; later results still follow."""
         while not self._here:
             self._start()
             if not self._running:
@@ -168,16 +168,16 @@ class IMapIterator:
         return found
 
     def start_all(self) -> None:
-        """Have all pieces under way that are left, whether or not their results are asked for."""
+        """Start all remaining chunks, even if nothing requests their results."""
         self._ahead = sys.maxsize
         self._start()
 
 
 class Pool:
-    """Runs calls in ``processes`` actors (as many as the cluster has CPUs), each with a state of its own that ``initializer`` can make:
-    globals of the script that it sets are those of the functions that run there.
+    """Runs calls in ``processes`` actors (by default as many as the cluster has CPUs).
 
-    All of them have run it once the pool is made; what it raises is the cause of the ActorDiedError that this raises then.
+    Each actor runs ``initializer`` once, before the constructor returns; its error is the cause of the ActorDiedError that the constructor
+    then raises. The script's globals that it sets are visible to the functions that run there.
 
     A cluster is started if there is none. ``ray_address`` is one to join, ``ray_remote_args`` are options of the actors. Functions and
     arguments need not be importable. Leaving the ``with`` block terminates the pool, as in the standard library.
@@ -212,20 +212,20 @@ class Pool:
             zf.remote(_Process).options(**{"num_cpus": 0, **(ray_remote_args or {})}).remote, initializer, tuple(initargs or ())
         )
         self._idle: list[tuple[Any, int]] = [(self._make(), 0) for _ in range(self._size)]
-        """Actors without work, each with how many calls it has run."""
+        """Idle actors, each with the number of calls that it has run."""
         self._busy: dict[Future[list[Any]], Any] = {}
         self._waiting: deque[tuple[Future[list[Any]], Callable[..., Any], Calls, bool]] = deque()
         """Pieces of work, and whether each of their calls has an outcome of its own."""
         self._results: weakref.WeakSet[IMapIterator] = weakref.WeakSet()
-        """Those of ``imap`` that somebody has."""
+        """Iterators of ``imap`` that the program still holds."""
         self._unread: list[tuple[Callable[..., Any], Generator[Calls, None, None]]] = []
-        """What ``imap`` may have yet to read: it is run before ``join`` returns."""
+        """Parts of iterables that ``imap`` has not read: they are run before ``join`` returns."""
         self._lock = threading.Condition()
         self._closed = self._terminated = False
         self._told: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        """Callbacks to be called."""
+        """Callbacks to call."""
         self._untold = 0
-        """How many have not returned."""
+        """The number of callbacks that have not returned."""
         self._teller: threading.Thread | None = None
         if initializer is not None:
             zf.get([actor.__ray_ready__.remote() for actor, _ in self._idle])
@@ -233,7 +233,7 @@ class Pool:
     # -- one call --
 
     def apply(self, func: Callable[..., Any], args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        """``func(*args, **kwargs)`` in a process of the pool."""
+        """Run ``func(*args, **kwargs)`` in a process of the pool and return its result."""
         return self.apply_async(func, args, kwargs).get()
 
     def apply_async(
@@ -244,14 +244,17 @@ class Pool:
         callback: Callable[[Any], Any] | None = None,
         error_callback: Callable[[BaseException], Any] | None = None,
     ) -> AsyncResult:
-        """The same, without waiting. ``callback`` is called with the result; the pool has a thread for that, in which it may wait."""
+        """Start ``func(*args, **kwargs)`` without waiting.
+
+        ``callback`` is called with the result, in a thread of the pool, and may block.
+        """
         self._check()
         return AsyncResult([self._start(func, [(tuple(args or ()), kwargs or {})])], True, callback, error_callback, self._tell)
 
     # -- many --
 
     def map(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int | None = None) -> list[Any]:
-        """``func`` of every item, in order."""
+        """Return ``func(item)`` for every item, in order."""
         return list(self.map_async(func, iterable, chunksize).get())
 
     def map_async(
@@ -262,11 +265,11 @@ class Pool:
         callback: Callable[[Any], Any] | None = None,
         error_callback: Callable[[BaseException], Any] | None = None,
     ) -> AsyncResult:
-        """The same, without waiting."""
+        """Start ``map`` without waiting."""
         return self._start_all(func, [(item,) for item in iterable], chunksize, callback, error_callback)
 
     def starmap(self, func: Callable[..., Any], iterable: Iterable[Iterable[Any]], chunksize: int | None = None) -> list[Any]:
-        """``func(*item)`` for every item, in order."""
+        """Return ``func(*item)`` for every item, in order."""
         return list(self.starmap_async(func, iterable, chunksize).get())
 
     def starmap_async(
@@ -277,15 +280,15 @@ class Pool:
         callback: Callable[[Any], Any] | None = None,
         error_callback: Callable[[BaseException], Any] | None = None,
     ) -> AsyncResult:
-        """The same, without waiting."""
+        """Start ``starmap`` without waiting."""
         return self._start_all(func, [tuple(item) for item in iterable], chunksize, callback, error_callback)
 
     def imap(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int = 1) -> IMapIterator:
-        """Results of ``func`` of every item, in order, each as soon as it is there; the iterable is read a few ahead of what is taken."""
+        """Iterate over ``func(item)`` in order, each as soon as it exists; the iterable is read a few items ahead."""
         return self._lazily(func, iterable, chunksize, ordered=True)
 
     def imap_unordered(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int = 1) -> IMapIterator:
-        """The same, whichever is there first."""
+        """Iterate over ``func(item)``, each as soon as it exists, in any order."""
         return self._lazily(func, iterable, chunksize, ordered=False)
 
     def _start_all(
@@ -321,7 +324,7 @@ class Pool:
         return piece
 
     def _feed(self) -> None:
-        """Give work to those who have none."""
+        """Give waiting work to idle actors."""
         while True:
             with self._lock:
                 if not self._idle or not self._waiting:
@@ -334,15 +337,15 @@ class Pool:
                 if actor is None:
                     actor = self._renewed(piece)
                 ref = actor.run.remote(_packed(func), calls, each)
-            except Exception as error:  # what cannot be pickled; the actor is as free as before
+            except Exception as error:  # The work cannot be pickled; the actor is free.
                 self._end(piece, (actor, count))
                 piece.set_exception(error)
                 continue
             ref.future().add_done_callback(partial(self._ended, piece, actor, count + len(calls)))
 
     def _renewed(self, piece: Future[list[Any]]) -> Any:
-        """An actor in place of one that has ended, for this piece."""
-        if not zf.is_initialized():  # Whoever shut it down did not want another one to be started for this.
+        """Return a new actor for this chunk in place of one that has ended."""
+        if not zf.is_initialized():  # A shutdown must not be followed by a new cluster for this pool.
             raise NotInitializedError("the cluster was shut down, and the processes of this pool with it")
         actor = self._make()
         with self._lock:
@@ -369,7 +372,7 @@ class Pool:
             self._idle.append(free)
 
     def _tell(self, call: Callable[[], None]) -> None:
-        """Call a callback behind those before it."""
+        """Queue a callback."""
         with self._lock:
             self._untold += 1
             if self._teller is None:
@@ -387,25 +390,25 @@ class Pool:
     # -- the end --
 
     def close(self) -> None:
-        """Take no more calls; those made are run."""
+        """Accept no more calls; run those submitted."""
         self._closed = True
 
     def terminate(self) -> None:
-        """End the pool, whatever runs; what has no result gets none."""
+        """End the pool and all running calls; calls without a result get none."""
         with self._lock:
             self._closed = self._terminated = True
             waiting, self._waiting = list(self._waiting), deque()
             actors = [actor for actor in (*(free for free, _ in self._idle), *self._busy.values()) if actor is not None]
         for piece, *_ in waiting:
             piece.cancel()
-            piece.set_running_or_notify_cancel()  # Those who wait for it are told only now.
+            piece.set_running_or_notify_cancel()  # Only this wakes those that wait for it.
         for actor in actors:
             zf.kill(actor)
 
     def join(self) -> None:
-        """Wait until what was called has run, and its callbacks, too. ValueError unless the pool was closed or terminated.
+        """Wait until all calls and their callbacks have run. Raises ValueError unless the pool was closed or terminated.
 
-        What ``imap`` has yet to read of its iterables is read and run, although nobody may take the results.
+        The rest of each iterable of ``imap`` is read and run, even if nothing requests the results.
         """
         if not self._closed:
             raise ValueError("close() or terminate() comes before join()")
@@ -413,7 +416,7 @@ class Pool:
             raise RuntimeError("join() waits for callbacks, and this is one")
         for results in list(self._results) if not self._terminated else ():
             results.start_all()
-        for func, chunks in self._unread if not self._terminated else ():  # Nobody has their results, nor what the iterable may raise.
+        for func, chunks in self._unread if not self._terminated else ():  # Nothing receives their results, nor an error of the iterable.
             with suppress(Exception):
                 for chunk in chunks:
                     self._start(func, chunk, True)
@@ -446,11 +449,11 @@ def _chunk(size: int) -> int:
 
 
 def _call_back(calls: SimpleQueue[Callable[[], None] | None]) -> None:
-    """The thread in which a pool calls callbacks, one after the other. It does not know the pool, which may be let go of."""
+    """Run a pool's callbacks one by one, in a thread. It has no reference to the pool, so the pool can be collected."""
     while (call := calls.get()) is not None:
         try:
             call()
-        except BaseException:  # the callback's own; those behind it are called all the same
+        except BaseException:  # The callback's error; later callbacks still run.
             sys.excepthook(*sys.exc_info())
         del call
 
@@ -463,7 +466,7 @@ class _Process:
         self._shared = initializers.SharedNames() if initializer is None else initializers.run(initializer, initargs)
 
     def run(self, func: Callable[..., Any] | _Packed, calls: Calls, each: bool) -> list[Any]:
-        """A piece of work. ``each``: what a call raises stands in place of its value."""
+        """Run a chunk of work and return its results. With ``each``, the error of a call stands in place of its value."""
         if isinstance(func, _Packed):
             function = self._loaded(func.payload)
             func = partial(function, *func.args, **func.keywords) if func.args or func.keywords else function
@@ -480,8 +483,9 @@ class _Process:
 
 
 class _Packed:
-    """A function as bytes, and what ``functools.partial`` adds to its arguments. A process loads it once: what a call has left in the
-    globals of a script, or in a cache, is there for the next one.
+    """A function as bytes, and the arguments that ``functools.partial`` adds.
+
+    A process loads it once: what a call leaves in the script's globals, or in a cache, is visible to the next one.
     """
 
     def __init__(self, payload: bytes, args: tuple[Any, ...] = (), keywords: Mapping[str, Any] | None = None) -> None:
@@ -491,7 +495,7 @@ class _Packed:
 
 
 def _packed(func: Callable[..., Any]) -> Callable[..., Any] | _Packed:
-    """A plain function as bytes, unless there are refs in it. What has a state of its own, such as a bound method, is new in each piece."""
+    """Pack a plain function, unless it contains refs. A callable with state, such as a bound method, is new in each chunk."""
     if type(func) is partial:
         inside = _packed(func.func)
         return _Packed(inside.payload, func.args, func.keywords) if isinstance(inside, _Packed) else func
@@ -502,7 +506,7 @@ def _packed(func: Callable[..., Any]) -> Callable[..., Any] | _Packed:
 
 
 class _Raised:
-    """What a call raised, as it travels."""
+    """The error of a call, as it travels."""
 
     def __init__(self, payload: bytes) -> None:
         self.payload = payload

@@ -12,7 +12,7 @@ from zfabric import api as zf
 from zfabric.api import core
 
 REDRAW_SECONDS = 0.1
-"""How often a bar is told how far it is: an update costs as much as a task."""
+"""The interval between updates of a bar: an update costs as much as a task."""
 
 
 def progress(
@@ -49,12 +49,12 @@ def progress(
             if failures and fail_fast:
                 break
         if bar is not None:
-            bar.update(line, completed=done, refresh=True)  # In a notebook, rich does not draw the last state by itself.
+            bar.update(line, completed=done, refresh=True)  # In a notebook, rich does not draw the last state otherwise.
     return listed
 
 
 def _bar(description: str) -> AbstractContextManager[Any]:
-    """A bar of rich that has not begun; nothing where nobody would see one."""
+    """Return a bar of rich that has not begun; a null context if nothing can show it."""
     if not (_in_terminal() or _in_notebook()):
         return nullcontext()
     from rich.console import Console
@@ -69,12 +69,12 @@ def _bar(description: str) -> AbstractContextManager[Any]:
 def _in_terminal() -> bool:
     try:
         return sys.stderr.isatty()
-    except (AttributeError, ValueError):  # there is no such stream, or it is closed
+    except (AttributeError, ValueError):  # There is no such stream, or it is closed.
         return False
 
 
 def _in_notebook() -> bool:
-    """Whether this is the process of a notebook that can show widgets."""
+    """Whether this is a notebook's process that can show widgets."""
     from importlib.util import find_spec
 
     ipython = sys.modules.get("IPython")

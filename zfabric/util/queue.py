@@ -11,11 +11,11 @@ from zfabric import api as zf
 
 
 class Empty(queue.Empty):
-    """There was nothing in the queue (in time)."""
+    """The queue had no item (in time)."""
 
 
 class Full(queue.Full):
-    """There was no room in the queue (in time)."""
+    """The queue had no room (in time)."""
 
 
 class Queue:
@@ -45,47 +45,47 @@ class Queue:
         return self.size()
 
     def size(self) -> int:
-        """How many items there are."""
+        """The number of items."""
         return int(zf.get(self._actor().size.remote()))
 
     qsize = size
 
     def empty(self) -> bool:
-        """Whether there are none."""
+        """Whether there are no items."""
         return self.size() == 0
 
     def full(self) -> bool:
-        """Whether there is no room for another."""
+        """Whether there is no room for another item."""
         return 0 < self.maxsize <= self.size()
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        """Add an item, waiting for room (at most ``timeout`` seconds, not at all without ``block``). Full if there was none."""
+        """Add an item; wait for room at most ``timeout`` seconds, or not at all without ``block``. Raises Full if there was none."""
         if not _ended(self._actor().put.remote(item, _patience(block, timeout))):
             raise Full
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """Take the first item, waiting for one (at most ``timeout`` seconds, not at all without ``block``). Empty if there was none."""
+        """Remove and return the first item; wait at most ``timeout`` seconds, or not at all without ``block``. Raises Empty."""
         return _first(_ended(self._actor().get.remote(_patience(block, timeout))))
 
     async def put_async(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        """The same as ``put``, in an event loop."""
+        """Add an item as ``put`` does, in an event loop."""
         if not await _awaited(self._actor().put.remote(item, _patience(block, timeout))):
             raise Full
 
     async def get_async(self, block: bool = True, timeout: float | None = None) -> Any:
-        """The same as ``get``, in an event loop."""
+        """Remove and return the first item as ``get`` does, in an event loop."""
         return _first(await _awaited(self._actor().get.remote(_patience(block, timeout))))
 
     def put_nowait(self, item: Any) -> None:
-        """Add an item; Full if there is no room."""
+        """Add an item. Raises Full if there is no room."""
         self.put(item, block=False)
 
     def get_nowait(self) -> Any:
-        """Take the first item; Empty if there is none."""
+        """Remove and return the first item. Raises Empty if there is none."""
         return self.get(block=False)
 
     def put_nowait_batch(self, items: Iterable[Any]) -> None:
-        """Add all of these, in one step; Full, and none is added, if there is no room for all."""
+        """Add all items in one step. Raises Full, and adds none, if there is no room for all."""
         if isinstance(items, (str, bytes)) or not isinstance(items, Iterable):
             raise TypeError(f"put_nowait_batch() takes several items, such as a list, not {items!r}")
         batch = list(items)
@@ -94,7 +94,7 @@ class Queue:
             raise Full(f"cannot add {len(batch)} items to a queue with {size}, of at most {self.maxsize}")
 
     def get_nowait_batch(self, num_items: int) -> list[Any]:
-        """Take this many items, in one step; Empty, and none is taken, if there are fewer."""
+        """Remove and return ``num_items`` items in one step. Raises Empty, and removes none, if there are fewer."""
         if isinstance(num_items, bool) or not isinstance(num_items, int):
             raise TypeError(f"get_nowait_batch() takes a number of items, not {num_items!r}")
         if num_items < 0:
@@ -105,9 +105,9 @@ class Queue:
         return list(items)
 
     def shutdown(self, force: bool = False, grace_period_s: float = 5) -> None:
-        """End the queue, with what is in it; whoever waits for it gets ActorDiedError.
+        """End the queue and discard its items; callers that wait for it get ActorDiedError.
 
-        Unless ``force``, calls that were made before have ``grace_period_s`` seconds to begin.
+        Unless ``force``, calls made before have ``grace_period_s`` seconds to begin.
         """
         if self.actor is None:
             return
@@ -123,7 +123,7 @@ class Queue:
 
 
 def _patience(block: bool, timeout: float | None) -> float | None:
-    """Seconds to wait, as the actor takes them; None is without end."""
+    """Seconds to wait, as the actor takes them; None for no limit."""
     if not block:
         return 0.0
     if timeout is not None and timeout < 0:
@@ -139,7 +139,7 @@ def _first(answer: tuple[bool, Any]) -> Any:
 
 
 def _ended(ref: zf.ObjectRef) -> Any:
-    """The outcome of a call; it is called off if nobody waits for it any more, so that no item goes to nobody."""
+    """Return the outcome of a call, or cancel the call if the wait is interrupted, so that no item is lost."""
     try:
         return zf.get(ref)
     except (KeyboardInterrupt, SystemExit):
@@ -156,17 +156,17 @@ async def _awaited(ref: zf.ObjectRef) -> Any:
 
 
 class _Items:
-    """The queue's actor. Its calls run beside each other, in one event loop: whoever waits holds up nobody."""
+    """The queue's actor. Its calls run concurrently in one event loop, so a waiting call delays no other."""
 
     def __init__(self, maxsize: int) -> None:
         self.items: asyncio.Queue[Any] = asyncio.Queue(maxsize)
 
     async def size(self) -> int:
-        """How many items there are."""
+        """The number of items."""
         return self.items.qsize()
 
     async def put(self, item: Any, patience: float | None) -> bool:
-        """Whether there was room in time."""
+        """Add an item; return whether there was room in time."""
         try:
             if patience == 0:
                 self.items.put_nowait(item)
@@ -177,14 +177,14 @@ class _Items:
         return True
 
     async def get(self, patience: float | None) -> tuple[bool, Any]:
-        """Whether there was an item in time, and the item."""
+        """Return (whether there was an item in time, the item)."""
         try:
             return True, self.items.get_nowait() if patience == 0 else await asyncio.wait_for(self.items.get(), patience)
         except (asyncio.QueueEmpty, TimeoutError):
             return False, None
 
     async def put_batch(self, items: list[Any]) -> int | None:
-        """None, or how many items there are if there was no room for these."""
+        """Add all items and return None, or return the number of items in the queue if there was no room."""
         if self.items.maxsize > 0 and self.items.qsize() + len(items) > self.items.maxsize:
             return self.items.qsize()
         for item in items:
@@ -192,7 +192,7 @@ class _Items:
         return None
 
     async def get_batch(self, count: int) -> tuple[bool, Any]:
-        """Whether there were as many, and these; else how many there are."""
+        """Return (True, items), or (False, the number of items in the queue) if there are fewer."""
         if self.items.qsize() < count:
             return False, self.items.qsize()
         return True, [self.items.get_nowait() for _ in range(count)]

@@ -1,4 +1,4 @@
-"""Where tasks are to run: Ray's names."""
+"""Strategies for the placement of tasks, under Ray's names."""
 
 from zfabric.api.options import NodeAffinitySchedulingStrategy
 
