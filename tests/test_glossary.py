@@ -37,6 +37,7 @@ REVISED = (
     "zfabric/protocol",
     "zfabric/adapters",
     "zfabric/api",
+    "zfabric/cli",
     "zfabric/util",
 )
 """Pages, modules and packages that keep to the glossary."""

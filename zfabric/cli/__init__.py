@@ -1,1 +1,1 @@
-"""The command line: one file a group of commands; the only importer of click and rich."""
+"""The command line: one module for each group of commands. Only this package imports click and rich."""

@@ -76,7 +76,7 @@ def start(
 
 
 def _check_store(path: str, settings: Config) -> None:
-    """Open the store as the daemon will: what is wrong with it is said at once, by whom it concerns."""
+    """Open the store as the daemon will, so that the caller sees an error in it at once."""
     from zfabric.adapters.journal import Journal
 
     try:
@@ -89,7 +89,7 @@ def _check_store(path: str, settings: Config) -> None:
 
 
 def _await(launched: Launched, preloads: bool) -> dict[str, Any]:
-    """Wait until the daemon answers and a worker is there; end the session again if that fails, or if someone loses patience."""
+    """Wait until the daemon answers and a worker is ready; end the session if that fails or the user interrupts."""
     from zfabric.runtime.connect import PRELOAD_SECONDS, REGISTER_SECONDS, attach
 
     try:
@@ -98,20 +98,20 @@ def _await(launched: Launched, preloads: bool) -> dict[str, Any]:
             status = client.query("status")
             until = time.monotonic() + client.config.worker_start_seconds
             while all(row["state"] == "starting" for row in client.query("workers")) and time.monotonic() < until:
-                time.sleep(0.01)  # tools ask; nobody tells them
+                time.sleep(0.01)  # A tool polls: the daemon does not notify it.
         finally:
             client.close()
         description = launched.session.describe()
     except (ConnectionLostError, NodeDiedError) as error:
-        # The session says why before it ends, and its processes may take a moment to be gone.
+        # The session records the reason before it ends, and its processes may take a moment to exit.
         reason = (launched.session.failure() or launched.failure() or str(error)).strip()
         launched.close()
         if re.match(r"the \w+ (cannot be started|failed).*\n", reason):
-            *_, reason = reason.splitlines()  # what matters is below the traceback of our own process
+            *_, reason = reason.splitlines()  # The reason is below the traceback of our own process.
         reason = re.sub(r"^the \w+ cannot be started \([^)]*\): ", "", reason)
         reason = re.sub(r"^zfabric\.exceptions\.\w+: ", "", reason)
         raise click.ClickException(f"the cluster did not start: {reason}") from None
-    except BaseException:  # Ctrl-C too: a cluster that was not announced is not to stay
+    except BaseException:  # Ctrl-C too: end a cluster that was not announced.
         launched.close()
         raise
     launched.detach()
@@ -127,7 +127,7 @@ def _await(launched: Launched, preloads: bool) -> dict[str, Any]:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """One ``start`` at a time: of two, the second finds the cluster of the first. The lock's file is gone afterwards."""
+    """Allow one ``start`` at a time: the second of two finds the cluster of the first. Removes the lock's file at the end."""
     path = f"{user_directory()}/starting"
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -137,7 +137,7 @@ def _alone() -> Iterator[None]:
                 break
         except FileNotFoundError:
             pass
-        os.close(descriptor)  # the one before us has removed the file that we have locked
+        os.close(descriptor)  # The previous holder has removed the file that this process locked.
     try:
         yield
     finally:
@@ -147,7 +147,7 @@ def _alone() -> Iterator[None]:
 
 @contextmanager
 def _spinner(text: str) -> Iterator[None]:
-    """Show that something is under way, to a person at a terminal."""
+    """Show a spinner in a terminal while the body runs."""
     if not sys.stderr.isatty():
         yield
         return

@@ -77,9 +77,9 @@ def _show_list(found: list[tuple[Session, dict[str, Any]]]) -> None:
 
 
 def _talk(connection: socket) -> None:
-    """Show what the debugger prints, and give it the lines it asks for, until either end has enough."""
+    """Show the debugger's output and send it the lines that it requests, until either end closes."""
     with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  # Lines can be edited, and are remembered.
+        import readline  # noqa: F401  # Enables editing and history of lines.
     pieces: SimpleQueue[tuple[str, bool] | None] = SimpleQueue()
     left = threading.Event()
     threading.Thread(target=_receive, args=(connection, pieces, left, threading.get_ident()), daemon=True).start()
@@ -99,7 +99,7 @@ def _answer(connection: socket, text: str, asked: bool) -> None:
         return
     before, newline, prompt = shown.rpartition("\n")
     click.echo(before + newline, nl=False)
-    with contextlib.suppress(OSError):  # It has gone meanwhile.
+    with contextlib.suppress(OSError):  # The process has ended meanwhile.
         try:
             line = input(prompt)
         except EOFError:
@@ -110,7 +110,7 @@ def _answer(connection: socket, text: str, asked: bool) -> None:
 
 
 def _receive(connection: socket, pieces: SimpleQueue[tuple[str, bool] | None], left: threading.Event, reader: int) -> None:
-    """In a thread: pass on what comes. At its end, nobody needs to type a line any more."""
+    """Put received text into ``pieces``, in a thread; at the end of the connection, interrupt the wait for a line."""
     asking = False
     for piece in _received(connection):
         asking = piece[1]
@@ -122,7 +122,7 @@ def _receive(connection: socket, pieces: SimpleQueue[tuple[str, bool] | None], l
 
 
 def _received(connection: socket) -> Iterator[tuple[str, bool]]:
-    """Pieces of text, each with whether a line is wanted after it."""
+    """Yield (text, whether the debugger requests a line after it)."""
     rest = b""
     while True:
         try:

@@ -1,6 +1,6 @@
-"""``zfabric doctor``: whether this machine is fit, and what to do where it is not.
+"""``zfabric doctor``: checks whether this machine can run zfabric, with advice.
 
-A check yields findings and must not fail by what it looks for: one that raises is itself a problem that is reported.
+A check yields findings. A check that raises an error is itself reported as a problem.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from zfabric.cli.sessions import about
 from zfabric.exceptions import FabricError
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
-"""A note costs speed or is good to know; a problem keeps something from working."""
+"""A note concerns speed or is information; a problem prevents something from working."""
 COLOURS = {OK: "green", NOTE: "yellow", PROBLEM: "red"}
 
 MiB = 2**20
 MEMORY_MIN = 512 * MiB
 DISK_MIN = 256 * MiB
 FILES_MIN = 1024
-"""Open files a driver or daemon may need: a few per worker, a few per peer."""
+"""Open files that a driver or daemon may need: a few per worker, a few per peer."""
 PROCESSES_MIN = 256
 TRY_SECONDS = 30.0
 
 
 class Finding(NamedTuple):
-    """What a check found: ``advice`` is what to do, empty where there is nothing to."""
+    """One finding of a check; ``advice`` says what to do, and is empty if nothing is needed."""
 
     check: str
     level: str
@@ -70,7 +70,7 @@ def _findings(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
     found: list[Finding] = []
     try:
         found.extend(check())
-    except Exception as error:  # a check that fails is a finding, and the others are still made
+    except Exception as error:  # A failed check is a finding, and the other checks still run.
         name = check.__name__.replace("_", " ").strip()
         found.append(Finding(name, PROBLEM, f"could not be checked: {type(error).__name__}: {error}"))
     return found
@@ -80,7 +80,7 @@ def _findings(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
 
 
 def python() -> Iterator[Finding]:
-    """The interpreter and the system."""
+    """Check the interpreter and the system."""
     version = ".".join(map(str, sys.version_info[:3]))
     yield Finding("python", OK, f"{version} at {sys.executable}")
     system = os.uname()
@@ -93,7 +93,7 @@ def python() -> Iterator[Finding]:
 
 
 def libraries() -> Iterator[Finding]:
-    """What zfabric declares that it needs, against what is installed."""
+    """Compare zfabric's declared dependencies with the installed versions."""
     from importlib.metadata import PackageNotFoundError, requires, version
 
     found = []
@@ -115,7 +115,7 @@ def libraries() -> Iterator[Finding]:
 
 
 def satisfies(version: str, bound: str) -> bool:
-    """Whether a version is within a bound such as ``>=1.8`` or ``<2``; bounds of other kinds are pip's to judge."""
+    """Whether a version is within a bound such as ``>=1.8`` or ``<2``; other kinds of bounds are left to pip."""
     parsed = re.fullmatch(r"(>=|<)\s*([\d.]+)", bound)
     if parsed is None:
         return True
@@ -126,7 +126,7 @@ def satisfies(version: str, bound: str) -> bool:
 
 
 def zeromq() -> Iterator[Finding]:
-    """The transport."""
+    """Check the transport."""
     import zmq
 
     if not zmq.has("ipc"):
@@ -142,7 +142,7 @@ def zeromq() -> Iterator[Finding]:
 
 
 def lmdb_format() -> Iterator[Finding]:
-    """LMDB changed its file format between 0.9 and 1.0."""
+    """Check the LMDB version: its file format changed between 0.9 and 1.0."""
     import lmdb
 
     from zfabric.adapters.journal import LMDB_MAJOR
@@ -156,7 +156,7 @@ def lmdb_format() -> Iterator[Finding]:
 
 
 def memory() -> Iterator[Finding]:
-    """Memory, and shared memory for values."""
+    """Check memory, and shared memory for values."""
     from zfabric.adapters.processes import memory_available, memory_total
 
     total, available = memory_total(), memory_available()
@@ -175,7 +175,7 @@ def memory() -> Iterator[Finding]:
 
 
 def huge_pages() -> Iterator[Finding]:
-    """First writes of large arrays are several times as fast on huge pages."""
+    """Check huge pages, which make first writes of large arrays several times as fast."""
     chosen = {}
     for name in ("enabled", "shmem_enabled"):
         try:
@@ -198,7 +198,7 @@ def huge_pages() -> Iterator[Finding]:
 
 
 def limits() -> Iterator[Finding]:
-    """What the shell lets its processes have."""
+    """Check the shell's limits on processes."""
     for name, kind, least, option in (
         ("open files", resource.RLIMIT_NOFILE, FILES_MIN, "-n"),
         ("processes", resource.RLIMIT_NPROC, PROCESSES_MIN, "-u"),
@@ -217,7 +217,7 @@ def limits() -> Iterator[Finding]:
 
 
 def session_directory() -> Iterator[Finding]:
-    """Where sockets, logs and stores lie."""
+    """Check the directory for sockets, logs and stores."""
     from zfabric.runtime.session import user_directory
 
     wanted = os.environ.get("TMPDIR", "").rstrip("/")
@@ -244,7 +244,7 @@ def session_directory() -> Iterator[Finding]:
 
 
 def sessions() -> Iterator[Finding]:
-    """Clusters that run, whether they answer, and what dead ones left."""
+    """Check running clusters, whether they answer, and remains of dead ones."""
     from zfabric.runtime.session import Session, find_sessions, user_directory
 
     parent = user_directory()
@@ -276,7 +276,7 @@ def _unanswered(session: object) -> str:
         with connected(session) as client:
             client.query("status")
     except FabricError as error:
-        return str(error) if session.alive() else ""  # it has ended meanwhile
+        return str(error) if session.alive() else ""  # It has ended meanwhile.
     return ""
 
 
@@ -290,7 +290,7 @@ def try_it() -> Iterator[Finding]:
     try:
         with zf.init(address="local", num_cpus=1, num_gpus=0, object_store_memory=64 * MiB, log_to_driver=False):
             answer = zf.get(zf.remote(len).remote(zf.put(bytes(MiB))), timeout=TRY_SECONDS)
-    except Exception as error:  # whatever keeps a task from running is what is asked
+    except Exception as error:  # Report whatever prevents a task from running.
         reason, _, details = str(error).partition("\n")
         yield Finding("a cluster", PROBLEM, f"a task could not be run: {type(error).__name__}: {reason}", details)
         return

@@ -1,4 +1,4 @@
-"""``zfabric tasks``, ``objects``, ``actors``, ``workers`` and ``explain``: what a cluster has and why."""
+"""``zfabric tasks``, ``objects``, ``actors``, ``workers`` and ``explain``: the contents and state of a cluster."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from zfabric.protocol.names import brief, is_text
 from zfabric.runtime.timeline import rows_of, trace_events
 
 LIMIT = 100
-"""Rows shown where nothing else was said."""
+"""Rows shown by default."""
 _CHECKPOINTS = {">every": "checkpoint_every", ">since": "since_checkpoint", ">lost": "lost_calls"}
-"""Columns of actors that are shown where some have checkpoints."""
+"""Columns of actors, shown if any actor has checkpoints."""
 PENDING = ("ready", "infeasible", "waiting", "assigned")
 
 
 def limit_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """How many rows."""
+    """Add the option for the number of rows."""
     bounds = WholeNumber("number of rows", 1, LIST_LIMIT)
     text = f"Rows at most (up to {LIST_LIMIT:,})."
     return click.option("--limit", type=bounds, default=LIMIT, show_default=True, metavar="N", help=text)(function)
@@ -124,7 +124,7 @@ def objects(address: str | None, ended: str | None, limit: int, as_json: bool) -
 
 
 def _show_left(address: str | None, ended: str, limit: int, as_json: bool) -> None:
-    """The values in the control store of a session that has ended; others are gone with it."""
+    """Show the values in the control store of an ended session; its other values are lost."""
     with tables_of(address, ended) as tables:
         rows: list[dict[str, Any]] = [
             {"object_id": key.hex(), "size": len(value)} for key, value in islice(rows_of(tables, "object"), limit + 1)
@@ -140,7 +140,7 @@ def _show_left(address: str | None, ended: str, limit: int, as_json: bool) -> No
 
 
 def _show_ran(kind: str, address: str | None, ended: str, limit: int, as_json: bool) -> None:
-    """What the events of a session that has ended say of its tasks, or calls of actors: rows of a table go with their job."""
+    """Show the tasks, or calls of actors, from the events of an ended session: rows of a table end with their job."""
     with tables_of(address, ended) as tables:
         found = [event for event in trace_events(tables) if event["ph"] == "X" and event["cat"].split(",")[0] == kind]
     rows = [

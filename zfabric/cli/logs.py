@@ -1,4 +1,4 @@
-"""``zfabric logs``: what the workers printed, read from the session's files; no daemon is asked."""
+"""``zfabric logs``: output of the workers, read from the session's files without a query to the daemon."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from zfabric.runtime.logs import STREAMS, log_path, worker_pids
 from zfabric.runtime.session import Session
 
 LOOK_EVERY = 0.2
-"""Pause between two looks at the files, in seconds."""
+"""Pause between two reads of the files, in seconds."""
 CHUNK_BYTES = 1 << 20
 SYSTEM = ("daemon", "template", "supervisor")
 """The fabric's own processes that have logs."""
 
 
 class Source(NamedTuple):
-    """A file, the process that writes it, and its lines as they are read."""
+    """A log file, the process that writes it, and its lines as they are read."""
 
     path: str
     who: str
@@ -73,7 +73,7 @@ def _sources(session: Session, pid: int | None, daemon: bool, known: dict[str, L
 
 
 def _show(source: Source, lines: int | None) -> int:
-    """Print a file, after what was rotated away from it, or its last lines; return where it ended."""
+    """Print a file, after the parts rotated away from it, or its last lines; return the offset of its end."""
     kept: deque[tuple[str, str]] = deque(maxlen=lines)
     rotated = [f"{source.path}.{number}" for number in range(9, 0, -1)]
     end = 0
@@ -87,7 +87,7 @@ def _show(source: Source, lines: int | None) -> int:
                         else:
                             kept.append(shown)
                 end = file.tell()
-        except FileNotFoundError:  # its worker ended, and it was empty
+        except FileNotFoundError:  # Its worker ended, and the file was empty.
             continue
     for shown in kept:
         _print(source, *shown)
@@ -99,7 +99,7 @@ def _print(source: Source, name: str, line: str) -> None:
 
 
 def _follow(session: Session, pid: int | None, daemon: bool, known: dict[str, Lines], offsets: dict[str, int]) -> None:
-    """Print what is appended, also to files that come, until the session ends."""
+    """Print what is appended, also to new files, until the session ends."""
     partial: dict[str, bytes] = {}
     while True:
         alive = session.alive()
@@ -107,14 +107,14 @@ def _follow(session: Session, pid: int | None, daemon: bool, known: dict[str, Li
             _show_new(source, offsets, partial)
         if not alive:
             return
-        time.sleep(LOOK_EVERY)  # as `tail -f` does: files come, are rotated and go, and nobody waits for a line to the millisecond
+        time.sleep(LOOK_EVERY)  # Polls as `tail -f` does: files are created, rotated and removed, and a short delay does not matter.
 
 
 def _show_new(source: Source, offsets: dict[str, int], partial: dict[str, bytes]) -> None:
     path = source.path
     try:
         with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size < offsets.get(path, 0):  # it was rotated
+            if os.fstat(file.fileno()).st_size < offsets.get(path, 0):  # The file was rotated.
                 offsets[path] = 0
             file.seek(offsets.get(path, 0))
             data = file.read(CHUNK_BYTES)

@@ -1,4 +1,4 @@
-"""``zfabric``: the command line. What is listed here is all that is imported for ``--help``; a command's module comes with its use."""
+"""``zfabric``: the command line. ``--help`` imports this module only; each command's module is imported on use."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from zfabric._version import __version__
 from zfabric.exceptions import ConfigError, FabricError
 
 INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells give it."""
+"""Exit code after Ctrl-C, as shells set it."""
 
 
 class CommandEntry(NamedTuple):
-    """A command: where it is, and its line in the help."""
+    """A command: its module and its line in the help."""
 
     name: str
     module: str
@@ -63,14 +63,14 @@ _ENTRIES = {entry.name: entry for _, entries in SECTIONS for entry in entries}
 
 
 class Commands(click.Group):
-    """The commands of ``SECTIONS``, each imported when it is run."""
+    """The commands of ``SECTIONS``, each imported when it runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Their names, in the order of the help."""
+        """Return the commands' names, in the order of the help."""
         return list(_ENTRIES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, imported now."""
+        """Import a command and return it."""
         entry = _ENTRIES.get(cmd_name)
         if entry is None:
             return None
@@ -78,7 +78,7 @@ class Commands(click.Group):
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, with a guess at what was meant."""
+        """Resolve a command as click does, and suggest a name for an unknown one."""
         name = args[0]
         if name not in _ENTRIES and not name.startswith("-"):
             import difflib
@@ -91,7 +91,7 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The sections, without importing what they list."""
+        """Write the sections of the help without importing the commands."""
         width = max(map(len, _ENTRIES))
         for title, entries in SECTIONS:
             with formatter.section(title):
@@ -109,11 +109,11 @@ def program() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """The entry point. Every error is one clear line: exit code 2 for what was typed wrongly, 1 for all else."""
+    """Run the command line and exit. Every error is one clear line: exit code 2 for invalid arguments, 1 for all else."""
     try:
         _beginning.over()
         result: Any = program.main(arguments, prog_name="zfabric", standalone_mode=False)
-        if callable(result):  # a user's program, run outside of click
+        if callable(result):  # A user's program, run outside of click.
             result()
         code = result if isinstance(result, int) else 0
         sys.stdout.flush()
@@ -129,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except FabricError as error:
         click.echo(f"Error: {error}", err=True)
         code = 1
-    except BrokenPipeError:  # the reader (``head``, a pager) has seen enough
+    except BrokenPipeError:  # The reader (``head``, a pager) has closed the pipe.
         import os
 
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the values they take."""
+"""Options that several commands share, and the types of their values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class WholeNumber(click.ParamType):  # type: ignore[type-arg]  # Generic for type checkers alone.
-    """A whole number within bounds. What is wrong with one is said with its unit and both of them."""
+    """A whole number within bounds. An error text names its unit and both bounds."""
 
     name = "number"
 
@@ -25,7 +25,7 @@ class WholeNumber(click.ParamType):  # type: ignore[type-arg]  # Generic for typ
         self.maximum = maximum
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The number that was typed."""
+        """Return the number, or fail with a usage error."""
         try:
             number = int(value)
         except ValueError:
@@ -37,7 +37,7 @@ class WholeNumber(click.ParamType):  # type: ignore[type-arg]  # Generic for typ
 
 
 PID = WholeNumber("pid of a process", 1)
-"""What a process is named by."""
+"""The type of a process id."""
 
 
 def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
@@ -83,7 +83,7 @@ def _settings(ctx: click.Context, param: click.Parameter, values: tuple[str, ...
 
 
 def setting(name: str, text: str) -> Any:
-    """What ``text`` means for the setting ``name``. ConfigError if it cannot mean anything."""
+    """Parse ``text`` as a value of the setting ``name``. Raises ConfigError if it is invalid."""
     default = dict(Config().pairs()).get(name, "")
     if isinstance(default, bool):
         truth = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
@@ -106,7 +106,7 @@ def setting(name: str, text: str) -> Any:
 
 
 def cluster_options(function: Function) -> Function:
-    """What a cluster is made of. The command gets ``num_cpus``, ``num_gpus``, ``resources``, ``object_store_memory``, ``config``."""
+    """Add the options of a new cluster: ``num_cpus``, ``num_gpus``, ``resources``, ``object_store_memory``, ``config``."""
     for decorate in (
         click.option(
             "--config", callback=_settings, multiple=True, metavar="NAME=VALUE", help="A setting of zfabric.config; may be repeated."
@@ -126,11 +126,11 @@ def cluster_options(function: Function) -> Function:
 
 
 def address_option(function: Function) -> Function:
-    """Which cluster a tool looks at."""
+    """Add the option for the cluster to query."""
     text = 'The cluster: a session directory, or "auto" for the started one. [env: ZFABRIC_ADDRESS]'
     return click.option("--address", metavar="ADDRESS", help=text)(function)
 
 
 def json_option(function: Function) -> Function:
-    """One JSON document instead of a table."""
+    """Add the option for one JSON document instead of a table."""
     return click.option("--json", "as_json", is_flag=True, help="One JSON document instead of a table.")(function)

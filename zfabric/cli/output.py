@@ -1,4 +1,4 @@
-"""What commands print: tables for people, one JSON document for programs."""
+"""Output of commands: tables for people, one JSON document for programs."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 import click
 
 WIDE = 10_000
-"""Width of a table that is not for a terminal: nothing is cut off for ``grep``."""
+"""Width of a table outside a terminal: ``grep`` then sees untruncated cells."""
 
 
 def print_json(document: Any) -> None:
-    """One JSON document."""
+    """Print one JSON document."""
     click.echo(json.dumps(document, indent=2))
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], flexible: str = "") -> None:
-    """A table without lines. ``>`` before a column's name sets it flush right; ``flexible`` is the one that gives way."""
+    """Print a table without lines. ``>`` before a column's name right-aligns it; the column ``flexible`` shrinks to fit."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -56,7 +56,7 @@ _STYLES = {
 
 
 def size(count: float) -> str:
-    """A number of bytes as people read it."""
+    """Format a number of bytes."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024 or unit == "GiB":
             break
@@ -65,10 +65,10 @@ def size(count: float) -> str:
 
 
 def amount(count: float) -> str:
-    """An amount of a resource: whole where it is."""
+    """Format an amount of a resource: without decimals if it is whole."""
     return f"{count:g}"
 
 
 def amounts(demand: dict[str, float]) -> str:
-    """A demand as people read it."""
+    """Format a demand."""
     return ", ".join(f"{amount(count)} {name}" for name, count in sorted(demand.items())) or "-"

@@ -1,4 +1,4 @@
-"""Which cluster a command is about, and a connection to it; ``zfabric sessions``; what is left of one that has ended."""
+"""The session of a command and a connection to it; ``zfabric sessions``; the remains of ended sessions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from zfabric.runtime.session import Session, find_sessions, kept_sessions, start
 
 
 def chosen_session(address: str | None) -> Session:
-    """The session at ``address``, else at ``ZFABRIC_ADDRESS``, else the started one, else the only one that runs."""
+    """Return the session at ``address``, else at ``ZFABRIC_ADDRESS``, else the started one, else the only one that runs."""
     address = address or os.environ.get(ADDRESS_VARIABLE) or ""
     if address and address != "local":
         return find_session(address)
@@ -39,7 +39,7 @@ def chosen_session(address: str | None) -> Session:
 
 
 def about(session: Session) -> str:
-    """A session in a few words."""
+    """Describe a session in a few words."""
     try:
         description = session.describe()
     except VersionMismatchError:
@@ -53,13 +53,13 @@ def about(session: Session) -> str:
 
 
 def session_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Which session that has ended a tool looks at instead."""
+    """Add the option for an ended session to read instead."""
     text = 'A session that has ended and was kept, as `zfabric sessions` lists it; "last" is the latest.'
     return click.option("--session", "ended", metavar="ID", help=text)(function)
 
 
 def kept_session(identifier: str) -> Session:
-    """The session that was kept under this id, of which the first digits will do; "last" is the latest."""
+    """Return the ended session with this id, or with an id that starts so; "last" is the latest."""
     sessions = kept_sessions()
     found = sessions[-1:] if identifier == "last" else [each for each in sessions if each.identifier.startswith(identifier)]
     if len(found) != 1:
@@ -70,20 +70,20 @@ def kept_session(identifier: str) -> Session:
 
 
 def looked_at(address: str | None, ended: str | None) -> Session:
-    """The session that ``--session`` names, else the cluster that ``chosen_session`` finds."""
+    """Return the session that ``--session`` names, or else the cluster that ``chosen_session`` finds."""
     if address and ended:
         raise click.UsageError("--address and --session exclude each other")
     return kept_session(ended) if ended else chosen_session(address)
 
 
 class KeptTables:
-    """The control store of a session that has ended, which answers what a daemon would of its rows."""
+    """The control store of an ended session; it answers queries of rows as a daemon would."""
 
     def __init__(self, session: Session) -> None:
         self._journal = ReadOnlyJournal.look_into(str(session.describe()["store"]))
 
     def query(self, what: str, *arguments: Any, timeout: float = 10.0) -> Any:
-        """(rows, whether there are more) of a table: ``query("rows", table, after, count)``, and nothing else."""
+        """Return (rows, whether there are more) of a table: only ``query("rows", table, after, count)`` is supported."""
         assert what == "rows", what
         table, after, count = arguments
         rows = self._journal.scan(table, b"", after, count)
@@ -96,7 +96,7 @@ class KeptTables:
 
 @contextmanager
 def tables_of(address: str | None, ended: str | None) -> Iterator[FabricClient | KeptTables]:
-    """What answers ``query("rows", …)``: the daemon of a cluster, or the store of a session that has ended."""
+    """Yield an object that answers ``query("rows", …)``: a connection to a cluster's daemon, or the store of an ended session."""
     session = looked_at(address, ended)
     tables = KeptTables(session) if ended else attach(session, kind="tool")
     try:
@@ -153,7 +153,7 @@ def _facts(session: Session, state: str) -> dict[str, Any]:
 
 @contextmanager
 def connected(session: Session) -> Iterator[FabricClient]:
-    """A connection to the session's daemon, as a tool."""
+    """Yield a connection to the session's daemon, as a tool."""
     client = attach(session, kind="tool")
     try:
         yield client
@@ -162,7 +162,7 @@ def connected(session: Session) -> Iterator[FabricClient]:
 
 
 def seconds(span: float) -> str:
-    """A time span as people read it."""
+    """Format a time span."""
     if span < 1:
         return f"{span * 1000:.0f} ms"
     if span < 60:

@@ -1,4 +1,4 @@
-"""``zfabric stack``: what every thread of the workers runs, and for how long."""
+"""``zfabric stack``: the stacks of all threads of the workers, with running times."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from zfabric.runtime.session import Session
 from zfabric.runtime.stacks import Thread, dump_path, dumped_threads, frames_of_program, is_idle_loop
 
 ANSWER_SECONDS = 2.5
-"""How long a process may take to answer: a driver looks for questions once a second."""
+"""How long a process may take to answer, in seconds: a driver polls for requests once a second."""
 DUMP_SECONDS = 2.0
 NATIVE_SECONDS = 30.0
 
@@ -69,7 +69,7 @@ def _pids(client: FabricClient, subject: str | None) -> list[int]:
 
 
 def _process(session: Session, client: FabricClient, pid: int, worker: dict[str, Any] | None, everything: bool) -> dict[str, Any]:
-    """What a process says of its threads; if it does not answer, what it dumps."""
+    """Return what a process reports of its threads, or a dump of its stacks if it does not answer."""
     answers = True
     threads: tuple[Thread, ...] = ()
     try:

@@ -18,7 +18,7 @@ from zfabric.runtime.session import Session
 from zfabric.runtime.timeline import rows_of
 
 PAGE = 100
-"""Rows asked for at a time: a row may be a function with all that it carries."""
+"""Rows per query: a row may be a function with all that it captures."""
 
 
 @click.group(short_help="The control store's tables.")
@@ -55,7 +55,7 @@ def _of_directory(path: str, table: str | None, limit: int | None) -> Iterator[d
     if not os.path.isdir(path):
         raise click.BadParameter(f"there is no directory {path!r}", param_hint="PATH")
     session = Session(os.path.abspath(path))
-    if os.path.exists(f"{path}/session.json"):  # a session's directory, rather than a store's
+    if os.path.exists(f"{path}/session.json"):  # A session's directory, not a store's.
         if session.alive():
             return _of_cluster(session, table, limit)
         path = str(session.describe()["store"])

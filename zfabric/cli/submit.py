@@ -1,7 +1,7 @@
 """``zfabric submit``: run a program as ``python`` would, on a cluster that the command line describes.
 
-What was asked for reaches ``zf.init()`` through the environment (``ZFABRIC_ADDRESS``, ``ZFABRIC_SUBMIT``), where the program's own
-arguments do not say otherwise: so it also holds for a program that never calls ``init``, and none is started for one that uses no task.
+Options reach ``zf.init()`` through the environment (``ZFABRIC_ADDRESS``, ``ZFABRIC_SUBMIT``); arguments of the program itself override
+them. They also apply to a program that never calls ``init``, and a program that uses no task starts no cluster.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def submit(
     from zfabric.runtime.connect import LOCAL, session_to_join
 
     named = bool(where) and where != LOCAL
-    session = None if (given or keep) and named else session_to_join(where)  # says what is wrong before the program begins
+    session = None if (given or keep) and named else session_to_join(where)  # Raises its error before the program begins.
     if (given or keep) and (named or session is not None):
         options = ", ".join("--" + name.replace("_", "-") for name in (*given, *["keep"] * keep))
         which = where if session is None else f"that you have started, {session.directory},"
@@ -77,7 +77,7 @@ def submit(
 
 
 def _compiled(script: str) -> Callable[[], types.CodeType]:
-    """Read the program now, so that a missing one is an error of the command line; compile it when it is run."""
+    """Read the program now, so that a missing file is an error of the command line; compile it when it runs."""
     try:
         path = os.path.abspath(script)
         with io.open_code(path) as file:
@@ -94,11 +94,11 @@ def _compiled(script: str) -> Callable[[], types.CodeType]:
 def run(code: Callable[[], types.CodeType], script: str, arguments: tuple[str, ...]) -> NoReturn:
     """Run the program as ``__main__`` and exit as it does.
 
-    The module stays ``__main__`` to the very end (which ``runpy`` would not do), since threads and exit handlers of the program,
-    and what it pickled, go on looking for it.
+    The module stays ``__main__`` to the end (``runpy`` would restore it earlier), since the program's threads, exit handlers and pickled
+    objects still look it up.
     """
     sys.argv = [script, *arguments]
-    if not sys.flags.safe_path:  # the first entry is where this command lies
+    if not sys.flags.safe_path:  # The first entry is this command's directory.
         del sys.path[0]
     sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
     module = types.ModuleType("__main__")
@@ -110,7 +110,7 @@ def run(code: Callable[[], types.CodeType], script: str, arguments: tuple[str, .
         raise
     except KeyboardInterrupt:
         _interrupted()
-    except BaseException as error:  # as the interpreter does with what a program does not catch, but without our frames
+    except BaseException as error:  # Handle an uncaught error as the interpreter does, but without our frames.
         frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
         if isinstance(error, SyntaxError) and frames is not None and frames.tb_frame.f_code.co_name == "<lambda>":
             frames = None
@@ -120,9 +120,9 @@ def run(code: Callable[[], types.CodeType], script: str, arguments: tuple[str, .
 
 
 def _interrupted() -> NoReturn:
-    """End the job in order: nothing of it is left when this process ends. A second Ctrl-C must not interrupt that."""
+    """End the job in order before this process exits. A second Ctrl-C must not interrupt that."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     shutdown()
     print("interrupted", file=sys.stderr, flush=True)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # threads of the program that do not end can be interrupted
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # The program's threads that do not end can be interrupted.
     sys.exit(INTERRUPTED)

@@ -1,4 +1,4 @@
-"""``zfabric timeline``: what ran when and where."""
+"""``zfabric timeline``: what ran, when and where."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def timeline(address: str | None, ended: str | None, output: str) -> None:
 
 @contextmanager
 def _file(path: str) -> Iterator[IO[str]]:
-    """A file that appears under its name when it is whole; devices and pipes are written to as they are."""
+    """Yield a file that appears under its name when it is complete; devices and pipes are written directly."""
     if os.path.isdir(path):
         raise click.BadParameter(f"{path!r} is a directory", param_hint="-o")
     special = os.path.exists(path) and not os.path.isfile(path)
@@ -52,7 +52,7 @@ def _file(path: str) -> Iterator[IO[str]]:
             yield file
         if not special:
             os.replace(partial, path)
-    except BaseException:  # Ctrl-C too: half a file is not left behind
+    except BaseException:  # Ctrl-C too: remove the incomplete file.
         if not special:
             os.unlink(partial)
         raise
