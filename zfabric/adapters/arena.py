@@ -37,24 +37,26 @@ _STATE_AT = 5
 _INDEX_STEP = 64 * 2**10
 """Bytes by which the index's memory grows."""
 _MEMORY_RESERVE = 64 * 2**20
-"""Memory left to the system when the arena asks for more: running into the end of it gets processes killed instead of an error."""
+"""Memory left to the system when the arena grows: at the end of memory, processes are killed instead of getting an error."""
 
 _TRY_AGAIN_SECONDS, _TRY_AGAIN_SECONDS_MOST = 0.005, 0.1
-"""While huge pages come slowly, one is tried this long after the first that did, then after twice as long each time, at most after the
-second: one takes some seven milliseconds where they come from a host."""
+"""Seconds without huge pages after the first slow one, doubled after each further one up to the second value: a huge page takes some
+seven milliseconds if a host provides it.
+"""
 _SLOW_BYTES_PER_SECOND = 2 * 2**30
-"""Huge pages that come more slowly than this come more slowly than small ones."""
+"""Below this rate, huge pages are slower than small ones."""
 _HUGE_STEP_MOST = 32 * 2**20
-"""Most bytes of huge pages asked for in one call, after some that came fast: how fast these do is known after it."""
+"""The most bytes of huge pages requested in one call after fast ones: their speed is known only after the call."""
 
 _MADV_REMOVE, _MADV_COLLAPSE = 9, 25
 _F_ADD_SEALS, _F_SEAL_SHRINK, _F_SEAL_GROW = 1033, 0x2, 0x4
 
 
 def create_arena(directory: str, size: int) -> int:
-    """A new arena of ``size`` bytes (``arena_bytes`` of it), without a name; its descriptor.
+    """Create an arena of ``size`` bytes (its file has ``arena_bytes(size)``), without a name; return its descriptor.
 
-    ``directory`` is a tmpfs to make it in; empty takes anonymous shared memory. Its size can never change, so no mapping loses its end.
+    ``directory`` is a tmpfs for its file; an empty string selects anonymous shared memory. The size never changes, so no mapping loses its
+    end.
     """
     size = arena_bytes(size)
     if not directory:
@@ -98,7 +100,7 @@ class Arena:
         self._slots_used = 0
         self._index_ready = 0
         self._try_again_after = 0.0
-        """Seconds without huge pages after the last that came slowly; 0 if they came fast."""
+        """Seconds without huge pages after the last slow one; 0 if they were fast."""
         self._try_again_at = 0.0
         self._huge_step = PIECE
         self._index_end = data_start(self.size)
@@ -122,7 +124,7 @@ class Arena:
         return private_view(self._descriptor, offset, size)
 
     def writable(self, offset: int, size: int) -> memoryview:
-        """The payload at ``offset``, for the process that was granted the room."""
+        """The payload at ``offset``, writable, for the process that has the grant."""
         return self._memory[offset : offset + size]
 
     def seal(self, offset: int, object_id: bytes, size: int, digest: bytes = b"") -> None:
@@ -205,15 +207,15 @@ class Arena:
     # -- memory (daemon only) --
 
     def make_ready(self, offset: int, size: int) -> str:
-        """Have memory behind these whole pieces, warm if the system can; the empty string, or why not.
+        """Allocate memory for these whole pieces, as huge pages if possible; return an empty string, or the reason for a refusal.
 
-        Huge pages are several times faster than small ones, to get and to write first, where the machine has the memory. A virtual
-        machine may have to get them from its host at a thirtieth of that; small pages are then had sooner from what was freed.
-        So pages are huge unless the last ones were slow to come; while they are, one is tried now and then.
+        Huge pages are several times faster than small ones to allocate and to write first, if the machine has the memory. A virtual machine
+        may have to get them from its host at a thirtieth of that speed; small pages from freed memory are then faster. So pages are huge
+        unless the last ones were slow; after slow ones, a huge page is tried now and then.
 
-        What counts is this thread's processor time, in which a virtual machine's host is waited for. The clock would count other
-        processes that have their turn on the processor, and the call's own wait for a turn on every other one (it empties their lists
-        of pages first): that is a matter of a busy machine, and no reason to take small pages.
+        The measure is this thread's processor time, which includes a virtual machine's wait for its host. Wall-clock time would include
+        other processes on the processor, and the call's own wait for all other processors (it empties their page lists first): that depends
+        on the machine's load, and is no reason to use small pages.
         """
         if self._mapping is None:
             return "the arena is open for reading only"
@@ -253,7 +255,7 @@ class Arena:
 
 
 def _memory_short(size: int) -> str:
-    """Why the system should not be asked for ``size`` bytes now, or the empty string."""
+    """Return why the system cannot provide ``size`` bytes now, or an empty string."""
     with open("/proc/meminfo", "rb") as lines:
         for line in lines:
             if line.startswith(b"MemAvailable:"):

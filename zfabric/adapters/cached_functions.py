@@ -13,15 +13,15 @@ from collections import ChainMap
 from typing import Any
 
 CachedFunction: Any = functools._lru_cache_wrapper
-"""The class of what ``functools.lru_cache`` makes."""
+"""The class of the functions that ``functools.lru_cache`` makes."""
 _NAMES = ("__module__", "__name__", "__qualname__", "__doc__")
 _MADE = frozenset(functools.WRAPPER_ASSIGNMENTS) | {"__wrapped__", "cache_parameters"}
-"""Attributes that making one sets."""
+"""Attributes that the constructor sets."""
 _NOTHING = object()
 
 
 def reduce_cached(cached: Any) -> str | tuple[Any, ...]:
-    """What pickle asks of a cached function: its name where other processes find it by that, else what it is made of."""
+    """Reduce a cached function for pickle: to its name if other processes can import it, or else to its parts."""
     if _importable(cached):
         return str(cached.__qualname__)
     inside = cached.__wrapped__
@@ -37,7 +37,7 @@ def _cached(function: Any, parameters: dict[str, Any]) -> Any:
 
 
 def _importable(cached: Any) -> bool:
-    """Whether other processes find it by its name, and are to."""
+    """Whether other processes can and should import it by name."""
     import cloudpickle
 
     found: Any = sys.modules.get(str(cached.__module__))
@@ -53,7 +53,7 @@ def _importable(cached: Any) -> bool:
 
 @functools.cache
 def pickler() -> Any:
-    """The class of picklers for all but plain data: cloudpickle's, which takes functions with a cache, too."""
+    """Return the class of picklers for all but plain data: cloudpickle's, with support for cached functions."""
     import cloudpickle
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]

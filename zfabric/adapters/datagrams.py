@@ -15,9 +15,9 @@ import socket
 from zfabric.protocol.ids import INCARNATION_BYTES
 
 FRAME_BYTES = 64 * 2**10
-"""Larger frames take the long way: the system keeps little room for datagrams, and of many bytes their copies are what costs."""
+"""Larger frames go through ZeroMQ: the system has little room for datagrams, and copies dominate the cost of many bytes."""
 SUFFIX = ".d"
-"""What the name of this socket adds to that of the ZeroMQ one beside it."""
+"""The suffix of this socket's name, after the name of the ZeroMQ socket."""
 
 
 class Datagrams:
@@ -30,14 +30,14 @@ class Datagrams:
         self._path = path_of(directory, incarnation)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
-        with contextlib.suppress(OSError):  # Without a name nobody finds it, and all take the long way to this process.
+        with contextlib.suppress(OSError):  # Without a name, all frames to this process go through ZeroMQ.
             self._socket.bind(self._path)
         self.fd = self._socket.fileno()
         self._asked = select.poll()
         self._asked.register(self.fd, select.POLLIN)
 
     def send(self, path: bytes, frame: bytes) -> bool:
-        """Put a frame into the queue of the process that receives there; False if it has none, or no room in it."""
+        """Put a frame into the queue of the process at ``path``; return False if there is no queue, or no room in it."""
         try:
             self._socket.sendto(self._own + frame, path)
         except OSError:
@@ -46,11 +46,11 @@ class Datagrams:
 
     @property
     def readable(self) -> bool:
-        """Whether one has come."""
+        """Whether a datagram has arrived."""
         return bool(self._asked.poll(0))
 
     def take(self) -> tuple[bytes, bytes] | None:
-        """The incarnation of a sender, and its frame; None if none has come."""
+        """Return (sender's incarnation, frame); None if none has arrived."""
         try:
             datagram = self._socket.recv(INCARNATION_BYTES + FRAME_BYTES)
         except BlockingIOError:
@@ -65,5 +65,5 @@ class Datagrams:
 
 
 def path_of(directory: str, incarnation: bytes) -> bytes:
-    """Where the process of this incarnation receives datagrams."""
+    """The path at which the process of this incarnation receives datagrams."""
     return os.fsencode(os.path.join(directory, incarnation.hex() + SUFFIX))

@@ -20,10 +20,10 @@ from zfabric.machines.common.tables import TABLES, Pair
 from zfabric.protocol.ids import TASK_BYTES
 
 HEX_BYTES_MAX = 32
-"""Longest bytes shown in hex: every id; arguments and values are longer and say nothing to people."""
+"""The most bytes shown in hex: every id fits; arguments and values are longer, and their hex is of no use."""
 _PAGE = 256
 _UNREADABLE = (ValueError, TypeError, AttributeError, KeyError, IndexError, RecursionError, msgpack.UnpackException)
-"""What reading a row raises whose bytes are not ours: it is shown as it is."""
+"""Errors of reading a row in an unknown format: the row is shown as it is."""
 
 
 def dump(path: str, table: str | None = None, limit: int | None = None) -> Iterator[dict[str, Any]]:
@@ -120,7 +120,7 @@ def _checkpoint(key: bytes, value: bytes) -> dict[str, Any]:
 
 
 def _key(table: str, key: bytes) -> str:
-    """Names are text, "meta" is ours; all other keys are ids."""
+    """Format a key: names are text, "meta" is ours, and all other keys are ids."""
     if table in ("name", "meta"):
         return key.decode("utf-8", errors="backslashreplace")
     return key.hex()

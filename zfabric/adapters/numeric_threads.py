@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 OPENMP = "OMP_NUM_THREADS"
 VARIABLES = (OPENMP, "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""What they read, when they are loaded, to decide how many threads to start."""
+"""The variables that libraries read when they are loaded, for the number of threads to start."""
 
 
 class _Library(NamedTuple):
@@ -40,7 +40,7 @@ _TORCH = (OPENMP, "MKL_NUM_THREADS")
 _said: dict[str, str] = {}
 """The variables that the user has set."""
 _count = 1
-"""How many threads libraries have where the user says nothing."""
+"""The number of threads of each library unless the user sets it."""
 
 
 def begin(count: int) -> None:
@@ -56,7 +56,7 @@ def begin(count: int) -> None:
 
 
 def limit(count: int) -> None:
-    """Change how many threads libraries have. Takes a millisecond or two if that is another number than before."""
+    """Change the number of threads of libraries. Takes a millisecond or two if the number changes."""
     global _count
     if count != _count:
         _count = count
@@ -79,12 +79,12 @@ def _set_libraries() -> None:
                 _call(path, library.setters, _wanted(library.variables))
     torch, count = sys.modules.get("torch"), _wanted(_TORCH)
     if torch is not None and count and hasattr(torch, "set_num_threads"):
-        with contextlib.suppress(RuntimeError):  # it is torch's to say when that can be changed
+        with contextlib.suppress(RuntimeError):  # torch raises this if it is too late for a change.
             torch.set_num_threads(count)
 
 
 def _wanted(variables: tuple[str, ...]) -> int:
-    """What is said of a library; 0 if that is no number, and the library is to make of it what it will."""
+    """Return the number that a variable sets; 0 if it is not a number, and the library is to interpret it."""
     for name in variables:
         if name in _said:
             first = _said[name].partition(",")[0].strip()
@@ -98,7 +98,7 @@ def _loaded() -> set[str]:
         with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
             lines = (line.split(maxsplit=5) for line in file)
             return {fields[5].rstrip("\n") for fields in lines if len(fields) == 6 and ".so" in fields[5]}
-    except OSError:  # no file can be opened any more: the task is not to fail for that
+    except OSError:  # No file can be opened any more: the task must not fail for that.
         return set()
 
 

@@ -90,13 +90,13 @@ def threads_max() -> int:
 
 
 def why_no_process(error: OSError) -> str:
-    """The text for people about a failed fork."""
+    """Return the error text about a failed fork."""
     hint = f": this user may have {threads_max():,} processes and threads (ulimit -u)" if error.errno == errno.EAGAIN else ""
     return f"fork: {error.strerror}{hint}"
 
 
 def working_directory() -> str:
-    """Where this process works; empty if that directory was deleted."""
+    """The working directory of this process; empty if it was deleted."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -224,7 +224,7 @@ def kill_children(timeout: float = 5.0) -> None:
             kill_group(child)
         try:
             if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                time.sleep(0.001)  # what becomes our child later tells nobody; this lasts as long as the kernel takes to kill
+                time.sleep(0.001)  # The kernel does not notify us of new children; this lasts until it has killed all.
         except ChildProcessError:
             return
 

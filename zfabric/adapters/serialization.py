@@ -73,9 +73,9 @@ BUFFER_MIN = 16 * 1024
 """``bytes`` at least this long are written from where they are, not copied through the pickle."""
 
 _REGISTERED = copyreg.dispatch_table
-"""Classes that a program has registered a serializer for: what that does may need cloudpickle."""
+"""Classes for which a program has registered a serializer: its results may need cloudpickle."""
 _CONTENTS = bytes.__basicsize__ - 1
-"""Where in a ``bytes`` object its contents are."""
+"""The offset of the contents in a ``bytes`` object."""
 _TAG = 0x01
 OWN_MEMORY = 0x02
 """The tag of a value whose reader may write to its bytes."""
@@ -92,7 +92,7 @@ class _Collecting(threading.local):
 
     references: dict[bytes, None] | None = None
     tensors = False
-    """Whether there was a tensor."""
+    """Whether the value contained a tensor."""
     functions: list[Any] | None = None
     kind: type | None = None
     """The class whose instance is being loaded."""
@@ -162,7 +162,7 @@ def _is_plain_array(value: Any, kind: type) -> bool:
 
 
 class SerializedValue:
-    """A value on its way out: a pickle, and the buffers that are written from where they are.
+    """A serialized value: a pickle, and buffers that are written from their original memory.
 
     The buffers are views of the user's memory: write them before the call that made this returns to the user.
     """
@@ -182,7 +182,7 @@ class SerializedValue:
         self.size = size
 
     def pieces(self) -> list[bytes | memoryview]:
-        """The whole, in pieces that follow each other."""
+        """The whole value, as consecutive pieces."""
         if not self.buffers:
             return [self.stream]
         lengths = [buffer.nbytes for buffer in self.buffers]
@@ -200,7 +200,7 @@ class SerializedValue:
         return b"".join(self.pieces()) if self.buffers else self.stream
 
     def write_into(self, target: memoryview) -> None:
-        """The whole, written at the start of ``target`` (64-byte aligned, at least ``size`` long)."""
+        """Write the whole value at the start of ``target`` (64-byte aligned, at least ``size`` long)."""
         position = 0
         for piece in self.pieces():
             end = position + len(piece)
@@ -324,11 +324,11 @@ def deserialize(data: bytes | memoryview, owner: Callable[[], None] | None = Non
             return _load(data, ())
         finally:
             if owner is not None:
-                _let_go(owner)
+                _call_owner(owner)
     if data[0] == OWN_MEMORY and (type(data) is bytes or memoryview(data).readonly):
         view = _copied(data)
         if owner is not None:
-            _let_go(owner)
+            _call_owner(owner)
             owner = None
     else:
         view = memoryview(data) if owner is not None else _aligned(data)
@@ -336,7 +336,7 @@ def deserialize(data: bytes | memoryview, owner: Callable[[], None] | None = Non
         import numpy
 
         base: Any = numpy.frombuffer(view, numpy.uint8)
-        weakref.finalize(base, _let_go, owner).atexit = False
+        weakref.finalize(base, _call_owner, owner).atexit = False
         view = memoryview(base)
         del base
     if not view.readonly:
@@ -375,8 +375,8 @@ def deserialize_all(values: Iterable[bytes]) -> list[Any]:
         raise _cannot_unpickle(error) from error
 
 
-def _let_go(owner: Callable[[], None]) -> None:
-    """Call ``owner``; a finalizer has nobody to raise to, and at interpreter exit the client may be half gone."""
+def _call_owner(owner: Callable[[], None]) -> None:
+    """Call ``owner``. A finalizer has no caller to raise to, and at interpreter exit the client may be partly destroyed."""
     try:
         owner()
     except Exception:  # see above
@@ -421,7 +421,7 @@ def _cannot_unpickle(error: Exception) -> SerializationError:
 
 
 def _advice(error: Exception) -> str:
-    """What to do about a value, or a function, of a module that this process does not find."""
+    """Return advice for a value or a function whose module this process cannot import."""
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return ""
     module = error.name.partition(".")[0]
@@ -483,7 +483,7 @@ def load_instance(data: bytes, kind: type) -> Any:
 
 
 def _kind() -> type:
-    """Stands for the class in pickled instances."""
+    """Placeholder for the class in pickled instances."""
     if _collecting.kind is None:
         raise SerializationError("the state of an actor is loaded by its process alone")
     return _collecting.kind
@@ -589,7 +589,7 @@ Retry = bool | tuple[type[BaseException], ...]
 
 
 def dump_function(function: Callable[..., Any], retry: Retry = False, name: str = "function") -> bytes:
-    """The payload that a worker needs of a function: the function, and the exceptions that are worth another attempt (True: all)."""
+    """Pack a function for workers: the function, and the exceptions that cause another attempt (True: all)."""
     return _pickle((function, retry), _CLOUD, name).to_bytes()
 
 
@@ -630,7 +630,7 @@ def load_function(
 
 
 class Raises:
-    """A value that raises when it is read: the error that ``dump_error`` packed, in place of what a generator did not yield."""
+    """A value that raises an error when it is read: the error of ``dump_error``, in place of values that a generator did not yield."""
 
     def __init__(self, payload: bytes) -> None:
         self.payload = payload
@@ -647,9 +647,9 @@ register_plain(Raises)
 
 
 class Unfinished(Exception):
-    """A generator raised ``error`` after it had yielded values that its caller is to have.
+    """A generator raised ``error`` after it had yielded values that its caller receives.
 
-    ``finish(failure, count)`` is what the call returns then, of ``count`` values, with ``failure`` in place of those that are missing.
+    ``finish(failure, count)`` returns the result of the call, with ``count`` values: ``failure`` stands in place of the missing ones.
     """
 
     def __init__(self, error: Exception, finish: Callable[[Raises, int], Any]) -> None:
@@ -659,16 +659,19 @@ class Unfinished(Exception):
 
 
 class YieldedItems(tuple[Any, ...]):
-    """All that a generator yielded: where it was to be more, those that there are are kept."""
+    """All values that a generator yielded; if the call expected more, these are retained."""
 
 
 def and_failures(found: Sequence[Any], failure: Raises, count: int) -> Sequence[Any]:
-    """``count`` values: those that exist, and ``failure`` in place of the others."""
+    """Return ``count`` values: those that exist, then ``failure`` for each missing one."""
     return [*found, *[failure] * (count - len(found))] if len(found) < count else found
 
 
 def run_to_its_end(generator: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that returns all that a generator function (plain or async) yields. It raises ``Unfinished`` where that raises later."""
+    """Return a function that collects all values of a generator function (plain or async).
+
+    It raises ``Unfinished`` if the generator raises an error after its first value.
+    """
 
     def items(*args: Any, **kwargs: Any) -> Any:
         values = generator(*args, **kwargs)

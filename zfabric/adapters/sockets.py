@@ -30,7 +30,7 @@ from zfabric.protocol.refusals import Unread, in_place_of, settle
 from zfabric.shell.process import Outgoing, batches
 
 DATAGRAMS_IN_A_ROW = 16
-"""Taken in before one that came through ZeroMQ has its turn."""
+"""The most datagrams received before one frame of ZeroMQ."""
 
 EVENTS, POLLIN, DONTWAIT = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.DONTWAIT)
 _option: Any = zmq.backend.Socket.get
@@ -46,14 +46,14 @@ class Peer:
 
     def __init__(self, path: bytes, link: Link) -> None:
         self.path = path
-        """Where it receives datagrams."""
+        """The path at which it receives datagrams."""
         self.socket: zmq.Socket[bytes] | None = None
-        """Opened for the first frame that takes the long way."""
+        """Opened for the first frame that goes through ZeroMQ."""
         self.admitted = False
         """Whether a socket may be opened to it although it is not registered (``Transport.admits``)."""
         self.link = link
         self.long_way = 0
-        """The newest frame that took it."""
+        """The number of the newest frame that went through ZeroMQ."""
         self.backlog: deque[bytes] = deque()
 
 
@@ -69,9 +69,9 @@ class Transport:
         self.refused = 0
         self._congested: set[bytes] = set()
         self._due_at = math.inf
-        """No link has anything due before this."""
+        """No link has anything due before this time."""
         self.admits: Callable[[bytes], bool] | None = None
-        """Whether a socket may be opened to this peer; None: to every one. Sockets are few, and anybody may claim to be a new peer."""
+        """Whether a socket may be opened to a peer; None admits all. Sockets are few, and any process may claim to be a new peer."""
         self.router = context.socket(zmq.ROUTER)
         self.router.setsockopt(zmq.LINGER, 0)
         self.router.setsockopt(zmq.RCVHWM, config.high_water_mark)
@@ -81,10 +81,10 @@ class Transport:
         self.router.bind("ipc://" + self.path)
         self._datagrams = Datagrams(directory, incarnation)
         self._has_datagram = False
-        """Whether one is known to have come."""
+        """Whether a datagram is known to have arrived."""
         self._in_a_row = 0
         self.sources: list[tuple[Any, int]] = [(self._datagrams.fd, POLLIN), (self.router, POLLIN)]
-        """What is to be polled."""
+        """The sources to poll."""
         self._bell = -1
 
     def peer(self, incarnation: bytes) -> Peer:
@@ -121,7 +121,7 @@ class Transport:
             to, role, message = envelopes[0]
             halves = divided(message) if len(envelopes) == 1 else None
             if halves is not None:
-                envelopes = [(to, role, half) for half in halves]  # The other rows of it are not to fail.
+                envelopes = [(to, role, half) for half in halves]  # The message's other rows must not fail.
             if len(envelopes) > 1:
                 self._send_each(incarnation, envelopes, now)
                 return

@@ -78,7 +78,7 @@ class _File:
         self.page_size = 0
         self.last = 0
         self._roots: tuple[int, int] = (_NO_PAGE, _NO_PAGE)
-        """Of the tree of free pages, and of the tree of tables."""
+        """Roots of the tree of free pages and of the tree of tables."""
         self._seen: set[int] = set()
 
     def _read(self, offset: int, size: int) -> bytes:
@@ -178,7 +178,7 @@ class _File:
 
 
 def _row_problem(table: str, key: bytes, value: bytes) -> str:
-    """Why a daemon could not process this row; empty if it can, or reads no rows of this table."""
+    """Why a daemon could not process this row; empty if it can, or if daemons read no rows of this table."""
     check = _CHECKS.get(table)
     if check is None:
         return ""

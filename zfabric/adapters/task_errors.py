@@ -30,26 +30,26 @@ from zfabric.exceptions import FabricError, TaskError
 from zfabric.protocol.failures import unpack_failure
 
 TRACEBACK_BYTES_MAX = 32 * 1024
-"""Longest remote traceback, or text of an error, that travels: more than anyone reads, and no burden if a million tasks fail."""
+"""The longest remote traceback or error text, in bytes: longer than a reader needs, and small enough if a million tasks fail."""
 ERROR_BYTES_MAX = 2**20
-"""Largest pickled exception that travels: it is sent to everybody whose tasks depend on the one that failed. Of a larger one, what it holds
-is cut down to texts.
+"""The largest pickled exception that is sent: every process whose tasks depend on the failed one receives it. The contents of a larger
+one are cut down to texts.
 """
 ITEMS_BYTES_MAX = (64 * 1024, 1024)
 """Largest argument or attribute of an exception that is too large as a whole; the second, if it still is with the first."""
 
 NODE_DIGITS = 8
-"""Digits of a node's id that people are shown."""
+"""Digits of a node's id in error texts."""
 
 _PACKAGE = __file__.rpartition("/adapters/")[0] + "/"
 _UNFIT = (StopIteration, StopAsyncIteration, KeyboardInterrupt, SystemExit, GeneratorExit)
-"""Not combined with, and ``asyncio.CancelledError`` neither: Python gives these a meaning of their own. One that a task has raised would
-end the generator, the coroutine or the whole program that asks for its value, without a word.
+"""Classes that a TaskError never inherits from (nor from ``asyncio.CancelledError``): Python gives them a meaning of their own.
+Raised in the reader, one would silently end its generator, coroutine or program.
 """
 _READ_ONLY = ("assignment destination is read-only", "output array is read-only")
 _HINT = "Arrays that come from zfabric (arguments, and what zf.get returns) are read-only: take array.copy(), or zf.get(ref, copy=True)."
 _THEIRS = (Exception, SystemExit, GeneratorExit)
-"""What user code may raise while its exceptions are pickled or unpickled; Ctrl-C and interrupts of tasks are for somebody else."""
+"""Errors that user code may raise while its exceptions are pickled or unpickled. Ctrl-C and interrupts of tasks are not among them."""
 
 
 # --- where it was raised ----------------------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ def dump_error(exception: BaseException, facts: Mapping[str, Any]) -> bytes:
 
 
 def _hint(exception: BaseException) -> None:
-    """Advice for errors whose text has none, such as numpy's for arrays that are read-only because they are in the fabric's memory."""
+    """Add a note with advice to errors whose text has none, such as numpy's for arrays that are read-only in the arena."""
     text = exception.args[0] if type(exception) is ValueError and exception.args else None
     if isinstance(text, str) and text in _READ_ONLY and _HINT not in getattr(exception, "__notes__", ()):
         exception.add_note(_HINT)
@@ -85,7 +85,7 @@ def _raised_class(exception: BaseException) -> type[BaseException]:
 
 
 def _name_of(exception: BaseException) -> str:
-    """That class's name, which is known even if the class cannot be loaded."""
+    """The name of the class that was raised first, which is known even if the class cannot be loaded."""
     if isinstance(exception, TaskError) and "_class_name" in vars(exception):
         return str(vars(exception)["_class_name"])
     user_class = _raised_class(exception)
@@ -151,7 +151,7 @@ def _pickled(exception: BaseException) -> bytes | None:
 
 
 def _first_whole(candidates: Iterable[Callable[[], Any]], kind: type[BaseException]) -> bytes | None:
-    """The first of these that is an exception of this class again once it is unpickled. Of one that is too large, only its size matters."""
+    """The first candidate that unpickles to an exception of this class. Of one that is too large, only its size matters."""
     import cloudpickle
 
     for candidate in candidates:
@@ -193,7 +193,7 @@ def _cut_item(value: Any, most: int) -> Any:
 
 
 GROUP_MAX = 16
-"""Exceptions of a group that is too large as a whole; of more, none is left."""
+"""The most exceptions of a group that is too large as a whole; a group with more loses all of them."""
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
@@ -278,9 +278,9 @@ def load_error(data: bytes | memoryview) -> TaskError:
 
 
 def told(payload: bytes, raised: bool) -> str:
-    """The text about an error that the program never reads: an exception that a task has ``raised``, or a failure.
+    """Return the text about an error that the program never reads: an exception that a task has ``raised``, or a failure.
 
-    Nothing of the user's is unpickled.
+    It unpickles nothing of the user's.
     """
     if raised:
         name, text, traceback_text, facts, _ = pickle.loads(payload)
@@ -358,7 +358,7 @@ class _PlainTaskError(TaskError):
     """A TaskError from a worker. It has all its facts, and pickles as the bytes it came as."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        """Nothing: the state is copied, and the user's ``__init__`` is not run a second time."""
+        """Do nothing: the state is copied, and the user's ``__init__`` does not run a second time."""
 
     def __str__(self) -> str:
         text: str = vars(self)["_text"]
@@ -371,7 +371,7 @@ class _PlainTaskError(TaskError):
         return f"{type(self).__qualname__}({str(self)!r})"
 
     def __getattr__(self, name: str) -> Any:
-        """What Ray calls some of the facts, where the class that was raised has no such attribute of its own."""
+        """Return a fact under Ray's name for it, if the class that was raised has no such attribute."""
         if name in _RAY_NAMES and "facts" in vars(self):
             return vars(self)["traceback_text"] if name == "traceback_str" else vars(self)["facts"].get(_RAY_NAMES[name])
         inherited = getattr(super(), "__getattr__", None)

@@ -15,13 +15,13 @@ from collections.abc import Callable
 from typing import Any
 
 SHARE_LEAST = 0.5
-"""A tensor that uses less of its storage than this is pickled without the rest: a slice of a large one would be as large."""
+"""A tensor that uses a smaller part of its storage than this is pickled without the rest, which may be much larger."""
 
 Reducer = Callable[[Any], Any]
 
 
 def tensor_types() -> tuple[type[Any], ...]:
-    """The types that have a reducer here; none as long as torch is not loaded."""
+    """The types that have a reducer here; none unless torch is loaded."""
     torch: Any = sys.modules.get("torch")
     storage = getattr(getattr(torch, "storage", None), "TypedStorage", None)
     return (torch.Tensor, storage) if storage is not None and hasattr(torch, "frombuffer") else ()
@@ -60,7 +60,7 @@ def _memory(untyped: Any) -> Any:
 
 
 def _storage(buffer: Any, dtype: Any) -> Any:
-    """A storage on the memory of ``buffer``, which may be written to although the buffer says otherwise (see ``deserialize``)."""
+    """A storage on the memory of ``buffer``, which is writable although the buffer is marked read-only (see ``deserialize``)."""
     import numpy
 
     torch: Any = importlib.import_module("torch")

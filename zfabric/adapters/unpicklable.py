@@ -12,13 +12,13 @@ from typing import Any
 from zfabric.adapters.cached_functions import CachedFunction, pickler
 
 DEPTH_MAX = 24
-"""Levels the search goes down: deeper structures are named by the path so far."""
+"""The most levels that the search descends; for deeper structures it returns the path so far."""
 TRIES_MAX = 2_000
-"""Values the search tries to pickle before it is content with the path it has."""
+"""The most values that the search tries to pickle before it returns the path so far."""
 
 
 class _Sink:
-    """A file that forgets what is written to it: only whether pickling succeeds is of interest."""
+    """A file that discards its contents: only whether pickling succeeds matters."""
 
     def write(self, data: Any) -> int:
         return len(data)
@@ -45,7 +45,7 @@ def blame(value: Any, root: str) -> str:
 
 
 def trail(value: Any, root: str) -> list[tuple[str, Any]]:
-    """What cannot be pickled, from ``value`` down to the part that is to blame, each with the path to it."""
+    """List the values that cannot be pickled, from ``value`` down to the part to blame, each with its path."""
     way, tries, seen = [(root, value)], 0, {id(value)}
     while len(way) <= DEPTH_MAX:
         path, value = way[-1]
@@ -103,7 +103,7 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _captured(function: Any) -> Iterator[tuple[str, Any]]:
-    """What a function takes along: its closure, the globals it uses, its defaults."""
+    """The objects that a function captures: its closure, the globals it uses, its defaults."""
     names = function.__code__.co_freevars
     for name, cell in zip(names, function.__closure__ or (), strict=False):
         try:
