@@ -260,12 +260,19 @@ def _of_instances(kind: type, function: FunctionType) -> Callable[..., Any]:
 class ActorClass(Generic[Parameters, Instance_co]):
     """A class whose instances are actors. Made by ``zf.remote``.
 
-    Options: ``num_cpus``, ``num_gpus``, ``resources`` (a dict) are held for life; ``name``, ``namespace``, ``get_if_exists`` for
-    ``zf.get_actor``; ``lifetime="detached"`` to outlive handles and program; ``max_restarts`` (0, -1 without end) after the death of
-    its process, and then ``max_task_retries`` of calls that were under way, or ``checkpoint_every=N`` for calls that are logged and
-    run again; ``max_concurrency`` calls at once, in threads or, if a method is ``async def``, in an event loop, and
-    ``concurrency_groups``, a dict of such numbers by name, for methods that say so (``zf.method``); ``max_pending_calls`` of one
-    caller; ``runtime_env`` as of functions; ``lightweight=True`` to share a process with others.
+    - ``num_cpus``, ``num_gpus``, ``resources`` (a dict): the demand, held until the actor ends.
+
+    - ``name``, ``namespace``, ``get_if_exists``: for ``zf.get_actor``. ``lifetime="detached"``: outlive all handles and the program.
+
+    - ``max_restarts`` (0; -1 for no limit): restarts after the loss of its process; ``max_task_retries``: attempts of calls that it was
+    running.
+
+    - ``checkpoint_every=N``: log calls, and replay them after a restart.
+
+    - ``max_concurrency``: calls at once, in threads or, if a method is ``async def``, in an event loop; ``concurrency_groups``: such limits
+    by name, for methods that name a group (``zf.method``); ``max_pending_calls``: of one caller.
+
+    - ``runtime_env``: as for functions. ``lightweight=True``: share a process with others.
 
     >>> import zfabric as zf
     >>> @zf.remote
