@@ -9,16 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from zfabric.adapters.serialization import (
-    deserialize,
-    dump_error,
-    load_arguments,
-    load_error,
-    load_failure,
-    load_function,
-    serialize,
-    serialize_fast,
-)
+from zfabric.adapters.generated_values import returning_all
+from zfabric.adapters.serialization import deserialize, load_arguments, load_function, serialize, serialize_fast
+from zfabric.adapters.task_errors import dump_error, load_error, load_failure
 from zfabric.config import Config
 from zfabric.exceptions import GetTimeoutError
 from zfabric.protocol.failures import pack_failure
@@ -197,6 +190,7 @@ class FakeClient:
         name, payload, exported = self.exports[function_id]
         merged = {**dict(exported), **dict(options or ())}
         function, retryable = load_function(payload, function_id)
+        function = returning_all(function)
         outputs = [object_id(task, index) for index in range(returns)]
         self._wait_for(lambda: all(one in self._values for one in dependencies), None)
         values = []

@@ -10,10 +10,11 @@ from zfabric.config import Config
 from zfabric.machines.client.calls import TAKEN_EVERY
 from zfabric.machines.client.machine import Client
 from zfabric.machines.worker.machine import LEFT, Worker
+from zfabric.machines.worker.mailbox import Invocation
 from zfabric.protocol import messages as m
-from zfabric.protocol.failures import left_for_good, pack_failure, unpack_failure
+from zfabric.protocol.failures import left_for_good, pack_failure, unpack_failure, with_refs
 from zfabric.protocol.ids import CALL_RETURN, CLIENT, FIRST_RETURN, WORKER, call_value, job_id, object_id
-from zfabric.protocol.messages import ALIVE, CREATING, DEAD, FAILED, OK
+from zfabric.protocol.messages import ALIVE, CREATING, DEAD, ERROR, FAILED, OK
 from zfabric.protocol.options import LOGGED
 
 DAEMON = b"\x02daemon0"
@@ -617,6 +618,43 @@ def test_of_recorded_values_the_caller_is_sent_those_without_refs_inside(worker:
     worker.take_effects(0.0)
     worker.step(0.0, b"L" + DAEMON, m.OutcomesRecorded((call_id,)))
     assert said(worker, m.Returned) == [m.Returned(((call_id, OK, (b"plain", None)),))]
+
+
+def test_an_error_with_refs_inside_concerns_others(worker: Worker) -> None:
+    give(worker, 1)
+    error = with_refs(b"boom", (call_value(ACTOR, 0),))
+    item = worker.begin()
+    assert isinstance(item, Invocation)
+    worker.finish_call(item, ERROR, (error,), (), 0.0, 0.1)
+    assert said(worker, m.CallOutcomes) == [m.CallOutcomes(((item.row[0], ME, ERROR, (error,), ()),))]
+
+
+def test_of_an_error_the_caller_holds_what_is_inside_and_lets_go_of_its_record(client: Client) -> None:
+    inside = call_value(ACTOR, 7)
+    for number, kept in enumerate((True, False)):
+        call_id = call(client, number)
+        if not kept:
+            client.dropped.append(call_value(call_id, 0))
+        lives(client, HOME)
+        client.take_effects(0.0)
+        client.step(0.0, b"L" + DAEMON, m.Returned(((call_id, ERROR, (with_refs(b"boom", (inside,)),)),)))
+        if kept:
+            assert said(client, m.Hold) == [m.Hold((inside,))]
+            client.dropped.append(call_value(call_id, 0))
+            assert said(client, m.Release) == [m.Release((call_value(call_id, 0), inside))]
+        else:
+            assert said(client, m.Release) == [m.Release((call_value(call_id, 0),))]
+
+
+def test_an_error_with_refs_inside_that_the_caller_makes_itself_is_offered_when_others_hear_of_it(client: Client) -> None:
+    """The scheduler has recorded no outcome of a call of an actor that could not be made (simulator seed 226, with actors)."""
+    call_id = call(client, 0)
+    result, inside = call_value(call_id, 0), call_value(ACTOR, 7)
+    lives(client, b"", DEAD, b"", pack_failure("ActorDiedError", "it raised", (("cause", with_refs(b"boom", (inside,))),)))
+    assert said(client, m.Hold) == [m.Hold((inside,))]
+    client.calls.results.share((result,))
+    (offer,) = said(client, m.OfferResults)
+    assert [row[:2] for row in offer.rows] == [(result, FAILED)]
 
 
 def test_a_request_to_stop_a_call_may_overtake_it(worker: Worker) -> None:

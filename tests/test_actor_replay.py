@@ -172,6 +172,33 @@ def test_errors_are_replayed_and_answered_like_values() -> None:
     assert get(ledger.read.remote())[1] == ["first", "second"]
 
 
+def test_refs_inside_results_and_errors_of_logged_calls_live_until_their_caller_has_them() -> None:
+    class Found(Exception):
+        pass
+
+    @zf.remote(max_restarts=-1, checkpoint_every=10)
+    class Logged:
+        def box(self) -> list[Any]:
+            return [zf.put("inside")]
+
+        def found(self) -> None:
+            raise Found(zf.put("inside"))
+
+        def large(self) -> None:
+            raise ValueError("x" * 3_000_000)
+
+    actor = Logged.remote()
+    for _ in range(3):
+        (inside,) = zf.get(actor.box.remote(), timeout=60)
+        assert zf.get(inside, timeout=60) == "inside"
+        with pytest.raises(zf.TaskError) as caught:
+            zf.get(actor.found.remote(), timeout=60)
+        assert zf.get(caught.value.args[0], timeout=60) == "inside"
+        with pytest.raises(ValueError, match="xxx") as large:
+            zf.get(actor.large.remote(), timeout=60)
+        assert len(large.value.args[0]) == 3_000_000
+
+
 def test_large_results_survive_a_death_at_any_moment() -> None:
     ledger = Ledger.options(checkpoint_every=4).remote()
     results = []

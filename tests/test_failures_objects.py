@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -482,3 +483,46 @@ def test_frames_and_tables_survive_a_storm_of_kills(small: Any) -> None:
     for number, made in enumerate(zf.get(frames, timeout=PATIENCE)):
         assert (made["number"] == number).all()
         assert made["text"].value_counts().to_dict() == {"a": 100_000, "b": 100_000}
+
+
+@zf.remote
+def raises(mib: int) -> None:
+    raise ValueError("x" * (mib * MIB))
+
+
+def test_an_error_that_has_no_room_arrives_cut_down_and_says_why(small: Any) -> None:
+    small()
+    error = failure(raises.remote(100))
+    assert isinstance(error, ValueError)
+    assert len(str(error)) < 40_000
+    assert "characters left out" in str(error)
+    (note,) = error.__notes__
+    assert "cut down" in note
+    assert "ObjectTooLargeError: an object of 100.0 MiB" in note
+    assert len(failure(raises.remote(2)).args[0]) == 2 * MIB
+
+
+def test_an_error_whose_whole_is_lost_arrives_cut_down_and_says_why(small: Any) -> None:
+    small(put_patience=PATIENCE)
+    ref = raises.remote(4)
+    zf.wait([ref], timeout=PATIENCE)
+    fill = [zf.put(block(number)) for number in range(40)]
+    for path in eventually(lambda: list(objects_on_disk().values()), "the whole error is on disk"):
+        path.unlink()
+    error = failure(ref)
+    assert isinstance(error, ValueError)
+    assert len(error.args[0]) < 40_000
+    assert any("cut down" in note and "lost" in note for note in error.__notes__)
+    del fill
+
+
+def test_large_errors_of_many_tasks_have_room_in_a_small_store(small: Any) -> None:
+    small(put_patience=PATIENCE)
+    refs = [raises.remote(2) for _ in range(60)]
+    for ref in refs:
+        error = failure(ref)
+        assert isinstance(error, ValueError)
+        assert len(error.args[0]) == 2 * MIB
+    del refs, ref, error
+    gc.collect()  # Errors and their tracebacks refer to each other.
+    eventually(lambda: query("status")["store"]["objects"] == 0, "nothing is kept of errors that were dropped")

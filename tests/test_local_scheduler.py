@@ -16,7 +16,7 @@ from zfabric.machines.local_scheduler.records import DONE, READY
 from zfabric.machines.local_scheduler.tables import NOTICES_MAX
 from zfabric.protocol import effects as e
 from zfabric.protocol import messages as m
-from zfabric.protocol.failures import pack_failure, unpack_failure
+from zfabric.protocol.failures import pack_failure, unpack_failure, with_refs
 from zfabric.protocol.ids import CLIENT, CONTROL, FIRST_RETURN, WORKER, child_prefix, job_id, object_id, pack_counter
 from zfabric.protocol.options import RESOURCE_UNIT
 
@@ -132,6 +132,24 @@ def test_a_value_goes_with_its_last_holder_and_stays_while_a_row_or_a_value_name
     node.say(CLIENT + DRIVER, m.Release((ref(1),)))
     assert tables.find(ref(1)) is None
     assert tables.find(ref(0)) is None
+    assert (len(tables.tasks), len(tables.objects)) == (0, 0)
+
+
+def test_what_is_inside_an_error_stays_while_an_outcome_is_that_error(node: Node) -> None:
+    (worker,) = node.workers()
+    tables = node.scheduler.tables
+    inside = ref(900, 2**31)
+    error = with_refs(b"boom", (inside,))
+    node.say(WORKER + worker, m.Put(((inside, b"put", (), False),)))
+    node.submit(row(1), row(2, ref(1)))
+    node.complete(worker, 1, 0, m.ERROR, error)
+    node.submit(row(3, ref(2)))
+    assert node.results() == dict.fromkeys((1, 2, 3), (m.ERROR, (error,)))
+    node.say(WORKER + worker, m.Release((inside,)))
+    for number in (1, 2):
+        node.say(CLIENT + DRIVER, m.Release((ref(number),)))
+        assert tables.find(inside) is not None
+    node.say(CLIENT + DRIVER, m.Release((ref(3),)))
     assert (len(tables.tasks), len(tables.objects)) == (0, 0)
 
 

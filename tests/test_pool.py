@@ -222,3 +222,16 @@ def test_what_makes_no_sense() -> None:
             wrong()
     with pytest.raises(TypeError):
         Pool(1, initializer=5)  # type: ignore[arg-type]
+
+
+def raises_much(number: int) -> None:
+    raise ValueError("x" * (3_000_000 + number))
+
+
+def test_large_errors_of_a_pool_arrive_whole() -> None:
+    with Pool(1) as pool:
+        errors = pool.imap(raises_much, range(2))
+        for number in range(2):
+            with pytest.raises(ValueError, match="xxx") as caught:
+                next(errors)
+            assert len(caught.value.args[0]) == 3_000_000 + number

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from zfabric.adapters import serialization as s
 from zfabric.adapters import task_errors
+from zfabric.adapters.generated_values import returning_all
 from zfabric.adapters.unpicklable import blame
 from zfabric.exceptions import FabricError, GetTimeoutError, SerializationError, TaskError, WorkerCrashedError
 from zfabric.protocol.failures import pack_failure
@@ -410,7 +411,7 @@ def test_a_generator_runs_to_its_end():
     def three():
         yield from (1, 2, 3)
 
-    assert s.load_function(s.dump_function(three))[0]() == (1, 2, 3)
+    assert returning_all(s.load_function(s.dump_function(three))[0])() == (1, 2, 3)
 
 
 def test_identity_depends_on_payload_and_options():
@@ -443,7 +444,7 @@ def sent(error, facts=FACTS):
     try:
         raise error
     except BaseException as caught:
-        return s.load_error(s.dump_error(caught, facts))
+        return task_errors.load_error(task_errors.dump_error(caught, facts))
 
 
 class Picky(Exception):
@@ -663,10 +664,10 @@ def test_an_exception_that_would_end_whoever_unpickles_it_arrives_as_a_task_erro
     finally:
         EndsUnpickling.here = True
     assert isinstance(in_the_worker, EndsUnpickling)  # Made of its parts: the worker tries first.
-    data = s.dump_error(EndsUnpickling(), FACTS)
+    data = task_errors.dump_error(EndsUnpickling(), FACTS)
     child = os.fork()
     if child == 0:
-        os._exit(0 if type(s.load_error(data)).__qualname__ == "TaskError" else 1)
+        os._exit(0 if type(task_errors.load_error(data)).__qualname__ == "TaskError" else 1)
     assert os.waitpid(child, 0)[1] == 0
 
 
@@ -722,22 +723,22 @@ def test_a_cause_whose_class_is_not_here_leaves_the_texts():
     exec("class Odd(Exception): pass", module.__dict__)
     sys.modules["errors_elsewhere"] = module
     try:
-        data = s.dump_error(module.Odd("strange"), FACTS)
+        data = task_errors.dump_error(module.Odd("strange"), FACTS)
     finally:
         del sys.modules["errors_elsewhere"]
-    error = s.load_error(data)
+    error = task_errors.load_error(data)
     assert error.cause is None
     assert str(error) == "strange"
     assert "errors_elsewhere.Odd: strange" in error.__notes__[0]
 
 
 def test_failures_become_exceptions():
-    error = s.load_failure(pack_failure("WorkerCrashedError", "it died", (("signal", 9), ("text", "clash"))))
+    error = task_errors.load_failure(pack_failure("WorkerCrashedError", "it died", (("signal", 9), ("text", "clash"))))
     assert type(error) is WorkerCrashedError
     assert str(error) == "it died"
     assert error.facts == {"signal": 9, "text": "clash"}
     for kind in ("Unheard", "Any", "annotations", "ValueError"):
-        assert type(s.load_failure(pack_failure(kind, "x"))) is FabricError
+        assert type(task_errors.load_failure(pack_failure(kind, "x"))) is FabricError
 
 
 def test_classes_of_main_keep_their_identity_through_a_worker():
@@ -758,11 +759,11 @@ from zfabric.adapters import serialization as s
 from zfabric.adapters import task_errors
 function, _ = s.load_function(base64.b64decode(sys.stdin.read()))
 try: function()
-except Exception as error: print(base64.b64encode(s.dump_error(error, {})).decode())
+except Exception as error: print(base64.b64encode(task_errors.dump_error(error, {})).decode())
 '''
 ran = subprocess.run([sys.executable, "-c", worker], input=base64.b64encode(s.dump_function(f)).decode(), capture_output=True, text=True)
 assert not ran.stderr, ran.stderr
-error = s.load_error(base64.b64decode(ran.stdout))
+error = task_errors.load_error(base64.b64decode(ran.stdout))
 assert isinstance(error, Mine) and error.b == 2, error
 print("fine")
 """
@@ -822,7 +823,7 @@ def raised(error):
     try:
         raise error
     except BaseException as caught:
-        return s.load_error(s.dump_error(caught, {"pid": 1}))
+        return task_errors.load_error(task_errors.dump_error(caught, {"pid": 1}))
 
 
 def test_errors_inside_each_other_do_not_grow_without_end():

@@ -148,9 +148,10 @@ class Process:
         self.client, self.worker = Client(CLIENT + b"\1worker\0", Config()), Worker(WORKER + b"\1worker\0", Config())
         self.client.connect(OWN)
         self.worker.connect(OWN)
+        self.released: list[bytes] = []
 
     def sends(self) -> list[str]:
-        return [type(send.message).__name__ for _, send in worker_sends(self.client, self.worker, OWN)]
+        return [type(send.message).__name__ for _, send in worker_sends(self.client, self.worker, OWN, self.released.append)]
 
 
 def test_a_worker_sends_what_ran_then_what_ended_then_what_is_released() -> None:
@@ -171,7 +172,7 @@ def test_what_is_for_a_daemon_that_was_replaced_is_not_sent() -> None:
     process = Process()
     process.worker.say_printed()
     process.client.say(m.FindActors((b"a",)))
-    assert worker_sends(process.client, process.worker, b"\1another") == []
+    assert worker_sends(process.client, process.worker, b"\1another", process.released.append) == []
 
 
 def test_processes_take_from_each_other_what_is_listed() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from bad_days import PATIENCE, query
+from bad_days import PATIENCE, eventually, failure, query
 
 import zfabric as zf
 from zfabric.api import remote_function
@@ -65,24 +69,165 @@ def test_what_a_task_returns_is_in_the_store_where_it_is_too_much_for_one_row() 
     assert query("status")["statistics"]["inline_bytes"] - before < 20 * SIZE
 
 
-def test_an_error_that_is_too_large_reaches_its_caller_and_what_comes_after_it_is_not_held_up() -> None:
-    class Found(Exception):
-        pass
+LARGE = 20_000_000
 
-    @zf.remote
-    def text() -> None:
-        raise ValueError("x" * 5_000_000)
 
+class Found(Exception):
+    def __init__(self, what: str, code: int, content: Any) -> None:
+        super().__init__(what)
+        self.code = code
+        self.content = content
+
+
+@zf.remote
+def raises_text() -> None:
+    raise ValueError("x" * LARGE)
+
+
+@zf.remote
+def passed_on(value: Any) -> Any:
+    return value
+
+
+@zf.remote
+class Raises:
+    def text(self) -> None:
+        raise ValueError("x" * LARGE)
+
+    @zf.method(num_returns=2)
+    def texts(self) -> None:
+        raise ValueError("x" * LARGE)
+
+    def stream(self) -> Iterator[int]:
+        yield 1
+        raise ValueError("x" * LARGE)
+
+
+def is_whole(error: BaseException) -> bool:
+    return isinstance(error, ValueError) and isinstance(error, zf.TaskError) and error.args == ("x" * LARGE,) == (str(error),)
+
+
+def test_a_large_error_arrives_whole_through_the_store() -> None:
     @zf.remote
     def array() -> None:
-        raise Found(bytearray(8_000_000))
+        raise Found("what it says", 7, np.arange(LARGE // 8))
 
-    with pytest.raises(ValueError, match=r"^xxx"):
-        zf.get(text.remote(), timeout=PATIENCE)
-    with pytest.raises(zf.TaskError) as caught:
-        zf.get(array.remote(), timeout=PATIENCE)
-    assert type(caught.value.cause).__qualname__.endswith("Found")
+    @zf.remote
+    def group() -> None:
+        raise ExceptionGroup("several", [Found("inside", 8, bytearray(LARGE))])
+
+    assert is_whole(failure(raises_text.remote()))
+    error: Any = failure(array.remote())
+    assert (str(error), error.code, error.args) == ("what it says", 7, ("what it says",))
+    assert (error.content == np.arange(LARGE // 8)).all()
+    (inside,) = failure(group.remote()).exceptions  # type: ignore[attr-defined]
+    assert (type(inside).__name__, inside.code, inside.content) == ("Found", 8, bytearray(LARGE))
     assert zf.get(value.remote(1), timeout=PATIENCE)[0] == 1
+
+
+def test_a_large_error_passes_whole_through_dependents_gets_and_catchers() -> None:
+    @zf.remote
+    def got(refs: list[Any]) -> Any:
+        return zf.get(refs[0])
+
+    @zf.remote
+    def caught(refs: list[Any]) -> Any:
+        try:
+            zf.get(refs[0])
+        except ValueError as error:
+            return error
+
+    first = raises_text.remote()
+    depends, gets = first, first
+    for _ in range(5):
+        depends, gets = passed_on.remote(depends), got.remote([gets])
+    actor = Raises.remote()
+    for ref in (depends, gets, passed_on.remote(actor.text.remote()), got.remote([actor.text.remote()])):
+        assert is_whole(failure(ref))
+    as_value = caught.remote([first])
+    del first
+    assert is_whole(zf.get(as_value, timeout=PATIENCE))
+    assert is_whole(zf.get(raises_text.remote(), return_exceptions=True))
+
+
+def test_a_large_error_of_a_call_arrives_whole() -> None:
+    class Never:
+        def __init__(self) -> None:
+            raise ValueError("x" * LARGE)
+
+        def method(self) -> None:
+            pass
+
+    class Light:
+        def text(self) -> None:
+            raise ValueError("x" * LARGE)
+
+    class InLoop:
+        async def text(self) -> None:
+            raise ValueError("x" * LARGE)
+
+    actor, light, in_loop = Raises.remote(), zf.remote(lightweight=True)(Light).remote(), zf.remote(InLoop).remote()
+    refs = [actor.text.remote(), *actor.texts.remote(), light.text.remote(), in_loop.text.remote()]
+    refs.append(list(actor.stream.options(num_returns="streaming").remote())[1])
+    for ref in refs:
+        assert is_whole(failure(ref))
+    died = failure(zf.remote(Never).remote().method.remote())
+    assert type(died) is zf.ActorDiedError
+    assert died.__cause__ is not None
+    assert is_whole(died.__cause__)
+
+
+def test_a_large_error_of_a_stream_and_of_a_generator_arrives_whole() -> None:
+    def numbers() -> Iterator[int]:
+        yield 1
+        raise ValueError("x" * LARGE)
+
+    streamed = list(zf.remote(num_returns="streaming")(numbers).remote())
+    three = zf.remote(num_returns=3)(numbers).remote()
+    assert [zf.get(streamed[0], timeout=PATIENCE), zf.get(three[0], timeout=PATIENCE)] == [1, 1]
+    for ref in (streamed[1], *three[1:]):
+        assert is_whole(failure(ref))
+
+
+def test_a_large_error_that_is_retried_arrives_whole_and_leaves_nothing(tmp_path: Path) -> None:
+    @zf.remote(max_retries=2, retry_exceptions=True)
+    def again() -> None:
+        (tmp_path / str(len(list(tmp_path.iterdir())))).touch()
+        raise ValueError("x" * LARGE)
+
+    nothing_is_kept()
+    assert is_whole(failure(again.remote()))
+    assert len(list(tmp_path.iterdir())) == 3
+    nothing_is_kept()
+
+
+def nothing_is_kept() -> None:
+    gc.collect()
+    eventually(lambda: query("status")["store"]["objects"] == 0, "nothing is kept of errors that were dropped")
+
+
+def test_a_ref_inside_an_error_lives_as_long_as_the_error() -> None:
+    @zf.remote
+    def holds() -> None:
+        raise Found("has a ref", 1, zf.put(bytes(LARGE)))
+
+    @zf.remote
+    class Holds:
+        def method(self) -> None:
+            raise Found("has a ref", 1, zf.put(bytes(LARGE)))
+
+    nothing_is_kept()
+    actor = Holds.remote()
+    for raised in (holds.remote, actor.method.remote):
+        for follow in (lambda ref: ref, passed_on.remote):
+            error: Any = failure(follow(raised()))
+            assert zf.get(passed_on.remote(1), timeout=PATIENCE) == 1
+            assert len(zf.get(error.content, timeout=PATIENCE)) == LARGE
+            copied = copy.copy(error)
+            del error
+            assert len(zf.get(copied.content, timeout=PATIENCE)) == LARGE
+            del copied
+            nothing_is_kept()
 
 
 LONG = "n" * 5000

@@ -19,6 +19,7 @@ value always work. Refs inside a value report themselves to the ``serialize`` ca
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import ctypes
 import functools
@@ -30,39 +31,33 @@ import sys
 import threading
 import weakref
 from collections import ChainMap
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from zfabric.adapters.cached_functions import pickler
-from zfabric.adapters.task_errors import dump_error, load_error, load_failure
 from zfabric.adapters.tensors import reducers, tensor_types
 from zfabric.exceptions import FabricError, SerializationError
 from zfabric.protocol.ids import FUNCTION_BYTES
 
 __all__ = [
     "ArgumentsTooLarge",
-    "Raises",
     "SerializedValue",
-    "Unfinished",
-    "YieldedItems",
-    "and_failures",
     "deserialize",
     "dump_arguments",
-    "dump_error",
     "dump_function",
     "dump_instance",
     "function_identity",
     "load_arguments",
-    "load_error",
-    "load_failure",
     "load_function",
     "load_instance",
+    "loads",
     "note_function",
     "note_reference",
     "register_plain",
-    "run_to_its_end",
     "serialize",
+    "serialize_blindly",
     "serialize_fast",
+    "trying",
 ]
 
 ALIGNMENT = 64
@@ -114,6 +109,16 @@ def note_reference(object_id: bytes) -> bool:
         return False
     references[object_id] = None
     return True
+
+
+@contextlib.contextmanager
+def trying() -> Iterator[None]:
+    """Pickle something to see whether that works: refs in it leave for nowhere."""
+    previous, _collecting.references = _collecting.references, {}
+    try:
+        yield
+    finally:
+        _collecting.references = previous
 
 
 # --- plain or not ---------------------------------------------------------------------------------------------------------------
@@ -247,6 +252,18 @@ class _LargeBytes:
 
 def _pickle(value: Any, how: int, where: str) -> SerializedValue:
     """``value`` by the C pickler or cloudpickle, with its buffers and the refs inside it."""
+    try:
+        return serialize_blindly(value, how)
+    except FabricError:
+        raise
+    except Exception as error:  # whatever the user's __reduce__ raises
+        if _raised_by_handler(error):
+            raise
+        raise _cannot_pickle(value, where, error) from error
+
+
+def serialize_blindly(value: Any, how: int = _CLOUD) -> SerializedValue:
+    """``serialize``, raising whatever the user's ``__reduce__`` does."""
     buffers: list[pickle.PickleBuffer] = []
     references: dict[bytes, None] = {}
     previous, _collecting.references = _collecting.references, references
@@ -259,12 +276,6 @@ def _pickle(value: Any, how: int, where: str) -> SerializedValue:
         else:
             stream = _dumps(value, 5, buffer_callback=buffers.append)
         raw = [buffer.raw() for buffer in buffers]
-    except FabricError:
-        raise
-    except Exception as error:  # whatever the user's __reduce__ raises
-        if _raised_by_handler(error):
-            raise
-        raise _cannot_pickle(value, where, error) from error
     finally:
         _collecting.references, _collecting.tensors = previous, tensors
     return SerializedValue(stream, raw, tuple(references), tag)
@@ -360,6 +371,11 @@ def _copied(data: bytes | memoryview) -> memoryview:
     view = memoryview(room)[begin : begin + len(data)]
     view[:] = data
     return view
+
+
+def loads(value: SerializedValue) -> Any:
+    """What was serialized, from memory, and as its reader will have it."""
+    return _loads(value.stream, buffers=[buffer.toreadonly() for buffer in value.buffers])
 
 
 def deserialize_all(values: Iterable[bytes]) -> list[Any]:
@@ -582,8 +598,6 @@ def load_arguments(data: bytes | memoryview, values: Sequence[Any] = ()) -> tupl
 
 # --- functions -----------------------------------------------------------------------------------------------------------------------
 
-YIELDS = 0x20 | 0x200
-"""``inspect.CO_GENERATOR`` and ``CO_ASYNC_GENERATOR``, without importing inspect in every worker."""
 
 Retry = bool | tuple[type[BaseException], ...]
 
@@ -606,13 +620,11 @@ def note_function(remote: Any) -> None:
         _collecting.functions.append(remote)
 
 
-def load_function(
-    payload: bytes | memoryview, function_id: bytes = b"", whole: bool = True
-) -> tuple[Callable[..., Any], Callable[[BaseException], bool]]:
+def load_function(payload: bytes | memoryview, function_id: bytes = b"") -> tuple[Callable[..., Any], Callable[[BaseException], bool]]:
     """The callable, and whether an exception it raised is worth another attempt, of what ``dump_function`` made.
 
     A function that calls itself remotely carries a remote function of itself, which could not know its id when it was
-    pickled; it is told here. A generator function is run to its end: its items are the values (unless ``whole`` is False).
+    pickled; it is told here.
     """
     found: list[Any] = []
     previous, _collecting.functions = _collecting.functions, found
@@ -622,80 +634,6 @@ def load_function(
         _collecting.functions = previous
     for remote in found:
         remote.adopt(function, bytes(payload), function_id)
-    if whole and getattr(getattr(function, "__code__", None), "co_flags", 0) & YIELDS:
-        function = run_to_its_end(function)
     if isinstance(retry, bool):
         return function, lambda error: retry and isinstance(error, Exception)
     return function, lambda error: isinstance(error, retry)
-
-
-class Raises:
-    """A value that raises an error when it is read: the error of ``dump_error``, in place of values that a generator did not yield."""
-
-    def __init__(self, payload: bytes) -> None:
-        self.payload = payload
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _raise, (self.payload,)
-
-
-def _raise(payload: bytes) -> None:
-    raise load_error(payload)
-
-
-register_plain(Raises)
-
-
-class Unfinished(Exception):
-    """A generator raised ``error`` after it had yielded values that its caller receives.
-
-    ``finish(failure, count)`` returns the result of the call, with ``count`` values: ``failure`` stands in place of the missing ones.
-    """
-
-    def __init__(self, error: Exception, finish: Callable[[Raises, int], Any]) -> None:
-        super().__init__(str(error))
-        self.error = error
-        self.finish = finish
-
-
-class YieldedItems(tuple[Any, ...]):
-    """All values that a generator yielded; if the call expected more, these are retained."""
-
-
-def and_failures(found: Sequence[Any], failure: Raises, count: int) -> Sequence[Any]:
-    """Return ``count`` values: those that exist, then ``failure`` for each missing one."""
-    return [*found, *[failure] * (count - len(found))] if len(found) < count else found
-
-
-def run_to_its_end(generator: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that collects all values of a generator function (plain or async).
-
-    It raises ``Unfinished`` if the generator raises an error after its first value.
-    """
-
-    def items(*args: Any, **kwargs: Any) -> Any:
-        values = generator(*args, **kwargs)
-        if hasattr(values, "__aiter__"):
-            return items_in_loop(values)
-        found: list[Any] = []
-        try:
-            found.extend(values)
-        except Exception as error:
-            if found:
-                raise Unfinished(error, functools.partial(and_failures, found)) from error
-            raise
-        return YieldedItems(found)
-
-    async def items_in_loop(values: AsyncIterable[Any]) -> YieldedItems:
-        found: list[Any] = []
-        try:
-            async for value in values:
-                found.append(value)
-        except Exception as error:
-            if found:
-                raise Unfinished(error, functools.partial(and_failures, found)) from error
-            raise
-        return YieldedItems(found)
-
-    items.__name__, items.__qualname__ = generator.__name__, generator.__qualname__
-    return items

@@ -6,6 +6,10 @@ the outer part can be read even if the inner one cannot: the class may not be im
 that class's ``__init__``, whose signature is unknown: it makes the instance with ``__new__`` and copies the state
 of the original, attributes and C-level members (``errno``, ``value``) alike.
 
+What is too large for a message becomes an object of its own, which the bytes name beside an exception that is *cut down*: in which large
+arguments and attributes are replaced by short texts. ``load_error`` fetches that object, and only where there was no room for it, or it
+is lost, the other one is what arrives. Refs inside an exception are counted like those inside a value: the bytes begin with their ids.
+
 A ``TaskError`` retains the bytes it was made from and pickles as them, so it travels on unchanged. When a task raises one
 again, the next one wraps it: ``error.cause`` is then a ``TaskError`` itself, and every one of them is an instance of the
 class that was raised first.
@@ -21,22 +25,24 @@ import pickle
 import reprlib
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from zfabric import exceptions
+from zfabric.adapters.serialization import SerializedValue, deserialize, loads, note_reference, serialize_blindly, trying
 from zfabric.exceptions import FabricError, TaskError
-from zfabric.protocol.failures import unpack_failure
+from zfabric.protocol.failures import refs_in, unpack_failure, with_refs, without_refs
+from zfabric.protocol.messages import OK
 
 TRACEBACK_BYTES_MAX = 32 * 1024
 """The longest remote traceback or error text, in bytes: longer than a reader needs, and small enough if a million tasks fail."""
 ERROR_BYTES_MAX = 2**20
-"""The largest pickled exception that is sent: every process whose tasks depend on the failed one receives it. The contents of a larger
-one are cut down to texts.
+"""The largest pickled exception that is sent in messages: every process whose tasks depend on the failed one receives it. A larger one is an
+object, and messages carry it cut down.
 """
 ITEMS_BYTES_MAX = (64 * 1024, 1024)
-"""Largest argument or attribute of an exception that is too large as a whole; the second, if it still is with the first."""
+"""Largest argument or attribute of an exception that is cut down; the second, if it still is too large with the first."""
 
 NODE_DIGITS = 8
 """Digits of a node's id in error texts."""
@@ -52,23 +58,87 @@ _THEIRS = (Exception, SystemExit, GeneratorExit)
 """Errors that user code may raise while its exceptions are pickled or unpickled. Ctrl-C and interrupts of tasks are not among them."""
 
 
+class ObjectClient(Protocol):
+    """What is needed of this process's client."""
+
+    def put(self, value: Any, durable: bool) -> bytes:
+        """Store a value; return its object id, of which there is one ref then."""
+
+    def get(self, object_ids: Sequence[bytes], timeout: float | None) -> Sequence[Any]:
+        """Wait for all of these objects."""
+
+    def add_reference(self, object_id: bytes) -> None:
+        """One more ref in this process."""
+
+    def drop_reference(self, object_id: bytes) -> None:
+        """One ref less. Safe in finalizers."""
+
+
+def _no_client() -> ObjectClient | None:
+    return None
+
+
+client: Callable[[], ObjectClient | None] = _no_client
+"""This process's client, if it has one; the runtime, which knows it, sets this."""
+
+
+class HeldRefs:
+    """Refs to objects, such as those that a packed error names: they stay for as long as this does."""
+
+    __slots__ = ("_client", "_ids")
+
+    def __init__(self, object_ids: tuple[bytes, ...]) -> None:
+        self._ids = object_ids
+        self._client = client() if object_ids else None
+        if self._client is not None:
+            for each in self._ids:
+                self._client.add_reference(each)
+
+    def note(self) -> None:
+        """The packed error is being pickled, and these with it."""
+        for each in self._ids:
+            if not note_reference(each) and self._client is not None:
+                self._client.add_reference(each)  # It leaves the fabric, as other refs do.
+
+    def __del__(self) -> None:
+        try:
+            for each in self._ids:
+                self._client.drop_reference(each)  # type: ignore[union-attr]
+        except Exception:  # there is no client, or it was never made; a finalizer has nobody to raise to
+            pass
+
+
 # --- where it was raised ----------------------------------------------------------------------------------------------------
 
 
 def dump_error(exception: BaseException, facts: Mapping[str, Any]) -> bytes:
     """``exception`` as bytes, whatever it is made of. ``facts`` are plain data: function, node, pid, attempt, …"""
+    return pack_error(exception, facts)[0]
+
+
+def pack_error(exception: BaseException, facts: Mapping[str, Any]) -> tuple[bytes, HeldRefs]:
+    """The same, and the refs inside: to be kept until somebody else has the bytes."""
     _hint(exception)
-    pickled = _pickled(exception)
-    return pickle.dumps(
+    with trying():
+        data, whole, why_cut = _packed(exception)
+    payload = pickle.dumps(
         (
             _name_of(exception),
             _text_of(exception),
-            _traceback_of(exception, notes=pickled is None or isinstance(exception, TaskError)),
+            _traceback_of(exception, notes=data is None or isinstance(exception, TaskError)),
             dict(facts),
-            pickled,
+            None if data is None else data.to_bytes(),
+            whole,
+            why_cut,
         ),
         5,
     )
+    named = {**dict.fromkeys(data.contained if data is not None else ()), **dict.fromkeys((whole,) if whole else ())}
+    refs = tuple(named)
+    held, owner = HeldRefs(refs), client()
+    if whole and owner is not None:
+        owner.drop_reference(whole)  # That which came with ``put``.
+    return with_refs(payload, refs), held
 
 
 def _hint(exception: BaseException) -> None:
@@ -94,7 +164,7 @@ def _name_of(exception: BaseException) -> str:
 
 def _text_of(exception: BaseException) -> str:
     if isinstance(exception, TaskError) and "_text" in vars(exception):
-        return str(vars(exception)["_text"])
+        return _cut_text(str(vars(exception)["_text"]))
     try:
         return _cut_text(str(exception))
     except _THEIRS:  # a broken __str__ must not hide the error
@@ -129,8 +199,11 @@ def _cut_text(text: str, most: int = TRACEBACK_BYTES_MAX) -> str:
     return f"{text[:half]}\n  ... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
 
 
-def _pickled(exception: BaseException) -> bytes | None:
-    """The exception in the best form that survives a round trip: itself, its class and state, as much of that as may travel, or None."""
+def _packed(exception: BaseException) -> tuple[SerializedValue | None, bytes, str]:
+    """The exception in the best form that survives a round trip: itself, its class and state, as much of that as may travel, or None.
+
+    If that is cut down: the object that is the whole one, or why there is none.
+    """
     while isinstance(exception, TaskError) and len(vars(exception).get("_payload", b"")) > ERROR_BYTES_MAX // 2:
         cause = vars(exception).get("cause")  # Errors of tasks that wait for each other are inside each other.
         if not isinstance(cause, BaseException):
@@ -140,28 +213,56 @@ def _pickled(exception: BaseException) -> bytes | None:
     candidates: list[Callable[[], Any]] = [
         lambda: exception,
         lambda: _Remains(kind, arguments, state),
+        lambda: _Remains(kind, _taken_apart(arguments), _taken_apart(state)),
         lambda: _Remains(kind, _safe(arguments), _safe(state)),
     ]
     data = _first_whole(candidates, kind)
+    if data is not None and data.size <= ERROR_BYTES_MAX:
+        return data, b"", ""
+    whole, why_cut = _store(data) if data is not None else (b"", "it cannot be unpickled")
     for most in ITEMS_BYTES_MAX:
-        if data is None or len(data) <= ERROR_BYTES_MAX:
-            break
         data = _first_whole([partial(_Remains, kind, _cut(arguments, most), _cut(state, most))], kind)
-    return data if data is None or len(data) <= ERROR_BYTES_MAX else None
+        if data is None or data.size <= ERROR_BYTES_MAX:
+            return data, whole, why_cut
+    return None, whole, why_cut
 
 
-def _first_whole(candidates: Iterable[Callable[[], Any]], kind: type[BaseException]) -> bytes | None:
-    """The first candidate that unpickles to an exception of this class. Of one that is too large, only its size matters."""
-    import cloudpickle
+def _store(data: SerializedValue) -> tuple[bytes, str]:
+    """Put a whole exception where values are: its object, or none and why."""
+    owner = client()
+    if owner is None:
+        return b"", "this process is part of no cluster"
+    try:
+        return owner.put(data, False), ""
+    except (FabricError, OSError) as error:  # above all, there is no room
+        return b"", f"{type(error).__name__}: {error}"
 
+
+def _first_whole(candidates: Iterable[Callable[[], Any]], kind: type[BaseException]) -> SerializedValue | None:
+    """The first of these that is an exception of this class again once it is unpickled."""
     for candidate in candidates:
         try:
-            data: bytes = cloudpickle.dumps(candidate(), 5)
-            if len(data) > ERROR_BYTES_MAX or isinstance(pickle.loads(data), kind):
+            data = serialize_blindly(candidate())
+            if issubclass(kind, _PlainTaskError) or isinstance(loads(data), kind):  # A TaskError has come from such bytes.
                 return data
         except _THEIRS:  # whatever the user's class does when it is pickled, the next form may still work
             continue
     return None
+
+
+def _taken_apart(value: Any) -> Any:
+    """``value`` (a dict or tuple) with exceptions in it replaced by such as are made without their ``__init__``."""
+    if isinstance(value, dict):
+        return {name: _apart(item) for name, item in value.items()}
+    return tuple(_apart(item) for item in value)
+
+
+def _apart(value: Any) -> Any:
+    if isinstance(value, BaseException) and not isinstance(value, _PlainTaskError):
+        return _Remains(type(value), _taken_apart(_arguments_of(value)), _taken_apart(vars(value)))
+    if type(value) in (list, tuple) and any(isinstance(each, BaseException) for each in value):
+        return type(value)(_apart(each) for each in value)  # As in a group.
+    return value
 
 
 def _cut(value: Any, most: int) -> Any:
@@ -247,14 +348,23 @@ def _set_arguments(exception: BaseException, arguments: tuple[Any, ...]) -> None
 
 
 def load_error(data: bytes | memoryview) -> TaskError:
-    """The TaskError that ``dump_error`` packed, also an instance of the class that was raised wherever that works."""
-    name, text, traceback_text, facts, pickled = pickle.loads(data)
+    """The TaskError that ``dump_error`` packed, also an instance of the class that was raised wherever that works.
+
+    Fetches the exception if it is an object of its own, and waits for that.
+    """
+    payload = bytes(data)
+    name, text, traceback_text, facts, pickled, whole, why_cut = pickle.loads(without_refs(payload))
+    held = HeldRefs(refs_in(payload))
     cause = None
-    if pickled is not None:
+    if whole:
+        cause, why_cut = _fetched(whole)
+    if cause is None and pickled is not None:
+        cause = _loaded(pickled)
+    if len(text) > TRACEBACK_BYTES_MAX and cause is not None and not why_cut:
         try:
-            cause = pickle.loads(pickled)
-        except _THEIRS:  # its module may not exist here; the texts still tell the story
-            cause = None
+            text = str(cause)  # That which came was cut.
+        except _THEIRS:  # as where it was raised
+            pass
     error = _combined(cause)
     user_class = _raised_class(cause) if cause is not None else TaskError
     vars(error).update(
@@ -264,10 +374,11 @@ def load_error(data: bytes | memoryview) -> TaskError:
         _text=text,
         _class_name=name,
         _user_class=user_class,
-        _payload=bytes(data),
+        _payload=payload,
+        _held=held,
     )
     known = vars(error)
-    known["_note"] = note = _note_of(traceback_text, facts)
+    known["_note"] = note = _note_of(traceback_text, facts, why_cut)
     own = vars(cause).get("__notes__") if cause is not None else None
     if isinstance(own, list):
         before = vars(cause).get("_note")
@@ -283,15 +394,47 @@ def told(payload: bytes, raised: bool) -> str:
     It unpickles nothing of the user's.
     """
     if raised:
-        name, text, traceback_text, facts, _ = pickle.loads(payload)
-        return f"{name}: {text}\n{_note_of(traceback_text, facts)}" if text else f"{name}\n{_note_of(traceback_text, facts)}"
+        name, text, traceback_text, facts, _, _, why_cut = pickle.loads(without_refs(payload))
+        return (
+            f"{name}: {text}\n{_note_of(traceback_text, facts, why_cut)}" if text else f"{name}\n{_note_of(traceback_text, facts, why_cut)}"
+        )
     kind, text, pairs = unpack_failure(payload)
     cause = dict(pairs).get("cause")
     return f"{kind}: {text}" + (f"\n{told(cause, True)}" if type(cause) is bytes else "")
 
 
-def _note_of(traceback_text: str, facts: Mapping[str, Any]) -> str:
+def _fetched(whole: bytes) -> tuple[BaseException | None, str]:
+    """The exception that is an object of its own; or none, and why not."""
+    owner = client()
+    if owner is None:
+        return None, "this process is part of no cluster"
+    try:
+        outcome = owner.get((whole,), None)[0]
+        if isinstance(outcome, bytes):
+            return _exception_in(deserialize(outcome)), ""
+        status, data, release = outcome
+        if status != OK:
+            return None, str(load_failure(data))
+        return _exception_in(deserialize(data, release)), ""
+    except _THEIRS as error:  # it is lost, or its module does not exist here: the cut one tells the most of it
+        return None, f"{type(error).__name__}: {error}"
+
+
+def _loaded(pickled: bytes) -> BaseException | None:
+    try:
+        return _exception_in(deserialize(pickled))
+    except _THEIRS:  # its module may not exist here; the texts still tell the story
+        return None
+
+
+def _exception_in(loaded: Any) -> BaseException | None:
+    return loaded if isinstance(loaded, BaseException) else None
+
+
+def _note_of(traceback_text: str, facts: Mapping[str, Any], why_cut: str) -> str:
     remote = traceback_text.rstrip().replace("\n", "\n  ")
+    if why_cut:
+        remote += f"\n  (what it held is cut down, since the whole exception could not be stored or fetched: {why_cut})"
     shown = {**facts, "node": str(facts["node"])[:NODE_DIGITS]} if "node" in facts else dict(facts)
     if isinstance(shown.get("attempt"), int):
         shown["attempt"] += 1  # Programs count from 0, people from 1.
@@ -380,7 +523,14 @@ class _PlainTaskError(TaskError):
         raise AttributeError(f"{type(self).__qualname__!r} object has no attribute {name!r}", name=name, obj=self)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        vars(self)["_held"].note()
         return load_error, (vars(self)["_payload"],)
+
+    def __copy__(self) -> TaskError:
+        return load_error(vars(self)["_payload"])
+
+    def __deepcopy__(self, memo: Any) -> TaskError:
+        return load_error(vars(self)["_payload"])
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return self.__reduce__()

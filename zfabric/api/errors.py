@@ -5,7 +5,7 @@ from __future__ import annotations
 from numbers import Real
 from typing import Any
 
-from zfabric.adapters.serialization import load_error, load_failure
+from zfabric.adapters.task_errors import load_error, load_failure
 from zfabric.protocol.messages import ERROR
 from zfabric.runtime.interface import Outcome
 

@@ -12,7 +12,8 @@ from functools import partial
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Generic
 
-from zfabric.adapters.serialization import Raises, Unfinished, register_plain, serialize
+from zfabric.adapters.generated_values import Raises, Unfinished
+from zfabric.adapters.serialization import register_plain, serialize
 from zfabric.api.errors import a, check_timeout
 from zfabric.api.lifecycle import connected
 from zfabric.api.refs import ObjectRef, owner_of

@@ -2,6 +2,9 @@
 
 ``kind`` is the name of an exception in ``zfabric.exceptions``. ``facts`` are (name, value) pairs, where known: node,
 pid, attempt, signal, exit code, peak memory, last lines of stderr. Clients turn a failure into that exception.
+
+The outcome of a task that has no value, be it such a failure or what user code raised (``adapters/task_errors``), may have refs inside.
+It begins with their ids then (``with_refs``), so that whoever has the outcome knows what it contains, on whatever way it came.
 """
 
 from __future__ import annotations
@@ -11,13 +14,41 @@ from typing import Any
 
 import msgpack
 
+from zfabric.protocol.ids import OBJECT_BYTES, split_ids
+
 Facts = tuple[tuple[str, Any], ...]
+
+_REFS = b"\xc1"
+"""The first byte of an outcome with refs inside: no pickle begins with it, and nothing that msgpack packs."""
+_HEAD_BYTES = 5
+
+
+def with_refs(payload: bytes, refs: tuple[bytes, ...]) -> bytes:
+    """``payload``, the outcome of what failed, with the ids of the objects that it contains refs to."""
+    return b"".join((_REFS, len(refs).to_bytes(4, "big"), *refs, payload)) if refs else payload
+
+
+def refs_in(payload: bytes) -> tuple[bytes, ...]:
+    """Ids of the objects that the outcome of what failed contains refs to."""
+    if payload[:1] != _REFS:
+        return ()
+    return tuple(split_ids(payload[_HEAD_BYTES : _body_at(payload)], OBJECT_BYTES))
+
+
+def without_refs(payload: bytes) -> bytes:
+    """The outcome of what failed, without the ids at its beginning."""
+    return payload[_body_at(payload) :] if payload[:1] == _REFS else payload
+
+
+def _body_at(payload: bytes) -> int:
+    return _HEAD_BYTES + int.from_bytes(payload[1:_HEAD_BYTES], "big") * OBJECT_BYTES
 
 
 def pack_failure(kind: str, text: str, facts: Facts = ()) -> bytes:
-    """The failure as the one output of a FAILED row."""
+    """The failure as the one output of a FAILED row. What user code raised may be among the facts, as their "cause"."""
     packed: bytes = msgpack.packb((kind, text, facts), use_bin_type=True)
-    return packed
+    cause = next((value for name, value in facts if name == "cause"), None)
+    return with_refs(packed, refs_in(cause)) if type(cause) is bytes else packed
 
 
 def left_for_good(actor_id: bytes, how: str) -> bytes:
@@ -38,7 +69,7 @@ def summary_of(payload: bytes, raised: bool) -> tuple[str, str]:
     """
     if not raised:
         return unpack_failure(payload)[:2]
-    texts = (str(argument) for opcode, argument, _ in pickletools.genops(payload) if "UNICODE" in opcode.name)
+    texts = (str(argument) for opcode, argument, _ in pickletools.genops(without_refs(payload)) if "UNICODE" in opcode.name)
     try:
         return next(texts), next(texts)
     except (StopIteration, ValueError):
@@ -47,5 +78,5 @@ def summary_of(payload: bytes, raised: bool) -> tuple[str, str]:
 
 def unpack_failure(payload: bytes) -> tuple[str, str, Facts]:
     """What ``pack_failure`` packed."""
-    kind, text, facts = msgpack.unpackb(payload, use_list=False, raw=False)
+    kind, text, facts = msgpack.unpackb(without_refs(payload), use_list=False, raw=False)
     return kind, text, facts

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from zfabric.adapters.serialization import NONE, SCALARS, serialize_fast
+from zfabric.adapters.task_errors import HeldRefs
 from zfabric.machines.worker import Invocation, Item
 from zfabric.protocol.messages import ERROR, INTERRUPTED, OK
 from zfabric.protocol.options import option
@@ -41,8 +42,6 @@ class AttemptRunner:
     ) -> None:
         self.returned: Any = None
         """What the task or call on top has returned, until it is packed."""
-        self.returned_refs: set[bytes] = set()
-        """Refs inside of it: retained until its end is reported, or they would be released first."""
         self._runner = runner
         self._connection = runner.connection
         self._worker = runner.worker
@@ -145,11 +144,8 @@ class AttemptRunner:
             if worker.gate is not None:
                 self._runner.reporter.count(worker.gate)
 
-    def release_returned(self, ending: Ending) -> None:
+    def release_returned(self, item: Item | Invocation, ending: Ending) -> None:
         """Release what was returned while the task still runs: its finalizers are user code, and may wait for other tasks."""
         if ending[2] is not None:
-            self.returned_refs.update(*ending[2][0])
-            with self._connection.lock:
-                for each in self.returned_refs:
-                    self._connection.machine.references.add(each)
+            self._connection.retained[item.row[0]] = HeldRefs(tuple(set().union(*ending[2][0])))
         self.returned = None

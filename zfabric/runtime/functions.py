@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from zfabric.adapters import numeric_threads, serialization
+from zfabric.adapters.generated_values import returning_all
 from zfabric.machines.worker import Invocation, Item, Worker
 from zfabric.protocol.messages import Row
 from zfabric.protocol.options import NO_ENVIRONMENT, ONE_CPU, RESOURCE_UNIT, Demand, option
@@ -50,7 +51,8 @@ class LoadedFunctions:
             self._go_to(option(row[3], "directory", ""), task)
             ahead = option(row[3], "stream")
             self.usual_terms[function_id] = (row[1], option(row[3], "num_returns", 1))
-            found = self._loaded[function_id] = serialization.load_function(row[2], function_id, whole=ahead is None)
+            function, retry = serialization.load_function(row[2], function_id)
+            found = self._loaded[function_id] = (returning_all(function) if ahead is None else function, retry)
             if ahead is not None:
                 self.streams[function_id] = ahead
             if option(row[3], "actor") is not None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from zfabric.adapters.serialization import YIELDS, run_to_its_end
+from zfabric.adapters.generated_values import YIELDS, run_to_its_end
 from zfabric.exceptions import FabricError
 from zfabric.machines.client import Calls
 from zfabric.machines.worker import FAREWELL, Invocation, Item, Worker

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn, Protocol
 
+from zfabric.adapters import task_errors
 from zfabric.config import Config
 from zfabric.protocol.messages import Row
 from zfabric.protocol.options import Demand
@@ -164,6 +165,9 @@ _current: ClientInterface | None = None
 def current() -> ClientInterface | None:
     """This process's client, or None."""
     return _current
+
+
+task_errors.client = current
 
 
 def set_current(client: ClientInterface | None) -> None:

@@ -297,6 +297,7 @@ class _Maker:
             elif not self._wants(call):
                 return
             status, outputs, extra = replayer.user_code.packed(item, value)
+            connection.retained.pop(call.call_id, None)  # Nobody receives an error of a replay.
             if status == OK:
                 with connection.lock:
                     replayer.worker.mailbox.made_again(self.log, call, outputs, extra[0] if extra is not None else ())

@@ -90,6 +90,7 @@ class Reporter:
                 self.end_call(item, status, outputs, extra, started, clock() - started)
             else:
                 worker.finish(item, status, outputs, extra, started, clock() - started)  # type: ignore[arg-type]
+            connection.retained.pop(item.row[0], None)
             self._writes.finish(item.row[0])
             if worker.gate is not None:
                 self.count(worker.gate)
@@ -119,8 +120,11 @@ class Reporter:
         started: float,
         seconds: float,
         answered: bool = False,
-    ) -> None:
-        """Fix the outcome of a call. ``answered``: its caller has it already. The caller holds the lock."""
+    ) -> bool:
+        """Fix the outcome of a call; return whether it is held back (``Worker.finish_call``).
+
+        ``answered``: its caller has it already. The caller holds the lock.
+        """
         worker = self._worker
         reason = worker.interrupts.pop(item.row[0], (0, "cancelled"))[1]
         whole = status != INTERRUPTED
@@ -133,8 +137,10 @@ class Reporter:
         contained = extra[0] if extra is not None else ()
         if worker.turns is not None and worker.turns.is_killed(item.actor_id):
             self._writes.abandon(item.row[0])  # It has no outcome.
-        if worker.finish_call(item, status, outputs, contained, started, seconds, whole, answered):
+        held = worker.finish_call(item, status, outputs, contained, started, seconds, whole, answered)
+        if held:
             self._writes.hold(item.row[0])
+        return held
 
     # -- streams --
 

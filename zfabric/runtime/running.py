@@ -64,7 +64,7 @@ class TaskLoop:
         self._end_call = reporter.end_call
         self._slot = reporter.slot
         self._attempts = attempts
-        self._returned_refs = attempts.returned_refs
+        self._retained = connection.retained
         self._writes = writes
         self._unreported_writes = writes.offsets
         self._lending = lending
@@ -176,7 +176,7 @@ class TaskLoop:
                 try:
                     ending = run(item)
                     if attempts.returned is not None:
-                        attempts.release_returned(ending)
+                        attempts.release_returned(item, ending)
                 finally:
                     stack.pop()
                 ended = clock()
@@ -202,20 +202,20 @@ class TaskLoop:
         """Report its outcome, and return what comes next, if that is claimed. The caller holds the lock."""
         status, outputs, extra = ending
         worker = self._worker
+        held = False
         if self._machine.printed:
             self._reporter.send_printed(receiver_of(item))
         if self._lending.waits:
             self._lending.close(item.row[0])
         if type(item) is Invocation:
             answered = not worker.mailbox.queue and extra is None and self._answer(item, status, outputs, ended)
-            self._end_call(item, status, outputs, extra, started, ended - started, answered)
+            held = self._end_call(item, status, outputs, extra, started, ended - started, answered)
             unreported = worker.unreported
         else:
             answered = bool(item.driver) and extra is None and self._answer(item, status, outputs, ended)  # type: ignore[union-attr]
             unreported = worker.finish(item, status, outputs, extra, started, ended - started, answered)  # type: ignore[arg-type]
-        if self._returned_refs:
-            self._machine.dropped.extend(self._returned_refs)
-            self._returned_refs.clear()
+        if self._retained and not held:
+            self._retained.pop(item.row[0], None)
         if self._unreported_writes:
             self._writes.finish(item.row[0])
         if unreported == 1:

@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequen
 from functools import partial
 from typing import Any
 
-from zfabric.adapters import serialization
+from zfabric.adapters import generated_values, serialization, task_errors
+from zfabric.adapters.task_errors import HeldRefs
 from zfabric.exceptions import FabricError, SerializationError
 from zfabric.machines.worker import Invocation, Item, Worker
-from zfabric.protocol.failures import pack_failure
+from zfabric.protocol.failures import pack_failure, refs_in
 from zfabric.protocol.ids import call_value, object_id, tries_of
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
 from zfabric.protocol.options import option
@@ -37,6 +38,7 @@ class UserCode:
         host: Host,
         functions: LoadedFunctions,
         writes: UnreportedWrites,
+        retained: dict[bytes, HeldRefs],
         exits: ActorExits,
     ) -> None:
         self._client = client
@@ -48,6 +50,7 @@ class UserCode:
         self._load = functions.load
         self._usual_terms = functions.usual_terms
         self._writes = writes
+        self._retained = retained
         self._exits = exits
 
     # -- before it runs --
@@ -112,7 +115,7 @@ class UserCode:
                 return serialization.deserialize(outcome)
             status, data, release = outcome
             if status != OK:
-                raise serialization.load_error(data) if status == ERROR else serialization.load_failure(data)
+                raise task_errors.load_error(data) if status == ERROR else task_errors.load_failure(data)
             return serialization.deserialize(data, release)
         finally:
             self._machine.dropped.append(identifier)
@@ -154,9 +157,9 @@ class UserCode:
             if not isinstance(value, (tuple, list)) or len(value) != count:
                 got = f"{len(value)} values" if isinstance(value, (tuple, list)) else f"one {type(value).__name__}"
                 wrong = ValueError(f"{name} declares num_returns={count} and returned {got}")
-                if type(value) is not serialization.YieldedItems or len(value) > count:
+                if type(value) is not generated_values.YieldedItems or len(value) > count:
                     raise wrong
-                value = serialization.and_failures(value, serialization.Raises(self.error(wrong, item)), count)
+                value = generated_values.and_failures(value, self._raises(wrong, item), count)
             values = value
         name_value = call_value if type(item) is Invocation else object_id
         outputs: list[Any] = []
@@ -178,7 +181,7 @@ class UserCode:
         if isinstance(error, ActorExit):
             return self._exits.leave_for_good(item, "exit_actor")
         finish = None
-        if type(error) is serialization.Unfinished:
+        if type(error) is generated_values.Unfinished:
             finish, error = error.finish, error.error
         if self._worker.interrupted(item):
             return INTERRUPTED, (), None
@@ -186,12 +189,21 @@ class UserCode:
             return self._exits.exit_process(item, error)
         status = RETRY if retryable is not None and not isinstance(error, SystemExit) and _asks(retryable, error) else ERROR
         if finish is not None and status == ERROR:
-            return self.packed(item, finish(serialization.Raises(self.error(error, item)), self._functions.terms(item)[1]))
+            return self.packed(item, finish(self._raises(error, item), self._functions.terms(item)[1]))
         return status, (self.error(error, item),), None
 
     def error(self, error: BaseException, item: Item | Invocation) -> bytes:
         """An error of user code as bytes, with where it ran."""
-        return serialization.dump_error(error, self._facts(item))
+        payload, held = task_errors.pack_error(error, self._facts(item))
+        refs = refs_in(payload)
+        if refs:
+            with self._client.lock:
+                self._machine.calls.results.share(refs)
+            self._retained[item.row[0]] = held
+        return payload
+
+    def _raises(self, error: BaseException, item: Item | Invocation) -> generated_values.Raises:
+        return generated_values.Raises(*task_errors.pack_error(error, self._facts(item)))
 
     def _facts(self, item: Item | Invocation) -> dict[str, Any]:
         """Where it ran, for errors."""
@@ -215,7 +227,7 @@ class _Again:
         self.arguments = arguments
 
     def _asks(self, error: Exception) -> bool:
-        if type(error) is serialization.Unfinished:
+        if type(error) is generated_values.Unfinished:
             error = error.error
         if not self.left or not any(f"{kind.__module__}.{kind.__qualname__}" in self.kinds for kind in type(error).__mro__):
             return False

@@ -66,7 +66,7 @@ class WorkerRuntime(WorkerConnection):
         self.introspection = Introspection(self, contexts, functions, gpus)
         self._exits = ActorExits(self, worker, host, contexts, self.interrupter, functions)
         self.writes = writes = UnreportedWrites(self, self.values)
-        user_code = UserCode(self, worker, host, functions, writes, self._exits)
+        user_code = UserCode(self, worker, host, functions, writes, self.retained, self._exits)
         reporter = Reporter(self, contexts, writes, name_output(self.introspection.name_of_writer, self.machine))
         streams = StreamProducer(self, worker, functions, writes, self.interrupter, reporter)
         runner = CallRunner(self, self.interrupter, user_code, streams, reporter)

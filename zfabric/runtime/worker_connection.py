@@ -11,6 +11,7 @@ from threading import get_ident
 from typing import Any
 
 from zfabric.adapters.sockets import Transport
+from zfabric.adapters.task_errors import HeldRefs
 from zfabric.machines.worker import Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.ids import TASK_BYTES, WORKER, control_of
@@ -41,6 +42,8 @@ class WorkerConnection(FabricClient):
         self._main = get_ident()
         self._hand_out = hand_out
         self._threads = threads
+        self.retained: dict[bytes, HeldRefs] = {}
+        """Refs inside what tasks and calls have returned or raised, by task or call, until that is reported."""
         self._callers_gone: list[bytes] = []
         """Callers that have ended. Their links are closed once all that they sent is read."""
 
@@ -112,7 +115,11 @@ class WorkerConnection(FabricClient):
 
     def _sends(self) -> list[Outgoing]:
         self._forget_gone()
-        return worker_sends(self.machine, self.worker, self.daemon)
+        return worker_sends(self.machine, self.worker, self.daemon, self._release_retained)
+
+    def _release_retained(self, call_id: bytes) -> None:
+        """Release the refs inside the outcome of a call, which is sent now."""
+        self.retained.pop(call_id, None)
 
     def _settle(self) -> None:
         if self.worker.unreported:

@@ -37,13 +37,18 @@ def client_sends(client: Client, daemon: bytes) -> list[Outgoing]:
     return _of_client(client.take_effects(0.0), daemon)
 
 
-def worker_sends(client: Client, worker: Worker, daemon: bytes) -> list[Outgoing]:
-    """Take all that a worker's process has to send now: what user code did, ends of tasks, releases."""
+def worker_sends(client: Client, worker: Worker, daemon: bytes, release: Callable[[bytes], None]) -> list[Outgoing]:
+    """Take all that a worker's process has to send now: what user code did, ends of tasks, releases.
+
+    ``release`` drops the refs inside the outcome of a call that was held back and is sent now.
+    """
     said, ends = client.take_said(), worker.take_effects(0.0)
     while worker.mailbox.written:
         client.reservations.finished(worker.mailbox.written.pop())
     while worker.mailbox.dropped:
         client.reservations.abandon(worker.mailbox.dropped.pop())
+    while worker.mailbox.left:
+        release(worker.mailbox.left.pop())
     for identifier, place in worker.given.given_up:
         client.pins.told(identifier, place)
         client.pins.let_go(identifier)

@@ -12,8 +12,9 @@ import msgpack
 
 from zfabric.machines.common.log_format import is_remake
 from zfabric.machines.worker import Invocation, Item, Worker
+from zfabric.protocol.failures import refs_in
 from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES, call_value, object_id, tries_of
-from zfabric.protocol.messages import OK
+from zfabric.protocol.messages import ERROR, OK
 from zfabric.sim.logged import LoggedActors
 from zfabric.sim.processes import Process
 from zfabric.sim.programs import (
@@ -53,6 +54,8 @@ class _State:
         kind, value = self.process.look(identifier, status, data)
         if value is not None:
             self.held.extend(value.refs)
+        elif status == ERROR:
+            self.held.extend(refs_in(data))
         return kind, value
 
     @property
@@ -252,7 +255,9 @@ def _do_lose(state: _State, share: float) -> None:
 
 def _do_fail(state: _State, retry: bool, times: int) -> None:
     if state.attempt < times:
-        raise Boom(retry)
+        inside = state.process.put_small(pack_value(Value(times, ())), ())
+        state.held.append(inside)
+        raise Boom(retry, inside)
 
 
 def _do_die(state: _State, times: int) -> Running:

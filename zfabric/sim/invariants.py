@@ -22,7 +22,7 @@ from zfabric.sim.programs import LOST, unpack_value
 
 if TYPE_CHECKING:
     from zfabric.machines.local_scheduler.records import AnyObject, TaskRecord
-    from zfabric.sim.node import Overview, SimDaemon
+    from zfabric.sim.node import Node, Overview, SimDaemon
     from zfabric.sim.workers import WorkerProcess
 
 
@@ -85,6 +85,11 @@ class Invariants:
             number = unpack_value(value).number
             if self._numbers.setdefault(identifier, number) != number:
                 self.world.fail(f"somebody is told another value of {short(identifier)}")
+
+    def seen_inside(self, node: Node, identifier: bytes, inner: bytes) -> None:
+        """A process reads an error with a ref inside. As inside a value, it may be lost only with a daemon."""
+        if not node.restarts and node.up and node.daemon.scheduler.tables.find(inner) is None:
+            self.world.fail(f"{short(inner)}, which is inside the error of {short(identifier)}, is not known any more")
 
     def after_turn(self, daemon: SimDaemon) -> None:
         """The daemon has decided: its machines agree with themselves."""

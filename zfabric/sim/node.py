@@ -47,7 +47,7 @@ class Node:
         self.workers: dict[bytes, WorkerProcess] = {}
         self.supervisor = SimSupervisor(self, f"{seed}/supervisor")
         self._workers = 0
-        self._restarts = 0
+        self.restarts = 0
         self.daemon = SimDaemon(self, f"{seed}/daemon0", 0)
         world.note("daemon 0 starts")
 
@@ -65,11 +65,11 @@ class Node:
         """Start the next daemon."""
         if self.daemon.alive:
             raise InvariantViolation("two incarnations of the daemon act at the same time")
-        self._restarts += 1
+        self.restarts += 1
         self.journal = self.journal.crash()
         self.world.states["daemon restarted"] += 1
-        self.daemon = SimDaemon(self, f"{self.seed}/daemon{self._restarts}", self._restarts)
-        self.world.note(f"daemon {self._restarts} starts")
+        self.daemon = SimDaemon(self, f"{self.seed}/daemon{self.restarts}", self.restarts)
+        self.world.note(f"daemon {self.restarts} starts")
         return self.daemon
 
     def kill_daemon(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from zfabric.machines.client import Client
 from zfabric.machines.worker import Invocation
 from zfabric.protocol import messages as m
-from zfabric.protocol.failures import unpack_failure
+from zfabric.protocol.failures import refs_in, unpack_failure, with_refs, without_refs
 from zfabric.protocol.ids import CLIENT, Address, is_call
 from zfabric.protocol.machine import Machine
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
@@ -350,16 +350,16 @@ class Process:
             self.ended(frame, FAILED, None)
             return
         except Boom as error:
-            self.ended(frame, RETRY if error.retry else ERROR, str(error))
+            self.ended(frame, RETRY if error.retry else ERROR, with_refs(str(error).encode(), (error.inside,)))
             return
         except Doomed:
-            self.ended(frame, ERROR, "doomed")
+            self.ended(frame, ERROR, b"doomed")
             return
         except WaitRefused:
-            self.ended(frame, ERROR, "refused")
+            self.ended(frame, ERROR, b"refused")
             return
         except StoreFull:
-            self.ended(frame, ERROR, "ObjectStoreFullError")
+            self.ended(frame, ERROR, b"ObjectStoreFullError")
             return
         self._request(frame, request)
 
@@ -482,7 +482,10 @@ class Process:
             return "", value
         if status == FAILED:
             return unpack_failure(data)[0], None
-        return bytes(data).decode(), None
+        for inner in refs_in(data):
+            self.world.invariants.seen_inside(self.node, identifier, inner)
+            self.machine.references.add(inner)
+        return without_refs(data).decode(), None
 
     def _unview(self, identifier: bytes, place: tuple[int, int], payload: bytes) -> None:
         if not self.alive:

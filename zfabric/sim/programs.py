@@ -87,11 +87,12 @@ def unpack_value(payload: bytes) -> Value:
 
 
 class Boom(Exception):
-    """The user's code raises."""
+    """The user's code raises. A ref is inside."""
 
-    def __init__(self, retry: bool) -> None:
+    def __init__(self, retry: bool, inside: bytes) -> None:
         super().__init__("boom")
         self.retry = retry
+        self.inside = inside
 
 
 class Interrupted(BaseException):

@@ -16,7 +16,7 @@ from zfabric.machines.common.naming import Namer
 from zfabric.machines.worker import CLOSED, LEAVE, Invocation, Item, Worker
 from zfabric.protocol import messages as m
 from zfabric.protocol.access import FROM_PEERS
-from zfabric.protocol.failures import left_for_good, pack_failure
+from zfabric.protocol.failures import left_for_good, pack_failure, refs_in
 from zfabric.protocol.ids import CONTROL, JOB_BYTES, TASK_BYTES, WORKER, Address, call_value, control_of, object_id
 from zfabric.protocol.machine import Machine
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
@@ -54,6 +54,8 @@ class WorkerProcess(Process):
         """When this process ends at the latest, once its actor has ended itself."""
         self._kept: dict[bytes, list[bytes]] = {}
         """Refs that actors keep which share this process."""
+        self._retained: dict[bytes, list[bytes]] = {}
+        """Refs inside of outcomes that are held back, by call."""
         self._first_unreported = 0.0
         self._control_inbox: deque[tuple[bytes, bytes]] = deque()
         world.network.attach(self.control, self._receive_control)
@@ -86,7 +88,11 @@ class WorkerProcess(Process):
     def flush(self) -> None:
         """Send what waits, in the order of ``worker_sends``."""
         self.forget_gone()
-        self.transmit(worker_sends(self.machine, self.worker, self.daemon))
+        self.transmit(worker_sends(self.machine, self.worker, self.daemon, self._release_retained))
+
+    def _release_retained(self, call_id: bytes) -> None:
+        """Release the refs inside the outcome of a call, which is sent now."""
+        self.machine.dropped.extend(self._retained.pop(call_id, ()))
 
     def admits(self, sender: bytes) -> bool:
         """Whether this process takes frames of another one: also of whoever calls an actor that lives here."""
@@ -387,14 +393,19 @@ class WorkerProcess(Process):
         elif status in (INTERRUPTED, FAILED):
             outputs = ()
         else:
-            outputs = (str(result).encode(),)
+            outputs = (result,)
+            refs = list(refs_in(result))
+            for identifier in refs:
+                self.machine.references.add(identifier)
         if isinstance(item, Invocation):
             reason = self.worker.interrupts.pop(item.row[0], (0, "cancelled"))[1]
             ending = (*self._of_call(item, status, outputs, reason), contained)
             whole = status != INTERRUPTED
             answered = not contained and self._answer(item, *ending[:2])
             self.logged.ended(item, whole)
-            if not self.worker.finish_call(item, *ending, frame.started, self.now - frame.started, whole, answered):
+            if self.worker.finish_call(item, *ending, frame.started, self.now - frame.started, whole, answered):
+                self._retained[item.row[0]], refs = refs, []
+            else:
                 self._finished(outputs)
         else:
             if status == OK and item.row[1] in CLASSES and not is_remake(item.row):

@@ -20,8 +20,10 @@ from typing import Any
 
 from zfabric import api as zf
 from zfabric.adapters.cached_functions import CachedFunction
-from zfabric.adapters.serialization import deserialize, dump_error, load_error, serialize
+from zfabric.adapters.serialization import deserialize, serialize
+from zfabric.adapters.task_errors import HeldRefs, load_error, pack_error
 from zfabric.exceptions import ActorDiedError, NotInitializedError, TaskCancelledError
+from zfabric.protocol.failures import refs_in
 from zfabric.util import initializers
 
 __all__ = ["AsyncResult", "IMapIterator", "JoinableQueue", "Pool", "TimeoutError"]
@@ -508,12 +510,17 @@ def _packed(func: Callable[..., Any]) -> Callable[..., Any] | _Packed:
 class _Raised:
     """The error of a call, as it travels."""
 
-    def __init__(self, payload: bytes) -> None:
+    def __init__(self, payload: bytes, held: HeldRefs | None = None) -> None:
         self.payload = payload
+        self.held = held or HeldRefs(refs_in(payload))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self.held.note()
+        return _Raised, (self.payload,)
 
 
 def _outcome(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     try:
         return func(*args, **kwargs)
     except Exception as error:
-        return _Raised(dump_error(error, {"function": getattr(func, "__qualname__", type(func).__qualname__), "pid": os.getpid()}))
+        return _Raised(*pack_error(error, {"function": getattr(func, "__qualname__", type(func).__qualname__), "pid": os.getpid()}))

@@ -25,7 +25,7 @@ from zfabric.machines.client.targets import PendingCalls, Target
 from zfabric.machines.client.unread import UnreadFailures
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
-from zfabric.protocol.failures import Facts, has_left, pack_failure, unpack_failure
+from zfabric.protocol.failures import Facts, has_left, pack_failure, refs_in, unpack_failure
 from zfabric.protocol.ids import ACTOR, CALL_RETURN, CONTROL, PREFIX_BYTES, TASK_BYTES, Address, call_value, control_of, short
 from zfabric.protocol.messages import ALIVE, CREATING, DEAD, FAILED, OK, Row
 from zfabric.protocol.messages.rows import CALL_OPTIONS, DEPENDENCIES, METHOD, VALUES
@@ -247,7 +247,7 @@ class Calls:
         entries = [objects.lookup(identifier) for identifier in row[DEPENDENCIES]]
         broken = next((entry for entry in entries if entry.status != OK), None)
         if broken is not None:
-            self.returned(((row[0], broken.status, (broken.data if type(broken.data) is bytes else b"",)),))
+            self.returned(((row[0], broken.status, (broken.data if type(broken.data) is bytes else b"",)),), is_local=True)
             return None
         inline = [entry.data if type(entry.data) is bytes else None for entry in entries]
         values = within_row(inline, self._row_bytes)
@@ -359,7 +359,9 @@ class Calls:
             return False
         waiting = self._take_unsent(target, call_id)
         if waiting is not None:
-            self.returned(((call_id, FAILED, (pack_failure("TaskCancelledError", f"{waiting[1]} was cancelled before it ran"),)),))
+            self.returned(
+                ((call_id, FAILED, (pack_failure("TaskCancelledError", f"{waiting[1]} was cancelled before it ran"),)),), is_local=True
+            )
             self._advance(target)
             self.progress()
         elif target.incarnation:
@@ -431,14 +433,17 @@ class Calls:
         """An actor sent outcomes of calls."""
         self.returned(message.rows)
 
-    def returned(self, rows: Iterable[Row]) -> None:
-        """Enter outcomes. An outcome of a call that has one already is ignored."""
+    def returned(self, rows: Iterable[Row], is_local: bool = False) -> None:
+        """Enter outcomes. An outcome of a call that has one already is ignored.
+
+        ``is_local``: this process has made them itself, so the scheduler has recorded none of them.
+        """
         pending, held = self.pending, self._held
         entries, watchers = self._entries, self._objects.watchers
         for call_id, status, outputs in rows:
             target = pending.get(call_id)
             if target is None:
-                if None in outputs:
+                if outputs and (None in outputs or status != OK):
                     self._known_after_all(call_id, status, outputs)
                 continue
             if status == FAILED and target.state == ALIVE and outputs and has_left(outputs[0], target.actor_id):
@@ -453,7 +458,7 @@ class Calls:
             if type(entry) is tuple and status == OK and len(outputs) == 1 and type(outputs[0]) is bytes and not watchers:
                 entries[identifier] = outputs[0]  # The commonest outcome, in place.
             else:
-                self._settle(call_id, status, outputs)
+                self._settle(call_id, status, outputs, is_local)
             if self._streams:
                 self._streams.pop(call_id, None)
             if held and call_id in held:
@@ -501,7 +506,7 @@ class Calls:
     def _known_after_all(self, call_id: bytes, status: int, outputs: Row) -> None:
         """A call that has its outcome received another one. Release values of it that the scheduler counts as held by this process."""
         for index, value in enumerate(outputs):
-            if value is None and status == OK:
+            if _is_recorded(status, value):
                 identifier = call_value(call_id, index)
                 entry = self._objects.entry(identifier)
                 if entry is not None and entry.refs > 0:
@@ -509,16 +514,25 @@ class Calls:
                 else:
                     self._outbox.add(m.Release, identifier)
 
-    def _settle(self, call_id: bytes, status: int, outputs: Row) -> None:
-        results = self.results
+    def _settle(self, call_id: bytes, status: int, outputs: Row, is_local: bool) -> None:
+        results, references = self.results, self._references
+        count = self._several.get(call_id, 1)
         if status != OK:
             self._note_failure(call_id, status, outputs)
-        for index in range(self._several.get(call_id, 1)):
+        if status != OK and outputs:
+            for index in range(count):
+                identifier = call_value(call_id, index)
+                entry = self._objects.entry(identifier)
+                if entry is not None and entry.refs > 0:
+                    references.contain_failure(identifier, outputs[0])
+            if not count and not is_local and _is_recorded(status, outputs[0]):
+                self._outbox.add(m.Release, call_value(call_id, 0))
+        for index in range(count):
             identifier = call_value(call_id, index)
             results.arrived(identifier)
             data: Any = outputs[index if status == OK else 0] if outputs else None
             entry = self._objects.entry(identifier)
-            known = data is None and status == OK
+            known = not is_local and index < len(outputs) and _is_recorded(status, outputs[index])
             shared = identifier in results.ids
             if shared:
                 self._outbox.add(m.OfferResults, (identifier, status, data, ()))
@@ -589,7 +603,7 @@ class Calls:
             not_begun = index >= begun or row[0] in unsent
             if row[0] in self._stopped:
                 text = f"{row[METHOD]} was cancelled, and its actor's process ended"
-                self.returned(((row[0], FAILED, (pack_failure("TaskCancelledError", text),)),))
+                self.returned(((row[0], FAILED, (pack_failure("TaskCancelledError", text),)),), is_local=True)
             elif not_begun or (target.state != DEAD and self._may_retry(target, row)):
                 again.append(row)
             elif target.keeps and target.state != DEAD:
@@ -619,7 +633,7 @@ class Calls:
         else:
             kind, text = "ActorUnavailableError", "the actor's process ended, and is started again"
         may = "it may have run, in part or in whole" if outcome == UNKNOWN else "it did not run"
-        self.returned(((row[0], FAILED, (pack_failure(kind, f"{what} has no result ({may}): {text}", facts),)),))
+        self.returned(((row[0], FAILED, (pack_failure(kind, f"{what} has no result ({may}): {text}", facts),)),), is_local=True)
 
     def callees(self, object_ids: Iterable[bytes]) -> m.Rows:
         """The actor of each of these objects that is the result of a pending call of this process: (object id, actor id)."""
@@ -697,6 +711,11 @@ class Calls:
 def _unsent(row: Row) -> Row:
     """A call as it was before it was sent, without the values of its dependencies."""
     return row if len(row) == 3 else (*row[:VALUES], (), row[CALL_OPTIONS])
+
+
+def _is_recorded(status: int, value: Any) -> bool:
+    """Whether the scheduler has this output of a call, and believes that the caller holds it: it is large, or has refs inside."""
+    return value is None if status == OK else bool(refs_in(value))
 
 
 def _question(row: Row) -> Row:

@@ -78,7 +78,7 @@ class Client:
         self.calls = Calls(
             self.objects, self.outbox, self.queries, pending, results, self.references, self.retained, self.unread, config.row_bytes
         )
-        self.tasks = Tasks(self.objects, self.outbox, self.direct, self.retained, self.unread, self.calls)
+        self.tasks = Tasks(self.objects, self.outbox, self.direct, self.references, self.retained, self.unread, self.calls)
         self.releases = Releases(self.objects, self.outbox, self.pins, self.retained, self.unread, self.calls, self.tasks)
 
         # The shell reads these with each task: they are the tables of the parts.

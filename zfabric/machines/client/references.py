@@ -9,6 +9,7 @@ from zfabric.machines.client.retention import RetainedObjects
 from zfabric.machines.client.shared_results import SharedResults
 from zfabric.machines.client.unread import UnreadFailures
 from zfabric.protocol import messages as m
+from zfabric.protocol.failures import refs_in
 from zfabric.protocol.ids import is_call
 
 
@@ -42,3 +43,9 @@ class ReceivedReferences:
         self._unread.expected(contained)  # Whoever has that value may read them.
         for inner in contained:
             self.add(inner)
+
+    def contain_failure(self, identifier: bytes, payload: bytes) -> None:
+        """An error that a value has become contains refs: count them likewise."""
+        refs = refs_in(payload)
+        if refs and identifier not in self._retained.containing:
+            self.contain(identifier, refs)

@@ -10,6 +10,7 @@ from zfabric.machines.client.direct_submission import DirectSubmitter
 from zfabric.machines.client.entries import PENDING, ObjectEntry
 from zfabric.machines.client.objects import ObjectTable
 from zfabric.machines.client.outbox import Outbox
+from zfabric.machines.client.references import ReceivedReferences
 from zfabric.machines.client.retention import RetainedObjects
 from zfabric.machines.client.unread import UnreadFailures
 from zfabric.protocol import messages as m
@@ -31,6 +32,7 @@ class Tasks:
         objects: ObjectTable,
         outbox: Outbox,
         direct: DirectSubmitter,
+        references: ReceivedReferences,
         retained: RetainedObjects,
         unread: UnreadFailures,
         calls: Calls,
@@ -50,6 +52,7 @@ class Tasks:
         self._entries = objects.entries
         self._outbox = outbox
         self._direct = direct
+        self._references = references
         self._retained = retained
         self._unread = unread
         self._calls = calls
@@ -201,6 +204,8 @@ class Tasks:
                 continue
             if data is None:
                 retained.retain_row(task_id, row)
+            elif status != OK:
+                self._references.contain_failure(identifier, data)
             self._objects.settle(identifier, entry, status, data)
         self.unfinished -= finished
         if source[:1] == WORKER:
@@ -234,6 +239,8 @@ class Tasks:
             data = outputs[index if status == OK else 0] if outputs else None
             if data is None:
                 retained.retain_row(task_id, row)
+            elif status != OK:
+                self._references.contain_failure(identifier, data)
             held.add(identifier)
             self._objects.settle(identifier, entry, status, data)
         if task_id in retained.lineage:

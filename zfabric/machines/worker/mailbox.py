@@ -17,7 +17,7 @@ from zfabric.machines.worker.call_log import CallLog
 from zfabric.machines.worker.items import Invocation
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
-from zfabric.protocol.failures import pack_failure
+from zfabric.protocol.failures import pack_failure, refs_in
 from zfabric.protocol.ids import CLIENT, TASK_BYTES, Address, short
 from zfabric.protocol.messages import FAILED, OK, Row
 from zfabric.protocol.options import option
@@ -54,6 +54,8 @@ class Mailbox:
         """Where values are in the arena whose outcomes were held back, and leave now: the shell says that they are finished."""
         self.dropped: list[int] = []
         """Where values are whose outcomes were held back, and never leave: the shell abandons them."""
+        self.left: list[bytes] = []
+        """Calls whose outcomes were held back, and leave now: the shell lets go of refs inside."""
         self.retiring = False
         self.timed: dict[bytes, float] = {}
         """Calls with a timeout that have not ended, and when they are to be stopped."""
@@ -121,6 +123,8 @@ class Mailbox:
 
     def _leave(self, item: Invocation, status: int, outputs: Row, contained: tuple[Row, ...]) -> None:
         plain = not contained and ((len(outputs) == 1 and type(outputs[0]) is bytes) or set(map(type, outputs)) <= _BYTES)
+        if plain and status != OK and outputs and refs_in(outputs[0]):
+            plain = False
         if plain and item.options is not None:  # The end of a stream goes behind its values.
             plain = not option(item.options, "contains") and option(item.options, "stream") is None
         if plain:
@@ -201,6 +205,7 @@ class Mailbox:
         log = self.logs.get(actor_id)
         for _, item, status, outputs, contained in log.committed(upto) if log is not None else ():
             self.timed.pop(item.row[0], None)
+            self.left.append(item.row[0])
             self.written += [value[0] for value in outputs if type(value) is tuple]
             self._leave(item, status, outputs, contained)
 

@@ -10,13 +10,15 @@ from zfabric.protocol.messages.rows import Ids, Row, Rows
 # How an attempt ended, in ``Completed`` and ``Results``.
 OK = 0
 ERROR = 1
-"""The user's code raised; the one output is the serialized error."""
+"""The user's code raised; the one output is the serialized error. Ids of the objects it contains refs to are at its beginning, and
+count like the refs inside a value for who has it; those of a large error name an object that is the whole of it."""
 RETRY = 2
 """The user's code raised an error that the task's options retry; the one output is the serialized error."""
 INTERRUPTED = 3
 """The attempt was stopped on request before it had an outcome; the one output is the reason: "cancelled", "timeout" or "killed"."""
 FAILED = 4
-"""The fabric could not produce the value. The one output is a packed ``(kind, text, facts)`` (``protocol.failures``)."""
+"""The fabric could not produce the value. The one output is a packed ``(kind, text, facts)`` (``protocol.failures``), which begins
+likewise where what user code raised is among the facts."""
 
 
 class Export(NamedTuple):

@@ -47,7 +47,7 @@ from zfabric.machines.local_scheduler.tasks.stopping import Stopping
 from zfabric.machines.local_scheduler.tasks.worker_pool import WorkerPool
 from zfabric.protocol import ids
 from zfabric.protocol import messages as m
-from zfabric.protocol.failures import pack_failure
+from zfabric.protocol.failures import pack_failure, refs_in
 from zfabric.protocol.ids import FIRST_RETURN, JOB_BYTES, TASK_BYTES, Address, is_put, short
 from zfabric.protocol.messages import FAILED, OK, Row
 from zfabric.protocol.options import option
@@ -386,7 +386,7 @@ class Recovery:
             self.tables.sealed.append((object_id, value[0], value[1], process, False))
         if record.value is None:
             record.status = status
-            record.contained = contained
+            record.contained = contained or (refs_in(value) if status != OK and type(value) is bytes else ())
             self.tables.inline.replace(record, Stored(value[1]) if type(value) is tuple else value)
 
     def _take_expect(self, source: Address, message: m.ExpectResults) -> None:

@@ -14,6 +14,7 @@ from zfabric.machines.local_scheduler.requests import PendingRequests
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.tasks.outcomes import Outcomes
 from zfabric.protocol import messages as m
+from zfabric.protocol.failures import refs_in
 from zfabric.protocol.ids import Address, call_value
 from zfabric.protocol.messages import OK
 
@@ -80,7 +81,10 @@ class CallResults:
 
     def _take_value(self, worker: WorkerRecord, caller: bytes, identifier: bytes, status: int, value: Any, refs: tuple[bytes, ...]) -> Any:
         """Make an object of a value that others need to know. Returns what the caller receives of it."""
-        if status != OK or (type(value) is bytes and not refs):
+        if status != OK:
+            self._retain(caller, identifier, status, value)
+            return value
+        if type(value) is bytes and not refs:
             return value
         found = self.tables.find(identifier)
         if found is None:
@@ -97,3 +101,15 @@ class CallResults:
         if found.holders is None:
             self.tables.spare.append(found)
         return None
+
+    def _retain(self, caller: bytes, identifier: bytes, status: int, payload: bytes) -> None:
+        """What a call has raised has refs inside: they stay until the caller, which is about to hear of them, lets go of the result."""
+        if not refs_in(payload) or caller not in self.tables.processes:
+            return
+        found = self.tables.find(identifier)
+        if found is None:
+            found = self.tables.objects[identifier] = ObjectRecord(identifier, None, None)
+        add_holder(found, caller)
+        if found.status == PENDING:
+            self.tables.promises.keep(identifier)
+            self.outcomes.settle_value(found, status, payload)

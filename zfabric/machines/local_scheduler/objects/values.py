@@ -77,8 +77,10 @@ class Values:
             elif found is None and type(value) is bytes and self._job_lives(identifier):
                 record = ObjectRecord(identifier, None, None)
                 self.tables.objects[identifier] = record
-                self.outcomes.set_value(record, value, contained, source[1:], False)
-                record.status = status
+                if status == OK:
+                    self.outcomes.set_value(record, value, contained, source[1:], False)
+                else:
+                    self.outcomes.set_failure(record, status, value)
 
     def _job_lives(self, identifier: bytes) -> bool:
         """Whether anybody would release a value: a job's values go with it, and its processes report for a while what they have."""

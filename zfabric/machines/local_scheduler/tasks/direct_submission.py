@@ -122,7 +122,7 @@ class DirectSubmissions:
             row, extra = ended
             extras = () if extra is None else ((0, *extra),)
             self.outcomes.completed(worker, m.Completed.of((row,), extras), now)
-            self.references.unpin(contained_in(extra))
+            self.references.unpin(contained_in(row, extra))
         elif lease.died is not None:
             void = self.outcomes.worker_lost(worker, lease.died)
             self.stopping.stop_void(void, worker.token, now)
@@ -211,7 +211,7 @@ class DirectSubmissions:
             if ended is None:
                 continue
             row, extra = ended
-            self.references.unpin(contained_in(extra))
+            self.references.unpin(contained_in(row, extra))
             for index, value in enumerate(row[3] if lease.died is None else ()):
                 self.outcomes.drop_copy(lease.worker, object_id(task_id, index), value)
 

@@ -26,7 +26,7 @@ from zfabric.machines.local_scheduler.references import References
 from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.transitions import ActorTaskEnded, ActorUnwanted, RemakeEnded, StreamTaskEnded
 from zfabric.protocol import messages as m
-from zfabric.protocol.failures import Facts, pack_failure
+from zfabric.protocol.failures import Facts, pack_failure, refs_in
 from zfabric.protocol.ids import TASK_BYTES, next_attempt, object_id, split_ids, tries_of
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY
 from zfabric.protocol.names import brief
@@ -133,7 +133,7 @@ class Outcomes:
     def _ended_early(self, lease: DirectLease, row: m.Row, extra: m.Row | None) -> None:
         """A task has ended whose driver has not reported yet that it submitted it. The worker releases what its value refers to."""
         lease.early[row[0]] = (row, extra)
-        self.references.pin(contained_in(extra))
+        self.references.pin(contained_in(row, extra))
 
     def _called(self, task: TaskRecord, status: int, outputs: m.Row) -> str:
         """What the timeline calls an attempt that ends."""
@@ -190,6 +190,17 @@ class Outcomes:
             self.tables.sealed.append((record.object_id, offset, size, writer, rebuildable))
         elif isinstance(value, bytes):
             self.tables.inline.replace(record, value)
+        self._contain(record, refs)
+
+    def set_failure(self, record: AnyObject, status: int, payload: bytes) -> None:
+        """There is no value, and this says why."""
+        record.status = status
+        self.tables.inline.replace(record, payload)
+        refs = refs_in(payload)
+        if refs or record.contained:
+            self._contain(record, refs)
+
+    def _contain(self, record: AnyObject, refs: tuple[bytes, ...]) -> None:
         before, record.contained = record.contained, refs
         if refs:
             self.references.pin(refs)
@@ -305,8 +316,7 @@ class Outcomes:
         for record in values:
             if record.status == OK and record.value is not None:
                 continue
-            record.status = status
-            self.tables.inline.replace(record, payload)
+            self.set_failure(record, status, payload)
         self.tables.counts["tasks_failed"] += 1
         if status == FAILED and task.block is not None:  # What was cancelled, or condemned, is not to run again for the next daemon.
             self.references.blocks.withdraw(task.id, task.block)
@@ -381,8 +391,11 @@ class Outcomes:
 
     def settle_value(self, record: AnyObject, status: int, payload: bytes) -> None:
         """A value that no task makes has an outcome: these bytes, or an error."""
-        record.status = status
-        self.tables.inline.replace(record, payload)
+        if status == OK:
+            record.status = status
+            self.tables.inline.replace(record, payload)
+        else:
+            self.set_failure(record, status, payload)
         self.announce(record)
         if record.holders is None:
             self.tables.spare.append(record)
@@ -549,9 +562,11 @@ class Outcomes:
         )
 
 
-def contained_in(extra: m.Row | None) -> tuple[bytes, ...]:
-    """The refs inside all values of a completion, from its row of ``Completed.extras``."""
-    return tuple(identifier for refs in extra[0] for identifier in refs) if extra is not None else ()
+def contained_in(row: m.Row, extra: m.Row | None) -> tuple[bytes, ...]:
+    """The refs inside all values of a completion, from its row of ``Completed.extras``, or inside its error."""
+    if extra is not None:
+        return tuple(identifier for refs in extra[0] for identifier in refs)
+    return refs_in(row[3][0]) if row[2] != OK and row[3] else ()
 
 
 def _pushed(record: AnyObject) -> bytes | None:

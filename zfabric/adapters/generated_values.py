@@ -1,0 +1,98 @@
+"""What generator functions yield where all of it is wanted at once, also where they raise after some values.
+
+A function with ``num_returns=3`` may be a generator: its items are its values. Where it raises after the first of them, its caller has that
+one, and the error in place of the others.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterable, Callable, Sequence
+from typing import Any
+
+from zfabric.adapters.serialization import register_plain
+from zfabric.adapters.task_errors import HeldRefs, load_error
+from zfabric.protocol.failures import refs_in
+
+YIELDS = 0x20 | 0x200
+"""``inspect.CO_GENERATOR`` and ``CO_ASYNC_GENERATOR``, without importing inspect in every worker."""
+
+
+class Raises:
+    """A value that raises an error when it is read: the error of ``pack_error``, in place of values that a generator did not yield."""
+
+    def __init__(self, payload: bytes, held: HeldRefs | None = None) -> None:
+        self.payload = payload
+        self.held = held or HeldRefs(refs_in(payload))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self.held.note()
+        return _raise, (self.payload,)
+
+
+def _raise(payload: bytes) -> None:
+    raise load_error(payload)
+
+
+register_plain(Raises)
+
+
+class Unfinished(Exception):
+    """A generator raised ``error`` after it had yielded values that its caller receives.
+
+    ``finish(failure, count)`` returns the result of the call, with ``count`` values: ``failure`` stands in place of the missing ones.
+    """
+
+    def __init__(self, error: Exception, finish: Callable[[Raises, int], Any]) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.finish = finish
+
+
+class YieldedItems(tuple[Any, ...]):
+    """All values that a generator yielded; if the call expected more, these are retained."""
+
+
+def and_failures(found: Sequence[Any], failure: Raises, count: int) -> Sequence[Any]:
+    """Return ``count`` values: those that exist, then ``failure`` for each missing one."""
+    return [*found, *[failure] * (count - len(found))] if len(found) < count else found
+
+
+def run_to_its_end(generator: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that collects all values of a generator function (plain or async).
+
+    It raises ``Unfinished`` if the generator raises an error after its first value.
+    """
+
+    def items(*args: Any, **kwargs: Any) -> Any:
+        values = generator(*args, **kwargs)
+        if hasattr(values, "__aiter__"):
+            return items_in_loop(values)
+        found: list[Any] = []
+        try:
+            found.extend(values)
+        except Exception as error:
+            if found:
+                raise Unfinished(error, functools.partial(and_failures, found)) from error
+            raise
+        return YieldedItems(found)
+
+    async def items_in_loop(values: AsyncIterable[Any]) -> YieldedItems:
+        found: list[Any] = []
+        try:
+            async for value in values:
+                found.append(value)
+        except Exception as error:
+            if found:
+                raise Unfinished(error, functools.partial(and_failures, found)) from error
+            raise
+        return YieldedItems(found)
+
+    items.__name__, items.__qualname__ = generator.__name__, generator.__qualname__
+    return items
+
+
+def returning_all(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, or if it is a generator function one that returns all that it yields."""
+    yields = getattr(getattr(function, "__code__", None), "co_flags", 0) & YIELDS
+    return run_to_its_end(function) if yields else function
