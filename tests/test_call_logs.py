@@ -9,7 +9,7 @@ from scheduler_alone import CLIENT, DRIVER, OWN, ref, task_id
 from zfabric.machines.common.log_format import CHECKPOINT, LOG, calls_in
 from zfabric.machines.worker.call_log import PART_BYTES
 from zfabric.protocol import messages as m
-from zfabric.protocol.failures import pack_failure, unpack_failure
+from zfabric.protocol.failures import pack_failure, unpack_failure, with_refs
 from zfabric.protocol.ids import CONTROL, FIRST_RETURN, TASK_BYTES, WORKER, call_value
 from zfabric.protocol.messages import ERROR, FAILED, OK
 
@@ -106,6 +106,22 @@ def test_a_call_that_comes_again_is_answered_and_not_run() -> None:
     again.run()
     (more,) = again.said(m.LogAppended)
     assert (more.attempt, more.last) == (1, 4), "numbers go on"
+
+
+def test_refs_inside_a_retained_error_are_part_of_its_row_and_of_the_next_checkpoint() -> None:
+    """Else who asks the next incarnation for the outcome is sent an error whose refs lead nowhere (simulator seed 9214173, with actors)."""
+    actor, inside = Actor(every=10), ref(7)
+    error = with_refs(b"boom", (inside, ACTOR + FIRST_RETURN))
+    actor.call(1)
+    actor.worker.finish_call(actor.worker.begin(), ERROR, (error,), (), 0.0, 0.001, True)  # type: ignore[arg-type]
+    (block,) = actor.said(m.LogAppended)
+    assert block.refs == (inside,), "an actor does not hold itself"
+    actor.log.checkpoint(b"state", ())
+    assert [message.refs for message in actor.said(m.Checkpoint)] == [(inside,)]
+    again, _, _ = next_incarnation([block])
+    again.call(1)
+    (reported,) = again.said(m.CallOutcomes)
+    assert reported.rows == (((1).to_bytes(16, "big"), ANN, ERROR, (error,), ()),), "the scheduler holds for the caller what is inside"
 
 
 def test_what_a_caller_has_taken_is_forgotten_also_by_the_next_incarnation() -> None:

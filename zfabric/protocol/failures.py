@@ -10,11 +10,13 @@ It begins with their ids then (``with_refs``), so that whoever has the outcome k
 from __future__ import annotations
 
 import pickletools
+from collections.abc import Iterable
 from typing import Any
 
 import msgpack
 
 from zfabric.protocol.ids import OBJECT_BYTES, split_ids
+from zfabric.protocol.messages import OK
 
 Facts = tuple[tuple[str, Any], ...]
 
@@ -33,6 +35,11 @@ def refs_in(payload: bytes) -> tuple[bytes, ...]:
     if payload[:1] != _REFS:
         return ()
     return tuple(split_ids(payload[_HEAD_BYTES : _body_at(payload)], OBJECT_BYTES))
+
+
+def refs_inside(status: int, outputs: Iterable[bytes | None]) -> tuple[bytes, ...]:
+    """Ids of the objects that the outputs of a task or call contain refs to, if these say why there is no value."""
+    return () if status == OK else tuple(each for payload in outputs if payload for each in refs_in(payload))
 
 
 def without_refs(payload: bytes) -> bytes:

@@ -8,6 +8,7 @@ them, whose effects they may show.
 An outcome is *retained* until its caller acknowledges it (``OutcomesReceived``). Callers send a restarted actor again every call whose
 outcome they lack: a retained outcome answers such a call, which never runs twice. Retained outcomes go into checkpoints, and what was
 taken into the rows; so both outlive the process. Values in the arena, or with refs inside, are kept as None: a replay makes them again.
+Errors are retained whole, and the scheduler holds what they refer to for as long as it has their row or checkpoint.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ import msgpack
 from zfabric.machines.common.log_format import LoggedCall
 from zfabric.machines.common.row_format import unpack_row
 from zfabric.machines.worker.items import Invocation
-from zfabric.machines.worker.own_calls import OwnCalls, refs_in
+from zfabric.machines.worker.own_calls import OwnCalls, named_by
 from zfabric.protocol import messages as m
+from zfabric.protocol.failures import refs_inside
 from zfabric.protocol.ids import TASK_BYTES, call_value
 from zfabric.protocol.messages import FAILED, Row
 from zfabric.protocol.options import option
@@ -109,16 +111,16 @@ class CallLog:
         what = (item.method, arguments, dependencies, item.values, item.options)
         made = self.own.take()
         call = LoggedCall(self.number, call_id, item.caller, *what, status, plain, whole, made)
+        self._refs += self._others(refs_inside(status, plain))
         if made:
-            self._refs += refs_in(made, self.actor_id)
+            self._refs += self._others(named_by(made))
         if whole or not self.every:
             self._rows.append(call)
         else:
             self._torn = call
         if dependencies or item.options:
             fetched = (identifier for identifier, value in zip(dependencies, item.values, strict=True) if value is None)
-            named = (*fetched, *option(item.options, "contains", ()))
-            self._refs += [identifier for identifier in named if identifier[:TASK_BYTES] != self.actor_id]  # It would hold itself.
+            self._refs += self._others((*fetched, *option(item.options, "contains", ())))
 
     def _keep(self, item: Invocation, status: int, outputs: Row, contained: tuple[Row, ...]) -> tuple[bytes | None, ...]:
         """Keep an outcome, in which what is in the arena, or has refs inside, is None."""
@@ -129,6 +131,10 @@ class CallLog:
         if item.caller not in self._departed:
             self.kept.setdefault(item.caller, {})[call_id] = RetainedOutcome(self.number, status, plain)
         return plain
+
+    def _others(self, object_ids: Iterable[bytes]) -> list[bytes]:
+        """Return these ids without those of the actor's own handle: an actor that holds itself would never end."""
+        return [each for each in object_ids if each[:TASK_BYTES] != self.actor_id]
 
     @property
     def due(self) -> bool:
@@ -147,14 +153,16 @@ class CallLog:
         self._seal()
         kept = tuple((caller, tuple((call_id, *each) for call_id, each in calls.items())) for caller, calls in self.kept.items())
         own = self.own.keep()
-        refs = (*refs, *refs_in(own, self.actor_id))
+        unread = (
+            each for calls in self.kept.values() for outcome in calls.values() for each in refs_inside(outcome.status, outcome.outputs)
+        )
+        refs = tuple(self._others((*refs, *unread, *named_by(own))))
         payload = memoryview(msgpack.packb((state, kept, own), use_bin_type=True))
         count = max(1, -(-len(payload) // PART_BYTES))
         for index in range(count):
             part = bytes(payload[index * PART_BYTES : (index + 1) * PART_BYTES])
             last = index == count - 1
-            inside = tuple(identifier for identifier in refs if identifier[:TASK_BYTES] != self.actor_id) if last else ()
-            message = m.Checkpoint(self.actor_id, self.attempt, self._count(), self.number, index, count, part, inside)
+            message = m.Checkpoint(self.actor_id, self.attempt, self._count(), self.number, index, count, part, refs if last else ())
             self._say(self.number if last else 0, message)
         self.checkpointed = self.number
         self._torn = None

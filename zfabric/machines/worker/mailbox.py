@@ -17,7 +17,7 @@ from zfabric.machines.worker.call_log import CallLog
 from zfabric.machines.worker.items import Invocation
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
-from zfabric.protocol.failures import pack_failure, refs_in
+from zfabric.protocol.failures import pack_failure, refs_inside
 from zfabric.protocol.ids import CLIENT, TASK_BYTES, Address, short
 from zfabric.protocol.messages import FAILED, OK, Row
 from zfabric.protocol.options import option
@@ -123,7 +123,7 @@ class Mailbox:
 
     def _leave(self, item: Invocation, status: int, outputs: Row, contained: tuple[Row, ...]) -> None:
         plain = not contained and ((len(outputs) == 1 and type(outputs[0]) is bytes) or set(map(type, outputs)) <= _BYTES)
-        if plain and status != OK and outputs and refs_in(outputs[0]):
+        if plain and refs_inside(status, outputs):
             plain = False
         if plain and item.options is not None:  # The end of a stream goes behind its values.
             plain = not option(item.options, "contains") and option(item.options, "stream") is None
@@ -194,7 +194,7 @@ class Mailbox:
             return False
         if call_id in self._reported or not log.may_tell(kept):
             return True
-        if len(row) > 3 and option(row[5], "stream") is not None:
+        if refs_inside(kept.status, kept.outputs) or (len(row) > 3 and option(row[5], "stream") is not None):
             self._report(call_id, caller, kept.status, kept.outputs, ())
         else:
             self._returned.setdefault(caller, []).append((call_id, kept.status, kept.outputs))

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from zfabric.machines.common.log_format import is_note
+from zfabric.protocol.failures import refs_inside
 from zfabric.protocol.ids import TASK_BYTES
 from zfabric.protocol.messages import Row
 from zfabric.protocol.messages.rows import CALL_OPTIONS, DEPENDENCIES
@@ -104,12 +105,13 @@ def _needed_by(row: Row) -> set[bytes]:
     return {identifier[:TASK_BYTES] for identifier in row[DEPENDENCIES]} if len(row) > DEPENDENCIES else set()
 
 
-def refs_in(rows: Iterable[Row], actor_id: bytes) -> list[bytes]:
-    """What such calls refer to, but for the actor itself."""
-    named = (
-        each
-        for row in rows
-        if not is_note(row) and len(row) > DEPENDENCIES
-        for each in (*row[DEPENDENCIES], *option(row[CALL_OPTIONS], "contains", ()))
-    )
-    return [identifier for identifier in named if identifier[:TASK_BYTES] != actor_id]
+def named_by(rows: Iterable[Row]) -> list[bytes]:
+    """Return ids of the objects that such rows need: arguments, refs inside arguments, and refs inside errors in their notes."""
+    named: list[bytes] = []
+    for row in rows:
+        if is_note(row):
+            status, outputs = row[1]
+            named += refs_inside(status, outputs)
+        elif len(row) > DEPENDENCIES:
+            named += (*row[DEPENDENCIES], *option(row[CALL_OPTIONS], "contains", ()))
+    return named

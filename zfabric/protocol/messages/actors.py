@@ -175,9 +175,9 @@ class LogAppended(NamedTuple):
 
     ``rows`` are bytes to everybody but a replay, which reads them (``machines.worker.call_log``). ``last`` is the number of the last
     call, counted over all incarnations. ``made`` are the results that are not in the rows, because they are large or have refs inside.
-    ``refs`` are refs that the rows need; the scheduler holds them as long as it retains the rows. ``number`` counts what this incarnation
-    (``attempt``) has sent about its log. The actor repeats the message to a restarted daemon until ``LogCommitted`` confirms it. The
-    scheduler refuses it from any process but the one in which the actor now lives.
+    ``refs`` are refs that the rows need, also those inside errors; the scheduler holds them as long as it retains the rows. ``number``
+    counts what this incarnation (``attempt``) has sent about its log. The actor repeats the message to a restarted daemon until
+    ``LogCommitted`` confirms it. The scheduler refuses it from any process but the one in which the actor now lives.
     """
 
     actor_id: bytes
@@ -192,8 +192,8 @@ class LogAppended(NamedTuple):
 class Checkpoint(NamedTuple):
     """actor -> local scheduler. Part ``part`` (from 0) of ``parts`` of the actor's state after the call numbered ``last``.
 
-    Once the last part is committed, the rows up to that call are deleted. ``refs`` are inside the state, and come with the last part.
-    Otherwise as ``LogAppended``.
+    Once the last part is committed, the rows up to that call are deleted. ``refs`` are inside the state and inside retained
+    errors, and come with the last part. Otherwise as ``LogAppended``.
     """
 
     actor_id: bytes
