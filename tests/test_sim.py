@@ -53,7 +53,7 @@ FIRST = {
     "checkpoints-forget-outcomes": 537,
     "taken-too-early": 30,
     "log-cut-without-checkpoint": 177,
-    "rows-of-the-dead-written": 131,
+    "rows-of-the-dead-written": 686,
     "stale-incarnation-commits": 8,
     "checkpoint-while-calls-run": 6,
     "lost-calls-not-counted": 223,
