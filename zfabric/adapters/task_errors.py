@@ -38,8 +38,8 @@ from zfabric.protocol.messages import OK
 TRACEBACK_BYTES_MAX = 32 * 1024
 """The longest remote traceback or error text, in bytes: longer than a reader needs, and small enough if a million tasks fail."""
 ERROR_BYTES_MAX = 2**20
-"""The largest pickled exception that is sent in messages: every process whose tasks depend on the failed one receives it. A larger one is an
-object, and messages carry it cut down.
+"""The largest pickled exception that is sent in messages: every process whose tasks depend on the failed one receives it. A larger one
+is an object, and messages carry it cut down.
 """
 ITEMS_BYTES_MAX = (64 * 1024, 1024)
 """Largest argument or attribute of an exception that is cut down; the second, if it still is too large with the first."""
