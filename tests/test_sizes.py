@@ -150,6 +150,26 @@ def test_a_large_error_passes_whole_through_dependents_gets_and_catchers() -> No
     assert is_whole(zf.get(raises_text.remote(), return_exceptions=True))
 
 
+def test_a_large_error_that_is_returned_is_released_without_a_garbage_collection() -> None:
+    def caught(refs: list[Any]) -> Any:
+        gc.disable()  # In a worker of its own, and in an actor.
+        try:
+            zf.get(refs[0])
+        except ValueError as error:
+            return error
+
+    class Catches:
+        def caught(self, refs: list[Any]) -> Any:
+            return caught(refs)
+
+    task = zf.remote(runtime_env={"env_vars": {"COLLECTS": "no"}})(caught)
+    actor = zf.remote(max_concurrency=2)(Catches).remote()
+    nothing_is_kept()
+    for catches in (task, actor.caught):
+        assert is_whole(zf.get(catches.remote([raises_text.remote()]), timeout=PATIENCE))
+        nothing_is_kept()
+
+
 def test_a_large_error_of_a_call_arrives_whole() -> None:
     class Never:
         def __init__(self) -> None:

@@ -104,7 +104,8 @@ class AttemptRunner:
             self._become_actor(item, value)  # type: ignore[arg-type]
             value = None
         self.returned = value
-        return self._packed(item, value)
+        del value  # An exception that is returned refers to this frame, through its traceback.
+        return self._packed(item, self.returned)
 
     def _run_plain(self, item: Item | Invocation, function: Callable[[], Any], retryable: Callable[[BaseException], bool]) -> Ending:
         """The same for a call without arguments and options."""
@@ -127,7 +128,8 @@ class AttemptRunner:
             if data is not None and len(data) <= self._inline_bytes:
                 return OK, (data,), None
         self.returned = value
-        return self._packed(item, value)
+        del value  # An exception that is returned refers to this frame, through its traceback.
+        return self._packed(item, self.returned)
 
     def _become_actor(self, item: Item, instance: Any) -> None:
         """Host the actor that was made."""

@@ -76,7 +76,9 @@ class CallRunner:
                 value = None
         except BaseException as error:  # whatever the user's code raises is the call's outcome
             return user_code.failed(item, error, None), value
-        return user_code.packed(item, value), value
+        returned = [value]
+        del value  # An exception that is returned refers to this frame, through its traceback.
+        return user_code.packed(item, returned[0]), returned.pop()
 
     async def run_in_loop(self, item: Item | Invocation) -> tuple[Ending, Any]:
         """The same in this event loop."""
