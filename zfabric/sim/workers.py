@@ -169,7 +169,7 @@ class WorkerProcess(Process):
         self.worker.check_invariants()
 
     def _stop_top(self) -> None:
-        """The signal: what computes is stopped, if it is to be."""
+        """Deliver the interrupt signal: stop the computation on top if an interrupt was requested for it."""
         top = self.frames[-1] if self.frames else None
         if top is not None and top.busy_until is not None and not top.deaf and self.interrupted(top):
             top.busy_until = None

@@ -559,7 +559,7 @@ class Calls:
             )
 
     def on_caller_gone(self, now: float, source: Address, message: m.CallerGone) -> None:
-        """A process has died that may have called actors here, or whose actors this process may have called."""
+        """A process has died. It may have called actors here, or hosted actors that this process has called."""
         self.gone.append(message.incarnation)
 
     def on_actor_locations(self, now: float, source: Address, message: m.ActorLocations) -> None:

@@ -1,13 +1,13 @@
-"""The logs of actors' calls: the scheduler's side. It passes blocks and checkpoints to the control store, and says what is committed.
+"""The logs of actors' calls: the scheduler's side. It passes blocks and checkpoints to the control store, and reports what is committed.
 
-One process at a time may add to a log: the one that is the actor now, in its present attempt. What another says is refused; and what one
-said before its death was proved is written before the next incarnation reads the log, since both go through here. So at most one
-incarnation can commit, and what is committed of a log is always a beginning of what was run.
+One process at a time may add to a log: the one that is the actor now, in its present attempt. Blocks from any other process are refused.
+Blocks that arrived before a process was proved dead are written before the next incarnation reads the log: both go through this class. So
+at most one incarnation can commit, and the committed part of a log is always a prefix of what was run.
 
-What the rows, or the state in a checkpoint, refer to is pinned from when it comes here, while those who brought it still hold it, until
-the rows are dropped. A checkpoint drops the rows before it, once its last part is committed; the end of the actor drops everything.
-But rows that made large values which live are kept, with the checkpoint before them: should such a value be lost, a replay makes it
-again (``remakes``).
+Objects that rows, or the state in a checkpoint, refer to are pinned from their arrival here, while their senders still hold them, until
+the rows are dropped. A checkpoint drops the rows before it, once its last part is committed; the end of the actor drops everything. Rows
+that made large values which still exist are retained, with the checkpoint before them: if such a value is lost, a replay makes it again
+(``remakes``).
 
 **Calls that are not logged** (``quiescence``) have no rows, only checkpoints. What had ended since the last one when the process
 died is lost then; how many calls that were is read from what the process left, and the job's driver is told once the actor lives again.

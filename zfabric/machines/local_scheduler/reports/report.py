@@ -159,7 +159,10 @@ class Reports:
     # -- rows of the control store --
 
     def _ask_rows(self, source: Address, token: int, table: str, after: bytes = b"", limit: int = PAGE_MAX) -> None:
-        """Ask for a page of a table: ``(rows, whether there are more)``. The first page waits until all earlier writes are committed."""
+        """Query a page of a table. The asker gets ``(rows, whether there are more)`` as an ``Answer``.
+
+        The first page waits until all earlier writes are committed.
+        """
         if table not in TABLES:
             raise ValueError(f"there is no table {table!r}; there are {', '.join(TABLES)}")
         if not (isinstance(after, bytes) and isinstance(limit, int) and limit > 0):
