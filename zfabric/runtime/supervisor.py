@@ -7,7 +7,7 @@ share that memory. Forking is sound only in a process with one thread, so that i
 Who lives how long:
 
 * everything on the node dies with the supervisor (``PR_SET_PDEATHSIG``), whatever kills it;
-* workers and template outlive the daemon; a new daemon is told which workers there are;
+* workers and template outlive the daemon; the supervisor sends a new daemon the list of workers;
 * an embedded session ends with its launcher (end of the lifeline pipe, or of the launcher itself, since a process that the
   user's program forked may hold the pipe open); a started one on SIGTERM;
 * being a subreaper, the supervisor also inherits what workers leave behind, and ends it with the session.

@@ -71,7 +71,7 @@ class WorkerProcess(Process):
         super().join(daemon)
 
     def leave(self) -> None:
-        """What was said and not acknowledged may not have been heard."""
+        """Forget the daemon, and retain unacknowledged reports for the next one: they may not have arrived."""
         self.worker.unheard += unacknowledged_reports(self.post.forget(self.daemon))
         self.control_post.forget(self.daemon)
 

@@ -89,7 +89,7 @@ class Unpin(NamedTuple):
 
 
 class RecallPins(NamedTuple):
-    """object store -> client. Room is short: unpin those of these objects that no live value of the process uses."""
+    """object store -> client. Room is short: unpin every listed object that no live value of the process uses."""
 
     object_ids: Ids
 
