@@ -39,6 +39,8 @@ REVISED = (
     "zfabric/api",
     "zfabric/cli",
     "zfabric/util",
+    "zfabric/shell",
+    "zfabric/machines/worker",
 )
 """Pages, modules and packages that keep to the glossary."""
 

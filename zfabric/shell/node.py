@@ -1,9 +1,9 @@
-"""The machines of one daemon: which is asked next, what passes between them, and who may send them what.
+"""The machines of one daemon: which machine decides next, how messages pass between them, and who may send to them.
 
-A shell passes on what has arrived (``receive``, ``step``), lets deadlines pass (``tick``), and ends its turn with ``decide``. That asks
-each machine that took something in for its effects, delivers between machines in memory, and repeats both until nothing is left. What is
-for other processes is then in ``take_outgoing``, one list per process. The shell performs all other effects, and reports the end of each
-``Store`` by ``committed``; the control store itself holds back answers until then.
+A shell passes on what has arrived (``receive``, ``step``), lets deadlines pass (``tick``), and ends its turn with ``decide``. ``decide``
+takes the effects of each machine that received something, delivers messages between machines in memory, and repeats both until nothing is
+left. Messages for other processes are then in ``take_outgoing``, one list per process. The shell performs all other effects, and reports
+the end of each ``Store`` by ``committed``. The control store itself holds back answers until then.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from zfabric.protocol.machine import Machine, Refusal
 from zfabric.protocol.messages import Envelope
 
 SWEEP_EVERY = 5.0
-"""Seconds between two sweeps for peers that are no longer registered. Links of those found twice are closed: a driver waits less long for
-its farewell."""
+"""Seconds between two sweeps for unregistered peers. The link of a peer that two sweeps find is closed. A driver waits less long for its
+farewell."""
 TO_SCHEDULER = FROM_PROCESSES[LOCAL_SCHEDULER]
 """Messages that a process may send to the local scheduler."""
 ROUNDS_MAX = 1000
-"""Rounds of delivery between machines in one turn; more would be two machines answering each other for ever."""
+"""Most rounds of delivery between machines in one turn. A turn that needs more has two machines that answer each other for ever."""
 
 
 class NodeMachines:
@@ -63,16 +63,16 @@ class NodeMachines:
         self.refused = 0
         """Messages that their senders may not send, or that a machine refused."""
         self._stirred: set[bytes] = set(self.machines)
-        """Roles that took something in, or whose deadline passed, since they were last asked for effects."""
+        """Roles that received a message, or whose deadline passed, since their effects were last taken."""
         self._due: dict[bytes, float | None] = {}
         """Next deadline of each role, as of its last effects."""
         self._queue: deque[tuple[bytes, Address, m.Message]] = deque()
         """Messages for machines of this daemon, in order: (role, source, message)."""
         self._outgoing: dict[bytes, list[Envelope]] = {}
         self._strangers: set[bytes] = set()
-        """Peers that were not registered at the last sweep."""
+        """Peers that the last sweep found unregistered."""
 
-    # -- the beginning --
+    # -- start --
 
     def start(self, now: float, former_jobs: bool) -> None:
         """Start as a node's first daemon. ``former_jobs`` says whether the store has jobs of a former node."""
@@ -81,15 +81,15 @@ class NodeMachines:
         self.scheduler.workers.prestart(now)
 
     def recover(self, now: float, found: m.ArenaFound) -> None:
-        """Start as a later daemon of the node, with what arena and disk have."""
+        """Start as a later daemon of the node, with what was found in the arena and on disk."""
         self.store.step(now, self.shell, found)
         self.scheduler.step(now, self.shell, found)
 
-    # -- what has arrived --
+    # -- messages that arrive --
 
     def receive(self, now: float, sender: bytes, to: bytes, role: bytes, message: m.Message) -> None:
-        """Take in a message that the process ``sender`` sent as ``role``; refuse and count it if it may not, or if it does not fit."""
-        # The common case is decided here: a call of ``may_send`` for each message would cost more than all else in this function.
+        """Pass a message of the process ``sender``, acting as ``role``, to a machine; count it in ``refused`` if it is not permitted."""
+        # The common case is decided here: a call of ``may_send`` for each message would cost more than the rest of this function.
         if (to != LOCAL_SCHEDULER or type(message) not in TO_SCHEDULER) and not self.may_send(sender, to, message):
             self.refused += 1
             return
@@ -100,35 +100,35 @@ class NodeMachines:
             self.refused += 1
 
     def may_send(self, sender: bytes, to: bytes, message: m.Message) -> bool:
-        """Whether a process may send this to that role; arena room is only for processes whose death will be noticed."""
+        """Whether a process may send this message to that role. Only registered processes may use the arena: their death is noticed."""
         if type(message) not in FROM_PROCESSES.get(to, ()):
             return False
         return to != OBJECT_STORE or sender in self.scheduler.tables.processes or self.scheduler.tables.recovering
 
     def step(self, now: float, role: bytes, message: m.Message) -> None:
-        """Pass a message of the shell to the machine that plays ``role``; ``decide`` then asks it for effects."""
+        """Pass a message of the shell to the machine of ``role``; the next ``decide`` takes its effects."""
         self._stirred.add(role)
         self.machines[role].step(now, self.shell, message)
 
     def stir(self, role: bytes) -> None:
-        """Have ``decide`` ask this machine for effects: the shell has changed it itself."""
+        """Have the next ``decide`` take this machine's effects: the shell has changed the machine itself."""
         self._stirred.add(role)
 
     def committed(self, sequence: int, error: str) -> None:
-        """Report the end of a commit; the control store takes it in with the next ``decide``, or with the one under way."""
+        """Report the end of a commit; the control store receives it in the next ``decide``, or in the one under way."""
         self._queue.append((CONTROL_STORE, self.shell, m.Committed(sequence, error)))
 
-    # -- a turn --
+    # -- turns --
 
     def tick(self, now: float) -> None:
-        """Let deadlines that have passed take effect."""
+        """Apply deadlines that have passed."""
         for role, due in self._due.items():
             if due is not None and due <= now:
                 self.machines[role].tick(now)
                 self._stirred.add(role)
 
     def decide(self, now: float, perform: Callable[[Any], None]) -> None:
-        """Ask for effects and deliver between machines until nothing is left; ``perform`` every effect but sends."""
+        """Take effects and deliver messages between machines until nothing is left; ``perform`` each effect that is not a ``Send``."""
         own, machines, queue, outgoing = self.incarnation, self.machines, self._queue, self._outgoing
         asked: set[bytes] = set()
         for _ in range(ROUNDS_MAX):
@@ -162,7 +162,7 @@ class NodeMachines:
             self._due[role] = machines[role].next_deadline()
 
     def take_outgoing(self) -> dict[bytes, list[Envelope]]:
-        """What the last turns have for other processes, by incarnation. All of it is for one frame per process."""
+        """Take the messages for other processes, by incarnation. The messages for one process go into one frame."""
         outgoing, self._outgoing = self._outgoing, {}
         return outgoing
 
@@ -172,17 +172,17 @@ class NodeMachines:
         return bool(self._queue or self._stirred)
 
     def next_deadline(self) -> float | None:
-        """When ``tick`` is wanted next."""
+        """Earliest deadline of any machine: when to call ``tick``."""
         soonest = None
         for due in self._due.values():
             if due is not None and (soonest is None or due < soonest):
                 soonest = due
         return soonest
 
-    # -- who is known --
+    # -- registered processes --
 
     def registered(self) -> set[bytes]:
-        """Incarnations of processes that are registered or that are about to be, those of control threads included."""
+        """Incarnations of all processes that are registered or starting, with those of their control threads."""
         known: set[bytes] = set()
         for process in self.scheduler.tables.processes.values():
             known.add(process.incarnation)
@@ -193,11 +193,11 @@ class NodeMachines:
         return known
 
     def admits(self, incarnation: bytes) -> bool:
-        """Whether a process is registered, or may be: as long as the scheduler recovers, each may."""
+        """Whether a process is registered or may still register. While the scheduler recovers, each process may."""
         return self.scheduler.tables.recovering or incarnation in self.registered()
 
     def incarnations_of(self, pid: int) -> tuple[bytes, ...]:
-        """Incarnations under which the process with this pid receives, its control thread's included."""
+        """Incarnations under which the process with this pid receives, including its control thread."""
         tables = self.scheduler.tables
         known = tables.by_pid.get(pid)
         if isinstance(known, WorkerRecord):
@@ -207,9 +207,9 @@ class NodeMachines:
         return tuple(dict.fromkeys(incarnation for incarnation in named if incarnation))
 
     def sweep(self, peers: Iterable[bytes]) -> set[bytes]:
-        """Return the ``peers`` that are registered neither now nor were at the sweep before: links to them are to be closed.
+        """Return the ``peers`` that neither this sweep nor the one before found registered: the shell closes their links.
 
-        What a process is sent last (a driver its farewell) so has at least the time between two sweeps to arrive.
+        The last message to a process (a driver's farewell) thus has at least the time between two sweeps to arrive.
         """
         before = self._strangers
         self._strangers = set() if self.scheduler.tables.recovering else set(peers) - self.registered()

@@ -1,10 +1,10 @@
-"""What a driver's or a worker's process sends, in which order, and what it takes from whom.
+"""What a driver's or a worker's process sends, in which order, and which messages it accepts from whom.
 
-A frame carries all that a flush has for one receiver (``batches``). Within it, what user code did while a task ran comes before the end of
-that task, and what the process releases comes last: a value must be known to contain a ref, and a task to have ended or to have been taken
-back, before the refs and places that it had are released.
+A frame has all messages of one flush for one receiver (``batches``). First come the messages of user code that ran in a task, then the end
+of that task, then releases. The order matters: the scheduler must know which refs a value contains, and that a task has ended or was taken
+back, before the process releases the refs and places that the task had.
 
-Two kinds of peers send to a process: its daemon, which may send anything, and processes of the same node, whose messages are listed in
+Two kinds of peers send to a process: its daemon, which may send anything, and processes of the same node, which may send the messages in
 ``FROM_PEERS`` (``zfabric.protocol.access``).
 """
 
@@ -24,23 +24,23 @@ from zfabric.protocol.messages import Envelope
 Outgoing = tuple[bytes, Send]
 """A message to be sent, with the role that sends it."""
 PEERS = (ACTOR, CONTROL, WORKER)
-"""Roles of other processes that a client sends to. All else is for the daemon, and only for the one that it has joined."""
+"""Roles of other processes that a client sends to. All other messages go to the daemon, and only to the one that the client has joined."""
 FRAME_ROWS = 2048
-"""Rows after which a frame is full: its receiver takes it in within one turn of its loop, a few milliseconds."""
+"""Rows after which a frame is full. Its receiver handles that many in one turn, within a few milliseconds."""
 
 
 # -- sending --
 
 
 def client_sends(client: Client, daemon: bytes) -> list[Outgoing]:
-    """Take all that a client has to send now."""
+    """Take all messages that a client has to send."""
     return _of_client(client.take_effects(0.0), daemon)
 
 
 def worker_sends(client: Client, worker: Worker, daemon: bytes, release: Callable[[bytes], None]) -> list[Outgoing]:
-    """Take all that a worker's process has to send now: what user code did, ends of tasks, releases.
+    """Take all messages that a worker's process has to send: of user code, then ends of tasks, then releases.
 
-    ``release`` drops the refs inside the outcome of a call that was held back and is sent now.
+    ``release`` drops the refs inside an outcome that was held back and is sent now.
     """
     said, ends = client.take_said(), worker.take_effects(0.0)
     while worker.mailbox.written:
@@ -63,7 +63,7 @@ def _of_client(effects: Iterable[Effect], daemon: bytes) -> list[Outgoing]:
 
 
 def batches(sends: Iterable[Outgoing], rows_max: int = FRAME_ROWS) -> Iterable[tuple[bytes, list[Envelope]]]:
-    """Gather messages to (incarnation, envelopes), each of which is for one frame; in several rounds where rows are many."""
+    """Group messages into (incarnation, envelopes), one pair per frame; many rows make several rounds."""
     full: list[tuple[bytes, list[Envelope]]] = []
     gathered: dict[bytes, list[Envelope]] = {}
     rows = 0
@@ -78,7 +78,7 @@ def batches(sends: Iterable[Outgoing], rows_max: int = FRAME_ROWS) -> Iterable[t
 
 
 def unacknowledged_reports(envelopes: Iterable[Envelope]) -> list[m.Message]:
-    """Reports of a worker among what a daemon has not acknowledged: the next daemon must receive them."""
+    """A worker's reports that the daemon has not acknowledged: the next daemon must receive them."""
     return [message for _, role, message in envelopes if role == WORKER and type(message) in REPORTS]
 
 
@@ -86,31 +86,31 @@ def unacknowledged_reports(envelopes: Iterable[Envelope]) -> list[m.Message]:
 
 
 def peers_first(frames: Iterable[tuple[bytes, bytes]], is_peer: Callable[[bytes], bool]) -> list[tuple[bytes, bytes]]:
-    """Order (sender, frame) pairs so that an actor's last outcomes come before the daemon's news of its end, if both are here."""
+    """Order (sender, frame) pairs: an actor's last outcomes come before the daemon's notice that it ended."""
     return sorted(frames, key=lambda frame: not is_peer(frame[0]))
 
 
 def client_takes(client: Client, sender: bytes, message: m.Message) -> bool:
-    """Whether a client takes this from another process; outcomes of tasks only from workers it submits to directly."""
+    """Whether a client accepts this message from another process. Outcomes of tasks come only from workers to which it submits directly."""
     if type(message) is m.Results:
         return sender in client.direct.introduced
     return type(message) in FROM_PEERS[CLIENT]
 
 
 def worker_takes(worker: Worker, sender: bytes, message: m.Message) -> bool:
-    """Whether a worker takes this from another process; tasks only from drivers that the scheduler has named."""
+    """Whether a worker accepts this message from another process. Tasks come only from drivers that the scheduler has named."""
     if type(message) is m.SubmitDirect:
         return sender in worker.drivers
     return type(message) in FROM_PEERS[ACTOR]
 
 
 def admits_caller(worker: Worker, sender: bytes, hosts_actors: bool) -> bool:
-    """Whether a stranger may send to this worker: anyone may call an actor that lives here, until its process has ended."""
+    """Whether this worker accepts messages of an unregistered process: any process may call an actor here until that process has exited."""
     return (hosts_actors and sender not in worker.mailbox.gone) or sender in worker.drivers
 
 
 def control_step(client: Client, worker: Worker, now: float, source: Address, message: Any) -> None:
-    """Pass on what the daemon, or a caller that stops its call, sends to the control thread."""
+    """Handle a message to the control thread: from the daemon, or from a caller that stops its call."""
     if type(message) is m.RecallPins or type(message) is m.RecallGrant:
         client.step(now, source, message)
     else:

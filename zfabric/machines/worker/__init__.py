@@ -1,4 +1,4 @@
-"""The worker: what it was given to run, what waits on its stack, and the actors that live in it."""
+"""The worker: tasks it received, what waits on its stack, and the actors in its process."""
 
 from zfabric.machines.worker.actor_queues import CallQueue as CallQueue
 from zfabric.machines.worker.call_log import CallLog as CallLog

@@ -1,8 +1,8 @@
-"""Calls that wait in a process which actors share: in the order in which they came, but for those that another call here waits for.
+"""Queued calls in a process that actors share: in order of arrival, except calls that another call here waits for.
 
-Each actor has a queue of its own, so that what is done to one costs the same however many calls of others wait. The calls of an actor that
-is set aside have no turn. Those of one that others wait for are taken alternately with what came first: so few calls wait at the
-same time, each in a thread, and whoever goes on calling and waiting keeps nobody out.
+Each actor has its own queue, so an operation on one actor costs the same however many calls of others are queued. An actor that is set
+aside has no turn. Queues with a call that others wait for alternate with the queue whose first call came first. So few calls wait at the
+same time, each in a thread, and no actor is kept out by another that goes on calling and waiting.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Protocol
 from zfabric.machines.worker.items import Invocation
 
 Heads = list[tuple[int, bytes]]
-"""The first calls of actors, by the numbers under which they came, as a heap; some are that no longer."""
+"""A heap of (arrival number, actor id) for the first calls of actors. Some entries are out of date."""
 
 
 class CallQueue(Protocol):
-    """What a mailbox needs of a queue: a plain deque will do where one actor lives alone."""
+    """What a mailbox needs of a queue. A plain deque does where one actor lives alone."""
 
     def append(self, item: Invocation, /) -> None:
-        """One more call."""
+        """Add a call."""
 
     def popleft(self) -> Invocation:
-        """The call whose turn it is next."""
+        """Remove and return the next call."""
 
     def remove(self, item: Invocation, /) -> None:
-        """A call that does not wait any more."""
+        """Remove a call without running it."""
 
     def __len__(self) -> int: ...
 
@@ -36,18 +36,18 @@ class CallQueue(Protocol):
 
 
 class ActorQueues:
-    """A queue for each actor. It is true if a call may begin, and as long as all that wait."""
+    """One queue per actor. It is true if a call may begin, and its length counts all calls."""
 
     def __init__(self) -> None:
         self._queues: dict[bytes, deque[tuple[int, Invocation]]] = {}
         self._homes: dict[bytes, bytes] = {}
-        """Whose queue a call is in."""
+        """Actor id of each queued call."""
         self._heads: Heads = []
         self._aside: set[bytes] = set()
         self._wanted: dict[bytes, int] = {}
         """Calls that others here wait for, and how many do."""
         self._urgent: dict[bytes, int] = {}
-        """How many of those are in an actor's queue, if any are."""
+        """Number of such calls in each actor's queue, if any."""
         self._urgent_heads: Heads = []
         self._urgent_next = True
         self._came = 0
@@ -62,7 +62,7 @@ class ActorQueues:
         return self._first(self._heads, self._queues) is not None
 
     def _first(self, heads: Heads, among: Container[bytes]) -> bytes | None:
-        """The actor whose call is the first of these."""
+        """The actor with the first current entry of this heap, among those of ``among`` that are not set aside."""
         while heads:
             number, actor_id = heads[0]
             queue = self._queues.get(actor_id)
@@ -72,7 +72,7 @@ class ActorQueues:
         return None
 
     def _changed(self, actor_id: bytes) -> None:
-        """Another call is the first of an actor's, or may begin, or is urgent."""
+        """Update the heaps when an actor's first call changes, may begin, or becomes urgent."""
         queue = self._queues.get(actor_id)
         if queue is not None and not queue:
             del self._queues[actor_id]
@@ -81,15 +81,15 @@ class ActorQueues:
             if actor_id in self._urgent:
                 heappush(self._urgent_heads, (queue[0][0], actor_id))
 
-    # -- calls come and go --
+    # -- add and remove --
 
     def append(self, item: Invocation) -> None:
-        """One more call."""
+        """Add a call."""
         self._came += 1
         self._put(item, self._came)
 
     def put_first(self, item: Invocation) -> None:
-        """A call that comes before all others; its actor has none."""
+        """Add a call ahead of all others. Its actor must have no queued call."""
         self._put(item, 0)
 
     def _put(self, item: Invocation, number: int) -> None:
@@ -105,7 +105,7 @@ class ActorQueues:
             self._hurry(actor_id)
 
     def popleft(self) -> Invocation:
-        """The call whose turn it is of those that may begin. IndexError if there is none."""
+        """Remove and return the next call that may begin. IndexError if there is none."""
         urgent = self._first(self._urgent_heads, self._urgent) if self._urgent and self._urgent_next else None
         self._urgent_next = urgent is None
         actor_id = self._first(self._heads, self._queues) if urgent is None else urgent
@@ -117,7 +117,7 @@ class ActorQueues:
         return item
 
     def remove(self, item: Invocation) -> None:
-        """A call that does not wait any more."""
+        """Remove a call without running it."""
         queue = self._queues[item.actor_id]
         entry = next(each for each in queue if each[1] is item)
         first = queue[0] is entry
@@ -135,14 +135,14 @@ class ActorQueues:
     # -- calls that others wait for --
 
     def want(self, call_ids: Iterable[bytes]) -> None:
-        """A call that has begun waits for these."""
+        """Make these calls urgent: a running call waits for them."""
         for call_id in call_ids:
             self._wanted[call_id] = self._wanted.get(call_id, 0) + 1
             if self._wanted[call_id] == 1 and call_id in self._homes:
                 self._hurry(self._homes[call_id])
 
     def want_no_more(self, call_ids: Iterable[bytes]) -> None:
-        """It waits no longer."""
+        """Undo ``want``: the running call waits no longer."""
         for call_id in call_ids:
             self._wanted[call_id] -= 1
             if not self._wanted[call_id]:
@@ -163,24 +163,24 @@ class ActorQueues:
     # -- actors --
 
     def set_aside(self, actor_id: bytes) -> None:
-        """No call of an actor begins until it is brought back."""
+        """Hold back calls of an actor until ``bring_back``."""
         self._aside.add(actor_id)
 
     def bring_back(self, actor_id: bytes) -> None:
-        """They may begin. They are still where they came."""
+        """Let calls of an actor begin again, in their former order."""
         if actor_id in self._aside:
             self._aside.discard(actor_id)
             self._changed(actor_id)
 
     def of(self, actor_id: bytes) -> list[Invocation]:
-        """The calls of an actor."""
+        """Queued calls of an actor."""
         return [item for _, item in self._queues.get(actor_id, ())]
 
     def has(self, actor_id: bytes) -> bool:
-        """Whether calls of an actor wait."""
+        """Whether calls of an actor are queued."""
         return actor_id in self._queues
 
     def drop(self, actor_id: bytes) -> None:
-        """The calls of an actor wait no longer."""
+        """Remove all queued calls of an actor."""
         for _, item in self._queues.pop(actor_id, ()):
             self._gone(item)

@@ -1,14 +1,14 @@
-"""The log of an actor's calls: the actor's side. What ran is durable before anybody hears of it, and is run again after a restart.
+"""The log of an actor's calls, on the actor's side. A call is durable before its outcome leaves, and runs again after a restart.
 
-A *logged* actor (``checkpoint_every``) numbers the calls that it runs, over all its incarnations. When one ends, its row is appended
-here; rows leave as one block with the next flush, and the outcome is held back until the control store has committed them. The next
-calls run meanwhile: what is waited for is a batch, never a call. Outcomes of ``readonly`` calls have no row; they wait for the rows before
-them, whose effects they may show.
+A *logged* actor (``checkpoint_every``) numbers the calls that it runs, over all its lives. When a call ends, its row is appended here. Rows
+leave as one block with the next flush, and outcomes are held back until the control store has committed the block. The next calls run
+meanwhile: a batch waits for the disk, never a call. Outcomes of ``readonly`` calls have no row. They wait for the rows before them, whose
+effects they may show.
 
-An outcome is *retained* until its caller acknowledges it (``OutcomesReceived``). Callers send a restarted actor again every call whose
-outcome they lack: a retained outcome answers such a call, which never runs twice. Retained outcomes go into checkpoints, and what was
-taken into the rows; so both outlive the process. Values in the arena, or with refs inside, are kept as None: a replay makes them again.
-Errors are retained whole, and the scheduler holds what they refer to for as long as it has their row or checkpoint.
+An outcome is *retained* until its caller acknowledges it (``OutcomesReceived``). Callers repeat to a restarted actor every call whose
+outcome they lack. A retained outcome answers such a call, so no call runs twice. Checkpoints contain the retained outcomes, and rows the
+acknowledgements; so both outlive the process. Values in the arena, or with refs inside, are retained as None: a replay makes them again.
+Errors are retained whole, and the scheduler retains what they refer to for as long as it has their row or checkpoint.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from zfabric.protocol.options import option
 PART_BYTES = 2**20
 """Largest part of a checkpoint: one row of the control store."""
 DEPARTED_MAX = 1000
-"""Callers that are known to have ended: more than end while calls of theirs wait."""
+"""Exited callers that are remembered: more than exit while their calls are queued."""
 
 
 class RetainedOutcome(NamedTuple):
-    """An outcome that its caller may not have."""
+    """An outcome that its caller may not have received."""
 
     number: int
     status: int
@@ -54,46 +54,46 @@ class HeldOutcome(NamedTuple):
 
 
 class CallLog:
-    """The log of one actor, in the process that the actor is now."""
+    """The log of one actor, in the process of its present life."""
 
     def __init__(self, actor_id: bytes, attempt: int, every: int) -> None:
         self.actor_id = actor_id
         self.attempt = attempt
         self.every = every
-        """Calls between two checkpoints; 0: there are none."""
+        """Calls between two checkpoints; 0 for no checkpoints."""
         self.readonly: frozenset[str] = frozenset()
         """Methods that are not logged."""
         self.number = 0
-        """The last call that has a row, or is part of a checkpoint."""
+        """The last call that has a row, or that a checkpoint contains."""
         self.durable = 0
         """The last call that is committed."""
         self.checkpointed = 0
         self._torn: LoggedCall | None = None
-        """A call that was stopped in its middle. Only a checkpoint can tell what it has done: it has no row as long as one may come."""
+        """A call that was stopped in its middle. Only a checkpoint can record its effects: it has no row as long as one may come."""
         self.own = OwnCalls()
         self.kept: dict[bytes, dict[bytes, RetainedOutcome]] = {}
-        """Outcomes that their callers may not have: by caller, in the order in which they ran, by call."""
+        """Retained outcomes, by caller and call, in the order in which the calls ran."""
         self.unrecorded: set[bytes] = set()
-        """Calls whose values the scheduler has not taken in yet: a checkpoint waits for them, since it ends what could make them again."""
+        """Calls whose values the scheduler has not recorded. A checkpoint waits for them, since after it no replay makes them again."""
         self.progress = (0, 0)
-        """Calls that have been run again, and how many there are to be."""
+        """Calls that a replay has run, and how many it will run."""
         self._held: deque[HeldOutcome] = deque()
         self._rows: list[LoggedCall] = []
         self._refs: list[bytes] = []
         self._made: list[bytes] = []
         self._taken: list[tuple[bytes, tuple[bytes, ...], bool]] = []
-        """What callers have said they have, and no row says yet."""
+        """Acknowledgements of callers that no row has recorded."""
         self._unheard: deque[tuple[int, int, m.Message]] = deque()
-        """What is not known to be committed: (number of the message, last call that is durable with it, message)."""
+        """Messages that are not known to be committed: (number of the message, last call that is durable with it, message)."""
         self._unsent: list[m.Message] = []
         self._messages = 0
         self._departed: deque[bytes] = deque(maxlen=DEPARTED_MAX)
-        """Callers that have ended, whose calls may still wait here."""
+        """Callers that have exited, whose calls may still be queued."""
 
     # -- calls end --
 
     def ended(self, item: Invocation, status: int, outputs: Row, contained: tuple[Row, ...], whole: bool) -> bool:
-        """A call has an outcome. Whether it is held back; ``whole`` says that the call was not stopped in its middle."""
+        """Record the outcome of a call. Return whether it is held back. ``whole`` is False if the call was stopped in its middle."""
         logged = item.method not in self.readonly
         self.own.ended(item.row[0], (status, plain_outputs(outputs, contained)), logged)
         if logged:
@@ -123,7 +123,7 @@ class CallLog:
             self._refs += self._others((*fetched, *option(item.options, "contains", ())))
 
     def _keep(self, item: Invocation, status: int, outputs: Row, contained: tuple[Row, ...]) -> tuple[bytes | None, ...]:
-        """Keep an outcome, in which what is in the arena, or has refs inside, is None."""
+        """Retain an outcome; return its outputs, with None for values that are in the arena or have refs inside."""
         call_id = item.row[0]
         plain = plain_outputs(outputs, contained)
         if None in plain:
@@ -133,23 +133,23 @@ class CallLog:
         return plain
 
     def _others(self, object_ids: Iterable[bytes]) -> list[bytes]:
-        """Return these ids without those of the actor's own handle: an actor that holds itself would never end."""
+        """Drop ids of the actor's own handle from these: an actor that holds itself would never end."""
         return [each for each in object_ids if each[:TASK_BYTES] != self.actor_id]
 
     @property
     def due(self) -> bool:
-        """Whether it is time for a checkpoint."""
+        """Whether a checkpoint is due."""
         return self.every > 0 and (self.number - self.checkpointed >= self.every or self._torn is not None)
 
     @property
     def settled(self) -> bool:
-        """Whether all that was said of the log is committed."""
+        """Whether all messages of the log are committed."""
         return not (self._held or self._rows or self._unheard or self._torn)
 
     # -- what becomes durable --
 
     def checkpoint(self, state: bytes, refs: tuple[bytes, ...]) -> None:
-        """The state after all calls so far; ``refs`` are inside it."""
+        """Queue a checkpoint: the pickled state after all calls so far, and the refs inside it."""
         self._seal()
         kept = tuple((caller, tuple((call_id, *each) for call_id, each in calls.items())) for caller, calls in self.kept.items())
         own = self.own.keep()
@@ -169,14 +169,14 @@ class CallLog:
         self._taken.clear()
 
     def no_checkpoint(self) -> None:
-        """None can be taken now: the next one is due when as many calls have run again."""
+        """Note that no checkpoint can be taken now; the next one is due after as many calls again."""
         self.checkpointed = self.number
         if self._torn is not None:
             self._rows.append(self._torn)
             self._torn = None
 
     def _seal(self) -> None:
-        """The rows so far are a block."""
+        """Queue the rows so far as one block."""
         if self._rows:
             payload = msgpack.packb((self._taken, self._rows), use_bin_type=True)
             refs, self._refs = tuple(self._refs), []
@@ -196,29 +196,29 @@ class CallLog:
 
     @property
     def unsent(self) -> bool:
-        """Whether something waits to be sent."""
+        """Whether anything waits to be sent."""
         return bool(self._rows or self._unsent)
 
     def take_messages(self) -> list[m.Message]:
-        """What is to be said of the log now."""
+        """Take the messages to send."""
         self._seal()
         messages, self._unsent = self._unsent, []
         return messages
 
     def say_progress(self, done: int, total: int) -> None:
-        """So many calls have run again."""
+        """Queue a report of how many calls a replay has run."""
         self.progress = (done, total)
         self._unsent.append(m.ReplayProgress(self.actor_id, done, total, tuple(self.kept) if done == total else ()))
 
     def again(self) -> list[m.Message]:
-        """What a restarted daemon may not have heard."""
+        """Messages that repeat to a restarted daemon what it may not have received."""
         self._seal()
         self._unsent = []
         done, total = self.progress
         return [*(message for _, _, message in self._unheard), m.ReplayProgress(self.actor_id, done, total, tuple(self.kept))]
 
     def committed(self, upto: int) -> Iterator[HeldOutcome]:
-        """What was said up to a message is durable; the outcomes that may leave now."""
+        """Record that messages up to number ``upto`` are committed; yield the outcomes that may leave now."""
         while self._unheard and self._unheard[0][0] <= upto:
             _, last, _ = self._unheard.popleft()
             self.durable = max(self.durable, last)
@@ -228,20 +228,20 @@ class CallLog:
     # -- outcomes that callers may not have --
 
     def answer(self, caller: bytes, call_id: bytes) -> RetainedOutcome | None:
-        """The outcome of a call that comes again."""
+        """The retained outcome of a repeated call, if there is one."""
         calls = self.kept.get(caller)
         return calls.get(call_id) if calls else None
 
     def may_tell(self, kept: RetainedOutcome) -> bool:
-        """Whether an outcome that is asked for again is durable; else it will be told, in its turn."""
+        """Whether a retained outcome is durable. If it is not, it will be sent when it is."""
         return kept.number <= self.durable
 
     def held(self, call_id: bytes) -> Invocation | None:
-        """A call that has ended and whose outcome waits for its row."""
+        """The call with this id, if it has ended and its outcome is held back."""
         return next((each.item for each in self._held if each.item.row[0] == call_id), None)
 
     def give_up(self, call_id: bytes, outputs: Row) -> HeldOutcome:
-        """Nobody waits for an outcome any longer that is held: it is a failure, now and when it leaves. What it was."""
+        """Replace a held outcome by a failure, now and when it leaves; return the outcome."""
         index, before = next((index, each) for index, each in enumerate(self._held) if each.item.row[0] == call_id)
         self._held[index] = before._replace(status=FAILED, outputs=outputs, contained=())
         kept = self.kept.get(before.item.caller, {})
@@ -251,7 +251,7 @@ class CallLog:
         return before
 
     def taken(self, caller: bytes, call_ids: tuple[bytes, ...], others: bool) -> None:
-        """A caller has the outcomes of these calls; with ``others``, of all but these."""
+        """Release retained outcomes of a caller: of these calls, or, with ``others``, of all calls but these."""
         self._forget(caller, call_ids, others)
         self._taken.append((caller, call_ids, others))
 
@@ -263,7 +263,7 @@ class CallLog:
             self.kept.pop(caller, None)
 
     def gone(self, caller: bytes) -> None:
-        """A process has ended: it wants no outcome any more."""
+        """Release the outcomes of a caller that has exited."""
         self._departed.append(caller)
         if caller in self.kept:
             self.taken(caller, (), True)
@@ -271,7 +271,7 @@ class CallLog:
     # -- after a restart --
 
     def restore(self, checkpoint: bytes | None, last: int, blocks: Iterable[bytes]) -> tuple[bytes | None, list[LoggedCall]]:
-        """Begin where the incarnation before ended: the state it was in after call ``last``, and the calls to be run again."""
+        """Restore the log from what the control store has. Return the pickled state after call ``last``, and the calls to run again."""
         state: bytes | None = None
         own: tuple[Row, ...] = ()
         if checkpoint is not None:
@@ -285,7 +285,7 @@ class CallLog:
                 self._forget(*each)
             for fields in packed:
                 call = LoggedCall(*fields)
-                if call.number > self.number:  # A block may have been written twice, with other calls in it.
+                if call.number > self.number:  # A block may have been written twice, the second time with other calls.
                     self.number = call.number
                     self.kept.setdefault(call.caller, {})[call.call_id] = RetainedOutcome(call.number, call.status, call.outputs)
                     rows.append(call)
@@ -294,11 +294,11 @@ class CallLog:
         return state, rows
 
     def wants(self, call: LoggedCall) -> bool:
-        """Whether the values of a call that runs again are to be reported again: its caller may not have them, and the row has not."""
+        """Whether a replay is to report the values of a call again: its caller may lack them, and the row does not contain them."""
         return None in call.outputs and self.answer(call.caller, call.call_id) is not None
 
 
 def plain_outputs(outputs: Row, contained: tuple[Row, ...]) -> tuple[bytes | None, ...]:
-    """Outputs, in which what is in the arena, or has refs inside, is None."""
+    """Outputs, with None for values that are in the arena or have refs inside."""
     refs = contained or ((),) * len(outputs)
     return tuple(value if type(value) is bytes and not inside else None for value, inside in zip(outputs, refs, strict=True))

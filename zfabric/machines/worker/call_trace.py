@@ -1,4 +1,4 @@
-"""When calls of this process's actors ran: gathered, and said now and then, since nobody waits for it."""
+"""When calls of this process's actors ran. They are collected and reported now and then, since nobody waits for them."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from zfabric.protocol.messages import Row
 from zfabric.protocol.trace import method_id, pack_times
 
 CALLS_MAX = 1024
-"""Calls that are told of in one message: 48 kB. What has not been said when the process is killed is not known."""
+"""Calls that one message reports: 48 kB. Calls that are unreported when the process is killed are missing from the timeline."""
 
 
 class CallTrace:
-    """Calls that have ended since they were last told of."""
+    """Calls that have ended since the last report."""
 
     def __init__(self) -> None:
         self._methods: dict[tuple[bytes, str], bytes] = {}
         self._names: dict[bytes, str] = {}
-        """What methods are called, by the ids they have in traces."""
+        """Names of methods, by their ids in traces."""
         self._ran: list[bytes] = []
         self._call_ids: list[bytes] = []
-        """What ran, and in which call: of each the same place."""
+        """Method ids and call ids of the calls that ran: two lists in the same order."""
         self._times: list[float] = []
 
     def add(self, call_id: bytes, actor_id: bytes, class_name: str, method: str, started: float, seconds: float) -> None:
-        """A call has ended."""
+        """Record a call that has ended."""
         identifier = self._methods.get((actor_id, method))
         if identifier is None:
             identifier = self._methods[actor_id, method] = method_id(actor_id, len(self._methods))
@@ -35,11 +35,11 @@ class CallTrace:
 
     @property
     def full(self) -> bool:
-        """Whether it is time to tell of them, however long ago that was done."""
+        """Whether a report is due, however recent the last one is."""
         return len(self._ran) >= CALLS_MAX
 
     def take(self, took: list[Row]) -> m.CallTimes | None:
-        """What is to be said, if anything, with what calls took: that is said but once."""
+        """Take the message to send, if any call has ended, together with the rows of ``took`` (see ``Mailbox.took``)."""
         if not self._ran:
             return None
         names = tuple((identifier, self._names[identifier]) for identifier in sorted(set(self._ran)))

@@ -1,4 +1,4 @@
-"""Attempts of a worker that have ended since it last said so."""
+"""Attempts of a worker that have ended since its last report."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ _function = itemgetter(1)
 
 
 class CompletionBatch:
-    """Outcomes by attempt, and when each ran: plain lists, and one message for many, since something is added with each task."""
+    """Outcomes of attempts, and when each ran. Plain lists, taken as one message, since every task adds to them."""
 
     def __init__(self) -> None:
         self.attempts: list[int] = []
         self.statuses: list[int] = []
         self.outputs: list[Row] = []
         self.extras: list[Row] = []
-        """What few outcomes have: ``(index, contained, written)``."""
+        """Fields that few outcomes have: ``(index, contained, written)``."""
         self.rows: list[Row] = []
-        """The attempts' task rows, in the same order."""
+        """Task rows of the attempts, in the same order."""
         self.times: list[float] = []
-        """When each began, and how many seconds it took: two for each."""
+        """Two numbers for each attempt: when it began, and how many seconds it took."""
 
     def take(self) -> m.Completed | None:
-        """What is to be said, if anything; it is said but once."""
+        """Take the message to send, if anything has ended."""
         if not self.rows:
             return None
         functions = list(map(_function, self.rows))
@@ -45,7 +45,7 @@ class CompletionBatch:
 
 
 def _durations(functions: list[bytes], seconds: list[float]) -> tuple[Row, ...]:
-    """How often each function ran, and for how long in all."""
+    """(function id, runs, seconds in all) of each function."""
     if functions.count(functions[0]) == len(functions):
         return ((functions[0], len(functions), sum(seconds)),)
     each: dict[bytes, list[float]] = {}

@@ -21,7 +21,7 @@ class Drivers:
         self.told: Counter[bytes] = Counter()
         """Drivers that may submit tasks, each with the number of values sent to it."""
         self._rows: dict[bytes, list[Row]] = {}
-        """Values that leave with the next frames; of those that have left already, no more than whom the scheduler is to hear of."""
+        """Values to send with the next frames, by driver. A driver with an empty list only needs its count sent to the scheduler."""
 
     def __contains__(self, driver: bytes) -> bool:
         return driver in self.told
@@ -32,7 +32,7 @@ class Drivers:
         return m.DirectCounts(driver, self.told[driver])
 
     def tell(self, driver: bytes, task_id: bytes, outputs: Row) -> None:
-        """Send a value to a driver with the next frame."""
+        """Queue a value for a driver; it leaves with the next frame."""
         self._rows.setdefault(driver, []).append((task_id, OK, outputs))
 
     def tell_now(self, driver: bytes, task_id: bytes, outputs: Row) -> Send:
@@ -42,24 +42,24 @@ class Drivers:
         return Send(CLIENT + driver, m.Results(((task_id, OK, outputs),)))
 
     def forget(self, driver: bytes) -> bool:
-        """A driver has exited: send it nothing more, which would be repeated for ever. Whether it was accepted."""
+        """Stop sending to a driver that has exited: messages to it would be repeated for ever. Return whether it was accepted."""
         self._rows.pop(driver, None)
         return self.told.pop(driver, None) is not None
 
     @property
     def unsent(self) -> bool:
-        """Whether values or numbers of values are to be sent."""
+        """Whether values or counts are to be sent."""
         return bool(self._rows)
 
     def take_results(self) -> Iterator[Send]:
-        """Values to be sent to drivers, ahead of all messages to the scheduler."""
+        """Yield messages with values for drivers; they go ahead of all messages to the scheduler."""
         for driver, rows in self._rows.items():
             if rows:
                 self.told[driver] += len(rows)
                 yield Send(CLIENT + driver, m.Results(tuple(rows)))
 
     def take_counts(self, scheduler: Address) -> Iterator[Send]:
-        """Numbers of values for the scheduler, behind the completions of those tasks."""
+        """Yield messages with counts for the scheduler; they go behind the completions of those tasks."""
         rows, self._rows = self._rows, {}
         for driver in rows:
             yield Send(scheduler, m.DirectCounts(driver, self.told[driver]))

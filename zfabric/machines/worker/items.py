@@ -1,4 +1,4 @@
-"""What a worker runs: attempts of tasks, and calls of the actors that live in its process."""
+"""What a worker runs: attempts of tasks, and calls of the actors in its process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from zfabric.protocol.messages import Row
 
 
 class Item:
-    """One attempt of a task: row, number, values of its dependencies, ids of its GPUs, and the driver, if that submitted it directly."""
+    """One attempt of a task: row, number, values of its dependencies, ids of its GPUs, and the driver if that submitted it directly."""
 
     __slots__ = ("attempt", "driver", "gpus", "row", "values")
 
@@ -23,7 +23,7 @@ class Item:
 class Invocation(NamedTuple):
     """One call of an actor. ``row`` begins like a task's: the id first, the dependencies in the fourth place.
 
-    ``attempt`` is the one in which the actor was made: a call that another incarnation runs again gives its children new names.
+    ``attempt`` is the actor's: when a later life runs the call again, tasks that the call submits get new ids.
     """
 
     row: Row
@@ -37,5 +37,5 @@ class Invocation(NamedTuple):
 
 
 def actor_of(item: Item | Invocation) -> bytes:
-    """The actor that is called, or made."""
+    """Id of the actor that this item calls or makes."""
     return item.actor_id if type(item) is Invocation else item.row[0]

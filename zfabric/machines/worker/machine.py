@@ -1,8 +1,8 @@
-"""The worker: what it was given to run, what it has begun, and what it has to report.
+"""The worker: tasks and calls that it received, which of them it has begun, and what it has to report.
 
-The shell runs user code; this machine only knows the queue. Starting a task is a claim (``begin``) under the shell's lock, and so is taking
-it back (``on_take_back``, from the control thread): a task is started or taken back, never both. Tasks that wait in ``get`` form a
-stack; those that the scheduler puts on top of it (``inline``) are begun before anything else.
+The shell runs user code; this machine has the queues. To start a task is to claim it (``begin``) under the shell's lock, and so is taking
+it back (``on_take_back``, in the control thread): a task is started or taken back, never both. Tasks that wait in ``get`` form a stack.
+Tasks that the scheduler puts on top of it (``inline``) begin before anything else.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from zfabric.protocol.options import option
 from zfabric.protocol.trace import marked
 
 LEFT = "its actor ended itself"
-"""Why a call is stopped that runs beside the one that does so."""
+"""Why calls are stopped that run beside the one that ends the actor."""
 REPORTS = (m.Completed, m.Yielded)
-"""What a daemon that replaces another must hear, if that one may not have."""
+"""Reports that a restarted daemon must receive, since the one before may not have."""
 FROM_PEERS = (m.Call, m.SubmitDirect, m.OutcomesReceived)
-"""Messages that other processes send directly: no checkpoint waits for them."""
+"""Messages that other processes send directly. A checkpoint waits for none of them."""
 
 
 class Worker:
@@ -53,24 +53,24 @@ class Worker:
         self.call_trace = CallTrace()
         self.yields = Yields()
         self.turns: Turns | None = None
-        """In a process that actors share: whose turn it is."""
+        """Turns of actors that share this process, if they do."""
         self.beside = False
-        """Whether calls run beside each other, and not on the stack."""
+        """Whether calls run concurrently and not on the stack."""
         self.gate: Gate | None = None
-        """Of an actor that has checkpoints, and whose calls run beside each other."""
+        """The gate of an actor that has checkpoints and runs calls concurrently."""
         self.running_calls: dict[bytes, Item | Invocation] = {}
-        """What runs so, calls and async tasks, by id."""
+        """Calls and async tasks that run concurrently, by id."""
         self.stack: list[Item | Invocation] = []
         self.functions: dict[bytes, Row] = {}
         self.async_functions: set[bytes] = set()
-        """Those that are ``async def``: their tasks run beside each other."""
+        """Functions that are ``async def``: their tasks run concurrently."""
         self.interrupts: dict[bytes, tuple[int, str]] = {}
-        """Attempts to be stopped: task -> (attempt, reason)."""
+        """Attempts to be stopped: task id -> (attempt, reason)."""
         self.abandoned: set[bytes] = set()
-        """Calls that were to be stopped, have not, and are over for their callers."""
+        """Calls that should have stopped and have not. Their callers have received a failure."""
         self.stopping = False
         self.unheard: list[m.Message] = []
-        """Completions that the daemon before this one may not have heard."""
+        """Reports that the daemon before this one may not have received."""
         self.counts: Counter[str] = Counter()
         self.unreturned = 0
         """Outcomes of calls that are not sent yet."""
@@ -83,7 +83,7 @@ class Worker:
     # -- running --
 
     def begin(self, spare: Item | None = None) -> Item | Invocation | None:
-        """Claim the next task or call; from here on it is not taken back. For ``spare`` see ``TaskQueue.claim``."""
+        """Claim the next task or call; it cannot be taken back afterwards. For ``spare`` see ``TaskQueue.claim``."""
         item: Item | Invocation | None
         if self.turns is not None:
             item = self._next_turn(self.turns)
@@ -101,14 +101,14 @@ class Worker:
         return item
 
     def move_beside(self, item: Item) -> None:
-        """The task that was claimed last runs beside others, not on the stack."""
+        """Run the task that was claimed last concurrently, not on the stack."""
         self.stack.pop()
         self.running_calls[item.row[0]] = item
 
     def answer(self, item: Item | Invocation, status: int, outputs: Row) -> Send | None:
-        """What came of a call, or of a task that was handed over, for the shell to send before all else that its end brings about.
+        """Return the message that answers this call or direct task at once, ahead of everything else that its end causes.
 
-        None if it goes with that: where it concerns others too, or more is to be said, or done. No refs are inside.
+        None if the outcome concerns others, or if other messages must go before it: then it is sent with those. No refs are inside.
         """
         mailbox = self.mailbox
         if status != OK or len(outputs) != 1 or type(outputs[0]) is not bytes or self.interrupts:
@@ -134,9 +134,9 @@ class Worker:
         seconds: float,
         answered: bool = False,
     ) -> int:
-        """An attempt has ended; its outcome is fixed here. How many outcomes of attempts are not sent yet.
+        """Record the outcome of an attempt. Return the number of outcomes of attempts that are not sent yet.
 
-        ``answered``: its driver has been told (see ``answer``).
+        ``answered`` says that its driver has received it (see ``answer``).
         """
         row = item.row
         if self.interrupts or status == INTERRUPTED:
@@ -166,11 +166,11 @@ class Worker:
 
     @property
     def may_begin(self) -> bool:
-        """Whether calls that run beside others may begin, and are not held back for the sake of a checkpoint."""
+        """Whether concurrent calls may begin: no checkpoint holds them back."""
         return self.gate is None or self.gate.open
 
     def begin_beside(self, queue: CallQueue) -> Invocation | None:
-        """Claim the next call of a queue of the mailbox's, to run beside others."""
+        """Claim the next call of one of the mailbox's queues, to run concurrently."""
         if not queue or not self.may_begin:
             return None
         item = queue.popleft()
@@ -182,7 +182,7 @@ class Worker:
     # -- actors that share this process --
 
     def stand_in(self) -> Item | Invocation | None:
-        """Claim what comes next while what is on the stack waits."""
+        """Claim the next item while the one on top of the stack waits."""
         item = self._next_turn(self.turns) if self.turns is not None and self.stack else None
         if item is not None:
             self.running_calls[item.row[0]] = item
@@ -190,11 +190,11 @@ class Worker:
 
     @property
     def turn_free(self) -> bool:
-        """Whether something may begin, and there is something."""
+        """Whether a turn is free and something is queued."""
         return self.turns is not None and self.turns.free and bool(self.queue or self.mailbox.queue)
 
     def _next_turn(self, turns: Turns) -> Item | Invocation | None:
-        """The next: those that make actors first, since they are few and others wait for them."""
+        """Claim the next item. Tasks that make actors come first: they are few, and others wait for them."""
         if not self.turn_free:
             return None
         item: Item | Invocation = self.given.claim(self.queue) if self.queue else self.mailbox.queue.popleft()
@@ -202,19 +202,19 @@ class Worker:
         return item
 
     def give_up_turn(self, item: Item | Invocation, wanted: tuple[bytes, ...], may_end: bool = False) -> None:
-        """What runs waits. ``may_end`` says that it may go on although some of what it wants does not come."""
+        """Pass the turn on while this item waits. ``may_end`` says that it may go on although some objects never come."""
         assert self.turns is not None
         self.turns.wait(actor_of(item), wanted, may_end)
 
     def take_turn(self, item: Item | Invocation) -> bool:
-        """It waits no longer. False if it is not its turn yet: then it asks again."""
+        """Take the turn for an item that waits no longer. Return False if the turn is not free: the caller asks again."""
         assert self.turns is not None
         return self.turns.go_on(actor_of(item))
 
     def refused(self, item: Item | Invocation, wanted: Sequence[bytes], needed: int, callee: Callee) -> bool:
-        """Whether the actor that runs this would wait for itself if that waited for so many of these objects.
+        """Whether the actor that runs this item would wait for itself if it waited for ``needed`` of these objects.
 
-        ``callee`` is the actor whose call is to make an object, if nothing ends that call but its being run (``Calls.lasting``).
+        ``callee`` maps an object id to the actor whose call will make it, for calls that end only by being run (``Calls.lasting``).
         """
         return (self.turns is not None or type(item) is Invocation) and self.mailbox.refused(actor_of(item), wanted, needed, callee)
 
@@ -229,9 +229,9 @@ class Worker:
         whole: bool = True,
         answered: bool = False,
     ) -> bool:
-        """A call has ended; its outcome is fixed here. Whether it is held back (see ``Mailbox.ended``).
+        """Record the outcome of a call. Return whether it is held back (see ``Mailbox.ended``).
 
-        ``answered``: its caller has it already (see ``answer``).
+        ``answered`` says that its caller has received it (see ``answer``).
         """
         turns = self.turns
         if turns is not None and item.method == FAREWELL:
@@ -272,9 +272,9 @@ class Worker:
         return held
 
     def abandon(self, call_id: bytes) -> bool:
-        """A call that was to be stopped has not: its caller is told, and what it returns after all counts for nothing.
+        """Fail a call for its caller that should have stopped and has not; whatever it returns later is dropped.
 
-        False if it is to be waited for: its actor has a log, or checkpoints, which say what has ended, or takes turns with others.
+        Return False if its end is to be awaited: its actor has a log or checkpoints, which record what ended, or shares its process.
         """
         item = self._running(call_id)
         asked = self.interrupts.get(call_id)
@@ -283,7 +283,7 @@ class Worker:
         if self.turns is not None or self.gate is not None:
             return False
         if asked[1] == LEFT:
-            return False  # Its caller hears of the end of the actor, soon.
+            return False  # The end of the actor is about to reach its caller.
         if call_id not in self.abandoned:
             kind = "TaskTimeoutError" if asked[1] == "timeout" else "TaskCancelledError"
             text = f"{item.method} was to be stopped ({asked[1]}) and does not: it runs code that does not come back to Python, and goes on"
@@ -293,31 +293,31 @@ class Worker:
         return True
 
     def say_printed(self) -> None:
-        """Say, ahead of the outcome of what ends now, that it has written something; outcomes before it leave first."""
+        """Report, ahead of the outcome of what ends now, that it has written output. Outcomes before it leave first."""
         self._report()
         self._effects.append(Send(self.scheduler, m.OutputWritten()))
 
     def say_counts(self) -> None:
-        """Tell when calls ran, and how many have, as far as nobody else would."""
+        """Report when calls ran and how many have ended, where nothing else reports it."""
         if self.gate is not None:
             self.gate.log.say_count(self.gate.waits_for)
         self.say_trace()
 
     def say_trace(self) -> None:
-        """Tell when calls ran."""
+        """Report when calls ran."""
         traced = self.call_trace.take(self.mailbox.took)
         if traced is not None:
             self._effects.append(Send(self.scheduler, traced))
 
     def say_delays(self, callee: Callee) -> None:
-        """Tell what lasts in a process that actors share. Asked once a second; ``callee`` as for ``Turns.delays``."""
+        """Report calls that last in a process that actors share. Called once a second; ``callee`` as for ``Turns.delays``."""
         news = self.turns.delays(callee) if self.turns is not None else None
         if news is not None:
             self._effects.append(Send(self.scheduler, news))
 
     @property
     def unreported(self) -> int:
-        """Outcomes not sent yet."""
+        """Number of outcomes not sent yet."""
         return len(self._ended.rows) + self.unreturned + len(self.yields.unsaid)
 
     @property
@@ -327,7 +327,7 @@ class Worker:
         return bool(self._ended.rows or self._effects or self.yields.unsaid or self.mailbox.unsent or ended)
 
     def block(self, wanted: tuple[bytes, ...], inline: bool, name: str = "", callees: m.Rows = (), certain: bool = False) -> None:
-        """The task on top waits: what was not begun goes back with the news, that which was for on top of the wait below it, too.
+        """Record that the task on top of the stack waits. Tasks not begun, those for on top of the wait below it included, are returned.
 
         If it is a call, with a ``name``, or waits for calls, ``callees`` and ``certain`` are as in ``WaitDetails``.
         """
@@ -337,7 +337,7 @@ class Worker:
         self._effects.extend(Send(self.scheduler, message) for message in self.waits.begin(blocked, name, callees, certain))
 
     def unblock(self) -> None:
-        """It waits no longer, and needs nothing of what it was to have on top and has not begun."""
+        """Record that the task on top waits no longer. Tasks that were for on top of it and have not begun are returned."""
         if self.inline:
             self._say_taken_back(self.given.give_back_inline())
         self._effects.append(Send(self.scheduler, self.waits.end()))
@@ -352,13 +352,13 @@ class Worker:
     # -- the contract --
 
     def step(self, now: float, source: Address, message: m.Message) -> None:
-        """Handle one message; what the scheduler acknowledges may be the last thing that a checkpoint waits for."""
+        """Handle one message. A confirmation of the scheduler may be the last thing that a checkpoint waits for."""
         self.handlers[type(message)](now, source, message)
         if self.gate is not None and type(message) not in FROM_PEERS:
             self.gate.look(now)
 
     def on_functions(self, now: float, source: Address, message: m.Functions) -> None:
-        """Functions of the rows that follow."""
+        """Store functions of the rows that follow."""
         for row in message.functions:
             self.functions[row[0]] = row
             if option(row[3], "lightweight", False) and self.turns is None:
@@ -367,7 +367,7 @@ class Worker:
                 self.async_functions.add(row[0])
 
     def on_dispatch(self, now: float, source: Address, message: m.Dispatch) -> None:
-        """Tasks to run. What crosses the news that this worker waits, or waits no longer, and is not for that state, goes back at once."""
+        """Queue tasks. Those that the scheduler sent for another state of this worker's waits are returned at once."""
         self.given.take_in(message)
         if message.waits:
             if message.waits != self.waits.changes:
@@ -376,18 +376,18 @@ class Worker:
             self._say_taken_back(self.given.give_back_queue())
 
     def on_allow_direct(self, now: float, source: Address, message: m.AllowDirect) -> None:
-        """A driver may hand over tasks."""
+        """Accept tasks that a driver submits directly."""
         self._effects.append(Send(self.scheduler, self.drivers.introduce(message.client)))
 
     def on_submit_direct(self, now: float, source: Address, message: m.SubmitDirect) -> None:
-        """Tasks from a driver that knows this worker from the same daemon."""
+        """Queue tasks of a driver, if it has joined the same daemon as this worker."""
         if message.daemon == self.scheduler[1:]:
             self.given.hand(message.rows, message.attempt, source[1:])
             if self.waits:
                 self._say_taken_back(self.given.give_back_queue())
 
     def on_take_back(self, now: float, source: Address, message: m.TakeBack) -> None:
-        """Give back what was not begun."""
+        """Return tasks that have not begun."""
         self._say_taken_back(self.given.give_back(set(message.task_ids)))
 
     def _say_taken_back(self, taken: Iterable[bytes]) -> None:
@@ -396,7 +396,7 @@ class Worker:
         self._effects.append(Send(self.scheduler, m.TakenBack(tuple(taken), running)))
 
     def on_interrupt(self, now: float, source: Address, message: m.Interrupt) -> None:
-        """Stop an attempt: at once if it was not begun, else as soon as it is on top and user code runs."""
+        """Stop an attempt: return it if it has not begun, else interrupt it as soon as it is on top and user code runs."""
         if any(row[0] == message.task_id for row, _ in self.given.waiting()):
             self.on_take_back(now, source, m.TakeBack((message.task_id,)))
         else:
@@ -409,7 +409,7 @@ class Worker:
         return next((item for item in (*self.stack, *self.running_calls.values()) if item.row[0] == identifier), None)
 
     def on_stop_call(self, now: float, source: Address, message: m.StopCall) -> None:
-        """Stop a call, or do not begin it, also if it is still on its way."""
+        """Stop a call, or do not begin it, even if it has not arrived yet."""
         if not self._stop(message.call_id, message.reason):
             self.mailbox.stop_later(message.call_id, message.reason)
 
@@ -422,7 +422,7 @@ class Worker:
         return item is not None
 
     def on_caller_gone(self, now: float, source: Address, message: m.CallerGone) -> None:
-        """A process that may have called, or handed over tasks, has ended."""
+        """Handle the exit of a process that may have called or submitted directly."""
         self.mailbox.caller_gone(message.incarnation)
         if self.drivers.forget(message.incarnation):
             handed = self.given.handed_by(message.incarnation)
@@ -430,19 +430,19 @@ class Worker:
                 self.on_take_back(now, source, m.TakeBack(handed))
 
     def on_outcomes_recorded(self, now: float, source: Address, message: m.OutcomesRecorded) -> None:
-        """Outcomes of calls are taken in."""
+        """Handle the scheduler's confirmation that it recorded outcomes of calls."""
         self.mailbox.recorded(message.call_ids)
 
     def on_log_committed(self, now: float, source: Address, message: m.LogCommitted) -> None:
-        """What was said of an actor's log is committed."""
+        """Handle the commit of messages of an actor's log."""
         self.mailbox.durable(message.actor_id, message.upto)
 
     def on_outcomes_received(self, now: float, source: Address, message: m.OutcomesReceived) -> None:
-        """A caller has outcomes."""
+        """Handle a caller's acknowledgement of outcomes."""
         self.mailbox.taken(source, *message)
 
     def on_retire_actor(self, now: float, source: Address, message: m.RetireActor) -> None:
-        """Nobody has a handle any more, or the actor was killed."""
+        """End an actor that has no handle any more, or was killed."""
         if self.turns is None:
             self.mailbox.retiring = True
             return
@@ -460,7 +460,7 @@ class Worker:
         return found[1] if found is not None and found[0] == item.attempt else ""
 
     def leave(self, item: Item | Invocation | None) -> list[bytes]:
-        """Have an actor that ends itself stop its calls, but for the one that ends it, if it is one. Their ids."""
+        """Stop the calls of an actor that ends itself, except the one that ends it, if that is a call. Return their ids."""
         running = (*self.stack, *self.running_calls.values()) if item is None else self.running_calls.values()
         others = [each for each in running if type(each) is Invocation and (item is None or each.row[0] != item.row[0])]
         for each in others:
@@ -468,16 +468,16 @@ class Worker:
         return [each.row[0] for each in others]
 
     def on_allow_yields(self, now: float, source: Address, message: m.AllowYields) -> None:
-        """How far a stream may go."""
+        """Let a stream yield further values."""
         if message.task_id in self.yields.open:
             self.yields.allow(message.task_id, message.upto)
 
     def on_stop_worker(self, now: float, source: Address, message: m.StopWorker) -> None:
-        """Exit."""
+        """Exit after what runs now."""
         self.stopping = True
 
     def running(self) -> tuple[m.Message, ...]:
-        """What a restarted scheduler must know: tasks begun and not begun, completions unheard, who waits."""
+        """Messages that a restarted scheduler must receive: tasks, running or queued; reports that may be lost; waits."""
         begun = (*self.stack, *self.running_calls.values())
         rows = tuple((item.row, item.attempt, True) for item in begun if type(item) is Item)
         rows += tuple((row, attempt, False) for row, attempt in self.given.waiting())
@@ -499,17 +499,17 @@ class Worker:
         )
 
     def _ended_meanwhile(self, unheard: Iterable[m.Message]) -> tuple[m.Message, ...]:
-        """Of actors that share this process: those that were made, as is said again, and live here no longer."""
+        """Ends of actors sharing this process that were made, as reports repeated now say, and have ended since."""
         made = [row for message in unheard if type(message) is m.Completed for row in message.rows]
         gone = [row for row in made if row[2] == OK and row[0] not in self.mailbox.actors]
         return tuple(m.ActorEnded(row[0], row[1], b"", "it ended as its node's daemon did") for row in gone)
 
     def unread(self) -> tuple[Row, ...]:
-        """Places that came with tasks not begun. Rows as in ``Pinned``."""
+        """Places that came with queued tasks. Rows as in ``Pinned``."""
         return self.given.unread()
 
     def tick(self, now: float) -> None:
-        """Calls whose time is up are stopped; others are not held back for ever."""
+        """Stop calls whose time is up, and open a gate whose time is up."""
         for call_id in self.mailbox.deadlines.due(now):
             if not self._stop(call_id, "timeout"):
                 self.mailbox.give_up(call_id)
@@ -517,13 +517,13 @@ class Worker:
             self.gate.tick(now)
 
     def next_deadline(self) -> float | None:
-        """The next end of a call's time, or the moment at which calls are held back no longer."""
+        """When the next call's time is up, or the gate opens."""
         due = self.mailbox.deadlines.next()
         opens_at = self.gate.opens_at if self.gate is not None else None
         return due if opens_at is None else opens_at if due is None else min(due, opens_at)
 
     def take_effects(self, now: float) -> list[Effect]:
-        """Completions, and what was said in between, in order."""
+        """Take completions and what was queued between them, in order."""
         self._report()
         effects, self._effects = self._effects, []
         if self.drivers.unsent:
@@ -532,12 +532,12 @@ class Worker:
         if self.mailbox.unsent:
             effects.extend(self.mailbox.take_sends(self.scheduler))
         elif self.turns is not None and self.turns.sayable:
-            # Once all has left that those actors had to say.
+            # They go once everything that those actors queued has left.
             effects.extend(Send(self.scheduler, ended) for ended in self.turns.take_ended())
         return effects
 
     def connect(self, daemon: bytes) -> None:
-        """The incarnation of the daemon that everything is said to from now on."""
+        """Send everything to this incarnation of the daemon from now on."""
         self.scheduler = LOCAL_SCHEDULER + daemon
 
     def statistics(self) -> Mapping[str, float]:
@@ -545,7 +545,7 @@ class Worker:
         return {**self.counts, "queued": len(self.queue), "depth": len(self.stack)}
 
     def check_invariants(self) -> None:
-        """As many frames wait as the stack has, at most."""
+        """Check that waits, concurrent calls and turns agree with the stack."""
         if len(self.waits) > len(self.stack):
             raise InvariantViolation("more frames wait than there are")
         gate = self.gate

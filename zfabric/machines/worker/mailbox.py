@@ -1,8 +1,8 @@
-"""The actor's side of calls: a queue in which they wait their turn, and what goes back to whom.
+"""The actor's side of calls: a queue in which they wait, and outcomes on their way back to callers.
 
-Most outcomes go straight to the caller. Those that concern others (values in the arena, refs inside results, refs that came with the
-arguments) go through the scheduler, behind all that this process has said to it: so whoever hears of the outcome finds what it names.
-Those of logged actors leave once the log says so (``call_log``).
+Most outcomes go straight to the caller. Outcomes that concern others (values in the arena, refs inside results, refs that came with the
+arguments) go through the scheduler, behind all that this process has sent it before: whoever receives the outcome then finds what it names.
+Outcomes of logged actors leave once their log is durable (``call_log``).
 """
 
 from __future__ import annotations
@@ -23,57 +23,57 @@ from zfabric.protocol.messages import FAILED, OK, Row
 from zfabric.protocol.options import option
 
 STOPPED_MAX = 1000
-"""Calls to be stopped that have not come: more than anyone cancels in the time that a message takes."""
+"""Stop requests that are retained for calls that have not arrived: more than anyone sends in the time that a message takes."""
 
 _BYTES = {bytes}
 Callee = Callable[[bytes], bytes | None]
-"""The actor whose call is to make an object, if there is one."""
+"""Maps an object id to the actor whose call will make it, or to None."""
 
 GONE_MAX = 1000
-"""Callers that are gone which are remembered: what they called is run within a while, or not at all."""
+"""Exited callers that are remembered. Their queued calls run within a while, or not at all."""
 
 
 class Mailbox:
-    """Calls that wait, and outcomes on their way, of all actors of this process."""
+    """Queued calls, and outcomes on their way, of all actors in this process."""
 
     def __init__(self, own: bytes) -> None:
         self.own = own
-        """The incarnation of this process, under which its actors call each other, and themselves."""
+        """The incarnation of this process: the caller of calls that its actors make of each other and of themselves."""
         self.actors: dict[bytes, Row] = {}
-        """The actors of this process, with the rows that made them and the attempts: ``(task row, attempt)``."""
+        """The actors of this process: ``(task row, attempt)`` of what made each."""
         self.queue: CallQueue = deque()
         self.groups: dict[str, deque[Invocation]] = {}
         """Calls of other concurrency groups, which do not wait for those in ``queue``."""
         self.shared: ActorQueues | None = None
-        """The queue, if actors come and go: what is called of one that has gone is its scheduler's to tell."""
+        """The same queue if actors share this process. Their calls may then arrive after their end; the scheduler notifies the callers."""
         self.stopped: dict[bytes, str] = {}
-        """Calls that were to be stopped before they came, and why: the news of it overtakes them while this process computes."""
+        """Stop requests that arrived before their call, with the reason: they overtake calls while this process computes."""
         self.logs: dict[bytes, CallLog] = {}
-        """The logs of those actors that have one."""
+        """Logs of logged actors, by actor id."""
         self.written: list[int] = []
-        """Where values are in the arena whose outcomes were held back, and leave now: the shell says that they are finished."""
+        """Offsets in the arena of values whose outcomes were held back and leave now: the shell marks them finished."""
         self.dropped: list[int] = []
-        """Where values are whose outcomes were held back, and never leave: the shell abandons them."""
+        """Offsets of values whose outcomes were held back and never leave: the shell abandons them."""
         self.left: list[bytes] = []
-        """Calls whose outcomes were held back, and leave now: the shell lets go of refs inside."""
+        """Calls whose outcomes were held back and leave now: the shell drops the refs inside."""
         self.retiring = False
         self.timed: dict[bytes, float] = {}
         """Calls with a timeout that have not ended, and when they are to be stopped."""
         self.deadlines = Deadlines(lambda deadline, call_id: self.timed.get(call_id) == deadline)
         self.gone: dict[bytes, None] = {}
-        """Processes that called and have ended: what is run for them, or was, has an outcome for nobody."""
+        """Callers that have exited: outcomes of their calls go nowhere."""
         self._returned: dict[bytes, list[Row]] = {}
         self._reported: dict[bytes, Row] = {}
-        """Outcomes that the scheduler has not taken in yet, as far as is known here: by call."""
+        """Outcomes that the scheduler has not yet confirmed, by call."""
         self._answered: set[bytes] = set()
-        """Calls that this process has made itself whose outcomes have left, and may not have come."""
+        """Calls of this process to itself whose outcomes have left and may not have arrived."""
         self.took: list[Row] = []
-        """Calls with values among their arguments, and which: for the timeline."""
+        """Rows (call id, dependencies) of calls with values among their arguments: for the timeline."""
         self._unsaid: list[Row] = []
-        """Those of them that leave with the next frame."""
+        """Rows of ``_reported`` that leave with the next frame."""
 
     def accept(self, now: float, source: Address, message: m.Call) -> None:
-        """Calls have come."""
+        """Queue calls that have arrived, or answer those that cannot run."""
         caller, actor_id = source[1:], message.actor_id
         known = self.actors.get(actor_id)
         if known is None or known[1] != message.attempt:
@@ -86,7 +86,7 @@ class Mailbox:
         attempt = known[1]
         log = self.logs.get(actor_id) if self.logs else None
         if log is not None and caller in self.gone:
-            return  # It may have run before, in an earlier life: nothing is kept of the outcomes of a dead caller that would tell.
+            return  # It may have run in an earlier life, whose retained outcomes for a dead caller are gone.
         for row in message.rows:
             if log is not None and log.kept and self._answer_again(log, caller, row):
                 continue
@@ -111,9 +111,9 @@ class Mailbox:
                 self.deadlines.add(now + timeout, call_id)
 
     def ended(self, item: Invocation, status: int, outputs: Row, contained: tuple[Row, ...], whole: bool = True) -> bool:
-        """A call that ran has an outcome. Whether it is held back until the log of its actor is durable so far.
+        """Send the outcome of a call that ran. Return whether it is held back until the log of its actor is durable.
 
-        ``whole`` is False if it was stopped in its middle.
+        ``whole`` is False if the call was stopped in its middle.
         """
         log = self.logs.get(item.actor_id) if self.logs else None
         if log is not None and log.ended(item, status, outputs, contained, whole):
@@ -125,7 +125,7 @@ class Mailbox:
         plain = not contained and ((len(outputs) == 1 and type(outputs[0]) is bytes) or set(map(type, outputs)) <= _BYTES)
         if plain and refs_inside(status, outputs):
             plain = False
-        if plain and item.options is not None:  # The end of a stream goes behind its values.
+        if plain and item.options is not None:  # The end of a stream goes behind its values, through the scheduler.
             plain = not option(item.options, "contains") and option(item.options, "stream") is None
         if plain:
             self._returned.setdefault(item.caller, []).append((item.row[0], status, outputs))
@@ -137,7 +137,7 @@ class Mailbox:
         self._unsaid.append(row)
 
     def recorded(self, call_ids: Iterable[bytes]) -> None:
-        """The scheduler has taken in outcomes. It has told the callers; should it have died before that left, they hear it from here."""
+        """Send outcomes that the scheduler has recorded to their callers again, in case it died before its own messages left."""
         for log in self.logs.values():
             log.unrecorded.difference_update(call_ids)
         for call_id in call_ids:
@@ -152,13 +152,13 @@ class Mailbox:
                 self._returned.setdefault(caller, []).append((call_id, status, told))
 
     def unrecorded(self) -> tuple[m.Message, ...]:
-        """What is to be said again to a restarted daemon."""
+        """Messages that repeat unconfirmed outcomes and log rows to a restarted daemon."""
         self._unsaid.clear()
         logged = [message for log in self.logs.values() for message in log.again()]
         return (*logged, m.CallOutcomes(tuple(self._reported.values()))) if self._reported else tuple(logged)
 
     def has_ended(self, call_id: bytes) -> bool:
-        """Whether a call that this process has made itself has an outcome, of which it may not have heard: that has a way to go."""
+        """Whether a call of this process to itself has an outcome that has not arrived yet."""
         if call_id in self._answered or call_id in self._reported or any(row[0] == call_id for row in self._returned.get(self.own, ())):
             return True
         return any(log.held(call_id) is not None for log in self.logs.values())
@@ -170,24 +170,24 @@ class Mailbox:
         return never > len(wanted) - needed
 
     def have_come(self, pending: Container[bytes]) -> None:
-        """Of these calls alone the outcomes have not come. Said now and then."""
+        """Forget sent outcomes of calls to itself unless the call is still ``pending``. Called now and then."""
         if self._answered:
             self._answered = {call_id for call_id in self._answered if call_id in pending}
 
     @property
     def waiting(self) -> bool:
-        """Whether calls wait that have not begun."""
+        """Whether any calls are queued."""
         return bool(self.queue) or any(self.groups.values())
 
     @property
     def settled(self) -> bool:
-        """Whether nothing of what was called here has an outcome that may be lost with this process."""
+        """Whether no outcome would be lost with this process."""
         return not (self._reported or self._returned) and all(log.settled for log in self.logs.values())
 
     # -- logs --
 
     def _answer_again(self, log: CallLog, caller: bytes, row: Row) -> bool:
-        """A call comes again, whose outcome an incarnation before this one had: it is not run."""
+        """Answer a repeated call with the outcome that an earlier life retained. Return False if there is none: then the call runs."""
         call_id = row[0]
         kept = log.answer(caller, call_id)
         if kept is None:
@@ -201,7 +201,7 @@ class Mailbox:
         return True
 
     def durable(self, actor_id: bytes, upto: int) -> None:
-        """What was said of an actor's log is committed: outcomes that waited for it leave."""
+        """Send outcomes that waited for the log of an actor, which is committed up to ``upto``."""
         log = self.logs.get(actor_id)
         for _, item, status, outputs, contained in log.committed(upto) if log is not None else ():
             self.timed.pop(item.row[0], None)
@@ -210,24 +210,24 @@ class Mailbox:
             self._leave(item, status, outputs, contained)
 
     def taken(self, source: Address, actor_id: bytes, call_ids: tuple[bytes, ...], others: bool) -> None:
-        """A caller has outcomes."""
+        """Release retained outcomes that a caller has acknowledged."""
         log = self.logs.get(actor_id)
         if log is not None:
             log.taken(source[1:], call_ids, others)
 
     def made_again(self, log: CallLog, call: LoggedCall, outputs: Row, contained: tuple[Row, ...]) -> None:
-        """A replay has made values of a call anew that its caller may not have. If somebody has them, these are dropped."""
+        """Report values of a call that a replay made again and its caller may lack. Values that somebody has are dropped."""
         self._report(call.call_id, call.caller, call.status, outputs, contained)
         log.unrecorded.add(call.call_id)
 
     def stop_later(self, call_id: bytes, reason: str) -> None:
-        """A call that is not here is to be stopped when it comes. Most often it will not, since it has ended: few are remembered."""
+        """Remember to stop a call that is not here when it arrives. Most have ended and never come, so few are remembered."""
         self.stopped[call_id] = reason
         if len(self.stopped) > STOPPED_MAX:
             del self.stopped[next(iter(self.stopped))]
 
     def stop(self, call_id: bytes, reason: str) -> bool:
-        """Do not run a call. False if it has begun, or is not here."""
+        """Remove a queued call and answer that it was stopped. Return False if it has begun, or is not here."""
         queues: tuple[CallQueue, ...] = (self.queue, *self.groups.values())
         queue, found = next(((queue, item) for queue in queues for item in queue if item.row[0] == call_id), (None, None))
         if queue is None or found is None:
@@ -243,14 +243,14 @@ class Mailbox:
         return True
 
     def give_up(self, call_id: bytes) -> None:
-        """The time of a call is up that has run, and whose outcome waits for the log. It still counts; its caller waits no longer.
+        """Fail a call for its caller whose time is up, and which has run but waits for the log. Its effects remain in the log.
 
-        Nobody else hears of another outcome either: its values are dropped.
+        Its values are dropped, so nobody receives another outcome.
         """
         self.timed.pop(call_id, None)
         for log in self.logs.values():
             item = log.held(call_id)
-            if item is not None and item.caller != self.own:  # What an actor hears of itself is in its log.
+            if item is not None and item.caller != self.own:  # A call's outcome to its own actor is in the log.
                 text = f"{item.method} has run, and its result waits: the log of its actor was not written in time (is the disk full?)"
                 failure = pack_failure("TaskTimeoutError", text, (("actor", short(item.actor_id)), ("outcome", "unknown")))
                 before = log.give_up(call_id, (failure,))
@@ -260,20 +260,20 @@ class Mailbox:
     # -- actors that share this process --
 
     def share(self) -> ActorQueues:
-        """Actors may share this process: before any lives here."""
+        """Let actors share this process. Called before any actor is made here."""
         self.queue = self.shared = ActorQueues()
         return self.shared
 
     def drop(self, queues: ActorQueues, actor_id: bytes) -> None:
-        """Calls of an actor are not run, and have no outcome: their callers hear of its end."""
+        """Drop queued calls of an actor without an outcome: the scheduler notifies callers of its end."""
         for item in queues.of(actor_id):
             self.timed.pop(item.row[0], None)
         queues.drop(actor_id)
 
-    # -- the ends of callers, and sending --
+    # -- ends of callers, and sending --
 
     def caller_gone(self, caller: bytes) -> None:
-        """Nobody waits for these outcomes any more. What was called is run all the same."""
+        """Stop sending outcomes to a caller that has exited. Its queued calls run all the same."""
         self.gone[caller] = None
         if len(self.gone) > GONE_MAX:
             del self.gone[next(iter(self.gone))]
@@ -282,11 +282,11 @@ class Mailbox:
 
     @property
     def unsent(self) -> bool:
-        """Whether outcomes, or rows of logs, wait to be sent."""
+        """Whether outcomes or log rows wait to be sent."""
         return bool(self._returned or self._unsaid) or (bool(self.logs) and any(log.unsent for log in self.logs.values()))
 
     def take_sends(self, scheduler: Address) -> Iterator[Send]:
-        """Outcomes and rows of logs that wait to be sent."""
+        """Take messages with outcomes and log rows."""
         for log in self.logs.values() if self.logs else ():
             for message in log.take_messages():
                 yield Send(scheduler, message)
@@ -302,7 +302,7 @@ class Mailbox:
 
 
 def _not_kept(actor_id: bytes, method: str) -> bytes:
-    """What becomes of a call that its caller only asks for: no checkpoint has its outcome."""
+    """The failure of a call whose caller only asks for its outcome (``ask``), which no checkpoint has."""
     text = (
         f"{method} of actor {short(actor_id)} has no result (it may have run, in part or in whole): the actor's process ended, and it goes "
         "on from a checkpoint that does not contain this call"

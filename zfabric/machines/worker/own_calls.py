@@ -1,7 +1,7 @@
-"""Calls that a logged actor makes of itself. They are part of its log: who made them dies with it, and nobody else would make them again.
+"""Calls that a logged actor makes of itself. They are part of its log: their caller dies with the actor, so no caller would repeat them.
 
-A row of the log says which of them its call has made; a checkpoint has those that have not run. So a restart knows which are still to
-be run, and a replay does not make them once more: the call that is run again is given those that it made at first.
+A row of the log has the calls that its own call has made, and a checkpoint has those that have not run. So a restart knows which are still
+to run, and a replay does not make them again: the repeated call receives the ids that it made at first.
 """
 
 from __future__ import annotations
@@ -18,43 +18,43 @@ from zfabric.protocol.options import option
 
 
 class OwnCalls:
-    """Those of one actor. Rows are as in ``Call``, the values of their dependencies aside.
+    """The calls that one actor made of itself. Rows are as in ``Call``, without the values of their dependencies.
 
-    One that has no row of its own in the end (it was stopped before it ran, or its method is readonly) leaves a note, ``(call, ending)``,
-    among those made: the row that follows it has that. An ending is ``(status, outputs)``.
+    A call may end without a row of its own: it was stopped before it ran, or its method is readonly. Then it leaves a note, ``(call,
+    ending)``, which the next row has among the calls made. An ending is ``(status, outputs)``.
     """
 
     def __init__(self) -> None:
         self.waiting: dict[bytes, Row] = {}
-        """Those that have not run, in the order in which they were made."""
+        """Calls that have not run, in the order in which they were made."""
         self.needed: dict[bytes, Row] = {}
-        """How those have ended whose values the waiting ones need, which nobody else has."""
+        """Endings of calls whose values the waiting calls need and nobody else has."""
         self._needs: Counter[bytes] = Counter()
         """Calls whose values are needed, and by how many."""
         self._made: list[Row] = []
         self._noted: set[bytes] = set()
-        """Those of ``waiting`` that a row or a checkpoint has, or will have."""
+        """Calls of ``waiting`` that a row or a checkpoint has, or will have."""
 
     def make(self, row: Row, logged: bool) -> None:
-        """The actor calls itself. ``logged`` says that what makes the call will have a row, and is run again in a replay."""
+        """Add a call that the actor makes of itself. ``logged`` says that the calling call will have a row, and runs again in a replay."""
         self._await(row)
         if logged:
             self._made.append(row)
             self._noted.add(row[0])
 
     def take(self) -> tuple[Row, ...]:
-        """Those made since the last row: they are part of the next."""
+        """Take the calls made since the last row; the next row has them."""
         made, self._made = tuple(self._made), []
         return made
 
     def keep(self) -> tuple[Row, ...]:
-        """Those that a checkpoint has, behind notes of what they need: what was made before it belongs to no row after it."""
+        """Rows for a checkpoint: notes of needed values, then calls that have not run. Calls made before it belong to no row after it."""
         self._made = []
         self._noted = set(self.waiting)
         return (*self.needed.items(), *self.waiting.values())
 
     def ended(self, call_id: bytes, ending: Row, logged: bool = True) -> None:
-        """One has run, or will not be: ``logged`` says that it has a row."""
+        """Record the ending of a call; ``logged`` says whether it has a row."""
         row = self.waiting.pop(call_id, None)
         if row is None:
             return
@@ -67,14 +67,14 @@ class OwnCalls:
                 self._made.append((call_id, ending))
 
     def forget_all_but(self, pending: Iterable[bytes]) -> None:
-        """The others have outcomes, though they have not run: they were stopped before, or what they needed was lost."""
+        """Drop waiting calls that are not ``pending``: they ended without running (they were stopped, or lost what they needed)."""
         known = set(pending)
         for call_id in [each for each in self.waiting if each not in known]:
             self._let_go(self.waiting.pop(call_id))
         self._noted.intersection_update(known)
 
     def restore(self, kept: Iterable[Row], rows: Iterable[tuple[bytes, Row, Iterable[Row]]]) -> None:
-        """Begin with what a checkpoint has and the rows after it: which call each ran, how that ended, and which of these it has made."""
+        """Restore from rows of a checkpoint, then from log rows: (call id, its ending, calls that it made)."""
         for row in kept:
             if is_note(row):
                 self.needed[row[0]] = row[1]
@@ -106,7 +106,7 @@ def _needed_by(row: Row) -> set[bytes]:
 
 
 def named_by(rows: Iterable[Row]) -> list[bytes]:
-    """Return ids of the objects that such rows need: arguments, refs inside arguments, and refs inside errors in their notes."""
+    """Ids of the objects that such rows need: arguments, refs inside arguments, and refs inside errors in their notes."""
     named: list[bytes] = []
     for row in rows:
         if is_note(row):

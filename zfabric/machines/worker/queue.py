@@ -1,4 +1,4 @@
-"""Tasks that a worker has and has not begun. The scheduler may take them back; places that came with them are given up then."""
+"""Tasks that a worker has received and not begun. The scheduler may take them back; their places are released then."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.messages import Row
 
 Entry = Item | Row
-"""A task that waits: an item, or the row alone if nothing else came with it, which takes a tenth of the time."""
+"""A queued task: an item, or the bare row if nothing else came with it. Queueing bare rows takes a tenth of the time."""
 
 
 def _row_of(entry: Entry) -> Row:
@@ -24,13 +24,13 @@ class TaskQueue:
     def __init__(self) -> None:
         self.queue: deque[Entry] = deque()
         self.inline: deque[Entry] = deque()
-        """Tasks to be run on top of a task that is blocked in ``get``."""
+        """Tasks to run on top of a task that is blocked in ``get``."""
         self.attempt = 0
-        """The attempt number of all rows without an item."""
+        """The attempt number of all bare rows."""
         self.gpus: tuple[int, ...] = ()
-        """The GPUs that this process has, until it exits (see ``Dispatcher``)."""
+        """The GPUs of this process until it exits (see ``Dispatcher``)."""
         self.given_up: list[tuple[bytes, tuple[int, int]]] = []
-        """Objects whose place came with a task that this worker does not run after all, with the place: the shell unpins them."""
+        """(object id, place) of dependencies of tasks that this worker returned unrun: the shell unpins them."""
 
     def take_in(self, message: m.Dispatch) -> None:
         """Queue the tasks that the scheduler dispatched."""
@@ -46,11 +46,11 @@ class TaskQueue:
         queue.extend(Item(row, *details[index]) if index in details else row for index, row in enumerate(message.rows))
 
     def hand(self, rows: Iterable[Row], attempt: int, driver: bytes) -> None:
-        """Queue the tasks that a driver submitted directly."""
+        """Queue tasks that a driver submitted directly."""
         self.queue.extend(Item(row, attempt, (), (), driver) for row in rows)
 
     def claim(self, queue: deque[Entry], spare: Item | None = None) -> Item:
-        """Remove the first task of ``queue``. ``spare`` is an item that nothing uses any more: it may become the item of this task."""
+        """Remove the first task of ``queue`` and return it as an item. ``spare``, an item no longer in use, may be used for it."""
         entry = queue.popleft()
         if type(entry) is not tuple:
             return entry  # type: ignore[return-value]
@@ -62,19 +62,19 @@ class TaskQueue:
         return spare
 
     def _spell_out(self) -> None:
-        """Rows that arrive from now on have another attempt: make items of those that wait."""
+        """Replace queued bare rows by items: rows that arrive from now on have another attempt number."""
         for queue in (self.queue, self.inline):
             items = [Item(entry, self.attempt) if type(entry) is tuple else entry for entry in queue]
             queue.clear()
             queue.extend(items)
 
     def waiting(self) -> Iterator[tuple[Row, int]]:
-        """Rows and attempts of all tasks, in the order in which they would be run."""
+        """(row, attempt) of each queued task, in the order in which they would run."""
         for entry in (*self.inline, *self.queue):
             yield _row_of(entry), self.attempt if type(entry) is tuple else entry.attempt  # type: ignore[union-attr]
 
     def handed_by(self, driver: bytes) -> tuple[bytes, ...]:
-        """Ids of the tasks that a driver has submitted directly."""
+        """Ids of queued tasks that this driver submitted directly."""
         return tuple(entry.row[0] for entry in self.queue if type(entry) is Item and entry.driver == driver)
 
     def give_back(self, task_ids: Container[bytes]) -> list[bytes]:
@@ -95,7 +95,7 @@ class TaskQueue:
         return self._give_back_all(self.queue)
 
     def give_back_inline(self) -> tuple[bytes, ...]:
-        """Remove all of ``inline``, since the wait has ended or is not on top any more; return the ids."""
+        """Remove all of ``inline``, since the wait has ended or is no longer on top; return the ids."""
         return self._give_back_all(self.inline)
 
     def _give_back_all(self, queue: deque[Entry]) -> tuple[bytes, ...]:
@@ -118,11 +118,11 @@ class TaskQueue:
             self.given_up += [(identifier, value) for identifier, value in _places_of(entry) if type(value) is tuple]
 
     def unread(self) -> tuple[Row, ...]:
-        """Places that came with tasks: pins that the client has not counted. Rows as in ``Pinned``."""
+        """Places that came with queued tasks: pins that the client has not counted. Rows as in ``Pinned``."""
         pairs = [pair for entry in (*self.inline, *self.queue) for pair in _places_of(entry)]
         return tuple((identifier, *place) for identifier, place in pairs if type(place) is tuple)
 
 
 def _places_of(entry: Entry) -> list[tuple[bytes, Any]]:
-    """The values that came with a task. Each is pinned once, however often the row names it."""
+    """(id, value) of each dependency that came with a task. Each is pinned once, however often the row names it."""
     return list(dict(zip(entry.row[3], entry.values, strict=False)).items()) if type(entry) is Item else []

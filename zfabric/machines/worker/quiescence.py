@@ -1,20 +1,20 @@
-"""Actors that run several calls at once, and have checkpoints: no log, since there is no order to replay, but quiet moments.
+"""Checkpoints of actors that run several calls at once. They have no log, since there is no order to replay.
 
 Threaded and ``async def`` actors with ``checkpoint_every`` are not *logged*: outcomes leave at once, and a restart begins with the last
-checkpoint. What calls have done that ended after it is lost, and how many those were is said (``kept_logs``). Nothing is
-run again but what callers make again themselves (``max_task_retries``). What the checkpoint contains is not run twice: it carries the
-outcomes that their callers may not have, as a logged actor's does. At a quiet moment that is easy to say, whatever the
-order in which calls ran: what has begun has ended.
+checkpoint. Effects of calls that ended after it are lost, and their number is reported (``ActorLogs``). Such a call runs again only if its
+caller repeats it (``max_task_retries``). Calls that the checkpoint contains do not run twice: it carries the outcomes that their callers
+may not have received, as a logged actor's does. It is taken at a quiet moment because then every call that has begun has ended, in whatever
+order the calls ran.
 
-**A quiet moment** is one in which no call runs, and the scheduler has taken in all values that were reported. When a checkpoint is due, the
-*gate* closes: calls that have not begun wait until those that run have ended. That may take for ever, since what runs may wait for
-what is held back, or be meant to run for as long as the actor does. So:
+**A quiet moment** is one in which no call runs, and the scheduler has recorded all values that were reported. When a checkpoint is due, the
+*gate* closes: queued calls wait until the running ones have ended. That may take for ever, since a running call may wait for one that is
+held back, or may run for as long as the actor lives. So:
 
-- The gate is closed for ``quiesce_seconds`` at most. Then it opens, and stays open for twenty times as long: held back is at most a
-  twentieth of the time.
-- It is not closed again before everything has ended that has outlasted it: one coroutine that never ends holds calls back once.
-- A moment that is quiet by itself is always taken.
-- ``readonly`` methods change nothing: their calls are neither counted nor waited for, and run on while the checkpoint is taken.
+- The gate is closed for ``quiesce_seconds`` at most. Then it opens, and stays open for twenty times as long: calls are held back for at
+  most a twentieth of the time.
+- It does not close again before all calls that outlasted it have ended: one coroutine that never ends holds calls back once.
+- A moment that is quiet by itself is always used.
+- ``readonly`` methods change nothing: their calls are neither counted nor waited for, and go on while the checkpoint is taken.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.messages import Row
 
 OPEN, CLOSED, QUIET, TAKING = "open", "closed", "quiet", "taking"
-"""States of the gate: calls may begin; they wait for those that run; none runs any more; the checkpoint is being taken."""
+"""States of the gate: calls may begin; they wait for the running ones; none runs any more; the checkpoint is being taken."""
 PAUSE = 20.0
-"""So many times longer than it was closed in vain the gate stays open: what is held back for nothing is 5 % of the time."""
+"""After a wait in vain the gate stays open for this multiple of the time that it was closed: calls are held back for 5 % of the time."""
 
 
 class CheckpointLog(CallLog):
-    """What there is of a log without rows: outcomes that callers may not have, checkpoints, and how many calls have ended.
+    """The part of a log that needs no rows: outcomes that callers may not have received, checkpoints, and the number of calls that ended.
 
-    Calls are numbered as they end. An incarnation goes on with the number of the checkpoint that it begins with.
+    Calls are numbered as they end. A later life goes on with the number of the checkpoint that it begins with.
     """
 
     def __init__(self, actor_id: bytes, attempt: int, every: int) -> None:
@@ -41,7 +41,7 @@ class CheckpointLog(CallLog):
         self._counted = (0, 0)
 
     def ended(self, item: Invocation, status: int, outputs: Row, contained: tuple[Row, ...], whole: bool) -> bool:
-        """A call has an outcome, which leaves at once."""
+        """Record the outcome of a call; it is never held back."""
         self.own.ended(item.row[0], (status, plain_outputs(outputs, contained)))
         if item.method not in self.readonly:
             self.number += 1
@@ -50,48 +50,48 @@ class CheckpointLog(CallLog):
 
     @property
     def due(self) -> bool:
-        """Whether it is time for a checkpoint: not while one is being written."""
+        """Whether a checkpoint is due. None is while another is being written."""
         return self.number - self.checkpointed >= self.every and not self._unheard
 
     @property
     def settled(self) -> bool:
-        """Nothing waits for what is being written."""
+        """True: no outcome waits for a commit."""
         return True
 
     def may_tell(self, kept: RetainedOutcome) -> bool:
-        """Every outcome has left once."""
+        """True: every outcome has left once."""
         return True
 
     def taken(self, caller: bytes, call_ids: tuple[bytes, ...], others: bool) -> None:
-        """A caller has these outcomes. There is no row to say so: the next checkpoint does, by what it does not contain."""
+        """Release outcomes that a caller has acknowledged. No row records it; the next checkpoint does not contain them."""
         self._forget(caller, call_ids, others)
 
     def say_count(self, waits_for: int) -> None:
-        """Tell people how many calls have ended, if that has changed."""
+        """Queue a report of the number of calls that have ended, if it has changed."""
         if self._counted != (self.number, waits_for):
             self._counted = (self.number, waits_for)
             self._unsent.append(m.CallCounts(self.actor_id, self.number, waits_for))
 
     def again(self) -> list[m.Message]:
-        """What a restarted daemon may not have heard."""
+        """Messages that repeat to a restarted daemon what it may not have received."""
         return [*super().again(), m.CallCounts(self.actor_id, *self._counted)]
 
 
 class Gate:
-    """Holds calls back until none runs. Works on the log of its actor; the shell takes the checkpoint when the moment is ``QUIET``."""
+    """Holds calls back until none runs. It uses the log of its actor; the shell takes the checkpoint in state ``QUIET``."""
 
     def __init__(self, log: CheckpointLog, patience: float) -> None:
         self.log = log
         self.patience = patience
         self.state = OPEN
         self.opens_at: float | None = None
-        """When it opens although calls run that have not ended, while it is closed."""
+        """While the gate is closed: when it opens even if calls still run."""
         self.in_vain = False
-        """Whether it has, for the first time: people are told, and this is False again."""
+        """Whether the gate opened with calls still running for the first time. The shell warns about it and resets this."""
         self._told = False
         self._running: set[bytes] = set()
         self._outlasted: set[bytes] = set()
-        """Of those that run, what ran when the gate gave up: as long as one of them does, waiting is in vain."""
+        """Running calls that also ran when the gate last opened in vain. While one of them runs, the gate does not close."""
         self._again_at = 0.0
 
     @property
@@ -101,31 +101,31 @@ class Gate:
 
     @property
     def wants_shell(self) -> bool:
-        """Whether the shell has something to do: take the checkpoint, or tell people that it waits."""
+        """Whether the shell is to take the checkpoint, or to warn that it waits."""
         return self.state is QUIET or self.in_vain
 
     @property
     def waits_for(self) -> int:
-        """Calls that run while a checkpoint is due."""
+        """Number of running calls that a due checkpoint waits for."""
         return len(self._running) if self.log.due else 0
 
     def counts(self, item: Item | Invocation) -> bool:
-        """Whether what runs is waited for."""
+        """Whether a checkpoint waits for the end of this item."""
         return type(item) is Invocation and item.method not in self.log.readonly
 
     def began(self, item: Invocation) -> None:
-        """A call has."""
+        """Record that a call has begun."""
         if self.counts(item):
             self._running.add(item.row[0])
 
     def ended(self, now: float, item: Invocation) -> None:
-        """A call has, and the log knows."""
+        """Record that a call has ended, after the log has recorded its outcome."""
         self._running.discard(item.row[0])
         self._outlasted.discard(item.row[0])
         self.look(now)
 
     def look(self, now: float) -> None:
-        """Something has ended, or was taken in, or is written."""
+        """Close the gate, or find the moment quiet. Called when a call ends, a value is recorded or a checkpoint is written."""
         if self.state in (QUIET, TAKING) or not self.log.due:
             return
         if not self._running and not self.log.unrecorded:
@@ -134,7 +134,7 @@ class Gate:
             self.state, self.opens_at = CLOSED, now + self.patience
 
     def tick(self, now: float) -> None:
-        """It does not stay closed for ever."""
+        """Open the gate when its time is up."""
         if self.opens_at is not None and now >= self.opens_at:
             self.state, self.opens_at = OPEN, None
             self.in_vain, self._told = not self._told, True
@@ -142,12 +142,12 @@ class Gate:
             self._again_at = now + PAUSE * self.patience
 
     def take(self) -> bool:
-        """Whether the checkpoint is to be taken, by whoever asks first."""
+        """Whether the caller is to take the checkpoint; True for the first caller at a quiet moment."""
         if self.state is not QUIET:
             return False
         self.state = TAKING
         return True
 
     def taken(self) -> None:
-        """It was taken, or cannot be."""
+        """Open the gate: the checkpoint was taken, or cannot be."""
         self.state = OPEN

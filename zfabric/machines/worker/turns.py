@@ -1,14 +1,14 @@
-"""Whose turn it is in a process that lightweight actors share: one call runs at a time, and each actor lives and ends by itself.
+"""Turns in a process that lightweight actors share: one call runs at a time, and each actor lives and ends on its own.
 
-A call that waits in ``get`` gives up the turn: then others run, of actors that have none begun, since an actor runs its calls one
-after the other. A call that waits no longer takes the turn as soon as it is free, before any that has not begun. So whoever waits is
-never held up by what runs meanwhile for longer than that runs, and calls between actors of one process end as they would
-between processes. The calls of an actor whose call waits are set aside, so that what is at the head of the queue may always run.
+A call that waits in ``get`` gives up its turn. Then calls of other actors run, but only of actors that have no call begun, since an actor
+runs its calls one after the other. When the awaited values are there, the call takes the next free turn, before any that has not begun. So
+its wait lasts at most as long as one other call runs, and calls between actors of one process end as they would between processes. Calls of
+an actor whose running call waits are set aside: the first call in the queue may always run.
 
-A call of which threads or coroutines wait that it has started may do nothing but wait for those: it lends its turn meanwhile, and goes on
-beside what runs then, since nobody can tell. It has its turn again once it has waited itself.
+A call may wait for threads or coroutines that it has started. While these wait in ``get``, the call lends its turn, although it may be
+computing beside the call that runs then; nobody can notice. It needs a turn again once it has waited itself.
 
-Making an actor takes its turn like a call, and so does what it has to do at a clean end (``__exit__``): that may wait for others, too.
+Making an actor takes a turn like a call, and so does ``__exit__`` at a clean end, which may wait for others, too.
 """
 
 from __future__ import annotations
@@ -23,69 +23,70 @@ from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES
 from zfabric.protocol.messages import Row
 
 RETIRE, LEAVE, KILL = "retire", "leave", "kill"
-"""How an actor is to end: after the calls that it has; after the one that runs; with the one that runs, which has no outcome."""
+"""How an actor is to end: after its queued calls; after the running call; together with the running call, which has no outcome."""
 FAREWELL = "__exit__"
-"""The method that is called of an actor that has ended cleanly. Nobody waits for it, and nobody else can call it."""
+"""The method that is called when an actor ends cleanly. Nobody waits for it, and no caller can name it."""
 
 
 SHOWN = 1000
-"""Calls that are named to people, at most."""
+"""Most calls that ``HostDelays`` lists."""
 WANTED_SHOWN = 8
-"""Objects that are named of those which a call waits for."""
+"""Most objects that ``HostDelays`` lists for one waiting call."""
 
 
 class ActorEnd(NamedTuple):
-    """How an actor is to end, and why, if that is its own doing."""
+    """How an actor is to end, and why if it ends itself."""
 
     how: str
     reason: str
 
 
 class Turns:
-    """Of one process."""
+    """The turns of one process."""
 
     def __init__(self, mailbox: Mailbox, stopped: Container[bytes]) -> None:
         self.mailbox = mailbox
         self.stopped = stopped
-        """What has begun and is to be stopped."""
+        """Ids of calls that have begun and are to be stopped."""
         self.queues = mailbox.share()
         self.running = b""
         """The call, or the task that makes an actor, whose turn it is; empty if it is nobody's."""
         self.busy: dict[bytes, bytes] = {}
-        """What has begun and not ended, by actor: never two of one actor."""
+        """The call that each actor has begun and not ended, by actor id; never two of one actor."""
         self.wanted: dict[bytes, tuple[bytes, ...]] = {}
-        """What those of them wait for that wait, by actor."""
+        """Object ids each blocked actor waits for, by actor id."""
         self.may_end: set[bytes] = set()
-        """Those of these actors that go on although some of it does not come."""
+        """Actors in ``wanted`` whose call may go on although some of the objects never come."""
         self.lent: dict[bytes, list[tuple[bytes, ...]]] = {}
-        """What threads and coroutines of calls wait for, by actor: these calls have lent their turn, unless they wait themselves."""
+        """Object ids that threads and coroutines of an actor's call wait for, by actor id. The call has lent its turn unless it waits
+        itself."""
         self.returning: dict[bytes, None] = {}
-        """Actors whose call waits no longer, and wants its turn, in order."""
+        """Actors whose call has stopped waiting and needs a turn, in order."""
         self.polite: set[bytes] = set()
-        """Actors that have something to do at a clean end."""
+        """Actors that define ``__exit__``."""
         self.gone: list[bytes] = []
-        """Actors that have ended: the shell lets go of their instances."""
+        """Actors that have ended: the shell drops their instances."""
         self.on_free: Callable[[bytes], object] = lambda actor_id: None
-        """Told when the turn is the first's of those that return."""
+        """Called with the first actor of ``returning`` when the turn is free."""
         self._seen: dict[bytes, bytes] = {}
-        """What had begun when that was asked last."""
+        """Copy of ``busy`` at the last call of ``delays``."""
         self.told = m.HostDelays(b"", ())
-        """What people were told last."""
+        """The last report of ``delays``."""
         self._ending: dict[bytes, ActorEnd] = {}
         self._leaving: dict[bytes, m.ActorEnded] = {}
-        """What is said of actors once they have done what they have to do at their end."""
+        """The end of each actor that runs ``__exit__`` now, to be reported after it."""
         self.unsaid: list[m.ActorEnded] = []
-        """News of actors that have ended, to be said behind all that they had to say."""
+        """Ends of actors that are to be reported behind all that those actors sent."""
         self.instances = False
-        """Whether there are instances: then it is said once the shell has let go of them."""
+        """Whether the process has instances. Then an end is reported once the shell has dropped the instance."""
 
     @property
     def sayable(self) -> bool:
-        """Whether there are such news to be said."""
+        """Whether ends of actors can be reported now."""
         return bool(self.unsaid) and not (self.instances and self.gone)
 
     def take_ended(self) -> list[m.ActorEnded]:
-        """The ends of actors that are to be sent now."""
+        """Take the ends of actors to report."""
         ended, self.unsaid = self.unsaid, []
         return ended
 
@@ -98,16 +99,16 @@ class Turns:
 
     @property
     def free(self) -> bool:
-        """Whether something that has not begun may begin."""
+        """Whether a queued call may begin."""
         return not self.running and not self.returning
 
     def begin(self, actor_id: bytes, identifier: bytes) -> None:
-        """It is this one's turn."""
+        """Give the turn to a call, or to the task that makes an actor."""
         self.running = self.busy[actor_id] = identifier
 
     def wait(self, actor_id: bytes, wanted: tuple[bytes, ...], may_end: bool) -> None:
-        """What runs waits."""
-        self._waits_no_more(actor_id)  # It may have lent its turn.
+        """Record that the call of an actor waits for these objects; pass the turn on."""
+        self._waits_no_more(actor_id)  # The call may have lent its turn.
         self.wanted[actor_id] = wanted
         if may_end:
             self.may_end.add(actor_id)
@@ -121,13 +122,13 @@ class Turns:
         self.may_end.discard(actor_id)
 
     def lend(self, actor_id: bytes, wanted: tuple[bytes, ...]) -> None:
-        """A thread or coroutine of what an actor runs waits."""
+        """Record that a thread or coroutine of an actor's call waits for these objects."""
         self.lent.setdefault(actor_id, []).append(wanted)
         if self.running == self.busy[actor_id]:
             self.wait(actor_id, wanted, True)
 
     def lend_no_more(self, actor_id: bytes, wanted: tuple[bytes, ...]) -> None:
-        """It goes on, and so may what has started it."""
+        """Record that this wait has ended: the call may go on, too."""
         waits = self.lent.get(actor_id, [])
         if wanted in waits:
             waits.remove(wanted)
@@ -135,13 +136,13 @@ class Turns:
                 del self.lent[actor_id]
 
     def _pass_on(self) -> None:
-        """What ran has ended, or waits: the turn is another's."""
+        """Pass the turn on after a call has ended or waits."""
         self.running = b""
         if self.returning:
             self.on_free(next(iter(self.returning)))
 
     def go_on(self, actor_id: bytes) -> bool:
-        """It waits no longer. False if it is not its turn yet: then it asks again."""
+        """Take the turn for a call that waits no longer. Return False if the turn is not free: the caller asks again."""
         if self.running or next(iter(self.returning), actor_id) != actor_id:
             self.returning[actor_id] = None
             return False
@@ -153,7 +154,7 @@ class Turns:
         return True
 
     def _over(self, actor_id: bytes) -> None:
-        """What an actor ran, or its making, has ended."""
+        """Release the turn of a call, or of a task that makes an actor, which has ended."""
         had_its_turn = self.running == self.busy.pop(actor_id)
         self.lent.pop(actor_id, None)
         self._waits_no_more(actor_id)
@@ -162,21 +163,21 @@ class Turns:
             self._pass_on()
 
     def end(self, actor_id: bytes) -> None:
-        """What ran has ended."""
+        """Record that the call of an actor has ended; end the actor if that was due."""
         self._over(actor_id)
         ending = self._ending.get(actor_id)
         if ending is not None and (ending.how != RETIRE or not self.queues.has(actor_id)):
             self._end_actor(actor_id, b"")
 
     def _goes_on_by_itself(self, actor_id: bytes) -> bool:
-        """Whether what waits of an actor does not do so until all is there that it waits for."""
+        """Whether an actor's waiting call can go on without all that it waits for."""
         begun = self.busy[actor_id]
         return actor_id in self.may_end or begun in self.stopped or begun in self.mailbox.timed
 
     def delays(self, callee: Callee) -> m.HostDelays | None:
-        """What has begun and not ended since the last time that this was asked; None if that is no news.
+        """Calls that run or wait since the last call of this method; None if the report would be the same as before.
 
-        ``callee`` is the actor that an object is the pending result of a call of.
+        ``callee`` maps an object id to the actor whose call will make it.
         """
         rows: list[Row] = []
         for actor_id, call_id in self.busy.items():
@@ -195,16 +196,16 @@ class Turns:
     # -- ends --
 
     def is_killed(self, actor_id: bytes) -> bool:
-        """Whether an actor is to end with what it runs: that has no outcome, since its caller hears of the actor's end."""
+        """Whether an actor ends together with its running call. That call has no outcome: its caller is notified of the actor's end."""
         ending = self._ending.get(actor_id)
         return ending is not None and ending.how == KILL
 
     def leave(self, actor_id: bytes, how: str, reason: str) -> None:
-        """What runs has ended its own actor."""
+        """Record that the running call ends its own actor."""
         self._ending.setdefault(actor_id, ActorEnd(how, reason))
 
     def retire(self, actor_id: bytes, attempt: int, at_once: bool) -> bytes:
-        """End an actor; what it runs and is to be stopped for that, empty if there is nothing."""
+        """End an actor. Return the id of the running call that is to be stopped for it, or empty bytes."""
         known = self.mailbox.actors.get(actor_id)
         running = self.busy.get(actor_id, b"")
         if (known is None and not running) or (known is not None and known[1] != attempt):
@@ -221,12 +222,12 @@ class Turns:
         return b""
 
     def ended_with(self, actor_id: bytes, executing: bytes) -> None:
-        """What a killed actor ran has ended, without an outcome."""
+        """End a killed actor, whose running call ended without an outcome."""
         self._over(actor_id)
         self._end_actor(actor_id, executing)
 
     def not_made(self, actor_id: bytes) -> None:
-        """There is no such actor after all."""
+        """Release the turn of a task that failed to make an actor."""
         self._over(actor_id)
         self._ending.pop(actor_id, None)
 
@@ -240,7 +241,7 @@ class Turns:
         ended = m.ActorEnded(actor_id, found[1], executing, ending.reason)
         if ending.how != KILL and actor_id in self.polite:
             self._leaving[actor_id] = ended
-            name = b"\xff" * JOB_BYTES + actor_id[JOB_BYTES:]  # It runs under a name that no call has.
+            name = b"\xff" * JOB_BYTES + actor_id[JOB_BYTES:]  # An id that no call has.
             self.queues.put_first(Invocation((name, b"", b"", ()), found[1], (), (), actor_id, FAREWELL, b"", None))
         else:
             self.gone.append(actor_id)
@@ -248,7 +249,7 @@ class Turns:
         self.polite.discard(actor_id)
 
     def left(self, actor_id: bytes) -> None:
-        """What an actor had to do at its end is done: now it has ended."""
+        """End an actor whose ``__exit__`` has returned."""
         self.end(actor_id)
         self.gone.append(actor_id)
         self.unsaid.append(self._leaving.pop(actor_id))

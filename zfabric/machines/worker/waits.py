@@ -40,8 +40,8 @@ class BlockedStack:
         return m.Unblocked(blocked.task_id)
 
     def again(self) -> Iterator[m.Message]:
-        """Messages that repeat all of it to a restarted scheduler."""
+        """Messages that repeat the whole stack to a restarted scheduler."""
         self.changes = len(self.blocked)
         for blocked in self.blocked:
-            yield blocked._replace(returned=())  # That was returned when it began to wait, and is not among the worker's rows.
+            yield blocked._replace(returned=())  # These ids were returned when it began to wait, and are not among the worker's rows.
         yield from self._awaits.values()

@@ -1,4 +1,4 @@
-"""The worker's side of streams: what tasks have yielded, on its way to the scheduler, and how far they may go."""
+"""The worker's side of streams: yielded values on their way to the scheduler, and how many each stream may yield."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ class Yields:
 
     def __init__(self) -> None:
         self.open: dict[bytes, deque[Row]] = {}
-        """The last rows of each stream that is being made: those that no consumer may have, should the daemon die."""
+        """The last rows of each stream that is being made. No consumer may have received them if the daemon dies."""
         self.unsaid: list[Row] = []
         self.waiting: dict[bytes, Callable[[], object]] = {}
-        """Streams that wait to be allowed more without a thread of their own, and how to tell them."""
+        """For streams that wait for permission without a thread of their own: the function that wakes each."""
         self._allowed: dict[bytes, int] = {}
 
     def begin(self, task_id: bytes, ahead: int) -> None:
-        """A stream begins; it may be this far ahead of its consumer."""
+        """Open a stream that may be ``ahead`` values ahead of its consumer."""
         self.open[task_id] = deque(maxlen=ahead)
         self._allowed[task_id] = ahead
 
     def allow(self, task_id: bytes, upto: int) -> None:
-        """A stream may go so far."""
+        """Allow a stream to yield up to this index, or close it (``CLOSE``); wake it if it waits."""
         before = self._allowed.get(task_id, 0)
         if before != CLOSE:
             self._allowed[task_id] = upto if upto == CLOSE else max(before, upto)
-        tell = self.waiting.pop(task_id, None)  # Who waits may leave meanwhile, without a lock.
+        tell = self.waiting.pop(task_id, None)  # The waiting stream may go away meanwhile: there is no lock.
         if tell is not None:
             tell()
 
     def may_go_on(self, task_id: bytes, index: int) -> bool:
-        """Whether a stream need not wait with this value: it may have it, or is to end."""
+        """Whether a stream need not wait with value ``index``: it is allowed, or the stream is to end."""
         return self.closed(task_id) or index < self._allowed[task_id]
 
     def closed(self, task_id: bytes) -> bool:
@@ -43,24 +43,24 @@ class Yields:
         return self._allowed[task_id] == CLOSE
 
     def say(self, row: Row) -> None:
-        """A value, or the end; rows as in ``Yielded``."""
+        """Queue a value or the end of a stream; rows as in ``Yielded``."""
         self.unsaid.append(row)
         self.open[row[0]].append(row)
 
     def take(self) -> m.Yielded:
-        """What is to be said."""
+        """Take the message to send."""
         rows, self.unsaid = self.unsaid, []
         return m.Yielded(tuple(rows))
 
     def end(self, task_id: bytes) -> None:
-        """The task has ended."""
+        """Remove the stream of a task that has ended."""
         self.open.pop(task_id, None)
         self._allowed.pop(task_id, None)
 
     def again(self, unheard: Iterable[m.Message]) -> list[m.Message]:
-        """What a new daemon is told: reports that the one before may not have heard, and what streams go on from, in order.
+        """Messages for a restarted daemon, in order: reports that the one before may not have received, and the last rows of each stream.
 
-        A place that it did hear of is the arena's by now, which tells the new one of it.
+        For a place that the daemon before received, the row says only that it exists: the new daemon learns the place from the arena.
         """
         rows = {row[:3]: row if type(row[3]) is not tuple else (*row[:3], True, ()) for kept in self.open.values() for row in kept}
         ends: list[m.Message] = []
