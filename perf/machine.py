@@ -161,7 +161,7 @@ def wait_until_quiet(pids: Iterable[int], seconds: float = 0.3, timeout: float =
     end = time.monotonic() + timeout
     before = cpu_seconds_fine(pids)
     while time.monotonic() < end:
-        time.sleep(seconds)
+        time.sleep(seconds)  # what is measured is time
         after = cpu_seconds_fine(pids)
         if after - before < seconds * 0.01 * len(pids):
             return

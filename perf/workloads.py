@@ -333,7 +333,7 @@ def idle_memory(system: System, seconds: int) -> float:
     from perf import machine
 
     tasks_async(system, 100)
-    time.sleep(seconds)
+    time.sleep(seconds)  # systems may give memory back after a while
     return sum(map(machine.unique_bytes, system.processes())) / machine.MiB
 
 
@@ -342,10 +342,10 @@ def idle_cpu(system: System, seconds: int) -> float:
     from perf import machine
 
     tasks_async(system, 100)
-    time.sleep(min(seconds, 2))
+    time.sleep(min(seconds, 2))  # until what the tasks caused is over
     pids = system.processes()
     before = machine.cpu_seconds_fine(pids)
-    time.sleep(seconds)
+    time.sleep(seconds)  # what is measured
     return (machine.cpu_seconds_fine(pids) - before) / seconds * 100
 
 

@@ -28,7 +28,7 @@ def eventually(condition: Callable[[], Any], what: str, seconds: float = PATIENC
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.01)
+        time.sleep(0.01)  # conditions are about other processes, of which no event tells
     return found
 
 

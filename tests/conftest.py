@@ -151,5 +151,5 @@ def nothing_is_left() -> Iterator[None]:
         left = [*processes_of_this_run().items(), *map(str, directories), *map(str, shared_memory() - before)]
         if not left or time.monotonic() > deadline:
             break
-        time.sleep(0.05)
+        time.sleep(0.05)  # the last processes are nobody's children: no event tells their end
     assert left == []

@@ -212,7 +212,7 @@ class FakeClient:
                 results = [result] if returns == 1 else list(result) if returns else []
                 assert len(results) == returns
                 packed = [serialize_fast(one) or serialize(one, "result").to_bytes() for one in results]
-            except BaseException as error:
+            except BaseException as error:  # as a worker does: whatever user code raises is the outcome
                 if option(exported, "retry_errors") and retryable(error):
                     continue
                 facts = {"function": name, "node": "fakenode", "pid": 1, "attempt": attempt}

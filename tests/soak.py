@@ -110,7 +110,7 @@ def settled(take: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     accounts = [take()]
 
     def same() -> bool:
-        time.sleep(0.05)
+        time.sleep(0.05)  # an account is what /proc shows, of which no event tells
         accounts.append(take())
         return accounts[-1] == accounts[-2]
 
@@ -232,7 +232,7 @@ def run(kind: str, cycles: int, say: Callable[[str], None] = lambda text: None) 
             say(f"{kind}: {number + 1} of {cycles}")
         deadline = time.monotonic() + 15
         while (left := differences(before, settled(take))) and time.monotonic() < deadline:
-            time.sleep(0.2)
+            time.sleep(0.2)  # the kernel and the collector take their time
         for name, count in (most() if kind in WITHIN else {}).items():
             if count > at_most[name] + OPENED_LATER:
                 left.append(f"descriptors of a {name}: {at_most[name]} -> {count}")

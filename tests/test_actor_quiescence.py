@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from bad_days import PATIENCE, eventually, kill_daemon, printed, processes_named, query, session
 from conftest import running_cluster
+from files import wait_for_file_in_loop
 
 import zfabric as zf
 from zfabric.exceptions import ActorDiedError, ActorUnavailableError, OptionError, SerializationError
@@ -105,7 +106,7 @@ class Looped(Book):
 
     async def write(self, entry: Any) -> int:
         self._begin()
-        await asyncio.sleep(0.0001)
+        await asyncio.sleep(0.0001)  # other calls run in the middle of this one
         return self._end(entry)
 
     async def large(self, entry: Any) -> Any:
@@ -116,21 +117,19 @@ class Looped(Book):
 
     async def bulky(self, path: str, entry: Any) -> bytes:
         self._began(entry)
-        while not os.path.exists(path):
-            await asyncio.sleep(0.001)
+        await wait_for_file_in_loop(path)
         self._end(entry)
         return bytes(60_000)
 
     async def until(self, path: str, entry: Any) -> int:
         self._begin()
-        while not os.path.exists(path):
-            await asyncio.sleep(0.001)
+        await wait_for_file_in_loop(path)
         return self._end(entry)
 
     @zf.method(readonly=True)
     async def look(self, path: str = "") -> tuple[int, list[Any], bool]:
-        while path and not os.path.exists(path):
-            await asyncio.sleep(0.001)
+        if path:
+            await wait_for_file_in_loop(path)
         return os.getpid(), list(self.entries), self.torn
 
 

@@ -51,7 +51,7 @@ class Ledger:
     def nap(self, entry: Any) -> None:
         self.entries.append((entry, "begun"))
         while True:
-            time.sleep(0.01)
+            time.sleep(0.01)  # until it is interrupted
 
     def begin_again(self) -> int:
         self.begun += 1

@@ -966,7 +966,7 @@ class Departing:
         if told:
             self.go.set()
         while True:
-            time.sleep(0.01)
+            time.sleep(0.01)  # until it is interrupted
 
     def __ray_shutdown__(self) -> None:
         self.write("shutdown")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from bad_days import PATIENCE, eventually, failure, gone
+from files import wait_for_file, wait_for_file_in_loop
 
 import zfabric as zf
 from zfabric.runtime import interface
@@ -204,7 +205,7 @@ class Crowd:
 
     def spin(self) -> None:
         while True:
-            time.sleep(0.005)
+            time.sleep(0.005)  # until it is interrupted
 
     def ping(self) -> str:
         return "pong"
@@ -237,8 +238,7 @@ def test_a_thread_that_waits_is_woken_for_what_it_waits_for_and_not_for_that_of_
 
     @zf.remote
     async def when_open(number: int) -> int:
-        while not (tmp_path / str(number)).exists():
-            await asyncio.sleep(0.005)
+        await wait_for_file_in_loop(tmp_path / str(number))
         return number
 
     client: Any = interface.current()
@@ -297,7 +297,7 @@ class Hall:
     def stay(self) -> None:
         try:
             while True:
-                time.sleep(0.005)
+                time.sleep(0.005)  # until it is interrupted
         finally:
             self.path.touch()
 
@@ -382,7 +382,7 @@ async def where(path: str) -> int:
     with open(f"{path}/{os.getpid()}-{id(asyncio.current_task())}", "w"):
         pass
     while len(os.listdir(path)) < 100:
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # the others come in other processes, too
     return os.getpid()
 
 
@@ -437,7 +437,7 @@ def test_async_tasks_survive_their_worker(tmp_path: Any) -> None:
         if number == 7 and not mark.exists():
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # the others are under way when number 7 dies
         return number
 
     assert value([one.remote(each) for each in range(20)]) == list(range(20))
@@ -466,7 +466,7 @@ def test_async_tasks_one_at_a_time_run_one_after_the_other(pause: float) -> None
         nonlocal running
         running += 1
         seen = running
-        await asyncio.sleep(pause)
+        await asyncio.sleep(pause)  # in which others would begin
         running -= 1
         return seen
 
@@ -494,7 +494,7 @@ def test_a_worker_runs_no_more_of_them_than_max_concurrency(where: str) -> None:
         nonlocal running
         running += 1
         seen = running
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02)  # in which others begin
         running -= 1
         return os.getpid(), seen
 
@@ -511,11 +511,10 @@ class Slow:
 
     @zf.method(timeout=0.2)
     def impatient(self) -> None:
-        time.sleep(PATIENCE)
+        time.sleep(PATIENCE)  # until its time is up
 
     def hold(self, path: str) -> None:
-        while not os.path.exists(path):
-            time.sleep(0.005)
+        wait_for_file(path)
 
     def ping(self) -> str:
         return "pong"

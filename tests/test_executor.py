@@ -10,13 +10,13 @@ import os
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from bad_days import PATIENCE, eventually, query
+from files import wait_for_file
 
 import zfabric as zf
 
@@ -153,8 +153,7 @@ def test_max_workers_limits_what_is_out() -> None:
 def _pass_when(path: Path, name: str) -> str:
     """Says that it has begun, and waits until it may go on."""
     path.joinpath(f"{name} has begun").touch()
-    while not path.joinpath(f"{name} may go").exists():
-        time.sleep(0.005)
+    wait_for_file(path / f"{name} may go")
     return name
 
 
@@ -302,7 +301,7 @@ def late():
         print(error, file=sys.stderr)
 def work():
     import time
-    time.sleep(0.3)
+    time.sleep(0.3)  # The program comes to its end first.
     print("worked", flush=True)
 executor = zf.Executor(1)
 atexit.register(lambda: print("before", file=sys.stderr))

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from bad_days import PATIENCE, eventually, failure, gone, kill_daemon, processes_named
 from conftest import running_cluster
+from files import wait_for_file
 
 import zfabric as zf
 from zfabric.runtime import interface
@@ -532,7 +533,7 @@ def test_an_actor_that_ends_itself_while_the_daemon_is_busy_is_not_taken_for_dea
     os.kill(daemon, signal.SIGSTOP)
     try:
         assert isinstance(failure(leaver.leave.remote()), zf.ActorDiedError)
-        time.sleep(0.3)  # in which it would end, if it did not wait until that is heard
+        time.sleep(0.3)  # in which it would end, if it did not wait until the daemon has received that
         assert not gone(pid)
     finally:
         os.kill(daemon, signal.SIGCONT)
@@ -628,8 +629,7 @@ class Patience:
 
     def until(self, begun: str, go_on: str) -> str:
         Path(begun).touch()
-        while not os.path.exists(go_on):
-            time.sleep(0.001)
+        wait_for_file(go_on)
         return "done"
 
     def result_of_it(self) -> Any:

@@ -26,6 +26,7 @@ from bad_days import (
     worker_rows,
 )
 from conftest import running_cluster
+from files import wait_for_file
 
 import zfabric as zf
 from zfabric.runtime.session import Session
@@ -142,7 +143,7 @@ def test_a_task_that_always_kills_is_condemned_whatever_its_retries() -> None:
 def test_a_worker_killed_from_outside_loses_nothing(tmp_path: Path) -> None:
     @zf.remote
     def slow(index: int) -> int:
-        time.sleep(0.002)
+        time.sleep(0.002)  # so that the tasks last while workers are killed
         return index
 
     refs = [slow.remote(index) for index in range(400)]
@@ -155,10 +156,10 @@ def test_a_worker_killed_from_outside_loses_nothing(tmp_path: Path) -> None:
     eventually(lambda: len([row for row in worker_rows() if row["state"] != "starting"]) >= 2, "dead workers are replaced")
 
 
-def test_a_worker_that_is_killed_while_it_waits_for_children_is_retried() -> None:
+def test_a_worker_that_is_killed_while_it_waits_for_children_is_retried(tmp_path: Path) -> None:
     @zf.remote
     def child() -> int:
-        time.sleep(0.3)
+        wait_for_file(tmp_path / "parent killed")
         return 1
 
     @zf.remote
@@ -169,6 +170,7 @@ def test_a_worker_that_is_killed_while_it_waits_for_children_is_retried() -> Non
     eventually(lambda: any(row["depth"] for row in worker_rows()), "a worker waits in get")
     victim = next(row["pid"] for row in worker_rows() if row["depth"])
     os.kill(victim, signal.SIGKILL)
+    (tmp_path / "parent killed").touch()
     assert zf.get(refs, timeout=PATIENCE) == [4, 4]
 
 
@@ -238,7 +240,7 @@ def test_a_daemon_killed_while_its_first_driver_and_workers_register() -> None:
 def test_the_daemon_killed_while_workers_wait_in_nested_gets() -> None:
     @zf.remote
     def leaf(index: int) -> int:
-        time.sleep(0.05)
+        time.sleep(0.05)  # in which the daemon is killed
         return index
 
     @zf.remote
@@ -322,7 +324,7 @@ def take_all():
     held = []
     while True:
         held.append(np.ones(2**20))
-        time.sleep(0.01)
+        time.sleep(0.01)  # the fabric is to see the process grow
 
 @zf.remote(max_retries=0)
 def hog():

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from bad_days import PATIENCE, eventually, failure, query, worker_rows
+from files import wait_for_file
 
 import zfabric as zf
 from zfabric.protocol.names import brief
@@ -194,8 +195,7 @@ def test_a_function_that_captures_what_cannot_be_pickled_is_an_error_at_the_call
 
 @zf.remote
 def five_once_there(path: Path) -> int:
-    while not path.exists():
-        time.sleep(0.01)
+    wait_for_file(path)
     return 5
 
 
@@ -285,8 +285,7 @@ def test_cancel_without_recursive_leaves_children_alone(tmp_path: Path, started:
     @zf.remote
     def child() -> str:
         (tmp_path / "child").touch()
-        while not (tmp_path / "go").exists():
-            time.sleep(0.01)
+        wait_for_file(tmp_path / "go")
         return "alive"
 
     @zf.remote
@@ -311,7 +310,7 @@ def test_a_task_that_swallows_its_interrupt_is_killed_by_force(tmp_path: Path, s
         while True:
             try:
                 time.sleep(1000)
-            except BaseException:
+            except BaseException:  # its interrupt
                 (tmp_path / "swallowed").touch()
 
     ref = stubborn.remote()
@@ -570,7 +569,7 @@ def test_a_forked_child_of_the_driver_gets_a_clear_error_and_the_driver_goes_on(
             zf.get(pending[0], timeout=1)
         except zf.NotInitializedError as error:
             text = str(error)
-        except BaseException as error:
+        except BaseException as error:  # the parent is shown whatever it was
             text = repr(error)
         finally:
             os.write(writing, text.encode())
@@ -644,7 +643,7 @@ def test_fifty_ctrl_c_in_quick_succession_lose_nothing() -> None:
 
     def fire() -> None:
         for _ in range(50):
-            time.sleep(0.004)
+            time.sleep(0.004)  # they are to arrive at any line
             os.kill(os.getpid(), signal.SIGINT)
 
     before = signal.signal(signal.SIGINT, pressed)

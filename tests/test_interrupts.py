@@ -239,7 +239,7 @@ def test_a_thread_of_the_tasks_own_does_not_keep_it_from_being_stopped(cluster: 
         waiting.start()
         begun.touch()
         while True:
-            time.sleep(0.01)
+            time.sleep(0.01)  # until it is interrupted
 
     ref = task.remote()
     while not begun.exists():

@@ -417,7 +417,7 @@ for seed in range(200):
         stamp = file.read()
     try:
         journal = Journal.open(path, 2**24, "process", thorough=True)
-    except Exception as error:
+    except Exception as error:  # whatever it is, its text is the one that is looked for
         assert "LMDB data format" in str(error), error
         continue
     found += bool(journal.report)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from bad_days import PATIENCE, eventually
 from conftest import running_cluster
+from files import wait_for_file
 
 import zfabric as zf
 from zfabric.machines.worker.machine import Worker
@@ -84,8 +84,7 @@ def test_what_an_actor_waits_for_is_run(way: Callable[[int], list[int]]) -> None
 def test_a_thread_that_outlives_its_task_lends_nothing(tmp_path: Path) -> None:
     @zf.remote(num_cpus=0)
     def held() -> None:
-        while not (tmp_path / "go").exists():
-            time.sleep(0.01)
+        wait_for_file(tmp_path / "go")
 
     @zf.remote
     def leaves_a_thread(refs: list[Any]) -> int:

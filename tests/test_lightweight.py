@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from bad_days import PATIENCE, eventually, failure, gone, kill_daemon
 from conftest import running_cluster
+from files import wait_for_file
 
 import zfabric as zf
 from zfabric.runtime import interface
@@ -57,8 +58,7 @@ class Counter:
 
     def slow(self, begun: str, go_on: str) -> str:
         Path(begun).touch()
-        while not os.path.exists(go_on):
-            time.sleep(0.001)
+        wait_for_file(go_on)
         return "slow"
 
     def ask_slow(self, other: Any, begun: str, go_on: str) -> Any:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from bad_days import eventually
+from files import wait_for_file
 from timeline_arrows import named
 
 import zfabric as zf
@@ -72,10 +73,7 @@ def test_a_remote_call_returns_futures_at_once() -> None:
 
     @zf.remote
     def wait_for(path: str) -> str:
-        import os
-
-        while not os.path.exists(path):
-            time.sleep(0.001)
+        wait_for_file(path)
         return "it came"
 
     with tempfile.TemporaryDirectory() as directory:
@@ -146,7 +144,7 @@ class Steps:
 
     def step(self, value: Any) -> list[Any]:
         before = list(self.state)
-        time.sleep(0.001)
+        time.sleep(0.001)  # in which another method would run
         assert before == self.state, "another method ran meanwhile"
         self.state.append(value)
         return list(self.state)
@@ -268,7 +266,7 @@ def test_a_worker_executes_tasks_serially() -> None:
         import os
 
         began = time.monotonic()
-        time.sleep(0.002)
+        time.sleep(0.002)  # in which another task would begin
         return os.getpid(), began, time.monotonic()
 
     spans: dict[int, list[tuple[float, float]]] = {}

@@ -15,6 +15,7 @@ import cloudpickle
 import numpy as np
 import pytest
 from bad_days import PATIENCE, eventually, failure, kill_daemon, query, worker_rows
+from files import wait_for_file
 
 import zfabric as zf
 
@@ -645,7 +646,7 @@ def test_gpus_are_assigned_and_shown_in_cuda_visible_devices(cluster: Callable[.
     def one(marks: str) -> Any:
         Path(marks, str(os.getpid())).touch()
         while len(list(Path(marks).iterdir())) < 2:
-            time.sleep(0.01)
+            time.sleep(0.01)  # the other one is in another process
         return os.environ["CUDA_VISIBLE_DEVICES"], zf.get_gpu_ids()
 
     @zf.remote(num_gpus=2)
@@ -672,8 +673,7 @@ def test_gpus_are_assigned_and_shown_in_cuda_visible_devices(cluster: Callable[.
 def on_a_gpu(marks: str, number: int) -> Any:
     """Say which GPU this is, and go on until it is to end."""
     Path(marks, f"began {number}").touch()
-    while not Path(marks, f"end {number}").exists():
-        time.sleep(0.01)
+    wait_for_file(Path(marks, f"end {number}"))
     return os.getpid(), os.environ["CUDA_VISIBLE_DEVICES"], zf.get_gpu_ids()
 
 
@@ -731,8 +731,7 @@ def test_fractions_of_resources_add_up(cluster: Callable[..., Any]) -> None:
     @zf.remote(num_cpus=0.25, resources={"seat": 0.25})
     def meet(marks: str, number: int) -> int:
         Path(marks, f"in{number}").touch()
-        while not Path(marks, "go").exists():
-            time.sleep(0.005)
+        wait_for_file(Path(marks, "go"))
         return len(list(Path(marks).glob("in*")))
 
     import tempfile
@@ -753,7 +752,7 @@ def test_a_custom_resource_limits_how_many_run_at_once(cluster: Callable[..., An
     @zf.remote(resources={"licence": 1})
     def exclusive(path: str) -> bool:
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL)
-        time.sleep(0.01)
+        time.sleep(0.01)  # in which another one would begin
         os.close(descriptor)
         os.unlink(path)
         return True

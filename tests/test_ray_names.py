@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from bad_days import PATIENCE, eventually, failure, kill_daemon
 from conftest import running_cluster
+from files import wait_for_file
 
 import zfabric as ray
 from zfabric.runtime import interface
@@ -143,7 +144,7 @@ def test_one_that_ends_itself_is_not_made_again_although_the_daemon_hears_of_bot
         assert isinstance(failure(actor.__ray_terminate__.remote()), ray.ActorDiedError)
         deadline = time.monotonic() + 0.5
         while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-            time.sleep(0.01)  # It is not to end before it was heard: there is nothing else to wait for.
+            time.sleep(0.01)  # It is not to end before the daemon knows: no event tells that.
     finally:
         os.kill(daemon, signal.SIGCONT)
     assert isinstance(failure(actor.value.remote()), ray.ActorDiedError)
@@ -443,8 +444,8 @@ def test_a_call_out_of_a_task_does_not_wait_for_its_end(tmp_path: Path) -> None:
 
 @ray.remote
 def passes_when(path: str, number: int) -> int:
-    while path and not Path(path).exists():
-        time.sleep(0.001)
+    if path:
+        wait_for_file(path)
     return number
 
 
@@ -489,7 +490,7 @@ def test_a_task_can_ask_whether_it_is_to_stop(tmp_path: Path) -> None:
         (tmp_path / "runs").touch()
         try:
             while True:
-                time.sleep(0.001)
+                time.sleep(0.001)  # until it is interrupted
         finally:
             (tmp_path / "asked").write_text(f"{before} {ray.get_runtime_context().is_canceled()}")
 

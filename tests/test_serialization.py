@@ -443,7 +443,7 @@ def sent(error, facts=FACTS):
     """``error`` raised, packed and loaded."""
     try:
         raise error
-    except BaseException as caught:
+    except BaseException as caught:  # any class is sent
         return task_errors.load_error(task_errors.dump_error(caught, facts))
 
 
@@ -822,7 +822,7 @@ def test_an_error_that_is_too_large_is_cut_down_and_keeps_its_class(make):
 def raised(error):
     try:
         raise error
-    except BaseException as caught:
+    except BaseException as caught:  # any class is sent
         return task_errors.load_error(task_errors.dump_error(caught, {"pid": 1}))
 
 

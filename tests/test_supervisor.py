@@ -36,7 +36,7 @@ def until(condition: Callable[[], Any], launched: Launched | None = None) -> Any
     while not (value := condition()):
         assert time.monotonic() < deadline, "it never came"
         assert launched is None or launched.alive(), launched.failure()
-        time.sleep(0.002)
+        time.sleep(0.002)  # conditions are about other processes, of which no event tells
     return value
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from bad_days import PATIENCE, eventually
 from conftest import running_cluster
+from files import wait_for_file
 
 import zfabric as zf
 from zfabric.runtime import interface
@@ -48,8 +49,8 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 @zf.remote
 def late(number: int, path: str = "", seconds: float = 0.0) -> int:
     time.sleep(seconds)
-    while path and not Path(path).exists():
-        time.sleep(0.001)
+    if path:
+        wait_for_file(path)
     return number
 
 
@@ -158,7 +159,7 @@ class Barrier:
 
         self.here += 1
         while self.here < self.parties:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # the others are calls in this event loop
 
     def fail(self) -> None:
         raise ValueError("an actor's")

@@ -48,7 +48,7 @@ class System(abc.ABC):
         return machine.descendants(os.getpid())
 
     def settle(self) -> None:
-        """Wait until what was let go of is gone. Most do not tell; a while is enough."""
+        """Wait until what was released is gone. Most systems have no event for that; half a second is enough."""
         time.sleep(0.5)
 
 

@@ -74,5 +74,5 @@ class Zfabric(System):
         """Wait until the store has nothing left and rests."""
         end = time.monotonic() + 10
         while self.status()["store"].get("used") and time.monotonic() < end:
-            time.sleep(0.02)
+            time.sleep(0.02)  # the status is asked for: no event tells
         machine.wait_until_quiet([self.daemon()], 0.1, 10)

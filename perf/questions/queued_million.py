@@ -25,7 +25,7 @@ def block(started: str, released: str) -> None:
     """Say that it runs, and run until told to end."""
     open(started, "w").close()
     while not os.path.exists(released):
-        time.sleep(0.002)
+        time.sleep(0.002)  # processes share only files
 
 
 def measure(run: Run) -> dict[str, Samples]:
@@ -48,7 +48,7 @@ def _one_round(system: Zfabric, count: int) -> tuple[float, ...]:
         started, released = f"{directory}/started", f"{directory}/released"
         blocker = system.remote(block).options(num_cpus=WORKERS).remote(started, released)
         while not os.path.exists(started):
-            time.sleep(0.01)
+            time.sleep(0.01)  # processes share only files
         before = machine.status_bytes(daemon, "RssAnon")
         refs, seconds = _submit(system, count)
         machine.wait_until_quiet([daemon])
