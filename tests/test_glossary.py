@@ -40,6 +40,7 @@ REVISED = (
     "zfabric/cli",
     "zfabric/util",
     "zfabric/shell",
+    "zfabric/machines/client",
     "zfabric/machines/worker",
 )
 """Pages, modules and packages that keep to the glossary."""

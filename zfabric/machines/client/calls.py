@@ -1,10 +1,10 @@
 """The caller's side of actors: pending calls, in order, and what becomes of them when the actor's process ends.
 
-Calls are sent directly to the process in which the actor lives, over a link that keeps their order; each call is sent once to each
-incarnation of the actor. Before that, a call waits for up to three things: a place where the actor lives, the values of its arguments,
-and an answer of the scheduler. The last is only for calls that carry refs or make streams: the scheduler must have those on record first.
-A call that waits for its arguments delays those of the same task and concurrency group behind it, and no others. Calls of an actor that
-runs several at once do not delay each other.
+Calls are sent directly to the actor's process, over a link that keeps their order. Each call is sent once to each incarnation of the actor.
+Before that, a call waits for up to three things: the location of the actor, the values of its arguments, and an answer of the scheduler.
+Only calls that carry refs or make streams wait for the last: the scheduler must have recorded those first. A call that waits for its
+arguments delays those of the same task and concurrency group behind it, and no others. Calls of an actor that runs several at once do not
+delay each other.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from zfabric.protocol.options import LOGGED, option
 from zfabric.protocol.pieces import within_row
 
 TAKEN_EVERY = 64
-"""Outcomes of a logged actor that are acknowledged together: it retains about as many for each caller."""
+"""Number of outcomes of a logged actor that are acknowledged together: it retains about as many for each caller."""
 UNKNOWN, NOT_RUN = "unknown", "not run"
-"""Why a call has no result: it may have run, or it has not."""
+"""The outcome of a failed call: it may have run, or it has not."""
 
 
 class Calls:
@@ -68,48 +68,49 @@ class Calls:
         self._retained = retained
         self._unread = unread
         self._row_bytes = row_bytes
-        """Bytes that the values of a call's dependencies may have in its row."""
+        """Most bytes of values of dependencies in a call's row."""
         self.gone: list[bytes] = []
         """Incarnations in which no actor lives any more: the shell closes its links to them."""
         self._homes: dict[bytes, tuple[bytes, int]] = {}
-        """Where actors live that this process has called: (incarnation, attempt). The links to these incarnations are open."""
+        """Location of each actor that this process has called: (incarnation, attempt). The links to these incarnations are open."""
         self._held: dict[bytes, tuple[bytes, ...]] = {}
-        """Refs that a call holds until its outcome arrives."""
+        """Refs that each call holds until its outcome arrives."""
         self.blocked: dict[Target, None] = {}
-        """Actors with a call at the head of a lane that waits for the values of its arguments."""
+        """Actors with a call at the head of a lane that waits for values of its arguments."""
         self.awaited: dict[bytes, dict[bytes, None]] = {}
-        """Parked calls, by the task or call that makes the argument they wait for."""
+        """Parked calls, by the task or call that makes the argument for which they wait."""
         self.news: list[bytes] = []
         """Tasks and calls of ``awaited`` that have ended; ``progress`` tries their parked calls."""
         self.delayed: dict[Target, None] = {}
-        """Actors with calls that wait, for whatever news: of where they are, of arguments, of what the scheduler has heard."""
+        """Actors with calls that wait: for a location, for arguments, or for the scheduler's answer."""
         self._barriers: dict[int, list[bytes]] = {}
-        """Queries whose answer says that the scheduler received all that some calls travel with: token -> calls."""
+        """Calls that each query stands for: its answer says that the scheduler received everything those calls refer to."""
         self._asked: set[bytes] = set()
-        """Calls that wait for such an answer."""
+        """Calls that wait for the answer to such a query."""
         self._to_ask: list[bytes] = []
-        """Those of them whose query leaves with the next frame: one for all."""
+        """Calls of ``_asked`` whose query leaves with the next frame: one query for all."""
         self._heard: set[bytes] = set()
         """Calls whose query was answered."""
         self._stopped: dict[bytes, str] = {}
-        """Calls that were sent and are to be stopped, with the reason: they are not sent again."""
+        """Calls that were sent and are to be stopped, with the reason: they are not repeated."""
         self._limited: set[bytes] = set()
-        """Calls without an outcome that have a timeout: they may end without being run."""
+        """Calls without an outcome that have a timeout: they may end without running."""
         self._orders: list[Send] = []
         """Requests to stop calls, to be sent."""
         self.killed: dict[bytes, bool] = {}
-        """Actors that this process has killed and whose end was not confirmed: whether they may restart no more."""
+        """Actors that this process has killed and whose end is not confirmed; True if they may not restart."""
         self.queued = 0
         """Number of calls in the outboxes of all actors."""
         self._full: dict[Target, None] = {}
         """Actors with calls in their outbox."""
         self._receipts: dict[Target, bool] = {}
-        """Actors to which outcomes are to be acknowledged. True: name the calls without an outcome, which acknowledges all others."""
+        """Actors to which outcomes are to be acknowledged. True: the message names the calls without an outcome, and acknowledges all
+        others."""
 
-    # -- calling --
+    # -- make calls --
 
     def meet(self, actor_id: bytes) -> Target:
-        """The record of an actor; on first use the scheduler is asked where the actor is."""
+        """The record of an actor. On first use the scheduler is asked for the actor's location."""
         target = self.targets.get(actor_id)
         if target is None:
             target = self.targets[actor_id] = Target(actor_id)
@@ -122,15 +123,15 @@ class Calls:
         return len(target.sent) + target.waits if target is not None else 0
 
     def call(self, actor_id: bytes, row: Row, returns: int, retries: int, keeps: bool = False, unordered: bool = False) -> bytes:
-        """Queue a call; this process holds its values. Returns the id of the first one.
+        """Queue a call; this process holds its values. Return the id of the first one.
 
-        ``row`` is as in ``Call``, the values of its dependencies aside.
+        ``row`` is as in ``Call``, without the values of its dependencies.
 
-        ``retries``, ``keeps`` and ``unordered`` as in ``Target``: they are the same for all calls of an actor.
+        ``retries``, ``keeps`` and ``unordered`` are as in ``Target``: they are the same for all calls of an actor.
         """
         call_id = row[0]
         identifier: bytes = call_id + CALL_RETURN
-        if call_id in self.pending:  # Its task ran here before, and again, since a daemon died that knew what came of it.
+        if call_id in self.pending:  # Its task ran here before, and runs again since a daemon died that had its outcome.
             for index in range(returns):
                 self._references.add(call_value(call_id, index))
             return identifier
@@ -166,7 +167,7 @@ class Calls:
         return identifier
 
     def recall(self, call_id: bytes, returns: int, status: int, outputs: Row) -> None:
-        """Add a ref to each value of a call that an earlier life of this process's actor made; its log has the outcome."""
+        """Add a ref to each value of a call that an earlier life of this process's actor made, and whose outcome its log has."""
         for index in range(returns):
             identifier = call_value(call_id, index)
             entry = self._objects.entry(identifier)
@@ -195,7 +196,7 @@ class Calls:
             self._release_if_done(target)
 
     def _release_if_done(self, target: Target) -> None:
-        """Release the last ref to a handle that the program has dropped, once no call of the actor is pending."""
+        """Release the handle that the program has dropped, once no call of the actor is pending."""
         if not target.sent and not target.waits:
             target.leaving = False
             self._objects.dropped.append(target.handle)
@@ -207,7 +208,7 @@ class Calls:
             self.delayed.pop(target, None)
 
     def _send_lane(self, target: Target, lane: deque[Row]) -> None:
-        """Send the calls of a queue in order, as far as that is possible; fail all if the actor is dead."""
+        """Send the calls of a queue in order, as far as possible; fail all if the actor is dead."""
         while lane:
             if lane[0][0] not in self.pending:
                 lane.popleft()  # The incarnation before this one has returned it after all.
@@ -231,9 +232,9 @@ class Calls:
             return
 
     def _send_complete(self, target: Target, row: Row) -> bytes | None:
-        """Send a call with the values of its dependencies. None if it was sent, or has failed with one of them.
+        """Send a call with the values of its dependencies. Return None if it was sent, or failed with one of them.
 
-        Otherwise what it waits for: the first object that is missing, or, if empty, the scheduler.
+        Otherwise return what it waits for: the id of the first missing object, or empty bytes for the scheduler's answer.
         """
         if len(row) == 3:
             self._send(target, row)
@@ -251,7 +252,7 @@ class Calls:
             return None
         inline = [entry.data if type(entry.data) is bytes else None for entry in entries]
         values = within_row(inline, self._row_bytes)
-        if values.count(None) > inline.count(None):  # The scheduler is to have what the actor fetches.
+        if values.count(None) > inline.count(None):  # The actor will fetch it from the scheduler.
             self.results.share(identifier for identifier, value in zip(row[DEPENDENCIES], values, strict=True) if value is None)
         told = None in values or option(row[CALL_OPTIONS], "contains") or row[0] in self._streams
         if told and row[0] not in self._heard:
@@ -280,11 +281,11 @@ class Calls:
         return row
 
     def _unpark_all(self, target: Target) -> None:
-        """The actor has moved: its parked calls wait for that, ahead of later ones."""
+        """Return parked calls to their lanes, ahead of later ones, since the actor has moved."""
         target.put_first([self._unpark(target, call_id) for call_id in list(target.parked)])
 
     def _try_parked(self, call_id: bytes) -> None:
-        """Send a parked call, if an argument that has arrived, or the scheduler's answer, was the last thing it waited for."""
+        """Send a parked call if the argument or the answer that has arrived was the last thing it waited for."""
         target = self.pending.get(call_id)
         if target is None or call_id not in target.parked:
             return
@@ -298,7 +299,7 @@ class Calls:
         self._note_delayed(target)
 
     def _take_unsent(self, target: Target, call_id: bytes) -> Row | None:
-        """Remove a call that was not sent to the present incarnation. None if there is none."""
+        """Remove a call that was not sent to the present incarnation; return it, or None if there is none."""
         if call_id in target.parked:
             return self._unpark(target, call_id)
         for order, lane in target.lanes.items():
@@ -311,7 +312,7 @@ class Calls:
         return None
 
     def heard(self, token: int) -> bool:
-        """The scheduler answered a query; True if calls waited for that."""
+        """Handle the scheduler's answer to a query. Return whether it was one that calls waited for."""
         calls = self._barriers.pop(token, None)
         if calls is None:
             return False
@@ -327,7 +328,7 @@ class Calls:
         return True
 
     def ask(self) -> None:
-        """Query the scheduler behind all that these calls travel with."""
+        """Send one query for all calls that need the scheduler to have what they refer to."""
         if self._to_ask:
             calls, self._to_ask = self._to_ask, []
             token = self._queries.token()
@@ -340,7 +341,7 @@ class Calls:
             self.news += [key for row in message.rows if (key := row[0][:TASK_BYTES]) in self.awaited]
 
     def progress(self) -> None:
-        """Send calls whose arguments have arrived. Those that fail with an argument may be what others wait for."""
+        """Send calls whose arguments have arrived. A call that fails with an argument may be what others wait for."""
         before = -1
         while self.news or (self.blocked and len(self.pending) != before):
             before = len(self.pending)
@@ -352,7 +353,7 @@ class Calls:
                 self._advance(target)
 
     def cancel(self, identifier: bytes, reason: str) -> bool:
-        """Stop the call that makes an object. Whether it is a pending call of this process."""
+        """Stop the call that makes an object. Return whether it is a pending call of this process."""
         call_id = identifier[:TASK_BYTES]
         target = self.pending.get(call_id)
         if target is None:
@@ -371,7 +372,7 @@ class Calls:
         return True
 
     def kill(self, actor_id: bytes, no_restart: bool) -> None:
-        """Ask for the end of an actor. What this process calls from here on waits for its next life."""
+        """Request the end of an actor. Calls that this process makes from now on wait for its next life."""
         target = self.meet(actor_id)
         if target.state == DEAD:
             return
@@ -380,7 +381,7 @@ class Calls:
         self._outbox.add_message(m.KillActor(actor_id, no_restart))
 
     def take_lone(self) -> Send | None:
-        """The only call to be sent, if no other message must be ahead of it."""
+        """Take the only call to send, if no other message must go ahead of it."""
         if self.queued != 1 or len(self._full) != 1 or self._receipts or self._orders:
             return None
         target = next(iter(self._full))
@@ -393,7 +394,7 @@ class Calls:
         return send
 
     def take_sends(self) -> list[Send]:
-        """Calls to be sent, behind acknowledgements of outcomes."""
+        """Take acknowledgements of outcomes, and the calls to send behind them."""
         sends: list[Send] = []
         for target, others in self._receipts.items():
             if target.incarnation:
@@ -401,7 +402,7 @@ class Calls:
                 sends.append(Send(ACTOR + target.incarnation, m.OutcomesReceived(target.actor_id, calls, others)))
         for target in self._full:
             rows = target.outbox
-            if target.keeps:  # What has its outcome after all, of an earlier life, is not known there any more once that is said.
+            if target.keeps:  # Once acknowledged, an outcome of an earlier life is unknown to the actor.
                 rows = [row for row in rows if row[0] in target.sent]
             for start in range(0, len(rows), ROWS_MAX):
                 batch = tuple(rows[start : start + ROWS_MAX])
@@ -419,24 +420,24 @@ class Calls:
 
     @property
     def expectant(self) -> bool:
-        """Whether calls of this process, or other processes that wait for their results, depend on messages that have yet to arrive."""
+        """Whether calls here, or processes that wait for their results, depend on messages that have yet to arrive."""
         return bool(self.delayed or self.results.awaited)
 
     @property
     def unsent(self) -> bool:
-        """Whether calls wait to be sent."""
+        """Whether anything is to be sent."""
         return bool(self._full or self._orders or self._receipts or self._to_ask)
 
     # -- outcomes --
 
     def on_returned(self, now: float, source: Address, message: m.Returned) -> None:
-        """An actor sent outcomes of calls."""
+        """Store outcomes of calls that an actor sent."""
         self.returned(message.rows)
 
     def returned(self, rows: Iterable[Row], is_local: bool = False) -> None:
-        """Enter outcomes. An outcome of a call that has one already is ignored.
+        """Store outcomes of calls. A second outcome of a call is ignored.
 
-        ``is_local``: this process has made them itself, so the scheduler has recorded none of them.
+        ``is_local`` says that this process made the outcomes itself, so the scheduler has recorded none of them.
         """
         pending, held = self.pending, self._held
         entries, watchers = self._entries, self._objects.watchers
@@ -479,14 +480,15 @@ class Calls:
             if target.parked and call_id in target.parked:
                 self._unpark(target, call_id)
             if target.lanes and any(lane and lane[0][0] == call_id for lane in target.lanes.values()):
-                self._advance(target)  # It was to be made again, and others wait behind it.
+                self._advance(target)  # It was to be sent again, and others wait behind it.
             if target.leaving:
                 self._release_if_done(target)
 
     def _left(self, target: Target, call_id: bytes) -> None:
-        """An actor ended itself in this call. What is called from here on runs nowhere: it waits for the scheduler to report the end.
+        """Hold back calls of an actor that ended itself in this call: they wait until the scheduler reports the end.
 
-        So do the calls sent behind it, where calls run one by one: without a concurrency group, and in the order in which they were made.
+        Calls that were sent behind it are held back, too, if they were to run after it: in the order of the same caller, without a
+        concurrency group.
         """
         target.state = CREATING
         last = target.sent.get(call_id)
@@ -504,7 +506,7 @@ class Calls:
         self._note_delayed(target)
 
     def _known_after_all(self, call_id: bytes, status: int, outputs: Row) -> None:
-        """A call that has its outcome received another one. Release values of it that the scheduler counts as held by this process."""
+        """Handle a second outcome of a call: release values of it that the scheduler counts as held by this process."""
         for index, value in enumerate(outputs):
             if _is_recorded(status, value):
                 identifier = call_value(call_id, index)
@@ -549,21 +551,21 @@ class Calls:
 
     def _note_failure(self, call_id: bytes, status: int, outputs: Row) -> None:
         unread, target = self._unread, self.pending[call_id]
-        unread.read(self._held.get(call_id, ()))  # It says what they do.
+        unread.read(self._held.get(call_id, ()))  # The call fails with their failures.
         if target.state == DEAD:
-            unread.expected((target.handle,))  # As the call does.
+            unread.expected((target.handle,))  # The call fails with the failure of the handle.
         names = [call_value(call_id, index) for index in range(self._several.get(call_id, 1))]
-        if self.results.ids.isdisjoint(names):  # Otherwise others have them, too.
+        if self.results.ids.isdisjoint(names):  # Otherwise other processes receive the failure, too.
             unread.came(
                 call_id, status, outputs, [each for each in names if (entry := self._objects.entry(each)) is not None and entry.refs > 0]
             )
 
     def on_caller_gone(self, now: float, source: Address, message: m.CallerGone) -> None:
-        """A process has died. It may have called actors here, or hosted actors that this process has called."""
+        """Close the link to a process that has died. It may have called actors here, or hosted actors that this process has called."""
         self.gone.append(message.incarnation)
 
     def on_actor_locations(self, now: float, source: Address, message: m.ActorLocations) -> None:
-        """The scheduler sent where actors live; an actor may have moved or died."""
+        """Update the locations of actors; an actor may have moved or died."""
         for actor_id, state, incarnation, attempt, lives_on, executing, failure in message.rows:
             target = self.targets.get(actor_id)
             before, life = self._homes.pop(actor_id, (b"", 0))
@@ -575,11 +577,11 @@ class Calls:
             if state == DEAD or (changed and not self.killed.get(actor_id, True)):
                 self.killed.pop(actor_id, None)
             if state == DEAD:
-                self._retained.release_row(actor_id)  # A restarted scheduler is not to make it again.
+                self._retained.release_row(actor_id)  # A restarted scheduler must not make it again.
             if target is None:
                 continue
             if state != DEAD and actor_id in self.killed and (self.killed[actor_id] or not changed):
-                state = CREATING  # The life that is to end: what was called since is not for that.
+                state = CREATING  # This life is about to end: calls made since the kill are for the next one.
             moved = target.incarnation and (incarnation, attempt) != (target.incarnation, target.attempt)
             target.state, target.failure, target.incarnation, target.attempt = state, failure, incarnation, attempt
             if moved:
@@ -593,7 +595,7 @@ class Calls:
                 self.targets.pop(actor_id, None)  # It was called by a handle that does not count.
 
     def _interrupted(self, target: Target, executing: bytes) -> None:
-        """The process that had an actor's calls is gone: send them again, ask for their outcomes, or fail them. Some may have run."""
+        """Repeat, ask about or fail the calls that were sent to a process which is gone. Some may have run."""
         rows = list(target.sent.values())
         self._full.pop(target, None)
         unsent, target.outbox = {row[0] for row in target.outbox}, []
@@ -636,7 +638,7 @@ class Calls:
         self.returned(((row[0], FAILED, (pack_failure(kind, f"{what} has no result ({may}): {text}", facts),)),), is_local=True)
 
     def callees(self, object_ids: Iterable[bytes]) -> m.Rows:
-        """The actor of each of these objects that is the result of a pending call of this process: (object id, actor id)."""
+        """Rows (object id, actor id) for those of these objects that pending calls of this process will make."""
         pending = self.pending
         if not pending:
             return ()
@@ -644,26 +646,26 @@ class Calls:
         return tuple((identifier, target.actor_id) for identifier, target in found if target is not None)
 
     def may_end(self, object_ids: Iterable[bytes]) -> bool:
-        """Whether a call that makes one of these objects may end without being run: by its timeout, or since it is cancelled."""
+        """Whether a call that makes one of these objects may end without running: by its timeout, or because it is cancelled."""
         limited, stopped = self._limited, self._stopped
         return bool(limited or stopped) and any(each[:TASK_BYTES] in limited or each[:TASK_BYTES] in stopped for each in object_ids)
 
     def lasting(self, identifier: bytes, lives: Mapping[bytes, Row]) -> bytes | None:
-        """The actor whose call makes an object, if only running that call can bring its outcome; None otherwise.
+        """The actor whose call makes an object, if only running that call can end it; None otherwise.
 
-        ``lives`` are the actors of this process, and their attempts: what was called of an earlier life is not run in this one.
+        ``lives`` are the actors of this process, and their attempts: a call of an earlier life does not run in this one.
         """
         call_id = identifier[:TASK_BYTES]
         target = self.pending.get(call_id)
         if target is None or target.actor_id in self.killed or self.may_end((identifier,)):
             return None
         if call_id in self._streams and identifier != call_id + CALL_RETURN:
-            return None  # It may have been made, and be on its way, while the call goes on.
+            return None  # That value may exist, and be on its way, while the call goes on.
         known = lives.get(target.actor_id)
         return None if known is not None and target.incarnation and known[1] != target.attempt else target.actor_id
 
     def explain(self, identifier: bytes) -> tuple[str, bytes, str] | None:
-        """Where a call of this process stands: state, actor, reason. None if it has its outcome or is another process's."""
+        """State of a call of this process: state, actor, reason. None if it has its outcome or is another process's."""
         call_id = identifier[:TASK_BYTES]
         target = self.pending.get(call_id)
         if target is None:
@@ -684,10 +686,10 @@ class Calls:
             return "waiting", target.actor_id, f"{method} waits until the scheduler has been told of its arguments"
         return "waiting", target.actor_id, f"{method} waits behind a call whose arguments are not there yet"
 
-    # -- the last ref is gone, and a new daemon --
+    # -- handles that are dropped, and a restarted daemon --
 
     def takes_over(self, handle: bytes, entry: ObjectEntry) -> bool:
-        """Whether the last ref to a handle stays until the actor's calls have run, and is dropped then."""
+        """Take over the last ref to a handle if the actor has pending calls; it is dropped when they have run."""
         target = self.targets.get(handle[:TASK_BYTES])
         if target is None or not (target.sent or target.waits):
             return False
@@ -696,7 +698,7 @@ class Calls:
         return True
 
     def forget(self, handle: bytes) -> None:
-        """The last ref to a handle was dropped. The link stays: it is between two incarnations, for as long as both live."""
+        """Remove the record of an actor whose last handle was dropped. The link lasts as long as both incarnations."""
         target = self.targets.pop(handle[:TASK_BYTES], None)
         if target is not None and target.untaken:
             self._receipts[target] = False
@@ -714,7 +716,7 @@ def _unsent(row: Row) -> Row:
 
 
 def _is_recorded(status: int, value: Any) -> bool:
-    """Whether the scheduler has this output of a call, and believes that the caller holds it: it is large, or has refs inside."""
+    """Whether the scheduler has this output of a call and counts the caller as its holder: it is large, or has refs inside."""
     return value is None if status == OK else bool(refs_in(value))
 
 

@@ -1,4 +1,4 @@
-"""What a process has of one object."""
+"""What a process stores of one object."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from zfabric.protocol.messages import Row
 PENDING = -1
 """The value's outcome has not arrived, and will be sent: this process submitted its task."""
 ABSENT = -2
-"""This process has nothing of the value: it must fetch it."""
+"""This process has nothing of the value and must fetch it."""
 
 
 class ObjectEntry:
     """An object to which this process has refs, or whose task it submitted and which has no outcome.
 
-    The two commonest kinds have no entry of their own, since every object that a program creates costs its garbage collector time:
-    in ``ObjectTable.entries`` a *row* stands for a task with one value, one ref and no outcome, and *bytes* stand for a small value
-    with one ref. ``ObjectTable.entry`` makes an entry of either.
+    The two commonest kinds have no instance of this class, since every object that a program creates costs its garbage collector time: in
+    ``ObjectTable.entries`` a *row* stands for a task with one value, one ref and no outcome, and *bytes* stand for a small value with one
+    ref. ``ObjectTable.entry`` makes an instance of either.
 
     ``data`` is inline bytes, a place in the arena, or None where it must be fetched. ``row`` is the task row until its outcome arrives.
     """

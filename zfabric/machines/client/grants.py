@@ -1,9 +1,9 @@
-"""The client's side of grants: which bytes of the arena this process may write, and how far it has come.
+"""The client's side of grants: which bytes of the arena this process may write, and how many it has used.
 
-Pure bookkeeping, not thread-safe: the client calls it under its lock. ``allocate`` gives the payload offset of a new object
-(its header is in the 64 bytes before it); the writer then says ``finished`` once the object is sealed *and its location is in
-a message on its way*, or ``abandon`` if it will never be. A grant is returned only when no write in it is under way, so that
-what the store frees is never written again.
+Pure bookkeeping, not thread-safe: the client calls it under its lock. ``allocate`` gives the payload offset of a new object (its header is
+in the 64 bytes before it). The writer then calls ``finished`` once the object is sealed *and its place is in a message on its way*, or
+``abandon`` if it will never be. A grant is returned only while no write in it is under way, so that bytes which the store has freed are
+never written.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from __future__ import annotations
 from zfabric.machines.common.extents import HEADER_BYTES, footprint
 
 Rest = tuple[int, int, tuple[tuple[int, int], ...]]
-"""What is said of a grant that is returned, as in ``ReturnGrant``: (offset, used, gaps)."""
+"""What ``ReturnGrant`` reports of a grant: (offset, used, gaps)."""
 LEAST_ROOM = 64 * 2**10
-"""Room that a grant is still kept for: smaller values are rarely written to the arena."""
+"""Room for which a grant is still retained: smaller values are rarely written to the arena."""
 
 
 class Grant:
-    """One range: ``used`` bytes of it are given to objects, of which ``writing`` are under way."""
+    """One range: ``used`` bytes of it belong to objects, and ``writing`` are the objects being written."""
 
     __slots__ = ("exact", "gaps", "offset", "size", "used", "writing")
 
@@ -30,7 +30,7 @@ class Grant:
         self.gaps: list[tuple[int, int]] = []
 
     def take(self, need: int) -> int | None:
-        """The start of ``need`` bytes of this grant: those of an abandoned object, or the next ones."""
+        """Allocate ``need`` bytes, in the gap of an abandoned object or at the end; return the start, or None if there is no room."""
         for index, (start, size) in enumerate(self.gaps):
             if size >= need:
                 del self.gaps[index]
@@ -46,7 +46,7 @@ class Grant:
         return start
 
     def abandon(self, start: int) -> None:
-        """The object that was to be at ``start`` will not be."""
+        """Free the bytes of an object that will not be written."""
         size = self.writing.pop(start)
         if start + size == self.offset + self.used:
             self.used -= size
@@ -65,18 +65,18 @@ class Grants:
         return len(self._grants)
 
     def add(self, offset: int, size: int) -> None:
-        """A range to bump-allocate in (``Granted`` for a ``Reserve`` that was not exact)."""
+        """Add a grant to allocate objects in (``Granted`` for a ``Reserve`` that was not exact)."""
         self._grants[offset] = Grant(offset, size, False)
 
     def add_exact(self, offset: int, size: int) -> int:
-        """The room of exactly one object (``Granted`` for an exact ``Reserve``): its payload offset."""
+        """Add room for exactly one object (``Granted`` for an exact ``Reserve``); return its payload offset."""
         grant = Grant(offset, size, True)
         grant.take(size)
         self._grants[offset] = grant
         return offset + HEADER_BYTES
 
     def allocate(self, size: int) -> int | None:
-        """The payload offset of a new object of ``size`` bytes, or None if a ``Reserve`` is needed first."""
+        """Allocate an object of ``size`` bytes; return its payload offset, or None if a ``Reserve`` is needed first."""
         need = footprint(size)
         for grant in self._grants.values():
             if not grant.exact:
@@ -86,7 +86,7 @@ class Grants:
         return None
 
     def nearly_spent(self, size: int, least: int) -> bool:
-        """Whether it is time to ask for the next grant: less than ``least`` bytes are left, or, before one was used up, less than half."""
+        """Whether to request the next grant: less than ``least`` bytes are left, or, before the first grant was used up, less than half."""
         need = footprint(size)
         shared = [grant for grant in self._grants.values() if not grant.exact]
         if not self._used_up:
@@ -100,9 +100,9 @@ class Grants:
         raise KeyError(f"nothing is being written at {start + HEADER_BYTES}")
 
     def finished(self, offset: int) -> Rest | None:
-        """The object with its payload at ``offset`` is sealed and on its way to the store, which closes an exact grant by itself.
+        """Record that the object with its payload at ``offset`` is sealed and on its way to the store.
 
-        What to return to the store if that fills its grant.
+        Return the grant's row for ``ReturnGrant`` if this object fills it. The store closes an exact grant itself.
         """
         start = offset - HEADER_BYTES
         grant = self._holding(start)
@@ -115,7 +115,7 @@ class Grants:
         return None
 
     def abandon(self, offset: int) -> Rest | None:
-        """The object at ``offset`` will not be written. What to return to the store if that ends its grant."""
+        """Record that the object at ``offset`` will not be written. Return the grant's row for ``ReturnGrant`` if that ends it."""
         start = offset - HEADER_BYTES
         grant = self._holding(start)
         grant.abandon(start)
@@ -126,9 +126,9 @@ class Grants:
         return grant.offset, grant.used, tuple(sorted(grant.gaps))
 
     def spent(self, size: int) -> list[Rest]:
-        """Grants without room for an object of ``size`` bytes, to return. They are no longer held.
+        """Remove grants without room for an object of ``size`` bytes; return their rows.
 
-        If none has such room, the roomiest one stays, which smaller objects may still fit in.
+        If none has such room, the one with the most room remains: smaller objects may fit.
         """
         need = footprint(size)
         shared = sorted((grant for grant in self._grants.values() if not grant.exact), key=lambda grant: grant.used - grant.size)
@@ -139,9 +139,9 @@ class Grants:
         return [self._drop(grant) for grant in full if not grant.writing]
 
     def idle(self, keep: int = 0) -> list[Rest]:
-        """Grants that nothing is being written in, to return. They are no longer held.
+        """Remove grants in which nothing is being written; return their rows.
 
-        Those with the least left are kept, as long as that is ``keep`` bytes together at most.
+        Grants with the least room are retained, as long as they have ``keep`` bytes together at most.
         """
         returned = []
         for grant in sorted(self._grants.values(), key=lambda grant: grant.size - grant.used):
@@ -152,14 +152,14 @@ class Grants:
         return returned
 
     def give_back(self, offset: int) -> Rest | None:
-        """Answer to ``RecallGrant``: what to return, or None if it is in use or not ours."""
+        """Remove a grant that the store recalled; return its row, or None if it is in use or not ours."""
         grant = self._grants.get(offset)
         return self._drop(grant) if grant is not None and not grant.writing else None
 
     def rows(self) -> tuple[tuple[int, int, int], ...]:
-        """What ``GrantsHeld`` says after a daemon's restart: (offset, size, used).
+        """Rows of ``GrantsHeld`` for a restarted daemon: (offset, size, used).
 
-        What is finished is no longer ours to speak of, so from here on each grant is only its rest (used 0), and each object being
+        Finished objects are the store's to report. So from here on each grant is only its unused rest (used 0), and each object being
         written has an exact grant of its own (used to its end).
         """
         held: dict[int, Grant] = {}

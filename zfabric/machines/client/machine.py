@@ -1,9 +1,9 @@
-"""The client: what one process submits, holds and waits for. A driver, a worker and an actor have one each.
+"""The client: what one process submits, holds and waits for. Each driver, worker and actor process has one.
 
-What a user's call does is a plain method here or in a part, not a message; ``step`` handles what the fabric sends. All messages to the
-local scheduler go through one ordered outbox of batches: ``Hold`` is ahead of ``Release``, and ``Put`` ahead of the row that names the
-value. Rows are retained until their outcome arrives, values (and, for values in the arena, their rows) until the last ref is dropped:
-after a restart of the daemon, ``rejoin`` repeats all of them.
+A user's operation is a plain method here or in a part, not a message; ``step`` handles messages of the fabric. All messages to the local
+scheduler go through one ordered outbox of batches: ``Hold`` is ahead of ``Release``, and ``Put`` ahead of the row that names the value.
+Rows are retained until their outcome arrives, values (and the rows of values in the arena) until the last ref is dropped. After a restart
+of the daemon, ``rejoin`` repeats all of them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from zfabric.protocol.messages import OK, Row
 
 
 class Client:
-    """One process's side of the fabric. The shell holds one lock around every call."""
+    """One process's side of the fabric. The shell holds one lock around every method call."""
 
     def __init__(self, address: Address, config: Config) -> None:
         self.address = address
@@ -51,15 +51,15 @@ class Client:
         self.welcomed = False
         self.farewell: str | None = None
         self.leaving = False
-        """Whether this process said goodbye, and no ``Farewell`` has arrived."""
+        """Whether this process sent ``Goodbye``, and no ``Farewell`` has arrived."""
         self.refused: m.Refused | None = None
         self.written: dict[bytes, Row] = {}
         """``Put`` rows of values in the arena that the store has not acknowledged."""
         self.committed: dict[bytes, str] = {}
-        """Durable values that the control store has answered for: an error, or empty."""
+        """Durable values that the control store has answered for, each with an error or the empty string."""
         self.notices: deque[m.Notice | m.LogLines] = deque()
         self.printed = False
-        """Whether output was written that is to be shown ahead of an outcome: by this process, or by a task that has ended."""
+        """Whether this process, or a task that has ended, wrote output that is to be shown ahead of an outcome."""
         self.counts: Counter[str] = Counter()
         self._controls: list[Effect] = []
         """Messages to the object store."""
@@ -81,14 +81,14 @@ class Client:
         self.tasks = Tasks(self.objects, self.outbox, self.direct, self.references, self.retained, self.unread, self.calls)
         self.releases = Releases(self.objects, self.outbox, self.pins, self.retained, self.unread, self.calls, self.tasks)
 
-        # The shell reads these with each task: they are the tables of the parts.
+        # The shell uses these tables of the parts with each task.
         self.entries = self.objects.entries
         self.submitted = self.tasks.submitted
         self.dropped = self.objects.dropped
         self.unviewed = self.releases.unviewed
         self.handlers = Handlers(self.counts, self._accepted())
 
-    # -- what waits to be sent --
+    # -- what is to be sent --
 
     @property
     def unfinished(self) -> int:
@@ -97,23 +97,23 @@ class Client:
 
     @property
     def unsent(self) -> int:
-        """Rows in the batch that is being filled."""
+        """Number of rows in the batch that is being filled."""
         return len(self.outbox.tail)
 
     @property
     def has_unsent(self) -> bool:
-        """Whether anything waits to be sent."""
+        """Whether anything is to be sent."""
         return bool(self.submitted or self.outbox or self._controls or self.calls.unsent or self.direct.unsent)
 
     @property
     def urgent(self) -> bool:
-        """Whether some of it must leave at once: all but released refs, and reports of tasks that a worker has already."""
+        """Whether anything must be sent at once: all but released refs, and reports of tasks that a worker has already."""
         return bool(self.submitted or self._controls) or self.outbox.urgent or self.calls.unsent or self.direct.urgent
 
-    # -- what users do --
+    # -- operations of users --
 
     def put(self, identifier: bytes, value: bytes | Place, contained: tuple[bytes, ...], durable: bool) -> None:
-        """Enter a value that exists, inline or written into one of this process's grants."""
+        """Enter an existing value, inline or written into one of this process's grants."""
         self.entries[identifier] = value if type(value) is bytes else ObjectEntry(1, OK, value, None)
         if contained:
             self.calls.results.share(contained)
@@ -123,7 +123,7 @@ class Client:
         self.outbox.add(m.Put, (identifier, value, contained, durable))
 
     def cancel(self, identifiers: tuple[bytes, ...], force: bool, recursive: bool) -> None:
-        """Ask for tasks and calls to be stopped. The scheduler stops the children of a call, like those of a task."""
+        """Request that tasks and calls are stopped. The scheduler stops the children of a call, like those of a task."""
         self.unread.expected(identifiers)
         tasks = tuple(each for each in identifiers if not self.calls.cancel(each, "cancelled"))
         self.tasks.cancel(tasks, force, recursive)
@@ -136,17 +136,17 @@ class Client:
         self._controls.append(Send(self.store, message))
 
     def say(self, message: m.Message) -> None:
-        """Send a message to the local scheduler, behind all that was added to the outbox before."""
+        """Send a message to the local scheduler, behind everything in the outbox."""
         if type(message) is m.Goodbye:
             self.leaving = True
         if type(message) in (m.Goodbye, m.Query):
             self.direct.report_counts()
         self.outbox.add_message(message)
 
-    # -- the contract --
+    # -- the machine --
 
     def step(self, now: float, source: Address, message: m.Message) -> None:
-        """Handle one message of the fabric; calls that waited for what it has brought may then go."""
+        """Handle one message of the fabric, then send calls that waited for its content."""
         self.handlers[type(message)](now, source, message)
         calls = self.calls
         if calls.awaited:
@@ -155,7 +155,7 @@ class Client:
             calls.progress()
 
     def on_objects(self, now: float, source: Address, message: m.Objects) -> None:
-        """The scheduler or the store sent values that were requested, or places of values."""
+        """Store values that were requested, or places of values, from the scheduler or the store."""
         objects = self.objects
         for identifier, status, value, contained in message.rows:
             objects.fetching.discard(identifier)
@@ -172,7 +172,7 @@ class Client:
             objects.settle(identifier, entry, status, value)
 
     def on_recall_pins(self, now: float, source: Address, message: m.RecallPins) -> None:
-        """The store is short of room: unpin objects that no value looks into. They are fetched again when they are wanted."""
+        """Unpin objects that no value looks into: the store is short of room. They are fetched again when they are wanted."""
         waited_for = set[bytes]().union(*self.objects.gets.values())
         for identifier in message.object_ids:
             if self.pins.viewed(identifier) or identifier in waited_for:
@@ -183,40 +183,40 @@ class Client:
             self.pins.release(identifier)
 
     def on_answer(self, now: float, source: Address, message: m.Answer) -> None:
-        """The answer to a query, of the program or of a call that waits to be sent."""
+        """Handle the answer to a query of the program, or of a call that waits to be sent."""
         if self.queries.answered(message.token) and not self.calls.heard(message.token):
             self.queries.add_answer(message)
 
     def on_put_committed(self, now: float, source: Address, message: m.PutCommitted) -> None:
-        """Durable values are committed, or could not be."""
+        """Record durable values that were committed, or could not be."""
         for identifier in message.object_ids:
             self.committed[identifier] = message.error
 
     def on_welcome(self, now: float, source: Address, message: m.Welcome) -> None:
-        """The scheduler has registered this process."""
+        """Record that the scheduler has registered this process."""
         self.job = message.job
         self.node = message.node
         self.welcomed = True
 
     def on_refused(self, now: float, source: Address, message: m.Refused) -> None:
-        """A message of this process does not fit."""
+        """Record that the scheduler refused a message of this process."""
         if self.leaving and message.kind == "JobEndedError":
-            self.on_farewell(now, source, m.Farewell(""))  # The daemon before this one ended the job, and died before it could say so.
+            self.on_farewell(now, source, m.Farewell(""))  # An earlier daemon ended the job, and died before it could send this.
             return
         self.refused = message
         self.counts["refused_by_scheduler"] += 1
 
     def on_farewell(self, now: float, source: Address, message: m.Farewell) -> None:
-        """The job has ended."""
+        """Record the end of the job."""
         self.farewell = message.reason
         self.leaving = False
 
     def on_notice(self, now: float, source: Address, message: m.Notice | m.LogLines) -> None:
-        """A notice or log lines for the user; the shell shows them."""
+        """Store a notice or log lines for the user; the shell shows them."""
         self.notices.append(message)
 
     def on_output_written(self, now: float, source: Address, message: m.OutputWritten) -> None:
-        """A task that has an outcome in this process, or will soon, wrote output."""
+        """Note that a task wrote output whose outcome has arrived, or will soon."""
         self.printed = True
 
     # -- after a restart of the daemon --
@@ -228,7 +228,7 @@ class Client:
         self.direct.connect(daemon)
 
     def rejoin(self, register: m.Register, running: tuple[m.Message, ...] = (), unread: tuple[Row, ...] = ()) -> None:
-        """Repeat all that this process holds and has requested, in place of whatever was waiting to be sent.
+        """Repeat everything that this process holds and has requested; whatever was to be sent is dropped.
 
         A worker adds what it runs, and the places that came with tasks it has not begun.
         """
@@ -252,17 +252,17 @@ class Client:
         for message in rejoin.requests(self.tasks, self.calls, self.queries.asked.values(), self.leaving):
             self.say(message)
 
-    # -- the rest of the contract --
+    # -- the rest of the machine --
 
     def tick(self, now: float) -> None:
-        """Nothing here depends on time."""
+        """Do nothing: nothing here depends on time."""
 
     def next_deadline(self) -> float | None:
-        """Never."""
+        """None: nothing here depends on time."""
         return None
 
     def take_effects(self, now: float) -> list[Effect]:
-        """All that waits to be sent, as one batch a kind."""
+        """Take everything that is to be sent, one batch of each kind in a row."""
         if self.submitted:
             self.tasks.take_up()
         if self.dropped or self.unviewed:
@@ -270,14 +270,14 @@ class Client:
         return self.take_said()
 
     def take_first(self) -> Send | None:
-        """The only task or call to be sent: the program is about to wait for it, so it may leave ahead of all else."""
+        """Take the only task or call to send: the program is about to wait for it, so it may leave ahead of everything else."""
         return self.direct.take() or self.calls.take_lone()
 
     def take_said(self) -> list[Effect]:
-        """Messages that were added so far, without the releases of dropped refs.
+        """Take messages that were added so far, without releases of dropped refs.
 
-        A worker sends these, then the ends of its tasks, then the rest: the scheduler must know that a value which a task returns contains
-        a ref before the task's own ref to it is released.
+        A worker sends these, then the ends of its tasks, then the rest: before the task's own ref is released, the scheduler must have
+        received that a value which the task returns contains it.
         """
         self.calls.ask()
         effects, self._controls = self._controls, []
@@ -297,7 +297,7 @@ class Client:
         return {**self.counts, "entries": len(self.entries), "unfinished": self.unfinished, "pinned": len(self.pins.tellings)}
 
     def check_invariants(self) -> None:
-        """Numbers of refs are not negative, and unread failures belong to objects with refs."""
+        """Check that numbers of refs are not negative, and that unread failures belong to objects with refs."""
         for task_id, (_, names) in self.unread.held.items():
             if not names <= self.entries.keys():
                 raise InvariantViolation(f"a failure of {task_id.hex()} is held, which nobody can read any more")

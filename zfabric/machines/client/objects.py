@@ -13,21 +13,21 @@ from zfabric.protocol.messages import OK, Row
 
 
 class ObjectTable:
-    """Entries by object id. The other parts of a client share it; containers are never replaced, so they may store them."""
+    """Entries by object id. The other parts of a client share it. Its containers are never replaced, so parts may store them."""
 
     def __init__(self, outbox: Outbox) -> None:
         self.entries: dict[bytes, ObjectEntry | Row | bytes] = {}
         self.fetching: set[bytes] = set()
         """Objects that were requested and have not arrived."""
         self.gets: dict[int, Sequence[bytes]] = {}
-        """Objects that each ``get`` in progress waits for. None of them is unpinned before all have arrived, so that no two of them
-        take each other's room in turn."""
+        """Objects that each ``get`` in progress waits for. None of them is unpinned before all have arrived, so that no two of them take
+        each other's room in turn."""
         self.watchers: dict[bytes, list[Callable[[bytes], None]]] = {}
         """Callbacks to call when an object's outcome arrives."""
         self.dropped: deque[bytes] = deque()
         """Refs that finalizers dropped. They take no lock; ``Releases.settle`` does the rest."""
         self.failures = 0
-        """Failed values that have arrived. A ``get`` of many objects searches them for a failure only after this has changed."""
+        """Number of failed values that have arrived. A ``get`` of many objects searches for failures only after this has changed."""
         self._outbox = outbox
 
     def entry(self, identifier: bytes) -> ObjectEntry | None:
@@ -44,7 +44,7 @@ class ObjectTable:
         return [(identifier, entry) for identifier in list(self.entries) if (entry := self.entry(identifier)) is not None]
 
     def lookup(self, identifier: bytes) -> ObjectEntry:
-        """The entry of an object. One without an entry gets one without refs: the program has a ref that is not counted here."""
+        """The entry of an object. If there is none, one without refs is made: the program has a ref that is not counted here."""
         entry = self.entry(identifier)
         if entry is None:
             entry = self.entries[identifier] = ObjectEntry(0, ABSENT, None, None)
@@ -52,7 +52,7 @@ class ObjectTable:
         return entry
 
     def want(self, identifiers: Iterable[bytes]) -> None:
-        """Request values that have not arrived and are not sent unasked."""
+        """Request values that have not arrived and will not be sent unasked."""
         entries = self.entries
         for identifier in identifiers:
             found = entries.get(identifier)
@@ -64,7 +64,7 @@ class ObjectTable:
                 self._outbox.add(m.Fetch, identifier)
 
     def at_hand(self, identifier: bytes) -> bool:
-        """Whether the outcome is in this process: ``get`` need not wait."""
+        """Whether the outcome is in this process, so that ``get`` need not wait."""
         found = self.entries.get(identifier)
         return type(found) is bytes or (type(found) is ObjectEntry and found.data is not None)
 
@@ -74,7 +74,7 @@ class ObjectTable:
         return type(found) is bytes or (type(found) is ObjectEntry and found.status >= 0)
 
     def first_failure(self, identifiers: Iterable[bytes]) -> tuple[bytes, ...]:
-        """The first of these objects whose outcome is a failure that is in this process; empty if none is."""
+        """The first of these objects that has failed, if its failure is in this process; empty otherwise."""
         for identifier in identifiers:
             found = self.entries.get(identifier)
             if type(found) is ObjectEntry and found.status > OK:
@@ -84,7 +84,7 @@ class ObjectTable:
         return ()
 
     def settle(self, identifier: bytes, entry: ObjectEntry, status: int, data: bytes | Place | None) -> None:
-        """Enter an outcome, and call its watchers once the value is in this process."""
+        """Store an outcome, and call its watchers once the value is in this process."""
         entry.status = status
         entry.data = data
         if status != OK:
@@ -102,7 +102,7 @@ class ObjectTable:
         self.want((identifier,))
 
     def give_up_watching(self) -> None:
-        """No outcome arrives any more: call all watchers as if theirs had."""
+        """Call all watchers, as if their outcomes had arrived: none arrives any more."""
         while self.watchers:
             identifier, watchers = self.watchers.popitem()
             for watcher in watchers:

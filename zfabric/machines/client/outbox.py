@@ -1,4 +1,4 @@
-"""Messages of a process to its daemon, gathered into batches of one kind."""
+"""Messages of a process to its daemon, collected into batches of one kind."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Outbox:
 
     @property
     def urgent(self) -> bool:
-        """Whether some of it must leave at once: all but released refs."""
+        """Whether anything except released refs is to be sent: it must leave at once."""
         batches = self._batches
         return bool(batches) and (len(batches) > 1 or batches[0][0] is not m.Release)
 
@@ -39,17 +39,17 @@ class Outbox:
         self.tail.append(item)
 
     def add_message(self, message: m.Message) -> None:
-        """Add a whole message, behind all that was added before and ahead of what is added next."""
+        """Add a whole message, behind everything added before and ahead of everything added later."""
         self._end_tail()
         self._batches.append((None, [message]))
 
     def clear(self) -> None:
-        """Send nothing of it."""
+        """Drop everything that was added."""
         self._batches = []
         self._end_tail()
 
     def take(self, scheduler: Address, store: Address) -> list[Effect]:
-        """Take all of it out, as messages."""
+        """Take everything that was added, as messages."""
         batches, self._batches = self._batches, []
         self._end_tail()
         effects: list[Effect] = []

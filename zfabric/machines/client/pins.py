@@ -1,7 +1,7 @@
-"""The client's side of pins: the places in the arena that this process has received, and its values that look into them.
+"""The client's side of pins: places in the arena that this process has received, and its values that look into them.
 
-Each time a place is sent to this process, that is a pin (see ``Unpin``). The pins of an object are released when this process has
-neither a ref to it nor a value that looks into it.
+Each time that a place is sent to this process is a pin (see ``Unpin``). The pins of an object are released when this process has neither a
+ref to it nor a value that looks into it.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ class Pins:
 
     def __init__(self, referred: Container[bytes], unpin: Callable[[bytes], None]) -> None:
         self.tellings: Counter[bytes] = Counter()
-        """How many pins this process has on each object."""
+        """Number of pins that this process has on each object."""
         self.places: dict[bytes, Place] = {}
-        """Where those objects are."""
+        """Where the pinned objects are."""
         self.views: Counter[bytes] = Counter()
-        """How many live values of this process look into each object."""
+        """Number of live values of this process that look into each object."""
         self._referred = referred
         self._unpin = unpin
 
     def told(self, identifier: bytes, place: Place) -> None:
-        """This process received a place: that is a pin."""
+        """Count a pin: this process received a place."""
         self.tellings[identifier] += 1
         self.places[identifier] = place
 
     def view(self, identifier: bytes) -> None:
-        """A value of this process looks into an object."""
+        """Count a value of this process that looks into an object."""
         self.views[identifier] += 1
 
     def viewed(self, identifier: bytes) -> bool:
@@ -40,23 +40,23 @@ class Pins:
         return self.views.get(identifier, 0) > 0
 
     def unview(self, identifier: bytes) -> None:
-        """A value that looked into an object was deleted."""
+        """Count off a deleted value that looked into an object; unpin the object if it is no longer in use."""
         self.views[identifier] -= 1
         if self.views[identifier] <= 0:
             del self.views[identifier]
             self.let_go(identifier)
 
     def let_go(self, identifier: bytes) -> None:
-        """Unpin an object, unless it is still in use here."""
+        """Unpin an object unless it is still in use here."""
         if identifier not in self._referred and not self.viewed(identifier):
             self.release(identifier)
 
     def release(self, identifier: bytes) -> None:
-        """Unpin an object, as often as its place was received."""
+        """Release all pins on an object."""
         self.places.pop(identifier, None)
         for _ in range(self.tellings.pop(identifier, 0)):
             self._unpin(identifier)
 
     def rows(self) -> list[tuple[bytes, int, int]]:
-        """The rows of ``Pinned`` after a restart of the daemon: one for each pin."""
+        """Rows of ``Pinned`` for a restarted daemon, one for each pin."""
         return [(identifier, *self.places[identifier]) for identifier in self.tellings.elements()]

@@ -32,11 +32,11 @@ class Queries:
         self._outbox.add_message(query)
 
     def forget(self, token: int) -> None:
-        """Nobody waits for this answer any more."""
+        """Wait for this answer no longer."""
         self.asked.pop(token, None)
 
     def answered(self, token: int) -> bool:
-        """Whether an answer is expected. It is not expected again."""
+        """Remove a query that was answered. Return False if no answer was expected."""
         return self.asked.pop(token, None) is not None
 
     def add_answer(self, answer: m.Answer) -> None:

@@ -1,4 +1,4 @@
-"""Refs that this process receives: from other processes, inside values, and by copies of those it has."""
+"""Refs that this process receives: from other processes, inside values, and by copying refs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ReceivedReferences:
         self._unread = unread
 
     def add(self, identifier: bytes) -> None:
-        """Count one more ref. The scheduler hears of the first one."""
+        """Count one more ref. The scheduler is notified of the first one."""
         entry = self._objects.entry(identifier)
         if entry is None:
             entry = self._objects.entries[identifier] = ObjectEntry(0, ABSENT, None, None)
@@ -38,14 +38,14 @@ class ReceivedReferences:
         entry.refs += 1
 
     def contain(self, identifier: bytes, contained: tuple[bytes, ...]) -> None:
-        """A value to which this process has refs contains refs: count those as refs of this process while it has the value."""
+        """Record that a value contains refs: they count as refs of this process while it has refs to the value."""
         self._retained.retain_contained(identifier, contained)
-        self._unread.expected(contained)  # Whoever has that value may read them.
+        self._unread.expected(contained)  # Whoever receives that value may read them.
         for inner in contained:
             self.add(inner)
 
     def contain_failure(self, identifier: bytes, payload: bytes) -> None:
-        """An error that a value has become contains refs: count them likewise."""
+        """Record the refs inside an error, as ``contain`` does for a value."""
         refs = refs_in(payload)
         if refs and identifier not in self._retained.containing:
             self.contain(identifier, refs)

@@ -1,4 +1,4 @@
-"""What a client repeats to a restarted daemon: all that it holds, then all requests without an answer.
+"""What a client repeats to a restarted daemon: everything it holds, then all requests without an answer.
 
 ``local_scheduler/lifecycle/recovery.py`` says what the scheduler does with each kind.
 """

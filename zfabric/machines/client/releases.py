@@ -1,4 +1,4 @@
-"""Refs that the program has dropped: what is removed with the last one, here and at the scheduler."""
+"""Refs that the program has dropped: what is removed with the last one, here and in the scheduler."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RELEASE = m.Release
 
 
 class Releases:
-    """Drops refs and views in batches, under the client's lock: finalizers, which take no lock, append to two queues."""
+    """Drops refs and views in batches, under the client's lock. Finalizers, which take no lock, append to its two queues."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Releases:
     ) -> None:
         self.dropped = objects.dropped
         self.unviewed: deque[bytes] = deque()
-        """Objects in the arena, each for one value that looked into it and was deleted."""
+        """Object ids, one for each deleted value that looked into the arena."""
         self._objects = objects
         self._entries = objects.entries
         self._outbox = outbox
@@ -45,7 +45,7 @@ class Releases:
         self._calls = calls
         self._tasks = tasks
         self._rarities = (pins.tellings, retained.lineage, retained.containing, retained.needed, tasks.cancelled, calls.targets)
-        """Tables of which at least one has an entry if dropping a ref to a small value may take more than removing its entry."""
+        """Tables that are mostly empty. If all are, dropping a ref to a small value only removes its entry."""
 
     def settle(self) -> None:
         """Drop the refs in ``dropped``, then unpin the objects that no value looks into any more."""
@@ -88,13 +88,13 @@ class Releases:
             self._pins.unview(unviewed.popleft())
 
     def _concerns_others(self, identifier: bytes) -> bool:
-        """Whether more than the entry of a call's small result must go: another process needs it, or a table of this one names it."""
+        """Whether the small result of a call is more than its entry: another process needs it, or a table of this one names it."""
         retained = self._retained
         shared = identifier in self._calls.results.ids or identifier in self._tasks.cancelled
         return shared or identifier in retained.needed or identifier in retained.containing
 
     def _release(self, identifier: bytes, entry: ObjectEntry) -> None:
-        """Release what the tables have of an object besides its entry."""
+        """Release what the tables hold of an object besides its entry."""
         retained = self._retained
         if entry.row is None:
             self._tasks.forget_cancelled(identifier)

@@ -1,10 +1,10 @@
-"""The client's side of room in the arena: what was asked of the object store, what it answered, and the grants that came of it.
+"""The client's side of room in the arena: requests to the object store, its answers, and the grants that result.
 
-Room for one large object is reserved exactly; smaller ones share grants. A process that uses up one grant after the other asks for the
-next while it writes into the last (``ahead``), so that a put waits for no round trip, and wishes for larger and larger ones (``wish``);
-where the store has no room for grants, each object has a room of its own, which may be a file on disk. The wish grows since
-the more a grant holds, the longer its successor may take to come, and the larger may be what shares it. When it writes no more, it
-gives back what it has too much (``rest``). Not thread-safe: the client's lock is held.
+Room for one large object is reserved exactly; smaller ones share grants. A process that uses up one grant after the other requests the next
+while it writes into the last (``ahead``), so that a put waits for no round trip. Each request is for a larger grant than the one before
+(``wish``): the more a grant holds, the longer its successor may take to arrive, and the larger are the objects that can share it. Where the
+store has no room for grants, each object has room of its own, which may be a file on disk. Once the process writes no more, it returns what
+it has too much (``rest``). Not thread-safe: the client's lock is held.
 """
 
 from __future__ import annotations
@@ -18,41 +18,42 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address
 
 AHEAD_GRANTS = 2
-"""Grants' worth of room that a process has which uses up one after the other: a new one may take as long to come as one to fill."""
+"""Room that a process which uses up one grant after the other has ahead, in usual grants: a new one may take as long to arrive as one to
+fill."""
 WISH_MOST = 8
-"""Usual grants' worth that a process wishes for in one grant at most: several milliseconds of copying, and some more round trips."""
+"""Size of the largest grant that a process requests, in usual grants: several milliseconds of copying, and some more round trips."""
 AHEAD_PATIENCE = 1.0
-"""Seconds that a request for a grant may wait which nobody waits for yet."""
+"""Seconds that the store may delay a request for a grant which no put waits for."""
 
 
 class Reservations:
-    """Requests for room, by token; ``tell`` says something to the object store."""
+    """Requests for room, by token. ``tell`` sends a message to the object store."""
 
     def __init__(self, config: Config, token: Callable[[], int], tell: Callable[[m.Message], None]) -> None:
         self.grants = Grants()
         self.requests: dict[int, m.Reserve] = {}
-        """Those that were not answered yet."""
+        """Requests without an answer."""
         self.answers: dict[int, m.Granted | m.NoSpace] = {}
         """Answers that nobody has taken yet."""
         self.ahead = 0
-        """The request for the next grant, made before the last one is used up; 0 if there is none."""
+        """Token of the request for the next grant, made before the last one is used up; 0 if there is none."""
         self.wish = config.grant_bytes
-        """How large the next grant is liked best: twice as large as the one before."""
+        """Size that the next request for a grant asks for: twice the size of the one before."""
         self._alone = False
-        """Whether the store has no grants to share at present."""
+        """Whether the store at present has no grants to share."""
         self._rested = False
         self._grant_bytes = config.grant_bytes
         self._token = token
         self._tell = tell
 
-    # -- asking --
+    # -- requests --
 
     def shares(self, size: int) -> bool:
-        """Whether an object of ``size`` bytes is to share a grant with others, rather than have room of its own."""
+        """Whether an object of ``size`` bytes shares a grant with others, rather than having room of its own."""
         return footprint(size) <= self.wish // 2 and not self._alone
 
     def reserve(self, size: int, exact: bool, patience: float) -> int:
-        """Ask for room; the answer comes under the token."""
+        """Request room; the answer arrives under the returned token."""
         token = self._token()
         request = self.requests[token] = m.Reserve(token, size, 0 if exact else self.wish, patience)
         self._tell(request)
@@ -60,7 +61,10 @@ class Reservations:
         return token
 
     def allocate(self, size: int) -> int | None:
-        """The payload offset of a new object in a grant, or None: a grant must be reserved first, or has been (``ahead``)."""
+        """Allocate a new object in a grant; return its payload offset.
+
+        None if there is no room: a grant must be reserved first, or is on its way (``ahead``).
+        """
         self._rested = False
         offset = self.grants.allocate(size)
         least = max(AHEAD_GRANTS * self._grant_bytes, self.wish // 2)
@@ -72,15 +76,15 @@ class Reservations:
         return offset
 
     def answered(self, token: int) -> bool:
-        """Whether a request waits no longer."""
+        """Whether a request has been answered."""
         return token not in self.requests
 
     def take(self, token: int) -> m.Granted | m.NoSpace | None:
-        """The answer to a request, once; None if there is none, or it was a grant asked for ahead."""
+        """Take the answer to a request. None if there is none, or if the answer was a grant requested ahead."""
         return self.answers.pop(token, None)
 
     def forsake(self, token: int) -> None:
-        """The room that was asked for is not wanted any more; should it come, it goes back."""
+        """Give up a request; room that arrives for it is returned."""
         if token == self.ahead:
             self.ahead = 0
         self.requests.pop(token, None)
@@ -91,21 +95,21 @@ class Reservations:
     # -- writing --
 
     def finished(self, offset: int) -> None:
-        """The object with its payload at ``offset`` is sealed, and its place is in a message on its way."""
+        """Record that the object with its payload at ``offset`` is sealed, and its place is in a message on its way."""
         row = self.grants.finished(offset)
         if row is not None:
             self._tell(m.ReturnGrant(*row))
 
     def abandon(self, offset: int) -> None:
-        """The object at ``offset`` will not be written."""
+        """Record that the object at ``offset`` will not be written."""
         row = self.grants.abandon(offset)
         if row is not None:
             self._tell(m.ReturnGrant(*row))
 
-    # -- what the store says --
+    # -- answers of the store --
 
     def on_granted(self, now: float, source: Address, message: m.Granted) -> None:
-        """The store granted room. Return it if no request waits for it any more."""
+        """Store the room that was granted, or return it if no request waits for it any more."""
         if self.requests.pop(message.token, None) is None:
             self._tell(m.ReturnGrant(message.offset, 0))
         elif message.token == self.ahead:
@@ -116,25 +120,25 @@ class Reservations:
             self.answers[message.token] = message
 
     def on_no_space(self, now: float, source: Address, message: m.NoSpace) -> None:
-        """The store has no room for a request."""
+        """Record that the store has no room for a request."""
         if self.requests.pop(message.token, None) is None:
             return
         self.wish = self._grant_bytes
         self._alone = self._alone or message.kind == "alone"
         if message.token == self.ahead:
-            self.ahead = 0  # Whoever needs the room asks again, with more patience.
+            self.ahead = 0  # A put that needs the room will request it again, with more patience.
         else:
             self.answers[message.token] = message
 
     def on_recall_grant(self, now: float, source: Address, message: m.RecallGrant) -> None:
-        """The store is short of room: return this grant if it is idle."""
+        """Return this grant if it is idle: the store is short of room."""
         self.wish = self._grant_bytes
         row = self.grants.give_back(message.offset)
         if row is not None:
             self._tell(m.ReturnGrant(*row))
 
     def rest(self) -> None:
-        """Called now and then: if nothing was written since the last time, what is too much is given back, and wishes are small again."""
+        """Return surplus grants and make small requests again if nothing was written since the last call. Called now and then."""
         if self._rested and self.wish > self._grant_bytes:
             self.wish = self._grant_bytes
             for row in self.grants.idle(self._grant_bytes):
@@ -144,11 +148,11 @@ class Reservations:
     # -- after a restart of the daemon --
 
     def rows(self) -> tuple[tuple[int, int, int], ...]:
-        """What ``GrantsHeld`` says: (offset, size, used) of grants, and of room that came and was not taken."""
+        """Rows of ``GrantsHeld``: (offset, size, used) of grants, and of granted room that nobody has taken."""
         untaken = (answer for answer in self.answers.values() if type(answer) is m.Granted)
         return (*self.grants.rows(), *((answer.offset, answer.size, 0) for answer in untaken))
 
     def ask_again(self) -> None:
-        """A new daemon has heard none of the requests."""
+        """Repeat all requests to a restarted daemon."""
         for request in self.requests.values():
             self._tell(request)

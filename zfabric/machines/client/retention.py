@@ -1,8 +1,8 @@
 """What a client retains of objects besides their entries.
 
-When the last ref to an object is dropped in this process, its entry is removed and the scheduler is told. Two things stay. What a row
-without an outcome names: a restarted scheduler may need it. And the rows of values that are only in the arena, for as long as those
-may have to be made again. Refs inside a value count as refs of this process while it has the value.
+When the last ref to an object is dropped in this process, its entry is removed and the scheduler is notified. Two things are retained
+longer. Objects that a row without an outcome names: a restarted scheduler may need them. And task rows of values that are only in the
+arena, as long as a rebuild may need them. Refs inside a value count as refs of this process while it has the value.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ class RetainedObjects:
 
     def __init__(self, objects: ObjectTable, pins: Pins) -> None:
         self.lineage: dict[bytes, Row] = {}
-        """Rows of values that are in the arena, and of actors: a restarted scheduler would make them from these."""
+        """Rows of values in the arena, and of actors: a restarted scheduler makes them again from these."""
         self.values: dict[bytes, set[bytes]] = {}
-        """For tasks of these that have several values: the values to which this process has refs."""
+        """For tasks of ``lineage`` with several values: the values to which this process has refs."""
         self.needed: Counter[bytes] = Counter()
-        """Objects that rows without an outcome name, each with the number of those rows."""
+        """Number of rows without an outcome that name each object."""
         self.retired: dict[bytes, ObjectEntry] = {}
-        """Outcomes of needed objects to which this process has no ref any more, for a restarted scheduler."""
+        """Outcomes of needed objects to which this process has no ref any more."""
         self.containing: dict[bytes, tuple[bytes, ...]] = {}
-        """Refs inside values that this process has, for a restarted scheduler."""
+        """Refs inside each value that this process has."""
         self._objects = objects
         self._pins = pins
 
     # -- rows without an outcome --
 
     def need(self, row: Row) -> tuple[bytes, ...]:
-        """Retain the objects that a row names until ``release_needs``. Returns them: dependencies first, then refs inside arguments."""
+        """Retain the objects that a row names until ``release_needs``; return them: dependencies, then refs inside arguments."""
         names = _names(row)
         self.needed.update(names)
         return names
 
     def release_needs(self, row: Row) -> None:
-        """A row that names objects has its outcome."""
+        """Release the objects that a row named, which has its outcome."""
         needed = self.needed
         for identifier in _names(row):
             needed[identifier] -= 1
@@ -56,21 +56,21 @@ class RetainedObjects:
     # -- lineage --
 
     def retain_row(self, task_id: bytes, row: Row) -> None:
-        """A value of this task is in the arena, or it makes an actor."""
+        """Retain the row of a task that has a value in the arena or makes an actor."""
         self.lineage[task_id] = row
 
     def retain_values(self, task_id: bytes, held: set[bytes]) -> None:
-        """This process has refs to these of a task's several values."""
+        """Record to which values of a task with several values this process has refs."""
         self.values[task_id] = held
 
     def add_value(self, identifier: bytes) -> None:
-        """This process has a ref to a value again."""
+        """Record that this process has a ref to a value again."""
         held = self.values.get(identifier[:TASK_BYTES])
         if held is not None:
             held.add(identifier)
 
     def release_value(self, identifier: bytes) -> None:
-        """This process has no ref to a value any more. With the last value of its task, the row is released."""
+        """Record that this process has no ref to a value. The last value of a task releases its row."""
         task_id = identifier[:TASK_BYTES]
         if task_id not in self.lineage:
             return
@@ -81,7 +81,7 @@ class RetainedObjects:
             self.release_row(task_id)
 
     def release_row(self, task_id: bytes) -> None:
-        """Nothing of a task is to be made again."""
+        """Release the row of a task of which nothing will be rebuilt."""
         row = self.lineage.pop(task_id, None)
         self.values.pop(task_id, None)
         if row is not None and (row[3] or len(row) > 4):
@@ -90,17 +90,17 @@ class RetainedObjects:
     # -- refs inside values --
 
     def retain_contained(self, identifier: bytes, contained: tuple[bytes, ...]) -> None:
-        """A value that this process has contains these refs."""
+        """Record the refs inside a value that this process has."""
         self.containing[identifier] = contained
 
     def release_contained(self, identifier: bytes) -> None:
-        """This process does not have the value any more: drop the refs inside."""
+        """Drop the refs inside a value that this process no longer has."""
         self._objects.dropped.extend(self.containing.pop(identifier, ()))
 
     # -- objects without a ref --
 
     def retire(self, identifier: bytes, entry: ObjectEntry, row: Row | None) -> None:
-        """This process has no ref to an object. Retain its outcome as long as a row without an outcome names it."""
+        """Retain the outcome of an object without a ref for as long as a row without an outcome names it."""
         if self.needed and identifier in self.needed and (type(entry.data) is bytes or row is not None):
             if type(entry.data) is bytes:
                 entry.row = None
@@ -109,12 +109,12 @@ class RetainedObjects:
             self.retired[identifier] = entry
 
     def retire_absent(self, identifier: bytes, status: int, row: Row) -> None:
-        """The same for one of several values, which has no entry."""
+        """Retain the outcome of one of several values, as ``retire`` does, where it has no entry."""
         if identifier in self.needed:
             self.retired[identifier] = ObjectEntry(0, status, None, row)
 
     def settle_unreferenced(self, identifier: bytes, entry: ObjectEntry, row: Row) -> None:
-        """An outcome has arrived after the last ref to it was dropped."""
+        """Handle an outcome that arrived after the last ref to it was dropped."""
         self.retire(identifier, entry, row)
         if self._pins.tellings:
             self._pins.let_go(identifier)
@@ -122,6 +122,6 @@ class RetainedObjects:
 
 
 def _names(row: Row) -> tuple[bytes, ...]:
-    """The objects that a row names: dependencies, and refs inside its arguments."""
+    """Objects that a row names: dependencies, and refs inside its arguments."""
     names: tuple[bytes, ...] = row[DEPENDENCIES]
     return names + option(row[OPTIONS], "contains", ()) if len(row) > OPTIONS else names

@@ -1,7 +1,7 @@
 """Results of calls that other processes need, too.
 
-A small result concerns only the caller and the actor: the scheduler has no record of it. It is *shared* as soon as another process
-may need it (a row or a value names it): the scheduler is then told to expect it, and receives the value when it has arrived.
+A small result concerns only the caller and the actor: the scheduler has no record of it. It is *shared* as soon as another process may need
+it, because a row or a value names it. The scheduler is then notified to expect the result, and receives the value when it has arrived.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from zfabric.protocol.messages import Row
 
 
 class SharedResults:
-    """The shared results that this process has refs to."""
+    """Shared results to which this process has refs."""
 
     def __init__(self, objects: ObjectTable, outbox: Outbox, pending: PendingCalls) -> None:
         self.ids: set[bytes] = set()
@@ -30,13 +30,13 @@ class SharedResults:
         self._pending = pending
 
     def share(self, object_ids: Iterable[bytes]) -> None:
-        """Tell the scheduler of those of these objects that are results of calls: other processes are about to receive refs to them."""
+        """Offer or announce to the scheduler any of these objects that are results of calls: other processes will receive refs to them."""
         pending = self._pending.targets
         for identifier in object_ids:
             if not is_call(identifier):
                 continue
             if identifier in self.ids and (identifier in self.awaited or identifier[:TASK_BYTES] not in pending):
-                continue  # One that is in ``ids`` only since the daemon was restarted (``share_sent``) is promised now.
+                continue  # It may be in ``ids`` only because the daemon was restarted (``share_sent``): then it is promised now.
             entry = self._objects.entry(identifier)
             if entry is None:
                 continue
@@ -49,8 +49,8 @@ class SharedResults:
                 self._outbox.add(m.Hold, identifier)
 
     def expect(self, identifier: bytes, target: Target) -> None:
-        """Tell the scheduler to expect a result that has not arrived."""
-        self._objects.entry(identifier)  # Its outcome is not a plain one, since the scheduler receives it, too.
+        """Notify the scheduler of a result that has not arrived, so that it expects it."""
+        self._objects.entry(identifier)  # As an entry, not a bare row: its outcome is sent on to the scheduler.
         self.ids.add(identifier)
         self.awaited.add(identifier)
         self._outbox.add(m.ExpectResults, self._expected(identifier, target))
@@ -60,19 +60,19 @@ class SharedResults:
         return (identifier, target.actor_id) if ahead is None else (identifier, target.actor_id, ahead)
 
     def add(self, identifier: bytes) -> None:
-        """The scheduler has this result."""
+        """Record that the scheduler has a result."""
         self.ids.add(identifier)
 
     def remove(self, identifier: bytes) -> None:
-        """This process has no ref to a result any more."""
+        """Remove a result to which this process has no ref any more."""
         self.ids.discard(identifier)
 
     def arrived(self, identifier: bytes) -> None:
-        """A result is awaited no longer."""
+        """Record that a result has arrived."""
         self.awaited.discard(identifier)
 
     def release(self, identifier: bytes) -> bool:
-        """The last ref to a result was dropped. Whether to tell the scheduler."""
+        """Handle the drop of the last ref to a result. Return whether the scheduler must be notified."""
         if identifier not in self.ids:
             return False
         if identifier[:TASK_BYTES] not in self._pending.targets:
@@ -80,13 +80,13 @@ class SharedResults:
         return True
 
     def is_private(self, identifier: bytes) -> bool:
-        """Whether the scheduler has no record of this object, and needs none."""
+        """Whether an object is the result of a call and the scheduler has no record of it."""
         return is_call(identifier) and identifier not in self.ids
 
     # -- after a restart of the daemon --
 
     def share_sent(self) -> None:
-        """Count the results of all calls that were sent as shared: a value may be in the arena, and the scheduler's record of it lost."""
+        """Count results of all calls that were sent as shared: the value may be in the arena, and the scheduler's record of it lost."""
         for call_id, target in self._pending.targets.items():
             if call_id in target.sent:
                 self.ids.update(self._pending.values_of(call_id))

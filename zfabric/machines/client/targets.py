@@ -1,4 +1,4 @@
-"""What a caller has of the actors that it calls: where each lives, and its calls that have no outcome."""
+"""A caller's record of each actor that it calls: where the actor lives, and calls of it that have no outcome."""
 
 from __future__ import annotations
 
@@ -35,38 +35,39 @@ class Target:
     def __init__(self, actor_id: bytes) -> None:
         self.actor_id = actor_id
         self.retries = 0
-        """How often a call that may have run is sent again; -1 without limit, ``LOGGED`` if the actor recognises it."""
+        """How often a call that may have run is repeated; -1 for no limit, ``LOGGED`` if the actor recognises repeated calls."""
         self.keeps = False
         """Whether the actor retains outcomes, beyond its process, until they are acknowledged: it is logged, or has checkpoints."""
         self.state = CREATING
         self.incarnation = b""
         self.attempt = 0
-        """Which of its lives that is."""
+        """The attempt number of its present life."""
         self.failure = b""
         self.unordered = False
-        """Whether it runs several calls at once, so that no call waits for the arguments of another."""
+        """Whether the actor runs several calls at once, so that no call waits for the arguments of another."""
         self.lanes: dict[bytes, deque[Row]] = {}
         """Calls that were not sent to the present incarnation: a queue for each order (``order_of``). None is empty between steps."""
         self.parked: dict[bytes, tuple[Row, bytes]] = {}
-        """Calls without an order that wait for arguments, each with the task or call that makes the first (empty: the scheduler)."""
+        """Calls without an order that wait for arguments, each with the task or call that makes the first missing one (empty: they wait for
+        the scheduler)."""
         self.sent: dict[bytes, Row] = {}
         """Calls that were sent and have no outcome, in order."""
         self.outbox: list[Row] = []
         """Calls of ``sent`` that leave with the next frame."""
         self.leaving = False
-        """Whether the program has no handle any more: the last ref is dropped once the last call has an outcome."""
+        """Whether the program has dropped its last handle: the handle's ref is released once the last call has an outcome."""
         self.tried: dict[bytes, int] = {}
-        """Calls that were sent again, and how often."""
+        """Number of times that each call was repeated."""
         self.untaken: list[bytes] = []
-        """Calls whose outcomes have arrived and are not acknowledged, if the actor retains them."""
+        """Calls whose outcomes have arrived and are not acknowledged, if the actor retains outcomes."""
 
     @property
     def handle(self) -> bytes:
-        """The object that stands for the actor: its refs are the handles."""
+        """The object whose refs are the actor's handles."""
         return self.actor_id + FIRST_RETURN
 
     def order_of(self, row: Row) -> bytes:
-        """The order that a call belongs to: calls of one task and one concurrency group are sent as they were made."""
+        """The order that a call belongs to: calls of one task and one concurrency group are sent in the order in which they were made."""
         if self.unordered:
             return b""
         group = option(row[CALL_OPTIONS], "concurrency_group") if len(row) > 3 else None
@@ -82,14 +83,14 @@ class Target:
         return found
 
     def unsent(self) -> Iterator[Row]:
-        """All calls that were not sent to the present incarnation."""
+        """Calls that were not sent to the present incarnation."""
         yield from (row for row, _ in self.parked.values())
         for lane in self.lanes.values():
             yield from lane
 
     @property
     def waits(self) -> int:
-        """How many calls ``unsent`` has."""
+        """Number of calls in ``unsent``."""
         return len(self.parked) + sum(map(len, self.lanes.values())) if self.lanes or self.parked else 0
 
     def put_first(self, rows: Iterable[Row]) -> None:
@@ -99,20 +100,20 @@ class Target:
 
 
 class PendingCalls:
-    """Calls of this process that have no outcome, and the values that they will have. Written by ``Calls`` alone."""
+    """Calls of this process that have no outcome, and the values that they will have. Only ``Calls`` changes it."""
 
     def __init__(self) -> None:
         self.targets: dict[bytes, Target] = {}
-        """The actor that each call is of."""
+        """The actor of each call."""
         self.several: dict[bytes, int] = {}
-        """How many values a call has, if that is not one."""
+        """Number of values of each call that does not have exactly one."""
         self.streams: dict[bytes, int] = {}
-        """How many values a stream may be ahead of its consumer (0: as configured), for calls that make one."""
+        """For calls that make a stream: how many values it may be ahead of its consumer (0: as configured)."""
 
     def values_of(self, call_id: bytes) -> list[bytes]:
-        """The values of a call."""
+        """Ids of the values of a call."""
         return [call_value(call_id, index) for index in range(self.several.get(call_id, 1))]
 
     def ahead_of(self, call_id: bytes) -> int | None:
-        """How many values the stream of a call may be ahead; None if it makes none."""
+        """How many values the stream of a call may be ahead; None if it makes no stream."""
         return self.streams.get(call_id)

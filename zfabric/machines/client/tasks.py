@@ -19,7 +19,7 @@ from zfabric.protocol.messages import OK, Row
 from zfabric.protocol.options import option
 
 CallTerms = tuple[bytes, int, bool, bool]
-"""How a call is made: the actor's id, and ``retries``, ``keeps`` and ``unordered`` as ``Calls.call`` takes them."""
+"""Terms of a call: the actor's id, and ``retries``, ``keeps`` and ``unordered`` as ``Calls.call`` takes them."""
 
 _SUBMIT = m.Submit
 
@@ -41,11 +41,11 @@ class Tasks:
         self.unfinished = 0
         """Tasks without an outcome."""
         self.several: dict[bytes, tuple[Row, int]] = {}
-        """Rows of those that do not have exactly one value, and how many values they have."""
+        """Rows of tasks that do not have exactly one value, and how many values they have."""
         self.cancelled: dict[bytes, tuple[bool, bool]] = {}
         """Objects without an outcome whose tasks this process asked to cancel: (force, recursive)."""
         self.submitted: deque[tuple[Row, CallTerms | None]] = deque()
-        """Plain rows of tasks, and of calls with their terms, that the tables do not have yet: see ``take_up``."""
+        """Plain rows of tasks, and of calls with their terms, that are not in the tables yet: see ``take_up``."""
         self._classes: set[bytes] = set()
         """Functions whose tasks make actors."""
         self._objects = objects
@@ -71,11 +71,11 @@ class Tasks:
     # -- submitting --
 
     def submit(self, row: Row, returns: int) -> bytes:
-        """Queue a task row; this process holds its values. Returns the id of the first one."""
+        """Queue a task row; this process holds its values. Return the id of the first one."""
         fresh = True
         identifier: bytes = row[0] + FIRST_RETURN
         if returns == 1:
-            if self._entries.setdefault(identifier, row) is not row:  # Each submission has a row of its own, also a repeated one.
+            if self._entries.setdefault(identifier, row) is not row:  # Each submission has a row of its own, even a repeated one.
                 fresh = self._submit_again(identifier, row)
         else:
             fresh = row[0] not in self.several
@@ -99,7 +99,7 @@ class Tasks:
             and returns == 1
             and not self._pending_calls
         ):
-            self._direct.submit(row)  # The program waits for it, most likely, and for nothing else.
+            self._direct.submit(row)  # Most likely the program waits for it, and for nothing else.
             return identifier
         outbox = self._outbox
         if outbox.kind is _SUBMIT and len(outbox.tail) < ROWS_MAX:
@@ -109,9 +109,9 @@ class Tasks:
         return identifier
 
     def take_up(self) -> None:
-        """Enter into the tables what was appended to ``submitted``, in order.
+        """Enter the rows of ``submitted`` into the tables, in order.
 
-        Appending is one step, which no signal divides. The shell has this done before it looks at a table.
+        Appending is one step, which no signal divides. The shell calls this before it looks at a table.
         """
         submitted, submit = self.submitted, self.submit
         while submitted:
@@ -122,7 +122,7 @@ class Tasks:
                 self._calls.call(terms[0], row, 1, terms[1], terms[2], terms[3])
 
     def _submit_again(self, identifier: bytes, row: Row | None) -> bool:
-        """Submit a value that may have an entry: its parent ran here before, or a ref was received. Whether its row is new."""
+        """Submit a value that may have an entry: its parent ran here before, or a ref arrived. Return whether its row is new."""
         entry = self._objects.entry(identifier)
         if entry is None:
             entry = self._entries[identifier] = ObjectEntry(0, PENDING, None, None)
@@ -135,14 +135,14 @@ class Tasks:
         return True
 
     def _need(self, row: Row) -> tuple[bytes, ...]:
-        """Retain what a row names until its outcome; failures of refs inside its arguments need no mention."""
+        """Retain the objects that a row names until its outcome; failures of refs inside its arguments are read elsewhere."""
         names = self._retained.need(row)
         if len(names) > len(row[3]):
             self._unread.expected(names[len(row[3]) :])
         return names
 
     def on_inherit_tasks(self, now: float, source: Address, message: m.InheritTasks) -> None:
-        """The scheduler sent tasks of workers that are gone: this process repeats them after a restart of the daemon."""
+        """Take over tasks of workers that are gone: this process repeats them after a restart of the daemon."""
         self.functions.update((function[0], function) for function in message.functions)
         for row in message.rows:
             entry = self._entries.get(row[0] + FIRST_RETURN)
@@ -155,20 +155,20 @@ class Tasks:
     # -- cancelling --
 
     def cancel(self, identifiers: tuple[bytes, ...], force: bool, recursive: bool) -> None:
-        """These objects' tasks are to be cancelled: repeat the request after a restart of the daemon until their outcomes arrive."""
+        """Record requests to cancel: they are repeated after a restart of the daemon until the outcomes arrive."""
         for identifier in identifiers:
             if not self._objects.known(identifier):
                 self.cancelled[identifier] = (force, recursive)
 
     def forget_cancelled(self, identifier: bytes) -> None:
-        """This process has no ref to an object any more: it does not repeat the request to cancel its task."""
+        """Stop repeating the request to cancel the task of an object to which this process has no ref any more."""
         if self.cancelled and identifier[:TASK_BYTES] not in self.several:
             self.cancelled.pop(identifier, None)
 
     # -- outcomes --
 
     def on_results(self, now: float, source: Address, message: m.Results) -> None:
-        """The scheduler, or a worker, sent outcomes of tasks that this process submitted."""
+        """Store outcomes of tasks that this process submitted, sent by the scheduler or by a worker."""
         entries, watchers, retained = self._entries, self._objects.watchers, self._retained
         if self.cancelled:
             self._end_cancelled(message)
@@ -178,7 +178,7 @@ class Tasks:
             entry = entries.get(identifier)
             if type(entry) is tuple:
                 if status == OK and outputs and type(outputs[0]) is bytes and not watchers:
-                    # The commonest outcome, in place: the value itself takes the row's place.
+                    # The commonest outcome, in place: the value itself replaces the row.
                     finished += 1
                     entries[identifier] = outputs[0]
                     if entry[3] or len(entry) > 4:
@@ -193,7 +193,7 @@ class Tasks:
             if status != OK:
                 self._unread.read(row[3])
                 self._unread.came(task_id, status, outputs, (identifier,) if entry.refs > 0 else ())
-            needed = entry.refs > 0 and not (outputs and outputs[0] is not None)  # as lineage, which names what it would need
+            needed = entry.refs > 0 and not (outputs and outputs[0] is not None)  # The row is lineage, which needs what it names.
             if (row[3] or len(row) > 4) and not (needed and task_id not in retained.lineage):
                 retained.release_needs(row)
             data = outputs[0] if outputs else None
@@ -212,13 +212,13 @@ class Tasks:
             self._direct.count(source[1:], message.rows)
 
     def _end_cancelled(self, message: m.Results) -> None:
-        """Outcomes of tasks that were to be cancelled are final, whatever they are."""
+        """Remove requests to cancel tasks that have an outcome: outcomes are final."""
         outcomes = {task_id for task_id, _, _ in message.rows}
         for identifier in [each for each in self.cancelled if each[:TASK_BYTES] in outcomes]:
             del self.cancelled[identifier]
 
     def _settle_several(self, task_id: bytes, status: int, outputs: Row) -> None:
-        """Enter the outcome of a task with several values or none. One that has its outcome is ignored."""
+        """Store the outcome of a task with several values or none. A second outcome is ignored."""
         row, count = self.several.pop(task_id, (None, 0))
         if row is None:
             return

@@ -1,7 +1,7 @@
-"""Failures that a program does not ask for: unless they are shown, a program whose tasks all fail seems to have done its work.
+"""Failures that a program never reads. Unless they are shown, a program whose tasks all fail seems to have done its work.
 
-A failure is *unread* from its arrival until the program reads it or passes it on: to a task or a call, which then fails with it, inside a
-value, or to another process. It is *lost* when its last ref is dropped before that, or the program ends. Only failures are noted here,
+A failure is *unread* from its arrival until the program reads it or passes it on: to a task or call, which then fails with it, inside a
+value, or to another process. It is *lost* when its last ref is dropped before that, or when the program ends. Only failures are recorded,
 when they arrive; a task that succeeds costs nothing.
 """
 
@@ -15,7 +15,7 @@ from zfabric.protocol.ids import FIRST_RETURN, TASK_BYTES
 from zfabric.protocol.messages import ERROR, Row
 
 EXPECTED_MAX = 10_000
-"""Entries of ``_expected``, at most: more than most programs wait for in one ``get``."""
+"""Most entries of ``_expected``: more than most programs wait for in one ``get``."""
 INTENDED = frozenset(
     {
         "ActorDiedError",
@@ -29,7 +29,7 @@ INTENDED = frozenset(
         "TaskCancelledError",
     }
 )
-"""Failures that the program caused itself or was shown already: the death of an actor counts only if its ``__init__`` raised."""
+"""Failures that the program caused itself or was shown already. The death of an actor counts as unread only if its ``__init__`` raised."""
 
 
 class UnreadFailures:
@@ -37,21 +37,21 @@ class UnreadFailures:
 
     def __init__(self, objects: ObjectTable, needed: Container[bytes]) -> None:
         self.watching = False
-        """Whether the shell shows lost failures; none is noted otherwise."""
+        """Whether the shell shows lost failures. If not, none is recorded."""
         self.held: dict[bytes, tuple[tuple[int, bytes], set[bytes]]] = {}
-        """Failures to which this process has refs: (status, data), and the objects."""
+        """Failures to which this process has refs: (status, data), and the ids of the objects."""
         self.lost: tuple[int, bytes] | None = None
-        """The first failure that was lost."""
+        """The first lost failure."""
         self.count = 0
-        """How many were lost."""
+        """Number of lost failures."""
         self._expected: dict[bytes, None] = {}
-        """Tasks without an outcome whose failure needs no mention: another process or a ``get`` receives it."""
+        """Tasks without an outcome whose failure another process or a ``get`` will receive: it is never lost."""
         self._objects = objects
         self._needed = needed
         """Objects that rows without an outcome name (``RetainedObjects.needed``)."""
 
     def came(self, task_id: bytes, status: int, outputs: Row, held: Iterable[bytes]) -> None:
-        """A task or a call has failed. ``held`` are the values of it to which this process has refs."""
+        """Record the failure of a task or call. ``held`` are its values to which this process has refs."""
         data = outputs[0] if outputs else None
         if not self.watching or type(data) is not bytes:
             return
@@ -67,7 +67,7 @@ class UnreadFailures:
             self._lose((status, data))
 
     def dropped(self, identifier: bytes) -> None:
-        """The last ref to a value of a task in ``held`` was dropped."""
+        """Record that the last ref to a value of a task in ``held`` was dropped."""
         failure, names = self.held[identifier[:TASK_BYTES]]
         names.discard(identifier)
         if not names:
@@ -76,13 +76,13 @@ class UnreadFailures:
                 self._lose(failure)
 
     def read(self, identifiers: Iterable[bytes]) -> None:
-        """The program, or a task that fails with them, has the failures of these objects, as far as they have arrived."""
+        """Record that the program, or a task that fails with them, has read the failures of these objects that have arrived."""
         if self.held:
             for identifier in identifiers:
                 self.held.pop(identifier[:TASK_BYTES], None)
 
     def expected(self, identifiers: Iterable[bytes]) -> None:
-        """Failures of these objects need no mention, whether they have arrived or will."""
+        """Record that failures of these objects, arrived or still to come, are read elsewhere."""
         if not self.watching:
             return
         for identifier in identifiers:
@@ -92,13 +92,13 @@ class UnreadFailures:
             del self._expected[next(iter(self._expected))]
 
     def lose_all(self) -> None:
-        """The program ends: count all unread failures as lost."""
+        """Count all unread failures as lost, since the program ends."""
         for failure, _ in self.held.values():
             self._lose(failure)
         self.held.clear()
 
     def _is_needed(self, task_id: bytes) -> bool:
-        """Whether a row without an outcome names the value of a task to which this process has no ref: that row fails with it."""
+        """Whether a row without an outcome names the value of a task: that row then fails with it."""
         return task_id + FIRST_RETURN in self._needed
 
     def _lose(self, failure: tuple[int, bytes]) -> None:
