@@ -341,6 +341,20 @@ def test_what_an_unfinished_row_names_is_kept_for_a_restart_although_no_ref_is_l
     assert value not in {row[0] for row in again(client).get(m.OfferResults, ())}
 
 
+@pytest.mark.parametrize("returns", [1, 2])
+def test_a_failure_that_an_unfinished_row_needs_is_repeated_and_not_the_row_that_would_run_again(client: Client, returns: int) -> None:
+    """Its task was cancelled: run again for the next daemon, it might never end."""
+    failed = submit(client, returns=returns)
+    names = [object_id(failed, index) for index in range(returns)]
+    waiting = submit(client, *names)
+    client.dropped.extend(names)
+    said(client)
+    hear(client, m.Results(((failed, m.FAILED, (b"cancelled",)),)))
+    found = again(client)
+    assert [row[0] for row in found[m.Submit]] == [waiting]
+    assert sorted(found[m.OfferResults]) == [(name, m.FAILED, b"cancelled", ()) for name in names]
+
+
 def test_a_cancel_and_a_request_for_room_and_a_goodbye_outlive_the_daemon_that_heard_them(client: Client) -> None:
     task = submit(client)
     client.cancel((task + FIRST_RETURN,), True, False)

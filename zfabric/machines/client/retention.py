@@ -108,11 +108,6 @@ class RetainedObjects:
                 entry.data, entry.row = None, row  # The place may change once the pin is released with the last ref.
             self.retired[identifier] = entry
 
-    def retire_absent(self, identifier: bytes, status: int, row: Row) -> None:
-        """Retain the outcome of one of several values, as ``retire`` does, where it has no entry."""
-        if identifier in self.needed:
-            self.retired[identifier] = ObjectEntry(0, status, None, row)
-
     def settle_unreferenced(self, identifier: bytes, entry: ObjectEntry, row: Row) -> None:
         """Handle an outcome that arrived after the last ref to it was dropped."""
         self.retire(identifier, entry, row)

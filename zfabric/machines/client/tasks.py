@@ -233,10 +233,10 @@ class Tasks:
         for index in range(count):
             identifier = object_id(task_id, index)
             entry = self._objects.entry(identifier)
-            if entry is None:
-                retained.retire_absent(identifier, status, row)
-                continue
             data = outputs[index if status == OK else 0] if outputs else None
+            if entry is None:
+                retained.retire(identifier, ObjectEntry(0, status, data, None), row)
+                continue
             if data is None:
                 retained.retain_row(task_id, row)
             elif status != OK:
