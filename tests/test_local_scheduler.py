@@ -192,6 +192,27 @@ def test_a_value_that_was_made_again_once_is_not_dropped_again(node: Node) -> No
     assert [each.rows[0][4] for each in (first, second)] == [True, False]
 
 
+def test_a_lost_argument_is_made_again_though_that_is_found_when_its_queue_was_looked_through() -> None:
+    """No message follows that would lead to another turn."""
+    node = Node(prefetch_tasks=1)
+    node.scheduler.workers.prestart(node.now)
+    node.turn()
+    node.driver()
+    (worker,) = node.workers()
+    node.submit(row(0, deterministic=True))
+    node.complete(worker, 0, 0, m.OK, (4096, 100_000))
+    node.submit(row(1))
+    node.submit(row(2, ref(0)))
+    node.say(b"O" + OWN, m.ObjectsLost(((ref(0), "evicted"),)))
+    node.dispatched()
+    node.complete(worker, 1)
+    while node.scheduler.next_deadline() == 0.0:
+        node.turn()
+    assert node.dispatched() == [(worker, 0, 1)]
+    node.complete(worker, 0, 1)
+    assert node.dispatched() == [(worker, 2, 0)]
+
+
 def test_only_what_a_dead_worker_executed_is_charged_and_all_of_it_runs_again(node: Node) -> None:
     (worker,) = node.workers()
     node.submit(row(0))

@@ -254,7 +254,7 @@ class LocalScheduler:
 
     def next_deadline(self) -> float | None:
         """When ``tick`` or ``take_effects`` is wanted next."""
-        if self._more_to_collect or self.dispatcher.searching:
+        if self._more_to_collect or self.dispatcher.in_a_hurry:
             return 0.0
         candidates = [
             self._flush_at,

@@ -70,12 +70,15 @@ class Dispatcher:
         self._turn = 0
         self._unfinished = False
         """Whether some search for what a blocked worker may run goes on in the next turn."""
+        self._looked_at = 0
+        """How many tasks had become ready when this turn began: it may have passed the queues of others already."""
 
     # -- one turn --
 
     def turn(self, now: float) -> None:
         """Give out what can be given out."""
         blocked = []
+        self._looked_at = self.tables.became_ready
         self._unfinished = self.workers.held_up = False
         queues = [queue for queue in self.tables.queues.values() if queue.tasks]
         for worker in self.tables.workers.values():
@@ -110,9 +113,13 @@ class Dispatcher:
         return self._starved
 
     @property
-    def searching(self) -> bool:
-        """Whether the next turn is to come at once: something is ready, nobody may be started for it, and a search is not at its end."""
-        return self._unfinished and self.workers.held_up
+    def in_a_hurry(self) -> bool:
+        """Whether the next turn is to come at once.
+
+        Tasks became ready after this one had begun, such as one that makes a lost argument again. Or something is ready, nobody may be
+        started for it, and a search is not at its end.
+        """
+        return self.tables.became_ready != self._looked_at or (self._unfinished and self.workers.held_up)
 
     def _serve(self, queue: ShapeQueue, now: float, top_up: bool) -> None:
         ready = self._discard_stale(queue)
