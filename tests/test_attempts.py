@@ -89,7 +89,7 @@ def test_a_task_that_nobody_runs_begins_under_a_number_of_the_new_daemon(node: R
 
 
 def test_what_runs_goes_on_under_its_number_and_runs_again_under_one_of_the_new_daemon(node: Restarted) -> None:
-    node.rejoin((row(0),), (WORKER, m.RunningTasks(((row(0), THIRD, True),))))
+    node.rejoin((row(0),), (WORKER, m.RunningTasks(((row(0), THIRD, True, ""),))))
     assert node.dispatched() == []
     died(node, OLD, 0)
     (worker,) = node.workers()
@@ -120,6 +120,18 @@ def test_why_an_attempt_was_stopped_is_known_though_the_daemon_that_asked_is_gon
     assert (status, unpack_failure(failure)[0]) == (m.FAILED, kind)
 
 
+@pytest.mark.parametrize("held", [False, True])
+def test_an_attempt_that_was_asked_to_stop_is_asked_again_and_does_not_run_again(node: Restarted, held: bool) -> None:
+    """Whoever cancelled it died with the daemon before, and nobody else would ever stop it."""
+    node.rejoin((row(0),) if held else (), (WORKER, m.RunningTasks(((row(0), THIRD, True, "cancelled"),))))
+    assert node.take(m.Interrupt) == [(b"K" + control_of(OLD), m.Interrupt(task_id(0), THIRD, "cancelled"))]
+    died(node, OLD, 0)
+    node.workers()
+    assert node.dispatched() == []
+    assert (task_id(0) in node.scheduler.tables.tasks) == held
+    assert [unpack_failure(failure)[0] for _, (failure,) in node.results().values()] == ["TaskCancelledError"] * held
+
+
 def test_an_actor_that_lives_has_its_number_and_its_restarts(node: Restarted) -> None:
     made = (task_id(0), ACTOR_CLASS, b"", ())
     node.rejoin((), (CLIENT, m.HostedActors(((made, THIRD),))), (CLIENT, m.Hold((task_id(0) + bytes(4),))))
@@ -140,7 +152,7 @@ def test_what_a_forgotten_attempt_had_submitted_is_not_run_unless_somebody_waits
 
 def test_what_the_present_attempt_has_submitted_is_run(node: Restarted) -> None:
     child = child_of(0, THIRD)
-    node.rejoin((row(0),), (WORKER, m.RunningTasks(((row(0), THIRD, True),))), (CLIENT, m.Submit((child,))))
+    node.rejoin((row(0),), (WORKER, m.RunningTasks(((row(0), THIRD, True, ""),))), (CLIENT, m.Submit((child,))))
     assert child[0] in node.scheduler.tables.tasks
 
 
@@ -211,7 +223,7 @@ def test_who_expects_a_result_as_it_registers_holds_it_only_if_it_says_so(node: 
 def test_a_worker_has_its_gpus_until_it_is_dead_though_nobody_knows_what_for(why: str) -> None:
     node = Restarted((("GPU", RESOURCE_UNIT),))
     other = (child_prefix(job_id(9), root_task(job_id(9))) + pack_counter(0), FUNCTION, b"", ())
-    node.rejoin((), (WORKER, m.RunningTasks(((other, THIRD, True),) if why == "its job has ended" else (), (0,))))
+    node.rejoin((), (WORKER, m.RunningTasks(((other, THIRD, True, ""),) if why == "its job has ended" else (), (0,))))
     node.turn()
     assert [each.pid for each in node.effects if isinstance(each, KillProcess)][:1] == [99]
     assert dict(node.scheduler.pool.available())["GPU"] == 0

@@ -30,7 +30,7 @@ def test_rows_that_wait_alone_keep_their_attempt_when_later_ones_have_another(wo
     worker.step(0.0, b"L" + DAEMON, m.Dispatch((row(2), row(3)), ((1, 7, (), ()),), False, later))
     worker.step(0.0, b"L" + DAEMON, m.Dispatch((row(4),), ((0, 9, (), ()),), False))
     (running,) = worker.running()
-    assert [(each[0], attempt) for each, attempt, _ in running.rows] == [
+    assert [(each[0], attempt) for each, attempt, _, _ in running.rows] == [
         (row(number)[0], attempt) for number, attempt in ((1, 0), (2, later), (3, 7), (4, 9))
     ]
     begun = [worker.begin() for _ in range(4)]
@@ -184,6 +184,15 @@ def test_an_interrupt_names_an_attempt_and_reaches_no_other(worker: Worker) -> N
     assert worker.interrupts == {}
 
 
+def test_the_next_daemon_is_sent_why_an_attempt_is_to_stop(worker: Worker) -> None:
+    """Whoever asked for that may have died with the daemon before."""
+    worker.step(0.0, b"L" + DAEMON, m.Dispatch((row(1), row(2)), ((0, 3, (), ()),), False))
+    begin(worker)
+    worker.step(0.0, b"L" + DAEMON, m.Interrupt(row(1)[0], 3, "cancelled"))
+    (running,) = worker.running()
+    assert running == m.RunningTasks(((row(1), 3, True, "cancelled"), (row(2), 0, False, "")), ())
+
+
 def test_the_next_daemon_hears_what_runs_what_waits_and_what_ended_unheard(worker: Worker) -> None:
     give(worker, 1)
     begin(worker)
@@ -196,7 +205,7 @@ def test_the_next_daemon_hears_what_runs_what_waits_and_what_ended_unheard(worke
     begin(worker)
     worker.connect(b"\x02daemon1")
     running, unheard, blocked = worker.running()
-    assert running == m.RunningTasks(((row(1), 0, True), (row(6), 0, True)), ())
+    assert running == m.RunningTasks(((row(1), 0, True, ""), (row(6), 0, True, "")), ())
     assert [each[0] for each in unheard.rows] == [row(9)[0]]
     assert (blocked.task_id, blocked.returned) == (row(1)[0], ())
     assert worker.unheard == []

@@ -407,7 +407,7 @@ def _put(name: str, fields: tuple[Any, ...]) -> None:
 
 
 def _running(name: str, fields: tuple[Any, ...]) -> None:
-    columns = _columns(name, fields[0], {3}, (_TUPLE, _INT, {bool}))
+    columns = _columns(name, fields[0], {4}, (_TUPLE, _INT, {bool}, _STR))
     _task_rows(name, columns[0])
     if not set(map(type, fields[1])) <= _INT:
         raise MalformedFrame(f"{name}: GPUs are numbers")

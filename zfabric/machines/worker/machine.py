@@ -479,8 +479,8 @@ class Worker:
     def running(self) -> tuple[m.Message, ...]:
         """Messages that a restarted scheduler must receive: tasks, running or queued; reports that may be lost; waits."""
         begun = (*self.stack, *self.running_calls.values())
-        rows = tuple((item.row, item.attempt, True) for item in begun if type(item) is Item)
-        rows += tuple((row, attempt, False) for row, attempt in self.given.waiting())
+        rows = tuple((item.row, item.attempt, True, self.interrupted(item)) for item in begun if type(item) is Item)
+        rows += tuple((row, attempt, False, "") for row, attempt in self.given.waiting())
         self._report()
         unheard, self.unheard = self.unheard, []
         unheard += [effect.message for effect in self._effects if isinstance(effect, Send) and type(effect.message) in REPORTS]

@@ -156,8 +156,9 @@ class AllowYields(NamedTuple):
 
 
 class RunningTasks(NamedTuple):
-    """worker -> local scheduler, between ``Register`` and ``Ready``. The worker's tasks: rows ``(task row, attempt, begun)``.
+    """worker -> local scheduler, between ``Register`` and ``Ready``. The worker's tasks: rows ``(task row, attempt, begun, stopped)``.
 
+    ``stopped`` is the reason if the attempt was asked to stop (see ``Interrupt``), else empty: perhaps nobody else that lives remembers.
     ``gpus`` are the GPUs that the worker was given. No other worker gets them while it lives.
     """
 

@@ -318,7 +318,7 @@ class Recovery:
         worker = self.tables.workers.get(process.name) if process is not None else None
         if process is None or worker is None:
             return
-        for row, attempt, begun in message.rows:
+        for row, attempt, begun, stopped in message.rows:
             job = self.tables.jobs.get(row[0][:JOB_BYTES])
             if job is None or job.ended:
                 self.workers.end(worker, "its job has ended")
@@ -332,6 +332,8 @@ class Recovery:
             task = self.enter(row, job, b"")  # Whoever submitted it says so, and hears of it.
             if task is not None:
                 task.attempt = attempt
+                if stopped:
+                    task.facts().stopped = stopped
                 self._entered.append((task, worker))
             elif begun:  # Nobody waits for it, and what is sent there would wait for its end.
                 self.workers.end(worker, "it runs a task of which nothing else survived")
@@ -453,6 +455,8 @@ class Recovery:
                 self.references.keep_row(task)
                 self.references.pin(named_by(task))
             self._assign(task, worker)
+            if task.rare is not None and task.rare.stopped:
+                self.stopping.stop(task, task.rare.stopped, now)  # Whoever asked for that may be gone.
         else:
             self.admission.set_terms(task, now)
             if task.function.actor is None or self.actors.submitted(task, task.function.queue.job):
