@@ -35,6 +35,7 @@ REVISED = (
     "zfabric/config.py",
     "zfabric/exceptions.py",
     "zfabric/protocol",
+    "zfabric/sim",
     "zfabric/adapters",
     "zfabric/api",
     "zfabric/cli",

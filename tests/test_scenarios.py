@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from zfabric.sim.scenarios import SCENARIOS, write_down
+from zfabric.sim.scenarios import SCENARIOS, render
 
 DIRECTORY = Path(__file__).parent / "scenarios"
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_scenario_is_as_written_down(name: str) -> None:
-    assert write_down(name) == (DIRECTORY / f"{name}.txt").read_text(), "if this change is meant: scripts/bless, and read the difference"
+    assert render(name) == (DIRECTORY / f"{name}.txt").read_text(), "if this change is meant: scripts/bless, and read the difference"
 
 
 def test_nothing_is_written_down_that_no_scenario_says() -> None:

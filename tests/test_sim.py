@@ -37,21 +37,21 @@ FIRST = {
     "answer-before-commit": 209,
     "release-before-hold": 62,
     "recovery-too-early": 180,
-    "pins-not-said-again": 50,
+    "pins-not-reported-again": 50,
     "take-back-presumed": 22,
-    "told-without-pin": 0,
-    "told-not-said-again": 350,
+    "located-without-pin": 0,
+    "direct-tasks-not-reported-again": 350,
     "given-up-is-over": 5,
     "given-up-forgotten": 436,
     "callers-forgotten": 40,
-    "expected-not-said-again": 37,
+    "expected-not-reported-again": 37,
     "reported-once": 74,
     "stops-do-not-overtake": 1045,
     "kill-ends-neighbours": 108,
     "logged-results-before-commit": 30,
     "logged-duplicates-run-again": 30,
     "checkpoints-forget-outcomes": 537,
-    "taken-too-early": 30,
+    "outcomes-dropped-too-early": 30,
     "log-cut-without-checkpoint": 177,
     "rows-of-the-dead-written": 686,
     "stale-incarnation-commits": 8,
@@ -61,7 +61,7 @@ FIRST = {
     "begun-given-back": 3,
     "prefetched-tasks-lost": 13,
     "attempts-come-again": 2,
-    "ended-early-unheard": 18,
+    "early-outcome-ignored": 18,
     "all-not-run": 225,
     "retried-backwards": 8,
     "retried-for-ever": 19,
@@ -517,7 +517,7 @@ def test_a_value_is_no_surprise_where_an_error_was_due_that_the_daemon_has_forgo
     with nullcontext() if made_again else pytest.raises(Failure, match="should be"):
         while not world.driver.finished and world.step():
             pass
-    assert world.went_on == made_again
+    assert world.cancel_forgotten == made_again
 
 
 def test_an_actor_that_was_killed_does_not_live_again_for_the_next_daemon() -> None:

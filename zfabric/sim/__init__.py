@@ -1,1 +1,1 @@
-"""The other shell: a deterministic world that drives the same machines."""
+"""The simulator: a deterministic shell around the machines that the runtime uses."""

@@ -1,4 +1,4 @@
-"""``python -m zfabric.sim``: run worlds by their seeds, show those that fail, and say which states none of them reached."""
+"""``python -m zfabric.sim``: run one world per seed, print the seeds that fail, and list expected states that no seed reached."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ EXPECTED_STATES = (
     "driver crashed",
     "worker died",
 )
-"""Messages and counters that some seed must reach, or the simulator has stopped looking at them."""
+"""Messages and counters that at least one of 200 or more seeds must reach; otherwise the simulator no longer tests them."""
 EXPECTED_OF_ACTORS = (
     "HostedActors",
     "FindActors",
@@ -86,37 +86,37 @@ EXPECTED_OF_ACTORS = (
     "outcome unknown",
     "outcome not run",
 )
-"""Likewise, of programs with actors."""
+"""The same for programs with actors."""
 
 
 EXPECTED_OF_CIRCLES = ("WaitDetails", "HostDelays", "circle refused", "circle warned", "circle broken", "worker died", "daemon restarted")
-"""Likewise, of programs whose actors wait for each other."""
+"""The same for programs whose actors wait for each other."""
 
 
 def run_seed(seed: int, actors: bool = False, circles: bool = False, clocks: bool = False) -> WorldResult:
-    """One world; an exception of a machine is a failure like any other."""
+    """Run one world. An exception that a machine raises becomes the result's failure."""
     try:
         return World(seed, actors=actors, circles=circles, clocks=clocks).run()
-    except Exception as error:  # whatever a machine raises is what is looked for
+    except Exception as error:  # The simulator searches for every exception that a machine can raise.
         where = traceback.extract_tb(error.__traceback__)[-1]
         text = f"{type(error).__name__}: {error} ({where.filename.rsplit('/', 1)[-1]}:{where.lineno})"
         return WorldResult(seed, text, 0, Counter())
 
 
 def run_seeds(seeds: Iterable[int], jobs: int, actors: bool = False, circles: bool = False) -> Iterator[WorldResult]:
-    """Many worlds, in ``jobs`` processes."""
+    """Run many worlds in ``jobs`` processes; with more than one, results come in any order."""
     run = partial(run_seed, actors=actors, circles=circles)
     if jobs <= 1:
         yield from map(run, seeds)
         return
-    import multiprocessing
+    import multiprocessing  # Only runs with several jobs need it.
 
     with multiprocessing.get_context("fork").Pool(jobs) as pool:
         yield from pool.imap_unordered(run, seeds, chunksize=10)
 
 
 def readable(value: object) -> str:
-    """A message's field as people can read it, short."""
+    """Return a short, readable form of a message's field."""
     if isinstance(value, bytes):
         if len(value) in (TASK_BYTES, OBJECT_BYTES):
             return value.hex()[8:12] + ".." + value.hex()[24:]
@@ -127,7 +127,7 @@ def readable(value: object) -> str:
 
 
 def trace(seed: int, actors: bool, circles: bool) -> int:
-    """Show everything that happens in one world."""
+    """Print every message and event of one world. Return 1 if the world failed, else 0."""
 
     def show(now: float, source: str, to: str, message: object) -> None:
         line = f"{source} -> {to} {readable(message)}" if source or to else f"*** {message[0]}"  # type: ignore[index]
@@ -141,7 +141,7 @@ def trace(seed: int, actors: bool, circles: bool) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command; the number of failures decides the exit status."""
+    """Run the command. Return its exit status: 1 if a world failed or an expected state was missed, else 0."""
     parser = argparse.ArgumentParser(prog="python -m zfabric.sim", description=__doc__)
     parser.add_argument("--seeds", type=int, default=100, help="how many worlds")
     parser.add_argument("--start", type=int, default=0, help="the first seed")
@@ -161,7 +161,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def survey(seeds: range, jobs: int, variant: str | None, actors: bool = False, circles: bool = False) -> int:
-    """Run them all and sum up."""
+    """Run these seeds and print a summary. With a variant, stop at the first failure and return 0 if there is one."""
     began = time.perf_counter()
     failed = done = 0
     states: Counter[str] = Counter()

@@ -1,13 +1,13 @@
-"""Programs with actors: made, called by many, handed on in arguments and values, kept by other actors, killed.
+"""Programs with actors: created, called by many, passed on in arguments and values, held by other actors, killed.
 
-What a method returns depends on its arguments alone, as for tasks, so that the model of ``programs`` goes on to hold whoever calls
-when; that calls run once, in order and in one process is watched as they begin (``call_invariants``).
+As for tasks, a method's result depends only on its arguments. The model of ``programs`` therefore holds whoever calls, and whenever.
+``call_invariants`` checks, when each call begins, that calls run once, in order and in one process.
 
-Actors are numbered as they are made, and whatever is inside the arguments of a call may only lead to actors with smaller numbers than
-the one that is called. So no actor waits for itself, and none keeps itself alive.
+Actors are numbered in the order of their creation. Refs inside a call's arguments lead only to actors with smaller numbers than
+the called one. So no actor waits for itself, and none keeps itself alive.
 
-Statements beyond those of ``programs``: ``make``, ``invoke``, ``keep`` (a ref, for as long as the actor lives), ``kill``, ``exit``,
-``abandon`` (a handle that is left to the garbage collector).
+Statements in addition to those of ``programs``: ``make``, ``invoke``, ``keep`` (hold a ref as long as the actor lives), ``kill``,
+``exit``, ``abandon`` (leave a handle to the garbage collector).
 """
 
 from __future__ import annotations
@@ -44,33 +44,34 @@ GONE = frozenset({"ActorDiedError", "ActorUnavailableError"})
 
 
 class ActorAuthor(Author):
-    """Writes programs in which actors are made and called, beside all that other programs do."""
+    """Writes programs that create and call actors, in addition to all other statements."""
 
     patience = (0, 0, 0, 8)
 
     def __init__(self, seed: str, faults: Faults, cpus: int, large: bool) -> None:
         super().__init__(seed, faults, cpus, large)
         self.logging = random.Random(f"{seed}/logging")
-        """Decides what is logged, apart from all else: the programs of most seeds are as they were without."""
+        """Decides which actors are logged. A generator of its own leaves all other choices of a seed as they are."""
         self.left = self.random.choice((4, 8, 16))
         self.actors_left = self.random.choice((1, 2, 3, 5))
         self.calls_left = self.random.choice((3, 8, 20, 40))
         self.actors = 0
         self.light = random.Random(f"light actors of {seed}")
         self.sharing = self.light.random() < 0.5
-        """Whether there are lightweight actors, which share processes: in every other program, where more of them are killed."""
+        """Whether the program has lightweight actors, which share processes. It then kills more actors than others do."""
         self._within_light = False
-        """Whether what is written runs in, or because of, a lightweight actor."""
+        """Whether the body being written runs in a lightweight actor, or was submitted by one."""
         self._lightweight: set[int] = set()
         self._sheltered: set[int] = set()
-        """Lightweight actors that such ones make. They kill no process: their makers may live there, and would make them anew for ever."""
+        """Lightweight actors created by lightweight actors. They never kill their process: their creators may live in it, and would create
+        them again for ever."""
         self.several = random.Random(f"actors of {seed} that run several calls at once")
         self.cycles = random.Random(f"{seed}/reference cycles")
         self.more_calls = self.several.choice((6, 12, 24))
-        """Calls of those among them that have checkpoints, beyond the calls of others: so that there are some, at the same time."""
+        """Additional calls of concurrent actors with checkpoints, so that several of their calls run at the same time."""
 
     def write(self) -> Program:
-        """At the end of some programs, a task needs what an actor holds of which only a reference cycle has a handle."""
+        """Write a program. In some, a last task needs a resource of an actor whose only handle is in a reference cycle."""
         program = super().write()
         if self.cycles.random() > 0.3:
             return program
@@ -105,7 +106,7 @@ class ActorAuthor(Author):
         return self._inside(scope, self.actors + 1)
 
     def _inside(self, scope: Scope, below: int) -> tuple[int, ...]:
-        """Slots for the inside of an argument or a value: none that leads to an actor from number ``below`` on."""
+        """Choose slots for the refs inside an argument or value; none leads to an actor whose number is ``below`` or larger."""
         able = [slot for slot in (*scope.slots, *scope.handles) if all(number < below for number in reach(scope.models((slot,))))]
         if not able or self.random.random() < 0.4:
             return ()
@@ -126,7 +127,7 @@ class ActorAuthor(Author):
             restarts, retries = -1, LOGGED
         elif saved and not restarts:
             restarts, retries = self.several.choice(((1, 0), (-1, 0), (-1, 2), (-1, -1)))
-        dies = self.crashing or (self.deaths and kind == LIGHT)  # with a neighbour
+        dies = self.crashing or (self.deaths and kind == LIGHT)  # It dies with an actor that shares its process.
         errors = GONE if mortal or (dies and not self._outlives(restarts, retries)) else NOTHING
         if scope.doomed:
             errors |= GONE | STOPPED | {"doomed"}
@@ -143,9 +144,9 @@ class ActorAuthor(Author):
         self._invoke_more(scope, handle)
 
     def _invoke_more(self, scope: Scope, slot: int) -> None:
-        """Of an actor that has checkpoints and no log, many calls at once, which nothing else in the program depends on."""
+        """Call an unlogged actor with checkpoints many times at once. Nothing else in the program depends on these calls."""
         handle = scope.handles[slot]
-        if handle.keeps and handle.retries != LOGGED:
+        if handle.has_checkpoints and handle.retries != LOGGED:
             rest, self.random = self.random, self.several
             for _ in range(min(self.more_calls, self.several.choice((2, 4, 8)))):
                 self.more_calls -= 1
@@ -153,7 +154,7 @@ class ActorAuthor(Author):
             self.random = rest
 
     def _beside(self) -> tuple[tuple[tuple[str, Any], ...], bool]:
-        """Options of one that runs several calls at once, if it does, and whether it has checkpoints."""
+        """Choose the options of a concurrent actor, or none, and whether it has checkpoints."""
         choice = self.several.random()
         if choice > 0.9:
             return (), False
@@ -163,7 +164,7 @@ class ActorAuthor(Author):
         return (*size, ("checkpoint_every", self.several.choice((1, 2, 4))), ("unlogged", True)), True
 
     def _birth(self, ordinal: int, kind: int, label: int, inner: tuple[Any, ...], scope: Scope) -> tuple[Any, tuple[ExpectedOutcome, ...]]:
-        """What ``__init__`` runs."""
+        """Write the body of ``__init__``; return its spec and its expected outcomes."""
         deaths, within = self.deaths, self._within_light
         if kind == LIGHT:
             self._lightweight.add(ordinal)
@@ -176,7 +177,7 @@ class ActorAuthor(Author):
         return born
 
     def _outlives(self, restarts: int, retries: int) -> bool:
-        """Whether an actor comes through whatever its processes meet. Not if its row may go with a daemon while its process dies."""
+        """Whether an actor survives all faults of its processes: not if a daemon may lose its row while its process dies."""
         killers = self.faults.worker_crashes or self.faults.pressure or self.deaths
         return restarts < 0 and retries < 0 and not (self.faults.daemon_crashes and killers)
 
@@ -190,7 +191,7 @@ class ActorAuthor(Author):
         handle = scope.handles[slot]
         kind = rng.choice((PLAIN, PLAIN, PLAIN, PAIR, VOID))
         dependencies = tuple(rng.choice(list(scope.slots)) for _ in range(rng.choice((0, 0, 0, 1, 2)))) if scope.slots else ()
-        if handle.retries == LOGGED:  # The log keeps what a value leads to: an actor must not be kept by its own.
+        if handle.retries == LOGGED:  # A log retains what its arguments lead to: an actor must not retain itself.
             dependencies = tuple(each for each in dependencies if all(number < handle.ordinal for number in reach(scope.models((each,)))))
         boxed = self._inside(scope, handle.ordinal)
         stop = self.stops and kind != VOID and rng.random() < 0.15
@@ -205,13 +206,13 @@ class ActorAuthor(Author):
         if stop or timeout:
             errors |= STOPPED
         if errors & LOST:
-            errors |= {"doomed"}  # A large argument that was lost on the way.
+            errors |= {"doomed"}  # A large argument may be lost on the way.
         if scope.doomed:
             errors |= STOPPED | {"doomed"}
-        if (self.crashing or self.deaths or self.stops) and scope.depth > 0:  # A cancel with force kills a process, too.
-            errors |= LOST  # The result is its caller's, until the caller has it and has told others.
+        if (self.crashing or self.deaths or self.stops) and scope.depth > 0:  # ``cancel`` with ``force`` kills a process, too.
+            errors |= LOST  # Only the caller has the result until it has offered it to others.
         if self.faults.daemon_crashes and any(each.inner for each in outcomes):
-            errors |= LOST  # Values with refs inside are the daemon's until their callers ask for them.
+            errors |= LOST  # Only the daemon has values with refs inside until callers fetch them.
         runs = handle.born and all(scope.slots[each].number is not None for each in dependencies)
         touches = reach((handle, *scope.models(dependencies), *scope.models(boxed)))
         outcomes = tuple((each.or_else(errors) if runs else ExpectedOutcome(None, errors))._replace(touches=touches) for each in outcomes)
@@ -222,8 +223,8 @@ class ActorAuthor(Author):
         if kind != PLAIN:
             options.append(("num_returns", len(slots)))
         chooses = self.logging if handle.retries == LOGGED else self.several
-        method = READONLY if handle.keeps and chooses.random() < 0.2 else "method"
-        terms = (handle.retries, method, handle.keeps, handle.unordered)
+        method = READONLY if handle.has_checkpoints and chooses.random() < 0.2 else "method"
+        terms = (handle.retries, method, handle.has_checkpoints, handle.unordered)
         scope.statements.append(("invoke", slots, slot, spec, tuple(options), dependencies, boxed, *terms))
         if stop:
             if rng.random() < 0.5:
@@ -237,11 +238,11 @@ class ActorAuthor(Author):
     def _method(
         self, handle: Handle, kind: int, label: int, total: int, inner: tuple[Any, ...], scope: Scope, stoppable: bool, forever: bool
     ) -> tuple[Any, tuple[ExpectedOutcome, ...]]:
-        """What a call runs. It kills its process only where the actor may die, or is made again and the call with it."""
+        """Write the body of a call. It kills its process only if the actor may die, or if actor and call are repeated."""
         deaths, within = self.deaths, self._within_light
         self.deaths = deaths and (handle.mortal or handle.errors >= GONE) and handle.ordinal not in self._sheltered
         self._within_light = within or handle.ordinal in self._lightweight
-        steady = not (self.crashing or deaths)  # What it asks to be stopped runs on if its process dies before that is heard.
+        steady = not (self.crashing or deaths)  # What it cancels runs on if its process dies before that is sent.
         length = FOREVER if forever else 0.0
         spec, outcomes = self._task(kind, label, total, inner, scope.doomed, steady, scope.depth + 1, length, False, stoppable)
         self.deaths, self._within_light = deaths, within
@@ -252,7 +253,7 @@ class ActorAuthor(Author):
             statements = (*statements, ("exit",))
             outcomes = tuple(ExpectedOutcome(None, GONE) for _ in outcomes)
         returns = spec[3]
-        if handle.retries == LOGGED:  # Refs in what a replay returns are others: the model knows those of one run.
+        if handle.retries == LOGGED:  # A replay returns other refs than the first run, and the model has only one run.
             returns = tuple((size, ()) for size, _ in returns)
             outcomes = tuple(each._replace(inner=()) for each in outcomes)
         return (spec[0], spec[1], statements, returns), outcomes

@@ -1,7 +1,7 @@
-"""A simulated arena and disk. Values are symbols with a size; the arena knows which lies where, whole and not overwritten.
+"""A simulated arena and disk. Values are symbols with a size; the arena records where each lies whole.
 
-Memory, index and disk outlive the daemon, as the real ones do. ``SimStorage`` is a daemon's hand: it performs the effects of its
-object store in their order, each in its own time, and what it had not begun is lost with the daemon.
+Memory, index and disk outlive the daemon, as the real ones do. ``SimStorage`` performs the effects of one daemon's object store,
+in order, each with a delay of its own. Effects that it had not begun are lost with the daemon.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class SimArena:
             capacity += PIECE
         self.capacity = capacity
         self.contents: dict[int, Content] = {}
-        """By the offset of the payload."""
+        """Whole objects, by the offset of their payload."""
         self.index: set[int] = set()
         self.disk: dict[int, Content] = {}
-        """By the number of the file: those that are the store's."""
+        """Files that belong to the object store, by number."""
         self.unfinished: dict[int, Content | None] = {}
-        """Files that processes may write, or have written without the store's having taken them over."""
+        """Files that processes may write, or have written, and that do not yet belong to the store."""
 
     def write(self, offset: int, content: Content) -> None:
-        """Write and seal an object; whatever it overlaps is overwritten."""
+        """Write and seal an object at the offset of its payload. Objects that it overlaps are no longer whole."""
         if offset < 0:
             if file_number(offset) not in self.unfinished:
                 self.fail(f"{short(content.object_id)} is written to file {file_number(offset)}, which nobody was given")
@@ -54,13 +54,13 @@ class SimArena:
         self.contents[offset] = content
 
     def overwrite(self, start: int, size: int) -> None:
-        """Nothing of what lay in this range is whole any more."""
+        """Remove every object that overlaps this range."""
         for offset, content in list(self.contents.items()):
             if offset - HEADER_BYTES < start + size and start < offset - HEADER_BYTES + footprint(content.size):
                 del self.contents[offset]
 
     def read(self, reader: str, object_id: bytes, offset: int, size: int) -> bytes:
-        """The payload that a process sees at a place it was told."""
+        """Return the payload at a place. Fail the world if this object is not there whole."""
         number = file_number(offset)
         content = self.contents.get(offset) if offset >= 0 else self.disk.get(number) or self.unfinished.get(number)
         if content is None or content.object_id != object_id or content.size != size:
@@ -69,7 +69,7 @@ class SimArena:
         return content.payload
 
     def found(self) -> m.ArenaFound:
-        """What a restarted daemon finds."""
+        """Report sealed objects and files to a restarted daemon."""
         places = [(offset, self.contents[offset]) for offset in sorted(self.index) if offset in self.contents]
         sealed = tuple((content.object_id, offset, content.size) for offset, content in places)
         spilled: Rows = tuple((content.object_id, content.size, number) for number, content in self.disk.items())
@@ -77,7 +77,10 @@ class SimArena:
 
 
 class SimStorage:
-    """Performs the effects of one daemon's object store, in order. ``full`` says why the disk takes nothing, if it does not."""
+    """Performs the effects of one daemon's object store, in order.
+
+    ``answer`` receives their results. ``full`` returns the error of each write to disk, or an empty string.
+    """
 
     def __init__(
         self,
@@ -97,15 +100,15 @@ class SimStorage:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way."""
+        """Whether all effects have been performed."""
         return not self._work
 
     def stop(self) -> None:
-        """The daemon has died: what was not begun is lost."""
+        """Perform no more effects: the daemon has died."""
         self._stopped = True
 
     def perform(self, effect: Any) -> None:
-        """Perform an effect when those before it are done; index entries, and values that move in, at once."""
+        """Perform an effect after all earlier ones. Headers, and values that the store writes itself, do not wait."""
         if isinstance(effect, e.WriteValue | e.WriteHeader):
             self._do(effect)
             return

@@ -1,14 +1,14 @@
 """What must be true of actors and their calls, whatever happens to callers, actors and daemon.
 
-- An actor lives in one process at a time; no method begins, and none is made anew, while another process is that actor.
+- An actor lives in one process at a time. While it does, no other process runs its methods or creates it.
 - An actor runs one call at a time, whoever shares its process.
-- A call begins once in one incarnation of its actor, and in another one only if it may be made again (``max_task_retries``).
+- A call begins once in each life of its actor, and in a later life only if it may be repeated (``max_task_retries``).
 - The calls of one caller begin in the order in which they were made, unless their actor runs several at once.
-- What a logged call did is part of its actor's state once anybody has its outcome: once, and always at the same place among the others.
-- Nothing is committed of what one incarnation did once the next one has read the log.
-- Of an actor that has checkpoints and no log, a restart finds the calls that had ended at some moment, in their order and none twice; the
-  scheduler knows how many are lost. A call whose outcome is said to be unknown is not among them.
-- A call has one outcome, whoever looks. One that says "not run" is of a call that never began, and never will.
+- Once any process has received the outcome of a logged call, the call's effect is in the actor's state: once, and always in one place.
+- Rows of one life's log are not committed after the next life has read the log.
+- A restart of an actor with checkpoints and no log restores a prefix of the calls that had ended, each once. The scheduler counts the lost
+  ones. A call whose outcome is reported as unknown is not in the restored state.
+- A call has one outcome for all readers. If it is "not run", the call never began, and never will.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 
 REASONS = ("job has ended", "register", "memory", "class of its actor")
-"""What the daemon may kill a process for in which several actors live."""
+"""Words of the reasons for which the daemon may kill a process that several actors share."""
 
 
 class Made(NamedTuple):
-    """A call: who made it of which actor, which of theirs it is, and how often it may be made again."""
+    """A call as its caller made it. ``number`` counts the calls of one caller to one actor; ``retries`` is how often it may be repeated."""
 
     caller: bytes
     actor_id: bytes
@@ -46,39 +46,39 @@ class Made(NamedTuple):
 
 
 class CallInvariants:
-    """Watches the calls of one world."""
+    """Checks the calls of one world."""
 
     def __init__(self, world: Overview) -> None:
         self.world = world
         self._made: dict[tuple[bytes, bytes], Made] = {}
-        """By caller and call."""
+        """By caller and call id."""
         self._named: set[bytes] = set()
         self._numbers: dict[tuple[bytes, bytes], int] = {}
         self._begun: dict[tuple[bytes, bytes], list[bytes]] = {}
-        """The incarnations in which a call began."""
+        """The lives in which a call began, as incarnation and attempt."""
         self._newest: dict[tuple[bytes, bytes, bytes], int] = {}
-        """The newest call that began, by caller, actor and incarnation (empty: any)."""
+        """The number of the newest call that began, by caller, actor and life (empty: any life)."""
         self._outcomes: dict[bytes, tuple[int, str]] = {}
         self._not_run: set[bytes] = set()
         self._places: dict[bytes, tuple[bytes, int]] = {}
-        """Where the effect of a logged call is in the state of its actor, in the newest incarnation: (actor, place)."""
-        self._released: dict[bytes, dict[bytes, int]] = {}
-        """Of those, what was so when somebody heard of the outcome: by actor, by call."""
+        """(actor, position in its state) of each logged call's effect, in the actor's newest life."""
+        self._received: dict[bytes, dict[bytes, int]] = {}
+        """The positions that effects had when a process received the outcome, by actor and call."""
         self._states: dict[bytes, list[bytes]] = {}
-        """Of actors that have checkpoints and no log: the calls that have ended in the newest incarnation, in their order."""
+        """The calls that have ended in the newest life of each actor with checkpoints and no log, in order."""
         self.lost: Counter[bytes] = Counter()
-        """How many of those were not there any more after restarts, by actor."""
+        """How many of these calls restarts have lost, by actor."""
         self._over: set[bytes] = set()
-        """Actors that were to end for good: one that has the name of such a one is another one."""
+        """Actors that were ended for good. An actor that has the id of one of these later is another actor."""
         self._rows: dict[tuple[bytes, bytes], int] = {}
-        """Which attempt of an actor has said rows of its log: by key and rows."""
+        """The attempt of an actor that sent rows of its log, by key and rows."""
         self._restored: dict[bytes, int] = {}
-        """The newest attempt of each actor that has read its log."""
+        """The newest attempt that has read the log, by actor."""
         self.values: dict[bytes, list[tuple[Any, int]]] = {}
-        """What calls have returned, and how large that is in the arena (0: inline)."""
+        """(value, its size in the arena or 0 if inline) of everything that a call returned, by call."""
 
     def made(self, caller: bytes, actor_id: bytes, call_id: bytes, retries: int, unordered: bool) -> None:
-        """A process calls an actor."""
+        """Record that a process calls an actor."""
         number = self._numbers[caller, actor_id] = self._numbers.get((caller, actor_id), 0) + 1
         if call_id in self._named:
             self.world.fail(f"call {short(call_id)} is made by two attempts")
@@ -86,23 +86,23 @@ class CallInvariants:
         self._made[caller, call_id] = Made(caller, actor_id, number, retries, unordered)
 
     def alone(self, worker: WorkerProcess, actor_id: bytes) -> None:
-        """A process acts as an actor, or is about to become it."""
+        """Fail if another process is the actor that ``worker`` runs or is about to create."""
         for other in self.world.workers.values():
             if other is not worker and other.alive and actor_id in other.worker.mailbox.actors:
                 self.world.fail(f"{worker.name} acts as actor {short(actor_id)}, and {other.name} is that actor")
 
     def killing(self, pid: int, reason: str) -> None:
-        """The daemon kills a process. No end of one actor is a reason where others live, too."""
+        """Fail if the daemon kills a process that several actors share because one of them ends."""
         several = [each for each in self.world.workers.values() if each.pid == pid and each.worker.turns is not None]
         for worker in several:
             if len(worker.worker.mailbox.actors) > 1 and not any(word in reason for word in REASONS):
                 self.world.fail(f"{worker.name} is killed although actors share it: {reason}")
 
     def begun(self, worker: WorkerProcess, item: Invocation) -> None:
-        """A call begins."""
+        """Check a call that begins."""
         self.alone(worker, item.actor_id)
-        call_id, here = item.row[0], worker.incarnation + item.attempt.to_bytes(8, "big")  # Two lives may be in one process.
-        running = sum(1 for frame in worker.frames if type(frame.item) is type(item) and frame.item.actor_id == item.actor_id)
+        call_id, here = item.row[0], worker.incarnation + item.attempt.to_bytes(8, "big")  # One process may host two lives.
+        running = sum(1 for frame in worker.stack if type(frame.item) is type(item) and frame.item.actor_id == item.actor_id)
         if running >= max(1, worker.beside.size):
             self.world.fail(f"{worker.name} begins call {short(call_id)} while another one of its actor runs or waits")
         made = self._made[item.caller, call_id]
@@ -110,7 +110,7 @@ class CallInvariants:
         if here in before:
             self.world.fail(f"call {short(call_id)} begins twice on {worker.name}")
         if call_id in self._not_run:
-            self.world.fail(f"call {short(call_id)} begins on {worker.name}, and somebody was told that it did not run")
+            self.world.fail(f"call {short(call_id)} begins on {worker.name}, and it was reported as not run")
         harmless = worker.worker.gate is not None and item.method == READONLY
         if 0 <= made.retries < len(before) and not harmless:
             self.world.fail(f"call {short(call_id)} begins on {worker.name} for the {len(before) + 1}th time")
@@ -122,44 +122,44 @@ class CallInvariants:
         before.append(here)
 
     def _in_order(self, worker: WorkerProcess, call_id: bytes, made: Made, where: bytes) -> None:
-        key = (made.caller + call_id[:PREFIX_BYTES], made.actor_id, where)  # The caller is the task, in this process.
+        key = (made.caller + call_id[:PREFIX_BYTES], made.actor_id, where)  # Calls are ordered by the calling task.
         if self._newest.get(key, 0) >= made.number and not made.unordered:
             self.world.fail(f"call {short(call_id)} begins on {worker.name} after a later one of its caller's")
         self._newest[key] = made.number
 
     def had_effect(self, worker: WorkerProcess, item: Invocation, state: list[bytes]) -> None:
-        """A call of a logged actor has run, in a state that these calls have left."""
+        """Record the effect of a logged actor's call. ``state`` lists the calls that ran before it."""
         if item.row[0] in state:
             self.world.fail(f"call {short(item.row[0])} has run on {worker.name}, and its effect was there before")
         self._places[item.row[0]] = item.actor_id, len(state)
 
     def over(self, actor_id: bytes) -> None:
-        """An actor is to end for good."""
+        """Record that an actor is to end for good."""
         self._over.add(actor_id)
-        self._released.pop(actor_id, None)
+        self._received.pop(actor_id, None)
 
-    def released(self, rows: Any) -> None:
-        """Somebody hears of outcomes."""
+    def outcomes_received(self, rows: Any) -> None:
+        """Record outcomes that a process has received."""
         for call_id, status, outputs in rows:
             if status == FAILED and dict(unpack_failure(outputs[0])[2]).get("outcome") == "unknown":
-                continue  # Nothing is said of what it has done.
+                continue  # It makes no statement about the effect.
             actor_id, place = self._places.get(call_id, (b"", 0))
             if actor_id and actor_id not in self._over and actor_id not in self._states:
-                self._released.setdefault(actor_id, {}).setdefault(call_id, place)
+                self._received.setdefault(actor_id, {}).setdefault(call_id, place)
 
     def logged(self, message: m.LogAppended) -> None:
-        """The daemon hears rows of a log."""
+        """Record log rows that the daemon receives."""
         self._rows[message.actor_id + message.last.to_bytes(8, "big"), message.rows] = message.attempt
 
     def committed(self, puts: Any) -> None:
-        """The control store has these rows."""
+        """Check rows that the control store has committed."""
         for table, key, value in puts:
             attempt = self._rows.get((key, unpack_row(value)[2])) if table == LOG else None
             if attempt is not None and attempt < self._restored.get(key[:TASK_BYTES], 0):
                 self.world.fail(f"rows of {short(key[:TASK_BYTES])} are committed, and a later incarnation has read the log without them")
 
     def restored(self, worker: WorkerProcess, actor_id: bytes, attempt: int, state: list[bytes], unlogged: bool) -> None:
-        """An actor is made in a state that these calls have left."""
+        """Check a restored actor. ``state`` lists the calls whose effects it has."""
         self._restored[actor_id] = attempt
         if unlogged:
             before = self._states.get(actor_id, [])
@@ -170,23 +170,25 @@ class CallInvariants:
             self._states[actor_id] = state
         if len(set(state)) < len(state):
             self.world.fail(f"the state of {short(actor_id)} that {worker.name} has restored has a call twice")
-        for call_id, place in self._released.get(actor_id, {}).items():
+        for call_id, place in self._received.get(actor_id, {}).items():
             if place >= len(state) or state[place] != call_id:
-                self.world.fail(f"{worker.name} has restored {short(actor_id)} without call {short(call_id)}, whose outcome is known")
+                self.world.fail(
+                    f"{worker.name} has restored {short(actor_id)} without call {short(call_id)}, whose outcome a process has received"
+                )
         for call_id in [each for each, (actor, _) in self._places.items() if actor == actor_id]:
             del self._places[call_id]
         self._places.update((call_id, (actor_id, place)) for place, call_id in enumerate(state))
         self.world.states["actor restored"] += bool(state)
 
     def remade(self, actor_id: bytes, state: list[bytes], call_id: bytes) -> None:
-        """The value of a call is made again, in a state that these calls have left."""
+        """Check a call that runs again for its lost value. ``state`` lists the calls that ran before it."""
         place = self._places.get(call_id)
         if place is not None and place != (actor_id, len(state)):
             self.world.fail(f"call {short(call_id)} is run again in a state in which it has not run")
         self.world.states["value of a call made again"] += 1
 
     def looked(self, identifier: bytes, status: int, data: Any) -> None:
-        """A process looks at the outcome of a call."""
+        """Check the outcome of a call that a process reads."""
         call_id = identifier[:TASK_BYTES]
         kind, _, facts = unpack_failure(data) if status == FAILED else ("", "", ())
         if kind in LOST:
@@ -204,18 +206,18 @@ class CallInvariants:
                 self.world.fail(f"call {short(call_id)} is said not to have run, and it began")
 
     def calm(self) -> None:
-        """Nothing is on its way: the scheduler knows what restarts have lost, if it was there all the time."""
+        """In a calm world, check the scheduler's counts of lost calls, unless a daemon was restarted."""
         daemon = self.world.daemon
         for actor_id, lost in self.lost.items() if not self.world.states["daemon restarted"] else ():
             log = daemon.scheduler.logs.logs.get(actor_id)
             record = daemon.scheduler.tables.actors.get(actor_id)
             if record is None or record.state != ALIVE:
-                continue  # It is being made again, and waits for room: the scheduler learns at the end what that has lost.
+                continue  # It is being restored: the count of lost calls arrives at the end.
             if log is not None and log.lost != lost and actor_id not in self._over:
                 self.world.fail(f"{lost} calls of {short(actor_id)} are lost, and the daemon says {log.lost}")
 
     def left(self) -> list[str]:
-        """What is left of actors and calls although nobody has a handle or a ref."""
+        """List state of actors and calls that remains although no handle and no ref exists."""
         daemon = self.world.daemon
         actors = daemon.scheduler.actors
         found = [f"the record of actor {short(each)}" for each in actors.records]
@@ -238,11 +240,11 @@ class CallInvariants:
                 "blocked target": calls.blocked,
                 "argument of a parked call": calls.awaited,
                 "delayed target": calls.delayed,
-                "result that others were promised": calls.results.awaited,
+                "promised result": calls.results.awaited,
                 "barrier": calls._barriers,
-                "call that was asked about": calls._asked,
-                "call to ask about": calls._to_ask,
-                "call that was heard of": calls._heard,
+                "queried call": calls._asked,
+                "call to query": calls._to_ask,
+                "reported call": calls._heard,
                 "killed actor": calls.killed,
                 "stopped call": calls._stopped,
                 "call with a timeout": calls._limited,

@@ -1,15 +1,15 @@
-"""Programs whose actors wait for each other, some of them in circles; and who truly waits for whom, in a world that sees everybody.
+"""Programs whose actors wait for each other, some in circles, and a check of the warnings and refusals that follow.
 
-*Chains* of calls and tasks go from actor to actor. Each asks for the next one and waits for it. How one ends decides what is to come of it:
+A *chain* of calls and tasks goes from actor to actor. Each makes the next one and waits for it. Its end decides what must follow:
 
-- it ends, and all have what they wait for;
-- ``close``: the last waits for a call of its own of an actor in whose call the chain began, or came by: a circle. If it is its own actor,
-  that is refused. Else the driver is warned, and kills one of the actors; if nobody is warned, this program has no end;
-- ``timed``: it waits so for a while only; or ``asked``: for a call of the first actor that somebody else made, before the chain: that has
-  run. The driver may not be warned of either.
+- the last one returns, and all of them get what they wait for;
+- ``close``: the last one calls an actor that the chain came by, and waits: a circle. If that is its own actor, the wait is refused.
+  Otherwise the driver is warned, and kills one of the actors. Without a warning, the program never ends;
+- ``timed``: as ``close``, with a timeout; or ``asked``: the last one waits for a call that the driver made to the first actor before the
+  chain, which has run. The driver must not be warned of either.
 
-Between processes, chains go to actors with larger numbers, and back only at their ends, and those of a circle are in no other chain: else
-chains that nobody meant to close would. The statement beyond those of ``programs`` and ``actors``: ``ask`` (get, or be refused).
+Between processes, chains go to actors with larger numbers, and back only at their ends. The actors of a circle are in no other chain:
+otherwise chains would form circles by chance. One statement is added to those of ``programs`` and ``actors``: ``ask`` (get, or be refused).
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ from zfabric.sim.programs import ACTOR, CRASHED, LIGHT, LOST, MODULUS, NOTHING, 
 
 if TYPE_CHECKING:
     from zfabric.machines.local_scheduler import Deadlocks
-    from zfabric.sim.frames import Frame
+    from zfabric.sim.bodies import StackFrame
     from zfabric.sim.node import Overview
     from zfabric.sim.processes import Process
 
-NEWS_SECONDS = 1.0
-"""How long it may take until the scheduler is told that somebody goes on, or is dead."""
+REPORT_SECONDS = 1.0
+"""Seconds within which the scheduler receives that a process no longer waits, or has died."""
 REFUSED = "refused"
-"""How a body ends that does not go on without what it was refused to wait for."""
-Waiting = tuple["Process", "Frame"]
+"""The error of a body that ends because its wait was refused."""
+Waiting = tuple["Process", "StackFrame"]
+"""A body, and the process on whose stack it is."""
 
 
 class CircleAuthor(Author):
-    """Writes one program. Every body knows all actors, by the slots 0, 1, …, and in the slot after those what was asked of one before."""
+    """Writes one program. Every body has all actors in the slots 0, 1, …, and after them the result of its chain's earlier call."""
 
     def __init__(self, seed: str, faults: Faults, cpus: int, large: bool) -> None:
         super().__init__(seed, faults, cpus, large)
@@ -49,20 +50,20 @@ class CircleAuthor(Author):
         sizes = [rng.randrange(1, 5) for _ in range(1 + circles)]
         self.kinds = tuple(LIGHT if rng.random() < lightweight else ACTOR for _ in range(sum(sizes)))
         self.together = cpus == 1 and set(self.kinds) == {LIGHT}
-        """Whether all live in one process."""
+        """Whether all actors share one process."""
         self.chains = [(range(sizes[0]), False)] * open_chains
-        """The actors of each chain, and whether it ends in a circle."""
+        """(range of actors, whether it ends in a circle) of each chain."""
         for circle in range(circles):
             first = sum(sizes[: circle + 1])
             self.chains.append((range(len(self.kinds)) if self.together else range(first, first + sizes[circle + 1]), True))
         rng.shuffle(self.chains)
         self.restarts, self.retries = rng.choice(((0, 0), (-1, 0), (-1, -1)))
         if circles and self.crashing:
-            self.restarts = self.retries = 0  # What is left of a chain, and what is made of it again, may wait for each other.
+            self.restarts = self.retries = 0  # The rest of a chain and its repeated calls could wait for each other.
         self.errors = (GONE | LOST | CRASHED | {"doomed"}) if self.crashing else NOTHING
 
     def write(self) -> Program:
-        """Actors, and chains that begin with calls of the driver's."""
+        """Write a program: actors, and chains that begin with calls of the driver."""
         rng, actors = self.random, len(self.kinds)
         statements: list[Any] = []
         for actor, kind in enumerate(self.kinds):
@@ -95,7 +96,7 @@ class CircleAuthor(Author):
 
 
 class _Chain:
-    """One chain, by the actors that it goes to."""
+    """One chain: ``path`` lists the actors that it goes to, ``broken`` says whether its waits may be refused."""
 
     def __init__(self, author: CircleAuthor, path: list[int], broken: bool, closes: bool) -> None:
         self.author = author
@@ -104,41 +105,41 @@ class _Chain:
         self.closes = closes
         self.errors = tuple(sorted(author.errors | GONE | LOST | {REFUSED} if broken else author.errors))
         self.earlier = self.random.randrange(MODULUS)
-        """The number of what the driver has asked the first of them before."""
-        self.known = tuple(range(len(author.kinds) + 1))
-        """What each body of it knows."""
+        """The label of the call that the driver made to the first actor before the chain."""
+        self.passed = tuple(range(len(author.kinds) + 1))
+        """The slots that each body passes to the next one."""
 
-    def call(self, slot: int, actor: int, spec: Spec, known: tuple[int, ...]) -> tuple[Any, ...]:
-        """A call."""
-        return ("invoke", (slot,), actor, spec, (("contains", known),) if known else (), (), known, self.author.retries)
+    def call(self, slot: int, actor: int, spec: Spec, passed: tuple[int, ...]) -> tuple[Any, ...]:
+        """Write a call of ``actor`` with this spec, its value in ``slot``."""
+        return ("invoke", (slot,), actor, spec, (("contains", passed),) if passed else (), (), passed, self.author.retries)
 
-    def invoke(self, slot: int, actor: int, label: int, statements: list[Any], known: tuple[int, ...]) -> tuple[Any, ...]:
-        """A call that runs these statements."""
-        return self.call(slot, actor, _spec(label, statements), known)
+    def invoke(self, slot: int, actor: int, label: int, statements: list[Any], passed: tuple[int, ...]) -> tuple[Any, ...]:
+        """Write a call that runs these statements."""
+        return self.call(slot, actor, _spec(label, statements), passed)
 
     def _ask(self, slot: int, number: int) -> tuple[Any, ...]:
         return ("ask", slot, number, self.errors, self.random.random() < 0.5)
 
     def body(self, position: int) -> tuple[Spec, int]:
-        """What the call at a place of the chain runs, and its number."""
+        """Write the body of the call at a position of the chain. Return its spec and its label."""
         rng, author = self.random, self.author
-        slot, label = len(self.known), rng.randrange(MODULUS)
+        slot, label = len(self.passed), rng.randrange(MODULUS)
         statements = author._sleeps()
         if position + 1 == len(self.path):
             return _spec(label, [*statements, *self._end(), *author._sleeps()]), label
         spec, following = self.body(position + 1)
-        call = self.call(slot, self.path[position + 1], spec, self.known)
-        if rng.random() < 0.25 and not author.together:  # By way of a task, of which a process that actors share knows nothing.
+        call = self.call(slot, self.path[position + 1], spec, self.passed)
+        if rng.random() < 0.25 and not author.together:  # Put a task between the calls. Shared processes cannot see through tasks.
             between = rng.randrange(MODULUS)
             inside = [*author._sleeps(), call, self._ask(slot, mix(following, 0))]
-            call = ("call", (slot,), PLAIN, _spec(between, inside), (("contains", self.known),), (), self.known)
+            call = ("call", (slot,), PLAIN, _spec(between, inside), (("contains", self.passed),), (), self.passed)
             following = between
         statements += [call, *author._sleeps(), self._ask(slot, mix(following, 0))]
         return _spec(label, [*statements, *author._sleeps()]), label
 
     def _end(self) -> list[Any]:
         rng, author = self.random, self.author
-        slot = len(self.known)
+        slot = len(self.passed)
         how = rng.choice(("close", "close", "argument")) if self.closes else rng.choice(("nothing", "timed", "asked"))
         if how == "nothing":
             return []
@@ -159,26 +160,26 @@ def _spec(label: int, statements: list[Any]) -> Spec:
     return (label, False, tuple(statements), ((0, ()),))
 
 
-class Truth:
-    """Who waits for whom in a world."""
+class WaitGraph:
+    """Who waits for whom in a world; checks that warnings and refusals are right."""
 
     def __init__(self, world: Overview) -> None:
         self.world = world
         self.ended: set[bytes] = set()
-        """Calls that have."""
-        self._went_on: dict[bytes, float] = {}
-        """When what had waited went on, or its process died."""
+        """Tasks and calls that have ended."""
+        self._resumed_at: dict[bytes, float] = {}
+        """When each task or call last stopped waiting, or lost its process."""
         self._circles: dict[str, list[bytes]] = {}
-        """The actors of a circle, by the warning of it."""
+        """The actors of a circle, by the text of the warning."""
         self._chance = random.Random(f"{world.seed}/circles")
 
-    def goes_on(self, frame: Frame) -> None:
-        """What is on a stack waits no longer."""
+    def resumed(self, frame: StackFrame) -> None:
+        """Record that a body no longer waits."""
         if frame.item is not None:
-            self._went_on[frame.item.row[0]] = self.world.now
+            self._resumed_at[frame.item.row[0]] = self.world.now
 
-    def refused(self, process: Process, frame: Frame, wanted: tuple[bytes, ...]) -> None:
-        """An actor is refused to wait for these calls of itself."""
+    def refused(self, process: Process, frame: StackFrame, wanted: tuple[bytes, ...]) -> None:
+        """Fail if an actor was refused to wait for these objects although it does not wait for itself."""
         assert frame.item is not None
         self.world.states["circle refused"] += 1
         if not self.world.circling or not self._waits_for_itself(process, frame, wanted):
@@ -186,17 +187,17 @@ class Truth:
             self.world.fail(f"{process.name}: {short(frame.item.row[0])} is refused to wait for {names}, which is no circle")
 
     def warned(self, text: str, deadlocks: Deadlocks) -> None:
-        """The scheduler warns the driver."""
+        """Check a warning that the scheduler sends to the driver."""
         if "wait for each other" not in text:
             return
         if not self.world.circling:
             self.world.fail(f"the driver is warned that {text}, and no program makes such a circle")
         self.world.states["circle warned"] += 1
-        circle = dict(next(circle for circle, told in deadlocks.warned.items() if told == text))
+        circle = dict(next(circle for circle, warning in deadlocks.warned.items() if warning == text))
         waiting: set[bytes] = set()
         actors: set[bytes] = set()
         for process in self.world.processes():
-            for frame in process.frames:
+            for frame in process.stack:
                 item, wait = frame.item, frame.wait
                 if item is None or item.row[0] not in circle:
                     continue
@@ -204,14 +205,14 @@ class Truth:
                     waiting.add(item.row[0])
                 if type(item) is Invocation or item.row[1] in (function_id(ACTOR), function_id(LIGHT)):
                     actors.add(item.actor_id if type(item) is Invocation else item.row[0])
-        last_news = max(self._went_on.get(task_id, 0.0) for task_id in circle)
-        if waiting != set(circle) and self.world.now - last_news > NEWS_SECONDS:
+        last_change = max(self._resumed_at.get(task_id, 0.0) for task_id in circle)
+        if waiting != set(circle) and self.world.now - last_change > REPORT_SECONDS:
             names = ", ".join(map(short, set(circle) - waiting))
             self.world.fail(f"the driver is warned of {names}, which do not wait for themselves: {text}")
         self._circles[text] = sorted(actors)
 
-    def heard(self, process: Process, text: str) -> None:
-        """The driver has the warning, and kills one of the actors."""
+    def warning_received(self, process: Process, text: str) -> None:
+        """Have the driver kill one of the actors that a warning names."""
         actors = self._circles.pop(text, [])
         if actors:
             self.world.states["circle broken"] += 1
@@ -221,8 +222,8 @@ class Truth:
             process.drop(actor_id + FIRST_RETURN)
             process.wake()
 
-    def _waits_for_itself(self, process: Process, frame: Frame, wanted: tuple[bytes, ...]) -> bool:
-        """Whether what waits for these waits for itself, by way of others, and none of them goes on before."""
+    def _waits_for_itself(self, process: Process, frame: StackFrame, wanted: tuple[bytes, ...]) -> bool:
+        """Whether a body that waits for these objects waits for itself, directly or through others without a timeout."""
         agenda: list[tuple[Process, tuple[bytes, ...]]] = [(process, wanted)]
         seen: set[int] = set()
         while agenda:
@@ -241,7 +242,7 @@ class Truth:
         return False
 
     def _makers(self, identifier: bytes) -> Iterator[Waiting]:
-        """What has to go on before an object can be there."""
+        """Yield the bodies that must go on before an object can exist."""
         maker = identifier[:TASK_BYTES]
         everyone = self.world.processes()
         caller = next((each for each in everyone if maker in each.machine.calls.pending), None)
@@ -250,13 +251,13 @@ class Truth:
         if caller is not None:
             actor_id = caller.machine.calls.pending[maker].actor_id
             for process in everyone:
-                for frame in process.frames:
+                for frame in process.stack:
                     item = frame.item
                     if item is not None and (item.actor_id if type(item) is Invocation else item.row[0]) == actor_id:
                         yield process, frame
             return
         for process in everyone:
-            yield from ((process, frame) for frame in process.frames if frame.item is not None and frame.item.row[0] == maker)
+            yield from ((process, frame) for frame in process.stack if frame.item is not None and frame.item.row[0] == maker)
         daemon = self.world.daemon
         task = daemon.scheduler.tables.tasks.get(maker) if daemon is not None else None
         if task is not None and task.state == WAITING:

@@ -1,8 +1,8 @@
-"""Programs that hoard large results of logged actors: more than the arena takes, so that they go to disk, where they get lost.
+"""Programs that hoard large results of logged actors: more than the arena has room for, so that they are spilled, and their files lost.
 
-Each is made again when somebody looks at it: its actor's log says how. Meanwhile the actors go on, their processes and the daemon die, rows
-are cut by checkpoints, and results are dropped. The statement ``lose`` beyond those of ``programs`` and ``actors``: what is on
-disk of results that a log would make again is gone, as if somebody had deleted the files.
+A lost result is rebuilt from its actor's log when it is read. Meanwhile the actors go on, their processes and the daemon die,
+checkpoints cut the logs, and results are dropped. One statement is added to those of ``programs`` and ``actors``: ``lose`` deletes files
+of results that a log can rebuild.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from zfabric.sim.programs import ACTOR, LOST, MODULUS, NOTHING, PLAIN, ExpectedO
 
 SIZES = (700_000, 1_500_000, 3_000_000, 3_000_000)
 SHARE = 0.06
-"""How many of the seeds with actors have such a program."""
+"""The share of seeds with actors whose program is one of these."""
 
 
 def hoards(seed: int) -> bool:
-    """Whether the program of a seed is one of these."""
+    """Whether a seed with actors has such a program."""
     return random.Random(f"{seed}/does it hoard").random() < SHARE
 
 
@@ -28,7 +28,7 @@ class Hoarder(ActorAuthor):
     """Writes one program."""
 
     def write(self) -> Program:
-        """Calls, losses, and looks at what was lost."""
+        """Write a program that makes large results, loses them and reads them again."""
         scope = Scope(0, (), False, True, 0)
         actors = [self._logged_actor(scope) for _ in range(self.random.choice((1, 1, 2)))]
         for _ in range(self.random.randrange(2, 5)):
@@ -64,7 +64,7 @@ class Hoarder(ActorAuthor):
         scope.statements.append(("invoke", (slot,), actor, spec, (), needed, (), LOGGED))
 
     def _errand(self, scope: Scope, actor: int) -> None:
-        """A task that calls the actor too: in which order the calls of several come, only the log knows."""
+        """Write a task that calls the actor too. Only the log has the order in which calls of several callers ran."""
         self.tasks += 1
         handle = scope.handles[actor]
         label = total = self.random.randrange(MODULUS)
@@ -84,7 +84,7 @@ class Hoarder(ActorAuthor):
         )
 
     def _look_again(self, scope: Scope, count: int) -> None:
-        """Most of what is on disk is lost; some of it is looked at, three at a time."""
+        """Lose half or all of the files, then get some of the results, three at a time."""
         slots = self.random.sample(list(scope.slots), min(len(scope.slots), count))
         for start in range(0, len(slots), 3):
             scope.statements.append(("lose", self.random.choice((0.5, 1.0))))

@@ -1,6 +1,6 @@
-"""Runs programs: one generator per body, which yields when it computes or waits, and checks what it is given against what was expected.
+"""Runs programs: one generator per body, which yields when it computes or waits, and compares what it gets with the model.
 
-``programs`` and ``actors`` write what is run here; a statement is a tuple whose first field names the action.
+``programs`` and ``actors`` write these programs. A statement is a tuple whose first field names the action.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Running = Generator[tuple[Any, ...], Any, Any]
 
 
 class _State:
-    """A body that runs: its refs, the values it got, what it holds, its total."""
+    """The state of a running body: its refs by slot, the values it got, the ids it holds, its total."""
 
     def __init__(self, process: Process, total: int, attempt: int, doomed: bool, slots: dict[int, bytes]) -> None:
         self.process = process
@@ -50,7 +50,7 @@ class _State:
         self.held: list[bytes] = list(slots.values())
 
     def look(self, identifier: bytes, status: int, data: Any) -> tuple[str, Value | None]:
-        """Look at a finished object; refs in it are held from now on."""
+        """Read a finished object, and hold the refs inside it. Return what ``Process.look`` returns."""
         kind, value = self.process.look(identifier, status, data)
         if value is not None:
             self.held.extend(value.refs)
@@ -60,16 +60,16 @@ class _State:
 
     @property
     def condemned(self) -> bool:
-        """Whether this body is to be stopped, which it may notice by its children first."""
+        """Whether this body is to be stopped. Its children may fail before it is stopped itself."""
         return self.process.world.condemned(self.process.top)
 
     def take(self, slot: int, identifier: bytes) -> None:
-        """A ref that this body has from now on."""
+        """Store a ref in a slot and hold it."""
         self.slots[slot] = identifier
         self.held.append(identifier)
 
-    def let_go(self) -> None:
-        """Drop everything."""
+    def release(self) -> None:
+        """Drop every ref that the body holds."""
         for identifier in self.held:
             self.process.drop(identifier)
         self.held = []
@@ -108,7 +108,7 @@ def _do_call(
 
 
 def _packed(state: _State, spec: Spec, options: tuple[Any, ...], boxed: tuple[int, ...]) -> tuple[bytes, Any]:
-    """Arguments and options of a call."""
+    """Pack the arguments and options of a call."""
     refs = tuple(state.slots[slot] for slot in boxed)
     return msgpack.packb((spec, refs)), tuple((name, refs if name == "contains" else value) for name, value in options) or None
 
@@ -128,13 +128,13 @@ def _do_invoke(
     boxed: tuple[int, ...],
     retries: int,
     method: str = "method",
-    keeps: bool = False,
+    has_checkpoints: bool = False,
     unordered: bool = False,
 ) -> None:
     arguments, pairs = _packed(state, spec, options, boxed)
     needed = tuple(state.slots[slot] for slot in dependencies)
     actor_id, returns = state.slots[handle][:TASK_BYTES], len(slots)
-    call_id = state.process.invoke(actor_id, arguments, needed, pairs, returns, retries, method, keeps, unordered)
+    call_id = state.process.invoke(actor_id, arguments, needed, pairs, returns, retries, method, has_checkpoints, unordered)
     for index, slot in enumerate(slots):
         state.take(slot, call_value(call_id, index))
 
@@ -177,7 +177,7 @@ def _do_get(state: _State, expected: tuple[tuple[int, Any], ...]) -> Running:
         kind, value = state.look(state.slots[slot], status, data)
         right = kind in wanted if isinstance(wanted, tuple) else value is not None and value.number == wanted
         if value is not None and isinstance(wanted, tuple) and not STOPPED.isdisjoint(wanted):
-            right = state.process.world.went_on
+            right = state.process.world.cancel_forgotten
         if not right:
             problems.append(f"{state.slots[slot].hex()} is {kind or value} and should be {wanted}")
         if value is not None:
@@ -199,7 +199,7 @@ def _do_peek(state: _State, allowed: tuple[tuple[int, int | None, tuple[str, ...
 
 
 def _do_ask(state: _State, slot: int, number: int, errors: tuple[str, ...], gives_up: bool) -> Running:
-    """Get one value, or be refused: then go on without it, or end."""
+    """Get one value. If the wait is refused, go on without the value, or end."""
     try:
         found = yield ("get", (state.slots[slot],), None)
     except WaitRefused:
@@ -291,7 +291,7 @@ _ACTIONS: dict[str, Any] = {
 
 
 def _fetched(state: _State, identifier: bytes) -> Running:
-    """A large argument of a call: its caller holds it, and so it is there for as long as that one lives."""
+    """Get a large argument of a call. It must exist as long as the caller lives, which holds it."""
     state.process.machine.references.add(identifier)
     state.held.append(identifier)
     ((status, data),) = yield ("get", (identifier,), None)
@@ -304,7 +304,7 @@ def _fetched(state: _State, identifier: bytes) -> Running:
 
 
 def task_body(process: Process, worker: Worker, logged: LoggedActors, item: Item | Invocation, values: list[tuple[bytes, Any]]) -> Running:
-    """One attempt. Gives the values with their places, and the refs to let go of once they are reported."""
+    """Run one attempt or call. Return its values with their places, and the refs to release once the outcome is reported."""
     if is_remake(item.row):
         yield from logged.remade(item, _room)  # type: ignore[arg-type]
         return [], []
@@ -332,15 +332,15 @@ def task_body(process: Process, worker: Worker, logged: LoggedActors, item: Item
         refs, state.held = state.held, []
         return outputs, refs
     finally:
-        state.let_go()
+        state.release()
 
 
 def driver_body(process: Process, program: Program) -> Running:
-    """The root. Everything is let go of at its end."""
+    """Run the root of a program, and release every ref at its end."""
     state = _State(process, 0, 0, False, {})
     try:
         yield from _statements(state, program.statements)
         yield from process.world.before_release()
     finally:
-        state.let_go()
+        state.release()
         process.collect_garbage()

@@ -1,11 +1,11 @@
-"""What must be true of a whole node, whatever happened to it. Machines check themselves; this is what no one machine can see.
+"""What must be true of a whole node, whatever happened to it. Machines check themselves; these invariants need more than one.
 
-- No attempt is begun twice, whatever daemons forget, and none is accepted but the one that was given out.
-- An object's value, once told to anybody, is that value for ever; within one incarnation of the daemon its outcome is, too.
-- What a worker runs, the daemon knows to be in flight there, also if it was given its outcome before it has ended.
-- A ref that a process holds is never to an object that was freed.
-- In the calm before the end, what the daemon believes is held is what is held; after everything was let go of, nothing is left: no
-  task, object, row of lineage, pin, or byte of the arena but those in grants.
+- No attempt begins twice, whatever daemons forget. Only the attempt that was dispatched is accepted.
+- An object's value never changes once it was sent to a process; within one incarnation of the daemon its outcome does not, either.
+- The daemon records as in flight whatever a worker runs, even if the task was given an outcome before it ended.
+- No process holds a ref to an object that was freed.
+- In the calm before the end, the daemon's holders are the processes that hold refs. After all refs were released, nothing is left: no
+  task, object, row of lineage, pin, or byte of the arena except grants.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 
 class Invariants:
-    """Watches one world."""
+    """Checks the tasks and values of one world."""
 
     def __init__(self, world: Overview) -> None:
         self.world = world
         self._begun: dict[tuple[bytes, int], str] = {}
-        """Who began an attempt, by task and number."""
+        """The worker that began an attempt, by task and attempt."""
         self._numbers: dict[bytes, int] = {}
         self._outcomes: dict[AnyObject, int] = {}
 
     def begun(self, worker: WorkerProcess, item: Item) -> None:
-        """A worker begins an attempt."""
+        """Check an attempt that a worker begins."""
         named = item.row[0], item.attempt
         if named in self._begun:
             which = f"attempt {item.attempt:#x} of {short(item.row[0])}"
@@ -45,7 +45,7 @@ class Invariants:
         self._begun[named] = worker.name
 
     def late_attempts(self, daemon: SimDaemon, source: bytes, message: m.Completed) -> list[TaskRecord]:
-        """Unfinished tasks of which a worker reports an attempt that is not the one it was given: that must change nothing."""
+        """Return unfinished tasks of which a worker reports another attempt than the one dispatched to it."""
         late = []
         for task_id, attempt, _, _ in message.rows:
             task = daemon.scheduler.tables.tasks.get(task_id)
@@ -55,65 +55,65 @@ class Invariants:
         return late
 
     def not_accepted(self, tasks: list[TaskRecord]) -> None:
-        """What was late before a completion was taken in is still unfinished after it."""
+        """Fail if the scheduler accepted one of the outcomes that ``late_attempts`` found."""
         for task in tasks:
             if task.state == DONE:
                 self.world.fail(f"an attempt of {short(task.id)} was accepted that was not the one given out")
 
-    def told(self, daemon: SimDaemon, message: m.Message) -> None:
-        """The daemon tells somebody of outcomes."""
+    def sent(self, daemon: SimDaemon, message: m.Message) -> None:
+        """Check the outcomes in a message that the daemon sends."""
         if isinstance(message, m.Results):
             for task_id, status, outputs in message.rows:
                 for index, value in enumerate(outputs):
-                    self._told(daemon, object_id(task_id, index), status, value)
+                    self._check_sent(daemon, object_id(task_id, index), status, value)
         elif isinstance(message, m.Objects):
             for identifier, status, value, _ in message.rows:
-                self._told(daemon, identifier, status, value)
+                self._check_sent(daemon, identifier, status, value)
 
-    def _told(self, daemon: SimDaemon, identifier: bytes, status: int, value: Any) -> None:
+    def _check_sent(self, daemon: SimDaemon, identifier: bytes, status: int, value: Any) -> None:
         if status == FAILED:
             kind = unpack_failure(value)[0]
             if kind in LOST or kind == "ObjectStoreFullError":
                 return
         record = daemon.scheduler.tables.find(identifier)
         if record is not None and record.task is not None and record.task.function.actor is not None:
-            return  # A handle's value is nobody's.
+            return  # Nobody gets the value of a handle.
         before = self._outcomes.setdefault(record, status) if record is not None else status
         if before != status:
-            self.world.fail(f"somebody is told that {short(identifier)} ended with {status}; it had ended with {before}")
+            self.world.fail(f"a process is sent that {short(identifier)} ended with {status}; it had ended with {before}")
         if status == OK and type(value) is bytes:
             number = unpack_value(value).number
             if self._numbers.setdefault(identifier, number) != number:
-                self.world.fail(f"somebody is told another value of {short(identifier)}")
+                self.world.fail(f"a process is sent another value of {short(identifier)}")
 
     def seen_inside(self, node: Node, identifier: bytes, inner: bytes) -> None:
-        """A process reads an error with a ref inside. As inside a value, it may be lost only with a daemon."""
+        """Check the object of a ref inside an error that a process reads. Only a daemon's death may lose it."""
         if not node.restarts and node.up and node.daemon.scheduler.tables.find(inner) is None:
-            self.world.fail(f"{short(inner)}, which is inside the error of {short(identifier)}, is not known any more")
+            self.world.fail(f"{short(inner)}, which is inside the error of {short(identifier)}, no longer exists")
 
     def after_turn(self, daemon: SimDaemon) -> None:
-        """The daemon has decided: its machines agree with themselves."""
+        """Check the daemon's machines after a turn."""
         for machine in daemon.core.machines.values():
             machine.check_invariants()
         if not daemon.scheduler.tables.recovering:
             self._in_flight(daemon)
 
     def _in_flight(self, daemon: SimDaemon) -> None:
-        """What a worker runs is in flight there, whether or not it has its outcome: so its resources are taken."""
+        """Fail if the daemon does not record a running task as in flight: its resources would be free."""
         for process in self.world.workers.values():
             record = daemon.scheduler.tables.workers.get(process.incarnation)
             if record is None or record.process is None or process.daemon != daemon.incarnation:
                 continue
             if record.direct is not None or record.shared or record.state == ENDING:
                 continue
-            for frame in process.frames:
+            for frame in process.stack:
                 if type(frame.item) is Item and frame.item.row[0] not in record.inflight:
-                    self.world.fail(f"{process.name} runs {short(frame.item.row[0])}, and the daemon takes it for idle")
+                    self.world.fail(f"{process.name} runs {short(frame.item.row[0])}, and the daemon does not record it as in flight")
 
     # -- calm and end --
 
     def calm(self) -> None:
-        """Nothing is on its way: what the daemon knows of holders is what processes hold."""
+        """In a calm world, compare the holders in the daemon's tables with the refs of processes."""
         daemon = self.world.daemon
         believed = {
             (record.object_id, holder)
@@ -134,10 +134,10 @@ class Invariants:
         for identifier, holder in sorted(missing):
             self.world.fail(f"{self.world.who(holder)} holds {short(identifier)}, and the daemon does not know it")
         for identifier, holder in sorted(extra):
-            self.world.fail(f"the daemon believes that {self.world.who(holder)} holds {short(identifier)}")
+            self.world.fail(f"the daemon records that {self.world.who(holder)} holds {short(identifier)}")
 
     def nothing_left(self) -> list[str]:
-        """What is left although nobody needs it."""
+        """List what remains after all refs were released."""
         daemon = self.world.daemon
         tables = daemon.scheduler.tables
         left = [f"task {short(task.id)} ({daemon.scheduler.explain(task.id)})" for task in tables.tasks.values()]
@@ -164,12 +164,12 @@ class Invariants:
         return [*left, *self.world.calls.left()]
 
     def _files(self) -> list[str]:
-        """Files that are left."""
+        """List files that are left on disk."""
         arena = self.world.nodes[0].arena
         return [f"{short(content.object_id)} on disk" for content in arena.disk.values()] + [f"file {each}" for each in arena.unfinished]
 
     def job_gone(self, job: bytes) -> list[str]:
-        """What is left of a job that has ended."""
+        """List what is left of a job that has ended."""
         daemon = self.world.daemon
         tables = daemon.scheduler.tables
         left = [f"task {short(each)}" for each in tables.tasks if each.startswith(job)]

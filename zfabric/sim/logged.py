@@ -1,7 +1,7 @@
-"""Actors that go on where they were, in simulated workers: the state of one is the list of its calls, which can be compared.
+"""Actors with checkpoints, in simulated workers. The state of an actor is the list of the calls it has run, which can be compared.
 
-A replay here does not run the bodies of calls again (what they do to others is new in a real one, too), but puts their names into the
-list; large values that are to be reported again are those of the first run.
+A replay does not run the bodies of calls again; it appends their ids to the list. (Tasks and calls that a body submits are new in a real
+replay, too.) Large values that must be reported again are copies of the first run's.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from zfabric.sim.programs import Doomed, Value, pack_value
 
 Running = Generator[tuple[Any, ...], Any, Any]
 READONLY = "look"
-"""What methods are called that are not logged."""
+"""The name of methods whose calls are not logged."""
 
 
 class LoggedActors:
-    """Those of one worker process."""
+    """The actors with checkpoints of one worker process."""
 
     def __init__(self, process: Process, worker: Worker) -> None:
         self.process = process
         self.worker = worker
         self.states: dict[bytes, list[bytes]] = {}
-        """The calls that each has run, in order, over all its incarnations."""
+        """The calls that each actor has run, in order, over all its lives."""
 
     def made(self, item: Item, room: Any) -> Running:
-        """An actor is made: anew, or as its log says. ``room`` asks for a place for a large value."""
+        """Create an actor, or restore it from its log. ``room`` yields until there is room for a large value."""
         options = item.row[4] if len(item.row) > 4 else None
         every, unlogged = option(options, "checkpoint_every"), option(options, "unlogged", False)
         if every is None:
@@ -62,7 +62,7 @@ class LoggedActors:
         log.say_progress(len(calls), len(calls))
 
     def remade(self, item: Item, room: Any) -> Running:
-        """The value of a call was lost, and is made again."""
+        """Rebuild the lost value of a call from the actor's log."""
         actor_id, lost = option(item.row[4], "remake")
         parts = yield from self._rows(actor_id, CHECKPOINT)
         blocks = yield from self._rows(actor_id, LOG)
@@ -83,7 +83,7 @@ class LoggedActors:
         while more:
             answer = yield ("ask", "actor log", (actor_id, table, found[-1][0] if found else b""))
             if answer.error:
-                raise Doomed  # It is not to be made any more.
+                raise Doomed  # It is no longer needed.
             rows, more = answer.payload
             found += rows
         return found
@@ -102,20 +102,20 @@ class LoggedActors:
         self.worker.mailbox.made_again(log, call, tuple(outputs), ())
 
     def ended(self, item: Invocation, whole: bool) -> None:
-        """A call has run: that is its effect."""
+        """Append a call that has run to its actor's state, if it changes that."""
         state = self.states.get(item.actor_id)
         if state is None or item.method == READONLY:
             return
-        if whole or self.worker.mailbox.logs[item.actor_id].every:  # What was stopped in its middle is told by a checkpoint alone.
+        if whole or self.worker.mailbox.logs[item.actor_id].every:  # Only a checkpoint has the effect of an interrupted call.
             self.process.world.calls.had_effect(self.process, item, state)
             state.append(item.row[0])
 
     def remember(self, call_id: bytes, values: list[tuple[Value, Any]]) -> None:
-        """What a call returned, with the sizes of what is large."""
+        """Store what a call returned, with the sizes of values in the arena."""
         self.process.world.calls.values[call_id] = [(value, place[1] if place is not None else 0) for value, place in values]
 
     def may_begin(self) -> bool:
-        """Between two calls: take the checkpoints that are due. False if one waits for the scheduler to take in values."""
+        """Take the checkpoints that are due between two calls. Return False if one must wait until values are recorded."""
         mailbox = self.worker.mailbox
         for actor_id, log in mailbox.logs.items():
             if log.due and actor_id in mailbox.actors:

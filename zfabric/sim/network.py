@@ -1,7 +1,7 @@
-"""The network of a simulated node: frames that are lost, late, doubled and overtaken, and the links that make up for it.
+"""The network of a simulated node. It loses, delays, duplicates and reorders frames; the links repair that.
 
-A frame is bytes, encoded and decoded by the production codec, so that nothing is ever shared between two processes. What a dead
-process had sent may still arrive; what is for a dead process does not.
+A frame is bytes, encoded and decoded by the production codec, so that no two processes share an object. Frames of a dead process may
+still arrive; frames to a dead process do not.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ class Faults(NamedTuple):
     loss: float = 0.0
     duplication: float = 0.0
     late: float = 0.0
-    """Chance that a frame takes a hundred times as long as others, so that many overtake it."""
+    """Chance that a frame takes up to a hundred times as long as others, so that they overtake it."""
     delay: float = 0.0002
-    """Mean time a frame takes."""
+    """Mean time that a frame takes."""
     jitter: bool = True
-    """Whether that time varies (scenarios have it fixed)."""
+    """Whether that time varies. Scenarios have it fixed."""
     worker_crashes: int = 0
     daemon_crashes: int = 0
     driver_crash: bool = False
     stalls: int = 0
-    """Times that some process stops for a while and goes on."""
+    """Number of times that a process stops for a while."""
     pressure: int = 0
-    """Times that the node is short of memory."""
+    """Number of times that the node is short of memory."""
     window: float = 0.4
-    """Seconds in which crashes, stalls and lossy links happen; after that the world heals."""
+    """Seconds during which processes crash or stall and links lose frames. There are no such faults after it."""
     slow_commits: bool = False
-    """Whether commits take time (``durability`` "power"), and those under way are lost in a crash."""
+    """Whether commits take time, as with ``durability="power"``; a crash then loses those that are under way."""
     full_disk: int = 0
-    """Times that the control store can write nothing for a while."""
+    """Number of times that the disk is full for a while."""
     start_failures: int = 0
-    """Workers that die before they register."""
+    """Number of workers that die before they register."""
 
 
 class Network:
-    """Who can be reached under which incarnation, and what becomes of frames."""
+    """Delivers frames between incarnations, subject to faults."""
 
     def __init__(
         self,
@@ -62,24 +62,24 @@ class Network:
         self.faults = faults
         self.lossy = True
         self.in_flight = 0
-        self.frames = 0
+        self.stack = 0
         self.cut: Counter[str] = Counter()
-        """Messages that no frame carried whole, by name: how often."""
+        """How often a message was too large for one frame, by the message's name."""
         self._loss = random.Random(seed + "/loss")
         self._delay = random.Random(seed + "/delay")
         self._receivers: dict[bytes, Callable[[bytes, bytes], None]] = {}
 
     def attach(self, incarnation: bytes, receive: Callable[[bytes, bytes], None]) -> None:
-        """``receive(sender, frame)`` is called with what arrives for ``incarnation``."""
+        """Have ``receive(sender, frame)`` called for each frame that arrives for ``incarnation``."""
         self._receivers[incarnation] = receive
 
     def detach(self, incarnation: bytes) -> None:
-        """The process is gone: what is on its way to it is lost."""
+        """Lose all frames to an incarnation from now on: its process is dead."""
         self._receivers.pop(incarnation, None)
 
     def send(self, source: bytes, target: bytes, frame: bytes) -> None:
-        """Pass on a frame, as well as the faults allow. The world fails if its receiver would refuse it for its size."""
-        self.frames += 1
+        """Deliver a frame later, subject to faults. Fail the world if the receiver would refuse the frame's size."""
+        self.stack += 1
         if len(frame) > self._frame_bytes_max:
             self._fail(f"a frame of {len(frame)} bytes, where {self._frame_bytes_max} are accepted")
         faults = self.faults
@@ -123,7 +123,7 @@ class SimTransport:
         return link
 
     def send(self, incarnation: bytes, envelopes: list[Envelope], now: float) -> None:
-        """Send these to one peer, as few frames as they fit into."""
+        """Send these envelopes to one peer, in as few frames as possible."""
         link = self.link(incarnation)
         frames = link.pack(envelopes, now, self.config.frame_bytes_max)
         if len(frames) > 1:
@@ -133,7 +133,7 @@ class SimTransport:
             self.network.send(self.incarnation, incarnation, frame)
 
     def accept(self, sender: bytes, frame: bytes, now: float) -> list[Envelope]:
-        """Pass a frame through its link: what may be delivered now."""
+        """Pass a frame through its link. Return the envelopes that may be delivered now."""
         sequence, acknowledged, body = decode(frame)
         ready = self.link(sender).receive(sequence, acknowledged, body, now)
         return [envelope for batch in ready for envelope in batch]
@@ -145,15 +145,15 @@ class SimTransport:
                 self.network.send(self.incarnation, incarnation, encode_body(sequence, link.received, body))
 
     def next_deadline(self) -> float | None:
-        """When ``tick`` is wanted next."""
+        """Return when ``tick`` must be called next, if at all."""
         return min((due for link in self.peers.values() if (due := link.next_deadline()) is not None), default=None)
 
     @property
     def settled(self) -> bool:
-        """Whether everything said was acknowledged."""
+        """Whether every frame sent was acknowledged."""
         return not any(link.unacknowledged() for link in self.peers.values())
 
     def forget(self, incarnation: bytes) -> list[Envelope]:
-        """A peer is gone; what it had not acknowledged comes back."""
+        """Drop the link to a dead peer. Return the envelopes that it had not acknowledged."""
         link = self.peers.pop(incarnation, None)
         return link.unacknowledged() if link is not None else []

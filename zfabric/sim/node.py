@@ -1,7 +1,7 @@
-"""A simulated node: memory, disk and a supervisor, which outlive daemons, and the daemon of now.
+"""A simulated node: memory, disk and a supervisor, which outlive daemons, and the current daemon.
 
-A daemon hosts the same machines as the real one, in the same ``zfabric.shell``. Each message that a machine sends goes through the codec,
-so that nothing is shared, and the daemon may die between any two effects.
+The daemon hosts the machines of the real one in the same ``zfabric.shell``. Each message that a machine sends passes the codec,
+so that machines share no object. The daemon may die between any two effects.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from zfabric.sim.arena import SimArena, SimStorage
 from zfabric.sim.drivers import Driver
 from zfabric.sim.network import SimTransport
 from zfabric.sim.processes import Process
-from zfabric.sim.surroundings import Crashed, Resident, Surroundings
+from zfabric.sim.surroundings import Crashed, ProcessView, Surroundings
 from zfabric.sim.workers import WorkerProcess
 
 LOOP_DELAY = 0.00002
@@ -33,7 +33,7 @@ FRAMES_PER_TURN = 8
 
 
 class Node:
-    """One node: what outlives its daemons, and the daemon of now."""
+    """One node: the parts that outlive its daemons, and the current daemon."""
 
     def __init__(self, world: Surroundings, seed: str, cpus: int, pieces: int) -> None:
         self.world = world
@@ -43,7 +43,7 @@ class Node:
         """Memory and spilled files."""
         slow = world.faults.slow_commits
         self.journal = MemoryJournal(slow)
-        """The disk of the control store."""
+        """The tables of the control store, on a simulated disk."""
         self.workers: dict[bytes, WorkerProcess] = {}
         self.supervisor = SimSupervisor(self, f"{seed}/supervisor")
         self._workers = 0
@@ -53,16 +53,16 @@ class Node:
 
     @property
     def published(self) -> bytes:
-        """The incarnation of the daemon that the session names."""
+        """The incarnation of the daemon that the session file names."""
         return self.daemon.incarnation
 
     @property
     def up(self) -> bool:
-        """Whether that daemon lives."""
+        """Whether the current daemon lives."""
         return self.daemon.alive
 
     def restart(self) -> SimDaemon:
-        """Start the next daemon."""
+        """Start the next daemon and return it."""
         if self.daemon.alive:
             raise InvariantViolation("two incarnations of the daemon act at the same time")
         self.restarts += 1
@@ -73,7 +73,7 @@ class Node:
         return self.daemon
 
     def kill_daemon(self) -> None:
-        """End the daemon: it crashed between two effects, or was killed."""
+        """Kill the daemon if it lives; the supervisor will start the next one."""
         if self.daemon.alive:
             self.world.note("the daemon dies")
             self.collect_states()
@@ -81,28 +81,28 @@ class Node:
             self.supervisor.daemon_died()
 
     def collect_states(self) -> None:
-        """Add what the daemon's machines counted to the states that were reached."""
+        """Add the counters of the daemon's machines to the world's states."""
         for machine in (self.daemon.scheduler, self.daemon.store):
             for name, count in machine.statistics().items():
                 self.world.states[name] += int(count)
 
     def make_worker(self, token: bytes, job: bytes, pid: int) -> WorkerProcess:
-        """Make a worker process, which the supervisor has forked."""
+        """Make the worker process that the supervisor has forked."""
         self._workers += 1
         worker = self.workers[token] = WorkerProcess(self.world, self, token, job, pid, f"worker{self._workers}")
         return worker
 
-    def process_died(self, process: Resident) -> None:
-        """A process of the node has ended."""
+    def process_died(self, process: ProcessView) -> None:
+        """Record the death of a process of this node."""
         self.world.states[f"{process.kind} died"] += 1
         self.workers.pop(process.incarnation, None)
-        for frame in process.frames:
-            self.world.truth.goes_on(frame)
+        for frame in process.stack:
+            self.world.wait_graph.resumed(frame)
         self.world.after(0.0002, lambda: self.supervisor.died(process))
 
 
 class SimSupervisor:
-    """The parent of all workers: starts, kills, reports; and restarts the daemon."""
+    """The parent of all workers: it starts them, kills them, reports their deaths, and restarts the daemon."""
 
     def __init__(self, node: Node, seed: str) -> None:
         self.node = node
@@ -110,23 +110,23 @@ class SimSupervisor:
         self.workers: dict[int, Process] = {}
         self.watched: set[int] = set()
         self._slots: dict[int, tuple[m.Row, ...]] = {}
-        """What is in the slots of dead workers, until a daemon reads it."""
+        """Rows in the slots of dead workers that no daemon has read yet, by pid."""
         self.start_failures = world.faults.start_failures
         self._next_pid = 1000
         self._random = random.Random(seed)
 
     def pid(self) -> int:
-        """A pid that no process had before."""
+        """Return a pid that no process had before."""
         self._next_pid += 1
         return self._next_pid
 
     def spawn(self, effect: e.SpawnWorker) -> None:
-        """Fork a worker, in a while."""
+        """Fork a worker within a few milliseconds."""
         self.world.after(0.001 + 0.004 * self._random.random(), lambda: self._spawned(effect.token, effect.job))
 
     def _spawned(self, token: bytes, job: bytes) -> None:
         pid = self.pid()
-        self.tell(m.WorkerSpawned(token, pid, ""))
+        self.notify(m.WorkerSpawned(token, pid, ""))
         worker = self.node.make_worker(token, job, pid)
         self.workers[pid] = worker
         if self.start_failures > 0:
@@ -136,34 +136,34 @@ class SimSupervisor:
         self.world.after(0.002 * self._random.random(), worker.start)
 
     def kill(self, pid: int) -> None:
-        """SIGKILL to a worker."""
+        """Send SIGKILL to a worker."""
         worker = self.workers.get(pid)
         if worker is not None:
             self.world.after(0.0005 * self._random.random(), lambda: worker.die("killed"))
 
     def executing(self, pid: int) -> bytes:
-        """The task that a worker has in its slot."""
+        """Return the task that a worker's slot names."""
         worker = self.workers.get(pid)
         return worker.executing if worker is not None else b""
 
     def watch(self, pid: int) -> None:
-        """Report when a process that is no worker has ended."""
+        """Report the end of a process that is no worker, at once if it has ended."""
         if not self.world.lives(pid):
-            self.tell(m.ProcessDied(pid, 0, 0, 0, ""))
+            self.notify(m.ProcessDied(pid, 0, 0, 0, ""))
         else:
             self.watched.add(pid)
 
-    def died(self, process: Resident) -> None:
-        """A process is gone."""
+    def died(self, process: ProcessView) -> None:
+        """Report the death of a worker or of a watched process."""
         if self.workers.pop(process.pid, None) is not None:
             self._slots[process.pid] = process.left
-            self.tell(m.ProcessDied(process.pid, 0, 9, 1000, "", process.executing))
+            self.notify(m.ProcessDied(process.pid, 0, 9, 1000, "", process.executing))
         elif process.pid in self.watched:
             self.watched.discard(process.pid)
-            self.tell(m.ProcessDied(process.pid, 0, 0, 0, ""))
+            self.notify(m.ProcessDied(process.pid, 0, 0, 0, ""))
 
-    def tell(self, message: m.Message) -> None:
-        """Tell the daemon of now, soon; what is for one that dies meanwhile is lost."""
+    def notify(self, message: m.Message) -> None:
+        """Send a message to the current daemon. It is lost if that daemon dies first."""
         daemon = self.node.daemon
 
         def arrive() -> None:
@@ -174,7 +174,7 @@ class SimSupervisor:
         self.world.after(0.0001, arrive)
 
     def daemon_died(self) -> None:
-        """Start the next one."""
+        """Start the next daemon within some milliseconds."""
         self.watched.clear()
         self.world.after(0.005 + 0.03 * self._random.random(), self._restart)
 
@@ -185,8 +185,8 @@ class SimSupervisor:
         daemon.event(LOCAL_SCHEDULER, m.ProcessTable(tuple((worker.incarnation, pid) for pid, worker in self.workers.items()), left))
 
 
-class Watched:
-    """A machine of a daemon as the world sees it: what it takes in is observed, and the daemon may crash between two effects."""
+class ObservedMachine:
+    """Wraps a machine of a daemon: observers see each message, and the daemon may crash between two effects."""
 
     def __init__(self, daemon: SimDaemon, machine: Machine) -> None:
         self._daemon = daemon
@@ -199,9 +199,9 @@ class Watched:
         self.check_invariants = machine.check_invariants
 
     def step(self, now: float, source: Address, message: m.Message) -> None:
-        """Take in one message."""
+        """Pass one message to the machine, observed."""
         world = self._daemon.world
-        world.heard(self.address, source, message)
+        world.delivered(self.address, source, message)
         if type(message) not in self.handlers:
             world.fail(f"a daemon's {self.address[:1]!r} does not accept {type(message).__name__}")
         late = world.invariants.late_attempts(self._daemon, source, message) if type(message) is m.Completed else ()
@@ -210,15 +210,15 @@ class Watched:
             world.invariants.not_accepted(late)
 
     def take_effects(self, now: float) -> Iterator[e.Effect]:
-        """Effects, each with its chance of a crash before it."""
+        """Yield the machine's effects. The daemon may crash before each."""
         daemon = self._daemon
         for effect in self._machine.take_effects(now):
             daemon.crash_point()
             if type(effect) is e.Send:
                 ((to, _, message),) = decode_messages(encode_messages([(effect.to[:1], self.address[:1], effect.message)]))
-                daemon.world.invariants.told(daemon, message)
+                daemon.world.invariants.sent(daemon, message)
                 if type(message) is m.Notice:
-                    daemon.world.truth.warned(message.text, daemon.scheduler.deadlocks)
+                    daemon.world.wait_graph.warned(message.text, daemon.scheduler.deadlocks)
                 effect = e.Send(to + effect.to[1:], message)
             yield effect
 
@@ -235,7 +235,7 @@ class SimDaemon:
         self.journal = journal = node.journal
         self.alive = True
         self.effects_left: int | None = None
-        self.post = SimTransport(world.network, incarnation, self.config)
+        self.transport = SimTransport(world.network, incarnation, self.config)
         self.storage = SimStorage(node.arena, seed, world.after, partial(self.event, OBJECT_STORE), lambda: node.journal.full)
         self._random = random.Random(seed + "/commits")
         self._events: deque[tuple[bytes, m.Message]] = deque()
@@ -246,7 +246,7 @@ class SimDaemon:
         self.core = NodeMachines(incarnation, b"node", self.config, total, node.arena.capacity, journal, daemons)
         self.scheduler, self.store = self.core.scheduler, self.core.store
         for role, machine in self.core.machines.items():
-            self.core.machines[role] = Watched(self, machine)
+            self.core.machines[role] = ObservedMachine(self, machine)
         world.network.attach(incarnation, self._receive)
         if daemons:
             self.core.recover(self.now, node.arena.found())
@@ -258,11 +258,11 @@ class SimDaemon:
 
     @property
     def now(self) -> float:
-        """What its clock shows."""
+        """The time on the daemon's clock."""
         return self.clock.now
 
     def event(self, role: bytes, message: m.Message) -> None:
-        """Have the shell send a message to a machine, in the next turn."""
+        """Deliver a message of the shell to a machine, in the next turn."""
         if self.alive:
             self._events.append((role, message))
             self.wake()
@@ -272,7 +272,7 @@ class SimDaemon:
         self.wake()
 
     def wake(self, at: float | None = None) -> None:
-        """Have a turn at a time, by default as soon as possible."""
+        """Schedule a turn at a time on the daemon's clock, by default as soon as possible."""
         at = max(self.now + LOOP_DELAY, at or 0.0)
         if at < self._awake_at:
             self._awake_at = at
@@ -289,12 +289,12 @@ class SimDaemon:
             return
         if self._events or self._frames or self.core.pending:
             self.wake()
-        deadlines = (self.core.next_deadline(), self.post.next_deadline(), self._sweep_at)
+        deadlines = (self.core.next_deadline(), self.transport.next_deadline(), self._sweep_at)
         self.wake(min(due for due in deadlines if due is not None))
 
     @property
     def idle(self) -> bool:
-        """Whether it has nothing to do but wait."""
+        """Whether it has nothing to do until something arrives or is due."""
         return not (self._events or self._frames or self.core.pending) and self.storage.idle
 
     # -- one turn --
@@ -306,10 +306,10 @@ class SimDaemon:
             dead = self.core.incarnations_of(message.pid) if type(message) is m.ProcessDied else ()
             self.core.step(now, role, message)
             for incarnation in dead:
-                self.post.forget(incarnation)
+                self.transport.forget(incarnation)
         for _ in range(min(len(self._frames), FRAMES_PER_TURN)):
             sender, frame = self._frames.popleft()
-            for to, role, message in self.post.accept(sender, frame, now):
+            for to, role, message in self.transport.accept(sender, frame, now):
                 refused = self.core.refused
                 self.core.receive(now, sender, to, role, message)
                 if self.core.refused > refused:
@@ -318,12 +318,12 @@ class SimDaemon:
         self.core.decide(now, self._perform)
         for incarnation, envelopes in self.core.take_outgoing().items():
             self.crash_point()
-            self.post.send(incarnation, envelopes, now)
-        self.post.tick(now)
+            self.transport.send(incarnation, envelopes, now)
+        self.transport.tick(now)
         if now >= self._sweep_at:
             self._sweep_at = now + SWEEP_EVERY
-            for incarnation in self.core.sweep(self.post.peers):
-                self.post.forget(incarnation)
+            for incarnation in self.core.sweep(self.transport.peers):
+                self.transport.forget(incarnation)
         self.world.after_turn(self)
 
     def crash_point(self) -> None:
@@ -346,7 +346,7 @@ class SimDaemon:
         elif isinstance(effect, e.WatchProcess):
             self.node.supervisor.watch(effect.pid)
         elif isinstance(effect, e.Say):
-            world.note(f"daemon says {effect.level}: {effect.text}")
+            world.note(f"daemon logs {effect.level}: {effect.text}")
         else:
             self.storage.perform(effect)
 
@@ -365,14 +365,14 @@ class SimDaemon:
             self.wake()
 
     def die(self) -> None:
-        """Killed. What it had not sent and not committed is gone."""
+        """Die. All that was neither sent nor committed is lost."""
         self.alive = False
         self.storage.stop()
         self.world.network.detach(self.incarnation)
 
 
 class Overview(Surroundings, Protocol):
-    """What observers get from their world: all that is in it."""
+    """What observers see of their world: everything in it."""
 
     seed: int
     nodes: list[Node]
@@ -390,4 +390,4 @@ class Overview(Surroundings, Protocol):
         """All living processes but daemons."""
 
     def who(self, incarnation: bytes) -> str:
-        """The name by which people know a process."""
+        """Return a process's readable name."""

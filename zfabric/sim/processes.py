@@ -1,8 +1,8 @@
-"""Processes of a simulated node: the client machine of every driver and worker, and the least shell around it.
+"""Processes of a simulated node: the client machine of every driver and worker, in a minimal shell.
 
-A shell here does what ``zfabric.runtime.client`` and ``zfabric.runtime.worker`` do, without threads: user code is a generator that
-yields when it computes or waits, and frames that come while it computes stay unread until it waits, but for those to the control
-address. A process may die between any two frames it sends.
+This shell does what ``zfabric.runtime.client`` and ``zfabric.runtime.worker`` do, without threads. User code is a generator that
+yields when it computes or waits. Frames that arrive while it computes remain unread until it waits, except those to the control
+address. A process may die between any two frames that it sends.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from zfabric.protocol.machine import Machine
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
 from zfabric.shell.process import Outgoing, batches, client_sends, client_takes, peers_first
 from zfabric.sim.arena import Content
-from zfabric.sim.frames import Frame, Wait
+from zfabric.sim.bodies import StackFrame, Wait
 from zfabric.sim.network import SimTransport
 from zfabric.sim.programs import FUNCTIONS, Boom, Doomed, Interrupted, Left, StoreFull, Value, WaitRefused, unpack_value
-from zfabric.sim.surroundings import Crashed, Home, Surroundings
+from zfabric.sim.surroundings import Crashed, NodeView, Surroundings
 
-HOUSE_EVERY = 1.0
-"""Seconds after which what came is taken in although user code computes."""
+DELIVER_EVERY = 1.0
+"""Seconds after which frames are received even while user code computes."""
 
 
 class Process:
-    """What a driver and a worker have in common."""
+    """The common part of drivers and workers."""
 
     kind = "driver"
 
-    def __init__(self, world: Surroundings, node: Home, incarnation: bytes, pid: int, name: str) -> None:
+    def __init__(self, world: Surroundings, node: NodeView, incarnation: bytes, pid: int, name: str) -> None:
         self.world = world
         self.node = node
         self.clock = world.clock()
@@ -48,26 +48,26 @@ class Process:
         self.daemon = b""
         self.machine = Client(CLIENT + incarnation, self.config)
         self.machine.unread.watching = True
-        self.post = SimTransport(world.network, incarnation, self.config)
-        self.frames: list[Frame] = []
+        self.transport = SimTransport(world.network, incarnation, self.config)
+        self.stack: list[StackFrame] = []
         self.inbox: deque[tuple[bytes, bytes]] = deque()
         self.garbage: list[bytes] = []
-        """Refs that only reference cycles have."""
+        """Ids of refs that are only in reference cycles."""
         self._awake_at = float("inf")
-        self._house_at = 0.0
-        self._rest_at = 0.0
+        self._deliver_at = 0.0
+        self._upkeep_at = 0.0
         world.network.attach(incarnation, self._receive)
 
-    # -- life --
+    # -- start and end --
 
     def start(self) -> None:
-        """Connect to the daemon that is published now."""
+        """Connect to the daemon that the session file names."""
         if self.alive:
             self.join(self.node.published)
             self.wake()
 
     def die(self, why: str) -> None:
-        """Gone, with all it had not sent."""
+        """Die. Whatever was not sent is lost."""
         if not self.alive:
             return
         self.world.note(f"{self.name} dies: {why}")
@@ -78,19 +78,19 @@ class Process:
 
     @property
     def executing(self) -> bytes:
-        """The task on top of the stack, as its slot says after its death."""
-        item = self.frames[-1].item if self.frames else None
+        """The id of the task on top of the stack, which the slot names after the process has died."""
+        item = self.stack[-1].item if self.stack else None
         return item.row[0] if item is not None else b""
 
     @property
     def left(self) -> tuple[Row, ...]:
-        """What else is in its slot: rows as in ``ProcessDied.ended``."""
+        """Further rows in the slot, as in ``ProcessDied.ended``."""
         return ()
 
     # -- the daemon --
 
     def join(self, daemon: bytes) -> None:
-        """Everything goes to this daemon from now on, beginning with all that this process holds."""
+        """Register with a daemon, report everything that it must record, and send all further messages to it."""
         if self.daemon and self.daemon != daemon:
             self.leave()
         self.daemon = daemon
@@ -98,65 +98,65 @@ class Process:
         self.machine.rejoin(self.register(), self.running(), self.unread())
 
     def leave(self) -> None:
-        """The daemon until now is gone."""
-        self.post.forget(self.daemon)
+        """Drop the link to the previous daemon."""
+        self.transport.forget(self.daemon)
 
     def register(self) -> m.Register:
-        """What this process says of itself."""
+        """Return this process's registration."""
         return m.Register(m.PROTOCOL_VERSION, self.kind, self.pid, 1, self.machine.job, self.incarnation, self.control, "", "")
 
     def running(self) -> tuple[m.Message, ...]:
-        """What a worker adds to its registration."""
+        """Return the messages that a worker adds to its registration."""
         return ()
 
     def unread(self) -> tuple[Row, ...]:
-        """Places that came with tasks which a worker has not begun."""
+        """Return the places that arrived with tasks which a worker has not begun."""
         return ()
 
     # -- messages --
 
     def _receive(self, sender: bytes, frame: bytes) -> None:
         if not self.inbox:
-            self._house_at = self.now + HOUSE_EVERY
+            self._deliver_at = self.now + DELIVER_EVERY
         self.inbox.append((sender, frame))
         self.wake()
 
     def flush(self) -> None:
-        """Send what waits."""
+        """Send every message that waits."""
         self.forget_gone()
         self.transmit(client_sends(self.machine, self.daemon))
 
     def forget_gone(self) -> None:
         """Close links to actors' processes that have ended."""
         while self.machine.calls.gone:
-            self.post.forget(self.machine.calls.gone.pop())
+            self.transport.forget(self.machine.calls.gone.pop())
 
     def transmit(self, sends: list[Outgoing]) -> None:
-        """Send these, as one frame to each receiver or a few."""
+        """Send these messages, in one frame or a few to each receiver."""
         frames = list(batches(sends, self.world.frame_rows))
         if len(frames) > 1 and any(type(message) in (m.SubmitDirect, m.Results) for _, envelopes in frames for _, _, message in envelopes):
-            # What leaves by two sockets arrives in any order, or only one of it; what leaves by one keeps its order.
+            # Frames of two sockets arrive in any order, and some may be lost with the process. Those of one socket stay in order.
             receivers = list(dict.fromkeys(incarnation for incarnation, _ in frames))
             self.world.orders.shuffle(receivers)
             frames.sort(key=lambda frame: receivers.index(frame[0]))
         for incarnation, envelopes in frames:
             self.crash_point()
-            self.post.send(incarnation, envelopes, self.now)
+            self.transport.send(incarnation, envelopes, self.now)
 
     def crash_point(self) -> None:
-        """Die here, if this is the effect that was chosen."""
+        """Crash here, if this is the frame that was chosen."""
         if self.effects_left is not None:
             self.effects_left -= 1
             if self.effects_left < 0:
                 raise Crashed
 
-    def take_in(self) -> None:
-        """Deliver the frames that have come."""
+    def deliver_inbox(self) -> None:
+        """Deliver the frames in the inbox."""
         self.inbox = deque(peers_first(self.inbox, lambda sender: not self.is_daemon(sender)))
         while self.inbox:
             sender, frame = self.inbox.popleft()
             if self.is_daemon(sender) or self.admits(sender):
-                for to, role, message in self.post.accept(sender, frame, self.now):
+                for to, role, message in self.transport.accept(sender, frame, self.now):
                     self.deliver(sender, to, role + sender, message)
 
     def is_daemon(self, sender: bytes) -> bool:
@@ -164,12 +164,12 @@ class Process:
         return sender in (self.daemon, self.node.published)
 
     def admits(self, sender: bytes) -> bool:
-        """Whether this process takes frames of another one: of actors that it has called."""
-        return sender in self.post.peers
+        """Whether this process accepts frames of a sender: here, of actors that it has called."""
+        return sender in self.transport.peers
 
     def deliver(self, sender: bytes, to: bytes, source: bytes, message: m.Message) -> None:
-        """Deliver one message of the daemon or of another process."""
-        self.world.heard(to + self.incarnation, source, message)
+        """Deliver one message, from the daemon or another process."""
+        self.world.delivered(to + self.incarnation, source, message)
         if self.is_daemon(sender):
             self.deliver_from_daemon(sender, to, source, message)
         elif self.takes(sender, message):
@@ -178,7 +178,7 @@ class Process:
             self.world.refused_by(self.name, sender, message)
 
     def deliver_from_daemon(self, sender: bytes, to: bytes, source: bytes, message: m.Message) -> None:
-        """Take in a message of the daemon."""
+        """Pass a message of the daemon to its machine."""
         if type(message) is m.RegisterAgain:
             if sender != self.daemon:
                 self.join(sender)
@@ -190,27 +190,27 @@ class Process:
         else:
             self.machine.step(self.now, source, message)
             if type(message) is m.Notice:
-                self.world.truth.heard(self, message.text)
+                self.world.wait_graph.warning_received(self, message.text)
 
     def takes(self, sender: bytes, message: m.Message) -> bool:
-        """Whether this process takes a message from another one."""
+        """Whether this process accepts a message of another one."""
         return client_takes(self.machine, sender, message)
 
     def deliver_from_peer(self, source: Address, message: m.Message) -> None:
-        """Take in a message of another process."""
+        """Pass a message of another process to its machine."""
         if type(message) is m.Returned:
-            self.world.calls.released(message.rows)
+            self.world.calls.outcomes_received(message.rows)
         self.machine.step(self.now, source, message)
 
     # -- the loop --
 
     @property
     def now(self) -> float:
-        """What its clock shows."""
+        """The time on this process's clock."""
         return self.clock.now
 
     def wake(self, at: float | None = None) -> None:
-        """Have a turn at a time, by default as soon as possible."""
+        """Schedule a turn at a time on this process's clock, by default as soon as possible."""
         at = max(self.now, self.stalled_until, at or 0.0)
         if at < self._awake_at:
             self._awake_at = at
@@ -237,28 +237,28 @@ class Process:
         return (self.machine,)
 
     def turn(self) -> None:
-        """Take in, run, send; then sleep until something is due."""
-        top = self.frames[-1] if self.frames else None
+        """Deliver frames, run user code, send messages, and schedule the next turn."""
+        top = self.stack[-1] if self.stack else None
         if top is not None and top.busy_until is not None and self.now >= top.busy_until:
             top.busy_until = None
             self.world.ran_to_its_end(top)
         if top is None or top.busy_until is None:
-            self.take_in()
+            self.deliver_inbox()
             self.advance()
-        elif self.inbox and self.now >= self._house_at:
-            self.take_in()
+        elif self.inbox and self.now >= self._deliver_at:
+            self.deliver_inbox()
         self.send_late()
-        self.post.tick(self.now)
+        self.transport.tick(self.now)
         if not self.alive:
             return
-        deadlines = [due for due in (self.post.next_deadline(), self._user_deadline(), self._unsent_deadline()) if due is not None]
+        deadlines = [due for due in (self.transport.next_deadline(), self._user_deadline(), self._unsent_deadline()) if due is not None]
         if deadlines:
             self.wake(min(deadlines))
 
     def send_late(self) -> None:
-        """Rows do not wait unsent while user code computes: the flusher thread sends them. Now and then it gives back unused room."""
-        if self.now >= self._rest_at:
-            self._rest_at = self.now + HOUSE_EVERY
+        """Do what the flusher thread does while user code computes: send messages, and return unused room now and then."""
+        if self.now >= self._upkeep_at:
+            self._upkeep_at = self.now + DELIVER_EVERY
             self.machine.reservations.rest()
         self.flush()
 
@@ -266,34 +266,34 @@ class Process:
         return None
 
     def _user_deadline(self) -> float | None:
-        top = self.frames[-1] if self.frames else None
+        top = self.stack[-1] if self.stack else None
         if top is None:
             return None
         if top.busy_until is not None:
-            return min(top.busy_until, self._house_at) if self.inbox else top.busy_until
+            return min(top.busy_until, self._deliver_at) if self.inbox else top.busy_until
         return top.wait.deadline if top.wait is not None else None
 
     # -- running user code --
 
-    def next_item(self) -> Frame | None:
-        """The next body to run, if the stack is empty."""
+    def next_item(self) -> StackFrame | None:
+        """Return the next body to run, if the stack is empty."""
         return None
 
-    def inline_item(self) -> Frame | None:
-        """The next body to run on top of one that waits."""
+    def inline_item(self) -> StackFrame | None:
+        """Return the next body to run on top of one that waits."""
         return None
 
     def advance(self) -> None:
-        """Run user code until it computes, waits, or there is none."""
+        """Run bodies until one computes, all wait, or none is left."""
         while self.alive:
-            if not self.frames:
+            if not self.stack:
                 frame = self.next_item()
                 if frame is None:
                     return
-                self.frames.append(frame)
+                self.stack.append(frame)
                 self.resume(frame, None)
                 continue
-            frame = self.frames[-1]
+            frame = self.stack[-1]
             if frame.busy_until is not None:
                 return
             wait = frame.wait
@@ -308,7 +308,7 @@ class Process:
                 continue
             above = self.inline_item() if wait.blocking else None
             if above is not None:
-                self.frames.append(above)
+                self.stack.append(above)
                 self.resume(above, None)
             elif wait.done() or (wait.deadline is not None and self.now >= wait.deadline):
                 self._end_wait(frame)
@@ -317,27 +317,27 @@ class Process:
                 self.flush()
                 if not self.inbox:
                     return
-                self.take_in()
+                self.deliver_inbox()
 
-    def interrupted(self, frame: Frame) -> bool:
-        """Whether the attempt is to be stopped."""
+    def interrupted(self, frame: StackFrame) -> bool:
+        """Whether an interrupt was requested for a body."""
         return False
 
-    def _end_wait(self, frame: Frame) -> None:
+    def _end_wait(self, frame: StackFrame) -> None:
         wait, frame.wait = frame.wait, None
         if wait is not None and wait.blocking:
-            self.world.truth.goes_on(frame)
+            self.world.wait_graph.resumed(frame)
             self.unblock()
 
-    def block(self, frame: Frame, wanted: tuple[bytes, ...], inline: bool, certain: bool) -> bool:
-        """A worker says that its top task waits. False if it is not to."""
+    def block(self, frame: StackFrame, wanted: tuple[bytes, ...], inline: bool, certain: bool) -> bool:
+        """Report that the top task waits. Return False if the wait is refused."""
         return True
 
     def unblock(self) -> None:
-        """It goes on."""
+        """Report that the top task no longer waits."""
 
-    def resume(self, frame: Frame, value: Any) -> None:
-        """Run a body up to its next request, and note the request."""
+    def resume(self, frame: StackFrame, value: Any) -> None:
+        """Run a body until it makes a request, and handle the request."""
         try:
             request = frame.body.throw(value) if isinstance(value, BaseException) else frame.body.send(value)
         except StopIteration as stop:
@@ -363,7 +363,7 @@ class Process:
             return
         self._request(frame, request)
 
-    def _request(self, frame: Frame, request: tuple[Any, ...]) -> None:
+    def _request(self, frame: StackFrame, request: tuple[Any, ...]) -> None:
         kind = request[0]
         frame.deaf = kind == "deaf"
         if kind in ("sleep", "deaf"):
@@ -379,27 +379,27 @@ class Process:
         elif kind == "die":
             self.die("its program says so")
 
-    def sleep(self, frame: Frame, seconds: float) -> None:
-        """A body computes."""
+    def sleep(self, frame: StackFrame, seconds: float) -> None:
+        """Have a body compute for some seconds."""
         frame.busy_since = self.now
         frame.busy_until = self.now + seconds
 
-    def ended(self, frame: Frame, status: int, result: Any) -> None:
-        """A body has ended."""
-        self.frames.pop()
+    def ended(self, frame: StackFrame, status: int, result: Any) -> None:
+        """Remove a body that has ended from the stack."""
+        self.stack.pop()
         self.machine.objects.gets.pop(id(frame), None)
 
-    # -- what user code can do at once --
+    # -- requests of user code that never wait --
 
     @property
-    def top(self) -> Frame:
-        """The body that runs."""
-        return self.frames[-1]
+    def top(self) -> StackFrame:
+        """The running body."""
+        return self.stack[-1]
 
     def submit(
         self, function_id: bytes, arguments: bytes, dependencies: tuple[bytes, ...], options: tuple[Row, ...] | None, returns: int
     ) -> bytes:
-        """Submit a task."""
+        """Submit a task; return its id."""
         if function_id not in self.machine.tasks.functions:
             self.machine.tasks.export(function_id, *FUNCTIONS[function_id])
         task_id = self.top.namer.child()
@@ -416,32 +416,32 @@ class Process:
         returns: int,
         retries: int,
         method: str = "method",
-        keeps: bool = False,
+        has_checkpoints: bool = False,
         unordered: bool = False,
     ) -> bytes:
-        """Call an actor."""
+        """Call an actor; return the call's id."""
         call_id = self.top.namer.child()
         self.world.calls.made(self.incarnation, actor_id, call_id, retries, unordered)
         row: Row = (call_id, method, arguments)
         if dependencies or options is not None:
             row = (*row, dependencies, (), options)
-        self.machine.calls.call(actor_id, row, returns, retries, keeps, unordered)
+        self.machine.calls.call(actor_id, row, returns, retries, has_checkpoints, unordered)
         return call_id
 
     def kill_actor(self, actor_id: bytes, no_restart: bool) -> None:
-        """End an actor."""
+        """Kill an actor."""
         if no_restart:
             self.world.calls.over(actor_id)
         self.machine.calls.kill(actor_id, no_restart)
 
     def put_small(self, value: bytes, contained: tuple[bytes, ...]) -> bytes:
-        """Put an inline value."""
+        """Put an inline value; return its id."""
         identifier = self.top.namer.put()
         self.machine.put(identifier, value, contained, False)
         return identifier
 
     def put_large(self, offset: int, value: bytes, size: int, contained: tuple[bytes, ...]) -> bytes:
-        """Put a value that is written at ``offset``."""
+        """Write a value at ``offset`` and put it; return its id."""
         identifier = self.top.namer.put()
         self.node.arena.write(offset, Content(identifier, size, value))
         self.machine.put(identifier, (offset, size), contained, False)
@@ -450,24 +450,24 @@ class Process:
         return identifier
 
     def keep(self, identifier: bytes) -> None:
-        """A ref that goes with the process."""
+        """Hold a ref until the process ends."""
         self.machine.references.add(identifier)
 
     def abandon(self, identifier: bytes) -> None:
-        """A ref that only a reference cycle has: it goes with the next collection of garbage."""
+        """Leave a ref to a reference cycle: the next garbage collection drops it."""
         self.garbage.append(identifier)
 
     def collect_garbage(self) -> None:
-        """Drop what only cycles have."""
+        """Drop the refs that are only in reference cycles."""
         self.machine.dropped.extend(self.garbage)
         self.garbage.clear()
 
     def drop(self, identifier: bytes) -> None:
-        """One ref less."""
+        """Drop one ref."""
         self.machine.dropped.append(identifier)
 
     def look(self, identifier: bytes, status: int, data: Any) -> tuple[str, Value | None]:
-        """What a finished object is: ("", value) or (kind of error, None). Refs in a value become this process's."""
+        """Read a finished object: return ("", value) or (kind of error, None). The process holds refs inside it from now on."""
         if is_call(identifier):
             self.world.calls.looked(identifier, status, data)
         if status == OK:
@@ -497,7 +497,7 @@ class Process:
 
     # -- waiting --
 
-    def _get(self, frame: Frame, identifiers: tuple[bytes, ...], timeout: float | None) -> None:
+    def _get(self, frame: StackFrame, identifiers: tuple[bytes, ...], timeout: float | None) -> None:
         machine = self.machine
         machine.objects.want(identifiers)
 
@@ -523,7 +523,7 @@ class Process:
         else:
             frame.wait = Wait(done, finish, None, False)
 
-    def _wait(self, frame: Frame, identifiers: tuple[bytes, ...], count: int, timeout: float | None) -> None:
+    def _wait(self, frame: StackFrame, identifiers: tuple[bytes, ...], count: int, timeout: float | None) -> None:
         machine = self.machine
         machine.objects.want(identifiers)
 
@@ -538,14 +538,14 @@ class Process:
         frame.wait = Wait(lambda: len(ready()) >= count, lambda _: ready(), deadline, blocking)
         frame.wait.wanted = identifiers if every else ()
 
-    def _ask(self, frame: Frame, what: str, arguments: Row) -> None:
+    def _ask(self, frame: StackFrame, what: str, arguments: Row) -> None:
         machine = self.machine
         token = machine.queries.token()
         machine.queries.ask(token, what, arguments)
         frame.wait = Wait(lambda: token in machine.queries.answers, lambda _: machine.queries.answers.pop(token), None, False)
         self.flush()
 
-    def _room(self, frame: Frame, size: int) -> None:
+    def _room(self, frame: StackFrame, size: int) -> None:
         room = self.machine.reservations
         exact = not room.shares(size)
         ahead = 0
@@ -564,12 +564,12 @@ class Process:
             if type(answer) is m.Granted and exact:
                 return room.grants.add_exact(answer.offset, answer.size)
             if type(answer) is m.NoSpace and answer.kind == "alone":
-                return None  # Another try, which asks for its own room.
+                return None  # Try again, and reserve room for this value alone.
             if type(answer) is m.Granted:
                 room.grants.add(answer.offset, answer.size)
             offset = room.grants.allocate(size)
             if offset is None and (type(answer) is m.Granted or (token == ahead and room.answered(token))):
-                return None  # Another try: what was asked for ahead is smaller than this.
+                return None  # Try again: the earlier reservation was smaller than this value.
             return StoreFull() if offset is None else offset
 
         frame.wait = Wait(lambda: room.answered(token), finish, self.now + patience + 5.0, False)

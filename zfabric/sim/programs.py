@@ -1,12 +1,13 @@
-"""Programs for a simulated node: made at random, run by a small interpreter (``interpreter``), and understood by a model.
+"""Random programs for a simulated node, with a model that predicts their values. ``interpreter`` runs them.
 
-A program is a tree of *specs*, plain data that travels as a task's arguments. The author writes each statement together with what
-the model says of it, so that the program checks itself while it runs: where a value is certain, anything else fails the world. Where
-it is not (a task that may be cancelled before or after it ends), the model lists the errors that are permitted, and what comes
-of it counts for nothing.
+A program is a tree of *specs*: plain data that travels as the arguments of tasks. The author writes each statement together with the
+model's prediction, so that a program checks itself while it runs. Where a value is certain, any other fails the world. Where it is
+not (a task may be cancelled before or after it ends), the model lists the permitted errors, and the outcome has no effect on the
+program's total.
 
-Statements are tuples: ``sleep``, ``call``, ``put``, ``get`` (with the values expected), ``peek`` (any outcome permitted), ``open`` (take a
-ref out of a value), ``timed`` (``get`` with a timeout), ``wait``, ``drop``, ``cancel``, ``fail``, ``die``.
+Statements are tuples: ``sleep``, ``deaf`` (a sleep that ignores interrupts), ``call``, ``put``, ``get`` (with the expected values),
+``peek`` (``get`` with several permitted outcomes), ``open`` (take a ref out of a value), ``timed`` (``get`` with a timeout), ``wait``,
+``drop``, ``cancel``, ``fail``, ``die``.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ MODULUS = 1_000_003
 FOREVER = 500.0
 """Seconds of a computation that only an interrupt ends."""
 LONG = 10.0
-"""Seconds of a computation that is stopped long before it ends, unless whoever would stop it was stopped first."""
+"""Seconds of a computation that is interrupted long before its end, unless the task that would cancel it is stopped first."""
 DEAF = 0.8
-"""Seconds of a computation that nothing stops, longer than anybody waits for it to be stopped."""
+"""Seconds of a computation that ignores interrupts. The scheduler gives it an outcome before it ends (``stop_patience``)."""
 STOPPED = frozenset({"TaskCancelledError", "TaskTimeoutError"})
 CRASHED = frozenset({"WorkerCrashedError", "PoisonedTaskError", "OutOfMemoryError"})
 LOST = frozenset({"ObjectLostError", "ObjectFreedError", "LineageEvictedError"})
 NOTHING: frozenset[str] = frozenset()
 
 PLAIN, PAIR, RETRIED, APART, PURE, VOID, HALF, WIDE, ACTOR, LIGHT = range(10)
-"""Functions: one value; two; with exceptions that are retried; never inline; deterministic; no value; half a CPU; two CPUs; classes."""
+"""Kinds of functions: one value; two values; retried exceptions; never inline; deterministic; no value; half a CPU; two CPUs; classes."""
 
 _OPTIONS: tuple[tuple[tuple[str, Any], ...], ...] = (
     (),
@@ -54,12 +55,12 @@ _NAMES = ("plain", "pair", "retried", "apart", "pure", "void", "half", "wide", "
 
 
 def function_id(kind: int) -> bytes:
-    """The id of one of the functions."""
+    """Return the id of the function of a kind."""
     return bytes([kind + 1]) * FUNCTION_BYTES
 
 
 SLOT = (("demand", (("slot", RESOURCE_UNIT),)),)
-"""Options of what holds the only one of a resource."""
+"""Options of tasks and actors that demand the node's only unit of a resource."""
 
 FUNCTIONS = {
     function_id(kind): (_NAMES[kind], b"", (("demand", ONE_CPU), ("max_retries", -1), *options)[0 if kind < HALF else 1 :])
@@ -69,25 +70,25 @@ FUNCTIONS = {
 
 
 class Value(NamedTuple):
-    """What a task returns or a program puts: a number, and refs."""
+    """A value that a task returns or a program puts: a number, and refs."""
 
     number: int
     refs: tuple[bytes, ...]
 
 
 def pack_value(value: Value) -> bytes:
-    """A value as bytes."""
+    """Pack a value into bytes."""
     packed: bytes = msgpack.packb(value)
     return packed
 
 
 def unpack_value(payload: bytes) -> Value:
-    """What ``pack_value`` packed."""
+    """Unpack the bytes that ``pack_value`` made."""
     return Value(*msgpack.unpackb(payload, use_list=False))
 
 
 class Boom(Exception):
-    """The user's code raises. A ref is inside."""
+    """Raised by user code, with a ref inside."""
 
     def __init__(self, retry: bool, inside: bytes) -> None:
         super().__init__("boom")
@@ -96,61 +97,61 @@ class Boom(Exception):
 
 
 class Interrupted(BaseException):
-    """The attempt is to be stopped."""
+    """Raised where an attempt is interrupted."""
 
 
 class Doomed(Exception):
-    """A task below one that is cancelled meets something that it cannot go on with."""
+    """Raised in a descendant of a cancelled task that meets an outcome with which it cannot go on."""
 
 
 class Left(BaseException):
-    """The actor ends itself."""
+    """Raised by an actor that ends itself."""
 
 
 class WaitRefused(Exception):
-    """It is not to wait, for it would do so for ever."""
+    """Raised where a wait is refused because it would never end."""
 
 
 class StoreFull(Exception):
-    """There was no room for a value."""
+    """Raised where the object store has no room for a value."""
 
 
 class ExpectedOutcome(NamedTuple):
-    """What the model says of an object: its number (None: certainly an error), errors that are permitted, refs inside."""
+    """The model of an object: its number (None: certainly an error), the permitted errors, the refs inside."""
 
     number: int | None
     errors: frozenset[str] = NOTHING
     inner: tuple[ExpectedOutcome | Handle, ...] = ()
     touches: frozenset[int] = frozenset()
-    """Actors that may have to run for it to come."""
+    """Actors that may have to run before the object exists."""
 
     @property
     def certain(self) -> bool:
-        """Whether there is only one thing that can come of it."""
+        """Whether there is only one possible outcome."""
         return self.number is None or not self.errors
 
     def or_else(self, errors: frozenset[str]) -> ExpectedOutcome:
-        """The same, with more errors permitted."""
+        """Return the same outcome with more errors permitted."""
         return self._replace(errors=self.errors | errors) if errors else self
 
 
 class Handle(NamedTuple):
-    """What the model says of an actor: its place in the order in which actors were made, and how its calls may fail."""
+    """The model of an actor: its place in the order in which actors were created, and how its calls may fail."""
 
     ordinal: int
     errors: frozenset[str]
     retries: int
     mortal: bool
-    """Whether the program may end it."""
+    """Whether the program may kill it."""
     born: bool
     """Whether its ``__init__`` returns."""
-    keeps: bool = False
+    has_checkpoints: bool = False
     """Whether it has checkpoints, with or without a log."""
     unordered: bool = False
     """Whether it runs several calls at once."""
 
     def or_else(self, errors: frozenset[str]) -> Handle:
-        """The same, with more errors permitted of its calls."""
+        """Return the same actor with more errors permitted in its calls."""
         return self._replace(errors=self.errors | errors)
 
 
@@ -158,7 +159,7 @@ Model = ExpectedOutcome | Handle
 
 
 def reach(models: Iterable[Model]) -> frozenset[int]:
-    """The actors that whoever has these may have to wait for, or keep alive."""
+    """Return the actors that a holder of these models may have to wait for, or keep alive."""
     found: set[int] = set()
     for model in models:
         found |= {model.ordinal} if isinstance(model, Handle) else model.touches | reach(model.inner)
@@ -166,16 +167,16 @@ def reach(models: Iterable[Model]) -> frozenset[int]:
 
 
 def mix(total: int, number: int) -> int:
-    """How a task's total takes in a number."""
+    """Add a number to a task's total."""
     return (total * 31 + number + 7) % MODULUS
 
 
 Spec = tuple[Any, ...]
-"""(label, doomed, statements, returns), with ``returns`` a tuple of (size of the value in the arena or 0, slots of refs inside)."""
+"""(label, doomed, statements, returns); ``returns`` is a tuple of (size of the value in the arena or 0, slots of refs inside)."""
 
 
 class Program(NamedTuple):
-    """What a driver runs."""
+    """The statements that a driver runs, and how many tasks they submit in all."""
 
     statements: tuple[Any, ...]
     tasks: int
@@ -185,12 +186,12 @@ class Program(NamedTuple):
 
 
 class Scope:
-    """One body being written: its refs by slot, statements so far, and the model of its total."""
+    """A body that is being written: its refs by slot, its statements so far, and the model of its total."""
 
     def __init__(self, total: int, boxed: tuple[Model, ...], doomed: bool, steady: bool, depth: int) -> None:
         self.slots: dict[int, ExpectedOutcome] = {}
         self.handles: dict[int, Handle] = {}
-        """Slots with handles to actors, which have no value that could be got."""
+        """Handles to actors, by slot."""
         self.next_slot = 0
         for model in boxed:
             self.slot(model)
@@ -200,11 +201,11 @@ class Scope:
         self.steady = steady
         self.depth = depth
         self.stoppable = False
-        """Whether it may be stopped, and what it has submitted goes on: nothing in that may last for ever."""
+        """Whether it may be stopped while tasks that it submitted go on. None of them may compute for ever."""
         self.got: set[int] = set()
 
     def slot(self, model: Model) -> int:
-        """A new slot."""
+        """Return the number of a new slot for this model."""
         number = self.next_slot
         self.next_slot += 1
         if isinstance(model, Handle):
@@ -214,15 +215,15 @@ class Scope:
         return number
 
     def models(self, slots: Iterable[int]) -> tuple[Model, ...]:
-        """What the model says of these slots."""
+        """Return the models of these slots."""
         return tuple(self.handles[slot] if slot in self.handles else self.slots[slot] for slot in slots)
 
 
 class Author:
-    """Writes one program."""
+    """Writes one random program."""
 
     patience = (0, 4, 8, 16)
-    """How many tasks it may wait for one by one."""
+    """Choices of how many tasks the driver submits one by one, waiting for each."""
 
     def __init__(self, seed: str, faults: Faults, cpus: int, large: bool) -> None:
         self.random = random.Random(seed)
@@ -240,7 +241,7 @@ class Author:
         self.crashing = bool(faults.worker_crashes or faults.daemon_crashes or faults.pressure or faults.start_failures)
 
     def write(self) -> Program:
-        """The root: calls and the rest, then everything is got."""
+        """Write the root: random statements, then a ``get`` of most of its objects."""
         scope = Scope(0, (), False, True, 0)
         patient = self.one_by_one.choice(self.patience)
         self._one_by_one(scope, patient)
@@ -259,7 +260,7 @@ class Author:
         return Program(tuple(scope.statements), self.tasks)
 
     def _one_by_one(self, scope: Scope, count: int) -> None:
-        """Tasks of which each is waited for before the next is submitted, as a driver hands them to a worker, before or among the rest."""
+        """Submit tasks one by one and wait for each, so that the driver may submit them directly to a worker."""
         usual, self.random = self.random, self.one_by_one
         left, self.left = self.left, self.random.choice((0, 0, 3))
         for _ in range(count):
@@ -282,7 +283,7 @@ class Author:
         return self.random.choice((0.0, 0.0005, 0.002, 0.01, 0.05)) * (0.5 + self.random.random())
 
     def _size(self) -> int:
-        """Bytes in the arena, or 0 for an inline value."""
+        """Choose a size: bytes in the arena, or 0 for an inline value."""
         if not self.large or self.random.random() < 0.5:
             return 0
         return self.random.choice((200_000, 700_000, 1_500_000, 3_000_000))

@@ -1,8 +1,8 @@
-"""Small scripted worlds whose messages are written down line by line: the protocol as it is spoken, checked in and compared.
+"""Small scripted worlds whose messages are printed, one a line, and compared with ``tests/scenarios``.
 
-A scenario is a program with the faults that belong to it, in a world without chance: one CPU or two, a network that always takes 0.2 ms.
-``python -m zfabric.sim.scenarios DIRECTORY`` (``scripts/bless``) writes them all. What only keeps house (heartbeats, events of the
-timeline, room made ready) is left out, so that a line is there because somebody needs to know it.
+A scenario is a program and one fault or none, in a world without randomness: one CPU or two, and a network that takes 0.2 ms for each
+frame. ``python -m zfabric.sim.scenarios DIRECTORY`` (``scripts/bless``) writes all of them. Routine messages (heartbeats, events of
+the timeline, extents made ready) are left out.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from zfabric.sim.programs import ACTOR, HALF, PLAIN, WIDE, Program
 from zfabric.sim.world import World
 
 QUIET = (m.Heartbeat, m.ExtentReady, m.Committed, m.Place, m.Placed)
-"""Messages that only keep house."""
+"""Routine messages, which are left out."""
 STEADY = Faults(jitter=False, delay=0.0002, window=0.0)
 NOTHING: tuple[Any, ...] = ()
 
 
 class Scenario(NamedTuple):
-    """What is run, and what is said of it. ``disturb`` does to the world what no program does."""
+    """A program with its title and its node. ``disturb`` schedules faults in the world."""
 
     title: str
     statements: tuple[Any, ...]
@@ -36,17 +36,17 @@ class Scenario(NamedTuple):
 
 
 def task(label: int, *statements: Any, size: int = 0, refs: tuple[int, ...] = ()) -> tuple[Any, ...]:
-    """The spec of a task with one value; ``size`` is that of its value in the arena, or 0."""
+    """Return the spec of a task with one value; ``size`` is the value's size in the arena, or 0."""
     return (label, False, statements, ((size, refs),))
 
 
 def call(slot: int, spec: tuple[Any, ...], kind: int = PLAIN, needs: tuple[int, ...] = (), inside: tuple[int, ...] = ()) -> tuple[Any, ...]:
-    """A call whose value is in ``slot``; ``needs`` are its arguments, ``inside`` the refs inside them."""
+    """Return a statement that submits a task, its value in ``slot``; ``needs`` are dependencies, ``inside`` refs inside arguments."""
     return ("call", (slot,), kind, spec, (("contains", inside),) if inside else (), needs, inside)
 
 
 def make(slot: int, spec: tuple[Any, ...], restarts: int = 0, every: int | None = None) -> tuple[Any, ...]:
-    """An actor whose handle is in ``slot``; ``spec`` is that of its ``__init__``, ``every`` its ``checkpoint_every``."""
+    """Return a statement that creates an actor, its handle in ``slot``; ``every`` is its ``checkpoint_every``."""
     logged = (("checkpoint_every", every),) if every is not None else ()
     return ("make", slot, ACTOR, spec, (("max_restarts", restarts), *logged), NOTHING)
 
@@ -54,12 +54,12 @@ def make(slot: int, spec: tuple[Any, ...], restarts: int = 0, every: int | None 
 def invoke(
     slot: int, handle: int, spec: tuple[Any, ...], needs: tuple[int, ...] = (), inside: tuple[int, ...] = (), retries: int = 0
 ) -> tuple[Any, ...]:
-    """A call of the actor whose handle is in ``handle``, with its value in ``slot``; the rest as for ``call``."""
+    """Return a statement that calls the actor in slot ``handle``, the value in ``slot``. The rest is as for ``call``."""
     return ("invoke", (slot,), handle, spec, (("contains", inside),) if inside else (), needs, inside, retries)
 
 
 def get(*expected: tuple[int, Any]) -> tuple[Any, ...]:
-    """Wait for slots, and expect these numbers (or one of these kinds of errors)."""
+    """Return a statement that gets slots and expects these numbers, or one of these kinds of errors."""
     return ("get", expected)
 
 
@@ -68,7 +68,7 @@ def _at(when: float, what: Callable[[World], None]) -> Callable[[World], None]:
 
 
 def _kill_worker(world: World) -> None:
-    next(worker for worker in world.workers.values() if worker.frames).die("kill -9")
+    next(worker for worker in world.workers.values() if worker.stack).die("kill -9")
 
 
 def _kill_daemon(world: World) -> None:
@@ -87,11 +87,11 @@ SCENARIOS: dict[str, Scenario] = {
         (call(0, task(5, call(0, task(6)), get((0, 193)))), get((0, 11012))),
     ),
     "large_value": Scenario(
-        "A large value: put, read, let go of; and one that a task returns.",
+        "A large value: put, read, released; and one that a task returns.",
         (("put", 0, 7, 3_000_000, NOTHING), call(1, task(5, size=3_000_000), needs=(0,)), ("drop", 0), get((1, 5246))),
     ),
     "full_store": Scenario(
-        "A store that has no room left: what nobody uses is written to disk, and comes back when it is asked for.",
+        "A store without room: unused values are spilled, and restored when they are requested.",
         (*(("put", slot, slot, 7_000_000, NOTHING) for slot in range(4)), get((0, 0))),
         pieces=12,
     ),
@@ -106,7 +106,7 @@ SCENARIOS: dict[str, Scenario] = {
         ),
     ),
     "take_back": Scenario(
-        "A task turns out long, and what waits behind it goes to another worker.",
+        "A task turns out long, and the one queued behind it is dispatched to another worker.",
         (
             call(0, task(1), kind=HALF),
             get((0, 38)),
@@ -127,7 +127,7 @@ SCENARIOS: dict[str, Scenario] = {
         disturb=_at(100.02, _kill_daemon),
     ),
     "ref_inside": Scenario(
-        "A value with a ref inside: whoever reads it holds what is inside before the value is let go of.",
+        "A value with a ref inside: its reader holds the inner object before the value is released.",
         (
             call(0, task(5, ("put", 0, 9, 0, NOTHING), refs=(0,))),
             get((0, 162)),
@@ -137,11 +137,11 @@ SCENARIOS: dict[str, Scenario] = {
         ),
     ),
     "actor_calls": Scenario(
-        "An actor: made, found, called past the scheduler, in order; ended when the last handle has gone.",
+        "An actor: created, found, called past the scheduler, in order; ended when the last handle is dropped.",
         (make(0, task(1)), invoke(1, 0, task(5)), invoke(2, 0, task(6), needs=(1,)), ("drop", 0), get((1, 162), (2, 11012))),
     ),
     "actor_reports": Scenario(
-        "Results that concern others: a large one, and one that a task is given before it has come.",
+        "Results that go through the scheduler: a large one, and one that a task depends on before it exists.",
         (
             make(0, task(1)),
             invoke(1, 0, task(5, ("sleep", 0.01))),
@@ -151,7 +151,7 @@ SCENARIOS: dict[str, Scenario] = {
         ),
     ),
     "actor_restart": Scenario(
-        "An actor's process is killed and the actor made again: the call that ran may not be repeated, the one behind it had not begun.",
+        "An actor's process is killed and the actor restarted: the running call may not be repeated, the one behind it had not begun.",
         (
             make(0, task(1), restarts=1),
             invoke(1, 0, task(5, ("sleep", 0.05))),
@@ -161,7 +161,7 @@ SCENARIOS: dict[str, Scenario] = {
         disturb=_at(100.03, _kill_worker),
     ),
     "actor_logged": Scenario(
-        "A logged actor's process is killed: it is made from its checkpoint, the call after that runs again, and so does the one that ran.",
+        "A logged actor's process is killed: its checkpoint is restored, the call after it is replayed, and the running one is repeated.",
         (
             make(0, task(1), restarts=-1, every=2),
             invoke(1, 0, task(5), retries=LOGGED),
@@ -174,7 +174,7 @@ SCENARIOS: dict[str, Scenario] = {
         disturb=_at(100.03, _kill_worker),
     ),
     "infeasible_waits": Scenario(
-        "Two CPUs are wanted at once: the task waits until both are free.",
+        "A task demands two CPUs: it waits until both are free.",
         (call(0, task(5, ("sleep", 0.03))), call(1, task(6), kind=WIDE), get((1, 193), (0, 162))),
         cpus=2,
     ),
@@ -182,38 +182,38 @@ SCENARIOS: dict[str, Scenario] = {
 """file name -> scenario"""
 
 
-def write_down(name: str) -> str:
-    """Run a scenario; its messages, one a line."""
+def render(name: str) -> str:
+    """Run a scenario; return its messages, one a line."""
     scenario = SCENARIOS[name]
-    scribe = _Scribe()
+    transcript = _Transcript()
     world = World(
         0,
         faults=STEADY,
         program=Program(scenario.statements, 0),
-        observer=scribe.hear,
+        observer=transcript.record,
         pieces=scenario.pieces,
         cpus=scenario.cpus,
         settings={"workers_max": 4, "inline_depth": 100, "prefetch_tasks": 64, "worker_idle_seconds": 60.0},
     )
-    scribe.world = world
+    transcript.world = world
     if scenario.disturb is not None:
         scenario.disturb(world)
     outcome = world.run()
     if outcome.failure:
         raise AssertionError(f"{name}: {outcome.failure}")
-    return "\n".join((f"# {scenario.title}", *scribe.lines)) + "\n"
+    return "\n".join((f"# {scenario.title}", *transcript.lines)) + "\n"
 
 
-class _Scribe:
-    """Writes messages down, with names for ids in the order in which they are first heard of."""
+class _Transcript:
+    """Records messages as lines. Ids get names, numbered in the order in which they appear."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.world: World | None = None
         self._names: dict[bytes, str] = {}
 
-    def hear(self, now: float, source: str, to: str, message: Any) -> None:
-        """One message, or (without a source) one thing that happened."""
+    def record(self, now: float, source: str, to: str, message: Any) -> None:
+        """Record one message, or (without a source) one event."""
         if not source and not to:
             self.lines.append(f"{1000 * (now - 100.0):9.2f}  ({message[0]})")
         elif not isinstance(message, QUIET) and not _is_event(message):
@@ -236,7 +236,7 @@ class _Scribe:
         if isinstance(value, tuple):
             return "(" + " ".join(shown for each in value if (shown := self._show(each))) + ")"
         if type(value) is int and daemons_of(value) > 0:
-            return f"{daemons_of(value)}.{tries_of(value)}"  # An attempt that a later daemon gave out.
+            return f"{daemons_of(value)}.{tries_of(value)}"  # An attempt that a later daemon dispatched.
         return "-" if value is None else str(value)
 
     def _name(self, value: bytes) -> str:
@@ -245,14 +245,14 @@ class _Scribe:
         if len(value) >= FUNCTION_BYTES and len(set(value[-FUNCTION_BYTES:])) == 1:
             return "f"
         if len(value) == OBJECT_BYTES:
-            return self._known(value, "put") if is_put(value) else self._known(value[:TASK_BYTES], "task") + "'s"
+            return self._numbered(value, "put") if is_put(value) else self._numbered(value[:TASK_BYTES], "task") + "'s"
         if len(value) == TASK_BYTES:
-            return self._known(value, "task")
+            return self._numbered(value, "task")
         if len(value) == INCARNATION_BYTES and self.world is not None:
             return self.world.who(value)
         return "job" if value == job_id(1) else "data"
 
-    def _known(self, identifier: bytes, kind: str) -> str:
+    def _numbered(self, identifier: bytes, kind: str) -> str:
         name = self._names.get(identifier)
         if name is None:
             number = 1 + sum(each.startswith(kind) for each in self._names.values())
@@ -266,10 +266,10 @@ def _is_event(message: Any) -> bool:
 
 
 def main(directory: str) -> None:
-    """Write every scenario down in ``directory``."""
+    """Write the file of every scenario into ``directory``."""
     for name in SCENARIOS:
         path = Path(directory, f"{name}.txt")
-        text = write_down(name)
+        text = render(name)
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
             print(f"wrote {path}")

@@ -1,6 +1,6 @@
-"""What a simulated node and its processes get from their world: time, chance, the network, and observers.
+"""Protocols of what a simulated node and its processes use of their world: time, randomness, the network, observers.
 
-The world consists of nodes, programs and observers. A node and a process see no more of it than these protocols.
+A world consists of nodes, programs and observers. Nodes and processes use only what these protocols list.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.ids import Address
 from zfabric.protocol.messages import Row
 from zfabric.sim.arena import SimArena
-from zfabric.sim.frames import Frame
+from zfabric.sim.bodies import StackFrame
 from zfabric.sim.network import Faults, Network
 
 ROUNDING = 1e-7
 
 
 class Crashed(Exception):
-    """Raised between two effects: the process is no more."""
+    """Raised between two effects: the process has crashed."""
 
 
 class Time(Protocol):
@@ -31,14 +31,14 @@ class Time(Protocol):
     now: float
 
     def at(self, time: float, action: Callable[[], object]) -> None:
-        """Do something at a time."""
+        """Schedule an action at a time."""
 
     def after(self, delay: float, action: Callable[[], object]) -> None:
-        """Do something in a while."""
+        """Schedule an action in ``delay`` seconds."""
 
 
 class Clock:
-    """The clock of one process: as fast as the world's, from an origin of its own."""
+    """The clock of one process: as fast as the world's, but with an offset."""
 
     def __init__(self, time: Time, ahead: float) -> None:
         self._time = time
@@ -46,92 +46,92 @@ class Clock:
 
     @property
     def now(self) -> float:
-        """What it shows."""
+        """The time on this clock."""
         return self._time.now + self._ahead
 
     def at(self, time: float, action: Callable[[], object]) -> None:
-        """Do something when it shows this, or a little later where sums are rounded."""
+        """Schedule an action at a time on this clock, or later by a rounding error."""
         if self._ahead:
             self._time.after(max(0.0, time - self.now) + ROUNDING, action)
         else:
             self._time.at(time, action)
 
 
-class Resident(Protocol):
-    """What a node has of a process that has ended."""
+class ProcessView(Protocol):
+    """What a node uses of a process that has ended."""
 
     kind: str
     incarnation: bytes
     pid: int
-    frames: list[Frame]
+    stack: list[StackFrame]
 
     @property
     def executing(self) -> bytes:
-        """The task on top of its stack."""
+        """The id of the task on top of its stack."""
 
     @property
     def left(self) -> tuple[Row, ...]:
-        """What else is in its slot: rows as in ``ProcessDied.ended``."""
+        """Further rows in its slot, as in ``ProcessDied.ended``."""
 
 
-class Home(Protocol):
-    """What a process has of its node."""
+class NodeView(Protocol):
+    """What a process uses of its node."""
 
     arena: SimArena
 
     @property
     def published(self) -> bytes:
-        """The incarnation of the daemon that the session names."""
+        """The incarnation of the daemon that the session file names."""
 
     @property
     def up(self) -> bool:
-        """Whether that daemon lives."""
+        """Whether the current daemon lives."""
 
-    def process_died(self, process: Resident) -> None:
-        """A process of the node has ended."""
+    def process_died(self, process: ProcessView) -> None:
+        """Record the death of a process of this node."""
 
 
 class Surroundings(Time, Protocol):
-    """What nodes and processes get from their world."""
+    """What nodes and processes use of their world."""
 
     config: Config
     faults: Faults
     network: Network
     states: Counter[str]
-    """States that were reached, and how often."""
+    """How often each state was reached, by name."""
     shape: random.Random
-    """Chance in what the world is like."""
+    """Decides the settings of the world."""
     orders: random.Random
-    """Chance in the order in which frames to several receivers leave."""
+    """Decides the order in which frames to several receivers are sent."""
     frame_rows: int
-    """Rows after which a process begins another frame: it may die between any two."""
+    """Rows after which a process begins another frame. It may die between any two frames."""
     circling: bool
-    """Whether actors of its programs wait for each other in circles."""
-    went_on: bool
-    """Whether a task has ended normally that was stopped, which a daemon had forgotten (``docs/limits.md``)."""
+    """Whether actors of the program may wait for each other in circles."""
+    cancel_forgotten: bool
+    """Whether a cancelled task ended normally because a restarted daemon had lost the cancel (``docs/limits.md``)."""
     calls: Any
-    """Observer of actors' calls. Observers see whole nodes, so their classes are not known here."""
-    truth: Any
-    """Observer of who waits for whom."""
+    """Observer of actors' calls (``CallInvariants``). Observers import nodes, so their types cannot be named here."""
+    wait_graph: Any
+    """Observer of who waits for whom (``WaitGraph``)."""
     invariants: Any
-    """Observer of tasks and values."""
+    """Observer of tasks and values (``Invariants``)."""
 
     def clock(self) -> Clock:
         """Make the clock of a new process."""
 
     def incarnation(self) -> bytes:
-        """A new incarnation. They are in order, so that traces can be read."""
+        """Return a new incarnation. Incarnations are numbered, so that traces can be read."""
 
     def after_turn(self, daemon: Any) -> None:
         """Observe a turn of a daemon."""
 
     def note(self, text: str) -> None:
-        """Write a line into the trace."""
+        """Add a line to the trace."""
 
     def fail(self, text: str) -> NoReturn:
-        """End the world with this failure."""
+        """Raise ``Failure``, which ends the world."""
 
-    def heard(self, to: Address, source: Address, message: m.Message) -> None:
+    def delivered(self, to: Address, source: Address, message: m.Message) -> None:
         """Observe the delivery of a message."""
 
     def refused(self, sender: bytes, to: bytes, message: m.Message) -> None:
@@ -143,17 +143,17 @@ class Surroundings(Time, Protocol):
     def lives(self, pid: int) -> bool:
         """Whether a process with this pid lives."""
 
-    def ran_to_its_end(self, frame: Frame) -> None:
-        """Observe that a body was not stopped while it computed."""
+    def ran_to_its_end(self, frame: StackFrame) -> None:
+        """Observe that a body computed to the end without an interrupt."""
 
-    def condemned(self, frame: Frame) -> bool:
-        """Whether a body is to be stopped, or its job has ended. It may notice that by its children before it is stopped itself."""
+    def condemned(self, frame: StackFrame) -> bool:
+        """Whether a body is to be stopped, or its job has ended. Its children may fail before it is stopped itself."""
 
-    def caller_lives(self, frame: Frame) -> bool:
+    def caller_lives(self, frame: StackFrame) -> bool:
         """Whether the process that made the call which this body runs still lives."""
 
     def before_release(self) -> Generator[tuple[Any, ...], Any, None]:
-        """Wait for calm at the end of the driver's program, then compare the refs of processes with the holders in daemons' tables."""
+        """Wait for calm at the end of the driver's program, then compare the refs of processes with the holders in the daemon's tables."""
 
     def lose(self, share: float) -> None:
-        """Lose files of results that their actors' logs make again."""
+        """Delete a share of the files whose results actors' logs can rebuild."""

@@ -1,7 +1,7 @@
-"""Machines broken on purpose: what the simulator is for is that it finds every one of these.
+"""Machines broken on purpose. The simulator must find every one of these mistakes.
 
-Each variant replaces a method or two by ones with a mistake that somebody could have made. ``applied`` puts the mistake in and takes it
-out again. A variant that no seed finds is a hole in the simulator, not a proof of the machines.
+Each variant replaces a method or two by versions with a plausible mistake. ``applied`` inserts the mistake for the time of a context.
+A variant that no seed finds is a hole in the simulator.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.effects import Send
 
 Patch = tuple[type[Any], str, Callable[[Any], Any]]
-"""(class, method, what makes the broken method out of the right one)"""
+"""(class, method, function from the right method to the broken one)"""
 
 
 def _nothing(_: Any) -> Any:
     return lambda *arguments, **named: None
 
 
-def _pins_not_said_again(right: Any) -> Any:
-    """After a restart of the daemon, a process does not say which places it knows."""
+def _pins_not_reported_again(right: Any) -> Any:
+    """After a restart of the daemon, a process does not report which places it has."""
 
     def rejoin(self: Client, register: Any, running: Any = (), unread: Any = ()) -> None:
-        tellings = self.pins.tellings.copy()
+        places = self.pins.tellings.copy()
         self.pins.tellings.clear()
         right(self, register, running, ())
-        self.pins.tellings.update(tellings)
+        self.pins.tellings.update(places)
 
     return rejoin
 
 
 def _release_first(right: Any) -> Any:
-    """What finalizers asked for is said before the ends of the tasks whose values contain it."""
+    """Releases are sent before the outcomes of tasks whose values contain the released refs."""
 
     def take_said(self: Client) -> Any:
         self.releases.settle()
@@ -67,7 +67,7 @@ def _release_first(right: Any) -> Any:
 
 
 def _answer_before_commit(right: Any) -> Any:
-    """The control store answers writers when it hands a transaction over, not when it is committed."""
+    """The control store answers writers before a transaction is committed."""
 
     def hand_over(self: ControlStore, transaction: Any) -> None:
         self._answer_waiters(transaction)
@@ -77,7 +77,7 @@ def _answer_before_commit(right: Any) -> Any:
 
 
 def _take_back_presumed(right: Any) -> Any:
-    """Tasks asked for are given to others without waiting for the worker to confirm."""
+    """Tasks to be taken back are dispatched to other workers before the worker has confirmed."""
 
     def overdue(self: Dispatcher, now: float) -> Any:
         answer = right(self, now)
@@ -90,8 +90,8 @@ def _take_back_presumed(right: Any) -> Any:
     return overdue
 
 
-def _keeps_queue_place(right: Any) -> Any:
-    """A task that is given out stays in its queue."""
+def _dispatched_task_still_queued(right: Any) -> Any:
+    """A task that was dispatched stays in its queue."""
 
     def assign(self: Dispatcher, worker: Any, batch: Any, now: float, inline: bool) -> None:
         right(self, worker, batch, now, inline)
@@ -109,7 +109,7 @@ def _keeps_queue_place(right: Any) -> Any:
 
 
 def _forget_fetchers(right: Any) -> Any:
-    """Whoever asked for a value before it was there is not told when it is."""
+    """A process that requested a value before it existed is never notified."""
 
     def announce(self: Outcomes, record: Any) -> None:
         record.fetchers = None
@@ -119,7 +119,7 @@ def _forget_fetchers(right: Any) -> Any:
 
 
 def _free_though_pinned(right: Any) -> Any:
-    """A value goes with its last holder, also if an unfinished row or another value names it."""
+    """A value is freed with its last holder, even if an unfinished row or another value names it."""
 
     def release(self: References, object_ids: Any, process: bytes) -> None:
         object_ids = tuple(object_ids)
@@ -132,13 +132,13 @@ def _free_though_pinned(right: Any) -> Any:
     return release
 
 
-def _holders_not_said_again(right: Any) -> Any:
-    """After a restart of the daemon, processes do not say what they hold."""
+def _holders_not_reported_again(right: Any) -> Any:
+    """After a restart of the daemon, processes do not report what they hold."""
     return _nothing(right)
 
 
-def _gives_back_what_runs(right: Any) -> Any:
-    """A worker gives back the task that it has begun, too."""
+def _begun_task_given_back(right: Any) -> Any:
+    """A worker also returns the task that it has begun."""
 
     def on_take_back(self: Worker, now: float, source: bytes, message: m.TakeBack) -> None:
         right(self, now, source, message)
@@ -148,8 +148,8 @@ def _gives_back_what_runs(right: Any) -> Any:
     return on_take_back
 
 
-def _keeps_queue_while_waiting(right: Any) -> Any:
-    """A worker that waits keeps the tasks that it has not begun."""
+def _queue_retained_while_blocked(right: Any) -> Any:
+    """A blocked worker does not return the tasks that it has not begun."""
 
     def block(self: Worker, *fields: Any) -> None:
         queue = tuple(self.queue)
@@ -161,12 +161,12 @@ def _keeps_queue_while_waiting(right: Any) -> Any:
 
 
 def _no_repeats(right: Any) -> Any:
-    """Frames are sent once."""
+    """Frames are never repeated."""
     return lambda self, now: [frame for frame in right(self, now) if frame[0] == 0]
 
 
 def _duplicates_delivered(right: Any) -> Any:
-    """A frame that comes twice is delivered twice."""
+    """A frame that arrives twice is delivered twice."""
 
     def receive(self: Link, sequence: int, acknowledged: int, envelopes: Any, now: float) -> Any:
         ready = right(self, sequence, acknowledged, envelopes, now)
@@ -175,8 +175,8 @@ def _duplicates_delivered(right: Any) -> Any:
     return receive
 
 
-def _dead_keep_their_tasks(right: Any) -> Any:
-    """Only what a dead worker executed runs again, not what waited behind it."""
+def _prefetched_tasks_lost(right: Any) -> Any:
+    """Only the task that a dead worker executed runs again, not those queued behind it."""
 
     def worker_lost(self: Outcomes, worker: Any, died: m.ProcessDied) -> None:
         for task in list(worker.inflight.values())[1:]:
@@ -189,8 +189,8 @@ def _dead_keep_their_tasks(right: Any) -> Any:
     return worker_lost
 
 
-def _lent_for_ever(right: Any) -> Any:
-    """A worker that goes on after it was blocked does not take its CPU back."""
+def _lent_cpu_not_returned(right: Any) -> Any:
+    """A worker that is no longer blocked does not take back the CPU that it lent."""
 
     def unblocked(self: Dispatcher, worker: Any, message: m.Unblocked) -> None:
         lent = worker.lent
@@ -202,7 +202,7 @@ def _lent_for_ever(right: Any) -> Any:
 
 
 def _recover_at_once(right: Any) -> Any:
-    """A restarted scheduler does not wait for the processes that the supervisor still has."""
+    """A restarted scheduler does not wait for the living processes to register again."""
 
     def on_process_table(self: Rejoining, now: float, source: bytes, message: m.ProcessTable) -> None:
         right(self, now, source, message)
@@ -212,7 +212,7 @@ def _recover_at_once(right: Any) -> Any:
 
 
 def _retry_same_attempt(right: Any) -> Any:
-    """A task that runs again does so under the number of the attempt that was lost."""
+    """A task runs again under the number of the lost attempt."""
 
     def again(self: Outcomes, task: Any, front: bool = True) -> None:
         right(self, task, front)
@@ -222,12 +222,12 @@ def _retry_same_attempt(right: Any) -> Any:
 
 
 def _attempts_come_again(right: Any) -> Any:
-    """A restarted scheduler begins with the same attempts as the one before it."""
+    """A restarted scheduler begins with the same attempt numbers as the previous one."""
     return lambda self, *fields: right(self, *fields[:-1], 0)
 
 
 def _rows_forgotten(right: Any) -> Any:
-    """After a restart of the daemon, rows without an outcome are not said again."""
+    """After a restart of the daemon, processes do not report rows without an outcome."""
 
     def submitted(self: Recovery, source: bytes, message: m.Submit) -> None:
         right(self, source, message._replace(rows=message.rows[:-1]))
@@ -235,8 +235,8 @@ def _rows_forgotten(right: Any) -> Any:
     return submitted
 
 
-def _told_is_no_pin(right: Any) -> Any:
-    """A location is told without a pin."""
+def _located_without_pin(right: Any) -> Any:
+    """The object store sends a location without a pin."""
 
     def tell(self: Any, entry: Any, process: bytes) -> None:
         self.located.append((entry.object_id, process, entry.offset, entry.size))
@@ -245,7 +245,7 @@ def _told_is_no_pin(right: Any) -> Any:
 
 
 def _lineage_never_dropped(right: Any) -> Any:
-    """Rows of tasks that nobody needs stay in the control store."""
+    """Rows of tasks that are no longer needed stay in the control store."""
 
     def forget(self: References, task: Any) -> None:
         task.block = None
@@ -255,7 +255,7 @@ def _lineage_never_dropped(right: Any) -> Any:
 
 
 def _late_end_counts(right: Any) -> Any:
-    """What a task reports at last that does not stop takes the place of the outcome that it was given."""
+    """A task that did not stop was given an outcome; the outcome that it reports later replaces it."""
 
     def give_up(self: Outcomes, task: Any) -> None:
         attempt = task.attempt
@@ -266,7 +266,7 @@ def _late_end_counts(right: Any) -> Any:
 
 
 def _given_up_is_over(right: Any) -> Any:
-    """The resources of a task that does not stop are given back once it was given its outcome."""
+    """The resources of a task that does not stop are freed once it was given its outcome."""
 
     def give_up(self: Outcomes, task: Any) -> None:
         worker = task.worker
@@ -278,12 +278,12 @@ def _given_up_is_over(right: Any) -> Any:
 
 
 def _reported_once(right: Any) -> Any:
-    """An actor says outcomes once, and not again to a daemon that has not heard them."""
+    """An actor reports outcomes once, and does not repeat them to a daemon that has not received them."""
     return lambda self: (self._unsaid.clear(), ())[1]
 
 
 def _all_not_run(right: Any) -> Any:
-    """Calls of a dead actor are said not to have run, whatever is known."""
+    """All calls of a dead actor are reported as not run."""
 
     def fail(self: Calls, target: Any, row: Any, outcome: str) -> None:
         right(self, target, row, "not run")
@@ -292,7 +292,7 @@ def _all_not_run(right: Any) -> Any:
 
 
 def _retried_backwards(right: Any) -> Any:
-    """Calls that are made again are made in the wrong order."""
+    """Calls are repeated in the wrong order."""
 
     def interrupted(self: Calls, target: Any, executing: bytes) -> None:
         right(self, target, executing)
@@ -303,17 +303,17 @@ def _retried_backwards(right: Any) -> Any:
 
 
 def _retried_for_ever(right: Any) -> Any:
-    """Calls that may have run are made again, whether or not they may be."""
+    """Calls that may have run are repeated, whether or not that is permitted."""
     return lambda self, target, call_id: True
 
 
-def _handles_go_first(right: Any) -> Any:
-    """The last handle goes although calls that were made have not run."""
+def _handle_released_first(right: Any) -> Any:
+    """The last handle is released although calls have not run yet."""
     return lambda self, handle, entry: False
 
 
 def _accepted_twice(right: Any) -> Any:
-    """Calls are put into the queue twice, if nothing else waits there."""
+    """A call is queued twice, if no other call waits."""
 
     def accept(self: Mailbox, now: float, source: bytes, message: m.Call) -> None:
         idle = not self.queue
@@ -325,7 +325,7 @@ def _accepted_twice(right: Any) -> Any:
 
 
 def _newest_call_first(right: Any) -> Any:
-    """An actor begins with the newest of the calls that wait."""
+    """An actor runs the newest waiting call first."""
 
     def begin(self: Worker, spare: Any = None) -> Any:
         queue = self.mailbox.queue
@@ -337,17 +337,17 @@ def _newest_call_first(right: Any) -> Any:
 
 
 def _kill_ends_neighbours(right: Any) -> Any:
-    """An actor that is killed ends with its process, whoever else lives there."""
+    """An actor is killed with its process, even if others share it."""
     return lambda self, record, reason: self._kill_process(record.worker, reason)
 
 
 def _duplicates_run_again(right: Any) -> Any:
-    """A call that comes again to a logged actor is run again."""
+    """A call that a logged actor receives again is run again."""
     return lambda self, caller, call_id: None
 
 
 def _cut_without_checkpoint(right: Any) -> Any:
-    """Rows are dropped when the first part of a checkpoint comes, committed or not."""
+    """Rows of a log are dropped when the first part of a checkpoint arrives, before it is committed."""
 
     def on_checkpoint(self: ActorLogs, now: float, source: bytes, message: m.Checkpoint) -> None:
         log = self.logs.get(message.actor_id)
@@ -359,7 +359,7 @@ def _cut_without_checkpoint(right: Any) -> Any:
 
 
 def _results_before_commit(right: Any) -> Any:
-    """Actors are told that rows are committed when these have come, and not been written: outcomes leave."""
+    """Actors are notified that rows are committed before they are written, and send outcomes."""
 
     def write(self: ActorLogs, log: Any, writing: Any) -> None:
         right(self, log, writing)
@@ -371,7 +371,7 @@ def _results_before_commit(right: Any) -> Any:
 
 
 def _written_later(right: Any) -> Any:
-    """Rows are written a while after they have come: with the next mistake, also when the next incarnation has read the log."""
+    """Rows are written late; together with the mistake beside it, even after the next incarnation has read the log."""
 
     def on_log_appended(self: ActorLogs, now: float, source: bytes, message: m.LogAppended) -> None:
         log = self._of(source, message)
@@ -387,23 +387,23 @@ def _written_later(right: Any) -> Any:
 
 
 def _state_forgets_outcomes(right: Any) -> Any:
-    """Checkpoints do not carry the outcomes that callers may not have."""
+    """Checkpoints lack the outcomes that callers may not have received."""
 
     def checkpoint(self: CallLog, state: bytes, refs: Any) -> None:
-        kept, self.kept = self.kept, {}
+        retained, self.kept = self.kept, {}
         right(self, state, refs)
-        self.kept = kept
+        self.kept = retained
 
     return checkpoint
 
 
-def _too_much_taken(right: Any) -> Any:
-    """A logged actor forgets all outcomes of a caller that has some."""
+def _all_outcomes_dropped(right: Any) -> Any:
+    """A logged actor drops all outcomes of a caller that has received some."""
     return lambda self, caller, call_ids, others: self.kept.pop(caller, None)
 
 
-def _asked_for_runs_again(right: Any) -> Any:
-    """A call that its caller only asks for is run, whether or not it may run again."""
+def _queried_call_runs(right: Any) -> Any:
+    """A call whose outcome its caller only queries is run, whether or not it may be repeated."""
 
     def accept(self: Mailbox, now: float, source: bytes, message: m.Call) -> None:
         rows = tuple(row if len(row) == 3 else (*row[:5], tuple(each for each in row[5] or () if each[0] != "ask")) for row in message.rows)
@@ -413,43 +413,43 @@ def _asked_for_runs_again(right: Any) -> Any:
 
 
 def _limits_ignored(right: Any) -> Any:
-    """What goes on by itself is believed to wait for ever."""
+    """A wait with a timeout counts as one without."""
     return lambda self, frame: True
 
 
 VARIANTS: dict[str, tuple[Patch, ...]] = {
-    "pins-not-said-again": ((Client, "rejoin", _pins_not_said_again),),
+    "pins-not-reported-again": ((Client, "rejoin", _pins_not_reported_again),),
     "release-before-hold": ((Client, "take_said", _release_first),),
     "answer-before-commit": ((ControlStore, "_hand_over", _answer_before_commit),),
     "take-back-presumed": ((Dispatcher, "overdue", _take_back_presumed),),
-    "dispatched-twice": ((Dispatcher, "_assign", _keeps_queue_place),),
+    "dispatched-twice": ((Dispatcher, "_assign", _dispatched_task_still_queued),),
     "fetchers-forgotten": ((Outcomes, "announce", _forget_fetchers),),
     "freed-while-named": ((References, "release", _free_though_pinned),),
-    "holders-not-said-again": ((Recovery, "_take_hold", _holders_not_said_again),),
-    "begun-given-back": ((Worker, "on_take_back", _gives_back_what_runs),),
-    "queue-kept-while-waiting": ((Worker, "block", _keeps_queue_while_waiting),),
+    "holders-not-reported-again": ((Recovery, "_take_hold", _holders_not_reported_again),),
+    "begun-given-back": ((Worker, "on_take_back", _begun_task_given_back),),
+    "queue-kept-while-waiting": ((Worker, "block", _queue_retained_while_blocked),),
     "frames-not-repeated": ((Link, "due", _no_repeats),),
     "duplicates-delivered": ((Link, "receive", _duplicates_delivered),),
-    "prefetched-tasks-lost": ((Outcomes, "worker_lost", _dead_keep_their_tasks),),
-    "lent-cpu-kept": ((Dispatcher, "unblocked", _lent_for_ever),),
+    "prefetched-tasks-lost": ((Outcomes, "worker_lost", _prefetched_tasks_lost),),
+    "lent-cpu-kept": ((Dispatcher, "unblocked", _lent_cpu_not_returned),),
     "recovery-too-early": ((Rejoining, "on_process_table", _recover_at_once),),
     "retry-without-new-attempt": ((Outcomes, "again", _retry_same_attempt),),
     "attempts-come-again": ((Tables, "__init__", _attempts_come_again),),
-    "rows-not-said-again": ((Recovery, "_enter_submitted", _rows_forgotten),),
-    "told-without-pin": ((StoreTables, "tell", _told_is_no_pin),),
+    "rows-not-reported-again": ((Recovery, "_enter_submitted", _rows_forgotten),),
+    "located-without-pin": ((StoreTables, "tell", _located_without_pin),),
     "lineage-never-dropped": ((References, "_forget", _lineage_never_dropped),),
-    "ended-early-unheard": ((Outcomes, "_ended_early", _nothing),),
-    "told-not-said-again": ((DirectSubmissions, "_report_again", _nothing),),
+    "early-outcome-ignored": ((Outcomes, "_ended_early", _nothing),),
+    "direct-tasks-not-reported-again": ((DirectSubmissions, "_report_again", _nothing),),
     "late-end-counts": ((Outcomes, "give_up", _late_end_counts),),
     "given-up-is-over": ((Outcomes, "give_up", _given_up_is_over),),
     "given-up-forgotten": ((Stopping, "goes_on", _nothing),),
     "reported-once": ((Mailbox, "unrecorded", _reported_once),),
-    "expected-not-said-again": ((Recovery, "_take_expect", _nothing),),
+    "expected-not-reported-again": ((Recovery, "_take_expect", _nothing),),
     "callers-forgotten": ((ActorDirectory, "process_gone", _nothing),),
     "all-not-run": ((Calls, "_fail", _all_not_run),),
     "retried-backwards": ((Calls, "_interrupted", _retried_backwards),),
     "retried-for-ever": ((Calls, "_may_retry", _retried_for_ever),),
-    "handles-go-first": ((Calls, "takes_over", _handles_go_first),),
+    "handles-go-first": ((Calls, "takes_over", _handle_released_first),),
     "last-handle-unnoticed": ((ActorDirectory, "on_unreferenced", _nothing),),
     "accepted-twice": ((Mailbox, "accept", _accepted_twice),),
     "newest-call-first": ((Worker, "begin", _newest_call_first),),
@@ -461,10 +461,10 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "logged-results-before-commit": ((ActorLogs, "_write", _results_before_commit),),
     "log-cut-without-checkpoint": ((ActorLogs, "on_checkpoint", _cut_without_checkpoint),),
     "checkpoints-forget-outcomes": ((CallLog, "checkpoint", _state_forgets_outcomes),),
-    "taken-too-early": ((CallLog, "_forget", _too_much_taken),),
+    "outcomes-dropped-too-early": ((CallLog, "_forget", _all_outcomes_dropped),),
     "checkpoint-while-calls-run": ((Gate, "began", _nothing),),
     "lost-calls-not-counted": ((ActorLogs, "left", _nothing),),
-    "asked-for-runs-again": ((Mailbox, "accept", _asked_for_runs_again),),
+    "asked-for-runs-again": ((Mailbox, "accept", _queried_call_runs),),
     "garbage-never-collected": ((Starvation, "_actors_hold_it", _nothing),),
     "log-not-dropped": ((ActorLogs, "drop", _nothing),),
     "rows-of-the-dead-written": ((ActorLogs, "process_gone", _nothing),),
@@ -472,16 +472,16 @@ VARIANTS: dict[str, tuple[Patch, ...]] = {
     "circles-unseen": ((Deadlocks, "look_later", _nothing),),
     "limits-ignored": ((Deadlocks, "_lasts", _limits_ignored),),
 }
-"""name -> what to replace"""
+"""name -> patches"""
 WITH_CIRCLES = frozenset(list(VARIANTS)[list(VARIANTS).index("circles-unseen") :])
-"""Those that break what only actors do that wait for each other."""
+"""Variants whose mistake needs actors that wait for each other."""
 WITH_ACTORS = frozenset(list(VARIANTS)[list(VARIANTS).index("reported-once") :]) - WITH_CIRCLES
-"""Those that break what only programs with actors do."""
+"""Variants whose mistake needs programs with actors."""
 
 
 @contextmanager
 def applied(name: str | None) -> Iterator[None]:
-    """Break the machines that are made within the context in the way called ``name`` (None: not at all)."""
+    """Break machines with the variant ``name`` within the context. None leaves them as they are."""
     patches = VARIANTS[name] if name is not None else ()
     right = [(owner, method, getattr(owner, method)) for owner, method, _ in patches]
     try:

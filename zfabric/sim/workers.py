@@ -1,6 +1,6 @@
-"""Workers of a simulated node: the production worker machine beside a client's, as in ``zfabric.runtime.worker``, without its threads.
+"""Workers of a simulated node: the machines of a worker and a client, as in ``zfabric.runtime.worker``, without its threads.
 
-What comes to the control address is taken in at once, also while a task computes: that is the control thread.
+Messages to the control address are delivered at once, even while a task computes, as the control thread does.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY, Row
 from zfabric.protocol.options import option
 from zfabric.shell.process import admits_caller, control_step, unacknowledged_reports, worker_sends, worker_takes
 from zfabric.sim.arena import Content
-from zfabric.sim.frames import Frame, Wait
+from zfabric.sim.bodies import StackFrame, Wait
 from zfabric.sim.interpreter import task_body
 from zfabric.sim.logged import LoggedActors
 from zfabric.sim.network import SimTransport
 from zfabric.sim.processes import Process
 from zfabric.sim.programs import ACTOR as ACTOR_CLASS
 from zfabric.sim.programs import LIGHT, Interrupted, function_id, pack_value
-from zfabric.sim.surroundings import Home, Surroundings
+from zfabric.sim.surroundings import NodeView, Surroundings
 
 CLASSES = (function_id(ACTOR_CLASS), function_id(LIGHT))
 REPORT_ROWS = 64
-"""Completions that are reported without waiting for more."""
+"""Number of outcomes that are reported without waiting for more."""
 
 
 class WorkerProcess(Process):
-    """Runs tasks."""
+    """A process that runs tasks and actors."""
 
     kind = "worker"
 
-    def __init__(self, world: Surroundings, node: Home, token: bytes, job: bytes, pid: int, name: str) -> None:
+    def __init__(self, world: Surroundings, node: NodeView, token: bytes, job: bytes, pid: int, name: str) -> None:
         super().__init__(world, node, token, pid, name)
         self.control = control_of(token)
         self.machine.job = job
         self.worker = Worker(WORKER + token, self.config)
-        self.control_post = SimTransport(world.network, self.control, self.config)
+        self.control_transport = SimTransport(world.network, self.control, self.config)
         self.logged = LoggedActors(self, self.worker)
         self.beside = Beside(self)
         self.leaves_at: float | None = None
-        """When this process ends at the latest, once its actor has ended itself."""
-        self._kept: dict[bytes, list[bytes]] = {}
-        """Refs that actors keep which share this process."""
+        """When this process ends at the latest, after its actor has ended itself."""
+        self._actor_refs: dict[bytes, list[bytes]] = {}
+        """Refs held by actors that share this process, by actor."""
         self._retained: dict[bytes, list[bytes]] = {}
-        """Refs inside of outcomes that are held back, by call."""
+        """Refs inside outcomes that wait for a commit, by call."""
         self._first_unreported = 0.0
         self._control_inbox: deque[tuple[bytes, bytes]] = deque()
         world.network.attach(self.control, self._receive_control)
@@ -63,7 +63,7 @@ class WorkerProcess(Process):
     # -- the daemon --
 
     def join(self, daemon: bytes) -> None:
-        """Join with both machines."""
+        """Register with a daemon, for both machines."""
         if self.daemon and self.daemon != daemon:
             self.leave()
             self.daemon = b""
@@ -71,46 +71,46 @@ class WorkerProcess(Process):
         super().join(daemon)
 
     def leave(self) -> None:
-        """Forget the daemon, and retain unacknowledged reports for the next one: they may not have arrived."""
-        self.worker.unheard += unacknowledged_reports(self.post.forget(self.daemon))
-        self.control_post.forget(self.daemon)
+        """Drop the links to the daemon, and retain unacknowledged reports for the next one."""
+        self.worker.unheard += unacknowledged_reports(self.transport.forget(self.daemon))
+        self.control_transport.forget(self.daemon)
 
     def running(self) -> tuple[m.Message, ...]:
-        """Tasks begun and not begun, completions unheard."""
+        """Return reports of all tasks here, begun or not, and of unacknowledged outcomes."""
         return self.worker.running()
 
     def unread(self) -> tuple[Row, ...]:
-        """Places that came with tasks it has not begun."""
+        """Return the places that arrived with tasks not begun."""
         return self.worker.unread()
 
     # -- messages --
 
     def flush(self) -> None:
-        """Send what waits, in the order of ``worker_sends``."""
+        """Send every message that waits, in the order of ``worker_sends``."""
         self.forget_gone()
         self.transmit(worker_sends(self.machine, self.worker, self.daemon, self._release_retained))
 
     def _release_retained(self, call_id: bytes) -> None:
-        """Release the refs inside the outcome of a call, which is sent now."""
+        """Release the refs inside an outcome that is being sent."""
         self.machine.dropped.extend(self._retained.pop(call_id, ()))
 
     def admits(self, sender: bytes) -> bool:
-        """Whether this process takes frames of another one: also of whoever calls an actor that lives here."""
+        """Whether this process accepts frames of a sender: also of callers, if an actor lives here."""
         return super().admits(sender) or admits_caller(self.worker, sender, bool(self.worker.mailbox.actors))
 
     def deliver_from_daemon(self, sender: bytes, to: bytes, source: bytes, message: m.Message) -> None:
-        """Take in a message of the daemon, for either machine."""
+        """Pass a message of the daemon to its machine."""
         if to == WORKER and sender == self.daemon:
             self.worker.step(self.now, source, message)
         else:
             super().deliver_from_daemon(sender, to, source, message)
 
     def takes(self, sender: bytes, message: m.Message) -> bool:
-        """Whether this process takes a message from another one."""
+        """Whether this process accepts a message of another one."""
         return worker_takes(self.worker, sender, message) or super().takes(sender, message)
 
     def deliver_from_peer(self, source: Address, message: m.Message) -> None:
-        """Take in calls and tasks, or outcomes."""
+        """Pass a message of another process to its machine."""
         if worker_takes(self.worker, source[1:], message):
             self.worker.step(self.now, source, message)
         else:
@@ -122,31 +122,31 @@ class WorkerProcess(Process):
 
     @property
     def machines(self) -> tuple[Machine, ...]:
-        """Its client and its worker."""
+        """The client and the worker."""
         return (self.machine, self.worker)
 
     def turn(self) -> None:
-        """The control thread first, then the main thread."""
+        """Do a turn of the control thread, then of the main thread."""
         while self._control_inbox:
             sender, frame = self._control_inbox.popleft()
-            for _, role, message in self.control_post.accept(sender, frame, self.now):
+            for _, role, message in self.control_transport.accept(sender, frame, self.now):
                 self._controlled(sender, role + sender, message)
                 if not self.alive:
                     return
-        self._let_go()
+        self._release_gone()
         self._ask_for_turns()
-        self.control_post.tick(self.now)
+        self.control_transport.tick(self.now)
         due = self.worker.next_deadline()
         if due is not None and due <= self.now:
             self.worker.tick(self.now)
             self._stop_top()
         super().turn()
-        dues = [due for due in (self.control_post.next_deadline(), self.worker.next_deadline()) if due is not None]
+        dues = [due for due in (self.control_transport.next_deadline(), self.worker.next_deadline()) if due is not None]
         if dues and self.alive:
             self.wake(min(dues))
 
     def _controlled(self, sender: bytes, source: bytes, message: m.Message) -> None:
-        self.world.heard(CONTROL + self.incarnation, source, message)
+        self.world.delivered(CONTROL + self.incarnation, source, message)
         if type(message) is m.RegisterAgain:
             if sender != self.daemon:
                 self.join(sender)
@@ -169,20 +169,20 @@ class WorkerProcess(Process):
         self.worker.check_invariants()
 
     def _stop_top(self) -> None:
-        """Deliver the interrupt signal: stop the computation on top if an interrupt was requested for it."""
-        top = self.frames[-1] if self.frames else None
+        """Interrupt the top body's computation if an interrupt was requested for it, as the signal does."""
+        top = self.stack[-1] if self.stack else None
         if top is not None and top.busy_until is not None and not top.deaf and self.interrupted(top):
             top.busy_until = None
             self.resume(top, Interrupted())
 
     def send_late(self) -> None:
-        """The flusher thread sends what a computing task submitted; completions wait for their own time."""
-        if self.worker.gate is not None and self.now >= self._rest_at:
+        """Do what the flusher thread does: send what a computing task submitted. Outcomes wait for ``completion_delay``."""
+        if self.worker.gate is not None and self.now >= self._upkeep_at:
             self.worker.say_counts()
-        if self.world.circling and self.now >= self._rest_at:
+        if self.world.circling and self.now >= self._upkeep_at:
             self.worker.say_delays(self._callee)
             self.worker.mailbox.have_come(self.machine.calls.pending)
-        if self.worker.unreported and self.frames and self.now - self._first_unreported <= self.config.completion_delay:
+        if self.worker.unreported and self.stack and self.now - self._first_unreported <= self.config.completion_delay:
             return
         self.flush()
 
@@ -197,8 +197,8 @@ class WorkerProcess(Process):
 
     # -- tasks --
 
-    def next_item(self) -> Frame | None:
-        """The next of the queue."""
+    def next_item(self) -> StackFrame | None:
+        """Claim the next task or call; return its body."""
         if self.worker.turns is not None:
             item = self.worker.stand_in() if self.worker.stack else self.worker.begin()
             return self.begin(item) if item is not None else None
@@ -215,7 +215,7 @@ class WorkerProcess(Process):
         return self.begin(item)
 
     def ends(self) -> bool:
-        """End, if the actor of this process has."""
+        """End the process if its actor has ended. Return whether it did."""
         mailbox = self.worker.mailbox
         done = mailbox.retiring and not mailbox.queue and not self.machine.calls.pending
         left = self.leaves_at is not None and (not self.machine.calls.results.awaited or self.now >= self.leaves_at)
@@ -223,15 +223,15 @@ class WorkerProcess(Process):
             self.die("its actor has ended")
         return not self.alive
 
-    def inline_item(self) -> Frame | None:
-        """What the scheduler has put on top."""
+    def inline_item(self) -> StackFrame | None:
+        """Claim the next task that was dispatched on top of a blocked one."""
         if not self.worker.inline:
             return None
         item = self.worker.begin()
         return self.begin(item) if type(item) is Item else None
 
-    def begin(self, item: Item | Invocation) -> Frame:
-        """The body of what was claimed."""
+    def begin(self, item: Item | Invocation) -> StackFrame:
+        """Begin a claimed task or call; return its body."""
         row = item.row
         if isinstance(item, Invocation):
             self.world.calls.begun(self, item)
@@ -246,10 +246,10 @@ class WorkerProcess(Process):
             if type(value) is tuple:
                 self.machine.pins.told(identifier, value)
         namer = Namer(row[0][:JOB_BYTES], row[0], attempt=item.attempt)
-        return Frame(item, task_body(self, self.worker, self.logged, item, values), namer, self.now)
+        return StackFrame(item, task_body(self, self.worker, self.logged, item, values), namer, self.now)
 
-    def sleep(self, frame: Frame, seconds: float) -> None:
-        """A body computes, or sleeps beside others. The real worker repeats an interrupt until it has had an effect."""
+    def sleep(self, frame: StackFrame, seconds: float) -> None:
+        """Have a body compute, or sleep beside others. As the real worker repeats interrupts, one that came early still applies."""
         if self.worker.beside:
             self.beside.sleep(frame, seconds)
             return
@@ -260,22 +260,22 @@ class WorkerProcess(Process):
 
     @property
     def left(self) -> tuple[Row, ...]:
-        """What the slot says besides: how many calls have ended that are not logged."""
+        """Further rows in the slot: how many unlogged calls of the actor have ended."""
         gate = self.worker.gate
         return ((gate.log.actor_id, gate.log.number),) if gate is not None and self.worker.beside else ()
 
-    def interrupted(self, frame: Frame) -> bool:
-        """Whether the attempt is to be stopped."""
+    def interrupted(self, frame: StackFrame) -> bool:
+        """Whether an interrupt was requested for a body."""
         return frame.item is not None and bool(self.worker.interrupted(frame.item))
 
-    def block(self, frame: Frame, wanted: tuple[bytes, ...], inline: bool, certain: bool) -> bool:
-        """The task on top waits. False if it is an actor's call that would wait for a call of the same actor."""
+    def block(self, frame: StackFrame, wanted: tuple[bytes, ...], inline: bool, certain: bool) -> bool:
+        """Report that the top task waits. Return False if it is a call that would wait for a call of its own actor."""
         item = frame.item
         assert item is not None
         if not self.worker.beside:
             lasting = partial(self.machine.calls.lasting, lives=self.worker.mailbox.actors)
             if self.worker.refused(item, wanted, len(wanted) if certain else 0, lasting):
-                self.world.truth.refused(self, frame, wanted)
+                self.world.wait_graph.refused(self, frame, wanted)
                 return False
         if self.worker.turns is not None:
             self.worker.give_up_turn(item, wanted, not certain)
@@ -287,23 +287,23 @@ class WorkerProcess(Process):
         return True
 
     def unblock(self) -> None:
-        """It goes on."""
+        """Report that the top task no longer waits."""
         if self.worker.turns is None and not self.worker.beside:
             self.worker.unblock()
         self.flush()
 
-    # -- actors that share this process: threads that wait, and one whose turn it is --
+    # -- lightweight actors: one thread has the turn, the others wait --
 
     @property
     def executing(self) -> bytes:
-        """What the slot says after its death: what runs, or ran last."""
+        """The id that the slot names after the process has died: what runs, or ran last."""
         turns = self.worker.turns
         if self.worker.beside:
             return b""
         return turns.running if turns is not None and turns.running else super().executing
 
     def advance(self) -> None:
-        """Run what has its turn until it computes, waits, or there is none."""
+        """Run the body that has the turn until it computes, all wait, or none is left."""
         if self.worker.turns is None and not self.worker.beside:
             super().advance()
         if self.worker.beside:
@@ -325,31 +325,31 @@ class WorkerProcess(Process):
                 self.flush()
                 if not self.inbox:
                     return
-                self.take_in()
+                self.deliver_inbox()
 
-    def is_over(self, frame: Frame) -> bool:
-        """Whether a body waits no longer."""
+    def is_over(self, frame: StackFrame) -> bool:
+        """Whether a body's wait has ended."""
         wait = frame.wait
         return wait is not None and (self.interrupted(frame) or wait.done() or (wait.deadline is not None and self.now >= wait.deadline))
 
     def _ask_for_turns(self) -> None:
-        """What waits no longer asks for its turn also while something computes, being a thread of its own. It is not to have it."""
-        if self.worker.turns is not None and len(self.frames) > 1 and self.frames[-1].busy_until is not None:
-            self.take_in()
-            for frame in self.frames[:-1]:
+        """Have bodies whose wait has ended ask for the turn while another computes, as their threads do. Fail if one gets it."""
+        if self.worker.turns is not None and len(self.stack) > 1 and self.stack[-1].busy_until is not None:
+            self.deliver_inbox()
+            for frame in self.stack[:-1]:
                 if frame.item is not None and self.is_over(frame) and self.worker.take_turn(frame.item):
                     self.world.fail(f"{self.name}: two calls run at the same time")
 
-    def _whose_turn(self, running: bytes) -> Frame | None:
-        """What runs, goes on, or begins: the last of the frames from now on."""
-        for frame in self.frames:
+    def _whose_turn(self, running: bytes) -> StackFrame | None:
+        """Choose the body that runs, goes on or begins, and move it to the top of the stack."""
+        for frame in self.stack:
             if frame.item is not None and (frame.item.row[0] == running or (self.is_over(frame) and self.worker.take_turn(frame.item))):
-                self.frames.remove(frame)
-                self.frames.append(frame)
+                self.stack.remove(frame)
+                self.stack.append(frame)
                 return frame
         begun = None if running else self.next_item()
         if begun is not None:
-            self.frames.append(begun)
+            self.stack.append(begun)
         return begun
 
     def _user_deadline(self) -> float | None:
@@ -357,30 +357,30 @@ class WorkerProcess(Process):
             return self.beside.deadline()
         if self.worker.turns is None:
             return super()._user_deadline()
-        waits = [frame.wait.deadline for frame in self.frames if frame.wait is not None and frame.wait.deadline is not None]
-        dues = [due for due in waits if due > self.now]  # Others wait for their turn alone.
+        waits = [frame.wait.deadline for frame in self.stack if frame.wait is not None and frame.wait.deadline is not None]
+        dues = [due for due in waits if due > self.now]  # Waits that are over wait only for the turn.
         due = super()._user_deadline()
         return min((*dues, due) if due is not None else dues, default=None)
 
     def keep(self, identifier: bytes) -> None:
-        """A ref that goes with the process, or with the actor that runs."""
+        """Hold a ref until the process ends, or the running lightweight actor."""
         super().keep(identifier)
         if self.worker.turns is not None and type(self.top.item) is Invocation:
-            self._kept.setdefault(self.top.item.actor_id, []).append(identifier)
+            self._actor_refs.setdefault(self.top.item.actor_id, []).append(identifier)
 
-    def _let_go(self) -> None:
-        """What actors kept that have ended."""
+    def _release_gone(self) -> None:
+        """Release the refs of lightweight actors that have ended."""
         turns = self.worker.turns
         while turns is not None and turns.gone:
-            for identifier in self._kept.pop(turns.gone.pop(), ()):
+            for identifier in self._actor_refs.pop(turns.gone.pop(), ()):
                 self.drop(identifier)
 
-    def ended(self, frame: Frame, status: int, result: Any) -> None:
-        """A task or a call has ended: pack its outcome and report it, soon."""
+    def ended(self, frame: StackFrame, status: int, result: Any) -> None:
+        """Pack the outcome of a task or call that has ended. It is reported soon."""
         super().ended(frame, status, result)
         item = frame.item
         assert item is not None
-        self.world.truth.ended.add(item.row[0])
+        self.world.wait_graph.ended.add(item.row[0])
         refs: list[bytes] = []
         contained: tuple[tuple[bytes, ...], ...] = ()
         if status == OK:
@@ -416,24 +416,24 @@ class WorkerProcess(Process):
             extra = (contained, ()) if contained else None
             answered = extra is None and self._answer(item, status, outputs)
             self.worker.finish(item, status, outputs, extra, frame.started, self.now - frame.started, answered)
-        self._let_go()
+        self._release_gone()
         for identifier in refs:
             self.machine.dropped.append(identifier)
         if self.worker.unreported == 1:
             self._first_unreported = self.now
         if self.worker.unreported >= REPORT_ROWS or self.now - self._first_unreported > self.config.completion_delay:
             self.flush()
-            self.take_in()
+            self.deliver_inbox()
 
     def _answer(self, item: Item | Invocation, status: int, outputs: Row) -> bool:
-        """Tell the one that waits, ahead of all else, if that may be."""
+        """Send an outcome straight to the process that waits for it, if that is permitted. Return whether it was sent."""
         answer = self.worker.answer(item, status, outputs) if not self.machine.has_unsent else None
         if answer is not None:
             self.transmit([(WORKER, answer)])
         return answer is not None
 
     def _write(self, item: Item | Invocation, values: Any) -> tuple[Any, ...]:
-        """What was returned, in the arena where it has a place there."""
+        """Return values packed; write those with a place into the arena and return the place."""
         name = call_value if type(item) is Invocation else object_id
         for index, (value, place) in enumerate(values):
             if place is not None:
@@ -446,7 +446,7 @@ class WorkerProcess(Process):
                 self.machine.reservations.finished(place[0])
 
     def _of_call(self, item: Invocation, status: int, outputs: Row, reason: str) -> tuple[int, Row]:
-        """A call's outcome, as its caller is told."""
+        """Return a call's outcome as (status, outputs) for its caller."""
         if status == INTERRUPTED:
             kind = "TaskTimeoutError" if reason == "timeout" else "TaskCancelledError"
             return FAILED, (pack_failure(kind, f"{item.method} was stopped while it ran ({reason})"),)
@@ -462,39 +462,39 @@ class WorkerProcess(Process):
 
 
 class Beside:
-    """The calls of an actor that runs several at once: while one waits, or sleeps, others go on or begin, as in an event loop.
+    """The calls of a concurrent actor. While one waits or sleeps, others go on or begin, as in an event loop.
 
-    Between two of them, when none runs, the checkpoint is taken that is due (``machines.worker.quiescence``).
+    A checkpoint that is due is taken when no call runs (``machines.worker.quiescence``).
     """
 
     def __init__(self, process: WorkerProcess) -> None:
         self.process = process
         self.size = 0
-        """How many may run at once; 0 until the process is such an actor."""
+        """How many calls may run at once; 0 if the process has no concurrent actor."""
 
-    def sleep(self, frame: Frame, seconds: float) -> None:
-        """A call sleeps; others do not."""
+    def sleep(self, frame: StackFrame, seconds: float) -> None:
+        """Have one call sleep, while others go on."""
         frame.wait = Wait(lambda: False, lambda _: None, self.process.now + seconds, False)
 
     def advance(self) -> None:
-        """Run calls until all wait."""
+        """Run calls until all of them wait."""
         process = self.process
         while process.alive:
             self._take_checkpoint()
-            frame = next((each for each in process.frames if each.wait is None or process.is_over(each)), None) or self._begin()
+            frame = next((each for each in process.stack if each.wait is None or process.is_over(each)), None) or self._begin()
             if frame is not None:
                 self._resume(frame)
                 continue
             process.flush()
             if process.inbox:
-                process.take_in()
-            elif (not process.frames and process.ends()) or not self._may_begin():
+                process.deliver_inbox()
+            elif (not process.stack and process.ends()) or not self._may_begin():
                 return
 
-    def _resume(self, frame: Frame) -> None:
+    def _resume(self, frame: StackFrame) -> None:
         process, wait = self.process, frame.wait
-        process.frames.remove(frame)
-        process.frames.append(frame)
+        process.stack.remove(frame)
+        process.stack.append(frame)
         if wait is None:
             process.resume(frame, None)
             return
@@ -506,15 +506,15 @@ class Beside:
 
     def _may_begin(self) -> bool:
         worker = self.process.worker
-        return bool(worker.mailbox.queue) and worker.may_begin and len(self.process.frames) < self.size and self.process.leaves_at is None
+        return bool(worker.mailbox.queue) and worker.may_begin and len(self.process.stack) < self.size and self.process.leaves_at is None
 
-    def _begin(self) -> Frame | None:
+    def _begin(self) -> StackFrame | None:
         worker = self.process.worker
         item = worker.begin_beside(worker.mailbox.queue) if self._may_begin() else None
         if item is None:
             return None
         frame = self.process.begin(item)
-        self.process.frames.append(frame)
+        self.process.stack.append(frame)
         return frame
 
     def _take_checkpoint(self) -> None:
@@ -532,6 +532,6 @@ class Beside:
         process.world.states["quiet checkpoint"] += 1
 
     def deadline(self) -> float | None:
-        """When the first of those that wait is to wait no longer."""
-        waits = (each.wait for each in self.process.frames if each.wait is not None)
+        """Return the earliest deadline of the calls that wait."""
+        waits = (each.wait for each in self.process.stack if each.wait is not None)
         return min((wait.deadline for wait in waits if wait.deadline is not None), default=None)

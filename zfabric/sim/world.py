@@ -1,8 +1,8 @@
-"""A deterministic world: one node of production machines, a driver, a program, faults, and a clock that only moves from event to event.
+"""A deterministic world: a node of production machines, a driver, a program, faults, and a clock that only moves from event to event.
 
-Everything random comes from generators named after what they decide (delays, losses, crashes, the program), so that changing one
-thing leaves the others as they are. ``World(seed).run()`` returns how it went; a world that fails says what was wrong, and the same seed
-fails in the same way again.
+All randomness comes from generators named after what they decide (delays, losses, crashes, the program), so that a change of one
+leaves the others as they are. ``World(seed).run()`` returns the result, with the failure if there is one. The same seed always fails
+in the same way.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from zfabric.protocol.ids import Address, control_of, is_control
 from zfabric.protocol.machine import InvariantViolation
 from zfabric.shell.process import FRAME_ROWS
 from zfabric.sim.actors import ActorAuthor
+from zfabric.sim.bodies import StackFrame
 from zfabric.sim.call_invariants import CallInvariants
-from zfabric.sim.circles import CircleAuthor, Truth
+from zfabric.sim.circles import CircleAuthor, WaitGraph
 from zfabric.sim.drivers import Driver
-from zfabric.sim.frames import Frame
 from zfabric.sim.hoards import Hoarder, hoards
 from zfabric.sim.invariants import Invariants
 from zfabric.sim.network import Faults, Network
@@ -36,32 +36,32 @@ from zfabric.sim.surroundings import Clock
 from zfabric.sim.workers import WorkerProcess
 
 LIMIT = 400.0
-"""Virtual seconds after which a world that has not come to its end is stuck."""
+"""Virtual seconds within which each phase of a world must end."""
 EVENTS_MAX = 40_000
 CHECK_EVERY = 0.05
 CLOCKS_APART = 1e6
-"""Seconds by which the clocks of processes differ at most, where they do."""
+"""Largest offset of a process's clock in seconds, in worlds with several clocks."""
 
 
 class Failure(Exception):
-    """Something was not as it must be."""
+    """Raised where something that must be true is not."""
 
 
 class WorldResult(NamedTuple):
-    """How a world went. ``failure`` is empty where all was well."""
+    """The result of a world. ``failure`` is empty if nothing failed."""
 
     seed: int
     failure: str
     events: int
     states: Counter[str]
-    """What was reached, and how often."""
+    """How often each state was reached, by name."""
 
 
 class World:
-    """One world. ``observer`` is called with (time, from, to, message) of everything that is delivered.
+    """One world. ``observer`` is called with (time, from, to, message) for every message that is delivered.
 
-    With ``actors``, the programs of seeds make and call actors, with ``circles`` such as wait for each other; those of the same seed
-    without are others. With ``clocks``, no two processes have the same clock.
+    With ``actors``, the program creates and calls actors; with ``circles``, actors wait for each other. Either one changes the whole
+    program of a seed. With ``clocks``, no two processes have the same clock.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class World:
         self.circling = circles
         self.cpus = cpus or (random.Random(f"{seed}/cpus").choice((1, 1, 2)) if circles else self.shape.choice((1, 2, 2, 3)))
         quiesce = random.Random(f"{seed}/quiesce").choice((0.0, 0.01, 0.1))
-        apart = {"quiesce_seconds": quiesce, **_introductions(random.Random(f"{seed}/introductions"))}
+        apart = {"quiesce_seconds": quiesce, **_direct_submission(random.Random(f"{seed}/introductions"))}
         self.config = Config.of({**_settings(self.shape), **apart, **(settings or {})})
         self.observer = observer
         self.notes: list[str] = []
@@ -98,10 +98,10 @@ class World:
         self._losses = random.Random(f"{seed}/losses")
         self.orders = random.Random(f"{seed}/orders")
         self.frame_rows = random.Random(f"{seed}/frame rows").choice((1, 4, FRAME_ROWS)) if self.faults.jitter else FRAME_ROWS
-        """Rows after which a process begins another frame: it may die between any two."""
+        """Rows after which a process begins another frame. It may die between any two frames."""
         self._names = 0
-        self.went_on = False
-        """Whether a task has come to its end that was stopped, which a daemon had forgotten (``docs/limits.md``)."""
+        self.cancel_forgotten = False
+        """Whether a cancelled task ended normally because a restarted daemon had lost the cancel (``docs/limits.md``)."""
         self.hoarding = actors and program is None and hoards(seed)
         author = CircleAuthor if circles else Hoarder if self.hoarding else ActorAuthor if actors else Author
         self.program = program if program is not None else author(f"{seed}/program", self.faults, self.cpus, True).write()
@@ -109,16 +109,16 @@ class World:
         pieces = pieces or self._pieces()
         self.invariants = Invariants(self)
         self.calls = CallInvariants(self)
-        self.truth = Truth(self)
+        self.wait_graph = WaitGraph(self)
         self.nodes = [Node(self, str(seed), self.cpus, pieces)]
         self.driver = Driver(self, self.nodes[0], self.incarnation(), self.nodes[0].supervisor.pid(), self.program)
         self.after(0.001, self.driver.start)
         self._plan_faults()
 
     def _pieces(self) -> int:
-        """How large the arena is: every other one is so small that values are written and read on disk.
+        """Choose the size of the arena in pieces. Every other arena is so small that values are written and read on disk.
 
-        Not where results are lost on purpose: retained rows of a log may need values that only these rows make again (docs/limits.md).
+        Hoarding programs never have a small one: retained rows of a log may need values that only these rows rebuild (docs/limits.md).
         """
         usual = self.shape.choice((12, 16, 24))
         small = random.Random(f"{self.seed}/small store").choice((0, 0, 0, 2, 3, 4))
@@ -127,16 +127,16 @@ class World:
     # -- time --
 
     def at(self, time: float, action: Callable[[], object]) -> None:
-        """Do something at a time."""
+        """Schedule an action at a time."""
         self._order += 1
         heapq.heappush(self._queue, (time, self._order, action))
 
     def after(self, delay: float, action: Callable[[], object]) -> None:
-        """Do something in a while."""
+        """Schedule an action in ``delay`` seconds."""
         self.at(self.now + delay, action)
 
     def step(self) -> bool:
-        """The next event; False if there is none."""
+        """Run the next event. Return False if there is none."""
         if not self._queue:
             return False
         time, _, action = heapq.heappop(self._queue)
@@ -146,13 +146,13 @@ class World:
         return True
 
     def clock(self) -> Clock:
-        """The clock of one process."""
+        """Make the clock of a new process."""
         return Clock(self, self._clocks.random() * CLOCKS_APART if self._clocks is not None else 0.0)
 
-    # -- who is there --
+    # -- processes --
 
     def incarnation(self) -> bytes:
-        """A new incarnation: in order, so that traces can be read."""
+        """Return a new incarnation. Incarnations are numbered, so that traces can be read."""
         self._names += 1
         return bytes((1,)) + self._names.to_bytes(3, "big") + bytes(4)
 
@@ -175,10 +175,10 @@ class World:
         """Whether a process with this pid lives."""
         return any(process.pid == pid for process in self.processes())
 
-    def condemned(self, frame: Frame) -> bool:
-        """Whether a body is to be stopped, or its job has ended. It may notice that by its children before it is stopped itself."""
+    def condemned(self, frame: StackFrame) -> bool:
+        """Whether a body is to be stopped, or its job has ended. Its children may fail before it is stopped itself."""
         if not self.driver.alive:
-            return True  # Its job has ended, or ends soon: no process waits for the result of any call.
+            return True  # The job has ended, or is about to end.
         item = frame.item
         if type(item) is Invocation:
             return not self.caller_lives(frame)  # Its arguments were released with its caller.
@@ -187,13 +187,13 @@ class World:
         record = self.daemon.scheduler.tables.tasks.get(item.row[0])
         return record is None or (record.rare is not None and bool(record.rare.stopped))
 
-    def caller_lives(self, frame: Frame) -> bool:
+    def caller_lives(self, frame: StackFrame) -> bool:
         """Whether the process that made the call which this body runs still lives."""
         caller = frame.item.caller if type(frame.item) is Invocation else b""
         return any(each.incarnation == caller for each in self.processes())
 
     def who(self, incarnation: bytes) -> str:
-        """A process by the name people know it by."""
+        """Return a process's readable name."""
         plain = control_of(incarnation) if is_control(incarnation) else incarnation
         if plain == self.daemon.incarnation:
             return "daemon"
@@ -202,15 +202,15 @@ class World:
         worker = self.workers.get(plain)
         return worker.name if worker is not None else plain.hex()
 
-    # -- what happened --
+    # -- observing --
 
     def note(self, text: str) -> None:
-        """Something for the trace."""
+        """Add a line to the trace."""
         if self.observer is not None:
             self.observer(self.now, "", "", (text,))
 
-    def heard(self, to: Address, source: Address, message: m.Message) -> None:
-        """A message is delivered."""
+    def delivered(self, to: Address, source: Address, message: m.Message) -> None:
+        """Observe the delivery of a message."""
         self.states[type(message).__name__] += 1
         if type(message) is m.LogAppended:
             self.calls.logged(message)
@@ -234,12 +234,12 @@ class World:
             self.fail(f"{name} refuses {type(message).__name__}, which {self.who(sender)} has sent")
 
     def fail(self, text: str) -> NoReturn:
-        """Something is not as it must be."""
+        """Raise ``Failure``, which ends the world."""
         self.note(f"FAILURE: {text}")
         raise Failure(text)
 
     def after_turn(self, daemon: SimDaemon) -> None:
-        """The daemon has had a turn."""
+        """Check the daemon after a turn."""
         self.invariants.after_turn(daemon)
 
     # -- faults --
@@ -249,7 +249,7 @@ class World:
         for _ in range(faults.worker_crashes):
             self.after(rng.random() * faults.window, partial(self._crash_worker, rng, lambda worker: True))
         logged = random.Random(f"{self.seed}/crashes of logged actors")
-        # Four in a row while an actor is being made would condemn it, and those that hoard are long in the making.
+        # Four crashes in a row while an actor is being created would end it, and hoarding actors take long to be restored.
         crashes = 8 * faults.worker_crashes
         if self.hoarding:
             crashes = min(crashes, 3 - faults.worker_crashes - faults.pressure)
@@ -275,7 +275,7 @@ class World:
         self.network.lossy = False
 
     def _crash_worker(self, rng: random.Random, chosen: Callable[[Worker], bool]) -> None:
-        """Crash one of the workers that ``chosen`` accepts: such as are fewer have crashes of their own."""
+        """Crash one of the workers that ``chosen`` accepts."""
         workers = [worker for worker in self.workers.values() if chosen(worker.worker) and not self._would_be_condemned(worker)]
         if workers:
             worker = rng.choice(workers)
@@ -283,9 +283,9 @@ class World:
             self.after(0.02, lambda: worker.die("killed") if worker.effects_left is not None else None)
 
     def _would_be_condemned(self, worker: WorkerProcess) -> bool:
-        """Whether one more death would make something that runs there a task that kills its workers, for all that anybody knows."""
+        """Whether one more death would have the scheduler fail a task of this worker as one that kills its workers."""
         tasks = self.daemon.scheduler.tables.tasks
-        found = (tasks.get(frame.item.row[0]) for frame in worker.frames if frame.item is not None)
+        found = (tasks.get(frame.item.row[0]) for frame in worker.stack if frame.item is not None)
         crashes = max((task.rare.crashes for task in found if task is not None and task.rare is not None), default=0)
         return crashes + 1 >= ALONE_AFTER + self.config.poison_kills
 
@@ -302,7 +302,7 @@ class World:
         self.after(0.02, lambda: self.daemon_died(daemon))
 
     def _fill(self, seconds: float) -> None:
-        """The disk is full, but not so early that there would be no job, which is refused then."""
+        """Fill the disk for some seconds, unless the driver has no job yet: a full disk refuses jobs."""
         journal = self.nodes[0].journal
         if self.driver.machine.welcomed and not journal.full:
             journal.full = "no space left on device"
@@ -323,7 +323,7 @@ class World:
             daemon.event(b"L", m.MemoryPressure(10, 1000, usage))
 
     def lose(self, share: float) -> None:
-        """Lose files of results that their actors' logs make again."""
+        """Delete a share of the files whose results actors' logs can rebuild."""
         daemon = self.daemon
         if not daemon.alive or daemon.scheduler.tables.recovering:
             return
@@ -337,7 +337,7 @@ class World:
     # -- a whole run --
 
     def run(self) -> WorldResult:
-        """Everything, to the end."""
+        """Run the world to its end."""
         failure = ""
         try:
             self._to_the_end()
@@ -356,8 +356,8 @@ class World:
             self.states["driver crashed"] += 1
         else:
             self._until(lambda: self.driver.finished or not self.driver.alive, "the end of the program")
-            self._empty(self.invariants.nothing_left, "everything was let go of")
-            self.driver.say_goodbye()
+            self._empty(self.invariants.nothing_left, "every ref was released")
+            self.driver.send_goodbye()
             self._until(lambda: self.driver.machine.farewell is not None, "the farewell")
             self.after(0.0, lambda: self.driver.die("its program has ended"))
         if self.driver.machine.job:
@@ -370,7 +370,7 @@ class World:
                 raise Failure(f"{what} does not come: {self.explain()}")
 
     def _empty(self, left: Callable[[], list[str]], when: str) -> None:
-        """Wait until nothing is left."""
+        """Run until ``left`` finds nothing. Fail the world if that takes too long."""
         limit = self.now + LIMIT / 4
         check_at, every = self.now, CHECK_EVERY
         while True:
@@ -389,19 +389,19 @@ class World:
                 return
 
     def _runs_to_its_end(self) -> bool:
-        """Whether a task runs that was stopped, which a daemon has forgotten, and whose value was asked for again (``docs/limits.md``)."""
+        """Whether a task runs again whose cancel a restarted daemon has lost (``docs/limits.md``)."""
         tasks = self.daemon.scheduler.tables.tasks.values()
         return any(task.state == ASSIGNED and task.rare is not None and task.rare.rebuilt for task in tasks)
 
-    def ran_to_its_end(self, frame: Frame) -> None:
-        """What a body computed is over. Whether it was to be stopped, and nothing is certain any more of what depends on it."""
+    def ran_to_its_end(self, frame: StackFrame) -> None:
+        """Observe that a body computed to the end. If only an interrupt should have ended it, its dependents have uncertain values."""
         item, daemon = frame.item, self.daemon
         if self.now - frame.busy_since >= FOREVER and item is not None:
             task = daemon.scheduler.tables.tasks.get(item.row[0])
-            self.went_on |= task is not None and task.rare is not None and task.rare.rebuilt
+            self.cancel_forgotten |= task is not None and task.rare is not None and task.rare.rebuilt
 
     def before_release(self) -> Generator[tuple[Any, ...], Any, None]:
-        """At the end of the driver's program: wait for calm, then compare what is held with what is believed to be."""
+        """Wait for calm at the end of the driver's program, then compare the refs of processes with the holders in the daemon's tables."""
         for _ in range(200):
             if self.is_calm():
                 self.invariants.calm()
@@ -411,23 +411,23 @@ class World:
             yield ("sleep", 0.3)
 
     def is_calm(self) -> bool:
-        """Whether nothing is on its way and everyone waits."""
+        """Whether no message is under way and every process waits."""
         daemon = self.daemon
         return (
             daemon.alive
             and daemon.idle
             and not daemon.scheduler.tables.recovering
             and self.network.in_flight == 0
-            and daemon.post.settled
+            and daemon.transport.settled
             and all(
-                process.post.settled and process.daemon == daemon.incarnation and not process.inbox and not process.machine.has_unsent
+                process.transport.settled and process.daemon == daemon.incarnation and not process.inbox and not process.machine.has_unsent
                 for process in self.processes()
             )
             and all(not worker.worker.unreported for worker in self.workers.values())
         )
 
     def explain(self) -> str:
-        """Why nothing happens any more."""
+        """Describe what each task and process waits for."""
         parts = []
         daemon = self.daemon
         if not daemon.alive:
@@ -439,7 +439,7 @@ class World:
             if explanation is not None and explanation.state != "finished":
                 parts.append(f"{explanation.subject.hex()} {explanation.state}: {explanation.reason}")
         for process in self.processes():
-            top = process.frames[-1] if process.frames else None
+            top = process.stack[-1] if process.stack else None
             state = "idle" if top is None else "computes" if top.busy_until is not None else "waits" if top.wait is not None else "runs"
             parts.append(f"{process.name} {state}, {process.machine.unfinished} rows unfinished")
         for worker in daemon.scheduler.tables.workers.values():
@@ -473,7 +473,7 @@ def _settings(rng: random.Random) -> dict[str, Any]:
     }
 
 
-def _introductions(rng: random.Random) -> dict[str, Any]:
+def _direct_submission(rng: random.Random) -> dict[str, Any]:
     return {
         "introduce_after": rng.choice((1, 2, 3)),
         "introduced_for": rng.choice((0.01, 0.05, 2.0)),
@@ -482,9 +482,9 @@ def _introductions(rng: random.Random) -> dict[str, Any]:
 
 
 def choose_faults(rng: random.Random, seed: int = 0, actors: bool = False) -> Faults:
-    """The faults of a seed: often one kind alone, sometimes all of them.
+    """Choose the faults of a seed: often one kind alone, sometimes all of them.
 
-    The disk is full only where no daemon dies (the next one would not know what was not written), and where there are logs to be kept.
+    The disk fills only where there are logs to be written and no daemon dies: the next one would not have the unwritten rows.
     """
     chosen = _choose_faults(rng)
     disk = random.Random(f"{seed}/does the disk fill")

@@ -1,4 +1,4 @@
-"""What a simulated process runs: bodies on its stack, and what each of them waits for."""
+"""The stack of a simulated process: the bodies that it runs, and what each of them waits for."""
 
 from __future__ import annotations
 
@@ -12,22 +12,25 @@ Body = Generator[tuple[Any, ...], Any, Any]
 
 
 class Wait:
-    """What a body waits for. ``blocking`` waits are told to the scheduler by workers."""
+    """A condition that a body waits for. Workers report ``blocking`` waits to the scheduler.
+
+    ``finish`` receives whether the condition was met and returns what the body gets; ``token`` is that of a reservation, or 0.
+    """
 
     __slots__ = ("blocking", "deadline", "done", "finish", "token", "wanted")
 
     def __init__(self, done: Callable[[], bool], finish: Callable[[bool], Any], deadline: float | None, blocking: bool) -> None:
         self.token = 0
         self.wanted: tuple[bytes, ...] = ()
-        """Objects of which it wants all."""
+        """The objects it waits for, if it needs all of them."""
         self.done = done
         self.finish = finish
         self.deadline = deadline
         self.blocking = blocking
 
 
-class Frame:
-    """One body on the stack."""
+class StackFrame:
+    """One body on the stack: a task, a call, or the root of the driver's program (``item`` is None)."""
 
     __slots__ = ("body", "busy_since", "busy_until", "deaf", "item", "namer", "started", "wait")
 
@@ -39,5 +42,5 @@ class Frame:
         self.busy_since = now
         self.busy_until: float | None = None
         self.deaf = False
-        """Whether nothing stops what it computes."""
+        """Whether its computation ignores interrupts."""
         self.wait: Wait | None = None
