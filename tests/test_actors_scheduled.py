@@ -253,6 +253,26 @@ def test_detached_actors_stay_whatever_they_have_to_say(node: Node) -> None:
     assert len(node.take(m.Farewell)) == 1
 
 
+def test_a_worker_receives_at_once_what_fails_as_its_driver_leaves(node: Node) -> None:
+    """It is decided after the results of the turn were sent, and no message follows that would lead to another turn."""
+    leaves = polite(node)
+    stays, owed = task_id(1), call_value(task_id(90), 0)
+    options = (("actor", b"blueprint"), ("max_retries", 0), ("detached", True))
+    node.say(CLIENT + DRIVER, m.Export(((b"s" * 16, "Stays", b"payload", options),)))
+    node.submit((stays, b"s" * 16, b"", ()))
+    home = next(worker for worker in node.workers() if worker != leaves)
+    node.say(WORKER + home, m.Completed.of(((stays, 0, m.OK, (b"value",)),)))
+    node.say(CLIENT + DRIVER, m.ExpectResults(((owed, stays),)))
+    child = child_prefix(JOB, stays) + pack_counter(0)
+    node.say(CLIENT + home, m.Submit(((child, FUNCTION, b"", (owed,)),)))
+    node.say(CLIENT + DRIVER, m.Goodbye())
+    node.take(m.Results)
+    died(node, leaves, None)
+    assert len(node.take(m.Farewell)) == 1
+    ((to, message),) = node.take(m.Results)
+    assert (to, message.rows[0][:2]) == (CLIENT + home, (child, m.FAILED))
+
+
 def test_workers_that_wait_for_calls_are_no_reason_not_to_start_another(node: Node) -> None:
     """They cannot run what they wait for, and it may itself wait for a task: without another worker nobody would go on.
 

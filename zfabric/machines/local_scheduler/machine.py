@@ -295,21 +295,27 @@ class LocalScheduler:
             if self._trim_at is None:
                 self._trim_at = self.workers.trim(now)
         self.deliver()
-        for process in tables.touched:
-            rows, process.results = process.results, []
-            for start in range(0, len(rows), ROWS_MAX):
-                tables.tell(process, m.Results(tuple(rows[start : start + ROWS_MAX])))
-        tables.touched.clear()
+        self._send_results()
         self.actors.end_of_turn()
         self.jobs.end_of_turn(now)
         self.values.read_durable()
         self.deliver()
+        self._send_results()  # Those of tasks that failed as a driver left. The driver has received its own before its farewell.
         self.logs.acknowledge()
         self._introduce()
         self._flush_rows(now)
         self._beat(now)
         self.rejoining.keep()
         return tables.take_effects()
+
+    def _send_results(self) -> None:
+        """Send processes the outcomes that they have not received."""
+        tables = self.tables
+        for process in tables.touched:
+            rows, process.results = process.results, []
+            for start in range(0, len(rows), ROWS_MAX):
+                tables.tell(process, m.Results(tuple(rows[start : start + ROWS_MAX])))
+        tables.touched.clear()
 
     def _look_again(self, at: float | None, now: float) -> float | None:
         if at is not None:
