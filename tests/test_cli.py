@@ -506,14 +506,19 @@ def test_a_session_that_was_kept_can_be_looked_at(place: Place, monkeypatch: pyt
 def test_no_more_than_so_many_sessions_are_kept(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zfabric.runtime.session.KEPT_MAX", 2)
     made = []
-    for _ in range(4):
+    for number in range(4):
         session, lock = Session.create(place.directory)
-        session.write_description({"keep": True, "directory": session.directory, "store": f"{session.directory}/store", "spill": ""})
+        description = {"keep": True, "created": 100 + number, "directory": session.directory, "store": f"{session.directory}/store"}
+        session.write_description({**description, "spill": ""})
         os.close(lock)
         session.remove()
         session.remove()
+        (kept,) = (each.directory for each in kept_sessions(place.directory) if each.identifier == session.identifier)
+        os.utime(f"{kept}/session.json", (100 - number, 100 - number))  # Whose files were written last is not the latest.
         made.append(session.identifier)
     assert [session.identifier for session in kept_sessions(place.directory)] == made[2:]
+    Path(kept_sessions(place.directory)[1].directory, "session.json").write_text("no description")
+    assert [session.identifier for session in kept_sessions(place.directory)] == [made[3], made[2]], "still listed"
 
 
 # --- doctor ------------------------------------------------------------------------------------------------------------------------

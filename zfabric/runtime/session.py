@@ -345,14 +345,15 @@ def find_sessions(base: str | None = None) -> list[Session]:
 
 
 def kept_sessions(base: str | None = None) -> list[Session]:
-    """This user's sessions that have ended and were kept, oldest first."""
+    """This user's sessions that have ended and were kept, in the order in which they began."""
     parent = user_directory(base)
     found = {}
     for name in os.listdir(parent):
         session = Session(f"{parent}/{name}")
         if name.startswith(KEPT):
-            with suppress(FileNotFoundError):
-                found[session] = os.stat(f"{session.directory}/session.json").st_mtime_ns
+            found[session] = 0.0  # Until the description shows it, which may be damaged, or just being removed.
+            with suppress(OSError, ValueError):
+                found[session] = float(session._written()["created"])
     return sorted(found, key=found.__getitem__)
 
 
