@@ -120,6 +120,9 @@ class FakeClient:
                 outcomes.append(data if status == OK else Outcome(status, data, None))
         return outcomes
 
+    def has_failed(self, object_id: bytes) -> bool:
+        return self._values.get(object_id, (OK, b""))[0] != OK
+
     def wait(self, object_ids: Sequence[bytes], num_returns: int, timeout: float | None, fetch_local: bool) -> set[bytes]:
         self._wait_for(lambda: sum(one in self._values for one in object_ids) >= num_returns, timeout)
         return set([one for one in object_ids if one in self._values][:num_returns])

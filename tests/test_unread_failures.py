@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import threading
 
 import pytest
 from bad_days import PATIENCE
@@ -78,6 +80,8 @@ def test_the_first_is_shown_whole_and_the_others_are_counted() -> None:
         ("actor = Actor.remote(True); done(actor._ref)", "KeyError: 'no model'"),
         ("actor = Actor.remote(True); done(actor.good.remote())", "KeyError: 'no model'"),
         ("first, second = bad.options(num_returns=2).remote(1); done(first); del first, second", "ValueError: bad url 1"),
+        ("zf.progress([bad.remote(1)], fail_fast=False)", "ValueError: bad url 1"),
+        ("zf.progress([bad.remote(1)])", "ValueError: bad url 1"),
         ("done(zf.remote(max_retries=0)(lambda: __import__('os')._exit(3)).remote())", "WorkerCrashedError"),
     ],
 )
@@ -123,6 +127,56 @@ def test_what_is_read_passed_on_or_meant_is_not() -> None:
 @pytest.mark.parametrize("setting", ["hidden", "quiet"])
 def test_a_setting_turns_it_off(setting: str) -> None:
     assert said("done(bad.remote(1))", setting) == ""
+
+
+WORKER = """
+@zf.remote
+class Submitter:
+    def passes_on(self):
+        actor = Actor.remote()
+        ref = actor.bad.remote(); done(ref)
+        return ref, [bad.remote(1)]
+    def raises(self):
+        raise ValueError([bad.remote(2)])
+    def streams(self):
+        yield [bad.remote(3)]
+    def reads(self):
+        read([bad.remote(4) for i in range(20)])
+        read(good.remote(bad.remote(4)))
+        zf.put([bad.remote(4)])
+    def reads_none(self, *names):
+        done(*[bad.remote(name) for name in names])
+
+submitter = Submitter.remote()
+call, (task,) = zf.get(submitter.passes_on.remote())
+read(call); read(task)
+try: zf.get(submitter.raises.remote())
+except ValueError as error: read(error.args[0])
+for ref in submitter.streams.options(num_returns="streaming").remote(): read(zf.get(ref))
+zf.get(submitter.reads.remote())
+for names in ("A",), "BCDE":
+    zf.get(submitter.reads_none.remote(*names))
+    sys.stdin.readline()
+"""
+
+
+def test_failures_of_what_workers_submit_are_shown_as_their_output() -> None:
+    program = [sys.executable, "-c", PROGRAM + WORKER]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdin is not None
+        assert running.stderr is not None
+        patience = threading.Timer(PATIENCE, running.kill)
+        patience.start()
+        first = running.stderr.readline()
+        assert re.match(r"\(pid=\d+\) zfabric warning: a task failed whose result nobody asked for .*: ValueError: bad url A$", first)
+        while not running.stderr.readline().endswith("ValueError: bad url A\n"):
+            assert running.poll() is None
+        print(file=running.stdin, flush=True)
+        more = running.stderr.readline()
+        assert re.match(r"\(pid=\d+\) zfabric warning: (one|[2-4]) more tasks? failed whose results? nobody asked for, so far$", more)
+        running.stdin.close()
+        assert not [line for line in running.stderr if "bad url" in line]
+        patience.cancel()
 
 
 # --- the machine ---------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from zfabric.api.refs import ObjectRef, owner_of, stale, value_of
 from zfabric.api.types import R
 from zfabric.exceptions import ArgumentTypeError, GetTimeoutError
 from zfabric.protocol.ids import is_put
-from zfabric.protocol.messages import OK
 from zfabric.runtime import interface
 from zfabric.runtime.interface import Outcome
 
@@ -326,16 +325,8 @@ def _completions(waiting: dict[bytes, ObjectRef], timeout: float | None) -> Iter
 
 
 def failed(ref: ObjectRef) -> bool:
-    """Whether the outcome of this ref has arrived and is an error. Reads no value."""
-    try:
-        outcome = owner_of(ref).get((ref._id,), 0)[0]
-    except GetTimeoutError:
-        return False
-    if isinstance(outcome, bytes):
-        return False
-    if outcome.release is not None:
-        outcome.release()
-    return outcome.status != OK
+    """Whether the outcome of this ref has arrived and is an error. Reads neither: the error may still be shown as one that nobody read."""
+    return owner_of(ref).has_failed(ref._id)
 
 
 def cancel(ref: ObjectRef, *, force: bool = False, recursive: bool = True) -> None:

@@ -82,7 +82,7 @@ class FabricClient(Connection):
         self._batch_rows = self.config.batch_rows
         self.drop_reference = self.machine.dropped.append
         self.unview = self.machine.unviewed.append
-        self.machine.unread.watching = kind == "driver" and self.config.log_to_driver and self.config.show_unread_failures
+        self.machine.unread.watching = kind != "tool" and self.config.log_to_driver and self.config.show_unread_failures
         self._unread_told = 0
         """How many failures that nobody asked for were shown."""
 
@@ -344,7 +344,10 @@ class FabricClient(Connection):
         self._tell_unread()
 
     def _tell_unread(self, ending: bool = False) -> None:
-        """Show the first failure that nobody asked for; at the end, how many more there were."""
+        """Show the first failure that nobody asked for; at the end, how many more there were.
+
+        A worker prints both, so that drivers show them. It may be ended at any moment: it prints the number when that has doubled.
+        """
         unread = self.machine.unread
         with self.lock:
             if self.machine.dropped:
@@ -352,14 +355,16 @@ class FabricClient(Connection):
             if ending:
                 unread.lose_all()
             first = unread.lost if unread.count and not self._unread_told else None
-            more = unread.count - 1 if ending else 0
-            self._unread_told = min(unread.count, 1)
+            due = ending or (self.kind == "worker" and unread.count >= 2 * self._unread_told > 0)
+            more = unread.count - 1 if due else 0
+            if more or first is not None:
+                self._unread_told = unread.count if more else 1
         if first is not None:
             text = task_errors.told(first[1], first[0] == ERROR)
             self.terminal.show([m.Notice("warning", f"a task failed whose result nobody asked for ({UNREAD_HINT}): {text}")])
         if more > 0:
             text = f"{more} more tasks failed whose results" if more > 1 else "one more task failed whose result"
-            self.terminal.show([m.Notice("warning", f"{text} nobody asked for")])
+            self.terminal.show([m.Notice("warning", f"{text} nobody asked for{'' if ending else ', so far'}")])
 
     def _why_missing(self, object_ids: Sequence[bytes], seconds: float) -> str:
         """What ``explain`` says of the first of these that has no value; empty if no answer comes within so many seconds."""
@@ -436,6 +441,11 @@ class FabricClient(Connection):
         view = self.values.view(place)
         self.machine.pins.view(identifier)
         return Outcome(OK, view, View(self.unview, identifier))
+
+    def has_failed(self, object_id: bytes) -> bool:
+        """See ``ClientInterface``."""
+        with self.lock:
+            return self.machine.objects.has_failed(object_id)
 
     def wait(self, object_ids: Sequence[bytes], num_returns: int, timeout: float | None, fetch_local: bool) -> set[bytes]:
         """See ``ClientInterface``."""

@@ -122,6 +122,9 @@ class ClientInterface(Protocol):
         With ``fail_fast`` a failure ends the wait at once: its outcome is then all that the list has.
         """
 
+    def has_failed(self, object_id: bytes) -> bool:
+        """Whether its outcome has arrived and is an error, which stays unread."""
+
     def wait(self, object_ids: Sequence[bytes], num_returns: int, timeout: float | None, fetch_local: bool) -> set[bytes]:
         """As many as ``num_returns`` that have an outcome (of those that have, the first), or all that have when ``timeout`` has passed."""
 

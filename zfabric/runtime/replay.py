@@ -94,7 +94,7 @@ class Replayer:
         if packed.size > limit:
             raise ObjectTooLargeError(f"a checkpoint of {name} has {packed.size} bytes; the setting checkpoint_bytes allows {limit}")
         with connection.lock:
-            connection.machine.calls.results.share(packed.contained)
+            connection.machine.pass_on(packed.contained)
             log.checkpoint(packed.to_bytes(), packed.contained)
 
     def checkpoint_if_due(self, item: Invocation) -> None:

@@ -150,7 +150,7 @@ class Reporter:
         with connection.lock:
             if self._machine.printed:
                 self.send_printed(b"")
-            self._machine.calls.results.share(row[4])
+            self._machine.pass_on(row[4])
             worker.yields.say(row)
             self._writes.finish(row[0])
             due = clock() - connection.sent_at > connection.config.completion_delay or worker.unreported >= REPORT_ROWS

@@ -173,7 +173,7 @@ class UserCode:
         extra = (tuple(contained), ()) if any(contained) else None
         if extra is not None:
             with self._client.lock:
-                self._machine.calls.results.share([identifier for refs in contained for identifier in refs])
+                self._machine.pass_on([identifier for refs in contained for identifier in refs])
         return OK, tuple(outputs), extra
 
     def failed(self, item: Item | Invocation, error: BaseException, retryable: Callable[[BaseException], bool] | None) -> Ending:
@@ -198,7 +198,7 @@ class UserCode:
         refs = refs_in(payload)
         if refs:
             with self._client.lock:
-                self._machine.calls.results.share(refs)
+                self._machine.pass_on(refs)
             self._retained[item.row[0]] = held
         return payload
 

@@ -389,7 +389,7 @@ class WorkerProcess(Process):
             if isinstance(item, Invocation):
                 self.logged.remember(item.row[0], values)
             contained = tuple(value.refs for value, _ in values) if any(value.refs for value, _ in values) else ()
-            self.machine.calls.results.share([identifier for inside in contained for identifier in inside])
+            self.machine.pass_on([identifier for inside in contained for identifier in inside])
         elif status in (INTERRUPTED, FAILED):
             outputs = ()
         else:

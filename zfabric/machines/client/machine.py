@@ -9,7 +9,7 @@ of the daemon, ``rejoin`` repeats all of them.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -130,6 +130,11 @@ class Client:
         named = identifiers if recursive else tasks
         if named:
             self.say(m.Cancel(named, force, recursive))
+
+    def pass_on(self, identifiers: Collection[bytes]) -> None:
+        """Other processes are about to receive refs to these objects: the scheduler needs their results, and they may read failures."""
+        self.calls.results.share(identifiers)
+        self.unread.expected(identifiers)
 
     def tell_store(self, message: m.Message) -> None:
         """Send a message to the object store."""

@@ -73,6 +73,11 @@ class ObjectTable:
         found = self.entries.get(identifier)
         return type(found) is bytes or (type(found) is ObjectEntry and found.status >= 0)
 
+    def has_failed(self, identifier: bytes) -> bool:
+        """Whether the object's outcome is a failure, here or elsewhere."""
+        found = self.entries.get(identifier)
+        return type(found) is ObjectEntry and found.status > OK
+
     def first_failure(self, identifiers: Iterable[bytes]) -> tuple[bytes, ...]:
         """The first of these objects that has failed, if its failure is in this process; empty otherwise."""
         for identifier in identifiers:
