@@ -355,6 +355,19 @@ def test_an_argument_of_an_actor_that_has_ended_itself_says_nothing_of_the_one_t
     assert sent(client)[-1:] == [2]
 
 
+def test_an_argument_that_an_earlier_life_left_as_a_failure_does_not_end_the_present_one(client: Client) -> None:
+    meet(client)
+    last = call(client, 1)
+    assert sent(client) == [1]
+    needs_it, behind = call(client, 2, needs=(last + CALL_RETURN,)), call(client, 3)
+    client.step(0.0, CLIENT + HOME, m.Returned(((last, m.FAILED, (left_for_good(ACTOR, "exit_actor"),)),)))
+    lives(client, b"", CREATING)
+    lives(client, NEXT_HOME)
+    assert outcome(client, needs_it)[0] == "ActorDiedError"
+    assert sent(client) == [3]
+    assert list(client.calls.pending) == [behind]
+
+
 def test_calls_that_wait_for_news_are_known(client: Client) -> None:
     """So that the process looks for it, whatever its program does meanwhile."""
     assert not client.calls.expectant

@@ -447,7 +447,8 @@ class Calls:
                 if outputs and (None in outputs or status != OK):
                     self._known_after_all(call_id, status, outputs)
                 continue
-            if status == FAILED and target.state == ALIVE and outputs and has_left(outputs[0], target.actor_id):
+            # A local outcome may be the failure of an argument, which an earlier life left behind: this life goes on.
+            if status == FAILED and not is_local and target.state == ALIVE and outputs and has_left(outputs[0], target.actor_id):
                 self._left(target, call_id)
             target.sent.pop(call_id, None)
             if target.keeps:
