@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from zfabric.config import Config
+from zfabric.machines.common.row_format import pack_row
 from zfabric.machines.local_scheduler.machine import LocalScheduler
 from zfabric.protocol import codec
 from zfabric.protocol import effects as e
@@ -15,7 +16,10 @@ from zfabric.protocol.options import RESOURCE_UNIT
 JOB = job_id(1)
 DRIVER = b"\x01driver0"
 FUNCTION = b"f" * 16
+ACTOR_CLASS = b"a" * 16
 OWN = b"\x02daemon0"
+OLD = b"\x00" * 7 + b"\x63"
+"""A worker of the daemon before."""
 
 
 def task_id(number: int) -> bytes:
@@ -110,6 +114,41 @@ class Node:
         """Outcomes the driver was told of, by the number of the task."""
         rows = [row for to, message in self.take(m.Results) if to == CLIENT + DRIVER for row in message.rows]
         return {int.from_bytes(identifier[-4:], "big"): (status, outputs) for identifier, status, outputs in rows}
+
+
+class Restarted(Node):
+    """The third daemon of its node, to which one driver and one worker register again."""
+
+    def __init__(self, others: tuple[tuple[str, int], ...] = ()) -> None:
+        super().__init__(cpus=1, others=others, daemons=2)
+        self.pids[OLD] = 99
+
+    def answer(self, message: Any) -> None:
+        """The control store has the job."""
+        if isinstance(message, m.Scan):
+            facts = {"number": 1, "namespace": "", "status": "running", "driver": DRIVER, "control": b"", "pid": 50, "started": 1}
+            rows = ((JOB, pack_row({**facts, "name": b"program"})),) if message.table == "job" else ()
+            self.say(b"S" + OWN, m.Found(message.token, rows, False))
+        super().answer(message)
+
+    def rejoin(self, rows: tuple[Any, ...] = (), *said: Any, functions: tuple[Any, ...] = (), held: tuple[Any, ...] = ()) -> None:
+        """The worker says what it says, then the driver its rows, and messages with all else that it holds."""
+        self.say(b"X" + OWN, m.ArenaFound((), ()))
+        self.say(b"X" + OWN, m.ProcessTable(((OLD, 99),)))
+        control = control_of(OLD)
+        self.say(CLIENT + OLD, m.Register(m.PROTOCOL_VERSION, "worker", 99, 1, JOB, OLD, control, "", ""))
+        for role, message in said:
+            self.say(role + OLD, message)
+        self.say(CLIENT + OLD, m.Ready())
+        self.say(CLIENT + DRIVER, m.Register(m.PROTOCOL_VERSION, "driver", 50, 1, JOB, b"program", b"", "", ""))
+        actors = (("actor", b""), ("max_restarts", 3))
+        self.say(CLIENT + DRIVER, m.Export(((FUNCTION, "f", b"payload", ()), (ACTOR_CLASS, "C", b"payload", actors), *functions)))
+        self.say(CLIENT + DRIVER, m.Submit(rows))
+        self.say(CLIENT + DRIVER, m.Hold(tuple(each[0] + bytes(4) for each in rows)))
+        for message in held:
+            self.say(CLIENT + DRIVER, message)
+        self.say(CLIENT + DRIVER, m.Ready())
+        assert not self.scheduler.tables.recovering
 
 
 def died(node: Node, worker: bytes, executing: int | None, signal: int = 9) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scheduler_alone import CLIENT, DRIVER, FUNCTION, JOB, OWN, Node, died, ref, row, task_id
+from scheduler_alone import ACTOR_CLASS, CLIENT, DRIVER, FUNCTION, JOB, OLD, OWN, Restarted, died, ref, row, task_id
 
 from zfabric.machines.common.naming import salt_of
-from zfabric.machines.common.row_format import pack_row
 from zfabric.protocol import messages as m
 from zfabric.protocol.effects import KillProcess
 from zfabric.protocol.failures import pack_failure, unpack_failure
@@ -26,46 +25,10 @@ from zfabric.protocol.ids import (
 )
 from zfabric.protocol.options import RESOURCE_UNIT
 
-OLD = b"\x00" * 7 + b"\x63"
-"""A worker of the daemon before."""
 THIRD = next_attempt(next_attempt(0, first_attempt(1)), first_attempt(1))
 """A third attempt, which the daemon before gave out."""
 FIRST = first_attempt(2)
 """What the restarted daemon begins with."""
-ACTOR_CLASS = b"a" * 16
-
-
-class Restarted(Node):
-    """The third daemon of its node, to which one driver and one worker register again."""
-
-    def __init__(self, others: tuple[tuple[str, int], ...] = ()) -> None:
-        super().__init__(cpus=1, others=others, daemons=2)
-        self.pids[OLD] = 99
-
-    def answer(self, message: Any) -> None:
-        """The control store has the job."""
-        if isinstance(message, m.Scan):
-            facts = {"number": 1, "namespace": "", "status": "running", "driver": DRIVER, "control": b"", "pid": 50, "started": 1}
-            rows = ((JOB, pack_row({**facts, "name": b"program"})),) if message.table == "job" else ()
-            self.say(b"S" + OWN, m.Found(message.token, rows, False))
-        super().answer(message)
-
-    def rejoin(self, rows: tuple[Any, ...] = (), *said: Any) -> None:
-        """The worker says what it says, then the driver its rows."""
-        self.say(b"X" + OWN, m.ArenaFound((), ()))
-        self.say(b"X" + OWN, m.ProcessTable(((OLD, 99),)))
-        control = control_of(OLD)
-        self.say(CLIENT + OLD, m.Register(m.PROTOCOL_VERSION, "worker", 99, 1, JOB, OLD, control, "", ""))
-        for role, message in said:
-            self.say(role + OLD, message)
-        self.say(CLIENT + OLD, m.Ready())
-        self.say(CLIENT + DRIVER, m.Register(m.PROTOCOL_VERSION, "driver", 50, 1, JOB, b"program", b"", "", ""))
-        actors = (("actor", b""), ("max_restarts", 3))
-        self.say(CLIENT + DRIVER, m.Export(((FUNCTION, "f", b"payload", ()), (ACTOR_CLASS, "C", b"payload", actors))))
-        self.say(CLIENT + DRIVER, m.Submit(rows))
-        self.say(CLIENT + DRIVER, m.Hold(tuple(each[0] + bytes(4) for each in rows)))
-        self.say(CLIENT + DRIVER, m.Ready())
-        assert not self.scheduler.tables.recovering
 
 
 @pytest.fixture

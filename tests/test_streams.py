@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scheduler_alone import CLIENT, DRIVER, WORKER, Node, ref, row, task_id
+from scheduler_alone import ACTOR_CLASS, CLIENT, DRIVER, OLD, WORKER, Node, Restarted, ref, row, task_id
 
+from zfabric.config import Config
+from zfabric.machines.worker.items import Invocation, Item
+from zfabric.machines.worker.machine import Worker
+from zfabric.machines.worker.turns import Turns
 from zfabric.machines.worker.yields import Yields
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import unpack_failure
-from zfabric.protocol.ids import call_value, object_id
+from zfabric.protocol.ids import call_value, control_of, object_id
 
 STREAM = b"s" * 16
 
@@ -243,6 +247,10 @@ def test_who_waits_for_room_may_leave_at_any_moment() -> None:
     assert yields.may_go_on(b"task", 4)
 
 
+def again(yields: Yields, *unheard: m.Message) -> list[m.Message]:
+    return yields.again(unheard, lambda call_id: False)
+
+
 def test_what_a_worker_says_to_the_next_daemon() -> None:
     yields = Yields()
     yields.begin(b"task", 3)
@@ -251,9 +259,163 @@ def test_what_a_worker_says_to_the_next_daemon() -> None:
         yields.say(each)
     yields.take()
     completed = m.Completed.of(())
-    said = yields.again([m.Yielded((rows[4],)), completed])
+    said = again(yields, m.Yielded((rows[4],)), completed)
     # The last three: a place that was heard of is the arena's; one that may not have been is said as it was.
     assert said == [m.Yielded((rows[3], rows[4], rows[5])), completed]
-    assert yields.again([])[0] == m.Yielded((rows[3], (b"task", 0, 4, True, ()), rows[5]))
+    assert again(yields)[0] == m.Yielded((rows[3], (b"task", 0, 4, True, ()), rows[5]))
     yields.end(b"task")
-    assert yields.again([completed]) == [completed]
+    assert again(yields, completed) == [completed]
+
+
+# --- streams that have ended, and whose outcome no daemon may have ------------------------------------------------------------------
+
+SOURCE = task_id(60)
+"""An actor."""
+CALL = task_id(77)
+END = call_value(CALL, 0)
+FUNCTIONS = ((STREAM, "s", b"payload", (("stream", 4),)),)
+
+
+class Source(Worker):
+    """A worker that has made a stream of three values; the daemon before acknowledged all but the outcome."""
+
+    def __init__(self) -> None:
+        super().__init__(WORKER + OLD, Config.of({}))
+        self.connect(b"\x01daemon0")
+        self.functions[ACTOR_CLASS] = (ACTOR_CLASS, "C", b"payload", (("actor", b""),))
+
+    def stream(self, task: bytes, *lost: int) -> None:
+        self.yields.begin(task, 4)
+        for index in range(4):
+            if index not in lost:
+                self.yields.say((task, 0, index, b"%d" % index if index < 3 else None, ()))
+
+    def run_task(self, *lost: int) -> None:
+        self.step(0.0, b"L", m.Dispatch(((task_id(0), STREAM, b"", ()),), (), 0, 0))
+        item = self.begin()
+        assert isinstance(item, Item)
+        self.stream(task_id(0), *lost)
+        self.finish(item, m.OK, (b"3",), None, 0.0, 0.001)
+        self.unheard += [message for message in self.said() if type(message) is m.Completed]
+
+    def begin_call(self, *lost: int) -> Invocation:
+        self.mailbox.actors[SOURCE] = ((SOURCE, ACTOR_CLASS, b"", ()), 0)
+        self.step(0.0, CLIENT + DRIVER, m.Call(SOURCE, 0, ((CALL, "count", b"", (), (), (("stream", 4),)),)))
+        item = self.begin()
+        assert isinstance(item, Invocation)
+        self.stream(CALL, *lost)
+        return item
+
+    def run_call(self, *lost: int) -> None:
+        item = self.begin_call(*lost)
+        self.finish_call(item, m.OK, (b"3",), (), 0.0, 0.001)
+        self.said()
+
+    def said(self) -> list[Any]:
+        self.check_invariants()
+        return [effect.message for effect in self.take_effects(0.0)]  # type: ignore[union-attr]
+
+    def hear(self, node: Node) -> None:
+        """Receive what a daemon has said of outcomes."""
+        for to, message in node.take(m.OutcomesRecorded):
+            assert to in (WORKER + OLD, b"K" + control_of(OLD))
+            self.step(0.0, b"L", message)
+
+
+def read(node: Node, task: bytes) -> list[Any]:
+    """What a reader of this stream has received, by index: values, or kinds of failures."""
+    rows = sorted(row for _, message in node.take(m.Objects) for row in message.rows)
+    assert {row[0][:16] for row in rows} <= {task}
+    return [value if status == m.OK else unpack_failure(value)[0] for _, status, value, _ in rows]
+
+
+def rejoined(source: Source, taken: int, *held: Any) -> Restarted:
+    """A daemon to which that worker registers again, and a reader that has taken some values."""
+    node = Restarted()
+    task = CALL if held else task_id(0)
+    names = tuple(object_id(task, index + 1) for index in range(taken, taken + 4))
+    rows = () if held else ((task, STREAM, b"", ()),)
+    roles = {m.HostedActors: CLIENT, m.CallOutcomes: CLIENT}
+    said = ((roles.get(type(message), WORKER), message) for message in source.running())  # type: ignore[call-overload]
+    node.rejoin(rows, *said, functions=FUNCTIONS, held=(*held, m.Hold(names), m.Fetch(names)))
+    return node
+
+
+EXPECTED = (m.ExpectResults(((END, SOURCE, 4),)), m.Hold((END,)))
+
+
+@pytest.mark.parametrize("taken", range(4))
+@pytest.mark.parametrize("held", [(), EXPECTED], ids=["task", "call"])
+def test_values_outlive_the_daemon_until_their_streams_end_is_recorded(taken: int, held: Any) -> None:
+    source = Source()
+    (source.run_call if held else source.run_task)()
+    node = rejoined(source, taken, *held)
+    assert read(node, CALL if held else task_id(0)) == [b"0", b"1", b"2"][taken:] + ["StreamEnded"] * (taken + 1)
+    assert node.dispatched() == []
+    assert source.yields.ended
+    source.hear(node)
+    assert not source.yields.ended
+    assert not any(type(message) is m.Yielded for message in source.running())
+
+
+def test_a_task_whose_values_went_with_the_daemon_runs_again() -> None:
+    source = Source()
+    source.run_task(1)
+    node = rejoined(source, 0)
+    ((worker, _, attempt),) = node.dispatched()
+    assert worker == OLD
+    assert read(node, task_id(0)) == [b"0", b"2"]
+    node.say(WORKER + OLD, m.Yielded(tuple((task_id(0), attempt, index, (b"0", b"1", b"2", None)[index], ()) for index in range(4))))
+    node.complete(OLD, 0, attempt)
+    assert read(node, task_id(0)) == [b"1", "StreamEnded"]
+
+
+@pytest.mark.parametrize("lost", [(1,), (1, 3), (0, 1, 2, 3)])
+def test_a_reader_receives_an_error_where_values_of_a_call_went_with_the_daemon(lost: tuple[int, ...]) -> None:
+    source = Source()
+    source.run_call(*lost)
+    node = rejoined(source, 0, *EXPECTED)
+    had = [b"0", b"1", b"2"]
+    expected = ["StreamEnded" if index in lost else value for index, value in enumerate(had)] + ["StreamEnded"]
+    expected[lost[0]] = "ObjectLostError"
+    assert read(node, CALL) == expected
+
+
+def test_the_end_of_every_attempt_is_recorded(node: Streaming) -> None:
+    def recorded() -> list[Any]:
+        return [(to, *message) for to, message in node.take(m.OutcomesRecorded)]
+
+    once = [(WORKER + node.worker, (task_id(0),))]
+    node.yields((0, b"a"))
+    node.complete(node.worker, 0, 7)
+    assert recorded() == once, "of an attempt that nobody waits for"
+    node.complete(node.worker, 0)
+    assert recorded() == once, "of one that lacks its end, and runs again"
+    ((_, _, attempt),) = node.dispatched()
+    node.yields((0, b"a"), (1, None), attempt=attempt)
+    node.complete(node.worker, 0, attempt)
+    assert recorded() == once
+
+
+def test_a_later_attempt_retains_its_own_values() -> None:
+    source = Source()
+    source.run_task()
+    source.step(0.0, b"L", m.Dispatch(((task_id(0), STREAM, b"", ()),), (), 0, 1))
+    source.begin()
+    source.stream(task_id(0))
+    assert not source.yields.ended
+
+
+@pytest.mark.parametrize("how", ["given up", "killed"])
+def test_a_call_without_an_outcome_of_its_own_retains_no_values(how: str) -> None:
+    source = Source()
+    if how == "killed":
+        source.turns = Turns(source.mailbox, source.interrupts)
+    item = source.begin_call()
+    if how == "given up":
+        source.step(0.0, b"L", m.StopCall(CALL, "cancelled"))
+        assert source.abandon(CALL)
+    else:
+        source.step(0.0, b"L", m.RetireActor(SOURCE, 0, True))
+    source.finish_call(item, m.OK, (b"3",), (), 0.0, 0.001)
+    assert not source.yields.ended

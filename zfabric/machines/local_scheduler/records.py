@@ -207,7 +207,7 @@ class StreamRecord:
         """Values that may exist before anybody has asked for one."""
         self.count = 0
         """Values so far, over all attempts: those below are not made again."""
-        self.declared = 0
+        self.declared: int | None = None
         """How many values the last attempt that came to its end says there are."""
         self.end: int | None = None
         """How many there are in all, once that is known."""
@@ -229,8 +229,8 @@ class StreamRecord:
 
     @property
     def whole(self) -> bool:
-        """Whether all values of a task that has ended have come."""
-        return self.closed or self.declared <= self.count
+        """Whether all values have come of a task or call that has succeeded: some may have gone with the daemon before this one."""
+        return self.closed or (self.declared is not None and self.declared <= self.count <= min(self.pending, default=self.count))
 
     def value(self, index: int) -> bytes:
         """The id of its ``index``-th value."""

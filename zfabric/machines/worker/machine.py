@@ -255,9 +255,11 @@ class Worker:
             self.yields.end(item.row[0])
         if turns is not None and turns.is_killed(item.actor_id):
             turns.ended_with(item.actor_id, item.row[0])
+            self.yields.release(item.row[:1])
             return False
         if item.row[0] in self.abandoned:
             self.abandoned.remove(item.row[0])
+            self.yields.release(item.row[:1])
             return False
         held = False
         if not answered:
@@ -430,8 +432,9 @@ class Worker:
                 self.on_take_back(now, source, m.TakeBack(handed))
 
     def on_outcomes_recorded(self, now: float, source: Address, message: m.OutcomesRecorded) -> None:
-        """Handle the scheduler's confirmation that it recorded outcomes of calls."""
+        """Handle the scheduler's confirmation that it recorded outcomes of calls, or of tasks that made streams."""
         self.mailbox.recorded(message.call_ids)
+        self.yields.release(message.call_ids)
 
     def on_log_committed(self, now: float, source: Address, message: m.LogCommitted) -> None:
         """Handle the commit of messages of an actor's log."""
@@ -492,7 +495,7 @@ class Worker:
         return (
             *hosted,
             m.RunningTasks(rows, self.given.gpus),
-            *self.yields.again(unheard),
+            *self.yields.again(unheard, self.mailbox.awaits_record),
             *self.waits.again(),
             *self.mailbox.unrecorded(),
             *ended,

@@ -159,9 +159,13 @@ class Mailbox:
 
     def has_ended(self, call_id: bytes) -> bool:
         """Whether a call of this process to itself has an outcome that has not arrived yet."""
-        if call_id in self._answered or call_id in self._reported or any(row[0] == call_id for row in self._returned.get(self.own, ())):
+        if call_id in self._answered or any(row[0] == call_id for row in self._returned.get(self.own, ())):
             return True
-        return any(log.held(call_id) is not None for log in self.logs.values())
+        return self.awaits_record(call_id)
+
+    def awaits_record(self, call_id: bytes) -> bool:
+        """Whether a call has an outcome that goes through the scheduler, or waits for its log, and is not known to be recorded."""
+        return call_id in self._reported or any(log.held(call_id) is not None for log in self.logs.values())
 
     def refused(self, actor_id: bytes, wanted: Sequence[bytes], needed: int, callee: Callee) -> bool:
         """Whether an actor would wait for itself. See ``Worker.refused``."""

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from zfabric.protocol import messages as m
+from zfabric.protocol.ids import TASK_BYTES, split_ids
 from zfabric.protocol.messages import CLOSE, Row
 
 
@@ -15,6 +16,8 @@ class Yields:
     def __init__(self) -> None:
         self.open: dict[bytes, deque[Row]] = {}
         """The last rows of each stream that is being made. No consumer may have received them if the daemon dies."""
+        self.ended: dict[bytes, deque[Row]] = {}
+        """The last rows of each stream that has ended, until the scheduler has recorded its outcome (``OutcomesRecorded``)."""
         self.unsaid: list[Row] = []
         self.waiting: dict[bytes, Callable[[], object]] = {}
         """For streams that wait for permission without a thread of their own: the function that wakes each."""
@@ -23,6 +26,7 @@ class Yields:
     def begin(self, task_id: bytes, ahead: int) -> None:
         """Open a stream that may be ``ahead`` values ahead of its consumer."""
         self.open[task_id] = deque(maxlen=ahead)
+        self.ended.pop(task_id, None)  # A later attempt makes all values again.
         self._allowed[task_id] = ahead
 
     def allow(self, task_id: bytes, upto: int) -> None:
@@ -53,16 +57,28 @@ class Yields:
         return m.Yielded(tuple(rows))
 
     def end(self, task_id: bytes) -> None:
-        """Remove the stream of a task that has ended."""
-        self.open.pop(task_id, None)
+        """Close the stream of a task or call that has ended; its last rows are retained until ``release``."""
+        rows = self.open.pop(task_id, None)
         self._allowed.pop(task_id, None)
+        if rows is not None:
+            self.ended[task_id] = rows
 
-    def again(self, unheard: Iterable[m.Message]) -> list[m.Message]:
+    def release(self, task_ids: Iterable[bytes]) -> None:
+        """Release the last rows of streams that no restarted daemon needs: their outcomes are recorded, or they have none."""
+        for task_id in task_ids:
+            self.ended.pop(task_id, None)
+
+    def again(self, unheard: Iterable[m.Message], is_repeated: Callable[[bytes], bool]) -> list[m.Message]:
         """Messages for a restarted daemon, in order: reports that the one before may not have received, and the last rows of each stream.
 
-        For a place that the daemon before received, the row says only that it exists: the new daemon learns the place from the arena.
+        For a place that the daemon before received, the row says only that it exists: the new daemon learns the place from the arena. Of
+        streams that have ended, only those count whose outcomes are repeated: in ``unheard``, or those of calls with ``is_repeated``.
         """
-        rows = {row[:3]: row if type(row[3]) is not tuple else (*row[:3], True, ()) for kept in self.open.values() for row in kept}
+        unheard = list(unheard)
+        ended = {each for message in unheard if type(message) is m.Completed for each in split_ids(message.task_ids, TASK_BYTES)}
+        self.ended = {task_id: rows for task_id, rows in self.ended.items() if task_id in ended or is_repeated(task_id)}
+        retained = (*self.open.values(), *self.ended.values())
+        rows = {row[:3]: row if type(row[3]) is not tuple else (*row[:3], True, ()) for kept in retained for row in kept}
         ends: list[m.Message] = []
         for message in unheard:
             if type(message) is m.Yielded:

@@ -73,7 +73,8 @@ class OutcomesRecorded(NamedTuple):
     """local scheduler -> worker control. These outcomes are recorded: the actor sends them to the callers, too, and no longer repeats
     them.
 
-    The scheduler has sent them to the callers, but may have died before the frame left. Callers ignore repetitions.
+    The scheduler has sent them to the callers, but may have died before the frame left. Callers ignore repetitions. A worker also
+    receives it for each task that made a stream, and then no longer retains the stream's last values.
     """
 
     call_ids: Ids

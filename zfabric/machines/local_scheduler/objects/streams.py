@@ -178,7 +178,11 @@ class Streams:
     def _end(self, stream: StreamRecord | None, status: int, payload: Any) -> None:
         if stream is None:
             return
+        if stream.end is None and status == OK and not stream.whole:  # Of a call; a task would run again.
+            text = f"values of the stream of {stream.name} went with the node's daemon, and it had ended"
+            status, payload = FAILED, pack_failure("ObjectLostError", text)
         if stream.end is None and status != OK and not stream.closed:
+            stream.count = min((stream.count, *stream.pending))  # A reader sees it at the first value that went with an earlier daemon.
             identifier = stream.value(stream.count)
             record = stream.pending.pop(stream.count, None)
             if record is None:

@@ -27,7 +27,7 @@ from zfabric.machines.local_scheduler.tables import Tables
 from zfabric.machines.local_scheduler.transitions import ActorTaskEnded, ActorUnwanted, RemakeEnded, StreamTaskEnded
 from zfabric.protocol import messages as m
 from zfabric.protocol.failures import Facts, pack_failure, refs_in
-from zfabric.protocol.ids import TASK_BYTES, next_attempt, object_id, split_ids, tries_of
+from zfabric.protocol.ids import TASK_BYTES, WORKER, next_attempt, object_id, split_ids, tries_of
 from zfabric.protocol.messages import ERROR, FAILED, INTERRUPTED, OK, RETRY
 from zfabric.protocol.names import brief
 from zfabric.protocol.trace import marked
@@ -148,6 +148,8 @@ class Outcomes:
 
     def _settle(self, worker: WorkerRecord, task: TaskRecord, status: int, outputs: m.Row, extra: tuple[m.Row, m.Row] | None) -> None:
         """Any ending but the plain one."""
+        if task.function.stream is not None:
+            self._recorded(worker, task.id)
         stopped = task.rare.stopped if task.rare is not None else ""
         if status == INTERRUPTED:  # Perhaps at the request of a daemon that is no more: the worker knows.
             reason = next((each for each in STOPPED if (each.encode(),) == outputs), stopped)
@@ -209,10 +211,16 @@ class Outcomes:
 
     def _late(self, worker: WorkerRecord, task_id: bytes, attempt: int, outputs: m.Row) -> None:
         self.tables.counts["late_completions"] += 1
+        self._recorded(worker, task_id)
         if worker.shared:
             self.tables.transitions.append(ActorUnwanted(worker, task_id, attempt))
         for index, value in enumerate(outputs):
             self.drop_copy(worker, object_id(task_id, index), value)
+
+    def _recorded(self, worker: WorkerRecord, task_id: bytes) -> None:
+        """Have a worker release what it retains of a stream, behind the end of the attempt that made it."""
+        if worker.process is not None:
+            self.tables.send(WORKER + worker.process.incarnation, m.OutcomesRecorded((task_id,)))
 
     def drop_copy(self, worker: WorkerRecord, identifier: bytes, value: object) -> None:
         """Free a second copy of a value in the arena, under a name that nothing else has."""
