@@ -113,6 +113,18 @@ def test_no_collection_is_requested_where_tasks_hold_what_is_waited_for() -> Non
     assert asked_to_collect(node, 10 * node.config.collect_seconds) == []
 
 
+def test_who_holds_what_is_waited_for_is_looked_up_once_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = made(1)
+    looked: list[float] = []
+    monkeypatch.setattr(node.scheduler.starvation, "_actors_hold_it", lambda: looked.append(node.now))
+    node.submit(row(1))
+    node.say(CLIENT + DRIVER, m.Export(((b"x" * 16, "x", b"payload", (("demand", (("CPU", 10_000),)), ("env", ((("A", "B"),), "", ())))),)))
+    node.submit((task_id(2), b"x" * 16, b"", ()))
+    for _ in range(100):
+        asked_to_collect(node, node.config.collect_seconds / 10)
+    assert 1 <= len(looked) <= 10
+
+
 def test_an_actor_is_not_made_in_a_process_that_owes_others_results_of_its_calls() -> None:
     """What ends the actor, such as ``zf.kill``, ends its process."""
     node = made(2, workers_max=2)

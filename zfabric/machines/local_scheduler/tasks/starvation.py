@@ -22,23 +22,29 @@ class Starvation:
         self.pool = pool
         self.dispatcher = dispatcher
         self._since: float | None = None
-        """Since when demands have waited, in every turn, for what actors hold."""
+        """Since when demands have waited in every turn. Whether actors hold what they want is looked up only when a request is due."""
         self._due = 0.0
 
     def end_of_turn(self, now: float) -> None:
-        """Note whether something waits for what actors hold."""
-        if not (self.dispatcher.starved and self._actors_hold_it()):
+        """Note whether something waits."""
+        if not self.dispatcher.starved:
             self._since = None
         elif self._since is None:
-            self._since, self._due = now, now + self.tables.config.collect_seconds
+            self._begin(now)
+
+    def _begin(self, now: float) -> None:
+        self._since, self._due = now, now + self.tables.config.collect_seconds
 
     def next_deadline(self) -> float | None:
-        """When the next request is due."""
+        """When the next request is due, if actors hold what is wanted."""
         return self._due if self._since is not None else None
 
     def tick(self, now: float) -> None:
-        """Ask all processes for a collection."""
+        """Ask all processes for a collection, if something waits for what actors hold."""
         if self._since is None or now < self._due:
+            return
+        if not self._actors_hold_it():
+            self._begin(now)
             return
         self._due = now + max(self.tables.config.collect_seconds, (now - self._since) * 1.5)
         self.tables.counts["collections"] += 1
