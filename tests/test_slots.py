@@ -74,9 +74,9 @@ def test_the_page_of_an_actor_that_is_no_more_goes(tmp_path: Path) -> None:
     left(tmp_path, FIRST, ended=7)
     slots = Slots(str(tmp_path))
     slots.read(FIRST)
-    slots.keep_only({ACTOR})
+    slots.release_all_but({ACTOR})
     assert len(os.listdir(tmp_path)) == 1
-    slots.keep_only(set())
+    slots.release_all_but(set())
     assert os.listdir(tmp_path) == []
 
 

@@ -1,4 +1,4 @@
-"""How the actors of a worker end by themselves: ``exit_actor``, ``sys.exit`` in a method, and the exit of the process afterwards."""
+"""Actors that end themselves: ``exit_actor``, ``sys.exit`` in a method, and the exit of their process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from zfabric.runtime.worker_connection import WorkerConnection
 
 
 class ActorExits:
-    """Ends the actor that runs: with its process, unless others share it."""
+    """Ends the running actor, and its process unless other actors share it."""
 
     def __init__(
         self,
@@ -40,9 +40,9 @@ class ActorExits:
         self._functions = functions
 
     def exit_here(self) -> NoReturn:
-        """Raise what ends a call as a whole, or what ends quietly a thread or an asyncio task that the actor has started.
+        """End the actor that runs here, by an exception: through its call, or quietly through a thread or asyncio task that it started.
 
-        TypeError where no actor lives here, or several do and none of them runs here.
+        Raises TypeError if this process has no actor, or if it has several and none of them runs here.
         """
         contexts, host, makes_actor = self._contexts, self._host, self._functions.makes_actor
         crew, call = host.crew or host.loop, current_call.get()
@@ -61,20 +61,20 @@ class ActorExits:
             self._connection.machine.say(m.ActorExiting(actor_id))
             self._connection.flush()
         if "asyncio" in sys.modules and in_event_loop():
-            from asyncio import CancelledError
+            from asyncio import CancelledError  # The program has imported asyncio.
 
             raise CancelledError
         raise SystemExit(0)
 
     def leave_for_good(self, item: Item | Invocation, how: str) -> tuple[int, Row, None]:
-        """End the actor: queued calls are not run, and it is not restarted. Returns the outcome of what has ended it."""
+        """End the actor for good: queued calls do not run. Return the outcome of the call that ended it."""
         with self._connection.lock:
             self._end(item, LEAVE, "")
-            self._connection.machine.say(m.ActorExiting(actor_of(item)))  # its __init__ may leave, too
+            self._connection.machine.say(m.ActorExiting(actor_of(item)))  # Its __init__ may end it, too.
         return FAILED, (left_for_good(actor_of(item), how),), None
 
     def exit_process(self, item: Invocation, error: SystemExit) -> tuple[int, Row, None]:
-        """A method has called ``sys.exit``: a wanted end, or, with an exit code, a death after which the actor may be restarted."""
+        """Handle ``sys.exit`` in a method. Without an exit code the actor ends for good; with one it may be restarted."""
         if not error.code:
             return self.leave_for_good(item, "sys.exit")
         if self._worker.turns is not None:
@@ -91,7 +91,7 @@ class ActorExits:
             self._worker.turns.leave(item.actor_id, how, reason)
 
     def _end_with_process(self, item: Item | Invocation | None) -> None:
-        """End the actor, and its process with it; ``item`` has ended it. The caller holds the lock."""
+        """End the actor with its process. ``item`` is the call that ends it, if there is one. The caller holds the lock."""
         host = self._host
         if not host.leaving:
             host.leaving, host.leaves_at = True, clock() + self._connection.config.leave_seconds
@@ -101,8 +101,8 @@ class ActorExits:
 
 
 def in_event_loop() -> bool:
-    """Whether this thread runs an event loop of asyncio's."""
-    import asyncio
+    """Whether this thread runs an asyncio event loop."""
+    import asyncio  # Most processes never need it.
 
     try:
         asyncio.get_running_loop()

@@ -1,6 +1,6 @@
-"""Large values: written into the arena, or into the file that the store grants instead, and read there.
+"""Access to large values: they are written into the arena, or into a file that the store grants instead, and read there.
 
-Room is reserved, written and sealed here; whoever asked for it sends the message that reports the value.
+This module reserves room, writes a value and seals it. Its caller sends the message that reports the value.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class ArenaAccess:
         self._connection = connection
         self._arena_path = path
         self.size = size
-        """Of the whole arena, in bytes."""
+        """The size of the arena in bytes."""
         self._arena: Arena | None = None
         self._files = SpillFiles(spill)
 
     def write(self, identifier: bytes, value: Serialized) -> tuple[int, int]:
-        """Write a large value where the store gives it room, and seal it: (offset, size).
+        """Reserve room for a large value, write it and seal it. Return (offset, size).
 
-        The caller calls ``finished`` of the client's room when it has reported the value.
+        After it has reported the value, the caller calls ``Reservations.finished``.
         """
         size = value.size
         offset = self._room_for(size)
@@ -47,7 +47,7 @@ class ArenaAccess:
             else:
                 value.write_into(arena.writable(offset, size))
                 arena.seal(offset, identifier, size)
-        except BaseException:  # an interrupt of the task, or the user's own buffers: the room is not to be waited for
+        except BaseException:  # An interrupt, or an error of the user's buffers. The room is returned.
             with self._connection.lock:
                 self._connection.machine.reservations.abandon(offset)
             raise
@@ -60,7 +60,7 @@ class ArenaAccess:
             raise OutOfDiskError(f"the value cannot be written to disk ({error}), and the object store has no room for it") from None
 
     def view(self, place: tuple[int, int]) -> memoryview:
-        """The bytes at a place that this process was told: read-only in the arena, a private mapping of a file, or of what has tensors."""
+        """Return the bytes at a place: a read-only view of the arena, or a private mapping for files and for values with tensors."""
         offset, size = place
         arena = self.arena()
         try:
@@ -79,7 +79,7 @@ class ArenaAccess:
         connection, room = self._connection, self._connection.machine.reservations
         deadline = clock() + connection.config.put_patience
         if room.ahead:
-            connection.look()  # It may have come; then the one after it is asked for now, and not when this one is used up.
+            connection.look()  # Once a grant has arrived, the next one is requested at once.
         while True:
             with connection.lock:
                 connection.check_usable()
@@ -96,7 +96,7 @@ class ArenaAccess:
                 connection.flush()
             try:
                 answered = connection.wait_until(partial(room.answered, token), deadline + 5.0)
-            except BaseException:  # Ctrl-C and interrupts too: what is granted now has nobody who would write there
+            except BaseException:  # Ctrl-C and interrupts, too. Nobody will write into the grant.
                 with connection.lock:
                     room.forsake(token)
                 raise
@@ -117,7 +117,7 @@ class ArenaAccess:
             raise kind(text if answered else f"{text} ({size} bytes)")
 
     def arena(self) -> Arena:
-        """The node's arena, mapped on first use."""
+        """Return the node's arena; map it on first use."""
         if self._arena is None:
             if not self._arena_path:
                 raise ObjectTooLargeError("this node has no object store (object_store_memory=0)")
@@ -125,24 +125,24 @@ class ArenaAccess:
         return self._arena
 
     def close(self) -> None:
-        """Release the arena; arrays that look into it stay valid."""
+        """Release the arena. Arrays on its memory remain valid."""
         if self._arena is not None:
             self._arena.close()
             self._arena = None
 
 
 class UnreportedWrites:
-    """Values that tasks and calls have written, and that no message reports yet."""
+    """Values that tasks and calls have written and not reported yet."""
 
     def __init__(self, connection: Connection, values: ArenaAccess) -> None:
         self.offsets: dict[bytes, list[int]] = {}
-        """Where they are, by task or call: others may run beside it."""
+        """Offsets of these values, by task or call id."""
         self._room = connection.machine.reservations
         self._inline_bytes = connection.config.inline_bytes
         self._values = values
 
     def store(self, identifier: bytes, packed: Serialized, room: int = NUMBER_MAX) -> bytes | tuple[int, int]:
-        """A value as a message reports it: inline bytes, ``room`` at most, or the place in the arena where it was written."""
+        """Return a value as a message reports it: inline bytes, at most ``room``, or its place after writing it."""
         if packed.size <= self._inline_bytes and packed.size <= max(room, SMALL_BYTES):
             return packed.to_bytes()
         place = self._values.write(identifier, packed)
@@ -150,15 +150,15 @@ class UnreportedWrites:
         return place
 
     def finish(self, identifier: bytes) -> None:
-        """The values of a task or a call are in a message that leaves next. The caller holds the lock."""
+        """Mark the values of a task or call as reported by the next message. The caller holds the lock."""
         for offset in self.offsets.pop(identifier, ()):
             self._room.finished(offset)
 
     def abandon(self, identifier: bytes) -> None:
-        """No message will report the values of a task or a call. The caller holds the lock."""
+        """Return the room of a task's or call's values: no message will report them. The caller holds the lock."""
         for offset in self.offsets.pop(identifier, ()):
             self._room.abandon(offset)
 
     def hold(self, identifier: bytes) -> None:
-        """The outcome of a call is held back; the machine returns its values when it leaves (``Mailbox.written``)."""
+        """Stop tracking the values of a call whose outcome waits for a commit. ``Mailbox.written`` returns them when it is sent."""
         self.offsets.pop(identifier, None)

@@ -1,9 +1,9 @@
-"""Arrows of the timeline: why something ran after something else, as flow events of the Chrome trace format.
+"""Arrows of the timeline: why one task or call ran after another, as flow events of the Chrome trace format.
 
-Nothing is recorded for them while tasks run. Who submitted a task is in its id, as a hash: so the hashes of all that ran are looked up
-(*control*). What a task took as an argument is in its row, as long as the control store keeps that, and an actor notes it for its calls
-(*data*). Which call of an actor came after which is in their times (*state*). What is not known any more has no arrow: rows go with the
-values that they make, and what threads of a task submit has names at random.
+Nothing is recorded for arrows while tasks run. A task's id contains a hash of its submitter, which is looked up among the hashes of
+all tasks that ran (*control*). A task's row names its arguments as long as it is in the control store; an actor records those of its
+calls (*data*). The order of an actor's calls is in their times (*state*). Some arrows are missing: rows are deleted with the values that
+they make, and tasks submitted by a task's threads have random names.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from zfabric.machines.common.naming import put_salt, salt_of
 from zfabric.protocol.ids import JOB_BYTES, PREFIX_BYTES, child_prefix, first_attempt, is_put, root_task, task_of
 
 ATTEMPTS_TRIED = (*range(8), *(first_attempt(daemons) + tries for daemons in range(1, 4) for tries in range(4)))
-"""Attempts of a parent whose children are recognised: each names them anew, and costs a hash for all that ran."""
+"""Attempts of a parent whose children are recognised. Each attempt names its children differently, and costs a hash for every task."""
 WITHIN = 1.0
-"""An arrow begins this long before the end of a bar, in microseconds: at its very end there is no bar that it could belong to."""
+"""Microseconds before the end of a bar at which an arrow begins: at the very end, viewers would not attach it to the bar."""
 
 
 class Span(NamedTuple):
-    """An attempt, or a call, as it was drawn: times in microseconds, place and thread as in its event."""
+    """The bar of an attempt or a call: times in microseconds, place and thread as in its event."""
 
     start: float
     length: float
@@ -38,26 +38,26 @@ class Span(NamedTuple):
 
     @property
     def last_moment(self) -> float:
-        """When it was about to end."""
+        """A moment just before its end."""
         return self.end - min(WITHIN, self.length / 2)
 
 
 class Spans:
-    """All that was drawn, by task or call, in numbers: there may be a million."""
+    """All bars by task or call id, in arrays: there may be a million."""
 
     def __init__(self) -> None:
         self._first: dict[bytes, int] = {}
         self._more: defaultdict[bytes, list[int]] = defaultdict(list)
-        """Where those of tasks are that ran several times."""
+        """Indices of the later bars of tasks that ran several times."""
         self._times = array("d")
         self._places = array("l")
         self.arguments: list[tuple[bytes, tuple[bytes, ...]]] = []
-        """What calls took: call, objects."""
+        """(call, ids of its arguments)."""
         self.actors: defaultdict[tuple[int, int, bytes], list[Span]] = defaultdict(list)
         """Calls of actors, by place, process and actor."""
 
     def add(self, task: bytes, span: Span) -> None:
-        """One more."""
+        """Add the bar of an attempt or a call."""
         index = len(self._times) // 2
         if self._first.setdefault(task, index) != index:
             self._more[task].append(index)
@@ -68,7 +68,7 @@ class Spans:
         return iter(self._first)
 
     def of(self, task: bytes) -> list[Span]:
-        """The attempts of a task, in the order in which they were drawn."""
+        """Return the bars of a task, in the order in which they were added."""
         first = self._first.get(task)
         if first is None:
             return []
@@ -78,7 +78,7 @@ class Spans:
 
 
 def arrows(spans: Spans, blocks: Iterable[tuple[bytes, bytes]]) -> Iterator[dict[str, Any]]:
-    """All arrows between what was drawn: a pair of events each. ``blocks`` are the rows of the table "task"."""
+    """Yield all arrows between bars, a pair of events each. ``blocks`` are the rows of the table "task"."""
     number = 0
     for kind, found in (("control", _control(spans)), ("data", _data(spans, blocks)), ("state", _state(spans))):
         for at, source, target in found:
@@ -92,11 +92,11 @@ def _end(phase: str, kind: str, number: int, at: float, span: Span) -> dict[str,
 
 
 Arrow = tuple[float, Span, Span]
-"""(when it begins, where, where it ends)."""
+"""(time of its beginning, bar where it begins, bar where it ends)."""
 
 
 def _control(spans: Spans) -> Iterator[Arrow]:
-    """From who submitted to what was submitted. It begins with the submitter's bar: when in it that was, is not known."""
+    """Yield arrows from submitters to submitted tasks, from the start of the submitter's bar: the moment is not recorded."""
     parents = _parents(spans, {task[:PREFIX_BYTES] for task in spans})
     for task in spans:
         parent = parents.get(task[:PREFIX_BYTES])
@@ -107,7 +107,7 @@ def _control(spans: Spans) -> Iterator[Arrow]:
 
 
 def _parents(spans: Spans, prefixes: set[bytes], puts: bool = False) -> dict[bytes, bytes]:
-    """Who named what begins so: prefix -> task. Of those that a driver named, nobody."""
+    """Find the tasks that named ids with these prefixes: prefix -> task. Ids named by a driver have none."""
     found: dict[bytes, bytes] = {}
     salt = put_salt if puts else salt_of
     left = prefixes - {child_prefix(job, root_task(job), 0, salt(0)) for job in {prefix[:JOB_BYTES] for prefix in prefixes}}
@@ -123,7 +123,7 @@ def _parents(spans: Spans, prefixes: set[bytes], puts: bool = False) -> dict[byt
 
 
 def _data(spans: Spans, blocks: Iterable[tuple[bytes, bytes]]) -> Iterator[Arrow]:
-    """From what made a value, or put it, to what took it as an argument."""
+    """Yield arrows from the task that made or put a value to tasks and calls that took it as an argument."""
     taken = [*spans.arguments, *((row[0], row[3]) for _, block in blocks for row in read_block(block) if row[3])]
     puts = _parents(spans, {each[:PREFIX_BYTES] for _, objects in taken for each in objects if is_put(each)}, puts=True)
     for task, objects in taken:
@@ -137,7 +137,7 @@ def _data(spans: Spans, blocks: Iterable[tuple[bytes, bytes]]) -> Iterator[Arrow
 
 
 def _state(spans: Spans) -> Iterator[Arrow]:
-    """From each call of an actor to the next, beginning with what made it."""
+    """Yield arrows from each call of an actor to the next, beginning with its creation."""
     for (place, process, actor), calls in spans.actors.items():
         before = next((each for each in reversed(spans.of(actor)) if (each.place, each.thread) == (place, process)), None)
         for span in sorted(calls):

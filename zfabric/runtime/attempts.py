@@ -1,4 +1,4 @@
-"""One attempt of a task, or one call, in the main thread: its user code is loaded, called, and its outcome packed."""
+"""Runs one attempt of a task, or one call, in the main thread: loads user code, calls it, packs the outcome."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from zfabric.runtime.user_code import Ending, UserCode, never
 
 _RETURNED_NONE: Ending = (OK, (NONE,), None)
 SHORT = 1000
-"""Characters of a text that is packed at once: a longer one may be too large to be sent with the end of its task."""
+"""Longest text in characters that is packed on the fast path. A longer one may be too large for an inline value."""
 
 
 class AttemptRunner:
     """Runs user code in the main thread, where an interrupt may end it.
 
-    A task without arguments and options runs in ``_run_plain``; what that needs of other parts stands in attributes of this class.
+    A task without arguments and options runs in ``_run_plain``. This class copies what that needs of other parts into its attributes.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class AttemptRunner:
         replayer: Replayer,
     ) -> None:
         self.returned: Any = None
-        """What the task or call on top has returned, until it is packed."""
+        """The result of the task or call on top, until it is packed."""
         self._runner = runner
         self._connection = runner.connection
         self._worker = runner.worker
@@ -59,7 +59,7 @@ class AttemptRunner:
         self._replayer = replayer
 
     def run(self, item: Item | Invocation) -> Ending:
-        """Load what is to be called, call it, and pack the outcome."""
+        """Load a function and its arguments, call it, and pack the outcome."""
         row = item.row
         plain: Loaded | None = None
         try:
@@ -75,13 +75,13 @@ class AttemptRunner:
                 prepared = self._prepare(item)
         except TaskInterrupt:
             return INTERRUPTED, (), None
-        except Exception as error:  # the user's modules are imported and values unpickled here: what they raise is the task's error
+        except Exception as error:  # Modules are imported and values unpickled here: what that raises is the task's error.
             return ERROR, (self._user_code.error(error, item),), None
         if plain is not None:
             function, retryable = plain
             return self._run_plain(item, function, retryable)
         function, retryable, args, kwargs = prepared
-        del prepared  # The arguments go before what is returned is stored: both may have no room together.
+        del prepared  # Arguments are released before the result is stored: there may be no room for both.
         if row[1] in self._classes:
             function = self._replayer.maker_of(function, item)  # type: ignore[arg-type]
         if item.gpus:
@@ -96,8 +96,8 @@ class AttemptRunner:
                 self._fence.depth = 1
             if item.options is not None if isinstance(item, Invocation) else self._streaming:
                 value = self._streams.streamed(item, value)
-        except BaseException as error:  # whatever the user's code raises, SystemExit and our own interrupt among it
-            self._fence.depth = 1  # An interrupt may have come before the line above was reached.
+        except BaseException as error:  # User code may raise anything, SystemExit and our own interrupt included.
+            self._fence.depth = 1  # An interrupt may have arrived before the line above was reached.
             return self._failed(item, error, retryable)
         args, kwargs = (), {}
         if row[1] in self._classes:
@@ -108,7 +108,7 @@ class AttemptRunner:
         return self._packed(item, self.returned)
 
     def _run_plain(self, item: Item | Invocation, function: Callable[[], Any], retryable: Callable[[BaseException], bool]) -> Ending:
-        """The same for a call without arguments and options."""
+        """Run a task or call without arguments and options."""
         fence, worker = self._fence, self._worker
         try:
             if worker.interrupts and worker.interrupted(item):
@@ -118,7 +118,7 @@ class AttemptRunner:
                 value = function()
             finally:
                 fence.depth = 1
-        except BaseException as error:  # as above
+        except BaseException as error:  # As above.
             fence.depth = 1
             return self._failed(item, error, retryable)
         if value is None and not worker.abandoned:
@@ -132,7 +132,7 @@ class AttemptRunner:
         return self._packed(item, self.returned)
 
     def _become_actor(self, item: Item, instance: Any) -> None:
-        """Host the actor that was made."""
+        """Add the instance of a new actor to this process."""
         worker, connection = self._worker, self._connection
         if worker.turns is not None:
             self._shared.add_actor(item, instance)
@@ -147,7 +147,7 @@ class AttemptRunner:
                 self._runner.reporter.count(worker.gate)
 
     def release_returned(self, item: Item | Invocation, ending: Ending) -> None:
-        """Release what was returned while the task still runs: its finalizers are user code, and may wait for other tasks."""
+        """Release the result while the task still counts as running: finalizers are user code and may wait for other tasks."""
         if ending[2] is not None:
             self._connection.retained[item.row[0]] = HeldRefs(tuple(set().union(*ending[2][0])))
         self.returned = None

@@ -1,4 +1,4 @@
-"""Concurrency groups: queues of calls, and how many of each may run at the same time."""
+"""Concurrency groups: queues of calls with limits on how many run at the same time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zfabric.machines.worker import CallQueue, Invocation, Item, Worker
 
 
 class Group:
-    """A queue of calls of which ``size`` may run at the same time. Changed under the lock."""
+    """A queue of calls of which ``size`` may run at the same time. It is changed under the lock."""
 
     __slots__ = ("claimed", "name", "queue", "running", "size", "threads")
 
@@ -19,13 +19,13 @@ class Group:
         self.name = name
         self.running = 0
         self.threads = 0
-        """Threads started for it, where its calls run in threads."""
+        """Number of threads started for this group, if its calls run in threads."""
         self.claimed: SimpleQueue[Item | Invocation] = SimpleQueue()
-        """Calls that have begun, for those threads."""
+        """Claimed calls, for these threads to run."""
 
     @property
     def wanted(self) -> bool:
-        """Whether one more call is to start."""
+        """Whether one more call may start."""
         return bool(self.queue) and self.running < self.size
 
     def claim(self, worker: Worker) -> Item | Invocation | None:
@@ -34,7 +34,7 @@ class Group:
 
 
 class SharedTurn(Group):
-    """What runs next in a process that actors share, while what the main thread runs waits, and only then."""
+    """Runs the next call of lightweight actors in another thread, while the main thread's call waits."""
 
     __slots__ = ("worker",)
 
@@ -44,9 +44,9 @@ class SharedTurn(Group):
 
     @property
     def wanted(self) -> bool:
-        """Whether the turn is free, and something is queued."""
+        """Whether the turn is free and a call is queued."""
         return self.worker.turn_free
 
     def claim(self, worker: Worker) -> Item | Invocation | None:
-        """Claim and start what has its turn next."""
+        """Claim and start the call that has the next turn."""
         return worker.stand_in()

@@ -1,7 +1,7 @@
-"""What each thread and coroutine of a worker runs, and the namers of what these submit.
+"""The task or call that each thread and coroutine of a worker runs, and the namers of their submissions.
 
-The main thread runs a stack: a task that waits in ``get`` may have another one on top. Every other thread or coroutine runs one call or
-one async task, in ``current_call``.
+The main thread runs a stack of tasks: another task may run on top of one that waits in ``get``. Every other thread or coroutine runs one
+call or one async task, in ``current_call``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from zfabric.machines.worker import Invocation, Item, Worker
 from zfabric.protocol.ids import JOB_BYTES, TASK_BYTES
 
 current_call: ContextVar[Item | Invocation | None] = ContextVar("current_call", default=None)
-"""The call or the async task that this thread or coroutine runs beside others."""
+"""The call or async task that this thread or coroutine runs beside others."""
 
 
 class Contexts:
@@ -27,45 +27,45 @@ class Contexts:
 
     def __init__(self, machine: Client, worker: Worker) -> None:
         self.main = get_ident()
-        """The main thread."""
+        """The main thread's identifier."""
         self.stack: list[Item | Invocation] = []
-        """What the main thread runs, the outermost first."""
+        """The tasks and calls that the main thread runs, the outermost first."""
         self.namers: list[Namer | None] = []
-        """The namer of each entry of the stack; None until the first submission."""
+        """The namer of each entry of ``stack``; None until its first submission."""
         self._machine = machine
         self._worker = worker
         self._threads = threading.local()
         self._calls: dict[bytes, Namer] = {}
-        """Namers of what runs beside others, by call or task id."""
+        """Namers of calls and async tasks that run beside others, by id."""
 
     @property
     def in_main(self) -> bool:
-        """Whether the main thread asks."""
+        """Whether the calling thread is the main thread."""
         return get_ident() == self.main
 
     @property
     def top(self) -> Item | Invocation | None:
-        """What the main thread runs now."""
+        """The task or call on top of the main thread's stack."""
         return self.stack[-1] if self.stack else None
 
     @property
     def here(self) -> Item | Invocation | None:
-        """What this thread or coroutine runs. A thread of the program's own counts as part of what the main thread runs."""
+        """The task or call of this thread or coroutine. Threads that user code started count as part of the main thread's."""
         return current_call.get() or self.top
 
     @property
     def of_thread(self) -> Item | Invocation | None:
-        """What this very thread or coroutine runs. None in a thread of the program's own."""
+        """The task or call of this very thread or coroutine. None in a thread that user code started."""
         return current_call.get() or (self.top if self.in_main else None)
 
     def namer(self) -> Namer:
-        """The namer of what runs here. Threads of the program's own, and coroutines that outlive their call, have a random salt."""
+        """Return the namer of the task or call here; for threads of user code and coroutines that outlive their call, one at random."""
         if self.stack and get_ident() == self.main:
             depth = len(self.stack) - 1
             namer = self.namers[depth]
             if namer is None:
                 made = _namer_of(self.stack[depth])
-                namer = self.namers[depth] = self.namers[depth] or made  # A finalizer, which may run at any moment, may have set it.
+                namer = self.namers[depth] = self.namers[depth] or made  # A finalizer may have set it: it runs at any moment.
             return namer
         call = current_call.get()
         if call is not None and call.row[0] in self._worker.running_calls:
@@ -83,7 +83,7 @@ class Contexts:
 
     @contextlib.contextmanager
     def running_as(self, item: Invocation, namer: Namer | None) -> Iterator[None]:
-        """Attribute what the main thread does to a replayed call. ``namer`` names what it submits; None: one of the call's own."""
+        """Count the main thread as running a replayed call. ``namer`` names its submissions; None: the call gets a namer of its own."""
         self.namers.append(namer)
         self.stack.append(item)
         try:

@@ -1,7 +1,6 @@
-"""A worker's control thread: it receives while user code runs.
+"""A worker's control thread: it receives messages while user code runs.
 
-Asleep on a socket of its own, it returns tasks that were not begun, starts interrupts, enforces timeouts of calls, and rejoins a restarted
-daemon.
+It waits on a socket of its own, returns tasks that have not begun, starts interrupts, and enforces timeouts of calls.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class ControlThread:
         self._interrupter = interrupter
 
     def start(self) -> None:
-        """Start it. Called before the worker registers: the daemon that registers it may be replaced meanwhile."""
+        """Start the thread. Called before the worker registers, since the daemon may be replaced during that."""
         threading.Thread(target=self._listen, name="zfabric-control", daemon=True).start()
 
     def _listen(self) -> None:
@@ -64,7 +63,7 @@ class ControlThread:
                 self._interrupter.stop_due()
 
     def _enforce_timeouts(self) -> None:
-        """Stop calls whose time is up. The caller holds the lock."""
+        """Stop calls whose timeout has expired. The caller holds the lock."""
         worker = self._worker
         before = set(worker.interrupts)
         due = worker.next_deadline()
@@ -74,7 +73,7 @@ class ControlThread:
                 self._interrupter.stop(call_id)
             self._connection.flush()
             if worker.gate is not None:
-                self._connection.post.ring()  # Calls may begin that were held back.
+                self._connection.post.ring()  # Calls that waited for the checkpoint may begin.
 
     def _obey(self, now: float, source: bytes, message: Any) -> None:
         connection, worker, interrupter = self._connection, self._worker, self._interrupter

@@ -1,8 +1,8 @@
-"""Calls of one actor, or async tasks, that run at the same time: in threads, or as coroutines of one event loop.
+"""Runs calls of one actor, or async tasks, at the same time: in threads, or as coroutines of one event loop.
 
-The main thread goes on receiving. It starts queued calls of a concurrency group as long as fewer of it run than may (``max_concurrency`` of
-the default group). Whoever ends a call claims the next of its group, so that calls of a group start in order, and groups do not wait for
-each other. An actor with an ``async def`` method runs all its calls in its event loop, the plain ones too, which therefore must not block.
+The main thread goes on receiving, and starts queued calls of a concurrency group up to the group's limit (``max_concurrency`` for the
+default group). The thread or coroutine that ends a call claims the next of its group, so calls of a group start in order, and groups do
+not wait for each other. An actor with an ``async def`` method runs all calls in its event loop; plain methods must therefore not block.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     import asyncio
 
 ASYNC_CONCURRENCY = 1000
-"""Calls of an actor with ``async def`` methods that run at the same time, if its options do not say."""
+"""Default of ``max_concurrency`` for actors with ``async def`` methods."""
 
 
 class CallRunner:
-    """Runs one call or async task from its claim to its report, in the thread or event loop that asks."""
+    """Runs a call or async task, from its claim to its report, in the calling thread or event loop."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class CallRunner:
         self._streams = streams
 
     def claim(self, groups: Iterable[Group]) -> list[tuple[Item | Invocation, Group]]:
-        """Claim as many of the queued calls as may run; they count as running from now on."""
+        """Claim as many queued calls as may run. They count as running from now on."""
         found: list[tuple[Item | Invocation, Group]] = []
         with self.connection.lock:
             for group in groups if not self.host.leaving else ():
@@ -65,7 +65,7 @@ class CallRunner:
         return self.worker.may_begin and any(group.wanted for group in groups)
 
     def run(self, item: Item | Invocation) -> tuple[Ending, Any]:
-        """Run it in this thread: its outcome, and what it returned, which is to be retained until the outcome is reported."""
+        """Run a call in this thread. Return its outcome, and its result, to be retained until the outcome is reported."""
         user_code, value = self._user_code, None
         try:
             function, _, args, kwargs = user_code.prepare(item)
@@ -74,14 +74,14 @@ class CallRunner:
             if type(item) is Item:
                 self.host.begin_shared(item, value)
                 value = None
-        except BaseException as error:  # whatever the user's code raises is the call's outcome
+        except BaseException as error:  # Whatever user code raises is the call's outcome.
             return user_code.failed(item, error, None), value
         returned = [value]
         del value  # An exception that is returned refers to this frame, through its traceback.
         return user_code.packed(item, returned[0]), returned.pop()
 
     async def run_in_loop(self, item: Item | Invocation) -> tuple[Ending, Any]:
-        """The same in this event loop."""
+        """Run a call or async task in this event loop; return as ``run`` does."""
         user_code, worker = self._user_code, self.worker
         value, retryable = None, None
         try:
@@ -90,13 +90,13 @@ class CallRunner:
             function, retryable, args, kwargs = user_code.prepare(item)
             value = await self._streams.streamed_in_loop(item, function(*args, **kwargs))
             del args, kwargs
-        except BaseException as error:  # whatever the user's code raises is the call's outcome
+        except BaseException as error:  # Whatever user code raises is the call's outcome.
             return user_code.failed(item, error, retryable), value
         return user_code.packed(item, value), value
 
 
 class Threads:
-    """A ``Crew`` of threads: for each group as many as calls of it may run at the same time, each started when it is first needed."""
+    """A ``Crew`` of threads. Each group has as many threads as calls that may run at once, each started when first needed."""
 
     def __init__(self, runner: CallRunner, groups: Sequence[Group]) -> None:
         self._runner = runner
@@ -109,7 +109,7 @@ class Threads:
         return self._runner.any_wanted(self._groups)
 
     def hand_out(self) -> None:
-        """Start as many of the queued calls as may run."""
+        """Start as many queued calls as may run."""
         for item, group in self._runner.claim(self._groups):
             with self._runner.connection.lock:
                 one_more = group.threads < group.running
@@ -135,11 +135,11 @@ class Threads:
         outcome, value = runner.run(item)
         del self._fences[item.row[0]]
         following = runner.reporter.end_beside(item, group, outcome, started)
-        del value  # The refs in it live until its end is reported.
+        del value  # Refs inside the result are retained until the outcome is reported.
         return following
 
     def alone(self, action: Callable[[], None]) -> None:
-        """Run ``action`` now, in the main thread: no call runs."""
+        """Run ``action`` now, in the main thread. No call runs."""
         action()
 
     def runs_here(self, item: Item | Invocation) -> bool:
@@ -148,13 +148,13 @@ class Threads:
         return fence is not None and fence.thread == threading.get_ident()
 
     def interrupt(self, item: Item | Invocation) -> bool:
-        """Interrupt a call: its thread raises when it runs Python code next. False if it runs no user code now."""
+        """Interrupt a call: its thread raises when it next runs Python code. Return False if it runs no user code now."""
         fence = self._fences.get(item.row[0])
         return fence is not None and fence.interrupt()
 
 
 class StandIns(Threads):
-    """Threads that run calls of actors that share a process while what the main thread runs waits, one call at a time."""
+    """Threads that run calls of lightweight actors, one at a time, while the main thread's call waits."""
 
     def __init__(self, runner: CallRunner, release_gone: Callable[[], None]) -> None:
         super().__init__(runner, (SharedTurn(runner.worker),))
@@ -168,15 +168,15 @@ class StandIns(Threads):
 
 
 class Loop:
-    """A ``Crew`` of coroutines: one event loop in a thread of its own."""
+    """A ``Crew`` of coroutines, in one event loop with a thread of its own."""
 
     def __init__(self, runner: CallRunner, groups: Sequence[Group]) -> None:
-        import asyncio
+        import asyncio  # Most workers have no event loop, and start sooner without it.
 
         self._runner = runner
         self._groups = groups
         self.running: dict[bytes, asyncio.Task[None] | None] = {}
-        """Coroutines that have begun, by call or task id. One that is cancelled before would never begin, and its call never end."""
+        """Coroutines that have begun, by call or task id. One cancelled earlier would never begin, and its call would never end."""
         self._current = asyncio.current_task
         self._flushing = False
         self.loop = asyncio.new_event_loop()
@@ -187,13 +187,13 @@ class Loop:
         return self._runner.any_wanted(self._groups)
 
     def hand_out(self) -> None:
-        """Start as many of the queued calls as may run."""
+        """Start as many queued calls as may run."""
         found = self._runner.claim(self._groups)
         if found:
             self.start(found)
 
     def start(self, items: Sequence[tuple[Item | Invocation, Group | None]]) -> None:
-        """Run these, whatever else runs. Async tasks have no group."""
+        """Run these calls or tasks, whatever else runs. Async tasks have no group."""
         self.loop.call_soon_threadsafe(self._start, items)
 
     def _start(self, items: Sequence[tuple[Item | Invocation, Group | None]]) -> None:
@@ -208,7 +208,7 @@ class Loop:
         outcome, value = await runner.run_in_loop(item)
         self.running.pop(item.row[0], None)
         following = runner.reporter.end_beside(item, group, outcome, started, flush=False)
-        del value  # The refs in it live until its end is reported.
+        del value  # Refs inside the result are retained until the outcome is reported.
         if following is not None:
             self._start([(following, group)])
         if not self._flushing:
@@ -234,7 +234,7 @@ class Loop:
         """Whether this very asyncio task runs a call."""
         try:
             task = self._current()
-        except RuntimeError:  # another thread
+        except RuntimeError:  # This is another thread.
             return False
         return task is not None and task is self.running.get(item.row[0])
 
@@ -245,11 +245,11 @@ class Loop:
 
 
 def crew_for(runner: CallRunner, instance: Any, size: int | None, sizes: Iterable[tuple[str, int]]) -> Crew | None:
-    """The crew that runs the calls of ``instance``; None if the main thread does, one after the other.
+    """Make the crew that runs the calls of ``instance``. None if the main thread runs them, one after the other.
 
-    ``size`` is that of the default group, ``sizes`` are those of others, by name.
+    ``size`` is the limit of the default group, ``sizes`` are those of the others, by name.
     """
-    import inspect
+    import inspect  # Workers without actors start sooner without it.
 
     kind = type(instance)
     methods = [inspect.getattr_static(kind, name, None) for name in dir(kind)]

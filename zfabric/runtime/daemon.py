@@ -1,8 +1,8 @@
 """The node daemon: one thread, one loop, around the machines of its node (``zfabric.shell.node``).
 
-A turn takes in what has come (frames, events of the supervisor, results of the I/O thread), lets deadlines pass, and has the machines
-decide. Each write to the journal is committed in its place among their effects; what they send leaves at the end of the turn, as one frame
-per peer. The loop polls the socket, an eventfd and the supervisor's channel: nothing that grows with the number of peers.
+A turn receives frames, events of the supervisor and results of the I/O thread, handles expired deadlines, and has the machines
+decide. Writes to the journal are committed in the order of the effects. Messages are sent at the end of the turn, as one frame
+per peer. The loop polls the socket, an eventfd and the supervisor's channel; their number does not grow with that of the peers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from zfabric.protocol.names import brief
 from zfabric.protocol.options import RESOURCE_UNIT
 from zfabric.runtime.connect import new_incarnation
 from zfabric.runtime.lines import CRASH
-from zfabric.runtime.logs import LogRow, LogTailer, note_worker, say
+from zfabric.runtime.logs import LogRow, LogTailer, log, note_worker
 from zfabric.runtime.session import Session
 from zfabric.runtime.slots import Slots
 from zfabric.runtime.storage import Storage
@@ -40,25 +40,25 @@ from zfabric.shell.node import SWEEP_EVERY, NodeMachines
 clock = time.monotonic
 
 FRAMES_PER_TURN = 32
-"""Frames taken in before the machines decide: a turn stays well under 50 ms."""
+"""Most frames received before the machines decide, so that a turn takes well under 50 ms."""
 RECEIVE_SECONDS = 0.01
-"""Time spent on taking frames in before the machines decide."""
+"""Most seconds spent on receiving before the machines decide."""
 LOGS_EVERY = 0.1
-"""How often the output of workers is looked at, in seconds, while any is busy or has just said something."""
+"""Seconds between reads of workers' output while a worker is busy or has just written some."""
 LOGS_SELDOM = 0.5
-"""How often it is looked at while none is: the last words of a task come after its end, and threads may outlive it."""
+"""Seconds between reads while none is. A task's last output may arrive after its end, and its threads may outlive it."""
 MEMORY_SECONDS = 0.004
-"""Pause between two looks at the memory of workers, at least, for each of them: looking takes a two-hundredth of that."""
+"""Least seconds between two checks of workers' memory, for each worker. A check takes a two-hundredth of that."""
 CRASHES = frozenset(map(int, (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)))
-"""Signals at which Python reports where each thread was, and cannot know which task that was."""
+"""Signals at which Python reports the frames of each thread, but not the task."""
 STOP_SECONDS = 0.5
-"""How long a daemon that is stopped waits for the commits of its jobs' ends: half of what the supervisor allows it."""
+"""Seconds that a stopping daemon waits until the ends of its jobs are committed: half of what the supervisor allows."""
 COLLECT_EVERY = 30.0
-"""How often the cyclic collector runs, when the daemon is idle (records form no cycles, libraries may)."""
+"""Seconds between runs of the cyclic garbage collector in an idle daemon. Records form no cycles; libraries may."""
 
 
 class Daemon:
-    """One incarnation of a node's daemon, which had ``daemons`` before it."""
+    """One incarnation of a node's daemon; ``daemons`` counts the earlier ones."""
 
     def __init__(self, session: Session, channel: int, daemons: int) -> None:
         self.session = session
@@ -71,7 +71,7 @@ class Daemon:
         self.wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.stopping = False
         self._events: deque[tuple[bytes, m.Message]] = deque()
-        """Messages of other threads: (role they are for, message)."""
+        """Messages of other threads: (role of the receiver, message)."""
         self._logs = LogTailer(session.logs, self.config.log_bytes, self.config.log_files)
         self._slots = Slots(session.sockets)
         self._busy = False
@@ -86,11 +86,11 @@ class Daemon:
             description.get("store") or f"{session.directory}/store",
             self.config.control_store_bytes,
             self.config.durability,
-            thorough=daemons != 1,  # The first restart is to be quick. One after another may be for what the store says.
+            thorough=daemons != 1,  # The first restart is quick. Further ones may be caused by a damaged store.
             in_use=daemons > 0,
         )
         if self.journal.report:
-            self.say("warning", self.journal.report)
+            self.log("warning", self.journal.report)
         node = description.get("node") or f"{description['supervisor']:x}-{description['started']:x}"
         capacity = int(description["arena_size"])
         self.storage = Storage(
@@ -104,7 +104,7 @@ class Daemon:
             e.SpawnWorker: lambda effect: self.supervision.spawn(*effect),
             e.KillProcess: self._kill,
             e.WatchProcess: lambda effect: self.supervision.watch(effect.pid, effect.started),
-            e.Say: lambda effect: self.say(effect.level, effect.text),
+            e.Say: lambda effect: self.log(effect.level, effect.text),
         }
         if daemons:
             session.sweep_sockets()
@@ -113,19 +113,19 @@ class Daemon:
         else:
             self.core.start(clock(), former_jobs=bool(self.journal.scan("job", limit=1)))
 
-    def say(self, level: str, text: str) -> None:
-        """A line in the daemon's log."""
-        say(f"{level}: {text}")
+    def log(self, level: str, text: str) -> None:
+        """Write a line to the daemon's log."""
+        log(f"{level}: {text}")
 
     def _from_thread(self, message: m.Message) -> None:
-        """Called by other threads: the object store is told in the next turn."""
+        """Queue a message for the object store. Called by other threads; it is delivered in the next turn."""
         self._events.append((OBJECT_STORE, message))
         os.eventfd_write(self.wakeup, 1)
 
     # -- the loop --
 
     def run(self) -> None:
-        """Until asked to stop."""
+        """Run until asked to stop."""
         wakeup, supervision = self.wakeup, self.supervision.fileno()
         polled = self.post.sources + [(each, int(zmq.POLLIN)) for each in (wakeup, supervision)]
         self.turn(clock())
@@ -133,7 +133,7 @@ class Daemon:
         gc.collect()
         gc.freeze()
         gc.disable()
-        counts = self.scheduler.tables.counts  # shown with the scheduler's own: while a turn lasts, nobody is answered
+        counts = self.scheduler.tables.counts  # The shell's counters are shown with the scheduler's.
         while not self.stopping:
             now = clock()
             deadline = self._next_deadline(now)
@@ -147,7 +147,7 @@ class Daemon:
                 self._receive(now)
             self.core.tick(now)
             self.turn(now)
-            # Whoever waits for an answer has it; the rest is done while they work on it.
+            # Housekeeping follows the answers, so that nobody waits for it.
             self._watch_over(now, bool(ready))
             self.post.tick(now)
             counts["refused_frames"] = self.post.refused + self.core.refused
@@ -155,10 +155,10 @@ class Daemon:
         self._stop()
 
     def _stop(self) -> None:
-        """End every job, and tell its driver why once that is committed."""
+        """End every job, and notify its driver of the reason once the end is committed."""
         now = clock()
         with contextlib.suppress(ConnectionLostError):
-            self._supervised(now)  # The signal may have come before the packet that says why was read.
+            self._supervised(now)  # The packet with the reason may be unread.
         self.scheduler.jobs.end_all(now, self.supervision.ending)
         self.core.stir(LOCAL_SCHEDULER)
         self.turn(now)
@@ -169,7 +169,7 @@ class Daemon:
                 self.turn(clock())
 
     def _take_events(self, now: float, woken: bool = True) -> None:
-        """Pass on what other threads have to say."""
+        """Deliver the messages of other threads."""
         if woken:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self.wakeup)
@@ -196,17 +196,17 @@ class Daemon:
                 return
 
     def _before(self, now: float, sender: bytes, message: Any) -> None:
-        """Do what the shell itself has to do before the scheduler takes in one of these messages."""
+        """Do the shell's own part of a message before the scheduler receives it."""
         if type(message) is m.Goodbye:
             if self.core.admits(sender):
-                self.post.peer(sender).admitted = True  # The farewell is sent when it is no longer registered.
+                self.post.peer(sender).admitted = True  # ``Farewell`` is sent when it is no longer registered.
             leaving = self.scheduler.tables.processes.get(sender)
-            self._tell_logs(now, leaving.job if leaving is not None else None)
+            self._pass_on_output(now, leaving.job if leaving is not None else None)
         elif type(message) is m.OutputWritten or message.what == "output":
-            self._tell_logs(now)
+            self._pass_on_output(now)
 
     def turn(self, now: float) -> None:
-        """Effects until none is left, then sends."""
+        """Perform effects until none is left, then send messages."""
         self.core.decide(now, self._do)
         for incarnation, envelopes in self.core.take_outgoing().items():
             self.post.send_envelopes(incarnation, envelopes, now)
@@ -258,10 +258,10 @@ class Daemon:
                 self.post.forget(incarnation)
                 self.session.remove_sockets(incarnation)
             if dead and not self.scheduler.tables.recovering:
-                self._slots.keep_only(self.scheduler.logs.logs)
+                self._slots.release_all_but(self.scheduler.logs.logs)
 
     def _died(self, died: m.ProcessDied, now: float) -> m.ProcessDied:
-        """Read what a dead worker left: the task that was on top, how many calls had ended, and its last output."""
+        """Add what a dead worker left to its death: the task on top, how many calls had ended. Show its last output."""
         known = self.scheduler.tables.by_pid.get(died.pid)
         if not isinstance(known, WorkerRecord):
             return died
@@ -276,7 +276,7 @@ class Daemon:
         return died._replace(executing=executing, ended=ended)
 
     def _with_names_of_crashes(self, rows: list[LogRow], executing: bytes = b"") -> list[LogRow]:
-        """Lines of workers, where Python's report of a crash, which no Python code could put a name in front of, has that of the task."""
+        """Add the name of the running task to Python's crash reports, which workers write without names."""
         found = []
         for pid, name, stream, text in rows:
             worker = self.scheduler.tables.by_pid.get(pid) if not name and CRASH in text else None
@@ -290,15 +290,15 @@ class Daemon:
         if not effect.executing or (isinstance(known, WorkerRecord) and self._slots.executes(known.token, effect.executing)):
             self.supervision.kill(effect.pid, effect.reason)
 
-    # -- what the loop itself looks after --
+    # -- housekeeping --
 
     def _watch_over(self, now: float, active: bool) -> None:
         was_busy, self._busy = self._busy, self.scheduler.busy
         if self._busy and not was_busy:
             self._logs_at = min(self._logs_at, now + LOGS_EVERY)
         if now >= self._logs_at:
-            said = self._tell_logs(now)
-            self._logs_at = now + (LOGS_EVERY if said or self._busy else LOGS_SELDOM)
+            found = self._pass_on_output(now)
+            self._logs_at = now + (LOGS_EVERY if found or self._busy else LOGS_SELDOM)
         if self._busy and now >= self._memory_at:
             self._memory_at = now + max(self.config.memory_check_every, MEMORY_SECONDS * len(self.scheduler.tables.workers))
             self._check_memory(now)
@@ -311,8 +311,8 @@ class Daemon:
             if not active:
                 gc.collect()
 
-    def _tell_logs(self, now: float, last_of: JobRecord | None = None) -> bool:
-        """Show what workers have written since; of a job that ends, the lines that have no end, too. Whether there was anything."""
+    def _pass_on_output(self, now: float, last_of: JobRecord | None = None) -> bool:
+        """Pass on new output of workers, with the unfinished lines of a job that ends. Return whether there was any."""
         workers = [worker for worker in self.scheduler.tables.workers.values() if worker.pid]
         rows = self._logs.poll({worker.token: worker.pid for worker in workers})
         for worker in workers:
@@ -333,7 +333,7 @@ class Daemon:
             self.core.step(now, LOCAL_SCHEDULER, m.MemoryPressure(available, self._memory_limit, tuple(usage)))
 
     def close(self) -> None:
-        """Close everything in order: what was acknowledged is in the journal already."""
+        """Close everything, in order. Whatever was acknowledged is in the journal already."""
         self.storage.close()
         self.journal.close()
         self.post.close()
@@ -341,10 +341,10 @@ class Daemon:
 
 
 def run(session_directory: str, channel_fd: int, daemons: int) -> None:
-    """The daemon child's body: until SIGTERM."""
+    """Run the daemon until SIGTERM. This is the body of the daemon's process."""
     try:
         daemon = Daemon(Session(session_directory), channel_fd, daemons)
-    except (FabricError, OSError) as error:  # What the machine or its user can mend: one line says it, where our bugs have a traceback.
+    except (FabricError, OSError) as error:  # The user can mend these: one line is enough. Our bugs have a traceback.
         raise SystemExit(str(error)) from None
 
     def stop(number: int, frame: Any) -> None:

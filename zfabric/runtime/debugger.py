@@ -1,10 +1,10 @@
 """``breakpoint()`` in a task: ``pdb`` over a Unix socket in the session's directory, which ``zfabric debug`` attaches to.
 
-The task waits at its breakpoint until somebody attaches, it is cancelled, its time is up, or its job ends. Beside the socket lies a file
-that says what waits there. One terminal attaches at a time; when it goes, or says "continue" without breakpoints, the task goes on as if
-nothing had been. A breakpoint belongs to its task: where the frames of the fabric begin again, the debugger leaves.
+The task waits at its breakpoint until a terminal attaches, it is cancelled, its timeout expires, or its job ends. A file beside the
+socket describes the breakpoint. One terminal attaches at a time. When it disconnects, or continues without breakpoints, the task goes
+on normally. The debugger detaches where the frames of user code end.
 
-What goes over the socket is text, and ``ASK`` where the debugger wants a line.
+The socket carries text, and ``ASK`` where the debugger reads a line.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from zfabric.adapters import processes
 from zfabric.runtime.lines import is_of_program
 
 ASK = b"\x05"
-"""Sent where the debugger waits for a line."""
+"""Sent when the debugger waits for a line."""
 LOOK_EVERY = 0.2
-"""How often a breakpoint looks whether its task is to be stopped, in seconds: not all threads can be interrupted in a system call."""
+"""Seconds between checks whether the task is to be stopped: not all threads can be interrupted in a system call."""
 LINE_MAX = 64 * 1024
 _numbers = itertools.count(1)
 
 
 def directory_of(session_directory: str) -> str:
-    """Where the sockets of a session's breakpoints are."""
+    """Return the directory with the sockets of a session's breakpoints."""
     return f"{session_directory}/debug"
 
 
 @contextlib.contextmanager
 def _short_path(directory: str, name: str) -> Iterator[str]:
-    """A path to a socket that is short enough, however deep the directory is."""
+    """Yield a short path to a socket, however deep its directory is."""
     descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{descriptor}/{name}"
@@ -50,7 +50,7 @@ def _short_path(directory: str, name: str) -> Iterator[str]:
 
 
 class _Terminal:
-    """The other end, as files: what the debugger prints, and the lines that are typed. ``check`` raises if the task is to be stopped."""
+    """The attached terminal as a file for output and input. ``check`` raises if the task is to be stopped."""
 
     encoding = "utf-8"
 
@@ -60,16 +60,16 @@ class _Terminal:
         self._typed = b""
 
     def write(self, text: str) -> int:
-        """What nobody reads any more is lost."""
+        """Send text; drop it if the terminal has disconnected."""
         with contextlib.suppress(OSError):
             self._connection.sendall(text.encode(errors="backslashreplace").replace(ASK, b""))
         return len(text)
 
     def flush(self) -> None:
-        """Everything has left already."""
+        """Do nothing: ``write`` sends at once."""
 
     def readline(self) -> str:
-        """A line, or nothing if the terminal has gone."""
+        """Return a line, or an empty string if the terminal has disconnected."""
         try:
             self._connection.sendall(ASK)
             while b"\n" not in self._typed and len(self._typed) < LINE_MAX:
@@ -87,7 +87,7 @@ class _Terminal:
         return line.decode(errors="replace") + "\n"
 
     def close(self) -> None:
-        """Hang up."""
+        """Disconnect."""
         self._connection.close()
 
 
@@ -99,24 +99,24 @@ def _await(source: socket.socket, check: Callable[[], None]) -> None:
 
 
 class Debugger(pdb.Pdb):
-    """``pdb`` on a terminal that is elsewhere, and may go at any moment."""
+    """``pdb`` on a remote terminal, which may disconnect at any moment."""
 
     def __init__(self, terminal: _Terminal) -> None:
         super().__init__(stdin=terminal, stdout=terminal, skip=["zfabric.*"], nosigint=True)  # type: ignore[arg-type]
         self._terminal = terminal
         self._open = True
         self._interrupt: KeyboardInterrupt | None = None
-        """What has stopped the task while a line was asked for."""
+        """The interrupt that stopped the task while a line was read."""
 
     def cmdloop(self, intro: Any = None) -> None:
-        """Ask for lines. ``pdb`` would take an interrupt for one of the terminal's, and go on asking."""
+        """Read commands. ``pdb`` would take an interrupt of the task for one of the terminal, and go on."""
         try:
             super().cmdloop(intro)
         except KeyboardInterrupt as interrupt:
             self._interrupt = interrupt
 
     def interaction(self, *args: Any, **kwargs: Any) -> None:
-        """Ask for lines until the program is to go on."""
+        """Read commands until the program is to go on."""
         super().interaction(*args, **kwargs)
         if self._interrupt is not None:
             raise self._interrupt
@@ -133,14 +133,14 @@ class Debugger(pdb.Pdb):
         self._hang_up()
 
     def get_stack(self, f: FrameType | None, t: Any) -> tuple[list[tuple[FrameType, int]], int]:
-        """The frames of the task alone."""
+        """Return the frames of user code only."""
         stack, at = super().get_stack(f, t)
         ours = [place for place, (frame, _) in enumerate(stack[: at + 1]) if not is_of_program(frame.f_code.co_filename, "")]
         begin = ours[-1] + 1 if ours else 0
         return stack[begin:], at - begin
 
     def do_interact(self, arg: str) -> None:
-        """An interpreter with the names of the current frame, on the same terminal."""
+        """Run an interpreter with the names of the current frame on the same terminal."""
         frame = self.curframe
         if frame is None:
             return
@@ -157,15 +157,15 @@ class Debugger(pdb.Pdb):
         with contextlib.redirect_stdout(self.stdout), contextlib.redirect_stderr(self.stdout):
             console.interact(banner="*interactive*", exitmsg="")
 
-    def do_EOF(self, arg: str) -> bool:  # noqa: N802  # It is the name that ``cmd`` looks for.
-        """The terminal has gone: the task goes on."""
+    def do_EOF(self, arg: str) -> bool:  # noqa: N802  # The name that ``cmd`` calls.
+        """Let the task go on: the terminal has disconnected."""
         self.leave("")
         return True
 
     do_detach = do_EOF
 
     def dispatch_return(self, frame: FrameType, arg: Any) -> Any:
-        """Leave where the program's frames end."""
+        """Detach where the frames of user code end."""
         traced = super().dispatch_return(frame, arg)
         outer = frame.f_back
         if self._open and (outer is None or not is_of_program(outer.f_code.co_filename, outer.f_code.co_qualname)):
@@ -186,7 +186,7 @@ class Debugger(pdb.Pdb):
 
 
 def wait_at_breakpoint(session_directory: str, frame: FrameType, about: dict[str, Any], check: Callable[[], None]) -> None:
-    """Wait until a terminal attaches, and debug ``frame`` there from its next line on. ``check`` is called now and then, and may raise."""
+    """Wait until a terminal attaches, then debug ``frame`` from its next line on. ``check`` is called regularly and may raise."""
     directory = directory_of(session_directory)
     os.makedirs(directory, mode=0o700, exist_ok=True)
     name = f"{os.getpid()}.{next(_numbers)}"
@@ -220,7 +220,7 @@ def _write(path: str, text: str) -> None:
 
 
 def waiting(session_directory: str) -> list[dict[str, Any]]:
-    """The breakpoints that wait for a terminal, the oldest first.
+    """List the breakpoints that wait for a terminal, the oldest first.
 
     Keys: pid, task, task_id, file, line, function, since (seconds since the epoch), name (for ``attach``).
     """
@@ -240,7 +240,7 @@ def waiting(session_directory: str) -> list[dict[str, Any]]:
 
 
 def where_waiting(session_directory: str, task_id: bytes, pid: str = "") -> str:
-    """Where the task or call with this id waits for a terminal, or else one of the process with this pid, and how to attach; or nothing."""
+    """Describe the breakpoint of this task or call, or else of this process, and how to attach. Empty if there is none."""
     for row in waiting(session_directory):
         if row["task_id"] == task_id.hex() or str(row["pid"]) == pid:
             who = "it stands" if row["task_id"] == task_id.hex() else f"{row['task'] or 'its code'} stands"
@@ -249,7 +249,7 @@ def where_waiting(session_directory: str, task_id: bytes, pid: str = "") -> str:
 
 
 def attach(session_directory: str, name: str) -> socket.socket:
-    """A connection with the debugger of one of ``waiting``. OSError if it has gone, or somebody else has attached."""
+    """Connect to a breakpoint of ``waiting``. Raises OSError if it no longer waits or another terminal has attached."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with _short_path(directory_of(session_directory), f"{name}.socket") as path:

@@ -1,4 +1,4 @@
-"""Functions of a worker: loaded from what their exporters sent, with the names and options by which they are run."""
+"""The functions of a worker: loaded from exported bytes, with their names and options."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from zfabric.runtime.client import FabricClient
 from zfabric.runtime.hosting import Host
 
 Loaded = tuple[Callable[..., Any], Callable[[BaseException], bool]]
-"""A function, and whether an error that it raises is to be retried."""
+"""(function, whether an error that it raises is to be retried)."""
 
 
 class LoadedFunctions:
-    """Loads functions once, and answers what their tasks are called and ask for."""
+    """Loads each function once, and looks up names and options of tasks."""
 
     def __init__(self, client: FabricClient, worker: Worker, host: Host) -> None:
         self.plain: dict[bytes, Loaded] = {}
-        """Functions that return one value, ask for one CPU at most, and make neither streams nor actors."""
+        """Functions that return one value, demand at most one CPU, and make neither streams nor actors."""
         self.streams: dict[bytes, int] = {}
-        """Functions whose calls make streams, and how many values these may be ahead of their consumer (0: as configured)."""
+        """Functions that make streams -> how many values a stream may be ahead of its consumer (0: as configured)."""
         self.classes: set[bytes] = set()
-        """Functions whose calls make actors."""
+        """Functions that create actors."""
         self.usual_terms: dict[bytes, tuple[str, int]] = {}
-        """The name of each function, and how many values its tasks return unless they say otherwise."""
+        """(name, default number of returned values) of each function."""
         self.thread_limit = 1
-        """Threads that numeric libraries have now."""
+        """The current number of threads of numeric libraries."""
         self._client = client
         self._worker = worker
         self._host = host
         self._loaded: dict[bytes, Loaded] = {}
         self._cpus: dict[bytes, int] = {}
-        """Threads that numeric libraries have in functions whose calls do not ask for others."""
+        """Threads of numeric libraries by function, for tasks without a demand of their own."""
 
     def load(self, task: Row) -> Loaded:
-        """The function of a task. Raises what its modules raise when they are imported."""
+        """Return the function of a task. Raises what its modules raise when they are imported."""
         function_id = task[1]
         found = self._loaded.get(function_id)
         if found is None:
@@ -62,13 +62,13 @@ class LoadedFunctions:
         return found
 
     def _look_in(self, paths: tuple[str, ...]) -> None:
-        """Find modules where the job's program does; functions that this worker exports pass the same paths on."""
+        """Import modules from the paths of the job's program. Functions that this worker exports get the same paths."""
         if paths != self._client.paths:
             self._client.paths = paths
             sys.path[:0] = [path for path in paths if path not in sys.path]
 
     def _go_to(self, directory: str, task: Row) -> None:
-        """Run in the directory of the job's program, if it is here and the task's environment names no other."""
+        """Change to the directory of the job's program, if it exists here and the task's environment names no other."""
         if directory != self._client.directory:
             self._client.directory = directory
             if not self.option_of(task, "env", NO_ENVIRONMENT)[1]:
@@ -76,7 +76,7 @@ class LoadedFunctions:
                     os.chdir(directory)
 
     def limit_threads(self, task: Row) -> None:
-        """Give numeric libraries one thread for each whole CPU of a task, at least one. Called before it imports any."""
+        """Give numeric libraries one thread per whole CPU of a task, at least one. Called before the task imports any."""
         count = self._cpus_of(task[1])
         if len(task) > 4 and (demand := option(task[4], "demand")):
             count = _whole_cpus(demand)
@@ -91,23 +91,23 @@ class LoadedFunctions:
         return count
 
     def terms(self, item: Item | Invocation) -> tuple[str, int]:
-        """The name of what is called, for people, and how many values it is to return."""
+        """Return the readable name of a task's function or a call's method, and how many values it must return."""
         if type(item) is Invocation:
             return f"{self._host.class_of(item)}.{item.method}", option(item.options, "num_returns", 1)
         name, count = self.usual_terms.get(item.row[1], ("?", 1))
         return name, option(item.row[4], "num_returns", count) if len(item.row) > 4 else count
 
     def name_of(self, item: Item | Invocation) -> str:
-        """The name of what is called, for people."""
+        """Return the readable name of a task's function or a call's method."""
         return self.terms(item)[0]
 
     def option_of(self, task: Row, name: str, default: Any) -> Any:
-        """An option of a task: that of the call, or else of the function."""
+        """Return an option of a task: its own, or else its function's."""
         usual = option(self._worker.functions[task[1]][3], name, default)
         return option(task[4], name, usual) if len(task) > 4 else usual
 
     def makes_actor(self, item: Item | Invocation) -> bool:
-        """Whether this is a task that makes an actor."""
+        """Whether this is a task that creates an actor."""
         return item.row[1] in self.classes
 
 

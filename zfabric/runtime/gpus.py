@@ -1,4 +1,4 @@
-"""The GPUs of a worker: which it may use, and what CUDA calls them."""
+"""The GPUs that a worker may use, and their CUDA names."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import os
 from zfabric.adapters.processes import visible_gpus
 
 NODE_GPUS = visible_gpus()
-"""Names of the node's GPUs, if it was started with some of the machine's. Read before any worker is forked."""
+"""Names of the node's GPUs if ``CUDA_VISIBLE_DEVICES`` was set, else None. Read before any worker is forked."""
 
 
 class AssignedGpus:
-    """The GPUs in the environment. A process that is given some has them until it ends (see ``Dispatcher``)."""
+    """The GPUs in this process's environment. A process keeps the GPUs that it was assigned until it ends (see ``Dispatcher``)."""
 
     def __init__(self) -> None:
         self.places: tuple[int, ...] = ()
-        """Their places among the node's."""
+        """Indices of the assigned GPUs among the node's."""
 
     def assign(self, places: tuple[int, ...]) -> None:
-        """Have CUDA see these GPUs alone."""
+        """Make only these GPUs visible to CUDA."""
         if places != self.places:
             self.places = places
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(_name, places))
 
 
 def gpu_ids(places: tuple[int, ...]) -> tuple[int | str, ...]:
-    """CUDA's names of GPUs, numbers as ints."""
+    """Return the CUDA names of GPUs, numbers as ints."""
     return tuple(int(name) if name.isdigit() else name for name in map(_name, places))
 
 

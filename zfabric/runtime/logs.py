@@ -39,7 +39,7 @@ LogRow = tuple[int, str, str, str]
 """(pid, name, stream, text): who wrote it (empty: not known), and one or more lines, without the last one's newline."""
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     """One line in the log of this process."""
     with contextlib.suppress(OSError):
         print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}", file=sys.stderr, flush=True)

@@ -106,7 +106,7 @@ class Replayer:
         self.connection.wait_quietly(lambda: not log.unrecorded)
         self._try_checkpoint(log, instance, "a restart will run more calls again")
 
-    def look_after(self) -> None:
+    def checkpoint_when_quiet(self) -> None:
         """Take the checkpoint of an actor whose calls run beside each other, if one is due and none runs; warn if it cannot be taken."""
         gate, crew = self.worker.gate, self.host.crew
         if gate is None or crew is None:

@@ -95,7 +95,7 @@ class TaskLoop:
                     self._retire()
                 else:
                     if host.crew is not None:
-                        self._replayer.look_after()
+                        self._replayer.checkpoint_when_quiet()
                         host.crew.hand_out()
                     self._idle()
         except KeyboardInterrupt:

@@ -43,7 +43,7 @@ class Slots:
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
-        self._kept: dict[bytes, tuple[int, str]] = {}
+        self._counting: dict[bytes, tuple[int, str]] = {}
         """Pages that count calls, and of which attempts they are, by actor."""
 
     def executing(self, token: bytes) -> bytes:
@@ -73,10 +73,10 @@ class Slots:
             return b"", ()
         executing = left[:TASK_BYTES]
         ended, attempt, actor_id = COUNT.unpack_from(left, TASK_BYTES)
-        before = self._kept.get(actor_id, (-1, ""))
+        before = self._counting.get(actor_id, (-1, ""))
         newest = any(actor_id) and attempt >= before[0]
         if newest:
-            self._kept[actor_id] = attempt, path
+            self._counting[actor_id] = attempt, path
         spare = before[1] if newest else path
         if spare != path or not newest:
             _remove(spare)
@@ -88,10 +88,10 @@ class Slots:
         rows = [row for token in map(bytes.fromhex, names) if token not in living for row in self.read(token)[1]]
         return tuple({row[0]: row for row in rows}.values())  # The last that was read of an actor is the newest.
 
-    def keep_only(self, actors: Container[bytes]) -> None:
+    def release_all_but(self, actors: Container[bytes]) -> None:
         """What others have left is of no use to anybody."""
-        for actor_id in [each for each in self._kept if each not in actors]:
-            _remove(self._kept.pop(actor_id)[1])
+        for actor_id in [each for each in self._counting if each not in actors]:
+            _remove(self._counting.pop(actor_id)[1])
 
 
 def _remove(path: str) -> None:

@@ -37,7 +37,7 @@ from zfabric.exceptions import FabricError
 from zfabric.machines.supervisor import RestartPolicy
 from zfabric.protocol.messages import PROTOCOL_VERSION
 from zfabric.runtime import template
-from zfabric.runtime.logs import log_path, say, tail
+from zfabric.runtime.logs import log, log_path, tail
 from zfabric.runtime.session import EMBEDDED, Session, Specification
 from zfabric.runtime.supervision import ENDING, Channel
 
@@ -176,14 +176,14 @@ class Supervisor:
         self._ending = self._ending or reason
 
     def _fail(self, reason: str) -> None:
-        say(f"giving up: {reason}")
+        log(f"giving up: {reason}")
         self._failure = reason
         self._session.fail(reason)
         self._request_end(reason)
 
     def _end(self) -> None:
         """End everything: the daemon in order if it can, all else at once."""
-        say(f"ending: {self._ending}")
+        log(f"ending: {self._ending}")
         self._tell(ENDING, "" if self._failure else self._ending)
         for pid in (self._template, *self._workers):
             if pid:
@@ -315,7 +315,7 @@ class Supervisor:
             reason = last_lines if "Traceback" in last_lines else last_lines.rpartition("\n")[2]
             self._fail(f"the {name} cannot be started ({how}): {reason}")
         else:
-            say(f"the {name} ended ({how}); next start in {pause:.2f} s")
+            log(f"the {name} ended ({how}); next start in {pause:.2f} s")
             self._due[name] = time.monotonic() + pause
 
     def _on_daemon(self) -> None:
@@ -337,7 +337,7 @@ class Supervisor:
 
     def _kill(self, pid: int, reason: str) -> None:
         if pid in self._workers:
-            say(f"killing worker {pid}: {reason}")
+            log(f"killing worker {pid}: {reason}")
             processes.kill_group(pid)
 
     def _watch(self, pid: int, started: int) -> None:
@@ -451,8 +451,8 @@ class Supervisor:
         for channel in self._channels.values():
             channel.close()
         close_all_but({0, 1, 2, keep.fileno()})
-        log = f"{self._session.logs}/{name}"
-        processes.redirect(f"{log}.out", f"{log}.err")
+        output = f"{self._session.logs}/{name}"
+        processes.redirect(f"{output}.out", f"{output}.err")
         body()
 
 
