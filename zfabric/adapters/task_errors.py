@@ -83,7 +83,7 @@ client: Callable[[], ObjectClient | None] = _no_client
 
 
 class HeldRefs:
-    """Refs to objects, such as those that a packed error names: they stay for as long as this does."""
+    """Refs to objects, such as those that a packed error names. They are dropped with this object."""
 
     __slots__ = ("_client", "_ids")
 
@@ -95,7 +95,7 @@ class HeldRefs:
                 self._client.add_reference(each)
 
     def note(self) -> None:
-        """The packed error is being pickled, and these with it."""
+        """Note the refs inside the value that is being pickled: it contains the packed error."""
         for each in self._ids:
             if not note_reference(each) and self._client is not None:
                 self._client.add_reference(each)  # It leaves the fabric, as other refs do.

@@ -1,9 +1,9 @@
 """Random programs for a simulated node, with a model that predicts their values. ``interpreter`` runs them.
 
 A program is a tree of *specs*: plain data that travels as the arguments of tasks. The author writes each statement together with the
-model's prediction, so that a program checks itself while it runs. Where a value is certain, any other fails the world. Where it is
-not (a task may be cancelled before or after it ends), the model lists the permitted errors, and the outcome has no effect on the
-program's total.
+model's prediction, so that a program checks itself while it runs. Where a value is certain, any other value fails the
+world. Where it is not (a task may be cancelled before or after it ends), the model lists the permitted errors, and the outcome has no
+effect on the program's total.
 
 Statements are tuples: ``sleep``, ``deaf`` (a sleep that ignores interrupts), ``call``, ``put``, ``get`` (with the expected values),
 ``peek`` (``get`` with several permitted outcomes), ``open`` (take a ref out of a value), ``timed`` (``get`` with a timeout), ``wait``,
