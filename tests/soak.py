@@ -26,7 +26,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
-from bad_days import PATIENCE, descendants, eventually, gone, kill_daemon, name_of, processes_named, session, session_processes
+from faults import PATIENCE, descendants, eventually, gone, kill_daemon, name_of, processes_named, session, session_processes
 
 import zfabric as zf
 from zfabric.runtime.session import user_directory

@@ -57,7 +57,7 @@ def meet(client: Client) -> None:
     client.take_effects(0.0)
 
 
-def test_the_only_call_on_its_way_leaves_first(client: Client) -> None:
+def test_the_only_call_in_flight_is_sent_first(client: Client) -> None:
     meet(client)
     assert client.take_first() is None, "there is none"
     client.put(b"v" * 20, b"value", (), False)
@@ -68,7 +68,7 @@ def test_the_only_call_on_its_way_leaves_first(client: Client) -> None:
     assert [type(effect.message) for effect in client.take_effects(0.0)] == [m.Put], "the call is not sent again"
 
 
-def test_calls_that_something_is_to_be_said_ahead_of_wait_for_that(client: Client) -> None:
+def test_calls_wait_for_messages_that_must_precede_them(client: Client) -> None:
     meet(client)
     call(client, 1)
     call(client, 2)
@@ -102,7 +102,7 @@ def outcome(client: Client, call_id: bytes) -> tuple[str, Any]:
     return kind, dict(facts).get("outcome")
 
 
-def test_calls_wait_for_the_actor_and_leave_in_order(client: Client) -> None:
+def test_calls_wait_for_the_actor_and_are_sent_in_order(client: Client) -> None:
     call(client, 1)
     call(client, 2)
     assert sent(client) == []
@@ -111,7 +111,7 @@ def test_calls_wait_for_the_actor_and_leave_in_order(client: Client) -> None:
     assert sent(client) == [1, 2, 3]
 
 
-def test_of_a_dead_process_only_what_came_after_the_call_it_ran_is_known_not_to_have_run(client: Client) -> None:
+def test_calls_behind_the_one_a_dead_process_ran_are_reported_as_not_run(client: Client) -> None:
     lives(client, HOME)
     first, second, third = (call(client, number) for number in (1, 2, 3))
     assert sent(client) == []  # The actor was not met before the first call.
@@ -125,7 +125,7 @@ def test_of_a_dead_process_only_what_came_after_the_call_it_ran_is_known_not_to_
     ]
 
 
-def test_a_call_that_may_have_run_and_waited_to_be_made_again_is_never_said_not_to_have_run(client: Client) -> None:
+def test_a_repeated_call_that_may_have_run_is_never_reported_as_not_run(client: Client) -> None:
     again = call(client, 1, retries=1)
     lives(client, HOME)
     assert sent(client) == [1]
@@ -134,7 +134,7 @@ def test_a_call_that_may_have_run_and_waited_to_be_made_again_is_never_said_not_
     assert outcome(client, again) == ("ActorDiedError", "unknown")
 
 
-def test_what_the_last_incarnation_returned_after_all_is_not_run_again(client: Client) -> None:
+def test_a_call_that_the_dead_incarnation_returned_is_not_repeated(client: Client) -> None:
     again = call(client, 1, retries=-1)
     lives(client, HOME)
     assert sent(client) == [1]
@@ -145,7 +145,7 @@ def test_what_the_last_incarnation_returned_after_all_is_not_run_again(client: C
     assert sent(client) == [2]
 
 
-def test_calls_of_different_tasks_do_not_wait_for_each_other_when_they_are_made_again(client: Client) -> None:
+def test_repeated_calls_of_different_tasks_do_not_wait_for_each_other(client: Client) -> None:
     large, others = b"p" * 16 + b"\x80\0\0\0", 1 << 64
     client.put(large, (4096, 100_000), (), False)
     call(client, 1, retries=-1, needs=(large,))
@@ -166,7 +166,7 @@ def test_calls_of_different_tasks_do_not_wait_for_each_other_when_they_are_made_
 TASK, OTHER = b"t" * 16, b"u" * 16
 
 
-def test_a_call_that_waits_for_its_argument_holds_up_those_of_its_group_alone(client: Client) -> None:
+def test_a_call_that_waits_for_its_argument_blocks_its_own_group_only(client: Client) -> None:
     meet(client)
     client.tasks.submit((TASK, b"f" * 16, b"", ()), 1)
     call(client, 1, needs=(TASK + FIRST_RETURN,), concurrency_group="io")
@@ -178,7 +178,7 @@ def test_a_call_that_waits_for_its_argument_holds_up_those_of_its_group_alone(cl
     assert sent(client) == [1, 2]
 
 
-def test_calls_of_an_actor_that_runs_several_at_once_leave_when_their_own_arguments_are_there(client: Client) -> None:
+def test_calls_of_a_concurrent_actor_are_sent_when_their_own_arguments_exist(client: Client) -> None:
     meet(client)
     for task in (TASK, OTHER):
         client.tasks.submit((task, b"f" * 16, b"", ()), 1)
@@ -201,7 +201,7 @@ def test_calls_of_an_actor_that_runs_several_at_once_leave_when_their_own_argume
     assert client.calls.delayed == {}
 
 
-def test_the_next_of_many_calls_whose_arguments_the_scheduler_is_to_hear_of_does_not_look_at_all_others(client: Client) -> None:
+def test_calls_whose_arguments_are_reported_to_the_scheduler_do_not_scan_each_other(client: Client) -> None:
     class Barriers(dict[int, list[bytes]]):
         def values(self) -> Any:
             raise AssertionError("all are looked at")
@@ -224,7 +224,7 @@ def test_the_next_of_many_calls_whose_arguments_the_scheduler_is_to_hear_of_does
     assert client.calls._asked == set()
 
 
-def test_the_scheduler_is_asked_behind_all_that_the_calls_travel_with(client: Client) -> None:
+def test_the_scheduler_query_follows_everything_that_the_calls_depend_on(client: Client) -> None:
     meet(client)
     results = [call(client, number) + CALL_RETURN for number in (1, 2)]
     client.take_effects(0.0)
@@ -236,7 +236,7 @@ def test_the_scheduler_is_asked_behind_all_that_the_calls_travel_with(client: Cl
     assert expected == results
 
 
-def test_calls_without_an_order_that_wait_for_arguments_meet_every_end(client: Client) -> None:
+def test_unordered_calls_that_wait_for_arguments_get_an_outcome_whatever_ends(client: Client) -> None:
     """Cancelled, failed with the argument, sent to the next process of the actor, and dead with it."""
     meet(client)
     client.tasks.submit((TASK, b"f" * 16, b"", ()), 1)
@@ -260,7 +260,7 @@ def test_calls_without_an_order_that_wait_for_arguments_meet_every_end(client: C
     assert client.calls.awaited == client.calls.delayed == client.calls.pending == {}
 
 
-def test_what_waits_behind_a_call_that_was_to_be_made_again_does_not_when_that_one_has_returned(client: Client) -> None:
+def test_calls_behind_a_repeated_call_are_sent_once_that_one_has_returned(client: Client) -> None:
     large = b"p" * 16 + b"\x80\0\0\0"
     client.put(large, (4096, 100_000), (), False)
     first, _ = call(client, 1, retries=-1, needs=(large,)), call(client, 2, retries=-1)
@@ -277,7 +277,7 @@ def test_what_waits_behind_a_call_that_was_to_be_made_again_does_not_when_that_o
     assert sent(client) == []
 
 
-def test_a_cancelled_call_is_not_made_again(client: Client) -> None:
+def test_a_cancelled_call_is_not_repeated(client: Client) -> None:
     stopped = call(client, 1, retries=-1)
     lives(client, HOME)
     assert sent(client) == [1]
@@ -298,7 +298,7 @@ def test_a_request_to_stop_a_call_outlives_the_daemon(client: Client) -> None:
     assert said(client, m.StopCall) == [m.StopCall(stopped, "cancelled")]
 
 
-def test_what_is_called_after_a_kill_does_not_reach_the_process_that_is_to_end(client: Client) -> None:
+def test_calls_after_a_kill_do_not_reach_the_killed_process(client: Client) -> None:
     """Also if this process hears only now where the actor lives: its death is under way."""
     client.calls.kill(ACTOR, True)
     late = call(client, 1)
@@ -308,7 +308,7 @@ def test_what_is_called_after_a_kill_does_not_reach_the_process_that_is_to_end(c
     assert outcome(client, late) == ("ActorDiedError", "not run")
 
 
-def test_what_is_called_once_its_actor_has_ended_itself_does_not_run(client: Client) -> None:
+def test_calls_of_an_actor_that_has_exited_do_not_run(client: Client) -> None:
     """It is not sent to the process that is to end. What was sent behind the last call has not begun, either."""
     before, last, behind = call(client, 1), call(client, 2), call(client, 3)
     lives(client, HOME)
@@ -323,7 +323,7 @@ def test_what_is_called_once_its_actor_has_ended_itself_does_not_run(client: Cli
     assert client.calls.delayed == client.calls.pending == {}
 
 
-def test_what_may_run_beside_the_call_in_which_an_actor_ends_itself_has_an_unknown_end(client: Client) -> None:
+def test_calls_beside_the_call_in_which_an_actor_exits_have_an_unknown_outcome(client: Client) -> None:
     """In a concurrency group, or where an actor runs several calls of one group at once."""
     meet(client)
     other = call(client, 1, concurrency_group="io")
@@ -335,7 +335,7 @@ def test_what_may_run_beside_the_call_in_which_an_actor_ends_itself_has_an_unkno
 
 
 @pytest.mark.parametrize("group", ["io", None])
-def test_what_was_sent_behind_the_last_call_of_an_actor_that_runs_several_has_an_unknown_end(client: Client, group: str | None) -> None:
+def test_calls_behind_the_last_call_of_a_concurrent_actor_have_an_unknown_outcome(client: Client, group: str | None) -> None:
     meet(client)
     if group is None:
         last, behind = call_unordered(client, 1), call_unordered(client, 2)
@@ -347,7 +347,7 @@ def test_what_was_sent_behind_the_last_call_of_an_actor_that_runs_several_has_an
     assert outcome(client, behind) == ("ActorDiedError", "unknown")
 
 
-def test_an_argument_of_an_actor_that_has_ended_itself_says_nothing_of_the_one_that_is_called(client: Client) -> None:
+def test_an_error_of_an_exited_actor_as_argument_does_not_end_the_called_actor(client: Client) -> None:
     meet(client)
     failed = call(client, 1)
     client.step(0.0, CLIENT + HOME, m.Returned(((failed, m.FAILED, (left_for_good(b"o" * 16, "exit_actor"),)),)))
@@ -368,7 +368,7 @@ def test_an_argument_that_an_earlier_life_left_as_a_failure_does_not_end_the_pre
     assert list(client.calls.pending) == [behind]
 
 
-def test_calls_that_wait_for_news_are_known(client: Client) -> None:
+def test_a_client_is_expectant_while_calls_wait_for_a_location_or_a_result(client: Client) -> None:
     """So that the process looks for it, whatever its program does meanwhile."""
     assert not client.calls.expectant
     first = call(client, 1)
@@ -381,7 +381,7 @@ def test_calls_that_wait_for_news_are_known(client: Client) -> None:
     assert not client.calls.expectant
 
 
-def test_what_a_new_daemon_knows_of_anyway_can_be_promised_to_others(client: Client) -> None:
+def test_a_result_that_a_new_daemon_has_recorded_may_be_promised(client: Client) -> None:
     """The process stays for it, and listens meanwhile."""
     first = call(client, 1)
     lives(client, HOME)
@@ -394,7 +394,7 @@ def test_what_a_new_daemon_knows_of_anyway_can_be_promised_to_others(client: Cli
     assert not client.calls.expectant
 
 
-def test_a_kill_is_said_again_until_the_actor_is_dead(client: Client) -> None:
+def test_a_kill_is_repeated_until_the_actor_is_dead(client: Client) -> None:
     client.calls.kill(ACTOR, True)
     assert said(client, m.KillActor) == [m.KillActor(ACTOR, True)]
     client.rejoin(REGISTER)
@@ -405,7 +405,7 @@ def test_a_kill_is_said_again_until_the_actor_is_dead(client: Client) -> None:
 
 
 @pytest.mark.parametrize("state", [ALIVE, DEAD])
-def test_a_handle_goes_although_the_last_call_has_returned_while_it_waited_to_be_made_again(client: Client, state: int) -> None:
+def test_a_handle_is_released_when_the_last_call_returns_while_it_waits_to_be_repeated(client: Client, state: int) -> None:
     """An actor whose handle a caller retains never ends (simulator seed 9022216, with actors)."""
     first, last = call(client, 1, retries=-1), call(client, 2, retries=-1)
     lives(client, HOME)
@@ -434,7 +434,7 @@ def test_a_call_whose_argument_failed_leaves_nothing_behind(client: Client) -> N
     assert client.calls.targets == {}
 
 
-def test_a_value_known_to_the_scheduler_though_its_call_had_failed_is_let_go_of_with_its_ref(client: Client) -> None:
+def test_a_value_that_the_scheduler_has_of_a_failed_call_is_released_with_its_ref(client: Client) -> None:
     lost = call(client, 1)
     lives(client, HOME)
     lives(client, b"", DEAD, b"", pack_failure("ActorDiedError", "killed"))
@@ -444,7 +444,7 @@ def test_a_value_known_to_the_scheduler_though_its_call_had_failed_is_let_go_of_
     assert [lost + CALL_RETURN in message.object_ids for message in said(client, m.Release)] == [True]
 
 
-def test_a_logged_actor_is_told_which_outcomes_are_here_ahead_of_what_it_is_asked_again(client: Client) -> None:
+def test_a_logged_actor_receives_acknowledgements_before_repeated_calls(client: Client) -> None:
     lives(client, HOME)
     first, _, third = (call(client, number, LOGGED) for number in (1, 2, 3))
     lives(client, HOME)
@@ -465,7 +465,7 @@ def test_a_logged_actor_is_told_which_outcomes_are_here_ahead_of_what_it_is_aske
     )
 
 
-def test_what_has_its_outcome_when_the_next_life_begins_is_not_asked_of_it(client: Client) -> None:
+def test_calls_with_an_outcome_are_not_repeated_to_the_next_life(client: Client) -> None:
     lives(client, HOME)
     settled = call(client, 1, LOGGED)
     call(client, 2, LOGGED)
@@ -483,7 +483,7 @@ def rows_sent(client: Client) -> list[tuple[int, Any]]:
     return [(int.from_bytes(row[0], "big"), row[5] if len(row) > 3 else None) for row in rows]
 
 
-def test_an_actor_with_checkpoints_is_asked_for_calls_that_are_not_to_run_again(client: Client) -> None:
+def test_an_actor_with_checkpoints_is_asked_for_outcomes_of_calls_without_retries(client: Client) -> None:
     """A checkpoint may have their outcome: it is unknown only where that is the truth."""
     lives(client, HOME)
     first, second, third = call(client, 1, keeps=True), call(client, 2, keeps=True, timeout=1.0), call(client, 3, keeps=True)
@@ -507,7 +507,7 @@ def test_an_actor_with_checkpoints_is_asked_for_calls_that_are_not_to_run_again(
     assert {outcome(client, each) for each in (second, third, fourth)} == {("ActorDiedError", "unknown")}
 
 
-def test_an_actor_with_checkpoints_is_called_again_as_often_as_its_calls_may_be(client: Client) -> None:
+def test_an_actor_with_checkpoints_gets_repeated_calls_up_to_their_retries(client: Client) -> None:
     lives(client, HOME)
     call(client, 1, retries=1, keeps=True)
     lives(client, HOME)
@@ -518,7 +518,7 @@ def test_an_actor_with_checkpoints_is_called_again_as_often_as_its_calls_may_be(
     assert rows_sent(client) == [(1, (("ask", True),))]
 
 
-def test_a_logged_actor_is_told_now_and_then_and_others_never(client: Client) -> None:
+def test_acknowledgements_go_to_logged_actors_in_batches_and_to_no_others(client: Client) -> None:
     lives(client, HOME)
     for retries in (-1, LOGGED):
         calls = [call(client, 1000 * -retries + number, retries) for number in range(TAKEN_EVERY + 1)]
@@ -564,7 +564,7 @@ def answered(worker: Worker, status: int = OK, outputs: tuple[Any, ...] = (b"val
     return answer
 
 
-def test_the_outcome_of_a_lone_call_leaves_ahead_of_all_else_and_only_once(worker: Worker) -> None:
+def test_the_outcome_of_a_lone_call_is_sent_first_and_once(worker: Worker) -> None:
     give(worker, 1)
     answer = answered(worker)
     assert (answer.to, answer.message) == (CLIENT + ME, m.Returned((((1).to_bytes(16, "big"), OK, (b"value",)),)))
@@ -572,7 +572,7 @@ def test_the_outcome_of_a_lone_call_leaves_ahead_of_all_else_and_only_once(worke
     assert worker.unreported == 0
 
 
-def test_outcomes_that_others_wait_behind_leave_together(worker: Worker) -> None:
+def test_outcomes_are_sent_together_where_more_calls_wait(worker: Worker) -> None:
     give(worker, 1, 2)
     assert answered(worker) is None, "the next call is here already"
     assert answered(worker) is None, "the one before it has not left"
@@ -580,7 +580,7 @@ def test_outcomes_that_others_wait_behind_leave_together(worker: Worker) -> None
 
 
 @pytest.mark.parametrize(("status", "outputs"), [(FAILED, (b"why",)), (OK, ((4096, 100_000),)), (OK, (b"one", b"two")), (OK, ())])
-def test_what_is_no_plain_value_takes_its_usual_way(worker: Worker, status: int, outputs: tuple[Any, ...]) -> None:
+def test_outcomes_that_are_no_plain_value_go_through_the_scheduler(worker: Worker, status: int, outputs: tuple[Any, ...]) -> None:
     give(worker, 1)
     assert answered(worker, status, outputs) is None
     assert len(said(worker, m.Returned)) + len(said(worker, m.CallOutcomes)) <= 1
@@ -593,7 +593,7 @@ def test_nothing_is_sent_to_a_caller_that_has_gone(worker: Worker) -> None:
     assert answered(worker) is None
 
 
-def test_a_call_that_was_given_up_is_not_answered_a_second_time(worker: Worker) -> None:
+def test_an_abandoned_call_is_not_answered_twice(worker: Worker) -> None:
     give(worker, 1)
     item = worker.begin()
     assert item is not None
@@ -612,7 +612,7 @@ def test_a_call_carries_the_attempt_of_its_actor(worker: Worker) -> None:
     assert item.attempt == 3, "what a call that is made again submits has names of its own"
 
 
-def test_outcomes_that_concern_others_are_said_again_until_they_are_recorded(worker: Worker) -> None:
+def test_outcomes_that_others_need_are_repeated_until_they_are_recorded(worker: Worker) -> None:
     give(worker, 1)
     call_id = run(worker, ((4096, 100_000),))
     (reported,) = said(worker, m.CallOutcomes)
@@ -625,7 +625,7 @@ def test_outcomes_that_concern_others_are_said_again_until_they_are_recorded(wor
     assert not any(type(message) is m.CallOutcomes for message in worker.running())
 
 
-def test_of_recorded_values_the_caller_is_sent_those_without_refs_inside(worker: Worker) -> None:
+def test_recorded_values_without_refs_inside_are_sent_to_the_caller(worker: Worker) -> None:
     give(worker, 1)
     call_id = run(worker, (b"plain", b"box"), ((), (call_value(ACTOR, 0),)))
     worker.take_effects(0.0)
@@ -633,7 +633,7 @@ def test_of_recorded_values_the_caller_is_sent_those_without_refs_inside(worker:
     assert said(worker, m.Returned) == [m.Returned(((call_id, OK, (b"plain", None)),))]
 
 
-def test_an_error_with_refs_inside_concerns_others(worker: Worker) -> None:
+def test_an_error_with_refs_inside_is_recorded_by_the_scheduler(worker: Worker) -> None:
     give(worker, 1)
     error = with_refs(b"boom", (call_value(ACTOR, 0),))
     item = worker.begin()
@@ -642,7 +642,7 @@ def test_an_error_with_refs_inside_concerns_others(worker: Worker) -> None:
     assert said(worker, m.CallOutcomes) == [m.CallOutcomes(((item.row[0], ME, ERROR, (error,), ()),))]
 
 
-def test_of_an_error_the_caller_holds_what_is_inside_and_lets_go_of_its_record(client: Client) -> None:
+def test_the_caller_holds_refs_inside_an_error_and_releases_its_record(client: Client) -> None:
     inside = call_value(ACTOR, 7)
     for number, kept in enumerate((True, False)):
         call_id = call(client, number)
@@ -659,7 +659,7 @@ def test_of_an_error_the_caller_holds_what_is_inside_and_lets_go_of_its_record(c
             assert said(client, m.Release) == [m.Release((call_value(call_id, 0),))]
 
 
-def test_an_error_with_refs_inside_that_the_caller_makes_itself_is_offered_when_others_hear_of_it(client: Client) -> None:
+def test_an_error_with_refs_inside_made_by_the_caller_is_offered_to_dependents(client: Client) -> None:
     """The scheduler has recorded no outcome of a call of an actor that could not be made (simulator seed 226, with actors)."""
     call_id = call(client, 0)
     result, inside = call_value(call_id, 0), call_value(ACTOR, 7)
@@ -686,7 +686,7 @@ def give_timed(worker: Worker, *numbers: int, timeout: float, now: float = 0.0) 
     worker.step(now, CLIENT + ME, m.Call(ACTOR, 3, rows))
 
 
-def test_calls_that_have_ended_in_time_are_forgotten(worker: Worker) -> None:
+def test_deadlines_of_ended_calls_are_removed(worker: Worker) -> None:
     give_timed(worker, 1, 2, timeout=5.0)
     assert worker.next_deadline() == 5.0
     run(worker)
@@ -713,7 +713,7 @@ def test_a_deadline_far_off_takes_no_room_once_its_call_has_ended(worker: Worker
     assert worker.next_deadline() == 1.0
 
 
-def test_a_call_that_does_not_stop_is_over_for_its_caller(worker: Worker) -> None:
+def test_a_call_that_does_not_stop_has_an_outcome_for_its_caller(worker: Worker) -> None:
     """Once, whatever it returns in the end; those behind it wait for that."""
     give(worker, 1, 2)
     item = worker.begin()
@@ -736,7 +736,7 @@ def test_a_call_that_does_not_stop_is_over_for_its_caller(worker: Worker) -> Non
     assert [row[0] for row in returned.rows] == [second]
 
 
-def test_outcomes_for_a_caller_that_has_gone_are_forgotten(worker: Worker) -> None:
+def test_outcomes_for_a_dead_caller_are_dropped(worker: Worker) -> None:
     give(worker, 1)
     run(worker)
     worker.step(0.0, b"L" + DAEMON, m.CallerGone(ME))
@@ -770,7 +770,7 @@ def test_an_actor_is_refused_to_wait_for_its_own_call_unless_that_has_ended() ->
     assert not worker.refused(second, wanted, 2, here), "it is on its way"
 
 
-def test_a_call_lasts_until_it_is_run_unless_something_else_may_end_it(client: Client) -> None:
+def test_a_call_lasts_until_it_runs_unless_something_may_end_it_earlier(client: Client) -> None:
     client.calls.meet(ACTOR)
     lives(client, HOME)
     plain, limited, stream = call(client, 1), call(client, 2, timeout=5.0), call(client, 3, stream=0)

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bad_days import PATIENCE, eventually, kill_daemon, printed, processes_named, query, session
 from conftest import running_cluster
+from faults import PATIENCE, eventually, kill_daemon, printed, processes_named, query, session
 from files import wait_for_file_in_loop
 
 import zfabric as zf
@@ -200,7 +200,7 @@ def counted(book: Any, since: int) -> None:
 
 
 @BOTH
-def test_a_restart_begins_with_the_last_checkpoint_and_says_what_that_loses(
+def test_a_restart_begins_with_the_last_checkpoint_and_reports_lost_calls(
     kind: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     book = kind.remote(str(tmp_path / "note"))
@@ -226,9 +226,7 @@ def test_a_restart_begins_with_the_last_checkpoint_and_says_what_that_loses(
 
 @BOTH
 @pytest.mark.parametrize(("large", "seed"), [(False, 1), (False, 2), (True, 3)])
-def test_calls_that_are_made_again_have_their_effect_once_however_often_the_actor_is_killed(
-    kind: Any, large: bool, seed: int, tmp_path: Path
-) -> None:
+def test_repeated_calls_take_effect_once_however_often_the_actor_is_killed(kind: Any, large: bool, seed: int, tmp_path: Path) -> None:
     rng, note = random.Random(seed), tmp_path / "note"
     book = kind.options(max_task_retries=-1).remote(str(note))
     callers = [Caller.remote(book, name) for name in "abcd"]
@@ -247,7 +245,7 @@ def test_calls_that_are_made_again_have_their_effect_once_however_often_the_acto
 
 @BOTH
 @pytest.mark.parametrize("seed", [4, 5])
-def test_what_is_said_to_be_unknown_is_not_in_the_state(kind: Any, seed: int, tmp_path: Path) -> None:
+def test_calls_with_an_unknown_outcome_are_not_in_the_restored_state(kind: Any, seed: int, tmp_path: Path) -> None:
     """A call whose outcome is in a checkpoint has it, though it is not made again."""
     rng = random.Random(seed)
     book = kind.remote(str(tmp_path / "note"))
@@ -304,7 +302,7 @@ def kill_at_random(book: Any, results: list[Any], rng: random.Random, most: int)
 
 
 @BOTH
-def test_nothing_happens_twice_whoever_is_killed(kind: Any, tmp_path: Path) -> None:
+def test_no_call_takes_effect_twice_whichever_process_is_killed(kind: Any, tmp_path: Path) -> None:
     """The actor, the daemon, or one right after the other."""
     rng = random.Random(7)
     book = kind.options(max_task_retries=-1).remote(str(tmp_path / "note"))
@@ -349,7 +347,7 @@ def test_checkpoints_survive_the_daemon(kind: Any, both: bool, tmp_path: Path, c
     eventually(lambda: "what 4 calls did" in capfd.readouterr().err, "the driver is told")
 
 
-def test_what_an_earlier_life_has_left_is_not_counted_again(tmp_path: Path) -> None:
+def test_counts_of_an_earlier_life_are_not_counted_twice(tmp_path: Path) -> None:
     book = Looped.options(max_task_retries=-1).remote(str(tmp_path / "note"))
     for number in range(EVERY + 5):
         get(book.write.remote(number))
@@ -364,7 +362,7 @@ def test_what_an_earlier_life_has_left_is_not_counted_again(tmp_path: Path) -> N
     assert restarted(book, 2)["lost_calls"] == 2
 
 
-def test_an_actor_that_is_no_more_has_left_nothing(tmp_path: Path) -> None:
+def test_pages_of_a_dead_actor_are_removed(tmp_path: Path) -> None:
     """What its process has left is of use only for its next life."""
     book = Looped.options(max_task_retries=-1).remote(str(tmp_path / "note"))
     name = book._actor_id
@@ -382,7 +380,7 @@ def test_an_actor_that_is_no_more_has_left_nothing(tmp_path: Path) -> None:
 
 
 @BOTH
-def test_a_call_that_does_not_end_holds_others_back_once_and_not_for_ever(kind: Any, tmp_path: Path) -> None:
+def test_an_endless_call_holds_others_back_once_and_not_for_ever(kind: Any, tmp_path: Path) -> None:
     """A signal that is waited for, and sent: what is held back is what would end what runs."""
     book, gate = kind.options(checkpoint_every=2).remote(str(tmp_path / "note")), tmp_path / "gate"
     waiting = book.until.remote(str(gate), "waited")
@@ -401,7 +399,7 @@ def test_a_call_that_does_not_end_holds_others_back_once_and_not_for_ever(kind: 
 
 
 @BOTH
-def test_what_changes_nothing_may_run_for_ever_beside_checkpoints_and_is_called_again(kind: Any, tmp_path: Path) -> None:
+def test_readonly_calls_run_beside_checkpoints_and_are_repeated(kind: Any, tmp_path: Path) -> None:
     book, gate = kind.options(checkpoint_every=2).remote(str(tmp_path / "note")), tmp_path / "gate"
     watching = book.look.remote(str(gate))
     for number in range(4):
@@ -436,7 +434,7 @@ class Grouped:
         return os.getpid(), list(self.entries)
 
 
-def test_groups_have_their_quiet_moments_together_and_detached_actors_have_them_too() -> None:
+def test_concurrency_groups_and_detached_actors_have_quiet_checkpoints() -> None:
     actor = Grouped.options(name="of groups", lifetime="detached").remote()
     get([(actor.write if number % 2 else actor.other).remote(number) for number in range(40)])
     eventually(lambda: (row := row_of(actor))["checkpoint"] and row["since_checkpoint"] < 3, "it has a checkpoint")
@@ -457,7 +455,7 @@ def rows_of(actor: Any) -> list[Any]:
     return [key for table in ("log", "checkpoint") for key, _ in client.query("rows", table)[0] if key.startswith(actor._actor_id)]
 
 
-def test_one_checkpoint_is_kept_and_no_call_is_logged(tmp_path: Path) -> None:
+def test_one_checkpoint_is_retained_and_no_call_is_logged(tmp_path: Path) -> None:
     book = Looped.remote(str(tmp_path / "note"))
     get([book.write.remote(number) for number in range(200)])
     eventually(lambda: row_of(book)["checkpoint"] > 0 and len(rows_of(book)) == 1, "the others are dropped")
@@ -466,7 +464,7 @@ def test_one_checkpoint_is_kept_and_no_call_is_logged(tmp_path: Path) -> None:
     eventually(lambda: not rows_of(book), "nothing is kept of it")
 
 
-def test_streams_are_values_that_no_checkpoint_keeps(tmp_path: Path) -> None:
+def test_streams_are_in_no_checkpoint(tmp_path: Path) -> None:
     @zf.remote(max_restarts=-1, checkpoint_every=1, num_cpus=0)
     class Source:
         def __init__(self) -> None:
@@ -488,7 +486,7 @@ def test_streams_are_values_that_no_checkpoint_keeps(tmp_path: Path) -> None:
     assert get(source.look.remote())[1] == 5
 
 
-def test_what_cannot_be_pickled_is_an_error_when_the_actor_is_made() -> None:
+def test_an_unpicklable_state_is_an_error_when_the_actor_is_made() -> None:
     @zf.remote(max_restarts=1, checkpoint_every=5)
     class Waits:
         def __init__(self) -> None:
@@ -551,7 +549,7 @@ def test_a_save_that_exits_ends_neither_the_actor_nor_its_event_loop() -> None:
     assert len({pid for _, pid in heard}) == 1
 
 
-def test_people_see_checkpoints_in_the_table_where_there_are_any(tmp_path: Path) -> None:
+def test_the_actor_table_shows_checkpoints(tmp_path: Path) -> None:
     @zf.remote(num_cpus=0)
     class Plain:
         def ping(self) -> None: ...
@@ -568,7 +566,7 @@ def test_people_see_checkpoints_in_the_table_where_there_are_any(tmp_path: Path)
     assert other[-5:-2] == ["-", "-", "-"]
 
 
-def test_options_that_do_not_go_together_say_so() -> None:
+def test_conflicting_options_are_refused() -> None:
     class Plain:
         def one(self) -> None: ...
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bad_days import PATIENCE, damage_what_is_on_disk, eventually, kill_daemon, processes_named, query
 from conftest import running_cluster
+from faults import PATIENCE, damage_what_is_on_disk, eventually, kill_daemon, processes_named, query
 
 import zfabric as zf
 from zfabric.exceptions import ActorDiedError, ObjectTooLargeError, OptionError, SerializationError, TaskCancelledError
@@ -155,7 +155,7 @@ def test_four_callers_see_each_result_once_and_in_order_however_often_the_actor_
         assert [place for _, place in outcomes] == sorted(place for _, place in outcomes), "in order"
 
 
-def test_what_was_restored_goes_on_from_a_checkpoint_and_not_from_init() -> None:
+def test_a_restart_loads_the_checkpoint_and_does_not_run_init() -> None:
     ledger = Ledger.options(checkpoint_every=3).remote()
     assert get(ledger.begin_again.remote()) == 2
     for expected in (3, 4):
@@ -248,7 +248,7 @@ def test_arguments_of_logged_calls_stay_as_long_as_a_replay_may_need_them() -> N
     assert get(sums.add.remote(zf.put(np.zeros(50_000)), [zf.put(np.zeros(50_000))])) == total == 50_000 * 6
 
 
-def test_save_and_load_stand_for_what_cannot_be_pickled() -> None:
+def test_save_and_load_methods_replace_pickling() -> None:
     @zf.remote(max_restarts=-1, checkpoint_every=1)
     class Guarded:
         def __init__(self, start: int) -> None:
@@ -273,7 +273,7 @@ def test_save_and_load_stand_for_what_cannot_be_pickled() -> None:
     assert get(guarded.add.remote(1))[0] == value + 1 == 102
 
 
-def test_an_instance_that_cannot_be_pickled_is_an_error_at_once_that_names_what_cannot() -> None:
+def test_an_unpicklable_instance_is_an_error_that_names_the_attribute() -> None:
     @zf.remote(max_restarts=1, checkpoint_every=5)
     class Locked:
         def __init__(self) -> None:
@@ -311,7 +311,7 @@ def test_a_checkpoint_past_the_limit_is_refused_when_the_actor_is_made() -> None
     assert get(large.grow.remote(1)) == 251_001
 
 
-def test_what_was_stopped_in_its_middle_is_in_the_state_that_is_restored() -> None:
+def test_effects_of_a_stopped_call_are_in_the_restored_state() -> None:
     ledger = Ledger.remote()
     get(ledger.write.remote(0))
     nap = ledger.nap.remote(1)
@@ -326,7 +326,7 @@ def test_what_was_stopped_in_its_middle_is_in_the_state_that_is_restored() -> No
     assert get(ledger.read.remote())[1] == before[1]
 
 
-def test_people_see_what_is_logged() -> None:
+def test_listings_show_logged_calls() -> None:
     ledger = Ledger.options(checkpoint_every=4).remote()
     get([ledger.write.remote(number) for number in range(10)])
     eventually(lambda: "last checkpoint after call 8" in str(zf.explain(ledger)), "the checkpoint is committed")
@@ -335,7 +335,7 @@ def test_people_see_what_is_logged() -> None:
     assert (row["logged_calls"], row["checkpoint"], row["replaying"]) == (10, 8, "")
 
 
-def test_people_see_how_far_a_replay_is(tmp_path: Path) -> None:
+def test_listings_show_the_progress_of_a_replay(tmp_path: Path) -> None:
     @zf.remote(max_restarts=-1, checkpoint_every=0)
     class Steps:
         def step(self, gate: str) -> int:
@@ -355,7 +355,7 @@ def test_people_see_how_far_a_replay_is(tmp_path: Path) -> None:
     assert "run again" not in str(zf.explain(steps))
 
 
-def test_a_log_is_cut_by_checkpoints_and_gone_with_its_actor() -> None:
+def test_a_log_is_cut_by_checkpoints_and_deleted_with_its_actor() -> None:
     ledger = Ledger.options(checkpoint_every=4).remote()
     get([ledger.write.remote(number) for number in range(100)])
     eventually(lambda: len(rows_of(ledger, "log")) <= 4, "the log is cut")
@@ -364,7 +364,7 @@ def test_a_log_is_cut_by_checkpoints_and_gone_with_its_actor() -> None:
     eventually(lambda: not rows_of(ledger, "log") and not rows_of(ledger, "checkpoint"), "nothing is kept of it")
 
 
-def test_an_actor_that_ends_itself_has_its_last_results_out_before_it_goes() -> None:
+def test_an_exiting_actor_sends_its_last_results_first() -> None:
     @zf.remote(max_restarts=-1, checkpoint_every=0)
     class Last:
         def work(self, number: int) -> int:
@@ -382,7 +382,7 @@ def test_an_actor_that_ends_itself_has_its_last_results_out_before_it_goes() -> 
     eventually(lambda: not rows_of(last, "log"), "nothing is kept of it")
 
 
-def test_options_that_do_not_go_together_say_so() -> None:
+def test_conflicting_options_are_refused() -> None:
     class Plain:
         def one(self) -> None: ...
 
@@ -451,7 +451,7 @@ def test_a_large_result_that_is_lost_is_made_again_beside_the_actor(tmp_path: An
         assert get(actor.sum.remote()) == 820
 
 
-def test_what_calls_submit_that_run_again_for_a_lost_result_is_new() -> None:
+def test_tasks_that_a_replay_for_a_lost_result_submits_have_new_ids() -> None:
     """The actor lives, and holds what the first run of its calls has submitted."""
 
     @zf.remote
@@ -479,7 +479,7 @@ def test_what_calls_submit_that_run_again_for_a_lost_result_is_new() -> None:
                 assert get(ref)[0] == number
 
 
-def test_a_large_result_of_calls_that_are_not_logged_is_lost_and_says_what_would_have_kept_it() -> None:
+def test_a_lost_large_result_of_unlogged_calls_names_the_options_that_retain_it() -> None:
     with running_cluster(object_store_memory=32 * 2**20, config={"put_patience": PATIENCE}):
         actor = Growing.remote(os.devnull)
         refs = [actor.grow.remote(number) for number in range(40)]

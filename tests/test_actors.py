@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bad_days import PATIENCE, eventually, failure, gone, query
 from conftest import running_cluster
+from faults import PATIENCE, eventually, failure, gone, query
 
 import zfabric as zf
 from zfabric.protocol.ids import short
@@ -145,7 +145,7 @@ def test_calls_of_several_callers_are_each_in_order() -> None:
         assert [index for caller, index in seen if caller == name] == list(range(300))
 
 
-def test_a_call_whose_argument_is_not_there_yet_holds_up_those_behind_it(tmp_path: Path) -> None:
+def test_a_call_whose_argument_does_not_exist_yet_blocks_later_calls(tmp_path: Path) -> None:
     gate, recorder = Gate.remote(), Recorder.remote()
     go = str(tmp_path / "go")
     first = recorder.note.remote(gate.pass_when.remote(go))
@@ -172,7 +172,7 @@ def test_large_arguments_and_results() -> None:
     assert [int(each[0]) for each in value_of(recorder.all.remote())] == [0, 1, 2, 3]
 
 
-def test_small_results_go_on_to_tasks_and_other_actors() -> None:
+def test_small_results_are_arguments_of_tasks_and_other_actors() -> None:
     counter, recorder = Counter.remote(), Recorder.remote()
     refs = [counter.add.remote() for _ in range(100)]
     assert value_of([identity.remote(ref) for ref in refs]) == list(range(1, 101))
@@ -212,7 +212,7 @@ class Keeper:
         return [identity.remote(value)]
 
 
-def test_an_actor_keeps_the_refs_it_was_given() -> None:
+def test_an_actor_retains_its_refs() -> None:
     keeper = Keeper.remote()
     large, small = zf.put(np.ones(500_000)), identity.remote(7)
     value_of(keeper.keep.remote([large, small]))
@@ -282,7 +282,7 @@ class Boss:
         return self.made
 
 
-def test_handles_go_to_tasks_and_other_actors_and_back() -> None:
+def test_handles_are_passed_to_tasks_and_actors_and_returned() -> None:
     counter = Counter.remote()
     assert value_of(add_from_a_task.remote(counter, 3)) == [1, 2, 3]
     boss = Boss.remote(counter)
@@ -305,7 +305,7 @@ def test_the_actor_ends_with_its_last_handle_but_runs_the_calls_made_before(tmp_
     eventually(lambda: gone(pid), "the actor ended with its last handle")
 
 
-def test_a_handle_whose_methods_were_used_goes_with_its_last_reference() -> None:
+def test_a_handle_whose_methods_were_used_is_freed_with_its_last_reference() -> None:
     counter = Counter.remote()
     assert counter.add is counter.add, "it is made once"
     gone_at_once = weakref.ref(counter)
@@ -317,14 +317,14 @@ def test_a_handle_whose_methods_were_used_goes_with_its_last_reference() -> None
         gc.enable()
 
 
-def test_a_handle_in_a_task_keeps_the_actor() -> None:
+def test_a_handle_in_a_task_retains_the_actor() -> None:
     counter = Counter.remote()
     ref = add_from_a_task.remote(counter, 50)
     del counter
     assert value_of(ref) == list(range(1, 51))
 
 
-def test_a_handle_that_another_actor_keeps_counts() -> None:
+def test_a_handle_that_another_actor_has_counts() -> None:
     counter = Counter.remote()
     pid = value_of(counter.pid.remote())
     boss = Boss.remote(counter)
@@ -362,7 +362,7 @@ def test_a_clean_end_runs_exit(tmp_path: Path) -> None:
     assert path.read_text() == "goodbye"
 
 
-def test_what_a_handle_says_of_itself() -> None:
+def test_repr_and_equality_of_handles() -> None:
     counter = Counter.remote()
     assert {"add", "read", "pid"} <= set(dir(counter))
     assert not hasattr(counter, "__enter__")
@@ -435,7 +435,7 @@ def test_arity_is_checked_whatever_defaults_and_annotations_are() -> None:
     assert value_of([odd.sentinel.remote(1), odd.positional.remote(1, 2, 3, a=4), odd.annotated.remote(x=5)]) == [True, 1, 5]
 
 
-def test_what_is_called_wrongly_says_what_to_write() -> None:
+def test_a_wrong_call_names_what_to_write() -> None:
     counter = Counter.remote()
     with pytest.raises(TypeError, match=r"Counter\.remote\("):
         Counter()
@@ -524,7 +524,7 @@ def test_a_method_is_called_although_its_instance_has_an_attribute_of_that_name(
     assert value_of([shadowed.value.remote(), shadowed.twice.remote(4), shadowed.name_of.remote()]) == [10, 8, "Shadowed"]
 
 
-def test_a_remote_class_has_what_its_class_has_in_the_program_and_in_its_own_methods() -> None:
+def test_a_remote_class_has_the_attributes_of_its_class() -> None:
     assert (Shadowed.LIMIT, Shadowed.twice(5), Shadowed.name_of()) == (7, 10, "Shadowed")
     assert {"LIMIT", "twice", "by_class", "remote", "options"} <= set(dir(Shadowed))
     assert inspect.signature(Shadowed.by_class).parameters.keys() == {"self"}
@@ -575,7 +575,7 @@ class Lonely:
         return self.me
 
 
-def test_what_an_actor_has_of_itself_does_not_keep_it_alive() -> None:
+def test_an_actors_handle_of_itself_does_not_retain_it() -> None:
     actor = Lonely.remote()
     pid, given = value_of([actor.pid.remote(), actor.give.remote()])
     assert value_of(given.pid.remote()) == pid
@@ -584,7 +584,7 @@ def test_what_an_actor_has_of_itself_does_not_keep_it_alive() -> None:
     assert isinstance(death_of(given.pid), zf.ActorDiedError)
 
 
-def test_what_get_actor_gives_does_not_keep_the_actor_alive() -> None:
+def test_a_handle_from_get_actor_does_not_retain_the_actor() -> None:
     @zf.remote
     def pass_on(handle: Any) -> tuple[int, Any]:
         return zf.get(handle.pid.remote()), handle
@@ -624,7 +624,7 @@ class Hoarder:
 
 
 @pytest.mark.parametrize("where", ["driver", "actor"])
-def test_a_handle_in_a_cycle_gives_back_what_its_actor_holds(where: str) -> None:
+def test_collecting_a_handle_in_a_cycle_frees_its_actors_resources(where: str) -> None:
     @zf.remote
     def pid() -> int:
         return os.getpid()
@@ -681,7 +681,7 @@ def test_actors_with_names_are_of_one_class_that_is_exported_once() -> None:
         Counter.options(get_if_exists=True).remote()
 
 
-def test_namespaces_are_apart() -> None:
+def test_names_in_different_namespaces_do_not_collide() -> None:
     here = Counter.options(name="anywhere").remote(1)
     there = Counter.options(name="anywhere", namespace="elsewhere").remote(2)
     assert value_of([here.read.remote(), there.read.remote()]) == [1, 2]
@@ -759,7 +759,7 @@ def test_where_an_actor_runs() -> None:
     assert value_of(placed.variable.remote("OF_THIS_ACTOR")) == "yes"
 
 
-def test_an_actor_knows_whether_it_was_made_again() -> None:
+def test_an_actor_can_see_that_it_was_restarted() -> None:
     placed = Placed.options(max_restarts=1, max_task_retries=-1).remote()
     assert not value_of(placed.made_again.remote())
     zf.kill(placed, no_restart=False)
@@ -829,7 +829,7 @@ if how == "shutdown":
 
 @pytest.mark.parametrize("how", ["shutdown", "ends"])
 @pytest.mark.parametrize("light", ["light", "ordinary"])
-def test_the_end_of_a_program_is_a_clean_one_for_its_actors(tmp_path: Path, how: str, light: str) -> None:
+def test_actors_shut_down_cleanly_at_the_end_of_a_program(tmp_path: Path, how: str, light: str) -> None:
     program, log = tmp_path / "program.py", tmp_path / "log"
     program.write_text(POLITE)
     subprocess.run([sys.executable, program, log, how, "0.01", light], timeout=PATIENCE, check=True)
@@ -837,7 +837,7 @@ def test_the_end_of_a_program_is_a_clean_one_for_its_actors(tmp_path: Path, how:
     assert (said.count("exit"), said.count("del"), said.count("has worked"), said.count("is there")) == (1, 1, 2, 2)
 
 
-def test_the_end_of_a_program_does_not_wait_for_what_takes_longer(tmp_path: Path) -> None:
+def test_the_end_of_a_program_does_not_wait_for_slow_actors(tmp_path: Path) -> None:
     program, log = tmp_path / "program.py", tmp_path / "log"
     program.write_text(POLITE)
     subprocess.run([sys.executable, program, log, "ends", "1e6", "ordinary"], timeout=PATIENCE, check=True)
@@ -866,7 +866,7 @@ class Leaver:
         return os.getpid()
 
 
-def test_a_call_made_after_its_actor_said_that_it_leaves_did_not_run() -> None:
+def test_a_call_after_exit_actor_did_not_run() -> None:
     leaver = Leaver.remote()
     with pytest.raises(zf.ActorDiedError) as left:
         value_of(leaver.leave.remote())
@@ -885,7 +885,7 @@ def test_an_attribute_set_on_a_handle_is_refused_with_what_to_do() -> None:
     assert value_of(pickle.loads(pickle.dumps(counter)).add.remote()) == 1
 
 
-def test_exit_actor_ends_it_for_good() -> None:
+def test_exit_actor_ends_the_actor_for_good() -> None:
     leaver = Leaver.options(max_restarts=-1).remote()
     pid = value_of(leaver.pid.remote())
     left = failure(leaver.leave.remote())
@@ -1028,7 +1028,7 @@ def test_a_task_of_an_event_loop_may_end_its_actor(tmp_path: Path, how: str) -> 
     eventually(lambda: note.read_text() == "shutdown ", "a clean end")
 
 
-def test_handlers_of_atexit_run_when_the_last_handle_has_gone(tmp_path: Path) -> None:
+def test_atexit_handlers_run_when_the_last_handle_is_gone(tmp_path: Path) -> None:
     note = tmp_path / "note"
     departing = Departing.remote(str(note))
     value_of(departing.write.remote("begun"))
@@ -1048,7 +1048,7 @@ def test_the_names_of_ray_actor() -> None:
     assert zf.actor.exit_actor is zf.exit_actor
 
 
-def test_kill_with_restart_begins_anew() -> None:
+def test_kill_with_restart_runs_init_again() -> None:
     counter = Counter.options(max_restarts=1, max_task_retries=-1).remote(5)
     value_of(counter.add.remote())
     pid = value_of(counter.pid.remote())

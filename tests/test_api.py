@@ -93,7 +93,7 @@ def test_calls_in_every_form(client):
     assert len(client.exports) == 3
 
 
-def test_a_direct_call_says_what_to_write():
+def test_a_direct_call_is_an_error_that_names_remote():
     with pytest.raises(TypeError, match=r"write add\.remote\(\.\.\.\)"):
         add(1)
 
@@ -121,7 +121,7 @@ def test_arguments_of_odd_signatures_are_not_refused(client):
     assert zf.get(zf.remote(lambda self, args: self + args).remote(self=1, args=2)) == 3, "names that ours have, too"
 
 
-def test_a_plain_call_is_four_fields_and_says_no_options(client):
+def test_a_plain_call_is_four_fields_without_options(client):
     add.remote(1)
     _, function, arguments, dependencies, options = client.rows[0]
     assert pickle.loads(arguments) == (1,)
@@ -145,7 +145,7 @@ def test_options_travel_only_where_they_differ(client):
     assert len(client.exports) == 1
 
 
-def test_options_that_are_taken_back_are_those_of_another_function(client):
+def test_options_return_another_function_and_leave_the_first_alone(client):
     remote = zf.remote(num_gpus=0.5, timeout=9, name="base", runtime_env={"env_vars": {"A": "1"}}, retry_exceptions=True)(lambda: 1)
     remote.options(num_gpus=None, timeout=None, runtime_env={}).options(name=None, retry_exceptions=None).remote()
     assert client.rows[0][4] is None
@@ -177,7 +177,7 @@ def test_generators_give_their_items_as_values(client):
         three.options(num_returns=1).remote()
 
 
-def test_map_is_one_ref_an_item_handed_over_in_batches(client):
+def test_map_returns_a_ref_per_item_and_submits_in_batches(client):
     refs = add.map(range(10), chunksize=4)
     assert zf.get(refs) == list(range(10, 20))
     assert client.batches == [4, 4, 2]
@@ -215,14 +215,14 @@ def test_large_arguments_become_objects_once_each(client):
     assert client.references[client.puts[0][0]] == 0
 
 
-def test_many_middling_arguments_become_objects_too():
+def test_many_medium_arguments_become_objects_too():
     for client in _installed(FakeClient(Config(inline_bytes=1000))):
         assert zf.get(zf.remote(lambda *texts: sum(map(len, texts))).remote(*[chr(65 + i) * 900 for i in range(40)])) == 36_000
         assert len(client.rows[0][2]) <= 17_000
         assert 20 <= len(client.puts) < 40
 
 
-def test_refs_inside_arguments_are_told(client):
+def test_refs_inside_arguments_are_reported(client):
     inner = zf.put(7)
     assert zf.get(zf.remote(lambda box: zf.get(box["ref"]) + 1).remote({"ref": inner})) == 8
     assert client.rows[0][3] == ()
@@ -282,14 +282,14 @@ def test_a_function_is_exported_again_to_another_job():
             assert len(client.exports) == 1
 
 
-def test_a_function_that_is_too_large_says_what_to_do(client, monkeypatch):
+def test_a_function_that_is_too_large_is_an_error_with_advice(client, monkeypatch):
     monkeypatch.setattr("zfabric.api.remote_function.FUNCTION_BYTES_MAX", 10_000)
     captured = b"x" * 20_000
     with pytest.raises(zf.SerializationError, match=r"zf\.put"):
         zf.remote(lambda: captured).remote()
 
 
-def test_what_cannot_be_pickled_is_named_at_the_call(client):
+def test_an_unpicklable_argument_is_named_at_the_call(client):
     lock = threading.Lock()
     with pytest.raises(zf.SerializationError, match=r"args\[1\]\['lock'\] -> _thread.lock"):
         add.remote(1, {"lock": lock})
@@ -355,7 +355,7 @@ def test_retry_exceptions(client):
         ({"inline": 1}, "inline"),
     ],
 )
-def test_options_that_cannot_be_meant_are_refused_where_they_are_written(options, text):
+def test_impossible_options_are_refused_where_they_are_written(options, text):
     with pytest.raises(zf.OptionError, match=text):
         zf.remote(**options)
     with pytest.raises(zf.OptionError, match=text):
@@ -415,7 +415,7 @@ def test_options_that_this_kind_of_function_or_method_cannot_honour_are_refused(
         told.remote().tell.options(max_retries=2)
 
 
-def test_the_environment_of_a_program_is_shown_as_it_was_said(client, monkeypatch):
+def test_the_runtime_env_of_a_program_is_shown_as_given(client, monkeypatch):
     monkeypatch.setattr(lifecycle, "_runtime_env", None)
     assert zf.get_runtime_context().runtime_env == {}
     monkeypatch.setattr(lifecycle, "_runtime_env", lifecycle._checked_environment({"env_vars": {"A": "1"}}))
@@ -446,7 +446,7 @@ def test_options_of_ray_without_meaning_here_are_accepted(client):
     assert client.rows[0][4] is None
 
 
-def test_what_is_not_a_function_is_refused():
+def test_only_functions_and_classes_can_be_remote():
     with pytest.raises(TypeError, match="already"):
         zf.remote(add)
     with pytest.raises(TypeError, match=r"ActorClass\(.* already"):
@@ -606,7 +606,7 @@ def fails():
     raise LookupError("no")
 
 
-def test_what_goes_wrong_among_many_values_is_raised_and_the_rest_let_go_of(client):
+def test_an_error_among_many_values_is_raised_and_the_others_are_released(client):
     small, large, larger = zf.put([1]), zf.put(np.zeros(10_000)), zf.put(np.ones(20_000))
     first, array, second = zf.get([small, large, small])
     assert first is second
@@ -636,7 +636,7 @@ def test_what_goes_wrong_among_many_values_is_raised_and_the_rest_let_go_of(clie
         (add, "RemoteFunction"),
     ],
 )
-def test_get_of_what_is_no_ref_says_what_and_where(client, value, text):
+def test_get_of_something_other_than_a_ref_names_it_and_its_place(client, value, text):
     with pytest.raises(TypeError, match=text):
         zf.get(value)
 
@@ -657,7 +657,7 @@ def test_get_raises_what_the_task_raised(client):
     assert zf.get(zf.remote(lambda refs: "unread").remote([ref])) == "unread"
 
 
-def test_get_raises_the_first_failure_and_lets_go_of_the_rest(client):
+def test_get_raises_the_first_failure_and_releases_the_other_values(client):
     big = [zf.put(np.zeros(20_000)) for _ in range(3)]
     with pytest.raises(KeyError, match="first"):
         zf.get([big[0], fail.remote("first"), big[1], fail.remote("second"), big[2]])
@@ -665,7 +665,7 @@ def test_get_raises_the_first_failure_and_lets_go_of_the_rest(client):
     assert sorted(client.released) == sorted(ref.binary() for ref in big)
 
 
-def test_views_keep_the_value_and_copies_do_not(client):
+def test_views_retain_the_value_and_copies_do_not(client):
     ref = zf.put(np.arange(20_000))
     view = zf.get(ref)
     assert not view.flags.writeable
@@ -716,7 +716,7 @@ def test_wait(manual):
     assert zf.wait([]) == ([], [])
 
 
-def test_wait_refuses_what_cannot_be_meant(client):
+def test_wait_refuses_impossible_arguments(client):
     ref = zf.put(1)
     cases = [
         (lambda: zf.wait(ref), TypeError, r"wait\(\[ref\]\)"),
@@ -751,7 +751,7 @@ def test_as_completed(manual):
         zf.as_completed([5])
 
 
-def test_values_as_completed_are_read_within_what_is_left_of_the_time(client, monkeypatch):
+def test_as_completed_reads_values_within_the_remaining_timeout(client, monkeypatch):
     limits = []
     read = client.get
     monkeypatch.setattr(client, "get", lambda ids, timeout, *rest: limits.append(timeout) or read(ids, timeout, *rest))
@@ -862,7 +862,7 @@ def test_threads_share_the_client():
 # --- beginning and end -----------------------------------------------------------------------------------------------------------------
 
 
-def test_init_passes_on_what_it_is_told(starts):
+def test_init_passes_on_its_arguments(starts):
     context = zf.init(
         num_cpus=2,
         num_gpus=1,
@@ -915,7 +915,7 @@ def test_a_second_init(starts):
     zf.shutdown()
 
 
-def test_init_refuses_what_cannot_be_meant(starts):
+def test_init_refuses_impossible_arguments(starts):
     for arguments, kind, text in [
         ({"num_cpu": 1}, TypeError, "did you mean 'num_cpus'"),
         ({"num_cpus": -1}, ValueError, "num_cpus"),
@@ -1039,7 +1039,7 @@ print("fine")
 """
 
 
-def test_a_forked_child_is_told_so():
+def test_a_forked_child_gets_an_error_that_names_the_fork():
     program = FORKED.format(tests=os.path.dirname(__file__))
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert ran.stdout == "fine\n", ran.stderr
@@ -1082,7 +1082,7 @@ def test_explain(client):
         zf.explain(5)
 
 
-def test_explain_takes_what_people_type(client):
+def test_explain_accepts_names_and_short_ids(client):
     """A short id is looked up first; one that can mean several things is not guessed."""
     known = {"1-3fa2-57": [{"id": "ab" * 16}], "1-3fa2-58": [], "ab": [{"id": "ab" * 16}, {"id": "ac" * 16}]}
     client.answers["find"] = known.get
@@ -1099,7 +1099,7 @@ def test_a_timeline_goes_to_a_path(client):
         zf.timeline(5)
 
 
-def test_a_ref_has_nothing_of_its_value(client):
+def test_attributes_of_the_value_are_not_attributes_of_the_ref(client):
     ref = add.remote(1)
     assert not hasattr(ref, "shape")
     with pytest.raises(AttributeError, match=r"no 'shape'; zf\.get\(ref\)"):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from bad_days import PATIENCE
+from faults import PATIENCE
 
 import zfabric as zf
 from zfabric.adapters import arena as arena_module
@@ -158,7 +158,7 @@ def test_an_arena_of_another_size_is_refused(path: str) -> None:
         Arena(path, 2 * SIZE, writable=False)
 
 
-def test_memory_is_there_once_made_ready_and_gone_once_punched(arena: Arena, path: str) -> None:
+def test_memory_is_allocated_when_made_ready_and_freed_when_punched(arena: Arena, path: str) -> None:
     start = data_start(SIZE)
     assert arena.make_ready(start, 3 * PIECE) == ""
     assert os.stat(path).st_blocks * 512 == 3 * PIECE
@@ -170,7 +170,7 @@ def test_memory_is_there_once_made_ready_and_gone_once_punched(arena: Arena, pat
     assert bytes(arena.view(start, 4)) == bytes(4)
 
 
-def test_a_system_without_memory_says_so_in_words(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_memory_is_a_readable_error(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int, offset: int, size: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -285,7 +285,7 @@ def test_small_pages_are_taken_while_huge_ones_come_slowly(arena: Arena, monkeyp
 # -- what a restart finds -------------------------------------------------------------------------------------------------------
 
 
-def test_only_what_the_index_and_the_header_agree_on_is_found(arena: Arena, path: str) -> None:
+def test_only_objects_with_matching_index_and_header_are_found(arena: Arena, path: str) -> None:
     assert arena.make_ready(data_start(SIZE), 2 * PIECE) == ""
     places = [FIRST + number * footprint(100) for number in range(6)]
     for number, offset in enumerate(places[:5]):

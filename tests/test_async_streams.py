@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bad_days import PATIENCE, eventually, failure, kill_daemon
 from conftest import running_cluster
+from faults import PATIENCE, eventually, failure, kill_daemon
 
 import zfabric as zf
 
@@ -139,7 +139,7 @@ def test_many_producers_wait_for_their_consumers_in_one_worker(tmp_path: Path) -
     assert all(len(written(path)) == 10 for path in paths)
 
 
-def test_an_async_producer_is_no_further_ahead_than_it_may_be(tmp_path: Path) -> None:
+def test_an_async_producer_is_not_further_ahead_than_its_credit(tmp_path: Path) -> None:
     generator = noted.remote(str(tmp_path / "note"), 20)
     for taken in range(18):
         eventually(lambda taken=taken: len(written(tmp_path / "note")) == 3 + taken, "it goes on by one")
@@ -164,7 +164,7 @@ def test_async_producers_go_on_with_a_new_daemon() -> None:
     assert values([*kept, *generator]) == list(range(1, 61))
 
 
-def test_what_has_no_values_to_yield_is_refused() -> None:
+def test_functions_that_yield_nothing_cannot_stream() -> None:
     async def without_yield() -> None: ...
 
     with pytest.raises(zf.OptionError, match="without yield"):
@@ -173,7 +173,7 @@ def test_what_has_no_values_to_yield_is_refused() -> None:
         successors.options(num_returns=1).remote(1)
 
 
-def test_what_yields_streams_by_itself() -> None:
+def test_async_generator_functions_stream_by_default() -> None:
     def plain(n: int) -> Iterator[int]:
         yield from range(n)
 
@@ -233,7 +233,7 @@ def test_an_async_stream_is_read_in_another_event_loop() -> None:
     assert asyncio.run(read()) == list(range(20))
 
 
-def test_a_coroutine_that_does_not_yield_says_so() -> None:
+def test_a_coroutine_that_does_not_yield_is_an_error() -> None:
     (ref,) = Sources.remote().nothing.options(**STREAM).remote()
     error = failure(ref)
     assert isinstance(error, TypeError)
@@ -243,7 +243,7 @@ def test_a_coroutine_that_does_not_yield_says_so() -> None:
 # --- all at once --------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_method_gives_all_that_it_yields_at_once() -> None:
+def test_a_method_returns_all_yielded_values_at_once() -> None:
     plain = Plain.remote()
     refs = zf.get(plain.halves.remote(9), timeout=PATIENCE)
     assert len(refs) == 4
@@ -284,7 +284,7 @@ class ComesBackInLoop(ComesBack):
 
 
 @pytest.mark.parametrize(("kind", "options"), [(ComesBack, {}), (ComesBack, {"max_concurrency": 2}), (ComesBackInLoop, {})])
-def test_a_method_that_yields_is_called_again(kind: type, options: dict[str, Any]) -> None:
+def test_a_generator_method_is_retried(kind: type, options: dict[str, Any]) -> None:
     """What was yielded before is not given twice."""
     actor = zf.remote(**options)(kind).remote() if options else zf.remote(kind).remote()
     for call, read in (
@@ -300,7 +300,7 @@ def test_a_method_that_yields_is_called_again(kind: type, options: dict[str, Any
 
 
 @pytest.mark.parametrize("made", [lambda: Sources.remote(), lambda: Plain.options(max_concurrency=2).remote()])
-def test_others_read_what_a_method_yielded(made: Callable[[], Any]) -> None:
+def test_other_processes_read_values_that_a_method_yielded(made: Callable[[], Any]) -> None:
     @zf.remote
     def total(found: Any) -> int:
         return sum(zf.get(list(found)))
@@ -322,7 +322,7 @@ class GivesOthers:
         return zf.put(3)
 
 
-def test_methods_that_may_be_called_again_give_what_others_give() -> None:
+def test_retried_methods_return_the_same_kinds_of_values() -> None:
     actor = zf.remote(GivesOthers).remote()
     assert values(actor.numbers.remote()) == [1, 2]
     assert zf.get(zf.get(actor.ref.remote(), timeout=PATIENCE)) == 3

@@ -40,7 +40,7 @@ def child_of(number: int, attempt: int) -> tuple[Any, ...]:
     return (child_prefix(JOB, task_id(number), 0, salt_of(attempt)) + pack_counter(0), FUNCTION, b"", ())
 
 
-def test_a_task_that_nobody_runs_begins_under_a_number_of_the_new_daemon(node: Restarted) -> None:
+def test_a_queued_task_gets_an_attempt_number_of_the_new_daemon(node: Restarted) -> None:
     node.rejoin((row(0),))
     assert node.dispatched() == [(OLD, 0, FIRST)]
     node.complete(OLD, 0, 0)
@@ -51,7 +51,7 @@ def test_a_task_that_nobody_runs_begins_under_a_number_of_the_new_daemon(node: R
     assert node.dispatched() == [(OLD, 1, FIRST)]
 
 
-def test_what_runs_goes_on_under_its_number_and_runs_again_under_one_of_the_new_daemon(node: Restarted) -> None:
+def test_a_running_task_retains_its_attempt_number_and_its_retry_gets_a_new_one(node: Restarted) -> None:
     node.rejoin((row(0),), (WORKER, m.RunningTasks(((row(0), THIRD, True, ""),))))
     assert node.dispatched() == []
     died(node, OLD, 0)
@@ -68,7 +68,7 @@ def test_what_runs_goes_on_under_its_number_and_runs_again_under_one_of_the_new_
     assert node.results() == {0: (m.OK, (b"value",))}
 
 
-def test_an_end_that_the_daemon_before_may_not_have_heard_of_counts_once(node: Restarted) -> None:
+def test_an_outcome_that_the_dead_daemon_may_not_have_received_counts_once(node: Restarted) -> None:
     again = m.Completed.of(((task_id(0), 1, m.RETRY, (b"error",)),), (), ((FUNCTION, 1, 0.001),))
     node.rejoin((row(0, retry_errors=True),), (WORKER, again))
     assert node.dispatched() == [(OLD, 0, next_attempt(1, FIRST))], "and not the number that the daemon before may have gone on to"
@@ -77,7 +77,7 @@ def test_an_end_that_the_daemon_before_may_not_have_heard_of_counts_once(node: R
 @pytest.mark.parametrize(
     ("why", "kind"), [("cancelled", "TaskCancelledError"), ("timeout", "TaskTimeoutError"), ("killed", "ActorDiedError")]
 )
-def test_why_an_attempt_was_stopped_is_known_though_the_daemon_that_asked_is_gone(node: Restarted, why: str, kind: str) -> None:
+def test_the_reason_for_stopping_an_attempt_survives_the_daemon(node: Restarted, why: str, kind: str) -> None:
     node.rejoin((row(0),), (WORKER, m.Completed.of(((task_id(0), THIRD, m.INTERRUPTED, (why.encode(),)),))))
     ((status, (failure,)),) = node.results().values()
     assert (status, unpack_failure(failure)[0]) == (m.FAILED, kind)
@@ -95,7 +95,7 @@ def test_an_attempt_that_was_asked_to_stop_is_asked_again_and_does_not_run_again
     assert [unpack_failure(failure)[0] for _, (failure,) in node.results().values()] == ["TaskCancelledError"] * held
 
 
-def test_an_actor_that_lives_has_its_number_and_its_restarts(node: Restarted) -> None:
+def test_a_living_actor_retains_its_attempt_number_and_restarts(node: Restarted) -> None:
     made = (task_id(0), ACTOR_CLASS, b"", ())
     node.rejoin((), (CLIENT, m.HostedActors(((made, THIRD),))), (CLIENT, m.Hold((task_id(0) + bytes(4),))))
     record = node.scheduler.actors.records[task_id(0)]
@@ -106,20 +106,20 @@ def test_an_actor_that_lives_has_its_number_and_its_restarts(node: Restarted) ->
 
 
 @pytest.mark.parametrize("held", [False, True])
-def test_what_a_forgotten_attempt_had_submitted_is_not_run_unless_somebody_waits_for_it(node: Restarted, held: bool) -> None:
+def test_children_of_an_abandoned_attempt_run_only_if_another_process_waits(node: Restarted, held: bool) -> None:
     child = child_of(0, 0)
     holds = ((CLIENT, m.Hold((child[0] + bytes(4),))),) if held else ()
     node.rejoin((row(0),), (CLIENT, m.Submit((child,))), *holds)
     assert (child[0] in node.scheduler.tables.tasks) == held
 
 
-def test_what_the_present_attempt_has_submitted_is_run(node: Restarted) -> None:
+def test_children_of_the_current_attempt_run(node: Restarted) -> None:
     child = child_of(0, THIRD)
     node.rejoin((row(0),), (WORKER, m.RunningTasks(((row(0), THIRD, True, ""),))), (CLIENT, m.Submit((child,))))
     assert child[0] in node.scheduler.tables.tasks
 
 
-def test_numbers_are_told_apart_by_daemons_and_read_as_tries() -> None:
+def test_attempt_numbers_contain_the_daemon_and_are_shown_as_tries() -> None:
     third = next_attempt(next_attempt(first_attempt(0), first_attempt(0)), first_attempt(5))
     assert tries_of(third) == 2
     assert first_attempt(5) < third < first_attempt(6)
@@ -135,7 +135,7 @@ def test_a_value_that_failed_once_and_fails_again_for_the_next_daemon_is_counted
     assert node.scheduler.tables.inline.total == 3 * len(error)
 
 
-def test_the_store_is_told_apart_what_was_written_before_and_after_its_writer_registered(node: Restarted) -> None:
+def test_values_sealed_before_and_after_their_writer_registered_are_distinguished(node: Restarted) -> None:
     """Room that a process says is unused as it registers may hold a value a moment later; what it said before lies elsewhere."""
     before, after = ((ref(900 + number, 2**31), (4096 * number, 100), (), False) for number in (1, 2))
     node.say(b"X" + OWN, m.ArenaFound((), ()))
@@ -152,7 +152,7 @@ def test_the_store_is_told_apart_what_was_written_before_and_after_its_writer_re
     assert set(told[1].object_ids) == {before[0], after[0]}
 
 
-def test_a_value_whose_writer_has_no_ref_to_it_any_more_is_kept_until_that_is_told_its_place(node: Restarted) -> None:
+def test_a_value_without_refs_in_its_writer_is_retained_until_its_place_is_known(node: Restarted) -> None:
     """It may have a view of what it has put: that is pinned by the news of the place, which the daemon before this one had not sent."""
     put = (ref(900, 2**31), (4096, 100), (), False)
     node.rejoin((), (CLIENT, m.Put((put,))))
@@ -162,7 +162,7 @@ def test_a_value_whose_writer_has_no_ref_to_it_any_more_is_kept_until_that_is_to
     assert told[2].rows == ((put[0], OLD),)
 
 
-def test_who_expects_a_result_as_it_registers_holds_it_only_if_it_says_so(node: Restarted) -> None:
+def test_a_process_that_expects_a_result_when_it_registers_holds_it_only_if_it_reports_that(node: Restarted) -> None:
     """It has handed the ref on and dropped its own. It is ready long before all others are, and its rows are taken in."""
     call = call_value(task_id(77), 0), call_value(task_id(77), 1)
     made = (task_id(60), ACTOR_CLASS, b"", ())
@@ -183,7 +183,7 @@ def test_who_expects_a_result_as_it_registers_holds_it_only_if_it_says_so(node: 
 
 
 @pytest.mark.parametrize("why", ["its task has ended", "its job has ended"])
-def test_a_worker_has_its_gpus_until_it_is_dead_though_nobody_knows_what_for(why: str) -> None:
+def test_a_worker_has_its_gpus_until_it_is_dead_whatever_it_had_run(why: str) -> None:
     node = Restarted((("GPU", RESOURCE_UNIT),))
     other = (child_prefix(job_id(9), root_task(job_id(9))) + pack_counter(0), FUNCTION, b"", ())
     node.rejoin((), (WORKER, m.RunningTasks(((other, THIRD, True, ""),) if why == "its job has ended" else (), (0,))))
@@ -201,7 +201,7 @@ def test_a_worker_has_its_gpus_until_it_is_dead_though_nobody_knows_what_for(why
 # --- values without rows ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_value_without_its_row_is_forgotten_with_its_last_ref(node: Restarted) -> None:
+def test_a_value_without_a_row_is_freed_with_its_last_ref(node: Restarted) -> None:
     rows = [row(7), row(8)]
     offered = (CLIENT, m.OfferResults(tuple((each[0] + bytes(4), m.OK, b"value", ()) for each in rows)))
     node.rejoin((), offered, (CLIENT, m.Hold(tuple(each[0] + bytes(4) for each in rows))))

@@ -101,7 +101,7 @@ def test_blocks_of_one_run_may_interleave():
     assert set(table.rows(*(task(counter) for counter in range(1100)))) == {task(counter) for counter in (0, 1, 4, 5, 7, 9, 1023)}
 
 
-def test_a_row_that_comes_again_displaces_nobody():
+def test_a_repeated_row_displaces_no_other_row():
     writer, table = BlockWriter(), Table()
     first = writer.add(row(5))
     writer.add(row(6))
@@ -174,13 +174,13 @@ def test_adopted_blocks_go_on():
 
 
 @given(st.binary(min_size=16, max_size=16))
-def test_a_run_holds_its_own(task_id):
+def test_a_run_contains_its_own_task(task_id):
     low, high = run_of(task_id)
     assert low <= task_id <= high
     assert run_of(low) == run_of(high) == (low, high)
 
 
-def test_a_row_that_is_withdrawn_goes_with_the_next_flush_whatever_else_is_in_its_block():
+def test_a_withdrawn_row_is_deleted_by_the_next_flush_whatever_else_is_in_its_block():
     writer, table = BlockWriter(), Table()
     block = writer.add(row(0))
     for counter in range(1, 100):

@@ -22,7 +22,7 @@ def numbers(block: m.LogAppended) -> list[int]:
     return [int.from_bytes(call.call_id, "big") for call in calls_in(block.rows)]
 
 
-def test_an_outcome_leaves_once_its_row_is_committed_and_the_next_calls_run_meanwhile() -> None:
+def test_an_outcome_is_sent_once_its_row_is_committed_while_later_calls_run() -> None:
     actor = Actor()
     actor.call(1, 2, 3)
     assert [actor.run(), actor.run()] == [1, 2]
@@ -39,7 +39,7 @@ def test_an_outcome_leaves_once_its_row_is_committed_and_the_next_calls_run_mean
     assert actor.worker.mailbox.settled
 
 
-def test_what_a_caller_was_told_whose_time_was_up_is_the_outcome_of_the_call() -> None:
+def test_a_timeout_sent_to_the_caller_is_the_outcome_of_the_call() -> None:
     """The log could not be written in time. What the call has returned comes too late: nobody is told of it then, and its room is free."""
     actor = Actor()
     actor.call(1, options=(("timeout", 0.5),))
@@ -71,7 +71,7 @@ def test_a_readonly_call_has_no_row_and_its_outcome_waits_for_the_rows_before_it
     assert actor.returned() == [2, 3]
 
 
-def test_a_restarted_daemon_is_told_what_may_not_be_committed() -> None:
+def test_rows_that_may_not_be_committed_are_repeated_to_a_restarted_daemon() -> None:
     actor = Actor()
     actor.call(1, 2)
     actor.run()
@@ -89,7 +89,7 @@ def test_a_restarted_daemon_is_told_what_may_not_be_committed() -> None:
     assert sorted(actor.returned()) == [1, 2, 3]
 
 
-def test_a_call_that_comes_again_is_answered_and_not_run() -> None:
+def test_a_repeated_call_is_answered_and_not_run() -> None:
     actor = Actor()
     actor.call(1, 2)
     actor.call(1001, caller=BOB)
@@ -124,7 +124,7 @@ def test_refs_inside_a_retained_error_are_part_of_its_row_and_of_the_next_checkp
     assert reported.rows == (((1).to_bytes(16, "big"), ANN, ERROR, (error,), ()),), "the scheduler holds for the caller what is inside"
 
 
-def test_what_a_caller_has_taken_is_forgotten_also_by_the_next_incarnation() -> None:
+def test_acknowledged_outcomes_are_dropped_also_by_the_next_incarnation() -> None:
     actor = Actor()
     actor.call(1, 2, 3)
     for _ in range(3):
@@ -145,7 +145,7 @@ def test_what_a_caller_has_taken_is_forgotten_also_by_the_next_incarnation() -> 
     assert again.log.kept == {}
 
 
-def test_outcomes_of_a_caller_that_is_gone_are_not_kept_also_of_calls_that_run_later() -> None:
+def test_outcomes_for_a_dead_caller_are_not_retained_also_of_later_calls() -> None:
     actor = Actor()
     actor.call(1, 2)
     actor.run()
@@ -156,7 +156,7 @@ def test_outcomes_of_a_caller_that_is_gone_are_not_kept_also_of_calls_that_run_l
     assert numbers(block) == [1, 2], "they have run, all the same"
 
 
-def test_a_call_that_comes_again_after_the_news_of_its_callers_end_is_not_run_a_second_time() -> None:
+def test_a_call_repeated_after_its_callers_end_is_not_run_twice() -> None:
     """It was sent to the next incarnation before, which has run it again from the log, and forgotten its outcome with the caller."""
     before = Actor()
     before.call(1)
@@ -206,7 +206,7 @@ def test_rows_that_a_checkpoint_covers_are_not_run_again() -> None:
     assert rows == []
 
 
-def test_what_was_stopped_in_its_middle_is_in_the_checkpoint_that_follows_and_in_no_row() -> None:
+def test_a_stopped_call_is_in_the_next_checkpoint_and_in_no_row() -> None:
     actor = Actor(every=100)
     actor.call(1, 2)
     actor.run()
@@ -225,7 +225,7 @@ def test_what_was_stopped_in_its_middle_is_in_the_checkpoint_that_follows_and_in
     assert again.returned() == [2]
 
 
-def test_what_does_not_stop_is_waited_for() -> None:
+def test_a_checkpoint_waits_for_a_call_that_does_not_stop() -> None:
     """What others call comes after it in the log, and it is not known yet what it does."""
     actor = Actor(every=5)
     actor.call(1)
@@ -236,7 +236,7 @@ def test_what_does_not_stop_is_waited_for() -> None:
     assert actor.returned() == []
 
 
-def test_without_checkpoints_what_was_stopped_in_its_middle_has_a_row_and_is_not_run_again() -> None:
+def test_without_checkpoints_a_stopped_call_has_a_row_and_is_not_replayed() -> None:
     actor = Actor()
     actor.call(1)
     actor.run((STOPPED,), whole=False)
@@ -265,7 +265,7 @@ def test_a_large_value_is_reported_behind_its_row_and_reported_again_by_a_replay
     assert again.returned() == [1]
 
 
-def test_a_row_says_what_only_its_caller_held_but_not_the_actor_itself() -> None:
+def test_a_row_lists_refs_that_only_the_caller_held_but_not_the_actor_itself() -> None:
     actor = Actor()
     inside = (ref(7), ACTOR + FIRST_RETURN)
     actor.call(1, needs=(ref(5), ref(6)), values=(None, b"small"), options=(("contains", inside),))
@@ -321,7 +321,7 @@ def test_a_log_is_acknowledged_once_it_is_committed_and_in_order(store: Store) -
     assert lasts(store) == [5, 9]
 
 
-def test_only_the_process_that_is_the_actor_now_adds_to_its_log(store: Store) -> None:
+def test_only_the_actors_current_process_appends_to_its_log(store: Store) -> None:
     first = home(store)
     other = next(worker for worker in store.pids if worker != first)
     for liar, message in ((other, block(1, 1)), (first, block(1, 1, attempt=1)), (DRIVER, block(1, 1))):
@@ -336,7 +336,7 @@ def test_only_the_process_that_is_the_actor_now_adds_to_its_log(store: Store) ->
     assert (durable(store), lasts(store)) == ([1], [1])
 
 
-def test_the_next_incarnation_is_not_told_what_its_predecessor_said(store: Store) -> None:
+def test_acknowledgements_of_a_former_incarnation_are_not_sent_to_the_next(store: Store) -> None:
     first = home(store)
     store.slow = True
     store.say(WORKER + first, block(7, 5))
@@ -359,7 +359,7 @@ def test_a_checkpoint_cuts_the_log_when_all_of_it_is_committed(store: Store) -> 
     assert lasts(store) == [6]
 
 
-def test_rows_that_made_values_which_live_outlast_checkpoints(store: Store) -> None:
+def test_rows_that_made_living_values_outlast_checkpoints(store: Store) -> None:
     """With the checkpoint before them, for as long as a replay may have to make such a value again."""
     worker, value = home(store), ref(7, 2**31)
     store.say(CLIENT + DRIVER, m.Put(((value, b"value", (), False),)))
@@ -395,7 +395,7 @@ def lost(store: Store, worker: bytes, value: bytes) -> tuple[bytes, bytes]:
     return to[1:], dispatch.rows[0][0]
 
 
-def test_rows_outlast_checkpoints_while_a_value_that_they_made_is_being_made_again(store: Store) -> None:
+def test_rows_outlast_checkpoints_while_a_value_that_they_made_is_rebuilt(store: Store) -> None:
     worker = home(store)
     replays, _ = lost(store, worker, call_value(task_id(7), 0))
     store.say(WORKER + worker, block(3, 4))
@@ -406,7 +406,7 @@ def test_rows_outlast_checkpoints_while_a_value_that_they_made_is_being_made_aga
     assert [int.from_bytes(key[-8:], "big") for key, _ in answer.payload[0]] == [3]
 
 
-def test_a_replay_for_a_lost_value_that_raises_ends_the_value_and_says_what_was_raised(store: Store) -> None:
+def test_a_replay_for_a_lost_value_that_raises_gives_the_value_that_error(store: Store) -> None:
     value = call_value(task_id(7), 0)
     replays, replay = lost(store, home(store), value)
     store.say(CLIENT + DRIVER, m.Fetch((value,)))
@@ -417,7 +417,7 @@ def test_a_replay_for_a_lost_value_that_raises_ends_the_value_and_says_what_was_
     assert "raised" in text
 
 
-def test_parts_of_a_checkpoint_that_never_was_whole_go_with_the_next_one(store: Store) -> None:
+def test_parts_of_an_incomplete_checkpoint_are_deleted_with_the_next_one(store: Store) -> None:
     first = home(store)
     store.say(WORKER + first, block(1, 5))
     store.say(WORKER + first, part(2, 5, 0, 2))
@@ -428,7 +428,7 @@ def test_parts_of_a_checkpoint_that_never_was_whole_go_with_the_next_one(store: 
     assert (lasts(store), lasts(store, CHECKPOINT)) == ([], [6])
 
 
-def test_what_rows_and_checkpoints_need_stays_until_they_go(store: Store) -> None:
+def test_objects_that_rows_and_checkpoints_need_are_retained(store: Store) -> None:
     worker = home(store)
     tables = store.scheduler.tables
     for number in (7, 8):
@@ -457,7 +457,7 @@ def test_while_the_store_is_full_nothing_is_acknowledged_and_everything_is_writt
     assert (durable(store)[-1], lasts(store)) == (3, [1, 2, 3])
 
 
-def test_what_could_not_be_written_has_never_happened_if_the_process_dies_meanwhile(store: Store) -> None:
+def test_a_call_whose_row_was_not_written_never_happened_if_the_process_dies(store: Store) -> None:
     first = home(store)
     store.full = "no space"
     store.say(WORKER + first, block(1, 1))
@@ -485,7 +485,7 @@ def test_the_process_in_which_an_actor_is_made_reads_its_log_and_nobody_else_doe
     assert answer.error
 
 
-def test_of_callers_whose_outcomes_are_kept_those_that_are_gone_are_named(store: Store) -> None:
+def test_dead_callers_with_retained_outcomes_are_reported_to_the_actor(store: Store) -> None:
     worker = home(store)
     store.say(WORKER + worker, m.ReplayProgress(ACTOR, 3, 3, (DRIVER, BOB)))
     assert [message.incarnation for _, message in store.take(m.CallerGone)] == [BOB]
@@ -493,7 +493,7 @@ def test_of_callers_whose_outcomes_are_kept_those_that_are_gone_are_named(store:
 
 
 @pytest.mark.parametrize("how", ["killed", "job ended"])
-def test_the_end_of_an_actor_is_the_end_of_its_log(store: Store, how: str) -> None:
+def test_the_log_is_deleted_with_its_actor(store: Store, how: str) -> None:
     worker = home(store)
     store.say(WORKER + worker, part(1, 0))
     store.say(WORKER + worker, block(2, 5))
@@ -514,7 +514,7 @@ def test_the_end_of_an_actor_is_the_end_of_its_log(store: Store, how: str) -> No
         assert {table for table, _ in write.deletes} == {"task", LOG, CHECKPOINT}
 
 
-def test_a_restarted_scheduler_knows_what_is_kept_and_what_it_needs(store: Store) -> None:
+def test_a_restarted_scheduler_recovers_logs_and_the_objects_they_need(store: Store) -> None:
     worker = home(store)
     store.say(WORKER + worker, part(1, 4, refs=(ref(8, 2**31),)))
     store.say(WORKER + worker, part(2, 7, 0, 3))

@@ -237,7 +237,7 @@ def test_submit_runs_the_program_as_python_would(place: Place) -> None:
     assert place.left() == []
 
 
-def test_submit_says_what_the_cluster_is_made_of_unless_the_program_does(place: Place) -> None:
+def test_submit_sets_the_size_of_the_cluster_unless_the_program_does(place: Place) -> None:
     Path(place.directory, "p.py").write_text(
         textwrap.dedent("""
         import json, sys, zfabric as zf
@@ -348,7 +348,7 @@ def test_start_and_stop_twice(place: Place) -> None:
         assert "nothing to stop" in place.run("stop", code=1).stderr
 
 
-def test_of_two_starts_at_once_one_starts(place: Place) -> None:
+def test_two_concurrent_starts_start_one_cluster(place: Place) -> None:
     command = [ZFABRIC, "start", "--num-cpus", "1", "--object-store-memory", "64MiB"]
     both = [subprocess.Popen(command, env=place.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     outcomes = sorted((*one.communicate(timeout=PATIENCE), one.returncode)[1:] for one in both)
@@ -359,7 +359,7 @@ def test_of_two_starts_at_once_one_starts(place: Place) -> None:
     assert place.left() == []
 
 
-def test_start_that_cannot_leaves_nothing(place: Place) -> None:
+def test_a_failed_start_leaves_nothing(place: Place) -> None:
     Path(place.directory, "mine").mkdir()
     Path(place.directory, "mine", "letter").write_text("not a store")
     refused = place.run("start", "--num-cpus", 1, "--store", "mine", code=2)
@@ -372,7 +372,7 @@ def test_start_that_cannot_leaves_nothing(place: Place) -> None:
     assert place.left() == []
 
 
-def test_start_says_what_is_wrong_with_a_preloaded_module(place: Place) -> None:
+def test_start_names_the_error_of_a_preloaded_module(place: Place) -> None:
     Path(place.directory, "mine.py").write_text("def prepare():\n    {}['key']\nprepare()\n")
     refused = place.run("start", "--num-cpus", 1, "--config", "preload=mine", code=1, PYTHONPATH=place.directory)
     first, *lines, last = refused.stderr.splitlines()
@@ -458,7 +458,7 @@ KEPT = """
 """
 
 
-def test_a_session_that_was_kept_can_be_looked_at(place: Place, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_a_retained_session_can_be_inspected(place: Place, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setenv("TMPDIR", place.directory)
     Path(place.directory, "p.py").write_text(textwrap.dedent(KEPT))
 
@@ -503,7 +503,7 @@ def test_a_session_that_was_kept_can_be_looked_at(place: Place, monkeypatch: pyt
     assert "--keep" in look("logs", *last, code=1)
 
 
-def test_no_more_than_so_many_sessions_are_kept(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limited_number_of_sessions_is_retained(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zfabric.runtime.session.KEPT_MAX", 2)
     made = []
     for number in range(4):
@@ -528,7 +528,7 @@ def levels(report: Any) -> dict[str, str]:
     return {finding["check"]: finding["level"] for finding in report["findings"]}
 
 
-def test_doctor_finds_a_fit_machine_fit(place: Place) -> None:
+def test_doctor_finds_no_problem_on_a_good_machine(place: Place) -> None:
     report = place.json("doctor")
     assert report["ok"] is True
     checks = {"python", "system", "libraries", "zeromq", "lmdb", "memory", "limits", "directory", "disk", "clusters", "a cluster"}

@@ -256,7 +256,7 @@ def test_state_of_a_running_cluster(live: Live) -> None:
     assert "in use by process" in live.run("state", "dump", f"{live.session.directory}/store", code=1).stderr
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(live: Live) -> None:
+def test_a_closed_pipe_is_no_error(live: Live) -> None:
     command = f"{ZFABRIC} state dump | head -1"
     ran = subprocess.run(["bash", "-c", command], env=live.place.environment, capture_output=True, text=True, timeout=PATIENCE)
     assert (ran.stdout.count("\n"), ran.stderr) == (1, "")
@@ -275,7 +275,7 @@ def test_tools_do_not_stay_registered_even_if_killed(live: Live) -> None:
     eventually(lambda: processes() == before, "the killed tool is forgotten")
 
 
-def test_questions_that_are_none(live: Live) -> None:
+def test_wrong_queries_are_refused(live: Live) -> None:
     client = attach(live.session, kind="tool")
     try:
         wrong = (("nonsense",), ("rows", "tasks"), ("rows", "task", 5), ("rows", "task", b"", -1), ("tasks", 5, ("lost",)), ("find",))
@@ -392,7 +392,7 @@ def rows_of_job(rows: list[dict[str, Any]], job: str) -> list[tuple[str, str]]:
     return [(row["table"], row["key"]) for row in rows if row["table"] not in ("event", "meta") and row["key"].startswith(job)]
 
 
-def test_two_programs_on_one_cluster_know_nothing_of_each_other(place: Place) -> None:
+def test_two_programs_on_one_cluster_are_isolated(place: Place) -> None:
     place.run("start", "--num-cpus", 2, "--object-store-memory", "100MiB")
     with place.program(TWO) as one, place.program(TWO) as other:
         assert one.stdout is not None
@@ -464,12 +464,12 @@ def test_state_of_a_store_that_no_daemon_has_open(place: Place) -> None:
 
 
 @pytest.mark.parametrize("settings", [(), ("--config", "durability=power")])
-def test_who_has_joined_a_cluster_is_told_that_it_was_stopped(place: Place, settings: tuple[str, ...]) -> None:
+def test_a_program_that_joined_a_cluster_gets_an_error_when_it_is_stopped(place: Place, settings: tuple[str, ...]) -> None:
     place.run("start", "--num-cpus", 2, "--object-store-memory", "64MiB", *settings)
     _stopped_under_a_program(place, "auto", "stop")
 
 
-def test_a_cluster_that_is_stopped_tells_of_no_deaths(place: Place) -> None:
+def test_stopping_a_cluster_reports_no_deaths(place: Place) -> None:
     _stopped_under_a_program(place, "local", "stop", "--all")
 
 
@@ -508,7 +508,7 @@ UNFINISHED = """
 
 
 @pytest.mark.parametrize("end", ["stopped", "killed"])
-def test_a_job_that_runs_when_its_cluster_ends_has_ended_in_the_store_that_is_kept(place: Place, end: str) -> None:
+def test_a_job_that_runs_when_its_cluster_ends_is_recorded_as_ended(place: Place, end: str) -> None:
     start = ("start", "--num-cpus", 1, "--object-store-memory", "64MiB", "--store", "kept")
     place.run(*start)
     session = Session(f"{place.sessions}/{place.left()[0]}")

@@ -26,7 +26,7 @@ def again(client: Client, *running: Any) -> dict[type[Any], Any]:
     return found
 
 
-def test_everything_is_said_in_the_order_in_which_it_was_done(client: Client) -> None:
+def test_messages_are_sent_in_the_order_of_the_operations(client: Client) -> None:
     first = submit(client)
     client.put(NAMER.put(), b"value", (), False)
     second = submit(client, first + FIRST_RETURN)
@@ -39,7 +39,7 @@ def test_everything_is_said_in_the_order_in_which_it_was_done(client: Client) ->
 
 
 @pytest.mark.parametrize("act", [Client.take_effects, lambda client, now: client.releases.settle()])
-def test_what_was_only_appended_is_submitted_before_its_value_is_dropped(client: Client, act: Any) -> None:
+def test_an_appended_task_is_submitted_before_its_value_is_dropped(client: Client, act: Any) -> None:
     row = (NAMER.child(), FUNCTION, b"arguments", ())
     client.submitted.append((row, None))
     assert client.has_unsent
@@ -52,7 +52,7 @@ def test_what_was_only_appended_is_submitted_before_its_value_is_dropped(client:
     assert client.unfinished == 0
 
 
-def test_a_call_that_was_only_appended_is_made(client: Client) -> None:
+def test_an_appended_call_is_sent(client: Client) -> None:
     row = (NAMER.child(), "method", b"arguments")
     client.submitted.append((row, (b"a" * 16, 0, False, False)))
     client.take_effects(0.0)
@@ -60,7 +60,7 @@ def test_a_call_that_was_only_appended_is_made(client: Client) -> None:
     assert client.unfinished == 1
 
 
-def test_the_row_of_large_values_is_kept_for_as_long_as_any_of_them_is_held(client: Client) -> None:
+def test_the_row_of_large_values_is_retained_while_one_of_them_is_held(client: Client) -> None:
     task = submit(client, returns=200, num_returns=200)
     hear(client, m.Results(((task, m.OK, (None,) * 200),)))
     client.dropped.extend(object_id(task, index) for index in range(150))
@@ -73,7 +73,7 @@ def test_the_row_of_large_values_is_kept_for_as_long_as_any_of_them_is_held(clie
     assert client.retained.values == {}
 
 
-def test_refs_are_counted_here_and_told_as_a_set(client: Client) -> None:
+def test_refs_are_counted_in_the_process_and_reported_as_a_set(client: Client) -> None:
     borrowed = object_id(b"t" * 16)
     client.references.add(borrowed)
     client.references.add(borrowed)
@@ -92,7 +92,7 @@ def test_a_ref_that_comes_back_while_its_task_runs_is_held_again(client: Client)
     assert said(client) == [m.Hold((task + FIRST_RETURN,))]
 
 
-def test_what_finalizers_asked_for_can_be_kept_back(client: Client) -> None:
+def test_releases_from_finalizers_can_be_held_back(client: Client) -> None:
     task = submit(client)
     client.dropped.append(task + FIRST_RETURN)
     assert [type(effect.message) for effect in client.take_said()] == [m.Submit]  # type: ignore[union-attr]
@@ -114,7 +114,7 @@ def test_outcomes_are_pushed_large_ones_are_fetched_once(client: Client) -> None
     assert client.unfinished == 0
 
 
-def test_a_pin_goes_when_neither_refs_nor_views_are_left(client: Client) -> None:
+def test_a_pin_is_released_without_refs_and_views(client: Client) -> None:
     task = submit(client)
     identifier = task + FIRST_RETURN
     hear(client, m.Results(((task, m.OK, (None,)),)))
@@ -128,7 +128,7 @@ def test_a_pin_goes_when_neither_refs_nor_views_are_left(client: Client) -> None
     assert not client.pins.tellings
 
 
-def test_a_place_told_too_late_is_given_back(client: Client) -> None:
+def test_a_place_that_arrives_too_late_is_unpinned(client: Client) -> None:
     hear(client, m.Objects(((object_id(b"t" * 16), m.OK, (4096, 100), ()),)))
     assert said(client) == [m.Unpin((object_id(b"t" * 16),))]
 
@@ -149,7 +149,7 @@ def test_a_recall_is_declined_while_a_view_lives(client: Client) -> None:
     assert not client.objects.at_hand(identifier)
 
 
-def test_a_recall_of_many_does_not_look_through_what_is_waited_for_once_for_each(client: Client) -> None:
+def test_a_recall_of_many_objects_scans_the_waits_once(client: Client) -> None:
     class Wanted(list[bytes]):
         def __contains__(self, each: object) -> bool:
             raise AssertionError("it is looked through")
@@ -164,7 +164,7 @@ def test_a_recall_of_many_does_not_look_through_what_is_waited_for_once_for_each
     assert said(client) == [m.Unpin((other,))]
 
 
-def test_room_that_is_not_wanted_any_more_goes_back(client: Client) -> None:
+def test_an_unwanted_reservation_is_returned(client: Client) -> None:
     asked, answered = client.reservations.reserve(1000, True, 1.0), client.reservations.reserve(1000, True, 1.0)
     said(client)
     client.reservations.forsake(asked)
@@ -175,7 +175,7 @@ def test_room_that_is_not_wanted_any_more_goes_back(client: Client) -> None:
     assert not client.reservations.answers
 
 
-def test_room_of_a_value_that_could_not_be_written_goes_back_unless_it_is_part_of_a_grant(client: Client) -> None:
+def test_the_extent_of_an_unwritten_value_is_returned_unless_it_is_part_of_a_grant(client: Client) -> None:
     alone = client.reservations.grants.add_exact(4096, 1088)
     client.reservations.grants.add(8192, 2**20)
     shared = client.reservations.allocate(1000)
@@ -195,7 +195,7 @@ def fill(client: Client, size: int) -> list[int]:
     return offsets
 
 
-def test_who_uses_up_one_grant_after_the_other_gets_the_next_before_the_last_is_used_up(client: Client) -> None:
+def test_a_writer_that_fills_grants_gets_the_next_one_in_advance(client: Client) -> None:
     grant = client.config.grant_bytes
     client.reservations.grants.add(0, grant)
     first = fill(client, 2**20)
@@ -220,7 +220,7 @@ def test_who_uses_up_one_grant_after_the_other_gets_the_next_before_the_last_is_
     ]
 
 
-def test_a_grant_that_is_full_goes_back_at_once(client: Client) -> None:
+def test_a_full_grant_is_returned_at_once(client: Client) -> None:
     size = 2**20
     client.reservations.grants.add(0, 2 * (size + 64))
     first, second = client.reservations.allocate(size), client.reservations.grants.allocate(size)
@@ -250,7 +250,7 @@ def write_much(client: Client) -> int:
     return begin
 
 
-def test_who_writes_much_wishes_for_larger_grants_and_lets_larger_values_share_them(client: Client) -> None:
+def test_a_frequent_writer_requests_larger_grants_for_larger_values(client: Client) -> None:
     large = 4 * client.config.grant_bytes - 64
     assert not client.reservations.shares(large)
     write_much(client)
@@ -258,7 +258,7 @@ def test_who_writes_much_wishes_for_larger_grants_and_lets_larger_values_share_t
     assert not client.reservations.shares(large + 1)
 
 
-def test_the_first_large_value_has_room_of_its_own_and_the_next_ones_share(client: Client) -> None:
+def test_the_first_large_value_has_its_own_extent_and_later_ones_share(client: Client) -> None:
     grant = client.config.grant_bytes
     assert not client.reservations.shares(2 * grant)
     client.reservations.reserve(2 * grant, True, 9.0)
@@ -267,7 +267,7 @@ def test_the_first_large_value_has_room_of_its_own_and_the_next_ones_share(clien
     assert not client.reservations.shares(2 * grant + 1)
 
 
-def test_who_writes_no_more_gives_back_what_it_has_too_much(client: Client) -> None:
+def test_a_process_that_writes_no_more_returns_its_spare_grants(client: Client) -> None:
     last = write_much(client)
     client.reservations.rest()
     assert said(client) == [], "it may have written just now"
@@ -284,7 +284,7 @@ def test_who_writes_no_more_gives_back_what_it_has_too_much(client: Client) -> N
 
 
 @pytest.mark.parametrize("pressure", ["recalled", "refused"])
-def test_wishes_are_small_again_when_room_is_short(client: Client, pressure: str) -> None:
+def test_requests_are_small_again_when_room_is_short(client: Client, pressure: str) -> None:
     write_much(client)
     if pressure == "recalled":
         hear(client, m.RecallGrant(-1))
@@ -295,7 +295,7 @@ def test_wishes_are_small_again_when_room_is_short(client: Client, pressure: str
     assert said(client)[0].wish == client.config.grant_bytes
 
 
-def test_room_asked_for_ahead_may_be_refused_and_forsaken_and_outlives_the_daemon(client: Client) -> None:
+def test_requests_in_advance_may_be_refused_or_abandoned_and_survive_the_daemon(client: Client) -> None:
     grant = client.config.grant_bytes
     client.reservations.grants.add(0, grant)
     fill(client, 2**20)
@@ -312,7 +312,7 @@ def test_room_asked_for_ahead_may_be_refused_and_forsaken_and_outlives_the_daemo
     assert said(client) == [m.ReturnGrant(2 * grant, 0)]
 
 
-def test_a_restarted_scheduler_is_told_rows_values_and_refs(client: Client) -> None:
+def test_rows_values_and_refs_are_repeated_to_a_restarted_scheduler(client: Client) -> None:
     done, waiting, dropped, large = submit(client), submit(client), submit(client), submit(client)
     borrowed = object_id(b"t" * 16)
     client.references.add(borrowed)
@@ -328,7 +328,7 @@ def test_a_restarted_scheduler_is_told_rows_values_and_refs(client: Client) -> N
     assert found[m.Fetch] == [borrowed]
 
 
-def test_what_an_unfinished_row_names_is_kept_for_a_restart_although_no_ref_is_left(client: Client) -> None:
+def test_objects_named_by_an_unfinished_row_are_retained_without_refs(client: Client) -> None:
     value = NAMER.put()
     client.put(value, b"value", (), False)
     task = submit(client, value)
@@ -355,7 +355,7 @@ def test_a_failure_that_an_unfinished_row_needs_is_repeated_and_not_the_row_that
     assert sorted(found[m.OfferResults]) == [(name, m.FAILED, b"cancelled", ()) for name in names]
 
 
-def test_a_cancel_and_a_request_for_room_and_a_goodbye_outlive_the_daemon_that_heard_them(client: Client) -> None:
+def test_a_cancel_a_reservation_and_a_goodbye_survive_the_daemon(client: Client) -> None:
     task = submit(client)
     client.cancel((task + FIRST_RETURN,), True, False)
     client.dropped.append(task + FIRST_RETURN)
@@ -372,7 +372,7 @@ def test_a_cancel_and_a_request_for_room_and_a_goodbye_outlive_the_daemon_that_h
     assert m.Cancel not in again(client)
 
 
-def test_room_that_was_given_and_not_taken_is_claimed_after_a_restart(client: Client) -> None:
+def test_granted_and_unused_room_is_claimed_after_a_restart(client: Client) -> None:
     token = client.reservations.reserve(1000, True, 9.0)
     hear(client, m.Granted(token, 4096, 1088))
     assert again(client)[m.GrantsHeld] == [(4096, 1088, 0)]
@@ -393,7 +393,7 @@ def test_a_task_submitted_again_in_one_process_is_one_task(client: Client) -> No
     assert not client.entries
 
 
-def test_inherited_rows_are_said_again_and_not_held(client: Client) -> None:
+def test_inherited_rows_are_repeated_and_not_held(client: Client) -> None:
     row = (b"x" * 16, b"g" * 16, b"arguments", ())
     hear(client, m.InheritTasks((row,), ((b"g" * 16, "g", b"payload", ()),)))
     found = again(client)

@@ -195,7 +195,7 @@ envelopes = st.lists(st.tuples(roles, roles, any_message), max_size=3)
 
 
 @pytest.mark.parametrize("name", sorted(m.MESSAGES))
-def test_every_message_arrives_as_it_was_said(name: str) -> None:
+def test_every_message_arrives_as_it_was_sent(name: str) -> None:
     @settings(max_examples=12, derandomize=True)
     @given(message(m.MESSAGES[name]), numbers, numbers, roles, roles)
     def round_trip(said: Any, sequence: int, acknowledged: int, to: bytes, source: bytes) -> None:
@@ -285,7 +285,7 @@ def rows_of(said: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", [*DIVISIBLE, m.Dispatch, m.Completed])
-def test_a_message_that_is_divided_says_the_same_in_two(kind: type[Any]) -> None:
+def test_a_divided_message_has_the_same_content(kind: type[Any]) -> None:
     @settings(max_examples=40, derandomize=True)
     @given(message(kind))
     def halves(said: Any) -> None:
@@ -421,7 +421,7 @@ def test_a_frame_with_too_many_messages_or_bytes_is_malformed(monkeypatch: pytes
     assert not heard_or_malformed(encode(1, 0, said))
 
 
-def test_nothing_but_data_can_be_said() -> None:
+def test_only_plain_data_can_be_sent() -> None:
     with pytest.raises(TypeError):
         encode(1, 0, [(b"L", b"C", m.Answer(1, object(), ""))])
 
@@ -628,14 +628,14 @@ def test_a_bad_row_is_refused_alone_and_in_any_company(name: str, field: int, fi
             assert not heard_or_malformed(frame_of(name, field, fields, rows)), rows
 
 
-def test_what_is_nested_as_deep_as_can_be_is_malformed_and_nothing_else() -> None:
+def test_deeply_nested_data_is_malformed_and_nothing_else() -> None:
     deep = b"\x91" * 1000 + b"\x90"
     row = b"\x94" + msgpack.packb(TASK) + deep + msgpack.packb(b"") + b"\x90"
     frame = b"\x93\x01\x00\x91\x94" + msgpack.packb(b"L") + msgpack.packb(b"C") + msgpack.packb("Submit") + b"\x91\x92" + row + row
     assert not heard_or_malformed(frame)
 
 
-def test_a_trace_says_as_much_of_each_call() -> None:
+def test_columns_of_a_trace_of_calls_have_one_length() -> None:
     for length, heard in ((0, True), (EACH_BYTES, True), (EACH_BYTES + 1, False), (EACH_BYTES - 16, False)):
         assert heard_or_malformed(msgpack.packb([1, 0, [[b"L", b"A", "CallTimes", [[], b"t" * length, []]]]])) == heard
 
@@ -660,14 +660,14 @@ def test_a_trace_says_as_much_of_each_call() -> None:
         (((0,), (0,), ((b"v",),), (TASK,), TIMES), False),
     ],
 )
-def test_columns_have_one_length_and_what_belongs_there(columns: tuple[Any, ...], heard: bool) -> None:
+def test_columns_of_completions_have_one_length_and_the_right_types(columns: tuple[Any, ...], heard: bool) -> None:
     fields = (*columns[:4], (), (), columns[4])
     assert heard_or_malformed(msgpack.packb([1, 0, [[b"L", b"W", "Completed", fields]]])) == heard
 
 
 @pytest.mark.parametrize("numbers", [(-1, 1, 1), (0, -1, 1), (0, 1, -1), (0, 1, LOG_NUMBERS_MAX)])
 @pytest.mark.parametrize("name", ["LogAppended", "Checkpoint"])
-def test_what_is_logged_has_numbers_that_keys_can_hold(name: str, numbers: tuple[int, ...]) -> None:
+def test_numbers_of_logged_calls_fit_into_keys(name: str, numbers: tuple[int, ...]) -> None:
     rest = (b"", (), ()) if name == "LogAppended" else (0, 1, b"", ())
     for fields, heard in (((TASK, 0, 1, 1, *rest), True), ((TASK, *numbers, *rest), False)):
         assert heard_or_malformed(msgpack.packb([1, 0, [[b"L", b"A", name, fields]]])) == heard
@@ -676,7 +676,7 @@ def test_what_is_logged_has_numbers_that_keys_can_hold(name: str, numbers: tuple
 @pytest.mark.parametrize(
     ("numbers", "heard"), [((0, 0), True), ((-1, 0), False), ((0, -1), False), ((LOG_NUMBERS_MAX, 0), False), ((0, LOG_NUMBERS_MAX), False)]
 )
-def test_calls_are_counted_as_what_is_logged_is_numbered(numbers: tuple[int, int], heard: bool) -> None:
+def test_counts_of_calls_have_the_range_of_numbers_of_logged_calls(numbers: tuple[int, int], heard: bool) -> None:
     assert heard_or_malformed(msgpack.packb([1, 0, [[b"L", b"A", "CallCounts", (TASK, *numbers)]]])) == heard
     assert not heard_or_malformed(msgpack.packb([1, 0, [[b"L", b"A", "CallCounts", (OBJECT, *numbers)]]]))
 

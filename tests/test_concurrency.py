@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bad_days import PATIENCE, eventually, failure, gone
+from faults import PATIENCE, eventually, failure, gone
 from files import wait_for_file, wait_for_file_in_loop
 
 import zfabric as zf
@@ -107,13 +107,13 @@ def test_a_coroutine_awaits_refs_and_many_of_them() -> None:
     assert value(meeting.ask_many.remote(20)) == list(range(1, 21))
 
 
-def test_a_coroutine_knows_which_call_it_is() -> None:
+def test_a_coroutine_sees_the_context_of_its_own_call() -> None:
     meeting = Meeting.remote()
     assert value(meeting.who.remote()) == meeting._actor_id.hex()
     assert value(meeting.plain.remote()) == "zfabric-loop"
 
 
-def test_what_a_coroutine_raises_arrives() -> None:
+def test_an_exception_of_a_coroutine_arrives() -> None:
     with pytest.raises(KeyError, match="said so"):
         value(Meeting.remote().fail.remote())
 
@@ -177,7 +177,7 @@ class Background:
         return [await each for each in self.later]
 
 
-def test_what_outlives_its_call_has_names_of_its_own_for_what_it_submits() -> None:
+def test_background_tasks_of_a_call_submit_under_ids_of_their_own() -> None:
     actor = Background.remote()
     begun = value(actor.begin.remote())
     later = value(actor.end.remote())
@@ -232,7 +232,7 @@ def test_a_thread_is_interrupted_and_the_others_go_on() -> None:
     assert value(crowd.ping.remote()) == "pong"
 
 
-def test_a_thread_that_waits_is_woken_for_what_it_waits_for_and_not_for_that_of_others(tmp_path: Any, monkeypatch: Any) -> None:
+def test_a_waiting_thread_is_woken_for_its_own_values_only(tmp_path: Any, monkeypatch: Any) -> None:
     """Also where it is one of many: if each had to look whenever something comes, that would be most of what they do."""
     count = 40
 
@@ -312,7 +312,7 @@ class Hall:
 
 
 @pytest.mark.parametrize("kind", [Host, Hall])
-def test_who_leaves_ends_what_runs_beside(kind: Any, tmp_path: Path) -> None:
+def test_exit_actor_ends_calls_that_run_beside_it(kind: Any, tmp_path: Path) -> None:
     """And what comes later is not run: it is the end of the actor, and not of one call."""
     mark = tmp_path / "asked"
     actor = kind.remote(str(mark))
@@ -329,7 +329,7 @@ def test_who_leaves_ends_what_runs_beside(kind: Any, tmp_path: Path) -> None:
     eventually(lambda: gone(pid), "the process has ended")
 
 
-def test_who_leaves_does_not_wait_for_threads_that_do_not_come_back(tmp_path: Path) -> None:
+def test_exit_actor_does_not_wait_for_threads_that_do_not_stop(tmp_path: Path) -> None:
     hall = Hall.remote(str(tmp_path / "asked"))
     hanging = hall.hang.remote()
     pid = value(hall.pid.remote())
@@ -358,7 +358,7 @@ class Stuck:
 
 
 @pytest.mark.parametrize("how", ["timeout", "cancel"])
-def test_a_thread_that_does_not_come_back_is_over_for_its_caller(how: str) -> None:
+def test_a_call_in_a_thread_that_does_not_stop_has_an_outcome(how: str) -> None:
     """It goes on, and takes its place until it does end; what it returns then is nobody's."""
     stuck = Stuck.remote()
     value(stuck.ping.remote())
@@ -450,7 +450,7 @@ def test_max_concurrency_is_for_async_functions() -> None:
         zf.remote(lambda: None).options(max_concurrency=2)
 
 
-def test_one_at_a_time_is_what_a_plain_function_does_anyway() -> None:
+def test_max_concurrency_one_is_accepted_for_plain_functions() -> None:
     def in_main() -> bool:
         return threading.current_thread() is threading.main_thread()
 
@@ -474,7 +474,7 @@ def test_async_tasks_one_at_a_time_run_one_after_the_other(pause: float) -> None
     assert value([alone.remote() for _ in range(100)]) == [1] * 100
 
 
-def test_tasks_and_async_tasks_wait_for_each_other_by_turns() -> None:
+def test_tasks_and_async_tasks_wait_for_each_other_in_turns() -> None:
     @zf.remote
     def plain(depth: int) -> int:
         return zf.get(loop.remote(depth - 1)) + 1 if depth else 0
@@ -536,7 +536,7 @@ def test_a_call_whose_time_is_up_before_its_turn_does_not_run(tmp_path: Any) -> 
     value(held)
 
 
-def test_a_caller_may_have_so_many_calls_without_an_outcome(tmp_path: Any) -> None:
+def test_max_pending_calls_limits_calls_without_an_outcome(tmp_path: Any) -> None:
     slow, gate = Slow.options(max_pending_calls=2).remote(), tmp_path / "gate"
     held = [slow.hold.remote(str(gate)), slow.ping.remote()]
     with pytest.raises(zf.PendingCallsLimitExceededError, match="2 calls"):
@@ -546,7 +546,7 @@ def test_a_caller_may_have_so_many_calls_without_an_outcome(tmp_path: Any) -> No
     assert value(slow.ping.remote()) == "pong"
 
 
-def test_a_caller_waits_instead_if_it_is_told_to(cluster: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_caller_waits_at_max_pending_calls_if_configured(cluster: Callable[..., Any], tmp_path: Path) -> None:
     cluster(config={"calls_over_limit": "wait"})
     slow = Slow.options(max_pending_calls=2).remote()
     assert value([slow.ping.remote() for _ in range(50)]) == ["pong"] * 50

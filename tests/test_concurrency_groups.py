@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bad_days import PATIENCE, eventually
+from faults import PATIENCE, eventually
 
 import zfabric as zf
 
@@ -181,7 +181,7 @@ class ListensInLoop(Listens):
 @pytest.mark.parametrize(
     ("kind", "options"), [(Listens, {}), (Listens, {"max_concurrency": 2}), (ListensInLoop, {})], ids=["groups", "threads", "loop"]
 )
-def test_a_call_whose_argument_is_pending_holds_up_its_own_order_alone(kind: type, options: dict[str, Any], tmp_path: Path) -> None:
+def test_a_call_with_a_pending_argument_blocks_its_own_group_only(kind: type, options: dict[str, Any], tmp_path: Path) -> None:
     """The argument is only made once the later call has returned."""
     actor, gate = zf.remote(concurrency_groups={"io": 1}, **options)(kind).remote(), tmp_path / "gate"
     waits = actor.plain.remote(ready_after.remote(str(gate)))
@@ -251,7 +251,7 @@ def test_an_actor_ends_once_all_its_groups_are_done(tmp_path: Path) -> None:
     assert value(refs)[1:] == [1, 2, 3]
 
 
-def test_a_group_that_there_is_not_is_refused() -> None:
+def test_an_unknown_group_is_refused() -> None:
     class Wrong:
         @zf.method(concurrency_group="compte")
         def read(self) -> int:

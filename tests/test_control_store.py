@@ -393,7 +393,7 @@ def test_a_full_map_on_disk_heals_through_the_machine(tmp_path):
 # --- events --------------------------------------------------------------------------------------------------------------------------
 
 
-def test_the_oldest_events_go(world):
+def test_the_oldest_events_are_deleted(world):
     world = World(events_bytes=10_000)
     for number in range(300):
         world.write([("event", b"%08d" % number, bytes(92))])
@@ -427,7 +427,7 @@ def test_the_oldest_events_go(world):
         m.Scan(3, "job", b"", b"", 0),
     ],
 )
-def test_what_does_not_fit_is_refused_whole(world, message):
+def test_a_write_that_does_not_fit_is_refused_whole(world, message):
     answer = world.ask(message)
     assert isinstance(answer, m.Refused) or (answer.token, answer.ok) == (3, False)
     assert answer.text
@@ -437,7 +437,7 @@ def test_what_does_not_fit_is_refused_whole(world, message):
     assert world.machine.statistics()["commits"] == 0
 
 
-def test_only_the_shell_says_what_is_committed(world):
+def test_only_the_shell_reports_commits(world):
     client = address(CLIENT, b"12345678")
     world.say(m.Write(1, (("job", b"a", b"1"),), ()))
     world.turn(commit=False)

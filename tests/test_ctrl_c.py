@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bad_days import PATIENCE, eventually
 from conftest import running_cluster
+from faults import PATIENCE, eventually
 
 import zfabric as zf
 from zfabric.runtime import interface
@@ -263,7 +263,7 @@ def test_handlers_of_the_program_are_in_force_outside_of_the_fabric(tmp_path: Pa
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def test_a_program_may_ignore_ctrl_c_and_heed_it_again() -> None:
+def test_a_program_may_ignore_ctrl_c_and_accept_it_again() -> None:
     before = signal.getsignal(signal.SIGINT)
     try:
         for how in (signal.SIG_IGN, signal.SIG_DFL, before):
@@ -275,7 +275,7 @@ def test_a_program_may_ignore_ctrl_c_and_heed_it_again() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_a_signal_is_handled_at_the_end_of_what_the_fabric_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_is_handled_at_the_end_of_a_fence(monkeypatch: pytest.MonkeyPatch) -> None:
     client: Any = interface.current()
     whole: list[str] = []
     query = client.machine.queries.ask
@@ -335,7 +335,7 @@ def test_a_handler_may_wait_where_the_program_waits_already(monkeypatch: pytest.
 @pytest.mark.parametrize("waits", [True, False], ids=["where it waits", "before it waits"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGALRM])
 @pytest.mark.parametrize("second", [signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler])
-def test_a_handler_that_installs_another_has_the_last_word(number: int, second: Any, waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handler_that_installs_another_is_replaced_by_it(number: int, second: Any, waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first Ctrl-C ends the program gently, and the second one kills it."""
     client: Any = interface.current()
     where = client.post if waits else client.machine.queries
@@ -425,7 +425,7 @@ def test_a_handler_may_end_the_cluster_where_the_program_waits(then: str) -> Non
     assert (done.returncode, done.stdout) == (5, "ended\n"), done.stderr
 
 
-def test_ctrl_c_cancels_what_asyncio_runs(tmp_path: Path) -> None:
+def test_ctrl_c_cancels_the_main_task_of_asyncio(tmp_path: Path) -> None:
     cancelled: list[bool] = []
 
     async def main() -> None:

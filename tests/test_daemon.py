@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bad_days import PATIENCE
+from faults import PATIENCE
 
 from zfabric.adapters.datagrams import SUFFIX
 from zfabric.adapters.sockets import Transport
@@ -91,7 +91,7 @@ def workers(here: Here) -> list[int]:
     return pids
 
 
-def test_a_driver_that_leaves_hears_its_farewell_whoever_dies_meanwhile(here: Here) -> None:
+def test_a_driver_that_exits_receives_its_goodbye_whoever_dies_meanwhile(here: Here) -> None:
     pid, *_ = workers(here)
     here.say(m.Register(m.PROTOCOL_VERSION, "driver", os.getpid(), 1, b"", b"program", b"", "", ""), m.Ready())
     assert here.heard(m.Welcome)
@@ -108,7 +108,7 @@ def test_a_driver_that_leaves_hears_its_farewell_whoever_dies_meanwhile(here: He
     assert here.driver not in here.daemon.post.peers
 
 
-def test_the_dead_are_forgotten_at_once(here: Here) -> None:
+def test_links_of_dead_processes_are_closed_at_once(here: Here) -> None:
     pid, *_ = workers(here)
     (token,) = (worker.token for worker in here.daemon.scheduler.tables.workers.values() if worker.pid == pid)
     here.say(m.Register(m.PROTOCOL_VERSION, "driver", os.getpid(), 1, b"", b"program", b"", "", ""), m.Ready())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import zmq
-from bad_days import PATIENCE
+from faults import PATIENCE
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -82,7 +82,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
         made.close()
 
 
-def test_a_small_frame_takes_the_short_way_and_no_connection_is_made(pair: Pair) -> None:
+def test_a_small_frame_travels_as_a_datagram_without_a_connection(pair: Pair) -> None:
     for number in range(5):
         pair.say(number)
     pair.listen(5)
@@ -90,7 +90,7 @@ def test_a_small_frame_takes_the_short_way_and_no_connection_is_made(pair: Pair)
     assert pair.theirs.peers[pair.mine.incarnation].socket is None
 
 
-def test_what_follows_a_large_frame_takes_the_long_way_until_that_has_come(pair: Pair) -> None:
+def test_frames_behind_a_large_one_use_the_socket_until_it_has_arrived(pair: Pair) -> None:
     pair.say(0, FRAME_BYTES)
     pair.say(1)
     pair.listen(2)
@@ -114,7 +114,7 @@ def test_more_than_a_queue_holds_arrives_in_order(pair: Pair) -> None:
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from(["small", "small", "large", "listen", "acknowledge"]), max_size=60))
-def test_whatever_the_sizes_and_whoever_is_slow_it_is_heard_once_and_in_order(tmp_path: Path, acts: list[str]) -> None:
+def test_frames_of_all_sizes_arrive_once_and_in_order(tmp_path: Path, acts: list[str]) -> None:
     pair = Pair(tmp_path)
     try:
         count = 0
@@ -134,7 +134,7 @@ def test_whatever_the_sizes_and_whoever_is_slow_it_is_heard_once_and_in_order(tm
         pair.close()
 
 
-def test_datagrams_without_end_do_not_keep_what_came_the_long_way_waiting(pair: Pair) -> None:
+def test_endless_datagrams_do_not_starve_the_socket(pair: Pair) -> None:
     other = Transport(pair.context, pair.directory, new_incarnation(), Config())
     try:
         pair.say(0, FRAME_BYTES)
@@ -149,7 +149,7 @@ def test_datagrams_without_end_do_not_keep_what_came_the_long_way_waiting(pair: 
         other.close()
 
 
-def test_a_process_that_nobody_finds_by_the_short_way_is_reached_by_the_other(pair: Pair) -> None:
+def test_a_process_without_a_datagram_socket_is_reached_by_the_other(pair: Pair) -> None:
     os.unlink(path_of(pair.directory, pair.mine.incarnation))
     pair.say(0)
     pair.listen()
@@ -170,7 +170,7 @@ def test_garbage_in_datagrams_is_refused_and_counted(pair: Pair) -> None:
     assert pair.heard == [0]
 
 
-def test_a_socket_and_its_name_go_with_the_post(tmp_path: Path) -> None:
+def test_a_socket_and_its_name_are_removed_with_the_transport(tmp_path: Path) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
     before = os.listdir("/proc/self/fd")
     post = Transport(context, str(tmp_path), new_incarnation(), Config())

@@ -99,14 +99,14 @@ def test_the_driver_is_warned_of_a_circle_that_lasts_and_once(world: World) -> N
     assert world.scheduler.deadlocks.warned == {}
 
 
-def test_of_those_in_a_circle_who_began_to_wait_together_one_is_named_and_others_are_not_warned_of(world: World) -> None:
+def test_a_circle_closed_by_simultaneous_waits_is_warned_of_once(world: World) -> None:
     call = child(FIRST)
     world.call_waits(A, FIRST, call_value(call, 0), B)
     world.call_waits(B, call, call_value(child(call), 0), A)
     assert len(world.warned()) == 1
 
 
-def test_two_that_call_each_other_wait_for_ever_whoever_has_called_them(world: World) -> None:
+def test_two_actors_that_call_each_other_are_a_circle_whoever_called_them(world: World) -> None:
     """Each waits for a call of its own, which is behind what the other one runs."""
     other = task_id(101)
     world.call_waits(A, FIRST, call_value(child(FIRST), 0), B)
@@ -114,14 +114,14 @@ def test_two_that_call_each_other_wait_for_ever_whoever_has_called_them(world: W
     assert len(world.warned()) == 1
 
 
-def test_a_circle_through_a_call_that_others_have_made(world: World) -> None:
+def test_a_circle_through_a_call_of_another_process_is_found(world: World) -> None:
     """B waits for a call of A that the driver has made, and handed on: had it run, its result would have come."""
     world.say(CLIENT + DRIVER, m.ExpectResults(((call_value(task_id(99), 0), A),)))
     circle_of_two(world, task_id(99))
     assert len(world.warned()) == 1
 
 
-def test_nobody_is_warned_of_who_has_gone_on_meanwhile(world: World) -> None:
+def test_no_warning_if_an_actor_has_gone_on_meanwhile(world: World) -> None:
     circle_of_two(world, child(child(FIRST)))
     assert world.warned(LOOKS - 1) == []
     world.say(WORKER + world.homes[A], m.Unblocked(FIRST))
@@ -131,13 +131,13 @@ def test_nobody_is_warned_of_who_has_gone_on_meanwhile(world: World) -> None:
 
 
 @pytest.mark.parametrize("certain", [(True, False), (False, True)])
-def test_nobody_is_warned_of_who_goes_on_by_itself(world: World, certain: tuple[bool, bool]) -> None:
+def test_no_warning_of_an_actor_that_goes_on_by_itself(world: World, certain: tuple[bool, bool]) -> None:
     circle_of_two(world, child(child(FIRST)), certain)
     assert world.warned() == []
     assert "it waits for itself" in world.reason(A)
 
 
-def test_who_has_heard_nothing_yet_of_what_has_come_waits_for_nobody(world: World) -> None:
+def test_an_actor_that_waits_for_a_value_in_flight_is_in_no_circle(world: World) -> None:
     """B yields a value, and waits for a call of A, which waits for that value still."""
     call = child(FIRST)
     item = object_id(call, 1)
@@ -152,7 +152,7 @@ def test_who_has_heard_nothing_yet_of_what_has_come_waits_for_nobody(world: Worl
     assert len(world.warned()) == 1, "that is not to be"
 
 
-def test_who_is_being_killed_goes_on_by_its_end(world: World) -> None:
+def test_an_actor_that_is_being_killed_is_in_no_circle(world: World) -> None:
     call = child(FIRST)
     world.call_waits(A, FIRST, call_value(call, 0), B)
     world.say(CLIENT + DRIVER, m.KillActor(A, False))
@@ -160,7 +160,7 @@ def test_who_is_being_killed_goes_on_by_its_end(world: World) -> None:
     assert world.warned() == []
 
 
-def test_waiting_in_a_row_is_no_circle(world: World) -> None:
+def test_a_chain_of_waits_is_no_circle(world: World) -> None:
     call = child(FIRST)
     world.call_waits(A, FIRST, call_value(call, 0), B)
     world.call_waits(B, call, call_value(child(call), 0), task_id(77))
@@ -196,7 +196,7 @@ def test_a_task_that_ends_by_itself_is_in_no_circle(world: World, stops: bool) -
     assert world.warned() == []
 
 
-def test_a_circle_that_a_task_closes_that_waits_for_tasks_alone(world: World) -> None:
+def test_a_circle_closed_by_a_task_that_waits_for_tasks(world: World) -> None:
     """It says nothing of calls, and the last to wait need not be the one that waits for the call."""
     outer = child(FIRST)
     inner = child(outer)
@@ -220,7 +220,7 @@ def test_a_circle_through_an_argument(world: World) -> None:
     assert world.warned() == ["K.ask (a) -> f -> K.ask (a)"]
 
 
-def test_a_task_that_is_not_to_wait_for_ever_is_in_no_circle(world: World) -> None:
+def test_a_task_with_a_timeout_is_in_no_circle(world: World) -> None:
     own, task = child(FIRST), child(FIRST, 1)
     world.say(CLIENT + world.homes[A], m.ExpectResults(((call_value(own, 0), A),)))
     world.say(CLIENT + world.homes[A], m.Submit(((task, FUNCTION, b"", (call_value(own, 0),), (("timeout", 5.0),)),)))
@@ -228,7 +228,7 @@ def test_a_task_that_is_not_to_wait_for_ever_is_in_no_circle(world: World) -> No
     assert world.warned() == []
 
 
-def test_a_long_way_is_not_followed_to_its_end(world: World) -> None:
+def test_a_long_chain_of_waits_is_not_followed_to_its_end(world: World) -> None:
     """Each of very many tasks needs the one before it."""
     own = call_value(child(FIRST), 0)
     world.say(CLIENT + world.homes[A], m.ExpectResults(((own, A),)))
@@ -272,7 +272,7 @@ def test_a_circle_of_a_program_without_a_driver_is_in_the_log_of_the_daemon(worl
     assert "K.ask (b) -> K.ask (a) -> K.ask (b)" in said
 
 
-def test_the_dead_wait_for_nobody(world: World) -> None:
+def test_dead_actors_are_in_no_circle(world: World) -> None:
     call = child(FIRST)
     world.call_waits(A, FIRST, call_value(call, 0), B)
     died(world, world.homes[A], None)
@@ -280,7 +280,7 @@ def test_the_dead_wait_for_nobody(world: World) -> None:
     assert world.warned() == []
 
 
-def test_what_is_said_of_what_does_not_wait_is_refused(world: World) -> None:
+def test_reports_of_waits_by_actors_that_do_not_wait_are_refused(world: World) -> None:
     before = world.scheduler.statistics().get("refused", 0)
     world.say(WORKER + world.homes[A], m.WaitDetails(FIRST, "K.ask", (), True))
     world.say(WORKER + b"\x07nobody0", m.WaitDetails(FIRST, "K.ask", (), True))

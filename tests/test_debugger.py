@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from bad_days import PATIENCE, eventually
 from click.testing import CliRunner
 from command_line import a_place, gone
 from conftest import running_cluster
+from faults import PATIENCE, eventually
 
 import zfabric as zf
 from zfabric.cli.listings import explain
@@ -172,7 +172,7 @@ def test_actors_with_threads_and_coroutines(directory: str) -> None:
         assert zf.get(ref, timeout=PATIENCE) == [3, 20]
 
 
-def test_one_terminal_attaches_and_what_has_died_is_not_listed(directory: str) -> None:
+def test_one_terminal_attaches_and_dead_tasks_are_not_listed(directory: str) -> None:
     ref = add.remote(3)
     row = the_only(directory)
     Debugged(directory, row["name"])

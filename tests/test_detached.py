@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bad_days import PATIENCE, eventually, gone, kill_daemon, processes_named, query, session, worker_rows
 from conftest import running_cluster
+from faults import PATIENCE, eventually, gone, kill_daemon, processes_named, query, session, worker_rows
 
 import zfabric as zf
 from zfabric.cli.state import _of_cluster
@@ -93,7 +93,7 @@ def value(ref: Any) -> Any:
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_it_outlives_its_program(cluster: Any, tmp_path: Path, killed: bool) -> None:
+def test_a_detached_actor_outlives_its_program(cluster: Any, tmp_path: Path, killed: bool) -> None:
     left = Left(tmp_path, killed)
     actor = zf.get_actor("stays")
     assert value(actor.pid.remote()) == left.pid
@@ -111,7 +111,7 @@ def test_it_outlives_its_program(cluster: Any, tmp_path: Path, killed: bool) -> 
     eventually(lambda: all(row["job"] != left.job for row in worker_rows()), "and so do its idle workers")
 
 
-def test_it_survives_a_restart_of_the_daemon_without_its_program(cluster: Any, tmp_path: Path) -> None:
+def test_a_detached_actor_survives_a_restart_of_the_daemon(cluster: Any, tmp_path: Path) -> None:
     left = Left(tmp_path, False)
     for expected in (7, 8):
         old = kill_daemon()
@@ -124,7 +124,7 @@ def test_it_survives_a_restart_of_the_daemon_without_its_program(cluster: Any, t
     eventually(lambda: left.job not in jobs(), "the job ends with it")
 
 
-def test_it_is_made_again_by_its_policy(cluster: Any, tmp_path: Path) -> None:
+def test_a_detached_actor_is_restarted_by_its_policy(cluster: Any, tmp_path: Path) -> None:
     left = Left(tmp_path, False)
     os.kill(left.pid, signal.SIGKILL)
     actor = zf.get_actor("stays")
@@ -143,7 +143,7 @@ def alive(actor: Any) -> int:
         return 0
 
 
-def test_it_survives_the_death_of_daemon_and_process_at_once(cluster: Any, tmp_path: Path) -> None:
+def test_a_detached_actor_survives_the_death_of_daemon_and_process(cluster: Any, tmp_path: Path) -> None:
     left = Left(tmp_path, False)
     daemon = processes_named("zf-daemon")[0]
     os.kill(daemon, signal.SIGSTOP)
@@ -179,7 +179,7 @@ SHARED = """
 """
 
 
-def test_one_that_shares_a_process_outlives_those_of_its_program_there(tmp_path: Path) -> None:
+def test_a_detached_lightweight_actor_outlives_its_neighbours(tmp_path: Path) -> None:
     with running_cluster(num_cpus=1, namespace="shared"):
         command = [sys.executable, "-c", textwrap.dedent(SHARED), str(session().directory), str(tmp_path / "note")]
         subprocess.run(command, check=True, timeout=PATIENCE)
@@ -188,7 +188,7 @@ def test_one_that_shares_a_process_outlives_those_of_its_program_there(tmp_path:
         eventually(lambda: [row["class"] for row in query("actors") if row["state"] == "alive"] == ["Small"], "the others have ended")
 
 
-def test_one_that_is_dead_stays_dead(cluster: Any) -> None:
+def test_a_dead_detached_actor_stays_dead(cluster: Any) -> None:
     """Also if a program has a handle of it, and the daemon forgets all that is not durable."""
 
     @zf.remote(max_restarts=-1, lifetime="detached", name="dead")

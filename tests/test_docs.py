@@ -42,11 +42,11 @@ def reference() -> ModuleType:
 
 
 @pytest.mark.parametrize("page", ["docs/protocol.md", "docs/configuration.md"])
-def test_a_generated_page_is_what_the_source_says(page: str) -> None:
+def test_a_generated_page_is_up_to_date(page: str) -> None:
     assert (ROOT / page).read_text() == reference().pages()[ROOT / page], "run scripts/protocol"
 
 
-def test_the_generator_says_what_is_out_of_date(
+def test_the_generator_names_pages_that_are_out_of_date(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     generator = reference()
@@ -68,7 +68,7 @@ def test_the_script_is_well_formed() -> None:
 
 
 @pytest.mark.parametrize("name", MESSAGES)
-def test_a_message_says_who_sends_it_to_whom(name: str) -> None:
+def test_a_message_names_its_sender_and_receiver(name: str) -> None:
     first = inspect.cleandoc(MESSAGES[name].__doc__ or "").split(". ")[0]
     assert re.fullmatch(r"[\w', \n]+( -> [\w', \n]+)+(`[\w`, .…]+)?", first), first
 
@@ -95,7 +95,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_have_a_target(page: Path) -> None:
     for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
         if "://" in link:
             continue
@@ -133,7 +133,7 @@ def symbols(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_the_code_a_page_names_is_there(page: Path) -> None:
+def test_code_named_on_a_page_exists(page: Path) -> None:
     for path, symbol, source in code_in(page):
         assert source is not None, f"there is no {path}"
         assert not symbol or symbol in symbols(source), f"{path} defines no {symbol}"

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bad_days import PATIENCE, eventually, query
+from faults import PATIENCE, eventually, query
 from files import wait_for_file
 
 import zfabric as zf
@@ -31,7 +31,7 @@ def _fail(x: int) -> int:
     raise KeyError(x)
 
 
-def test_it_is_an_executor() -> None:
+def test_the_executor_is_a_concurrent_futures_executor() -> None:
     with zf.Executor() as executor:
         assert isinstance(executor, concurrent.futures.Executor)
         assert executor.submit(_square, 7).result(60) == 49
@@ -48,7 +48,7 @@ def test_anything_that_can_be_called_can_be_submitted() -> None:
         assert [future.result(60) for future in futures] == [3, 16, 2, "ABC"]
 
 
-def test_errors_are_the_futures_own() -> None:
+def test_errors_are_raised_by_the_future() -> None:
     with zf.Executor() as executor:
         future = executor.submit(_fail, 3)
         assert isinstance(future.exception(60), KeyError)
@@ -71,7 +71,7 @@ def test_map_raises_where_the_call_failed() -> None:
             next(results)
 
 
-def test_map_times_out_and_lets_go_of_the_rest(tmp_path: Path) -> None:
+def test_map_times_out_and_releases_the_rest(tmp_path: Path) -> None:
     with zf.Executor() as executor:
         results = executor.map(lambda x: _pass_when(tmp_path, "it") if x else x, range(6), timeout=2)
         assert next(results) == 0
@@ -83,7 +83,7 @@ def test_map_times_out_and_lets_go_of_the_rest(tmp_path: Path) -> None:
         assert executor.submit(_square, 3).result(60) == 9
 
 
-def test_map_keeps_no_result() -> None:
+def test_map_retains_no_result() -> None:
     with zf.Executor() as executor:
         for chunksize in (1, 2):
             for value in executor.map(_Plain, range(4), chunksize=chunksize):
@@ -104,7 +104,7 @@ def test_callbacks_wait_and_as_completed() -> None:
     assert seen == [9]
 
 
-def test_a_call_that_runs_says_so_and_is_not_cancelled(tmp_path: Path) -> None:
+def test_a_running_call_is_not_cancelled(tmp_path: Path) -> None:
     """Two CPUs: two run, two wait in the cluster."""
     with zf.Executor() as executor:
         running = [executor.submit(_pass_when, tmp_path, str(number)) for number in range(2)]
@@ -139,7 +139,7 @@ def test_a_call_that_runs_can_be_stopped_by_its_ref(tmp_path: Path) -> None:
             future.result(PATIENCE)
 
 
-def test_max_workers_limits_what_is_out() -> None:
+def test_max_workers_limits_submitted_calls() -> None:
     with pytest.raises(ValueError, match="max_workers must be greater than 0"):
         zf.Executor(max_workers=0)
     with pytest.raises(ValueError, match="not '3'"):
@@ -157,7 +157,7 @@ def _pass_when(path: Path, name: str) -> str:
     return name
 
 
-def test_what_there_is_no_room_for_waits_its_turn_and_can_be_cancelled(tmp_path: Path) -> None:
+def test_calls_beyond_max_workers_wait_and_can_be_cancelled(tmp_path: Path) -> None:
     """As with the executors of the standard library: ``submit`` does not wait."""
     with zf.Executor(max_workers=1) as executor:
         first, second, third, fourth = (executor.submit(_pass_when, tmp_path, name) for name in ("first", "second", "third", "fourth"))
@@ -180,14 +180,14 @@ def test_what_there_is_no_room_for_waits_its_turn_and_can_be_cancelled(tmp_path:
         assert chained[0].result(60) == 25, "a callback may submit"
 
 
-def test_shutdown_without_waiting_does_what_was_submitted() -> None:
+def test_shutdown_without_waiting_runs_submitted_calls() -> None:
     executor = zf.Executor(max_workers=1)
     futures = [executor.submit(_square, x) for x in range(5)]
     executor.shutdown(wait=False)
     assert [future.result(60) for future in futures] == [0, 1, 4, 9, 16]
 
 
-def test_shutdown_cancels_what_waits_for_room_before_it_can_begin(tmp_path: Path) -> None:
+def test_shutdown_cancels_calls_beyond_max_workers(tmp_path: Path) -> None:
     executor = zf.Executor(max_workers=1)
     futures = [executor.submit(_pass_when, tmp_path, str(number)) for number in range(5)]
     eventually((tmp_path / "0 has begun").exists, "the first runs")
@@ -211,7 +211,7 @@ def _numbers() -> Iterator[int]:
     yield 1
 
 
-def test_what_has_not_one_value_is_refused() -> None:
+def test_functions_with_other_than_one_value_are_refused() -> None:
     with pytest.raises(zf.OptionError, match="a future has one value"):
         zf.Executor(num_returns=2)
     with zf.Executor(max_workers=1) as executor:
@@ -221,7 +221,7 @@ def test_what_has_not_one_value_is_refused() -> None:
         assert executor.submit(_square, 3).result(PATIENCE) == 9, "and they take no room"
 
 
-def test_what_waits_when_the_cluster_is_shut_down_starts_no_other() -> None:
+def test_calls_that_wait_when_the_cluster_is_shut_down_start_no_other() -> None:
     script = """
 import time, zfabric as zf
 from zfabric.util.multiprocessing import Pool
@@ -291,7 +291,7 @@ def test_an_initializer_that_raises_breaks_its_executor(caplog: pytest.LogCaptur
     assert "ValueError: error in initializer" in caplog.text
 
 
-def test_the_program_ends_after_what_it_has_submitted() -> None:
+def test_the_program_ends_after_its_submitted_calls() -> None:
     script = """
 import atexit, sys, zfabric as zf
 def late():

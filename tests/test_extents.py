@@ -180,7 +180,7 @@ def test_an_exact_grant_serves_one_object() -> None:
     assert len(grants) == 0
 
 
-def test_of_several_grants_only_the_roomiest_is_kept() -> None:
+def test_of_several_grants_the_roomiest_is_retained() -> None:
     grants = Grants()
     for number in range(4):
         grants.add(number << 20, 1 << 20)
@@ -193,7 +193,7 @@ def test_of_several_grants_only_the_roomiest_is_kept() -> None:
     assert [start >> 20 for start, *_ in grants.idle()] == [3]
 
 
-def test_a_full_grant_goes_back_with_its_last_object_and_an_abandoned_object_leaves_room_for_another() -> None:
+def test_a_full_grant_is_returned_with_its_last_object_and_abandoned_room_is_reused() -> None:
     grants = Grants()
     grants.add(0, 256)
     first, second = grants.allocate(64), grants.allocate(64)
@@ -206,7 +206,7 @@ def test_a_full_grant_goes_back_with_its_last_object_and_an_abandoned_object_lea
     assert len(grants) == 0
 
 
-def test_what_is_said_again_takes_no_room_that_has_been_given_to_another() -> None:
+def test_a_repeated_claim_takes_no_room_of_another_process() -> None:
     """As far as its worker knows a completion was not heard, although its value was taken over, freed, and its room given away."""
     claims = Claims()
     old, now = b"old-one0", b"new-one0"

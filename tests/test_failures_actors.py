@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bad_days import PATIENCE, eventually, failure, gone, kill_daemon, processes_named
 from conftest import running_cluster
+from faults import PATIENCE, eventually, failure, gone, kill_daemon, processes_named
 from files import wait_for_file
 
 import zfabric as zf
@@ -85,7 +85,7 @@ class Stillborn:
         return "hello"
 
 
-def test_every_call_of_an_actor_whose_init_raised_says_what_it_raised() -> None:
+def test_calls_of_an_actor_whose_init_raised_raise_that_error() -> None:
     stillborn = Stillborn.remote("raises")
     for ref in (stillborn.hello.remote(), stillborn.hello.remote()):
         error = failure(ref)
@@ -126,7 +126,7 @@ class Forebear:
         raise LookupError("nothing to be had")
 
 
-def test_what_an_init_that_raised_had_called_still_comes_for_those_who_wait_for_it() -> None:
+def test_results_of_calls_by_a_failed_init_still_arrive() -> None:
     gate = Gate.options(max_concurrency=3).remote()
     made = Forebear.remote(gate)
     eventually(lambda: "raised" in str(zf.explain(made)), "it is known that there is no such actor")
@@ -165,7 +165,7 @@ def test_killed_in_the_middle_of_a_call(tmp_path: Path) -> None:
     assert later.facts["pid"] == pid
 
 
-def test_what_ran_before_the_death_has_its_result() -> None:
+def test_calls_that_ran_before_the_death_have_their_results() -> None:
     subject = Subject.remote()
     before, died = [subject.add.remote() for _ in range(50)], subject.die.remote()
     failure(died)
@@ -181,7 +181,7 @@ def outcome_of(ref: Any) -> Any:
         return error.outcome
 
 
-def test_restarted_without_a_checkpoint_it_begins_anew() -> None:
+def test_a_restart_without_a_checkpoint_runs_init_again() -> None:
     """The call that may have run is not run again; those behind it are run by the next life, in order."""
     subject = Subject.options(max_restarts=1).remote()
     pid = value_of(subject.pid.remote())
@@ -241,13 +241,13 @@ class Partner:
         return "lived"
 
 
-def test_another_actor_hears_of_the_death() -> None:
+def test_another_actor_is_notified_of_the_death() -> None:
     partner = Partner.remote(Subject.remote())
     assert value_of(partner.ask.remote()) == "unknown"
     assert value_of(partner.ask.remote()) == "not run"
 
 
-def test_a_task_that_was_to_get_the_result_of_a_dead_actor_fails_with_its_error() -> None:
+def test_a_task_with_a_dead_actors_result_as_argument_fails_with_its_error() -> None:
     subject = Subject.remote()
     error = failure(identity.remote(subject.die.remote()))
     assert isinstance(error, zf.ActorDiedError)
@@ -268,7 +268,7 @@ class Listener:
         return zf.get(self.ref)
 
 
-def test_a_result_that_was_on_its_way_to_a_dead_caller_is_lost_to_all(tmp_path: Path) -> None:
+def test_a_result_in_flight_to_a_dead_caller_is_lost_to_all(tmp_path: Path) -> None:
     """Whoever else waits for it is told."""
     subject, listener = Subject.remote(), Listener.remote()
     caller = hand_on_and_die.remote(subject, str(tmp_path / "go"), listener)
@@ -317,7 +317,7 @@ def hold_and_die(subject: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_the_handles_of_a_dead_caller_count_no_more() -> None:
+def test_handles_of_a_dead_caller_do_not_count() -> None:
     subject = Subject.remote()
     pid = value_of(subject.pid.remote())
     dead = hold_and_die.remote(subject)
@@ -480,7 +480,7 @@ def test_actors_survive_the_daemon(tmp_path: Path) -> None:
     eventually(lambda: all(map(gone, pids)), "they end as they would have")
 
 
-def test_what_an_actor_has_called_before_it_ended_itself_is_there_for_those_who_wait_for_it() -> None:
+def test_results_of_calls_by_an_exited_actor_still_arrive() -> None:
     @zf.remote(max_concurrency=2)
     class Gate:
         def __init__(self) -> None:
@@ -512,7 +512,7 @@ def test_what_an_actor_has_called_before_it_ended_itself_is_there_for_those_who_
         assert value_of(promised) == "passed"
 
 
-def test_an_actor_that_ends_itself_while_the_daemon_is_busy_is_not_taken_for_dead(tmp_path: Path) -> None:
+def test_an_actor_that_exits_while_the_daemon_is_busy_is_not_reported_as_crashed(tmp_path: Path) -> None:
     """Else it would be made again."""
 
     @zf.remote(max_restarts=-1)
@@ -542,7 +542,7 @@ def test_an_actor_that_ends_itself_while_the_daemon_is_busy_is_not_taken_for_dea
     assert (tmp_path / "lives").read_text() == "one more\n"
 
 
-def test_calls_while_the_daemon_is_away_are_answered() -> None:
+def test_calls_are_answered_while_the_daemon_is_dead() -> None:
     """They need it for nothing."""
     subject = Subject.remote()
     value_of(subject.pid.remote())
@@ -554,13 +554,13 @@ def test_calls_while_the_daemon_is_away_are_answered() -> None:
     assert results == list(range(1, 151))
 
 
-def test_an_actor_made_while_the_daemon_is_away() -> None:
+def test_an_actor_is_made_although_the_daemon_was_dead() -> None:
     kill_daemon()
     subject = Subject.remote()
     assert value_of([subject.add.remote() for _ in range(3)]) == [1, 2, 3]
 
 
-def test_an_actor_that_dies_while_the_daemon_is_away() -> None:
+def test_an_actor_that_dies_while_the_daemon_is_dead_is_noticed() -> None:
     plain, again = Subject.remote(), Subject.options(max_restarts=1).remote()
     pids = value_of([plain.pid.remote(), again.pid.remote()])
     kill_daemon()
@@ -610,7 +610,7 @@ class Narcissus:
 
 
 @pytest.mark.parametrize("options", [{}, {"lightweight": True}])
-def test_an_actor_that_waits_for_itself_is_told_so(options: dict[str, Any]) -> None:
+def test_an_actor_that_waits_for_itself_gets_a_deadlock_error(options: dict[str, Any]) -> None:
     narcissus = Narcissus.options(**options).remote()
     for method in (narcissus.me, narcissus.indirectly, narcissus.in_time, narcissus.all_of_two):
         error = failure(method.remote(narcissus))
@@ -651,7 +651,7 @@ def test_an_actor_may_wait_for_its_own_call_that_has_ended(options: dict[str, An
 
 
 @pytest.mark.parametrize("options", [{}, {"lightweight": True}])
-def test_an_actor_may_look_at_its_own_calls_and_wait_for_others_beside_them(options: dict[str, Any]) -> None:
+def test_an_actor_may_poll_its_own_calls_and_wait_for_others_beside_them(options: dict[str, Any]) -> None:
     narcissus = Narcissus.options(**options).remote()
     assert value_of(narcissus.any_of_two.remote(narcissus)) == (True, ["of a task"])
     assert value_of(narcissus.for_a_while.remote(narcissus)) == [0, 0]
@@ -736,7 +736,7 @@ def test_a_program_ends_though_its_actors_wait_for_each_other() -> None:
     assert done.stdout.count("and waits") == 2
 
 
-def test_a_circle_that_the_next_daemon_finds(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_circle_is_found_by_the_next_daemon(capfd: pytest.CaptureFixture[str]) -> None:
     """One waits when the daemon dies, the other closes the circle for the next one."""
     a = Asker.remote()
     value_of(a.end.remote())

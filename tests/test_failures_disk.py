@@ -13,7 +13,7 @@ from typing import Any
 
 import lmdb
 import pytest
-from bad_days import PATIENCE, eventually, failure, in_own_mounts, kill_daemon, processes_named, query, session
+from faults import PATIENCE, eventually, failure, in_own_mounts, kill_daemon, processes_named, query, session
 
 import zfabric as zf
 
@@ -82,7 +82,7 @@ def outlive(fill: Callable[[], object], free: Callable[[], object], says: str, m
     eventually(lambda: query("status")["statistics"]["objects"] == 0, "nothing is left of what could not be kept")
 
 
-def test_a_full_disk_below_the_whole_session_stops_nothing(tmp_path: Path) -> None:
+def test_everything_goes_on_with_a_full_disk(tmp_path: Path) -> None:
     # Logs, sockets and the control store lie on it; a new daemon and new workers come up on it too.
     directory = tempfile.mkdtemp(prefix="d", dir=os.environ["TMPDIR"])
     inside = """
@@ -107,12 +107,12 @@ zf.shutdown()
     in_own_mounts(f"mount -t tmpfs -o size=4m tmpfs {directory}", inside, directory, str(tmp_path))
 
 
-def test_a_store_that_has_reached_its_size_stops_nothing(cluster: Callable[..., Any], tmp_path: Path) -> None:
+def test_everything_goes_on_with_a_full_control_store(cluster: Callable[..., Any], tmp_path: Path) -> None:
     cluster(config={**SETTINGS, "control_store_bytes": 2 * MIB})
     outlive(lambda: None, lambda: None, "limit of 2097152 bytes .control_store_bytes.", str(tmp_path), restart=True)
 
 
-def test_files_that_may_not_grow_stop_nothing(cluster: Callable[..., Any], tmp_path: Path) -> None:
+def test_everything_goes_on_with_a_limit_on_file_size(cluster: Callable[..., Any], tmp_path: Path) -> None:
     cluster(config=SETTINGS)
     (daemon,) = processes_named("zf-daemon")
     _, hard = resource.prlimit(daemon, resource.RLIMIT_FSIZE)
@@ -135,7 +135,7 @@ class Adder:
         return self.value
 
 
-def test_a_logged_actor_whose_log_cannot_be_written_says_so(cluster: Callable[..., Any], capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_actor_log_that_cannot_be_written_is_reported(cluster: Callable[..., Any], capfd: pytest.CaptureFixture[str]) -> None:
     cluster(config=SETTINGS)
     adder = Adder.remote()
     assert zf.get(adder.add.remote(), timeout=PATIENCE) == 1
@@ -157,7 +157,7 @@ def test_a_logged_actor_whose_log_cannot_be_written_says_so(cluster: Callable[..
 
 
 @pytest.mark.parametrize("damage", ["foreign", "cut"])
-def test_a_store_that_is_damaged_while_it_is_used_ends_its_session_and_says_why(cluster: Callable[..., Any], damage: str) -> None:
+def test_a_store_damaged_in_use_ends_its_session_with_the_reason(cluster: Callable[..., Any], damage: str) -> None:
     cluster(config=SETTINGS)
     assert zf.get(follow.remote(1, b""), timeout=PATIENCE) == 2
     path = session().describe()["store"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bad_days import PATIENCE, eventually, failure, in_own_mounts, kill_daemon, objects_on_disk, query, session, worker_rows
+from faults import PATIENCE, eventually, failure, in_own_mounts, kill_daemon, objects_on_disk, query, session, worker_rows
 
 import zfabric as zf
 
@@ -73,7 +73,7 @@ def test_an_object_larger_than_the_store_is_refused_by_name_and_size(small: Any)
     assert zf.get(check.remote(zf.put(block(2)), 2), timeout=PATIENCE)
 
 
-def test_a_program_that_wrote_much_gives_back_the_room_it_wished_for(cluster: Any) -> None:
+def test_a_program_that_wrote_much_returns_its_reserved_room(cluster: Any) -> None:
     cluster(object_store_memory=2**30)
     array = block(1, 1)
     written = 0
@@ -116,7 +116,7 @@ class Stubborn:
         return block(1, 8)
 
 
-def test_what_was_written_and_nobody_is_told_of_takes_no_room(small: Any, tmp_path: Path) -> None:
+def test_unreported_values_of_a_dead_writer_take_no_room(small: Any, tmp_path: Path) -> None:
     small()
     for _ in range(12):
         for ref in half.remote():
@@ -147,7 +147,7 @@ def test_a_full_store_spills_to_disk_and_reads_back_what_was_written(small: Any)
     eventually(lambda: not list(Path(session().describe()["spill"]).iterdir()), "files of what nobody refers to are deleted")
 
 
-def test_wait_brings_values_here_unless_it_is_told_not_to(small: Any) -> None:
+def test_wait_fetches_values_unless_fetch_local_is_false(small: Any) -> None:
     small(put_patience=PATIENCE)
 
     def restores() -> int:
@@ -163,7 +163,7 @@ def test_wait_brings_values_here_unless_it_is_told_not_to(small: Any) -> None:
     assert restores() > 0
 
 
-def test_a_store_full_of_pinned_values_goes_on_on_disk(small: Any) -> None:
+def test_a_store_full_of_pinned_values_uses_the_disk(small: Any) -> None:
     small(put_patience=PATIENCE)
     refs: list[Any] = []
     views: list[Any] = []
@@ -218,7 +218,7 @@ def test_values_of_one_task_may_be_larger_than_the_store_together(small: Any) ->
     eventually(lambda: not list(Path(session().describe()["spill"]).iterdir()), "nor a file, of what nobody was told of")
 
 
-def test_more_at_once_than_the_store_has_is_read_from_disk(small: Any) -> None:
+def test_more_values_than_the_store_has_room_for_are_read_from_disk(small: Any) -> None:
     small(put_patience=PATIENCE)
     refs = [zf.put(block(number, 16)) if number % 2 else make.remote(number, 16) for number in range(10)]
     values = zf.get(refs, timeout=PATIENCE)
@@ -273,7 +273,7 @@ def test_a_call_may_have_more_arguments_than_the_store_has_room_for(small: Any) 
     assert zf.get(Receiver.remote().take.remote(*refs), timeout=PATIENCE) == 12
 
 
-def test_a_put_that_waits_for_room_gets_it_when_somebody_lets_go(small: Any) -> None:
+def test_a_put_that_waits_for_room_gets_it_when_another_object_is_released(small: Any) -> None:
     small(put_patience=PATIENCE)
     refs = [zf.put(block(number, 8)) for number in range(7)]
     views = [zf.get(ref) for ref in refs[:6]]
@@ -324,7 +324,7 @@ def test_objects_written_by_workers_that_were_killed_are_whole_or_made_again(sma
 def test_a_full_disk_is_an_error_for_what_does_not_fit_and_for_nothing_else(small: Any, tmp_path: Path) -> None:
     inside = """
 import sys, zfabric as zf, numpy as np
-from bad_days import *
+from faults import *
 from test_failures_objects import block, check
 zf.init(num_cpus=2, log_to_driver=False, object_store_memory=2**26, config={"put_patience": 1.0, "spill_directory": sys.argv[1]})
 refs = []
@@ -354,7 +354,7 @@ zf.shutdown()
 def test_a_full_dev_shm_is_an_error_and_no_sigbus(small: Any, tmp_path: Path) -> None:
     inside = """
 import sys, zfabric as zf, numpy as np
-from bad_days import *
+from faults import *
 from test_failures_objects import block, check, make
 spill = sys.argv[1] + "/spill"
 os.mkdir(spill)
@@ -490,7 +490,7 @@ def raises(mib: int) -> None:
     raise ValueError("x" * (mib * MIB))
 
 
-def test_an_error_that_has_no_room_arrives_cut_down_and_says_why(small: Any) -> None:
+def test_a_large_error_without_room_arrives_cut_down_with_the_reason(small: Any) -> None:
     small()
     error = failure(raises.remote(100))
     assert isinstance(error, ValueError)
@@ -502,7 +502,7 @@ def test_an_error_that_has_no_room_arrives_cut_down_and_says_why(small: Any) -> 
     assert len(failure(raises.remote(2)).args[0]) == 2 * MIB
 
 
-def test_an_error_whose_whole_is_lost_arrives_cut_down_and_says_why(small: Any) -> None:
+def test_a_large_error_whose_object_is_lost_arrives_cut_down_with_the_reason(small: Any) -> None:
     small(put_patience=PATIENCE)
     ref = raises.remote(4)
     zf.wait([ref], timeout=PATIENCE)

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bad_days import (
+from conftest import running_cluster
+from faults import (
     PATIENCE,
     eventually,
     failure,
@@ -25,7 +26,6 @@ from bad_days import (
     session_processes,
     worker_rows,
 )
-from conftest import running_cluster
 from files import wait_for_file
 
 import zfabric as zf
@@ -67,7 +67,7 @@ def crash() -> None:
 
 
 @pytest.mark.parametrize(("way", "number", "code"), [(kill_itself, 9, 0), (exit_at_once, 0, 7), (crash, 11, 0)])
-def test_a_worker_that_dies_is_retried_and_then_an_error_that_tells_all(way: Any, number: int, code: int, tmp_path: Path) -> None:
+def test_a_task_whose_worker_dies_is_retried_and_then_fails_with_all_facts(way: Any, number: int, code: int, tmp_path: Path) -> None:
     @zf.remote(max_retries=1)
     def die() -> None:
         with (tmp_path / "attempts").open("a") as attempts:
@@ -129,7 +129,7 @@ def test_neighbours_of_a_task_that_kills_its_worker_are_unharmed() -> None:
     assert values == [index for index in range(2000) if index % 500 != 250]
 
 
-def test_a_task_that_always_kills_is_condemned_whatever_its_retries() -> None:
+def test_a_task_that_always_kills_its_worker_fails_whatever_its_retries() -> None:
     @zf.remote(max_retries=-1)
     def die() -> None:
         exit_at_once()
@@ -212,7 +212,7 @@ def test_the_daemon_killed_again_and_again() -> None:
         assert zf.get(refs, timeout=PATIENCE) == [(turn, index) for index in range(3_000)]
 
 
-def test_a_restarted_daemon_counts_tries_from_the_first_as_people_do(tmp_path: Path) -> None:
+def test_a_restarted_daemon_counts_attempts_from_one(tmp_path: Path) -> None:
     @zf.remote(max_retries=1)
     def deadly() -> None:
         with (tmp_path / "attempts").open("a") as attempts:
@@ -229,7 +229,7 @@ def test_a_restarted_daemon_counts_tries_from_the_first_as_people_do(tmp_path: P
 
 def test_a_daemon_killed_while_its_first_driver_and_workers_register() -> None:
     script = (
-        "import zfabric as zf; from bad_days import *\n"
+        "import zfabric as zf; from faults import *\n"
         "zf.init(num_cpus=2, log_to_driver=False)\n"
         "f = zf.remote(lambda x: x + 1); refs = [f.remote(i) for i in range(1000)]; kill_daemon()\n"
         "assert zf.get(refs, timeout=PATIENCE) == list(range(1, 1001)); zf.shutdown()\n"
@@ -290,7 +290,7 @@ def test_arrays_refs_and_durable_puts_outlive_the_daemon() -> None:
     assert zf.get([sum_of.remote(ref) for ref in more], timeout=PATIENCE) == [index * 300_000 for index in range(10)]
 
 
-def test_a_stopped_daemon_is_no_dead_one() -> None:
+def test_a_stopped_daemon_is_not_replaced() -> None:
     refs = [identity.remote(index) for index in range(5_000)]
     pid = kill_daemon(signal.SIGSTOP)
     try:
@@ -317,7 +317,7 @@ def test_the_template_killed_is_replaced_and_workers_can_be_started_again() -> N
 
 MEMORY = """
 import numpy as np, pathlib, tempfile, time, zfabric as zf
-from bad_days import *
+from faults import *
 zf.init(num_cpus=2, log_to_driver=False, object_store_memory=2**27, config={"memory_limit": 400 * 2**20, "memory_check_every": 0.02})
 
 def take_all():
@@ -343,7 +343,7 @@ def neighbour(marks):
 """
 
 
-def test_of_two_workers_the_one_that_takes_all_memory_is_blamed() -> None:
+def test_the_worker_that_takes_all_memory_is_blamed() -> None:
     script = """
 with tempfile.TemporaryDirectory() as marks:
     other = neighbour.remote(marks)
@@ -358,7 +358,7 @@ zf.shutdown()
     run_script(MEMORY + script)
 
 
-def test_an_actor_that_takes_all_memory_is_blamed_and_no_task() -> None:
+def test_an_actor_that_takes_all_memory_is_blamed_instead_of_a_task() -> None:
     script = """
 hog = Hog.remote()
 error = failure(hog.take.remote())
@@ -394,7 +394,7 @@ def run_script(script: str) -> str:
 def test_a_driver_killed_leaves_nothing_of_its_embedded_cluster() -> None:
     script = """
 import numpy as np, time, zfabric as zf
-from bad_days import *
+from faults import *
 zf.init(num_cpus=2, log_to_driver=False)
 held = [zf.put(np.ones(10**6)) for _ in range(5)]
 @zf.remote
@@ -424,7 +424,7 @@ time.sleep(1000)
 def test_a_driver_that_exits_without_shutdown_or_by_an_exception_leaves_nothing() -> None:
     script = """
 import zfabric as zf
-from bad_days import *
+from faults import *
 zf.init(num_cpus=1, log_to_driver=False)
 zf.get(zf.remote(lambda: 1).remote())
 print(session().directory, *session_processes(), flush=True)
@@ -439,10 +439,10 @@ print(session().directory, *session_processes(), flush=True)
         eventually(lambda directory=directory: not Path(directory).exists(), "the session's directory is gone", 10)
 
 
-def test_the_supervisor_killed_takes_all_along_and_the_driver_is_told() -> None:
+def test_a_killed_supervisor_ends_the_node_and_the_driver_gets_an_error() -> None:
     script = """
 import os, zfabric as zf
-from bad_days import *
+from faults import *
 zf.init(num_cpus=2, log_to_driver=False)
 @zf.remote
 def run(): time.sleep(1000)
@@ -461,10 +461,10 @@ zf.shutdown()
     run_script(script)
 
 
-def test_who_awaits_is_told_of_the_end_of_the_node_and_of_that_of_the_connection() -> None:
+def test_awaiting_raises_when_the_node_or_the_connection_ends() -> None:
     script = """
 import asyncio, os, zfabric as zf
-from bad_days import *
+from faults import *
 
 @zf.remote
 def run(): time.sleep(1000)
@@ -487,11 +487,11 @@ asyncio.run(main(zf.shutdown, zf.NotInitializedError))
     run_script(script)
 
 
-def test_what_tasks_print_is_no_error_of_a_program_whose_output_nobody_reads() -> None:
+def test_output_of_tasks_is_no_error_where_stdout_is_closed() -> None:
     """Closed, a pipe whose reader has gone, or one that cannot show it: the program goes on, its threads too."""
     script = """
 import io, os, sys, threading, zfabric as zf
-from bad_days import *
+from faults import *
 zf.init(num_cpus=1)
 
 @zf.remote
@@ -526,7 +526,7 @@ sys.stdout = sys.__stdout__
     run_script(script)
 
 
-def test_all_of_this_left_the_session_as_it_was() -> None:
+def test_the_session_has_no_leftovers_of_these_tests() -> None:
     eventually(lambda: all(row["state"] == "idle" for row in worker_rows()), "all tasks have ended")
     assert Path(session().directory).exists()
     names = sorted(set(session_processes().values()))

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bad_days import PATIENCE, eventually, failure, query, worker_rows
+from faults import PATIENCE, eventually, failure, query, worker_rows
 from files import wait_for_file
 
 import zfabric as zf
@@ -82,7 +82,7 @@ def refuse(code: int) -> None:
     raise Refusal(code, "no")
 
 
-def test_an_error_is_also_of_the_class_that_was_raised_and_tells_where() -> None:
+def test_an_error_is_an_instance_of_the_raised_class_and_shows_where() -> None:
     error = failure(refuse.remote(7))
     assert isinstance(error, Refusal)
     assert isinstance(error, zf.TaskError)
@@ -218,7 +218,7 @@ def test_get_past_its_timeout_raises_and_the_task_goes_on(tmp_path: Path) -> Non
     assert zf.get(ref, timeout=PATIENCE) == 5
 
 
-def test_a_get_asks_why_for_no_longer_than_it_has_waited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_get_asks_for_a_reason_within_its_own_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A daemon that is stopped makes it no slower than that."""
     limits: list[float] = []
     monkeypatch.setattr("zfabric.runtime.client.EXPLAIN_SECONDS", 0.02)
@@ -324,7 +324,7 @@ def test_a_task_that_swallows_its_interrupt_is_killed_by_force(tmp_path: Path, s
     assert zf.get([identity.remote(index) for index in range(100)], timeout=PATIENCE) == list(range(100))
 
 
-def test_force_takes_the_task_and_not_what_waits_behind_it(tmp_path: Path, started: Any) -> None:
+def test_force_kills_the_task_and_not_the_tasks_behind_it(tmp_path: Path, started: Any) -> None:
     zf.get([identity.remote(index) for index in range(50)], timeout=PATIENCE)
     ref = sleeper.remote(str(tmp_path), "running")
     started("running")
@@ -399,7 +399,7 @@ def test_a_hundred_thousand_tasks_that_each_wait_for_two_others() -> None:
 # --- wrong at the call ------------------------------------------------------------------------------------------------------------
 
 
-def test_wrong_options_are_refused_at_the_call_and_say_what_to_write() -> None:
+def test_wrong_options_are_refused_at_the_call_with_advice() -> None:
     with pytest.raises(zf.OptionError, match="num_cpus"):
         zf.remote(num_cpu=2)
     with pytest.raises(zf.OptionError, match="num_cpus"):
@@ -448,14 +448,14 @@ class Idle:
         lambda: zf.explain("z" * 32),
     ],
 )
-def test_what_no_message_carries_is_refused_at_the_call_and_the_program_goes_on(call: Any) -> None:
+def test_an_unsendable_argument_is_refused_at_the_call(call: Any) -> None:
     with pytest.raises((TypeError, ValueError)) as caught:
         call()
     assert not isinstance(caught.value, UnicodeError)
     assert zf.get(identity.remote(1), timeout=PATIENCE) == 1
 
 
-def test_what_is_called_by_no_text_runs_all_the_same(tmp_path: Path) -> None:
+def test_a_function_whose_name_is_no_text_runs(tmp_path: Path) -> None:
     def function() -> str:
         return "here"
 
@@ -488,7 +488,7 @@ def test_num_returns_that_does_not_fit_what_was_returned_is_an_error_of_the_task
         assert "3 values" in str(error)
 
 
-def test_get_of_what_is_no_ref_says_which_item_it_is() -> None:
+def test_get_of_something_other_than_a_ref_names_the_item() -> None:
     with pytest.raises(TypeError, match="ObjectRef"):
         zf.get(5)
     with pytest.raises(TypeError, match=r"\[1\].*ObjectRef"):
@@ -608,7 +608,7 @@ def test_ctrl_c_in_get_raises_and_loses_nothing(tmp_path: Path) -> None:
     assert zf.get(ref, timeout=PATIENCE) == 5
 
 
-def test_who_comes_to_wait_while_the_one_who_receives_leaves_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_begins_to_wait_takes_over_receiving(monkeypatch: pytest.MonkeyPatch) -> None:
     client: Any = interface.current()
     receives, woken = [True], []
 
@@ -673,7 +673,7 @@ def test_fifty_ctrl_c_in_quick_succession_lose_nothing() -> None:
 
 
 @pytest.mark.usefixtures("shared")
-def test_who_writes_to_an_array_of_the_fabric_is_told_how_to() -> None:
+def test_writing_to_a_read_only_array_raises_an_error_with_advice() -> None:
     @zf.remote
     def adds(array: Any) -> None:
         array += 1

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bad_days import PATIENCE
 from conftest import running_cluster
+from faults import PATIENCE
 
 import zfabric as zf
 from zfabric.protocol import messages as m
@@ -47,7 +47,7 @@ def returns_one_that_asks(path: Path) -> Any:
     return [Asks(path), zf.put("inside")]
 
 
-def test_a_finalizer_of_what_a_task_returns_may_wait_for_another_task(tmp_path: Path) -> None:
+def test_a_finalizer_of_a_returned_value_may_wait_for_another_task(tmp_path: Path) -> None:
     first = returns_one_that_asks.remote(tmp_path / "asked")
     behind = note_of.remote(tmp_path / "behind", "behind")
     text, inside = zf.get(first, timeout=PATIENCE)
@@ -92,7 +92,7 @@ def test_a_finalizer_while_a_task_waits_is_refused(what: str) -> None:
     assert "__del__" in zf.get(zf.remote(waits_while).remote(what), timeout=PATIENCE)
 
 
-def test_a_collection_for_which_no_thread_can_start_loses_nothing_that_came_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_collection_for_which_no_thread_can_start_loses_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
     client: Any = interface.current()
     accept, asked = client.post.accept, []
 

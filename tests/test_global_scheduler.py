@@ -41,7 +41,7 @@ def place(scheduler, *demands, asker=None):
     return [node for _, node in effect.message.rows]
 
 
-def test_nowhere_until_a_node_has_it(scheduler):
+def test_no_node_is_named_until_one_has_the_resources(scheduler):
     assert place(scheduler, ONE_CPU) == [b""]
     scheduler.step(0.0, local(1), heartbeat(b"a", demand_of(num_cpus=2)))
     assert scheduler.take_effects(0.0) == []
@@ -53,7 +53,7 @@ def test_nowhere_until_a_node_has_it(scheduler):
     assert scheduler.statistics()["infeasible"] == 3
 
 
-def test_what_is_full_now_is_still_feasible(scheduler):
+def test_a_full_node_is_still_feasible(scheduler):
     scheduler.step(0.0, local(1), heartbeat(b"a", ONE_CPU, queued=10**6, available=(("CPU", -10000),)))
     assert place(scheduler, ONE_CPU) == [b"a"]
 
@@ -66,7 +66,7 @@ def test_least_estimated_wait(scheduler):
     assert place(scheduler, ONE_CPU) == [b"c"]
 
 
-def test_a_batch_spreads_over_equals_and_a_heartbeat_starts_over(scheduler):
+def test_a_batch_spreads_over_equal_nodes_and_a_heartbeat_starts_over(scheduler):
     for number, node in enumerate((b"a", b"b")):
         scheduler.step(0.0, local(number), heartbeat(node, demand_of(num_cpus=4)))
     assert sorted(place(scheduler, *[ONE_CPU] * 6)) == [b"a"] * 3 + [b"b"] * 3
@@ -74,7 +74,7 @@ def test_a_batch_spreads_over_equals_and_a_heartbeat_starts_over(scheduler):
     assert place(scheduler, ONE_CPU) == [b"b"]
 
 
-def test_questions_of_one_turn_are_answered_together_per_asker(scheduler):
+def test_requests_of_one_turn_are_answered_together_per_sender(scheduler):
     scheduler.step(0.0, local(1), heartbeat(b"a", ONE_CPU))
     scheduler.step(0.0, local(1), m.Place(((1, ONE_CPU),)))
     scheduler.step(0.0, local(2), m.Place(((7, GPU),)))

@@ -1,6 +1,6 @@
 """The glossary: every term has one sentence and a place in the source, and the words it retires stay out of what was revised.
 
-That the places exist is checked with those of all pages, by ``test_docs.test_the_code_a_page_names_is_there``.
+That the places exist is checked with those of all pages, by ``test_docs.test_code_named_on_a_page_exists``.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def test_a_term_is_one_sentence_with_a_place_in_the_source(name: str, meaning: s
 
 
 @pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_what_was_revised_has_no_retired_words(path: Path) -> None:
+def test_revised_files_have_no_retired_words(path: Path) -> None:
     texts = comments(path) if path.suffix == ".py" else enumerate(path.read_text().splitlines(), 1)
     assert [f"line {line}: {word}" for line, text in texts if (word := retired(text)) is not None] == []
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from bad_days import PATIENCE
 from conftest import running_cluster
+from faults import PATIENCE
 
 import zfabric as zf
 from zfabric.util import initializers
@@ -114,7 +114,7 @@ def test_functions_of_a_script_see_what_its_initializer_has_set(run: Run, script
     assert run(twice, 3) == 24
 
 
-def test_what_a_function_sets_of_it_is_there_for_the_next(script: dict[str, Any]) -> None:
+def test_globals_that_a_function_sets_are_seen_by_the_next_call(script: dict[str, Any]) -> None:
     with Pool(1, script["initialize"], (10,)) as pool:
         assert pool.map(script["counted"], range(3), chunksize=1) == [11, 12, 13]
         assert pool.apply(script["work"], (1,)) == 14
@@ -122,7 +122,7 @@ def test_what_a_function_sets_of_it_is_there_for_the_next(script: dict[str, Any]
         assert pool.apply(script["work"], (1,)) == 21
 
 
-def test_a_map_in_chunks_sees_it_too(script: dict[str, Any]) -> None:
+def test_a_map_in_chunks_sees_what_the_initializer_set(script: dict[str, Any]) -> None:
     with zf.Executor(1, initializer=script["initialize"], initargs=(10,)) as executor:
         assert executor.submit(abs, -1).result(PATIENCE) == 1
         assert list(executor.map(script["work"], range(3), chunksize=2)) == [1, 11, 21]
@@ -179,7 +179,7 @@ def test_refs_in_a_function_of_a_pool_are_counted_while_it_is_on_its_way() -> No
         assert [each.get(PATIENCE) for each in result] == ["kept", "kept"]
 
 
-def test_what_a_module_of_pools_does_not_have_says_where_it_is() -> None:
+def test_names_missing_from_the_pool_module_are_located() -> None:
     from zfabric.util import multiprocessing
 
     with pytest.raises(AttributeError, match="take Manager from multiprocessing"):
@@ -188,7 +188,7 @@ def test_what_a_module_of_pools_does_not_have_says_where_it_is() -> None:
         _ = multiprocessing.Poll
 
 
-def test_functions_of_a_module_that_is_here_are_left_alone() -> None:
+def test_functions_of_importable_modules_are_left_alone() -> None:
     assert initializers.namespaces(functools.partial(functools.wraps, pytest.fixture)) == {}
     assert initializers.run(functools.wraps, (abs,)).names == {}
 

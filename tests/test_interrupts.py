@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from bad_days import PATIENCE, eventually, gone
 from conftest import running_cluster
+from faults import PATIENCE, eventually, gone
 
 import zfabric as zf
 from zfabric.runtime.interrupts import Fence, Fences, TaskInterrupt, closed_to_interrupts
@@ -58,7 +58,7 @@ def spin_until(event: threading.Event) -> str:
     return "whole"
 
 
-def test_the_fabric_is_not_interrupted_and_nothing_comes_late() -> None:
+def test_the_fabrics_code_is_not_interrupted_and_no_interrupt_is_late() -> None:
     inside, leave = threading.Event(), threading.Event()
 
     def body(fence: Fence) -> str:
@@ -78,7 +78,7 @@ def test_the_fabric_is_not_interrupted_and_nothing_comes_late() -> None:
     assert ward.outcome == "012"
 
 
-def test_one_that_user_code_has_outrun_is_taken_back() -> None:
+def test_an_interrupt_for_user_code_that_has_ended_is_withdrawn() -> None:
     asked, go_on = threading.Event(), threading.Event()
 
     def body(fence: Fence) -> str:
@@ -96,7 +96,7 @@ def test_one_that_user_code_has_outrun_is_taken_back() -> None:
     assert ward.outcome == "interrupted"
 
 
-def test_what_is_closed_to_interrupts_counts_on_the_thread_that_calls() -> None:
+def test_fences_count_for_the_calling_thread() -> None:
     class Fabric:
         fences = Fences()
 
@@ -224,13 +224,13 @@ def test_a_method_that_is_in_the_fabric_most_of_the_time_is_stopped(cluster: Non
 
 
 @pytest.mark.parametrize("method", ["put_on", "wait"])
-def test_its_time_is_up_there_too(cluster: None, method: str) -> None:
+def test_a_timeout_stops_a_method_that_is_in_the_fabric_most_of_the_time(cluster: None, method: str) -> None:
     busy = Busy.options(max_concurrency=2).remote()
     with pytest.raises(zf.TaskTimeoutError):
         zf.get(getattr(busy, method).options(timeout=0.1).remote(), timeout=PATIENCE)
 
 
-def test_a_thread_of_the_tasks_own_does_not_keep_it_from_being_stopped(cluster: None, tmp_path: Any) -> None:
+def test_a_task_with_a_waiting_thread_can_be_stopped(cluster: None, tmp_path: Any) -> None:
     begun = tmp_path / "begun"
 
     @zf.remote
@@ -262,7 +262,7 @@ def one() -> int:
 
 
 @pytest.mark.parametrize("how", ["cancelled", "timeout"])
-def test_a_task_in_c_code_is_over_for_its_caller_and_holds_its_cpu_until_it_is_killed(how: str, tmp_path: Any) -> None:
+def test_a_task_in_c_code_has_an_outcome_and_holds_its_cpu_until_killed(how: str, tmp_path: Any) -> None:
     path = tmp_path / "pid"
     with running_cluster(num_cpus=1):
         if how == "cancelled":
@@ -288,7 +288,7 @@ def test_a_task_in_c_code_is_over_for_its_caller_and_holds_its_cpu_until_it_is_k
             zf.get(ref, timeout=PATIENCE)
 
 
-def test_its_worker_is_killed_after_a_grace_that_is_set(tmp_path: Any) -> None:
+def test_the_worker_of_a_task_in_c_code_is_killed_after_the_grace_period(tmp_path: Any) -> None:
     with running_cluster(num_cpus=1, config={"stop_grace_seconds": 0.2}):
         ref = never_returns_to_python.options(timeout=0.3).remote(tmp_path / "pid")
         with pytest.raises(zf.TaskTimeoutError):
@@ -304,7 +304,7 @@ def may_hold_the_interpreter(number: int, path: Any) -> int:
     return number
 
 
-def test_force_kills_what_holds_the_interpreter_before_others_were_reported_and_those_have_their_values(tmp_path: Any) -> None:
+def test_force_kills_a_task_that_holds_the_interpreter_and_earlier_tasks_have_their_values(tmp_path: Any) -> None:
     with running_cluster(num_cpus=1):
         zf.get([may_hold_the_interpreter.remote(0, tmp_path) for _ in range(500)])  # It is known to be short: many are given out at once.
         refs = [may_hold_the_interpreter.remote(number, tmp_path / "begun") for number in range(100)]

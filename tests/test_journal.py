@@ -236,7 +236,7 @@ def test_a_full_memory_journal_rolls_back():
 # --- the directory ------------------------------------------------------------------------------------------------------------
 
 
-def test_nobody_else_may_look(tmp_path):
+def test_the_store_is_readable_by_its_user_only(tmp_path):
     path = tmp_path / "deep" / "store"
     old = os.umask(0)
     try:
@@ -301,7 +301,7 @@ def test_a_file_of_the_other_lmdb_is_refused_before_it_is_mapped(tmp_path):
         Journal.open(str(tmp_path), MiB, "process")
 
 
-def test_what_the_binding_writes_is_what_we_say_it_writes(tmp_path):
+def test_the_format_stamp_matches_the_file(tmp_path):
     begin = "import sys; from zfabric.adapters.journal import Journal; Journal.open(sys.argv[1], 2**20, 'process').close()"
     environment = os.environ | {"LMDB_DEFAULT_LIB_VERSION": "1"}
     subprocess.run([sys.executable, "-c", begin, str(tmp_path)], check=True, env=environment)
@@ -479,7 +479,7 @@ def test_the_last_way_of_writing_decides(tmp_path):
     journal.close()
 
 
-def test_looking_changes_nothing(tmp_path):
+def test_reading_a_store_does_not_change_it(tmp_path):
     with pytest.raises(ConfigError):
         ReadOnlyJournal.look_into(str(tmp_path / "absent"))
     journal = Journal.open(str(tmp_path), MiB, "process")

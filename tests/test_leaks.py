@@ -22,12 +22,12 @@ CYCLES = {"start": 4, "kill": 2, "driver": 2, "daemon": 6, "worker": 6}
 
 
 @pytest.mark.parametrize("kind", [*soak.WHOLE, *soak.WITHIN])
-def test_cycles_leave_processes_descriptors_memory_and_files_where_they_were(kind: str) -> None:
+def test_repeated_work_leaks_no_processes_descriptors_memory_or_files(kind: str) -> None:
     soak.zf.shutdown()
     assert soak.run(kind, CYCLES[kind]) == []
 
 
-def test_a_client_goes_with_the_last_ref_of_its_cluster() -> None:
+def test_a_client_is_freed_with_the_last_ref_of_its_cluster() -> None:
     """The collector does not look at refs, so none may be left where the client itself keeps it."""
     zf.shutdown()
     with zf.init(num_cpus=1):
@@ -48,7 +48,7 @@ def test_a_client_goes_with_the_last_ref_of_its_cluster() -> None:
     assert client() is None
 
 
-def test_completions_that_nobody_waits_for_any_more_go_with_their_cluster() -> None:
+def test_an_abandoned_as_completed_is_freed_with_its_cluster() -> None:
     zf.shutdown()
     with zf.init(num_cpus=1):
         client = weakref.ref(interface.current())
@@ -65,7 +65,7 @@ def test_completions_that_nobody_waits_for_any_more_go_with_their_cluster() -> N
     assert client() is None
 
 
-def test_tests_that_run_side_by_side_are_asked_for_what_they_left_and_for_nothing_of_others(tmp_path: Path) -> None:
+def test_parallel_test_processes_account_for_their_own_leftovers(tmp_path: Path) -> None:
     account = (Path(__file__).parent / "conftest.py").read_text()
     (tmp_path / "conftest.py").write_text(f"{account}\nGONE_SECONDS = 0.1\n")
     (tmp_path / "test_untidy.py").write_text(

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bad_days import PATIENCE, eventually
 from conftest import running_cluster
+from faults import PATIENCE, eventually
 from files import wait_for_file
 
 import zfabric as zf
@@ -64,14 +64,14 @@ WAYS: list[Callable[[int], list[int]]] = [in_threads, in_a_loop, as_futures, bot
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_a_task_waits_for_is_run(way: Callable[[int], list[int]]) -> None:
+def test_a_waiting_task_lends_its_cpu_to_what_it_waits_for(way: Callable[[int], list[int]]) -> None:
     tasks = [zf.remote(way).remote(10) for _ in range(2)]
     assert zf.get(tasks, timeout=PATIENCE) == [list(range(10))] * 2
     eventually(lambda: zf.available_resources().get("CPU") == 1, "the CPU is free again, once")
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_an_actor_waits_for_is_run(way: Callable[[int], list[int]]) -> None:
+def test_a_waiting_actor_lends_its_cpu_to_what_it_waits_for(way: Callable[[int], list[int]]) -> None:
     @zf.remote(num_cpus=1)
     class Actor:
         def run(self) -> list[int]:
@@ -135,7 +135,7 @@ def test_a_thread_that_began_to_wait_under_a_task_on_top_lends_afterwards(tmp_pa
     eventually(lambda: zf.available_resources().get("CPU") == 1, "the CPU is free again, once")
 
 
-def test_what_the_scheduler_is_told() -> None:
+def test_reports_of_lent_cpus() -> None:
     """That it waits, once, whoever waits; and not while the main thread says so itself."""
     worker = Worker(WORKER + b"\x02worker0", zf.config.Config.of({}))
     worker.connect(b"\x01daemon0")

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bad_days import PATIENCE, eventually, failure, gone, kill_daemon
 from conftest import running_cluster
+from faults import PATIENCE, eventually, failure, gone, kill_daemon
 from files import wait_for_file
 
 import zfabric as zf
@@ -134,7 +134,7 @@ def test_many_actors_share_as_many_processes_as_there_are_cpus_evenly() -> None:
     assert value_of([actor.add.remote(10) for actor in actors]) == [number + 11 for number in range(MANY)]
 
 
-def test_tasks_do_not_run_in_their_processes() -> None:
+def test_tasks_do_not_run_in_processes_of_lightweight_actors() -> None:
     actors = [Counter.remote() for _ in range(20)]
     homes = set(value_of([actor.pid.remote() for actor in actors]))
 
@@ -145,7 +145,7 @@ def test_tasks_do_not_run_in_their_processes() -> None:
     assert homes.isdisjoint(value_of([pid.remote() for _ in range(50)]))
 
 
-def test_killing_one_leaves_its_neighbours_alone() -> None:
+def test_killing_an_actor_leaves_its_neighbours_alone() -> None:
     victim, neighbour = in_one_process(2)
     home = value_of(neighbour.pid.remote())
     assert value_of(neighbour.add.remote()) == 1
@@ -157,7 +157,7 @@ def test_killing_one_leaves_its_neighbours_alone() -> None:
     assert value_of(neighbour.pid.remote()) == home
 
 
-def test_killing_one_stops_what_it_runs(tmp_path: Path) -> None:
+def test_killing_an_actor_stops_its_running_call(tmp_path: Path) -> None:
     victim, neighbour = in_one_process(2)
     running = victim.wait_for_file.remote(str(tmp_path / "never"))
     waiting = victim.add.remote()
@@ -170,7 +170,7 @@ def test_killing_one_stops_what_it_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "arguments", "reason"), [("leave", (), "exit_actor"), ("exit", (0,), "exit"), ("exit", (3,), r"sys.exit\(3\)")]
 )
-def test_one_that_ends_itself_leaves_its_neighbours_alone(method: str, arguments: tuple[Any, ...], reason: str) -> None:
+def test_an_exiting_actor_leaves_its_neighbours_alone(method: str, arguments: tuple[Any, ...], reason: str) -> None:
     leaver, neighbour = in_one_process(2)
     home = value_of(neighbour.pid.remote())
     before = leaver.add.remote()
@@ -227,7 +227,7 @@ def polite_beside(other: Any, note: Path, *arguments: Any) -> Any:
     return chosen
 
 
-def test_what_one_does_at_its_end_may_wait_for_another_of_its_process(tmp_path: Path) -> None:
+def test_an_exit_handler_may_wait_for_another_actor_of_its_process(tmp_path: Path) -> None:
     other = Counter.remote()
     note = tmp_path / "note"
     actor = polite_beside(other, note, other)
@@ -237,7 +237,7 @@ def test_what_one_does_at_its_end_may_wait_for_another_of_its_process(tmp_path: 
 
 
 @pytest.mark.parametrize("method", ["work_until", "wait_for_task"])
-def test_one_ends_also_while_another_of_its_process_works_or_waits(tmp_path: Path, method: str) -> None:
+def test_an_actor_ends_while_another_of_its_process_runs_or_waits(tmp_path: Path, method: str) -> None:
     other = Counter.remote()
     note = tmp_path / "note"
     actor = polite_beside(other, note)
@@ -247,7 +247,7 @@ def test_one_ends_also_while_another_of_its_process_works_or_waits(tmp_path: Pat
     assert value_of(calls)[-1] == str(note)
 
 
-def test_all_of_a_process_die_with_it() -> None:
+def test_all_actors_of_a_process_die_with_it() -> None:
     first, second = in_one_process(2)
     error = failure(first.die.remote())
     assert isinstance(error, zf.ActorDiedError)
@@ -255,7 +255,7 @@ def test_all_of_a_process_die_with_it() -> None:
     assert isinstance(failure(second.add.remote()), zf.ActorDiedError)
 
 
-def test_all_of_a_process_are_made_again_where_they_may_be() -> None:
+def test_actors_of_a_dead_process_are_restarted_if_they_may_be() -> None:
     first, second = in_one_process(2, max_restarts=1, max_task_retries=1)
     home = value_of(second.pid.remote())
     assert value_of(second.add.remote()) == 1
@@ -264,7 +264,7 @@ def test_all_of_a_process_are_made_again_where_they_may_be() -> None:
     assert value_of(second.pid.remote()) != home
 
 
-def test_one_that_is_killed_may_be_made_again_alone() -> None:
+def test_a_killed_actor_is_restarted_alone() -> None:
     victim, neighbour = in_one_process(2, max_restarts=1)
     assert value_of([victim.add.remote(), neighbour.add.remote()]) == [1, 1]
     zf.kill(victim, no_restart=False)
@@ -288,7 +288,7 @@ def test_an_actor_that_waits_for_another_of_its_process_is_served() -> None:
     assert value_of(second.add.remote()) == 2
 
 
-def test_what_waits_goes_on_while_another_of_its_process_waits_longer(tmp_path: Path) -> None:
+def test_a_waiting_call_goes_on_while_another_of_its_process_waits_longer(tmp_path: Path) -> None:
     """Nothing is buried under what was run while it waited."""
     first, second = in_one_process(2)
     one, two = str(tmp_path / "one"), str(tmp_path / "two")
@@ -350,7 +350,7 @@ def test_an_actor_that_waits_for_itself_is_refused() -> None:
     assert value_of(first.ask.remote(second)) == 1
 
 
-def test_a_result_on_its_way_is_no_reason_to_refuse(tmp_path: Path) -> None:
+def test_waiting_for_a_result_in_flight_is_not_refused(tmp_path: Path) -> None:
     """The call that one waits for has ended as the next call of that actor begins, which asks the one that waits."""
     for number in range(5):
         first, second = in_one_process(2)
@@ -363,7 +363,7 @@ def test_a_result_on_its_way_is_no_reason_to_refuse(tmp_path: Path) -> None:
         assert value_of([waits, asks]) == ["slow", 1]
 
 
-def test_an_actor_may_make_and_ask_others_in_its_init() -> None:
+def test_an_actor_may_make_and_call_others_in_its_init() -> None:
     @zf.remote(lightweight=True)
     class Parent:
         def __init__(self) -> None:
@@ -415,7 +415,7 @@ def test_names_and_streams() -> None:
     assert [value_of(ref) for ref in named.squares.options(num_returns="streaming").remote(50)] == [n * n for n in range(50)]
 
 
-def test_they_live_through_a_restart_of_the_daemon() -> None:
+def test_lightweight_actors_survive_a_restart_of_the_daemon() -> None:
     actors = [Counter.remote() for _ in range(50)]
     assert value_of([actor.add.remote() for actor in actors]) == [1] * 50
     homes = value_of([actor.pid.remote() for actor in actors])
@@ -438,7 +438,7 @@ def test_they_live_through_a_restart_of_the_daemon() -> None:
         ({"concurrency_groups": {"io": 2}}, "concurrency groups"),
     ],
 )
-def test_what_they_cannot_have_is_refused(options: dict[str, Any], text: str) -> None:
+def test_options_that_lightweight_actors_cannot_have_are_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(zf.OptionError, match=text):
         Counter.options(**options)
 
@@ -452,7 +452,7 @@ def test_methods_that_are_async_are_refused() -> None:
                 """Is never run."""
 
 
-def test_why_one_does_not_go_on_is_explained(tmp_path: Path) -> None:
+def test_explain_names_why_a_lightweight_actor_waits(tmp_path: Path) -> None:
     first, second, third = in_one_process(3)
     path = str(tmp_path / "file")
     waits = second.wait_for_task.remote(path)
@@ -471,13 +471,13 @@ def test_why_one_does_not_go_on_is_explained(tmp_path: Path) -> None:
     )
 
 
-def test_many_that_wait_for_one_of_their_process_do_not_all_wait_at_once() -> None:
+def test_a_limited_number_of_calls_of_a_process_waits_at_once() -> None:
     one, *others = in_one_process(120)
     assert sorted(value_of([each.ask.remote(one) for each in others])) == list(range(1, 120))
     assert value_of(one.threads.remote()) < 80, "each that waits takes a thread"
 
 
-def test_a_call_that_waits_for_others_again_and_again_keeps_nobody_out(tmp_path: Path) -> None:
+def test_a_call_that_waits_repeatedly_does_not_starve_others(tmp_path: Path) -> None:
     first, second, third = in_one_process(3)
     path = str(tmp_path / "file")
     endless = first.ask_until.remote(second, path)
@@ -488,7 +488,7 @@ def test_a_call_that_waits_for_others_again_and_again_keeps_nobody_out(tmp_path:
     assert value_of(endless) > 0
 
 
-def test_calls_that_come_while_a_call_waits_again_and_again_are_kept() -> None:
+def test_calls_that_arrive_during_repeated_waits_are_not_lost() -> None:
     first, second = in_one_process(2)
 
     @zf.remote
@@ -501,7 +501,7 @@ def test_calls_that_come_while_a_call_waits_again_and_again_are_kept() -> None:
     assert sorted(value_of(calls)) == [1, 2, 3, 4]
 
 
-def test_links_to_a_process_end_with_it_though_its_actors_had_ended_before() -> None:
+def test_links_to_a_process_are_closed_with_it_though_its_actors_had_ended_before() -> None:
     """The last test of this file: it has a cluster of its own."""
     with running_cluster(num_cpus=1, config={"worker_idle_seconds": 0.1}):
         client: Any = interface.current()
@@ -530,7 +530,7 @@ def test_an_actor_may_wait_in_threads_and_event_loops_for_others_of_its_process(
 
 
 @pytest.mark.parametrize("lightweight", [False, True])
-def test_what_exit_raises_is_told_of(capfd: Any, lightweight: bool) -> None:
+def test_exceptions_of_exit_handlers_are_reported(capfd: Any, lightweight: bool) -> None:
     """It is nobody's result: who does not see it here sees it nowhere."""
 
     class Clumsy:

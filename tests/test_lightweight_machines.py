@@ -62,19 +62,19 @@ def home(node: Node, number: int) -> bytes:
     return whereabouts(node)[number][1]
 
 
-def test_they_are_spread_evenly_over_as_many_workers_as_there_are_cpus() -> None:
+def test_lightweight_actors_are_spread_evenly_over_a_worker_per_cpu() -> None:
     node, workers = made()
     assert lives(node, *range(10)) == dict.fromkeys(workers, 5)
     assert lives(node, *range(10, 14)) == dict.fromkeys(workers, 2)
 
 
-def test_one_alone_takes_one_worker() -> None:
+def test_a_single_lightweight_actor_takes_one_worker() -> None:
     node, _ = made()
     assert len(lives(node, 0)) == 1
     assert sum(worker.shared for worker in node.scheduler.tables.workers.values()) == 1
 
 
-def test_a_new_one_goes_where_there_are_fewest() -> None:
+def test_a_new_actor_goes_to_the_process_with_fewest() -> None:
     node, workers = made()
     lives(node, *range(10))
     for number in range(10):
@@ -83,7 +83,7 @@ def test_a_new_one_goes_where_there_are_fewest() -> None:
     assert lives(node, *range(20, 25)) == {workers[0]: 5}
 
 
-def test_no_task_runs_where_they_live() -> None:
+def test_no_task_runs_on_a_host_of_lightweight_actors() -> None:
     node, workers = made()
     lives(node, 0, 1)
     node.submit((task_id(50), b"f" * 16, b"", ()))
@@ -93,12 +93,12 @@ def test_no_task_runs_where_they_live() -> None:
     assert [(worker, number) for worker, number, _ in node.dispatched()] == [(fresh[0], 50)]
 
 
-def test_they_do_not_count_as_processes() -> None:
+def test_lightweight_actors_do_not_count_as_processes() -> None:
     node, _ = made(actors_max=1)
     assert sum(lives(node, *range(30)).values()) == 30
 
 
-def test_ordinary_ones_past_the_limit_are_refused_with_a_way_out() -> None:
+def test_plain_actors_past_the_limit_are_refused_with_advice() -> None:
     node = Node(actors_max=2)
     node.driver()
     node.say(CLIENT + DRIVER, m.Export(((b"o" * 16, "Ordinary", b"payload", (("actor", b"blueprint"), ("max_retries", 0))),)))
@@ -111,7 +111,7 @@ def test_ordinary_ones_past_the_limit_are_refused_with_a_way_out() -> None:
     assert "lightweight=True" in text
 
 
-def test_a_kill_ends_one_alone_once_its_process_says_so() -> None:
+def test_a_kill_ends_one_actor_once_its_process_confirms_it() -> None:
     node, _ = made()
     lives(node, 0, 1, 2, 3)
     where = home(node, 0)
@@ -125,7 +125,7 @@ def test_a_kill_ends_one_alone_once_its_process_says_so() -> None:
     assert home(node, 2)
 
 
-def test_one_that_may_be_made_again_is_in_the_next_attempt() -> None:
+def test_a_restartable_actor_is_made_in_the_next_attempt() -> None:
     node, _ = made()
     node.submit(row(0, max_restarts=1, max_retries=1))
     ((worker, _, _),) = node.dispatched()
@@ -140,7 +140,7 @@ def test_one_that_may_be_made_again_is_in_the_next_attempt() -> None:
     assert whereabouts(node) == {0: (ALIVE, worker, 1, True, b"")}
 
 
-def test_the_end_of_an_earlier_life_counts_for_nothing() -> None:
+def test_the_end_of_an_earlier_life_is_ignored() -> None:
     node, _ = made()
     node.submit(row(0, max_restarts=1, max_retries=1))
     ((worker, _, _),) = node.dispatched()
@@ -152,7 +152,7 @@ def test_the_end_of_an_earlier_life_counts_for_nothing() -> None:
     assert home(node, 0) == again
 
 
-def test_all_end_with_their_process() -> None:
+def test_all_actors_end_with_their_process() -> None:
     node, _ = made()
     lives(node, *range(6))
     where = home(node, 0)
@@ -163,7 +163,7 @@ def test_all_end_with_their_process() -> None:
     assert {state for state, *_ in dead.values()} == {DEAD}
 
 
-def test_many_detached_ones_that_die_with_their_process_are_looked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_detached_actors_that_die_with_their_process_are_scanned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     node, _ = made(cpus=1)
     node.submit(*(row(number, detached=True) for number in range(50)))
     ((worker, *_), *_) = given = node.dispatched()
@@ -181,7 +181,7 @@ def test_many_detached_ones_that_die_with_their_process_are_looked_through_once(
     assert len(looked) <= 2
 
 
-def test_one_that_was_killed_while_it_was_made_does_not_stay() -> None:
+def test_an_actor_killed_during_its_init_does_not_stay() -> None:
     node, _ = made()
     node.submit(row(0))
     ((worker, _, _),) = node.dispatched()
@@ -191,7 +191,7 @@ def test_one_that_was_killed_while_it_was_made_does_not_stay() -> None:
     assert [order for _, order in node.take(m.RetireActor)] == [m.RetireActor(task_id(0), 0, True)]
 
 
-def test_one_that_is_cancelled_by_force_while_it_is_made_leaves_the_others_their_process() -> None:
+def test_a_forced_cancel_during_init_leaves_the_process_to_the_others() -> None:
     node, _ = made(cpus=1)
     lives(node, 0)
     node.submit(row(1))
@@ -224,7 +224,7 @@ def expect(node: Node, caller: bytes, *numbers: int) -> None:
     node.say(CLIENT + DRIVER, m.Hold(tuple(names)))
 
 
-def test_an_empty_process_stays_for_as_long_as_others_wait_for_what_it_called_for() -> None:
+def test_an_empty_process_stays_while_its_promises_are_pending() -> None:
     node, _ = made(worker_idle_seconds=5.0)
     lives(node, 0)
     where = home(node, 0)
@@ -243,7 +243,7 @@ def test_an_empty_process_stays_for_as_long_as_others_wait_for_what_it_called_fo
     assert [node.pids[where]] in [ended() for _ in range(3)]
 
 
-def test_what_is_expected_is_not_gone_through_in_each_turn() -> None:
+def test_promises_are_not_scanned_in_each_turn() -> None:
     node, workers = made()
     lives(node, 0)
     expect(node, workers[0], *range(1000, 1010))
@@ -270,7 +270,7 @@ def explained(node: Node, number: int) -> tuple[str, str]:
     return found.state, found.reason
 
 
-def test_why_one_does_not_go_on_is_known_where_its_process_has_said_so() -> None:
+def test_explain_uses_the_reported_delays_of_a_host() -> None:
     node, _ = made(cpus=1)
     lives(node, 0, 1, 2)
     node.submit(row(3))
@@ -358,7 +358,7 @@ def test_one_call_at_a_time_in_order_of_arrival(worker: Worker) -> None:
         end(worker, item)
 
 
-def test_while_one_waits_others_run_but_none_of_the_same_actor(worker: Worker) -> None:
+def test_while_a_call_waits_calls_of_other_actors_run(worker: Worker) -> None:
     for number, actor_id in enumerate((A, A, B)):
         call(worker, actor_id, number)
     first = begin(worker)
@@ -406,7 +406,7 @@ def test_a_retired_actor_ends_after_its_calls(worker: Worker) -> None:
     assert worker.turns.gone == [A]
 
 
-def test_what_one_has_to_do_at_its_end_has_its_turn_before_what_waits_and_no_outcome(worker: Worker) -> None:
+def test_an_exit_handler_has_its_turn_before_waiting_calls_and_no_outcome(worker: Worker) -> None:
     assert worker.turns is not None
     worker.turns.polite.add(A)
     call(worker, A, 0)
@@ -431,7 +431,7 @@ def test_what_one_has_to_do_at_its_end_has_its_turn_before_what_waits_and_no_out
     assert number_of(begin(worker)) == 2
 
 
-def test_an_end_is_told_once_the_instance_has_gone(worker: Worker) -> None:
+def test_an_end_is_reported_once_the_instance_is_gone(worker: Worker) -> None:
     assert worker.turns is not None
     worker.turns.instances = True
     worker.step(0.0, b"L" + DAEMON, m.RetireActor(A, 0, False))
@@ -443,7 +443,7 @@ def test_an_end_is_told_once_the_instance_has_gone(worker: Worker) -> None:
     assert said(worker) == [m.ActorEnded(A, 0, b"", "")]
 
 
-def test_what_takes_too_long_at_its_end_is_stopped(worker: Worker) -> None:
+def test_an_exit_handler_that_takes_too_long_is_stopped(worker: Worker) -> None:
     assert worker.turns is not None
     worker.turns.polite.add(A)
     worker.step(0.0, b"L" + DAEMON, m.RetireActor(A, 0, False))
@@ -454,7 +454,7 @@ def test_what_takes_too_long_at_its_end_is_stopped(worker: Worker) -> None:
     assert said(worker) == [m.ActorEnded(A, 0, b"", "")]
 
 
-def test_a_killed_one_has_nothing_to_do_at_its_end(worker: Worker) -> None:
+def test_a_killed_actor_has_no_exit_handler(worker: Worker) -> None:
     assert worker.turns is not None
     worker.turns.polite.add(A)
     worker.step(0.0, b"L" + DAEMON, m.RetireActor(A, 0, True))
@@ -463,7 +463,7 @@ def test_a_killed_one_has_nothing_to_do_at_its_end(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_queues_of_actors_are_one_queue_in_which_some_are_left_out_and_some_preferred_every_other_time(seed: int) -> None:
+def test_actor_queues_form_one_queue_with_exclusions_and_preferences(seed: int) -> None:
     chance = random.Random(seed)
     queues = ActorQueues()
     simple: list[Any] = []
@@ -511,7 +511,7 @@ def test_queues_of_actors_are_one_queue_in_which_some_are_left_out_and_some_pref
         assert sorted(each.row[0] for each in queues) == sorted(each.row[0] for each in simple)
 
 
-def test_what_others_wait_for_comes_before_what_came_first_every_other_time(worker: Worker) -> None:
+def test_calls_that_others_wait_for_are_preferred_every_other_time(worker: Worker) -> None:
     third = b"c" * 16
     worker.mailbox.actors[third] = worker.mailbox.actors[A]
     call(worker, A, 0)
@@ -532,7 +532,7 @@ def result_of(number: int) -> bytes:
     return call_value(number.to_bytes(16, "big"), 0)
 
 
-def test_one_that_leaves_has_the_outcome_of_its_last_call_and_no_other(worker: Worker) -> None:
+def test_an_exiting_actor_has_the_outcome_of_its_last_call_and_no_other(worker: Worker) -> None:
     call(worker, A, 0)
     call(worker, A, 1)
     item = begin(worker)
@@ -571,7 +571,7 @@ def test_a_call_whose_threads_wait_lends_its_turn_and_goes_on(worker: Worker) ->
     assert number_of(begin(worker)) == 2
 
 
-def test_a_call_that_has_lent_its_turn_and_waits_then_has_it_again(worker: Worker) -> None:
+def test_a_call_that_lent_its_turn_and_waits_then_gets_it_back(worker: Worker) -> None:
     for number, actor_id in enumerate((A, B, B)):
         call(worker, actor_id, number)
     assert worker.turns is not None
@@ -593,7 +593,7 @@ def test_a_call_that_has_lent_its_turn_and_waits_then_has_it_again(worker: Worke
     assert worker.turns.lent == {}
 
 
-def test_an_actor_that_would_wait_for_a_call_of_itself_is_refused_and_others_are_not(worker: Worker) -> None:
+def test_an_actor_that_would_wait_for_its_own_call_is_refused_and_others_are_not(worker: Worker) -> None:
     for number, actor_id in enumerate((A, B)):
         call(worker, actor_id, number)
     own, others, another = result_of(7), result_of(8), result_of(9)
@@ -607,7 +607,7 @@ def test_an_actor_that_would_wait_for_a_call_of_itself_is_refused_and_others_are
     assert not worker.refused(begin(worker), (own,), 1, callee), "a circle of two: the driver is warned"
 
 
-def test_an_actor_may_wait_for_a_call_of_itself_whose_result_is_on_its_way(worker: Worker) -> None:
+def test_an_actor_may_wait_for_its_own_call_whose_result_is_in_flight(worker: Worker) -> None:
     """The call has ended, and its caller has not been told; another call of the actor runs already."""
     own, result = worker.address[1:], result_of(2)
     worker.step(0.0, CLIENT + own, m.Call(A, 0, (((2).to_bytes(16, "big"), "method", b""),)))
@@ -624,7 +624,7 @@ def test_an_actor_may_wait_for_a_call_of_itself_whose_result_is_on_its_way(worke
     assert worker.refused(waits, (result,), 1, {result: A}.get), "nobody would ask for what has come"
 
 
-def test_an_actor_may_wait_for_a_call_of_itself_that_was_stopped_before_it_ran(worker: Worker) -> None:
+def test_an_actor_may_wait_for_its_own_call_that_was_stopped_before_it_ran(worker: Worker) -> None:
     own, result = worker.address[1:], result_of(2)
     call(worker, A, 3)
     waits = begin(worker)
@@ -639,7 +639,7 @@ def delays(worker: Worker) -> list[tuple[bytes, set[bytes]]]:
     return [(each.running, set(each.rows)) for each in said(worker) if type(each) is m.HostDelays]
 
 
-def test_what_lasts_is_told_once_and_again_to_a_restarted_daemon(worker: Worker) -> None:
+def test_long_delays_are_reported_once_and_again_to_a_restarted_daemon(worker: Worker) -> None:
     assert delays(worker) == []
     call(worker, A, 0)
     call(worker, B, 1)
@@ -659,7 +659,7 @@ def test_what_lasts_is_told_once_and_again_to_a_restarted_daemon(worker: Worker)
 
 
 @pytest.mark.parametrize("why", ["may end", "is stopped", "has a timeout"])
-def test_what_goes_on_by_itself_is_not_said_to_wait_for_all_that_it_wants(worker: Worker, why: str) -> None:
+def test_a_call_that_goes_on_by_itself_is_not_reported_as_waiting_for_all(worker: Worker, why: str) -> None:
     options = (("timeout", 5.0),) if why == "has a timeout" else None
     worker.step(0.0, CLIENT + DRIVER, m.Call(A, 0, ((bytes(16), "method", b"arguments", (), (), options),)))
     item = begin(worker)
@@ -671,7 +671,7 @@ def test_what_goes_on_by_itself_is_not_said_to_wait_for_all_that_it_wants(worker
     assert [row[-1] for row in rows] == [False]
 
 
-def test_a_restarted_daemon_hears_who_lives_here(worker: Worker) -> None:
+def test_living_actors_are_reported_to_a_restarted_daemon(worker: Worker) -> None:
     worker.step(0.0, b"L" + DAEMON, m.RetireActor(A, 0, True))
     (hosting,) = [message for message in worker.running() if type(message) is m.HostedActors]
     assert [row[0][0] for row in hosting.rows] == [B]
@@ -681,7 +681,7 @@ def test_a_restarted_daemon_hears_who_lives_here(worker: Worker) -> None:
 # --- ordinary actors beside them ----------------------------------------------------------------------------------------------------
 
 
-def test_a_worker_that_an_actor_takes_for_life_is_replaced_before_the_next_one_is_wanted() -> None:
+def test_a_worker_taken_by_an_actor_is_replaced_in_advance() -> None:
     node, workers = made()
     node.say(CLIENT + DRIVER, m.Export(((b"o" * 16, "Ordinary", b"payload", OPTIONS[:2]),)))
     node.submit((task_id(0), b"o" * 16, b"", ()))
@@ -691,7 +691,7 @@ def test_a_worker_that_an_actor_takes_for_life_is_replaced_before_the_next_one_i
     assert len(node.pids) == len(workers) + 2
 
 
-def test_a_restarted_daemon_hears_of_the_end_of_one_whose_making_is_said_again(worker: Worker) -> None:
+def test_the_end_of_an_actor_is_repeated_with_its_creation_to_a_restarted_daemon(worker: Worker) -> None:
     worker.unheard.append(m.Completed.of(((A, 0, OK, (b"",)),)))
     worker.step(0.0, b"L" + DAEMON, m.RetireActor(A, 0, True))
     assert [(each.actor_id, each.attempt) for each in worker.running() if type(each) is m.ActorEnded] == [(A, 0)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import zmq
-from bad_days import PATIENCE
+from faults import PATIENCE
 
 from zfabric.adapters.sockets import Transport
 from zfabric.config import Config
@@ -53,7 +53,7 @@ def test_frames_arrive_once_and_in_order_through_a_network_that_loses_doubles_an
     assert heard[0] == heard[1] == [said(number) for number in range(300)]
 
 
-def test_a_frame_that_was_lost_is_asked_for_and_repeated_without_waiting() -> None:
+def test_a_lost_frame_is_requested_and_repeated_at_once() -> None:
     sender, receiver = Link(16, REPEAT), Link(16, REPEAT)
     sender.send(said(1), 0.0)
     second = sender.send(said(2), 0.0)
@@ -70,7 +70,7 @@ def test_a_frame_that_was_lost_is_asked_for_and_repeated_without_waiting() -> No
     assert sender.next_deadline() is None
 
 
-def test_what_comes_in_pieces_arrives_whole_and_in_order_whatever_is_lost_doubled_or_late() -> None:
+def test_messages_in_pieces_arrive_whole_and_in_order_on_a_bad_network() -> None:
     chance = random.Random(11)
     sender, receiver = Link(4096, REPEAT), Link(4096, REPEAT)
     messages: list[list[Envelope]] = [[(b"C", b"L", m.Answer(number, chance.randbytes(10 * number), ""))] for number in range(100)]
@@ -109,7 +109,7 @@ def test_pieces_that_are_no_message_are_refused_and_the_link_goes_on() -> None:
     assert receiver.receive(*decode(sender.pack(said(2), 0.0, 128)[0]), 0.0) == [said(2)]
 
 
-def test_a_post_sends_nothing_that_the_socket_of_its_peer_refuses(tmp_path: Path) -> None:
+def test_a_transport_sends_no_frame_that_its_peers_socket_refuses(tmp_path: Path) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
     config = Config(frame_bytes_max=100_000)  # More than a datagram carries: what is cut goes through ZeroMQ.
     mine, theirs = (Transport(context, str(tmp_path), new_incarnation(), config) for _ in range(2))
@@ -129,7 +129,7 @@ def test_a_post_sends_nothing_that_the_socket_of_its_peer_refuses(tmp_path: Path
 
 
 @pytest.mark.parametrize(("token", "text"), [(2**64, "text"), (1, "\udc80"), (1, object())])
-def test_what_no_frame_can_carry_is_refused_and_the_link_goes_on(tmp_path: Path, token: int, text: Any) -> None:
+def test_a_message_that_no_frame_can_carry_is_refused_and_the_link_goes_on(tmp_path: Path, token: int, text: Any) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
     mine, theirs = (Transport(context, str(tmp_path), new_incarnation(), Config()) for _ in range(2))
     heard: list[Envelope] = []
@@ -168,7 +168,7 @@ def test_of_a_message_with_a_row_that_no_frame_can_carry_the_other_rows_arrive(t
         context.term()
 
 
-def test_what_nobody_reads_is_repeated_less_and_less_and_all_of_it_once_somebody_does() -> None:
+def test_unread_frames_are_repeated_with_backoff_and_all_once_somebody_reads() -> None:
     sender, receiver = Link(4096, REPEAT), Link(4096, REPEAT)
     frames = [(sender.send(said(number), 0.0), said(number)) for number in range(10)]
     repeated = []
@@ -186,7 +186,7 @@ def test_what_nobody_reads_is_repeated_less_and_less_and_all_of_it_once_somebody
     assert sender.due(now + REPEAT) == frames[1:]
 
 
-def test_what_waits_for_room_in_a_socket_is_not_repeated_behind_itself(tmp_path: Path) -> None:
+def test_a_frame_that_waits_for_a_full_socket_is_not_repeated(tmp_path: Path) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
     nobody = b"nobody00"
     post = Transport(context, str(tmp_path), b"somebody", Config.of({"high_water_mark": 2, "link_repeat": REPEAT}))
@@ -269,9 +269,7 @@ def test_a_message_that_its_receiver_refuses_has_outcomes_and_the_link_goes_on(t
         (m.Blocked(b"t", ("no id",), (), False), [], None),  # type: ignore[arg-type] # likewise
     ],
 )
-def test_who_waits_for_what_a_refused_message_asks_for_or_brings_has_a_failure(
-    tmp_path: Path, bad: m.Message, delivered: list[str], told: str | None
-) -> None:
+def test_a_refused_message_fails_whatever_depends_on_it(tmp_path: Path, bad: m.Message, delivered: list[str], told: str | None) -> None:
     heard, answers = answered(tmp_path, [(b"L", b"C", bad)])
     assert [type(message).__name__ for _, _, message in heard] == delivered
     assert [type(message).__name__ for _, _, message in answers] == ([told] if told is not None else [])
@@ -286,9 +284,7 @@ def test_who_waits_for_what_a_refused_message_asks_for_or_brings_has_a_failure(
         (m.Query(1, 7, ()), []),  # type: ignore[arg-type] # likewise
     ],
 )
-def test_a_stranger_is_told_that_its_registration_cannot_be_read_and_nothing_else(
-    tmp_path: Path, first: m.Message, told: list[type]
-) -> None:
+def test_an_unreadable_registration_is_answered_and_nothing_else(tmp_path: Path, first: m.Message, told: list[type]) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
     mine, theirs = (Transport(context, str(tmp_path), new_incarnation(), Config()) for _ in range(2))
     try:
@@ -308,7 +304,7 @@ def test_a_stranger_is_told_that_its_registration_cannot_be_read_and_nothing_els
         context.term()
 
 
-def test_an_answer_that_no_frames_can_carry_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_no_frame_can_carry_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codec, "MESSAGE_BYTES_MAX", 1000)
     heard, _ = answered(tmp_path, [(b"C", b"L", m.Answer(7, "x" * 2000, ""))], 128)
     ((_, _, answer),) = heard

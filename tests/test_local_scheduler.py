@@ -106,7 +106,7 @@ def test_an_error_passes_to_all_that_depend_on_it_however_long_the_chain(node: N
     assert set(results.values()) == {(m.ERROR, (b"the user's error",))}
 
 
-def test_a_failure_from_outside_a_chain_does_not_silence_those_that_follow(node: Node) -> None:
+def test_a_failure_from_outside_a_chain_does_not_hide_later_ones(node: Node) -> None:
     # The end of a value that is no task's (here: lost by the store) once left the list of what is to end half done.
     (worker,) = node.workers()
     node.say(CLIENT + DRIVER, m.Put(((ref(900, 2**31), (4096, 100), (), False),)))
@@ -119,7 +119,7 @@ def test_a_failure_from_outside_a_chain_does_not_silence_those_that_follow(node:
     assert node.results() == {1: (m.ERROR, (b"boom",)), 2: (m.ERROR, (b"boom",))}
 
 
-def test_a_value_goes_with_its_last_holder_and_stays_while_a_row_or_a_value_names_it(node: Node) -> None:
+def test_a_value_is_freed_with_its_last_holder_unless_a_row_or_a_value_names_it(node: Node) -> None:
     (worker,) = node.workers()
     tables = node.scheduler.tables
     node.submit(row(0))
@@ -135,7 +135,7 @@ def test_a_value_goes_with_its_last_holder_and_stays_while_a_row_or_a_value_name
     assert (len(tables.tasks), len(tables.objects)) == (0, 0)
 
 
-def test_what_is_inside_an_error_stays_while_an_outcome_is_that_error(node: Node) -> None:
+def test_refs_inside_an_error_are_retained_while_an_outcome_is_that_error(node: Node) -> None:
     (worker,) = node.workers()
     tables = node.scheduler.tables
     inside = ref(900, 2**31)
@@ -153,7 +153,7 @@ def test_what_is_inside_an_error_stays_while_an_outcome_is_that_error(node: Node
     assert (len(tables.tasks), len(tables.objects)) == (0, 0)
 
 
-def test_who_reads_a_value_with_refs_inside_is_told_of_them(node: Node) -> None:
+def test_a_reader_of_a_value_holds_the_refs_inside(node: Node) -> None:
     (worker,) = node.workers()
     node.submit(row(0), row(1))
     node.complete(worker, 0)
@@ -164,7 +164,7 @@ def test_who_reads_a_value_with_refs_inside_is_told_of_them(node: Node) -> None:
     assert objects.rows == ((ref(1), m.OK, b"box", (ref(0),)),)
 
 
-def test_what_cannot_be_made_again_keeps_none_of_the_inputs_that_are_there(node: Node) -> None:
+def test_a_value_that_cannot_be_rebuilt_retains_no_inputs(node: Node) -> None:
     (worker,) = node.workers()
     put = ref(900, 2**31)
     node.submit(row(0))
@@ -179,7 +179,7 @@ def test_what_cannot_be_made_again_keeps_none_of_the_inputs_that_are_there(node:
     assert node.scheduler.tables.tasks == {}
 
 
-def test_a_value_that_was_made_again_once_is_not_dropped_again(node: Node) -> None:
+def test_a_rebuilt_value_is_not_dropped_again(node: Node) -> None:
     """In a small store the task that makes it may itself need the room: it was dropped and made again without end."""
     (worker,) = node.workers()
     node.submit(row(0, deterministic=True))
@@ -213,7 +213,7 @@ def test_a_lost_argument_is_made_again_though_that_is_found_when_its_queue_was_l
     assert node.dispatched() == [(worker, 2, 0)]
 
 
-def test_only_what_a_dead_worker_executed_is_charged_and_all_of_it_runs_again(node: Node) -> None:
+def test_only_the_task_that_a_dead_worker_ran_is_charged_and_all_run_again(node: Node) -> None:
     (worker,) = node.workers()
     node.submit(row(0))
     node.complete(worker, 0)
@@ -232,7 +232,7 @@ def test_only_what_a_dead_worker_executed_is_charged_and_all_of_it_runs_again(no
     assert sorted((number, attempt) for _, number, attempt in given) == [(1, 1), (3, 1)]
 
 
-def test_a_task_that_kills_its_worker_again_and_again_is_condemned(node: Node) -> None:
+def test_a_task_that_kills_its_worker_repeatedly_fails_for_good(node: Node) -> None:
     node.submit(row(0, max_retries=-1))
     for attempt in range(5):
         (worker,) = node.workers()
@@ -245,7 +245,7 @@ def test_a_task_that_kills_its_worker_again_and_again_is_condemned(node: Node) -
     assert text.count("signal 9") == 5
 
 
-def test_children_of_a_lost_attempt_that_nobody_else_knows_are_stopped(node: Node) -> None:
+def test_children_of_a_lost_attempt_without_other_holders_are_stopped(node: Node) -> None:
     (worker,) = node.workers()
     node.submit(row(0))
     child = (child_prefix(JOB, task_id(0)) + pack_counter(0), FUNCTION, b"", ())
@@ -256,7 +256,7 @@ def test_children_of_a_lost_attempt_that_nobody_else_knows_are_stopped(node: Nod
     assert node.scheduler.tables.tasks[task_id(0)].attempt == 1
 
 
-def test_what_others_have_of_a_void_task_that_does_not_run_is_not_stopped(node: Node) -> None:
+def test_children_with_other_holders_of_a_void_task_are_not_stopped(node: Node) -> None:
     """It had run before, and made a call that waits: what is in the arguments of that is held by its process, and by nothing else."""
     (maker,) = node.workers()
     node.submit(row(0))
@@ -279,7 +279,7 @@ def test_what_others_have_of_a_void_task_that_does_not_run_is_not_stopped(node: 
     assert tables.tasks[needed[0]].state != DONE
 
 
-def test_an_error_is_told_again_as_long_as_the_row_that_made_it_is_kept(node: Node) -> None:
+def test_an_error_is_retained_as_long_as_the_row_that_made_it(node: Node) -> None:
     """Another row names it, and runs again after the last ref to it has gone."""
     (worker,) = node.workers()
     tables = node.scheduler.tables
@@ -298,7 +298,7 @@ def test_an_error_is_told_again_as_long_as_the_row_that_made_it_is_kept(node: No
     assert (tables.tasks, node.scheduler.references.lineage_bytes, tables.counts["inline_bytes"]) == ({}, 0, 0)
 
 
-def test_a_driver_inherits_what_a_worker_that_is_gone_had_submitted(node: Node) -> None:
+def test_a_driver_inherits_tasks_that_a_dead_worker_had_submitted(node: Node) -> None:
     (worker,) = node.workers()
     node.submit(row(0))
     child = (child_prefix(JOB, task_id(0)) + pack_counter(0), FUNCTION, b"", ())
@@ -333,7 +333,7 @@ def given_up(node: Node) -> bytes:
     return worker
 
 
-def test_what_does_not_stop_has_its_outcome_and_holds_its_cpu_until_it_ends(node: Node) -> None:
+def test_a_task_that_does_not_stop_has_its_outcome_and_holds_its_cpu_until_it_ends(node: Node) -> None:
     worker = given_up(node)
     held = dict(node.scheduler.pool.available()).get("CPU", 0)
     node.submit(row(1))
@@ -349,7 +349,7 @@ def test_what_does_not_stop_has_its_outcome_and_holds_its_cpu_until_it_ends(node
     assert dict(node.scheduler.pool.available()).get("CPU", 0) >= held
 
 
-def test_the_worker_of_what_does_not_stop_is_killed_by_force_and_nothing_fails_twice(node: Node) -> None:
+def test_force_kills_the_worker_of_a_task_that_does_not_stop_and_nothing_fails_twice(node: Node) -> None:
     worker = given_up(node)
     assert not [effect for effect in node.effects if isinstance(effect, e.KillProcess)]
     node.say(CLIENT + DRIVER, m.Cancel((ref(0),), True, True))
@@ -361,7 +361,7 @@ def test_the_worker_of_what_does_not_stop_is_killed_by_force_and_nothing_fails_t
 
 
 @pytest.mark.parametrize("given", ["up", "out"])
-def test_a_worker_that_does_not_answer_is_killed_for_what_it_runs_alone(node: Node, given: str) -> None:
+def test_a_silent_worker_is_killed_only_for_the_task_that_it_runs(node: Node, given: str) -> None:
     """What ended there before may not have been reported, and what is queued there has not begun."""
     (worker,) = node.workers()
     node.submit(row(0))
@@ -383,7 +383,7 @@ def test_a_worker_that_does_not_answer_is_killed_for_what_it_runs_alone(node: No
     assert [each[1:] for each in node.dispatched()][-1] == (1, 1)
 
 
-def test_a_worker_is_killed_after_a_grace_also_if_it_had_not_begun_at_first() -> None:
+def test_a_worker_is_killed_after_the_grace_period_also_for_a_task_that_began_later() -> None:
     node = Node(stop_grace_seconds=5.0)
     node.scheduler.workers.prestart(node.now)
     node.turn()
@@ -399,7 +399,7 @@ def test_a_worker_is_killed_after_a_grace_also_if_it_had_not_begun_at_first() ->
     assert not [effect for effect in node.effects if isinstance(effect, e.KillProcess)]
 
 
-def test_cancel_is_final_at_once_for_what_was_not_given_out_and_a_request_for_what_was(node: Node) -> None:
+def test_cancel_is_final_for_queued_tasks_and_a_request_for_dispatched_ones(node: Node) -> None:
     (worker,) = node.workers()
     node.submit(row(0), row(1))
     node.say(CLIENT + DRIVER, m.Cancel((ref(0), ref(1)), False, True))
@@ -419,7 +419,7 @@ def test_cancel_is_final_at_once_for_what_was_not_given_out_and_a_request_for_wh
 
 
 @pytest.mark.parametrize("how", ["returned", "taken back", "not sent"])
-def test_what_comes_back_and_is_to_be_stopped_is_not_given_out_again(node: Node, how: str) -> None:
+def test_a_cancelled_task_that_is_taken_back_is_not_dispatched_again(node: Node, how: str) -> None:
     """It was asked to stop where it was not, or not yet: it crossed that on its way."""
     (worker,) = node.workers()
     node.submit(row(0), row(1))
@@ -439,7 +439,7 @@ def test_what_comes_back_and_is_to_be_stopped_is_not_given_out_again(node: Node,
     assert (status, unpack_failure(failure)[0]) == (m.FAILED, "TaskCancelledError")
 
 
-def test_children_are_looked_for_once_a_turn_and_only_of_what_has_begun(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_children_are_searched_once_a_turn_and_only_of_begun_tasks(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever cancels all that it has submitted does so one by one, and each look goes through all tasks."""
     looked: list[set[bytes]] = []
     tables = node.scheduler.tables
@@ -460,7 +460,7 @@ def test_children_are_looked_for_once_a_turn_and_only_of_what_has_begun(node: No
     assert [order.task_id for _, order in node.take(m.Interrupt)][:1] == [task_id(running)]
 
 
-def test_a_program_that_cancels_for_ever_is_not_remembered_for_ever(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_cancels_take_bounded_memory(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zfabric.machines.local_scheduler.tasks.stopping.CONDEMNED_MAX", 20)
     for number in range(100):
         node.submit(row(number))
@@ -473,7 +473,7 @@ def test_a_program_that_cancels_for_ever_is_not_remembered_for_ever(node: Node, 
     assert len(node.scheduler.tables.condemned) <= 20
 
 
-def test_children_that_were_on_their_way_when_their_parent_was_cancelled_are_cancelled(node: Node) -> None:
+def test_children_in_flight_when_their_parent_was_cancelled_are_cancelled(node: Node) -> None:
     (worker,) = node.workers()
     node.submit(row(0))
     node.say(CLIENT + DRIVER, m.Cancel((ref(0),), False, True))
@@ -484,7 +484,7 @@ def test_children_that_were_on_their_way_when_their_parent_was_cancelled_are_can
 
 
 @pytest.mark.parametrize("how", ["cancelled", "its parent is dead"])
-def test_what_runs_again_for_its_value_is_not_stopped_and_its_children_are_not_either(how: str) -> None:
+def test_a_rebuilt_task_and_its_children_are_not_stopped(how: str) -> None:
     """It had an outcome, which is final; it would get the ends of its children as their values."""
     node = Node(cpus=2)
     node.driver()
@@ -514,7 +514,7 @@ def test_a_deadline_counts_from_submission(node: Node) -> None:
     assert unpack_failure(node.results()[1][1][0])[0] == "TaskTimeoutError"
 
 
-def test_the_deadline_of_a_task_that_has_ended_is_none(node: Node) -> None:
+def test_an_ended_task_has_no_deadline(node: Node) -> None:
     node.submit(row(0, timeout=3600.0))
     ((worker, _, _),) = node.dispatched()
     stopping = node.scheduler.stopping
@@ -523,7 +523,7 @@ def test_the_deadline_of_a_task_that_has_ended_is_none(node: Node) -> None:
     assert stopping.next_deadline() is None
 
 
-def test_a_worker_that_waits_runs_what_it_waits_for_and_only_that(node: Node) -> None:
+def test_a_blocked_worker_runs_only_what_it_waits_for(node: Node) -> None:
     (worker,) = node.workers()
     node.submit(row(0))
     node.dispatched()
@@ -537,7 +537,7 @@ def test_a_worker_that_waits_runs_what_it_waits_for_and_only_that(node: Node) ->
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["another waits", "it waits no longer"])
-def test_a_task_whose_argument_is_being_looked_for_is_not_sent_to_run_on_top_of_another_wait(node: Node, waits: bool) -> None:
+def test_a_task_whose_argument_is_being_located_does_not_run_on_top(node: Node, waits: bool) -> None:
     (worker,) = node.workers()
     node.submit(row(0))
     node.dispatched()
@@ -554,7 +554,7 @@ def test_a_task_whose_argument_is_being_looked_for_is_not_sent_to_run_on_top_of_
     assert node.dispatched() == []
 
 
-def test_an_argument_that_was_pinned_for_a_task_which_does_not_come_is_told_so_that_it_is_unpinned(node: Node) -> None:
+def test_an_argument_pinned_for_a_task_that_is_not_dispatched_is_unpinned(node: Node) -> None:
     (worker,) = node.workers()
     here, lost = ref(900, 2**31), ref(901, 2**31)
     node.say(CLIENT + DRIVER, m.Put(((here, (4096, 100_000), (), False), (lost, (200_000, 100_000), (), False))))
@@ -567,7 +567,7 @@ def test_an_argument_that_was_pinned_for_a_task_which_does_not_come_is_told_so_t
     ]
 
 
-def test_a_worker_that_waits_with_a_timeout_lends_its_cpu_and_takes_it_back(node: Node) -> None:
+def test_a_worker_blocked_with_a_timeout_lends_its_cpu_and_takes_it_back(node: Node) -> None:
     (worker,) = node.workers()
     node.submit(row(0), row(1))
     node.say(WORKER + worker, m.Blocked(task_id(0), (ref(1),), (), False))
@@ -580,7 +580,7 @@ def test_a_worker_that_waits_with_a_timeout_lends_its_cpu_and_takes_it_back(node
 
 @pytest.mark.parametrize("end", ["dies", "its job ends"])
 @pytest.mark.parametrize("lent_to_another", [False, True])
-def test_a_worker_that_ends_while_its_cpu_is_lent_gives_back_the_rest_and_the_cpu_once(end: str, lent_to_another: bool) -> None:
+def test_a_worker_that_ends_while_its_cpu_is_lent_returns_it_once(end: str, lent_to_another: bool) -> None:
     demand = (("CPU", RESOURCE_UNIT), ("GPU", RESOURCE_UNIT), ("disk", 5))
     node = Node(others=demand[1:])
     node.scheduler.workers.prestart(node.now)
@@ -652,7 +652,7 @@ def test_a_process_that_had_gpus_ends_and_they_are_free_when_it_is_dead() -> Non
     assert gpus_given(node) == {2: (next(token for token in node.pids if token != other), gpus)}
 
 
-def test_what_uses_gpus_begins_in_a_process_that_has_run_nothing() -> None:
+def test_tasks_with_gpus_begin_in_a_fresh_process() -> None:
     node = with_gpus(workers_max=2)
     used = set()
     node.submit(row(0), row(1))
@@ -673,7 +673,7 @@ def test_what_uses_gpus_begins_in_a_process_that_has_run_nothing() -> None:
     assert worker not in used
 
 
-def test_a_process_that_has_gpus_goes_on_with_the_next_task_that_asks_for_them() -> None:
+def test_a_process_with_gpus_runs_the_next_task_that_demands_them() -> None:
     node = with_gpus(cpus=1, gpus=1)
     node.submit(*(row(number, demand=GPU) for number in range(3)))
     seen = {}
@@ -687,7 +687,7 @@ def test_a_process_that_has_gpus_goes_on_with_the_next_task_that_asks_for_them()
     assert any(isinstance(effect, e.KillProcess) for effect in node.effects)
 
 
-def test_a_process_that_has_gpus_does_not_go_on_while_others_wait_for_what_it_holds() -> None:
+def test_a_process_with_gpus_ends_while_others_wait_for_its_resources() -> None:
     node = with_gpus(cpus=1, gpus=1)
     node.submit(row(0, demand=GPU), row(1), row(2, demand=GPU))
     ((worker, _),) = gpus_given(node).values()
@@ -698,7 +698,7 @@ def test_a_process_that_has_gpus_does_not_go_on_while_others_wait_for_what_it_ho
     assert first == 1
 
 
-def test_a_task_of_which_nobody_knows_how_long_it_takes_goes_out_alone(node: Node) -> None:
+def test_a_task_of_unknown_duration_is_dispatched_alone(node: Node) -> None:
     # In front of others, behind others in one batch, and behind what is in flight: nothing waits behind it, or before it.
     unknown = b"g" * 16
     node.say(CLIENT + DRIVER, m.Export(((unknown, "unknown", b"", ()),)))
@@ -720,7 +720,7 @@ def test_a_task_of_which_nobody_knows_how_long_it_takes_goes_out_alone(node: Nod
     assert (worker, 6, 0) in node.dispatched()
 
 
-def test_what_is_ready_and_may_not_run_on_top_gets_another_worker(node: Node) -> None:
+def test_a_ready_task_that_may_not_run_on_top_gets_another_worker(node: Node) -> None:
     # Waiting workers that can run what they wait for are not replaced; one that waits for a function that is never inline is.
     node.say(CLIENT + DRIVER, m.Export(((b"g" * 16, "apart", b"", (("inline", False),)),)))
     (worker,) = node.workers()
@@ -732,7 +732,7 @@ def test_what_is_ready_and_may_not_run_on_top_gets_another_worker(node: Node) ->
     assert set(node.pids) - before
 
 
-def test_tasks_behind_a_long_one_are_asked_for_and_given_to_others_once_confirmed() -> None:
+def test_tasks_behind_a_long_one_are_taken_back_and_dispatched_elsewhere() -> None:
     node = Node(cpus=2)
     node.scheduler.workers.prestart(node.now)
     node.turn()
@@ -764,7 +764,7 @@ def test_tasks_behind_a_long_one_are_asked_for_and_given_to_others_once_confirme
     assert {number for _, number, _ in moved} <= {int.from_bytes(each[-4:], "big") for each in rest}
 
 
-def test_who_asks_for_what_no_node_has_is_warned_once_and_only_of_what_still_waits(node: Node) -> None:
+def test_an_infeasible_demand_is_warned_of_once_and_only_while_it_waits(node: Node) -> None:
     def later() -> list[tuple[bytes, Any]]:
         node.now = node.scheduler.next_deadline() or node.now
         node.scheduler.tick(node.now)
@@ -806,7 +806,7 @@ def test_the_end_of_a_job_leaves_nothing_and_refuses_the_rest(node: Node) -> Non
     assert node.take(m.Write)[-1][1].puts[-1][0] == "job"
 
 
-def test_what_a_process_of_an_ended_job_still_says_that_it_has_is_not_kept(node: Node) -> None:
+def test_reports_of_processes_of_an_ended_job_are_not_retained(node: Node) -> None:
     """The result of a call, say, which others were promised: nobody would ever let go of it."""
     (worker,) = node.workers()
     node.submit(row(0))
@@ -815,7 +815,7 @@ def test_what_a_process_of_an_ended_job_still_says_that_it_has_is_not_kept(node:
     assert node.scheduler.tables.objects == {}
 
 
-def test_bytes_in_memory_are_those_of_the_values_that_records_have() -> None:
+def test_the_count_of_inline_bytes_matches_the_records() -> None:
     inline = tables.Tables(b"", None, b"", b"", Config(), 0, False).inline
     record = records.ObjectRecord(ref(0), None, None)
     for value in (b"four", b"another", records.Stored(10**9), None, b"", b"one", None):
@@ -866,7 +866,7 @@ def test_the_end_of_a_job_that_could_not_be_written_is_written_later_and_the_dri
     assert ends() == node.take(m.Farewell) == []
 
 
-def test_jobs_of_a_node_that_is_no_more_are_cleared_page_by_page_and_said_to_have_ended_last() -> None:
+def test_jobs_of_a_former_node_are_cleared_page_by_page_and_marked_as_ended_last() -> None:
     old, over = job_id(7), job_id(6)
     store: dict[str, dict[bytes, bytes]] = {
         "job": {old: pack_row({"status": "running", "number": 7}), over: pack_row({"status": "ended", "number": 6})},
@@ -896,7 +896,7 @@ def test_jobs_of_a_node_that_is_no_more_are_cleared_page_by_page_and_said_to_hav
     assert (store["log"], store["checkpoint"]) == ({}, {})
 
 
-def test_what_an_unknown_process_says_counts_for_nothing(node: Node) -> None:
+def test_messages_of_an_unknown_process_are_ignored(node: Node) -> None:
     node.submit(row(0))
     ghost = b"\x03ghosts0"
     node.say(CLIENT + ghost, m.Hold((ref(0),)))
@@ -917,7 +917,7 @@ def test_a_parent_that_runs_again_elsewhere_does_not_leave_its_first_process_wai
     assert {to for to, _ in node.take(m.Results)} == {CLIENT + DRIVER, CLIENT + worker}
 
 
-def test_an_async_task_does_not_run_on_top_of_one_that_waits_and_what_waits_for_it_is_replaced(node: Node) -> None:
+def test_an_async_task_does_not_run_on_top_of_a_blocked_task_which_is_replaced(node: Node) -> None:
     """It would be in the wrong thread; and while it runs, what it waits for may need another worker still."""
     loop = b"l" * 16
     node.say(CLIENT + DRIVER, m.Export(((loop, "l", b"payload", (("demand", ()), ("max_concurrency", 1000))),)))
@@ -932,7 +932,7 @@ def test_an_async_task_does_not_run_on_top_of_one_that_waits_and_what_waits_for_
         assert (runs != waits, number) == (True, 100 + depth)
 
 
-def test_who_waits_for_a_task_that_waits_in_threads_is_replaced(node: Node) -> None:
+def test_a_worker_that_waits_for_a_task_with_waiting_threads_is_replaced(node: Node) -> None:
     """What that waits for besides may need another worker: it is said of one of its threads what it waits for, and of no other."""
     node.submit(row(0))
     ((threads, _, _),) = node.dispatched()
@@ -945,7 +945,7 @@ def test_who_waits_for_a_task_that_waits_in_threads_is_replaced(node: Node) -> N
 
 
 @pytest.mark.parametrize("most", [0, 32])
-def test_what_is_ready_at_the_end_of_a_long_chain_is_found(most: int) -> None:
+def test_a_ready_task_at_the_end_of_a_long_chain_is_found(most: int) -> None:
     """Once all workers are blocked, nobody else would run it."""
     node = Node(workers_blocked_max=most)
     node.scheduler.workers.prestart(node.now)
@@ -971,7 +971,7 @@ def test_what_is_ready_at_the_end_of_a_long_chain_is_found(most: int) -> None:
     assert hurried or most, "nothing else will happen"
 
 
-def test_a_lost_value_at_the_end_of_a_long_chain_is_made_again(node: Node) -> None:
+def test_a_lost_value_at_the_end_of_a_long_chain_is_rebuilt(node: Node) -> None:
     (worker,) = node.workers()
     last = 1500
     for number in range(last + 1):
@@ -1000,7 +1000,7 @@ def chain(node: Node, number: int) -> None:
     node.say(CLIENT + DRIVER, m.Release((ref(number),)))
 
 
-def test_rows_that_were_kept_for_others_leave_nothing_behind(node: Node) -> None:
+def test_rows_retained_for_other_rows_leave_nothing_behind(node: Node) -> None:
     for number in range(0, 20, 2):
         chain(node, number)
         assert node.scheduler.references.lineage_bytes > 0
@@ -1028,7 +1028,7 @@ def test_the_end_of_a_job_leaves_nothing_that_counts_against_a_limit(node: Node,
     assert not node.scheduler.tables.streams
 
 
-def test_tasks_that_were_stopped_do_not_gather_behind_one_that_waits_for_ever(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_tasks_do_not_accumulate_behind_an_endless_one(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "STOPPED_MOST", 20)
     demand = (("unicorn", 1),)
     node.submit(row(0, demand=demand))
@@ -1041,7 +1041,7 @@ def test_tasks_that_were_stopped_do_not_gather_behind_one_that_waits_for_ever(no
     assert [task.id for task in queue.tasks if task.state != DONE] == [task_id(0)]
 
 
-def test_calls_that_each_ask_for_something_else_leave_no_queues_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_of_many_shapes_leave_no_queues_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "QUEUES_MOST", 20)
     monkeypatch.setattr(tables, "QUEUES_MOST", 20)
     node = Node(others=(("disk", 1000),))
@@ -1126,7 +1126,7 @@ def test_explain_names_the_error_of_a_failed_task(node: Node) -> None:
     ]
 
 
-def test_a_driver_is_told_what_runs_again_and_not_without_end(node: Node) -> None:
+def test_a_driver_is_notified_of_retries_with_a_limit(node: Node) -> None:
     node.submit(row(0, max_retries=2, name="train"))
     for _ in range(2):
         (worker,) = node.workers()

@@ -30,7 +30,7 @@ def tailer(directory: Path, max_bytes: int = 1 << 20, files: int = 3) -> LogTail
     return LogTailer(str(directory), max_bytes, files)
 
 
-def test_only_new_complete_lines_come(tmp_path: Path) -> None:
+def test_only_new_complete_lines_are_returned(tmp_path: Path) -> None:
     t = tailer(tmp_path)
     assert t.poll(PIDS) == []
     write(tmp_path, b"one\ntwo\nthr")
@@ -60,7 +60,7 @@ def test_flush_gives_the_unfinished_line_too(tmp_path: Path) -> None:
     assert t.flush(OTHER, 42) == [(42, "", "out", "never polled")]
 
 
-def test_bytes_that_are_no_text_are_shown_as_such(tmp_path: Path) -> None:
+def test_bytes_that_are_no_text_are_escaped(tmp_path: Path) -> None:
     t = tailer(tmp_path)
     write(tmp_path, b"\xff\xfe caf\xc3")
     assert t.poll(PIDS) == []
@@ -68,7 +68,7 @@ def test_bytes_that_are_no_text_are_shown_as_such(tmp_path: Path) -> None:
     assert t.poll(PIDS) == [(41, "", "out", "\ufffd\ufffd café")]
 
 
-def test_a_line_without_end_comes_in_pieces_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_an_endless_line_arrives_in_pieces(tmp_path: Path) -> None:
     t = tailer(tmp_path)
     data = bytes(range(97, 123)) * 10_000
     write(tmp_path, data)
@@ -77,7 +77,7 @@ def test_a_line_without_end_comes_in_pieces_and_nothing_is_lost(tmp_path: Path) 
     assert "".join(pieces + [row[3] for row in t.flush(TOKEN)]).encode() == data
 
 
-def test_a_call_is_bounded_and_the_next_goes_on(tmp_path: Path) -> None:
+def test_a_read_is_bounded_and_the_next_continues(tmp_path: Path) -> None:
     t = tailer(tmp_path)
     lines = [f"line {i}" for i in range(40_000)]
     write(tmp_path, "".join(f"{line}\n" for line in lines).encode())
@@ -89,7 +89,7 @@ def test_a_call_is_bounded_and_the_next_goes_on(tmp_path: Path) -> None:
     assert seen == lines
 
 
-def test_a_flood_is_skipped_and_said(tmp_path: Path) -> None:
+def test_skipped_output_is_reported(tmp_path: Path) -> None:
     t = tailer(tmp_path, max_bytes=1 << 30)
     write(tmp_path, b"first\nunfini")
     t.poll(PIDS)
@@ -102,7 +102,7 @@ def test_a_flood_is_skipped_and_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("files", [0, 2])
-def test_rotation_loses_no_line_and_keeps_so_many_copies(tmp_path: Path, files: int) -> None:
+def test_rotation_loses_no_line_and_retains_a_number_of_copies(tmp_path: Path, files: int) -> None:
     t = tailer(tmp_path, max_bytes=1000, files=files)
     path = log_path(str(tmp_path), TOKEN, "out")
     seen: list[str] = []
@@ -121,7 +121,7 @@ def test_rotation_loses_no_line_and_keeps_so_many_copies(tmp_path: Path, files: 
         assert (tmp_path / copy).read_bytes().startswith(b"line")
 
 
-def test_a_line_cut_by_rotation_comes_whole(tmp_path: Path) -> None:
+def test_a_line_cut_by_rotation_arrives_whole(tmp_path: Path) -> None:
     t = tailer(tmp_path, max_bytes=10)
     write(tmp_path, b"long enough\nand cut he")
     assert t.poll(PIDS) == [(41, "", "out", "long enough")]
@@ -130,7 +130,7 @@ def test_a_line_cut_by_rotation_comes_whole(tmp_path: Path) -> None:
     assert t.poll(PIDS) == [(41, "", "out", "and cut here")]
 
 
-def test_files_of_the_dead_are_kept_for_a_while_unless_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_files_of_dead_workers_are_retained_for_a_while_unless_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "DEAD_KEPT", 2)
     t = tailer(tmp_path)
     for number in range(5):
@@ -154,14 +154,14 @@ def test_the_tail_of_a_file(tmp_path: Path) -> None:
     assert tail(path) == "z" * 4096
 
 
-def test_the_tail_of_a_crash_is_the_beginning_of_its_account(tmp_path: Path) -> None:
+def test_the_tail_of_a_crash_report_is_its_beginning(tmp_path: Path) -> None:
     path = tmp_path / "x.err"
     account = ["Fatal Python error: Aborted", "Current thread 0x1:", *(f'  File "x.py", line {n} in f' for n in range(100))]
     path.write_text("\n".join(["before", *account]))
     assert tail(str(path), lines=5).splitlines() == account[:5]
 
 
-def test_lines_have_the_name_of_what_wrote_them(tmp_path: Path) -> None:
+def test_lines_name_the_task_that_wrote_them(tmp_path: Path) -> None:
     t = tailer(tmp_path)
     write(tmp_path, b"from a thread\n" + mark("first").encode() + b"one\ntwo, unfinished" + mark("").encode() + b"from a child\n")
     assert t.poll(PIDS) == [(41, "", "out", "from a thread"), (41, "first", "out", "one\ntwo, unfinished"), (41, "", "out", "from a child")]
@@ -174,7 +174,7 @@ def test_lines_have_the_name_of_what_wrote_them(tmp_path: Path) -> None:
 
 
 @given(st.text())
-def test_no_line_does_anything_to_a_terminal_but_set_colours(line: str) -> None:
+def test_no_line_affects_a_terminal_except_for_colours(line: str) -> None:
     shown = visible(line)
     coloured = re.findall(r"\x1b\[[0-9;:]*m", shown)
     assert not re.search(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]", re.sub(r"\x1b\[[0-9;:]*m", "", shown))
@@ -190,7 +190,7 @@ def test_escapes_are_text_and_colours_stay() -> None:
     assert visible("plain, naïve") == "plain, naïve"
 
 
-def test_of_a_line_that_is_rewritten_the_last_is_shown_once_a_second(tmp_path: Path) -> None:
+def test_a_rewritten_line_is_shown_once_a_second(tmp_path: Path) -> None:
     now = 100.0
     t = LogTailer(str(tmp_path), 1 << 20, 3, lambda: now)
     shown = []
@@ -203,7 +203,7 @@ def test_of_a_line_that_is_rewritten_the_last_is_shown_once_a_second(tmp_path: P
     assert [row[3] for row in t.poll(PIDS)] == [" 100%\nnext"]
 
 
-def test_a_bar_that_ends_as_it_was_shown_is_not_shown_twice(tmp_path: Path) -> None:
+def test_an_unchanged_last_state_of_a_bar_is_not_repeated(tmp_path: Path) -> None:
     t = tailer(tmp_path)
     write(tmp_path, b"\r 50%\r 100%")
     assert [row[3] for row in t.poll(PIDS)] == [" 100%"]
@@ -308,7 +308,7 @@ def test_the_same_line_of_many_workers_is_shown_once_with_a_count(capsys: pytest
     assert shown_by(Terminal(0.0), capsys, *((pid, "", "out", "each") for pid in (1, 2))) == ["(pid=1) each", "(pid=2) each"]
 
 
-def test_lines_that_are_remembered_are_bounded(capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_for_repeated_lines_is_bounded(capsys: pytest.CaptureFixture[str]) -> None:
     terminal = Terminal(5.0, lambda: 0.0)
     shown_by(terminal, capsys, *((pid, "f", "out", f"line {n}") for n in range(RECENT_MAX) for pid in (1, 2)))
     assert shown_by(terminal, capsys, (1, "f", "out", "one more"))[1:] == [

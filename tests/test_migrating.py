@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bad_days import PATIENCE
+from faults import PATIENCE
 
 import zfabric as zf
 from zfabric.api.options import checked, checked_actor
@@ -42,12 +42,12 @@ def exists(path: str) -> bool:
 
 
 @pytest.mark.parametrize("name", names(section("The same")))
-def test_what_is_said_to_be_the_same_is_there(name: str) -> None:
+def test_names_listed_as_the_same_exist(name: str) -> None:
     assert exists(name)
 
 
 @pytest.mark.parametrize("name", names(section("Absent")))
-def test_what_is_said_to_be_absent_is_not_there(name: str) -> None:
+def test_names_listed_as_absent_do_not_exist(name: str) -> None:
     assert not exists(name), "it is there now: say so"
 
 
@@ -56,7 +56,7 @@ def test_the_tables_were_found() -> None:
     assert len(names(section("Absent"))) > 20
 
 
-def test_each_public_name_of_ray_is_ours_or_on_the_page() -> None:
+def test_each_public_name_of_ray_exists_or_is_on_the_page() -> None:
     """As they were in the version that ``scripts/ray_names.py`` was last run with."""
     place = ROOT / "scripts" / "ray_names.py"
     spec = importlib.util.spec_from_file_location("ray_names", place)

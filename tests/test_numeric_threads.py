@@ -60,7 +60,7 @@ class Actor:
 
 
 @pytest.mark.parametrize("preload", [(), ("numpy",)])
-def test_a_task_or_an_actor_has_as_many_as_whole_cpus(cluster: Callable[..., Any], preload: tuple[str, ...]) -> None:
+def test_a_task_or_an_actor_has_a_numeric_thread_per_whole_cpu(cluster: Callable[..., Any], preload: tuple[str, ...]) -> None:
     cluster(num_cpus=4, config={"preload": preload})
     if preload:
         assert zf.get(openmp.options(num_cpus=3).remote()) == {3}
@@ -71,7 +71,7 @@ def test_a_task_or_an_actor_has_as_many_as_whole_cpus(cluster: Callable[..., Any
     assert zf.get([Actor.options(num_cpus=count).remote().threads.remote() for count in (None, 2.5)]) == [({1}, {1}), ({2}, {2})]
 
 
-def test_a_task_on_top_of_one_that_waits_changes_nothing_for_that(cluster: Callable[..., Any]) -> None:
+def test_a_task_on_top_does_not_change_the_threads_of_the_blocked_one(cluster: Callable[..., Any]) -> None:
     """Which of these run on top of others is the scheduler's to say; most often some do."""
     cluster(num_cpus=3, config={"preload": ("numpy",)})
     rows = zf.get(waits.options(num_cpus=2).remote(8))
@@ -79,7 +79,7 @@ def test_a_task_on_top_of_one_that_waits_changes_nothing_for_that(cluster: Calla
     assert rows == [(({count}, {count}),) * 2 for count in counts]
 
 
-def test_what_the_user_says_has_precedence(cluster: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_the_user_have_precedence(cluster: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """``OMP_NUM_THREADS`` counts for all; what is no number is left to the library."""
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
     cluster(num_cpus=4, config={"preload": ("numpy",)})
@@ -92,7 +92,7 @@ def test_what_the_user_says_has_precedence(cluster: Callable[..., Any], monkeypa
     assert zf.get(zf.remote(num_cpus=3)(openblas).options(runtime_env={"env_vars": {"OPENBLAS_NUM_THREADS": "many"}}).remote()) == {1}
 
 
-def test_torch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has a pool of its own. (A stand-in: the tests do not install torch.)"""
     import sys
     import types

@@ -36,7 +36,7 @@ def filled(pieces: int = 8, size: int = PIECE - HEADER_BYTES, **options: object)
     return world
 
 
-def test_a_few_grants_are_ready_before_anybody_asks() -> None:
+def test_a_few_grants_are_ready_in_advance() -> None:
     world = World(64)
     assert all(isinstance(effect, e.MakeReady) for effect in world.pending)
     assert 0 < sum(effect.size for effect in world.pending) <= 64 * PIECE // 8
@@ -61,7 +61,7 @@ def test_small_objects_share_a_grant_and_a_large_one_gets_its_own() -> None:
     assert statistics["grants"] == 1
 
 
-def test_grants_become_smaller_when_an_eighth_of_the_arena_lies_in_them() -> None:
+def test_grants_shrink_when_they_take_an_eighth_of_the_arena() -> None:
     world = World(64, grant_bytes=4 * PIECE)
     sizes = []
     for number in range(12):
@@ -74,7 +74,7 @@ def test_grants_become_smaller_when_an_eighth_of_the_arena_lies_in_them() -> Non
     assert world.store.statistics()["granted"] <= 64 * PIECE // 8 + 12 * footprint(1000)
 
 
-def test_a_larger_grant_is_given_to_who_wishes_for_it_if_as_much_is_ready() -> None:
+def test_a_larger_grant_is_given_on_request_if_enough_memory_is_ready() -> None:
     world = World(400)
     process = world.process(0)
     world.complete_all()
@@ -91,7 +91,7 @@ def test_a_larger_grant_is_given_to_who_wishes_for_it_if_as_much_is_ready() -> N
     assert process.answers[much].size <= 8 * world.config.grant_bytes
 
 
-def test_who_waits_gets_what_is_being_made_ready_already() -> None:
+def test_a_waiting_writer_gets_memory_that_is_being_made_ready() -> None:
     world = World(256)
     under_way = {effect.offset for effect in world.pending}
     writers = [world.process(number) for number in range(len(under_way))]
@@ -106,7 +106,7 @@ def test_who_waits_gets_what_is_being_made_ready_already() -> None:
     world.check()
 
 
-def test_what_is_made_ready_ahead_grows_while_somebody_has_to_wait() -> None:
+def test_memory_made_ready_in_advance_grows_while_writers_wait() -> None:
     world = World(512)
     grants = [sum(effect.size for effect in world.pending) // world.config.grant_bytes]
     for number in range(6):
@@ -118,7 +118,7 @@ def test_what_is_made_ready_ahead_grows_while_somebody_has_to_wait() -> None:
     assert 8 + 3 <= grants[-1] <= 8 + 6, "eight for those to come, and one for each who waits, as far as they fit together"
 
 
-def test_what_is_made_ready_ahead_grows_with_what_is_wished_for_before_anybody_has_to_wait() -> None:
+def test_memory_made_ready_in_advance_grows_with_requests() -> None:
     world = World(512)
     world.complete_all()
     world.reserve(world.process(0), 1000, exact=False, wish=4)
@@ -136,7 +136,7 @@ def test_larger_than_the_store_is_refused_at_once_by_size() -> None:
     assert "object_store_memory" in answer.text
 
 
-def test_freed_room_goes_back_warm_to_who_wrote_it() -> None:
+def test_freed_room_is_reused_by_its_writer() -> None:
     world = World(64)
     size = 2 * PIECE - HEADER_BYTES
     world.put_now(world.process(1), 1, size)
@@ -152,7 +152,7 @@ def test_freed_room_goes_back_warm_to_who_wrote_it() -> None:
     assert world.pending == []
 
 
-def test_room_that_somebody_wrote_is_given_back_to_it_in_parts_too() -> None:
+def test_freed_room_is_reused_by_its_writer_also_in_parts() -> None:
     world = World(64)
     world.put_now(world.process(1), 1, 6 * PIECE - HEADER_BYTES)
     world.put_now(world.process(3), 3, 3 * PIECE - HEADER_BYTES)
@@ -168,7 +168,7 @@ def test_room_that_somebody_wrote_is_given_back_to_it_in_parts_too() -> None:
         assert world.process(1).answers[token].offset == written + part * 2 * PIECE
 
 
-def test_free_memory_goes_back_to_the_system_after_a_while_without_demand() -> None:
+def test_free_memory_is_returned_to_the_system_after_a_while() -> None:
     world = World(64)
     world.put_now(world.process(0), 1, 20 * PIECE)
     world.free(1)
@@ -222,7 +222,7 @@ def test_locates_of_one_object_share_one_restore() -> None:
     assert world.store.statistics()["restores"] == 1
 
 
-def test_an_unpin_that_crosses_a_telling_leaves_the_reader_its_pin() -> None:
+def test_an_unpin_that_crosses_a_new_pin_leaves_the_reader_that_pin() -> None:
     world = filled(1)
     reader = world.process(1)
     world.locate(0, reader)
@@ -240,7 +240,7 @@ def test_an_unpin_that_crosses_a_telling_leaves_the_reader_its_pin() -> None:
     assert isinstance(world.process(0).answers[2], m.Granted)
 
 
-def test_pins_are_asked_back_when_nothing_else_makes_room() -> None:
+def test_pins_are_recalled_when_nothing_else_makes_room() -> None:
     world = filled(2)
     reader = world.process(1)
     world.locate(0, reader)
@@ -266,7 +266,7 @@ def pinned(objects: int) -> World:
     return world
 
 
-def test_a_writer_that_finds_no_room_is_given_a_file() -> None:
+def test_a_writer_without_room_is_granted_a_file() -> None:
     world = pinned(2)
     token = world.reserve(world.process(0), 100, patience=100.0)
     world.settle()
@@ -293,7 +293,7 @@ def test_a_writer_that_finds_no_room_is_given_a_file() -> None:
     assert (world.disk, world.unfinished) == ({}, {})
 
 
-def test_values_of_one_writer_that_are_larger_than_the_store_together_go_to_disk_at_once() -> None:
+def test_values_of_one_writer_that_exceed_the_store_go_to_disk_at_once() -> None:
     world = World(2)
     writer = world.process(0)
     for _ in range(5):
@@ -341,7 +341,7 @@ def test_more_readers_than_there_is_room_for_read_on_disk() -> None:
     assert world.process(2).places[on_disk[0]][0] > 0, "it comes back where there is room again"
 
 
-def test_a_file_that_is_damaged_is_found_out_before_it_is_read() -> None:
+def test_a_damaged_file_is_detected_before_it_is_read() -> None:
     world = pinned(2)
     world.reserve(world.process(0), 100, patience=100.0)
     world.turn()
@@ -396,7 +396,7 @@ def test_inline_values_that_find_no_room_move_to_disk() -> None:
     assert world.process(2).places[object_id(7)][0] < 0
 
 
-def test_idle_grants_are_asked_back() -> None:
+def test_idle_grants_are_recalled() -> None:
     world = World(16)
     idle, busy = world.process(0), world.process(1)
     world.reserve(idle, 10, exact=False)
@@ -421,7 +421,7 @@ def test_rebuildable_values_are_dropped_rather_than_spilled() -> None:
     assert world.lost == {object_id(0): "missing"}
 
 
-def test_a_reservation_waits_its_patience_and_no_longer() -> None:
+def test_a_reservation_waits_no_longer_than_its_patience() -> None:
     world = filled(2)
     for number in (0, 1):
         world.locate(number, world.process(1))
@@ -589,7 +589,7 @@ def test_an_object_that_is_read_while_it_is_spilled_stays_and_its_copy_counts() 
     assert world.store.statistics()["spills"] == spills
 
 
-def test_a_dead_readers_pins_are_void() -> None:
+def test_pins_of_a_dead_reader_are_released() -> None:
     world = filled(1)
     world.locate(0, world.process(1))
     world.turn()
@@ -693,7 +693,7 @@ def test_a_seal_that_comes_after_the_grants_return_still_counts() -> None:
     assert (statistics["granted"], statistics["grants"], statistics["used"]) == (0, 0, used)
 
 
-def test_what_was_given_up_between_others_is_free_again() -> None:
+def test_abandoned_room_between_objects_is_free_again() -> None:
     """It will never be sealed: the grant would stay open for it, with all that lies in it."""
     world = World(16)
     writer = world.process(0)
@@ -716,7 +716,7 @@ def test_what_was_given_up_between_others_is_free_again() -> None:
     world.check()
 
 
-def test_room_in_pieces_is_not_looked_for_after_each_object_that_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fragmented_room_is_not_searched_after_each_free(monkeypatch: pytest.MonkeyPatch) -> None:
     size, count = 100_000, 400
     world = World(count * footprint(size) // PIECE + 2)
     for number in range(count):
@@ -741,7 +741,7 @@ def test_a_second_copy_of_an_object_is_dropped() -> None:
     assert (statistics["objects"], statistics["used"], statistics["copies_dropped"]) == (1, footprint(1000), 1)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_impossible_requests_are_refused() -> None:
     world = World(4)
     with pytest.raises(Refusal):
         world.say(CLIENT + process_id(0), m.Reserve(1, -1, 0, 1.0))
@@ -755,7 +755,7 @@ def test_what_does_not_fit_is_refused() -> None:
     assert world.store.statistics()["refused"] == 2
 
 
-def test_a_restarted_store_moves_nothing_until_it_knows_what_to_keep() -> None:
+def test_a_restarted_store_moves_nothing_before_its_recovery() -> None:
     world = filled(4)
     reader = world.process(1)
     world.locate(0, reader)
@@ -798,7 +798,7 @@ def test_of_two_claims_to_one_object_the_arenas_index_counts() -> None:
     assert [row[2] for row in located.rows] == [start, start + 2 * PIECE]
 
 
-def test_what_is_said_again_is_void_where_its_writer_has_unused_room() -> None:
+def test_a_repeated_seal_is_void_inside_unused_room_of_its_writer() -> None:
     """The store before this one had freed it, and given its room to the same process, which has not used it yet."""
     world = World(4)
     start = world.capacity - 4 * PIECE
@@ -818,7 +818,7 @@ def test_what_is_said_again_is_void_where_its_writer_has_unused_room() -> None:
     store.check_invariants()
 
 
-def test_a_late_process_is_told_what_it_lost_by_a_restart() -> None:
+def test_a_late_process_is_notified_of_objects_lost_by_a_restart() -> None:
     world = filled(2)
     world.say(CLIENT + process_id(9), m.Pinned(((object_id(0), 64, 10),)))
     world.say(CLIENT + process_id(9), m.GrantsHeld(((PIECE, PIECE, 0),)))

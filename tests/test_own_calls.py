@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bad_days import PATIENCE, damage_what_is_on_disk, eventually, kill_daemon
 from conftest import running_cluster
+from faults import PATIENCE, damage_what_is_on_disk, eventually, kill_daemon
 from logs_alone import ACTOR, Actor, next_incarnation
 
 import zfabric as zf
@@ -146,7 +146,7 @@ def kill_when(actor: Any, count: int) -> None:
 
 
 @pytest.mark.parametrize("every", [0, 1, 10, 1000])
-def test_a_chain_of_calls_goes_on_where_it_was_whenever_its_actor_is_killed(shared: Any, every: int) -> None:
+def test_a_chain_of_own_calls_continues_whenever_its_actor_is_killed(shared: Any, every: int) -> None:
     chance = random.Random(every)
     actor = Chain.options(checkpoint_every=every).remote()
     actor.step.remote(400)
@@ -173,7 +173,7 @@ def test_several_calls_each_with_a_ref_among_their_arguments(shared: Any, every:
 
 
 @pytest.mark.parametrize("every", [0, 1, 5])
-def test_what_init_has_called(shared: Any, every: int) -> None:
+def test_calls_by_init_survive_a_restart(shared: Any, every: int) -> None:
     actor = Chain.options(checkpoint_every=every).remote(30)
     kill_when(actor, 10)
     kill_when(actor, 20)
@@ -182,7 +182,7 @@ def test_what_init_has_called(shared: Any, every: int) -> None:
 
 
 @pytest.mark.parametrize("every", [0, 1, 2, 1000])
-def test_the_value_of_such_a_call_is_known_after_a_restart(shared: Any, every: int) -> None:
+def test_the_value_of_an_own_call_is_available_after_a_restart(shared: Any, every: int) -> None:
     actor = Chain.options(checkpoint_every=every).remote()
     get(actor.ask.remote(7))
     eventually(lambda: get(actor.read.remote())[1] == [7], "what was called has run")
@@ -194,7 +194,7 @@ def test_the_value_of_such_a_call_is_known_after_a_restart(shared: Any, every: i
 
 @pytest.mark.parametrize("method", ["large", "boxed"])
 @pytest.mark.parametrize("every", [0, 1000])
-def test_a_value_that_the_log_has_not_is_there_after_a_restart(shared: Any, every: int, method: str) -> None:
+def test_a_value_missing_from_the_log_is_available_after_a_restart(shared: Any, every: int, method: str) -> None:
     actor = Chain.options(checkpoint_every=every).remote()
     get(actor.ask_for.remote(method, 7))
     for _ in range(2):
@@ -204,7 +204,7 @@ def test_a_value_that_the_log_has_not_is_there_after_a_restart(shared: Any, ever
 
 
 @pytest.mark.parametrize("every", [0, 1, 7, 1000])
-def test_calls_that_need_the_values_of_others_go_on(shared: Any, every: int) -> None:
+def test_own_calls_that_need_values_of_others_continue(shared: Any, every: int) -> None:
     actor = Chain.options(checkpoint_every=every).remote()
     actor.step_with.remote(80, 0)
     for at in (10, 30, 60):
@@ -215,7 +215,7 @@ def test_calls_that_need_the_values_of_others_go_on(shared: Any, every: int) -> 
 
 @pytest.mark.parametrize("every", [0, 7])
 @pytest.mark.parametrize("how", ["of_a_task", "that_was_put"])
-def test_values_of_tasks_and_such_as_were_put_are_there_for_calls_that_wait(shared: Any, every: int, how: str) -> None:
+def test_values_of_tasks_and_puts_are_available_to_waiting_own_calls(shared: Any, every: int, how: str) -> None:
     actor = Chain.options(checkpoint_every=every).remote()
     getattr(actor, how).remote(60, 61)
     for at in (10, 40):
@@ -225,7 +225,7 @@ def test_values_of_tasks_and_such_as_were_put_are_there_for_calls_that_wait(shar
 
 
 @pytest.mark.parametrize("every", [0, 1, 1000])
-def test_a_readonly_method_in_the_middle_is_not_run_again_with_all_that_it_calls(shared: Any, every: int) -> None:
+def test_a_readonly_method_in_the_middle_is_not_replayed_with_its_calls(shared: Any, every: int) -> None:
     actor = Chain.options(checkpoint_every=every).remote()
     get(actor.ask_for.remote("look_and_note", 7))
     eventually(lambda: get(actor.read.remote())[1] == [7], "all that was called has run")
@@ -237,7 +237,7 @@ def test_a_readonly_method_in_the_middle_is_not_run_again_with_all_that_it_calls
 
 
 @pytest.mark.parametrize("every", [0, 1, 1000])
-def test_what_was_stopped_before_it_ran_is_not_run_by_the_next_life(shared: Any, every: int) -> None:
+def test_own_calls_stopped_before_they_ran_are_not_run_by_the_next_life(shared: Any, every: int) -> None:
     actor = Chain.options(checkpoint_every=every).remote()
     get(actor.ask_in_vain.remote(7))
     assert get(actor.failure.remote()) == "TaskTimeoutError"
@@ -246,7 +246,7 @@ def test_what_was_stopped_before_it_ran_is_not_run_by_the_next_life(shared: Any,
     assert get(actor.read.remote())[1] == []
 
 
-def test_a_readonly_method_that_calls_is_not_run_again_and_neither_is_what_it_has_called(shared: Any) -> None:
+def test_a_readonly_method_and_its_own_calls_are_not_replayed(shared: Any) -> None:
     actor = Chain.options(checkpoint_every=0).remote()
     get(actor.look_and_step.remote(3))
     eventually(lambda: len(get(actor.read.remote())[1]) == 4, "the steps are taken")
@@ -256,7 +256,7 @@ def test_a_readonly_method_that_calls_is_not_run_again_and_neither_is_what_it_ha
     assert get(actor.read.remote())[1] == [3, 2, 1, 0, 0, 0]
 
 
-def test_calls_that_are_run_again_for_a_lost_value_call_nobody() -> None:
+def test_replayed_calls_for_a_lost_value_make_no_calls() -> None:
     with running_cluster(object_store_memory=32 * 2**20, config={"put_patience": PATIENCE}):
         actor = Chain.options(checkpoint_every=0).remote()
         refs = [actor.note_large.remote(number) for number in range(1, 41)]
@@ -281,7 +281,7 @@ def waiting(actor: Actor) -> list[int]:
     return [int.from_bytes(call_id, "big") for call_id in actor.log.own.waiting]
 
 
-def test_a_row_has_what_its_call_has_made_and_what_has_not_run_waits_in_the_next_life() -> None:
+def test_a_row_lists_its_own_calls_and_pending_ones_wait_in_the_next_life() -> None:
     actor = Actor()
     actor.call(1)
     actor.log.own.make(own(10), True)
@@ -295,7 +295,7 @@ def test_a_row_has_what_its_call_has_made_and_what_has_not_run_waits_in_the_next
     assert waiting(next_incarnation([block])[0]) == [11, 12]
 
 
-def test_a_checkpoint_has_what_waits_and_pins_what_that_refers_to() -> None:
+def test_a_checkpoint_contains_pending_own_calls_and_pins_their_arguments() -> None:
     actor = Actor(every=1)
     actor.call(1)
     needed, inside = b"n" * 20, b"i" * 20
@@ -314,7 +314,7 @@ def test_a_checkpoint_has_what_waits_and_pins_what_that_refers_to() -> None:
     assert calls_in(block.rows)[0].calls == (), "what was made before a checkpoint is no part of what comes after"
 
 
-def test_what_has_an_outcome_though_it_never_ran_is_not_made_again() -> None:
+def test_own_calls_with_an_outcome_that_never_ran_are_not_repeated() -> None:
     actor = Actor()
     actor.log.own.make(own(10), True)
     actor.log.own.make(own(11), True)
@@ -322,7 +322,7 @@ def test_what_has_an_outcome_though_it_never_ran_is_not_made_again() -> None:
     assert waiting(actor) == [11]
 
 
-def test_what_is_readonly_or_was_stopped_has_no_row_and_the_next_row_says_how_it_ended() -> None:
+def test_readonly_and_stopped_own_calls_are_recorded_in_the_next_row() -> None:
     actor = Actor()
     actor.log.readonly = frozenset(["look"])
     actor.call(1)
@@ -341,7 +341,7 @@ def test_what_is_readonly_or_was_stopped_has_no_row_and_the_next_row_says_how_it
     assert waiting(next_incarnation([block, after])[0]) == [10]
 
 
-def test_a_checkpoint_has_how_those_ended_whose_values_waiting_ones_need() -> None:
+def test_a_checkpoint_contains_outcomes_that_pending_own_calls_need() -> None:
     actor = Actor(every=1)
     actor.call(1)
     first, value = own(10), (10).to_bytes(16, "big") + bytes(4)

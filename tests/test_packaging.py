@@ -27,7 +27,7 @@ def test_the_command_is_an_entry_point() -> None:
     assert callable(command.load())
 
 
-def test_metadata_says_what_is_needed() -> None:
+def test_metadata_lists_the_requirements() -> None:
     metadata = importlib.metadata.metadata("zfabric")
     assert metadata["Version"] == _version.__version__
     assert metadata["Requires-Python"] == ">=3.11"
@@ -36,7 +36,7 @@ def test_metadata_says_what_is_needed() -> None:
     assert {"examples", "test", "dev"} <= set(metadata.get_all("Provides-Extra"))
 
 
-def test_all_that_can_be_said_in_setup_cfg_is_said_there() -> None:
+def test_metadata_is_in_setup_cfg() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert set(project) == {"build-system", "tool"}
     assert set(project["tool"]) == {"ruff"}  # The only one of our tools that does not read setup.cfg.
@@ -87,7 +87,7 @@ def test_the_readme_shows_the_quickstart() -> None:
 
 
 @pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md", "docs/cli.md", "docs/shell-completion.md"])
-def test_links_lead_somewhere(page: str) -> None:
+def test_links_have_a_target(page: str) -> None:
     path = ROOT / page
     links = re.findall(r"\]\(([^)#]+)\)", path.read_text())
     missing = [link for link in links if "://" not in link and not (path.parent / link).exists()]
@@ -109,7 +109,7 @@ def test_scripts_can_be_run_and_are_well_formed(script: str) -> None:
     subprocess.run(["bash", "-n", ROOT / script], check=True)
 
 
-def test_run_without_a_program_says_how() -> None:
+def test_run_without_a_program_shows_its_usage() -> None:
     answer = subprocess.run([ROOT / "scripts/run"], capture_output=True, text=True)
     assert answer.returncode == 2
     assert "usage" in answer.stderr
@@ -136,7 +136,7 @@ def test_the_newest_python_that_works_is_chosen(tmp_path: Path) -> None:
     assert found.stdout.strip() == "python3.12"
 
 
-def test_without_a_python_the_script_says_what_to_install(tmp_path: Path) -> None:
+def test_without_a_python_the_script_names_the_package_to_install(tmp_path: Path) -> None:
     for name in ("python3.13", "python3.12", "python3.11", "python3"):
         executable(tmp_path / name, "echo 3009")
     answer = shell("venv=/nonexistent/.venv; make_venv", PATH=f"{tmp_path}:/usr/bin:/bin", PYTHON="", CI="")

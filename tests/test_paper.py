@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bad_days import eventually
+from faults import eventually
 from files import wait_for_file
 from timeline_arrows import named
 
@@ -291,7 +291,7 @@ def test_the_control_store_is_off_the_path_of_a_task() -> None:
     assert not any(isinstance(message, m.Written) for _, _, message in said[began:ended])
 
 
-def test_every_component_restarts_and_reads_the_lineage_from_the_control_store() -> None:
+def test_every_component_restarts_and_reads_lineage_from_the_control_store() -> None:
     """4.2.1: the control store keeps the entire control state, so that every other component can be stateless and simply restart."""
     for when in (0.005, 0.02, 0.06, 0.12, 0.3):
         world, _ = world_of(
@@ -357,7 +357,7 @@ def test_tasks_of_one_node_share_data_without_copies() -> None:
     assert first.__array_interface__["data"][0] == second.__array_interface__["data"][0]
 
 
-def test_objects_are_kept_in_memory_and_written_to_disk_when_they_are_too_many() -> None:
+def test_objects_are_in_memory_and_spill_to_disk_when_they_are_too_many() -> None:
     """4.2.3: all objects are kept in memory, and evicted as needed to disk using an LRU policy."""
     puts = [("put", slot, slot, 5_000_000, ()) for slot in range(8)]
     world, _ = world_of(*puts, *(get((slot, slot)) for slot in (0, 3, 7)), pieces=12)

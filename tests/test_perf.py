@@ -39,7 +39,7 @@ def run_perf(*arguments: str) -> subprocess.CompletedProcess[str]:
 # --- the questions ------------------------------------------------------------------------------------------------------------
 
 
-def test_every_file_is_a_question_and_says_what_it_asks() -> None:
+def test_every_file_is_a_question_with_a_docstring() -> None:
     files = {path.stem for path in (ROOT / "perf" / "questions").glob("*.py")} - {"__init__"}
     assert files == set(MODULES)
     for name in MODULES:
@@ -76,7 +76,7 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {**found, "page": page.read_text()}
 
 
-def test_a_run_says_where_and_when_it_was_made(whole_run: dict[str, Any]) -> None:
+def test_a_run_records_its_machine_and_time(whole_run: dict[str, Any]) -> None:
     assert whole_run["format"] == report.FORMAT
     assert whole_run["quick"]
     assert whole_run["repeat"] == 1
@@ -108,7 +108,7 @@ def test_every_question_is_answered(whole_run: dict[str, Any], name: str) -> Non
                 assert figure["ratio"] == pytest.approx(figure["value"] / figure["floor"]["value"])
 
 
-def test_the_results_take_their_place_in_the_page(whole_run: dict[str, Any]) -> None:
+def test_results_are_written_into_the_page(whole_run: dict[str, Any]) -> None:
     page = whole_run["page"]
     assert page.startswith(f"before\n{report.BEGIN}\n")
     assert page.endswith(f"{report.END}\nafter\n")
@@ -143,12 +143,12 @@ def test_a_question_that_takes_too_long_is_ended_with_all_it_started() -> None:
     assert left == []
 
 
-def test_a_failure_is_the_exit_code_and_stands_in_the_report(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failure_sets_the_exit_code_and_is_in_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["import", "--quick", "--timeout", "0.01", "--markdown"]) == 1
     assert "`import` gave no figure: it took longer than 0.01 s" in capsys.readouterr().out
 
 
-def test_a_system_that_answers_wrongly_is_not_measured() -> None:
+def test_a_system_with_wrong_results_is_not_measured() -> None:
     class Wrong:
         def remote(self, function: Any) -> Any:
             return Namespace(remote=lambda *arguments: 0)
@@ -291,7 +291,7 @@ def test_peers_are_asked_only_for_what_they_offer(monkeypatch: pytest.MonkeyPatc
     assert calls == [("ray", "/ray/python", "some", 50, 5, 2)]
 
 
-def test_a_peer_that_fails_says_what_it_wrote() -> None:
+def test_the_output_of_a_failed_peer_is_shown() -> None:
     with pytest.raises(RuntimeError, match=r"(?s)pool gave no sample \(exit code 1\).*KeyError: 'no_such'"):
         peers.sample("pool", sys.executable, "no_such", 1, 0, 1)
 
@@ -327,7 +327,7 @@ def test_what_recursion_is_checked_against() -> None:
     assert [fibonacci(number) for number in range(8)] == [0, 1, 1, 2, 3, 5, 8, 13]
 
 
-def test_an_answer_of_a_question_comes_from_its_own_process() -> None:
+def test_a_question_is_measured_in_its_own_process() -> None:
     result = isolated.answer(QUESTIONS["get_small"], Run(2, True))
     assert result["error"] == ""
     assert len(result["figures"][0]["samples"]) == 2

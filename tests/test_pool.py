@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bad_days import PATIENCE, eventually
 from conftest import running_cluster
+from faults import PATIENCE, eventually
 
 import zfabric as zf
 from zfabric.util.multiprocessing import Pool, TimeoutError
@@ -55,7 +55,7 @@ def test_calls_and_maps(pool: Pool) -> None:
     assert pool.apply(lambda: 5) == 5
 
 
-def test_results_that_are_not_here_yet(pool: Pool, tmp_path: Path) -> None:
+def test_results_that_are_pending(pool: Pool, tmp_path: Path) -> None:
     go, told = tmp_path / "go", threading.Event()
     later = pool.apply_async(when, (str(go),), callback=lambda _: told.set())
     assert not later.ready()
@@ -83,7 +83,7 @@ def test_errors(pool: Pool) -> None:
     assert pool.map(square, range(6)) == [0, 1, 4, 9, 16, 25], "another process has taken its place"
 
 
-def test_imap_reads_as_results_are_taken(pool: Pool) -> None:
+def test_imap_reads_its_iterable_as_results_are_taken(pool: Pool) -> None:
     results = pool.imap(square, itertools.count(), chunksize=2)
     assert [next(results) for _ in range(5)] == [0, 1, 4, 9, 16]
     assert list(pool.imap(square, range(3))) == [0, 1, 4]
@@ -105,7 +105,7 @@ def test_imap_goes_on_after_close_and_not_after_terminate(pool: Pool, tmp_path: 
             next(results)
 
 
-def test_imap_begins_at_once_and_gives_what_came_before_its_iterable_failed(pool: Pool, tmp_path: Path) -> None:
+def test_imap_begins_at_once_and_returns_results_before_its_iterable_failed(pool: Pool, tmp_path: Path) -> None:
     def numbers() -> Iterator[int]:
         yield from range(3)
         raise LookupError("no more numbers")
@@ -144,7 +144,7 @@ def test_callbacks_are_called_one_after_the_other_and_may_use_the_pool(pool: Poo
     assert len(told) == 12, "join has waited for all of them"
 
 
-def test_imap_unordered_gives_what_is_there_first(pool: Pool, tmp_path: Path) -> None:
+def test_imap_unordered_returns_results_as_they_come(pool: Pool, tmp_path: Path) -> None:
     go = tmp_path / "go"
     results = pool.imap_unordered(when, [str(go), "", "", ""])
     assert [next(results) for _ in range(3)] == ["", "", ""]
@@ -189,7 +189,7 @@ def test_a_pool_is_made_once_its_initializers_have_run(tmp_path: Path) -> None:
         Pool(1, lambda: (_ for _ in ()).throw(OSError("no such place")))
 
 
-def test_processes_have_a_beginning_and_an_end() -> None:
+def test_processes_run_initializers_and_end() -> None:
     with Pool(1, initializer=os.putenv, initargs=("A", "B"), maxtasksperchild=2) as pool:
         assert len(set(pool.map(lambda _: os.getpid(), range(6), chunksize=1))) == 3
 
@@ -216,7 +216,7 @@ def test_close_and_terminate(tmp_path: Path) -> None:
         pickle.dumps(pool)
 
 
-def test_what_makes_no_sense() -> None:
+def test_wrong_arguments_are_refused() -> None:
     for wrong in (lambda: Pool(0), lambda: Pool(1, maxtasksperchild=0), lambda: Pool(1).map(square, [1], chunksize=-1)):
         with pytest.raises(ValueError, match="at least 1"):
             wrong()

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable, Iterator
 
 import pytest
-from bad_days import PATIENCE, eventually, session
 from command_line import ZFABRIC
 from conftest import running_cluster
+from faults import PATIENCE, eventually, session
 
 import zfabric as zf
 from zfabric.protocol.names import brief
@@ -61,7 +61,7 @@ class Speaker:
         return zf.get(speak.remote(number))
 
 
-def test_a_task_has_spoken_when_its_result_is_here(read: Read) -> None:
+def test_output_of_a_task_is_shown_before_its_result(read: Read) -> None:
     for number in range(TIMES):
         pid = zf.get(speak.remote(number), timeout=PATIENCE)
         assert read() == ([f"(speak pid={pid}) spoke {number}"], [f"(speak pid={pid}) complained {number}"])
@@ -71,7 +71,7 @@ def test_a_task_has_spoken_when_its_result_is_here(read: Read) -> None:
     assert read() == ([], [])
 
 
-def test_so_has_an_actor_and_whoever_it_has_called(read: Read) -> None:
+def test_output_of_actors_and_their_callees_is_shown_before_results(read: Read) -> None:
     speaker = Speaker.options(name="the speaker").remote()
     for number in range(TIMES):
         pid = zf.get(speaker.speak.remote(number), timeout=PATIENCE)
@@ -81,7 +81,7 @@ def test_so_has_an_actor_and_whoever_it_has_called(read: Read) -> None:
         assert read()[0] == [f"(speak pid={pid}) spoke {number}"]
 
 
-def test_so_have_streams_threads_coroutines_and_those_that_raise(read: Read) -> None:
+def test_output_of_streams_threads_coroutines_and_errors_is_shown_before_results(read: Read) -> None:
     @zf.remote(num_returns="streaming")
     def stream() -> Iterator[int]:
         for number in range(3):
@@ -143,7 +143,7 @@ def test_records_of_logging_have_their_level_and_logger_and_a_task_may_configure
     ]
 
 
-def test_what_a_child_prints_comes_too_and_escapes_are_text(read: Read) -> None:
+def test_output_of_child_processes_is_shown_and_escapes_are_text(read: Read) -> None:
     @zf.remote
     def child() -> None:
         subprocess.run([sys.executable, "-c", r"print('\033]0;title\007 \033[31mred')"], check=True)

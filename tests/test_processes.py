@@ -30,7 +30,7 @@ def check(condition: object) -> None:
         raise SystemExit(9)
 
 
-def test_a_process_is_known_by_pid_and_start() -> None:
+def test_a_process_is_identified_by_pid_and_start_time() -> None:
     with subprocess.Popen(["sleep", "1000"]) as process:
         started = processes.start_ticks(process.pid)
         assert started >= processes.start_ticks(os.getpid()) > 0
@@ -47,7 +47,7 @@ def test_a_process_is_known_by_pid_and_start() -> None:
     assert processes.start_ticks(process.pid) == 0
 
 
-def test_a_name_with_blanks_and_brackets_does_not_confuse() -> None:
+def test_a_process_name_may_have_blanks_and_brackets() -> None:
     def body() -> None:
         before = processes.start_ticks(os.getpid())
         processes.set_name("a) b (c) and a long rest")
@@ -138,7 +138,7 @@ def test_memory_of_a_process_is_its_own() -> None:
     assert processes.resident_bytes(2**22 + 1) == 0
 
 
-def test_the_machine_has_what_it_has() -> None:
+def test_the_machines_cpus_and_memory_are_found() -> None:
     assert 1 <= processes.cpu_count() <= len(os.sched_getaffinity(0))
     assert 0 < processes.memory_available() <= processes.memory_total()
     assert processes.memory_total() <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

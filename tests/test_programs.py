@@ -14,7 +14,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-from bad_days import PATIENCE, eventually, failure, kill_daemon, query, worker_rows
+from faults import PATIENCE, eventually, failure, kill_daemon, query, worker_rows
 from files import wait_for_file
 
 import zfabric as zf
@@ -275,7 +275,7 @@ print(ray.get(quick_sort_distributed.remote(numbers[:])) == sorted(numbers), ray
     assert "True True" in said
 
 
-def test_a_flaky_function_with_retries_and_errors_as_people_catch_them(tmp_path: Path) -> None:
+def test_a_flaky_function_with_retries_and_except_clauses(tmp_path: Path) -> None:
     said = run_program(
         tmp_path,
         """
@@ -457,7 +457,7 @@ def test_cells_of_a_notebook(tmp_path: Path) -> None:
     assert run_program(tmp_path, NOTEBOOK).splitlines() == ["True 3", "100", "[15, 16, 17]", "True"]
 
 
-def test_what_tasks_print_reaches_the_driver_with_a_prefix_also_the_last_lines(tmp_path: Path) -> None:
+def test_output_of_tasks_reaches_the_driver_with_a_prefix_to_the_last_line(tmp_path: Path) -> None:
     said = run_program(
         tmp_path,
         """
@@ -488,7 +488,7 @@ zf.get([late.remote(n) for n in range(5)])
     assert all(any(f"last words {number}" in line for line in lines) for number in range(5))
 
 
-def test_what_is_printed_is_shown_although_nothing_runs_any_more(cluster: Callable[..., Any], capfd: Any) -> None:
+def test_output_is_shown_although_no_task_runs_any_more(cluster: Callable[..., Any], capfd: Any) -> None:
     cluster(log_to_driver=True)
     said = ""
 
@@ -563,7 +563,7 @@ def test_runtime_env_sets_variables_directory_and_modules(shared: Any, tmp_path:
     assert where[0] is None
 
 
-def test_what_a_task_or_an_actor_submits_has_its_runtime_env_unless_it_says_otherwise(shared: Any, tmp_path: Path) -> None:
+def test_children_inherit_the_runtime_env_unless_they_set_their_own(shared: Any, tmp_path: Path) -> None:
     """As in Ray: variables are added to the parent's, other fields take the place of the parent's."""
     for name in ("one", "other", "package"):
         (tmp_path / name).mkdir()
@@ -677,9 +677,7 @@ def on_a_gpu(marks: str, number: int) -> Any:
     return os.getpid(), os.environ["CUDA_VISIBLE_DEVICES"], zf.get_gpu_ids()
 
 
-def test_of_the_machines_gpus_only_those_are_given_out_that_the_cluster_was_started_with(
-    cluster: Callable[..., Any], monkeypatch: Any, tmp_path: Path
-) -> None:
+def test_only_gpus_that_the_cluster_was_started_with_are_assigned(cluster: Callable[..., Any], monkeypatch: Any, tmp_path: Path) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,GPU-8932f937")
     with pytest.raises(zf.ConfigError, match="CUDA_VISIBLE_DEVICES names 2"):
         zf.init(num_gpus=3)
@@ -708,7 +706,7 @@ def test_of_the_machines_gpus_only_those_are_given_out_that_the_cluster_was_star
     assert again[0] not in (seen[0][0], seen[1][0]), "what CUDA was shown first, it would be shown for ever"
 
 
-def test_a_gpu_that_is_in_use_is_nobody_elses_when_the_daemon_has_died(cluster: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_gpu_in_use_is_not_assigned_twice_after_a_daemons_death(cluster: Callable[..., Any], tmp_path: Path) -> None:
     cluster(num_cpus=4, num_gpus=2)
     refs = []
     for number in range(2):
@@ -792,7 +790,7 @@ def test_an_infeasible_task_stays_pending_warns_and_explains_itself(cluster: Cal
     assert type(failure(ref)) is zf.TaskCancelledError
 
 
-def test_a_program_that_submits_all_the_time_and_never_waits_hears_what_it_is_told(cluster: Callable[..., Any], capfd: Any) -> None:
+def test_a_program_that_submits_without_waiting_sees_warnings(cluster: Callable[..., Any], capfd: Any) -> None:
     cluster(num_cpus=2)
     refs = [zf.remote(num_gpus=4)(lambda: 1).remote()]
     seen = []
@@ -816,7 +814,7 @@ def test_an_infeasible_task_is_an_error_where_that_was_asked_for(cluster: Callab
 # --- values and references ------------------------------------------------------------------------------------------------------------
 
 
-def test_refs_inside_values_and_closures_keep_what_they_name(shared: Any) -> None:
+def test_refs_inside_values_and_closures_retain_their_objects(shared: Any) -> None:
     @zf.remote
     def open_box(box: Any) -> Any:
         return zf.get(box["ref"]), zf.get(box["list"][0])
@@ -852,7 +850,7 @@ def test_generators_of_work_finish_and_leave_no_tasks_behind(shared: Any) -> Non
     assert threading.active_count() < 20
 
 
-def test_what_the_finalizer_of_a_returned_object_submits_is_its_tasks(cluster: Any, tmp_path: Path) -> None:
+def test_tasks_submitted_by_a_finalizer_of_a_returned_object_are_children_of_its_task(cluster: Any, tmp_path: Path) -> None:
     """It runs before the task ends, and takes no name that another object has."""
     cluster(num_cpus=1)
     path = str(tmp_path / "said")
@@ -890,7 +888,7 @@ def test_what_the_finalizer_of_a_returned_object_submits_is_its_tasks(cluster: A
     assert len({*names, *(name for _, name in said)}) == 40, "each has a name of its own"
 
 
-def test_a_finalizer_that_submits_at_any_moment_takes_no_name_of_its_tasks(cluster: Any) -> None:
+def test_a_finalizer_that_submits_at_any_moment_takes_no_id_of_its_task(cluster: Any) -> None:
     """The collector runs at whatever allocation, also within the first submission of a task."""
     cluster(num_cpus=2)
 

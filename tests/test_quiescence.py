@@ -84,7 +84,7 @@ def failure_in(actor: Beside) -> list[tuple[int, str, str]]:
     return found
 
 
-def test_outcomes_leave_at_once_and_the_gate_closes_when_a_checkpoint_is_due() -> None:
+def test_outcomes_are_sent_at_once_and_the_gate_closes_when_a_checkpoint_is_due() -> None:
     actor = Beside(every=3)
     actor.call(1, 2, 3, 4, 5, 6)
     assert actor.begin(4) == [1, 2, 3, 4]
@@ -101,7 +101,7 @@ def test_outcomes_leave_at_once_and_the_gate_closes_when_a_checkpoint_is_due() -
     assert actor.begin() == [5, 6]
 
 
-def test_a_moment_that_is_quiet_by_itself_is_taken_and_nothing_begins_until_it_is() -> None:
+def test_a_checkpoint_uses_a_quiet_moment_and_no_call_begins_before_it_is_taken() -> None:
     actor = Beside(every=1)
     actor.call(1, 2)
     actor.begin(1)
@@ -129,7 +129,7 @@ def test_one_checkpoint_at_a_time_is_written() -> None:
     assert actor.gate.state == QUIET
 
 
-def test_the_gate_does_not_stay_closed_for_ever_and_not_again_before_what_has_outlasted_it_has_ended() -> None:
+def test_the_gate_opens_after_its_patience_and_stays_open_until_old_calls_have_ended() -> None:
     actor = Beside(every=1)
     actor.call(1, 2, 3, 4, 5, 6)
     actor.begin(2)
@@ -152,7 +152,7 @@ def test_the_gate_does_not_stay_closed_for_ever_and_not_again_before_what_has_ou
     assert actor.gate.state == QUIET, "nothing runs: that is taken at any time"
 
 
-def test_the_gate_is_open_for_twenty_times_as_long_as_it_was_closed_in_vain() -> None:
+def test_the_gate_stays_open_twenty_times_as_long_as_it_was_closed_in_vain() -> None:
     actor = Beside(every=1)
     actor.call(*range(1, 9))
     actor.begin(3)
@@ -167,7 +167,7 @@ def test_the_gate_is_open_for_twenty_times_as_long_as_it_was_closed_in_vain() ->
     assert actor.gate.state == CLOSED
 
 
-def test_without_patience_nothing_is_held_back() -> None:
+def test_without_patience_no_call_is_held_back() -> None:
     actor = Beside(every=1)
     actor.gate.patience = 0.0
     actor.call(1, 2, 3)
@@ -178,7 +178,7 @@ def test_without_patience_nothing_is_held_back() -> None:
     assert actor.gate.state == QUIET
 
 
-def test_readonly_calls_are_neither_counted_nor_waited_for_nor_kept() -> None:
+def test_readonly_calls_are_not_counted_awaited_or_recorded() -> None:
     actor = Beside(every=2)
     actor.call(1, 2, 3, method="look")
     actor.begin(2)
@@ -191,7 +191,7 @@ def test_readonly_calls_are_neither_counted_nor_waited_for_nor_kept() -> None:
     assert actor.gate.waits_for == 0
 
 
-def test_a_checkpoint_waits_until_large_values_are_taken_in() -> None:
+def test_a_checkpoint_waits_until_large_values_are_recorded() -> None:
     actor = Beside(every=1)
     actor.call(1, 2)
     actor.begin(1)
@@ -201,7 +201,7 @@ def test_a_checkpoint_waits_until_large_values_are_taken_in() -> None:
     assert actor.gate.state == QUIET
 
 
-def test_what_the_checkpoint_contains_is_answered_and_not_run_again() -> None:
+def test_calls_in_the_checkpoint_are_answered_and_not_repeated() -> None:
     actor = Beside(every=3)
     actor.call(1, 2, 3)
     actor.begin()
@@ -218,7 +218,7 @@ def test_what_the_checkpoint_contains_is_answered_and_not_run_again() -> None:
     assert again.waiting() == [4], "its caller makes it again"
 
 
-def test_a_stream_that_the_checkpoint_contains_has_its_end_told_by_way_of_the_scheduler() -> None:
+def test_the_end_of_a_stream_in_the_checkpoint_is_reported_to_the_scheduler() -> None:
     actor = Beside(every=1)
     stream = {"options": (("stream", 0),)}
     actor.call(1, **stream)
@@ -231,7 +231,7 @@ def test_a_stream_that_the_checkpoint_contains_has_its_end_told_by_way_of_the_sc
     assert row == ((1).to_bytes(16, "big"), ANN, OK, (b"three",), ())
 
 
-def test_a_call_that_is_only_asked_for_is_answered_or_unknown_and_runs_only_if_it_changes_nothing() -> None:
+def test_a_call_without_retries_is_answered_or_unknown_and_runs_only_if_readonly() -> None:
     actor = Beside(every=1)
     actor.call(1)
     actor.begin()
@@ -247,7 +247,7 @@ def test_a_call_that_is_only_asked_for_is_answered_or_unknown_and_runs_only_if_i
     assert again.waiting() == [3]
 
 
-def test_what_is_counted_is_said_when_it_has_changed_and_to_a_restarted_daemon() -> None:
+def test_counts_are_reported_when_they_change_and_to_a_restarted_daemon() -> None:
     actor = Beside(every=2)
     actor.call(1, 2, 3)
     actor.begin()
@@ -262,7 +262,7 @@ def test_what_is_counted_is_said_when_it_has_changed_and_to_a_restarted_daemon()
     assert again == [said, m.CallCounts(ACTOR, 2, 1)]
 
 
-def test_an_actor_that_ends_for_good_does_not_wait_for_its_checkpoint() -> None:
+def test_an_exiting_actor_does_not_wait_for_its_checkpoint() -> None:
     actor = Beside(every=1)
     actor.call(1)
     actor.begin()
@@ -313,7 +313,7 @@ def described(store: Store) -> dict[str, Any]:
     return row
 
 
-def test_what_had_ended_after_the_last_checkpoint_is_said_to_be_lost_once_the_actor_lives_again(store: Store) -> None:
+def test_calls_after_the_last_checkpoint_are_reported_as_lost_after_a_restart(store: Store) -> None:
     worker = home(store)
     store.say(WORKER + worker, part(1, 0))
     store.say(WORKER + worker, part(2, 4))
@@ -352,7 +352,7 @@ def test_a_checkpoint_that_is_committed_after_the_death_counts(store: Store) -> 
 
 
 @pytest.mark.parametrize(("counted", "text"), [(0, "an unknown number of calls, if any,"), (9, "at least 5 calls, and perhaps more,")])
-def test_where_the_dead_process_has_left_no_word_it_is_said_that_more_may_be_lost(store: Store, counted: int, text: str) -> None:
+def test_without_a_page_of_the_dead_process_the_number_of_lost_calls_is_open(store: Store, counted: int, text: str) -> None:
     worker = home(store)
     store.say(WORKER + worker, part(1, 4))
     if counted:
@@ -362,7 +362,7 @@ def test_where_the_dead_process_has_left_no_word_it_is_said_that_more_may_be_los
     assert text in warnings(store)[0]
 
 
-def test_what_a_life_has_left_that_a_daemon_before_this_one_heard_of_is_not_the_next_ones(store: Store) -> None:
+def test_counts_reported_to_a_former_daemon_do_not_belong_to_the_next_life(store: Store) -> None:
     worker = home(store)
     store.say(WORKER + worker, part(1, 4))
     store.scheduler.logs.left(((ACTOR, 9),), True)
@@ -373,7 +373,7 @@ def test_what_a_life_has_left_that_a_daemon_before_this_one_heard_of_is_not_the_
     assert "an unknown number of calls" in warnings(store)[0]
 
 
-def test_what_is_counted_before_the_actor_lives_again_is_not_what_is_lost(store: Store) -> None:
+def test_calls_counted_before_the_restart_is_complete_are_not_lost(store: Store) -> None:
     worker = home(store)
     store.say(WORKER + worker, part(1, 4))
     dies(store, worker, ended=7)
@@ -384,9 +384,7 @@ def test_what_is_counted_before_the_actor_lives_again_is_not_what_is_lost(store:
 
 
 @pytest.mark.parametrize(("ended", "text"), [(7, "what 3 calls did"), (None, "an unknown number of calls")])
-def test_what_is_left_by_a_process_of_which_nobody_heard_that_it_was_the_actor_is_not_what_is_lost(
-    store: Store, ended: int | None, text: str
-) -> None:
+def test_the_page_of_a_process_that_never_became_the_actor_is_ignored(store: Store, ended: int | None, text: str) -> None:
     worker = home(store)
     store.say(WORKER + worker, part(1, 4))
     dies(store, worker, ended)
@@ -404,7 +402,7 @@ def test_only_the_process_of_an_actor_counts_its_calls(store: Store) -> None:
     assert described(store)["since_checkpoint"] == 0
 
 
-def test_people_are_told_what_a_restart_would_lose_and_what_the_checkpoint_waits_for(store: Store) -> None:
+def test_explain_shows_calls_at_risk_and_what_the_checkpoint_waits_for(store: Store) -> None:
     worker = home(store)
     store.say(WORKER + worker, part(1, 4))
     store.say(WORKER + worker, m.CallCounts(ACTOR, 9, 2))
@@ -421,7 +419,7 @@ def test_people_are_told_what_a_restart_would_lose_and_what_the_checkpoint_waits
     assert dict(found.facts)["lost"] == "what 5 calls did that had ended after a checkpoint when the process died"
 
 
-def test_a_checkpoint_after_the_same_call_as_one_that_was_never_whole_takes_its_place_and_leaves_nothing(store: Store) -> None:
+def test_a_checkpoint_replaces_an_incomplete_one_after_the_same_call(store: Store) -> None:
     """The next incarnation counts on from where the last whole one was, and comes to the same number, perhaps with fewer parts."""
     first = home(store)
     store.say(WORKER + first, part(1, 0))
@@ -436,7 +434,7 @@ def test_a_checkpoint_after_the_same_call_as_one_that_was_never_whole_takes_its_
     assert newest(sorted(store.rows[CHECKPOINT].items()))[1] == 5
 
 
-def test_a_restarted_scheduler_drops_the_parts_that_another_checkpoint_after_the_same_call_has_left(store: Store) -> None:
+def test_a_restarted_scheduler_drops_parts_of_a_replaced_checkpoint(store: Store) -> None:
     first = home(store)
     for index in range(3):
         store.say(WORKER + first, part(1 + index, 5, index, 4))

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bad_days import PATIENCE, eventually, failure, kill_daemon
 from conftest import running_cluster
+from faults import PATIENCE, eventually, failure, kill_daemon
 from files import wait_for_file
 
 import zfabric as ray
@@ -77,7 +77,7 @@ class Orange:
         return os.getpid()
 
 
-def test_tasks_look_for_names_in_the_namespace_of_their_program() -> None:
+def test_tasks_find_names_in_the_namespace_of_their_program() -> None:
     orange = Orange.options(name="orange").remote()
     told = value(where.options(num_cpus=0.5, name="a task").remote())
     assert (told["namespace"], told["found"], told["holds"]) == ("colours", 5, {"CPU": 0.5})
@@ -94,7 +94,7 @@ def test_an_actor_keeps_its_gpus_in_its_methods() -> None:
     assert sorted(later for _, later in told) == [([0], "0"), ([1], "1")]
 
 
-def test_what_an_actor_knows_of_itself() -> None:
+def test_the_runtime_context_of_an_actor() -> None:
     actor = Orange.options(num_cpus=1, max_restarts=1, name="itself").remote()
     assert value(actor.here.remote()) == ("itself", {"CPU": 1.0}, False, "colours")
     itself = value(actor.itself.remote())
@@ -135,7 +135,7 @@ def test_methods_that_every_actor_has() -> None:
     assert isinstance(failure(actor.value.remote()), ray.ActorDiedError)
 
 
-def test_one_that_ends_itself_is_not_made_again_although_the_daemon_hears_of_both_at_once() -> None:
+def test_an_exiting_actor_is_not_restarted_although_its_death_is_reported_at_once() -> None:
     """The news of its death would come first."""
     actor = Orange.options(max_restarts=3).remote()
     pid = value(actor.pid.remote())
@@ -216,7 +216,7 @@ class Flaky:
         return self.tries
 
 
-def test_methods_are_called_again_after_errors_that_are_worth_it() -> None:
+def test_methods_are_retried_after_listed_exceptions() -> None:
     """With arguments as they were given, whatever the try before has done to them."""
     assert value(Flaky.remote().fetch.remote([], 3)) == (3, [3])
     assert value(Flaky.remote().fetch_async.remote([0], 20)) == (20, [0, 20])
@@ -246,7 +246,7 @@ def test_retries_of_a_method_after_the_loss_of_its_process(tmp_path: Path) -> No
     assert isinstance(failure(Dying.remote().die_until.options(max_task_retries=1).remote(2)), ray.ActorUnavailableError)
 
 
-def test_a_method_that_yields_is_called_again_too() -> None:
+def test_a_generator_method_is_retried() -> None:
     @ray.remote
     class Numbers:
         tries = 0
@@ -345,7 +345,7 @@ def number_of(guarded: Any) -> int:
     return int(guarded.number)
 
 
-def test_a_serializer_of_ones_own() -> None:
+def test_a_custom_serializer() -> None:
     with pytest.raises(ray.SerializationError):
         ray.put(Guarded(1))
     ray.util.register_serializer(Guarded, serializer=lambda guarded: guarded.number, deserializer=Guarded)
@@ -359,7 +359,7 @@ def test_a_serializer_of_ones_own() -> None:
     ray.util.deregister_serializer(Guarded)
 
 
-def test_serializers_of_classes_that_are_not_the_programs_own() -> None:
+def test_serializers_of_classes_from_libraries() -> None:
     ray.util.register_serializer(np.ndarray, serializer=lambda array: array.tolist(), deserializer=lambda items: ["was an array", *items])
     try:
         assert value(ray.put(np.zeros(1))) == ["was an array", 0.0]
@@ -378,7 +378,7 @@ def test_serializers_of_classes_that_are_not_the_programs_own() -> None:
         ray.util.register_serializer(Guarded, serializer=None, deserializer=str)  # type: ignore[arg-type]
 
 
-def test_what_keeps_something_from_being_pickled(capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_serializability_names_the_cause(capsys: pytest.CaptureFixture[str]) -> None:
     guarded = {"kept": Guarded(1)}
     ok, failures = inspect_serializability(guarded, name="settings")
     (found,) = failures
@@ -421,7 +421,7 @@ def calls_and_computes(actor: Any, noted: str) -> bool:
     return os.path.exists(noted)
 
 
-def test_a_call_does_not_wait_for_its_caller_to_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_is_sent_although_its_caller_never_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The program only looks at files meanwhile; the thread that keeps house has nothing to do with it."""
     monkeypatch.setattr(interface.current(), "_keep_house", lambda: None)
     Noting.remote().note.remote(str(tmp_path / "of a new actor"))
@@ -434,7 +434,7 @@ def test_a_call_does_not_wait_for_its_caller_to_wait(tmp_path: Path, monkeypatch
     eventually(lambda: (tmp_path / "passed on").exists(), "the result was passed on")
 
 
-def test_a_call_out_of_a_task_does_not_wait_for_its_end(tmp_path: Path) -> None:
+def test_a_call_from_a_task_is_sent_before_the_task_ends(tmp_path: Path) -> None:
     actor = Noting.remote()
     assert value(calls_and_computes.remote(actor, str(tmp_path / "noted")))
 
@@ -449,7 +449,7 @@ def passes_when(path: str, number: int) -> int:
     return number
 
 
-def test_values_as_they_come(tmp_path: Path) -> None:
+def test_as_completed_yields_values(tmp_path: Path) -> None:
     from zfabric.util import as_completed, map_unordered
 
     late = passes_when.remote(str(tmp_path / "open"), 1)
@@ -477,7 +477,7 @@ def test_values_as_they_come(tmp_path: Path) -> None:
             wrong()
 
 
-def test_what_is_said_once() -> None:
+def test_log_once_returns_true_once() -> None:
     from zfabric.util import log_once
 
     assert [log_once("here"), log_once("there"), log_once("here")] == [True, True, False]

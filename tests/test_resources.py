@@ -15,7 +15,7 @@ from zfabric.protocol.machine import InvariantViolation
 from zfabric.protocol.options import ONE_CPU, RESOURCE_UNIT
 
 
-def test_one_cpu_unless_said_otherwise():
+def test_one_cpu_by_default():
     assert demand_of() == ONE_CPU
     assert demand_of(num_cpus=0) == ()
     assert demand_of(num_cpus=0, num_gpus=0.25, resources={"b": 1, "a": 2, "none": 0}) == (("GPU", 2500), ("a", 20000), ("b", 10000))
@@ -49,7 +49,7 @@ def test_fractions_that_floats_only_approximate():
         ({"resources": ["disk"]}, "a dict"),
     ],
 )
-def test_nonsense_is_refused_in_words(options, words):
+def test_wrong_demands_are_readable_errors(options, words):
     with pytest.raises(OptionError, match=words):
         demand_of(**options)
 

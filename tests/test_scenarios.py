@@ -12,11 +12,11 @@ DIRECTORY = Path(__file__).parent / "scenarios"
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_a_scenario_is_as_written_down(name: str) -> None:
+def test_a_scenario_matches_its_trace(name: str) -> None:
     assert render(name) == (DIRECTORY / f"{name}.txt").read_text(), "if this change is meant: scripts/bless, and read the difference"
 
 
-def test_nothing_is_written_down_that_no_scenario_says() -> None:
+def test_every_trace_has_a_scenario() -> None:
     assert {path.stem for path in DIRECTORY.glob("*.txt")} == set(SCENARIOS)
 
 

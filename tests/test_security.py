@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
-from bad_days import PATIENCE, eventually, kill_daemon, processes_named, query, session, session_processes
+from faults import PATIENCE, eventually, kill_daemon, processes_named, query, session, session_processes
 
 import zfabric as zf
 from zfabric.adapters.datagrams import FRAME_BYTES, SUFFIX
@@ -107,7 +107,7 @@ def test_another_user_cannot_open_sockets_arena_keys_logs_or_tables() -> None:
     del held
 
 
-def test_nothing_of_a_session_is_said_in_arguments_or_environment_of_its_processes() -> None:
+def test_no_secret_of_a_session_is_in_arguments_or_environments() -> None:
     secrets = [process.hex() for process in (interface.current().incarnation,)]  # type: ignore[union-attr]
     looked = 0
     for pid in session_processes():
@@ -258,7 +258,7 @@ def test_a_thousand_unknown_senders_cost_the_daemon_no_sockets() -> None:
     assert len(os.listdir(f"/proc/{daemon[0]}/fd")) < before + 100
 
 
-def test_a_post_that_can_open_no_socket_goes_on_without(tmp_path: Path) -> None:
+def test_a_transport_that_cannot_open_a_socket_goes_on(tmp_path: Path) -> None:
     context: zmq.Context[Any] = zmq.Context(1)
     context.set(zmq.MAX_SOCKETS, 3)
     mine, theirs = (Transport(context, str(tmp_path), new_incarnation(), Config()) for _ in range(2))
@@ -310,7 +310,7 @@ def test_frames_forged_in_the_name_of_a_worker_do_not_stop_the_daemon(stranger: 
     assert works()
 
 
-def test_a_member_that_asks_for_what_cannot_be_is_refused_and_counted() -> None:
+def test_impossible_requests_of_members_are_refused_and_counted() -> None:
     daemon = processes_named("zf-daemon")
     before = query("status")["statistics"]["refused_frames"]
     client: Any = interface.current()
@@ -381,7 +381,7 @@ def test_only_workers_and_drivers_can_unpickle() -> None:
             assert not imports_of(path) & LOADERS, f"{name} can reach a pickle"
 
 
-def test_a_message_of_a_stranger_never_reaches_pickle_in_the_daemon(tmp_path: Path) -> None:
+def test_no_message_of_a_stranger_reaches_pickle_in_the_daemon(tmp_path: Path) -> None:
     """The values and functions that pass through the daemon stay bytes there: the daemon has no way of making objects of them."""
     mark = tmp_path / "mark"
 

@@ -140,7 +140,7 @@ def test_frames_that_are_cut_short_or_garbage_are_refused():
         s.deserialize(b"garbage")
 
 
-def test_a_value_that_cannot_be_unpickled_says_so():
+def test_a_value_that_cannot_be_unpickled_is_an_error_with_the_cause():
     gone = types.ModuleType("module_that_goes")
     exec("class Thing: pass", gone.__dict__)
     sys.modules["module_that_goes"] = gone
@@ -179,7 +179,7 @@ class Limit:
 
 @pytest.mark.parametrize("handler", [Limit(), Limit().passed, functools.partial(Limit.passed, Limit()), lambda *_: Limit()(*_)])
 @pytest.mark.parametrize("number", [signal.SIGALRM, signal.SIGUSR1])
-def test_what_a_handler_of_a_signal_raises_is_not_the_values(handler, number):
+def test_an_exception_of_a_signal_handler_is_raised_as_it_is(handler, number):
     before = signal.signal(number, handler)
     try:
         value = TakesLong(number, unpickling=False)
@@ -394,7 +394,7 @@ def test_the_search_for_the_path_is_bounded():
 # --- functions ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_functions_come_with_what_is_retried():
+def test_functions_travel_with_their_retry_exceptions():
     function, retryable = s.load_function(s.dump_function(lambda x: x + 1))
     assert function(1) == 2
     assert not retryable(ValueError())
@@ -420,7 +420,7 @@ def test_identity_depends_on_payload_and_options():
     assert all(len(one) == 16 for one in ids)
 
 
-def test_modules_registered_by_value_travel():
+def test_modules_registered_by_value_are_sent():
     module = types.ModuleType("by_value_module")
     exec("def f(x):\n    return g(x) + 1\ndef g(x):\n    return 10 * x\n", module.__dict__)
     sys.modules["by_value_module"] = module
@@ -586,7 +586,7 @@ def test_a_plain_task_error_names_the_class_that_was_raised():
     assert str(sent(TaskError("mine"))) == "mine"
 
 
-def test_functions_with_a_cache_travel_as_what_is_inside_and_begin_empty():
+def test_functions_with_a_cache_travel_without_its_content():
     @functools.lru_cache(maxsize=7, typed=True)
     def squared(x):
         return x * x
@@ -614,7 +614,7 @@ class WithCache:
         return x + 1
 
 
-def test_classes_that_travel_by_value_take_their_cached_methods_along():
+def test_classes_that_travel_by_value_include_their_cached_methods():
     kind = type("Made", (), {"__module__": "__main__", "method": functools.cache(WithCache.method.__wrapped__)})
     assert round_trip(kind)().method(1) == 2
     assert round_trip(WithCache) is WithCache
@@ -627,7 +627,7 @@ def test_what_keeps_a_cached_function_from_being_pickled_is_named():
         s.serialize(functools.cache(lambda: lock))
 
 
-def test_what_is_no_exception_or_has_args_of_its_own_is_caught_as_itself():
+def test_errors_of_unusual_classes_are_caught_as_their_class():
     with pytest.raises(Stop, match=r"^now"):
         raise sent(Stop("now"))
     read_only = sent(ReadOnly("said"))
@@ -687,7 +687,7 @@ def test_an_error_pickles_again():
     assert again.code == 4
 
 
-def test_nested_errors_keep_class_and_story():
+def test_nested_errors_retain_class_and_traceback():
     inner = sent(ValueError("the root"), {"function": "inner"})
     outer = sent(inner, {"function": "outer"})
     third = sent(outer, {"function": "third"})
@@ -718,7 +718,7 @@ def test_long_tracebacks_are_cut():
     assert "characters left out" in error.traceback_text
 
 
-def test_a_cause_whose_class_is_not_here_leaves_the_texts():
+def test_a_cause_whose_class_cannot_be_imported_leaves_its_texts():
     module = types.ModuleType("errors_elsewhere")
     exec("class Odd(Exception): pass", module.__dict__)
     sys.modules["errors_elsewhere"] = module

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bad_days import PATIENCE
-from bad_days import session as here
+from faults import PATIENCE
+from faults import session as here
 
 import zfabric as zf
 from zfabric.config import size_of
@@ -87,7 +87,7 @@ ODD = "os.mkdir(b'\\xe9'); os.environ['TMPDIR'] = os.fsdecode(os.path.abspath(b'
         pytest.param(ODD, {}, "1 /tmp/zfabric-.*", id="a TMPDIR that is no text"),
     ],
 )
-def test_a_session_starts_in_odd_places_or_one_line_says_why_not(given: str, config: dict[str, Any], text: str, tmp_path: Path) -> None:
+def test_a_session_starts_in_odd_directories_or_fails_with_one_line(given: str, config: dict[str, Any], text: str, tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", STARTS, given, repr(config)], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
@@ -152,7 +152,7 @@ def test_a_program_may_have_one_cluster_after_the_other(cluster: Callable[..., A
         zf.shutdown()
 
 
-def test_a_program_of_another_version_is_refused_in_words(cluster: Callable[..., Any], monkeypatch: Any) -> None:
+def test_a_program_of_another_version_is_refused_with_a_readable_error(cluster: Callable[..., Any], monkeypatch: Any) -> None:
     cluster(num_cpus=1)
     session = here()
     theirs = m.PROTOCOL_VERSION
@@ -175,7 +175,7 @@ def test_a_program_of_another_version_is_refused_in_words(cluster: Callable[...,
 
 
 @pytest.mark.parametrize("size", [float("nan"), float("inf"), -1.0, True, "1GB"])
-def test_an_object_store_memory_that_is_no_amount_is_refused(size: Any) -> None:
+def test_a_wrong_object_store_memory_is_refused(size: Any) -> None:
     zf.shutdown()
     with pytest.raises(zf.ConfigError, match="init: object_store_memory is a number of bytes from 0, not"):
         zf.init("local", num_cpus=1, object_store_memory=size)
@@ -193,7 +193,7 @@ def test_a_size_with_a_unit_is_refused_with_the_number_to_write(text: str, numbe
 
 
 @pytest.mark.parametrize("options", [{"object_store_memory": 10}, {"config": {"object_store_memory": 2**21 - 1}}])
-def test_an_object_store_too_small_to_be_one_is_refused_with_the_least(options: dict[str, Any]) -> None:
+def test_an_object_store_below_the_minimum_is_refused_with_it(options: dict[str, Any]) -> None:
     zf.shutdown()
     with pytest.raises(zf.ConfigError, match=r"a store has at least 2097152 \(2 \* 2\*\*20\)"):
         zf.init("local", num_cpus=1, **options)

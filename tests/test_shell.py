@@ -54,7 +54,7 @@ class Node:
         return self.turn(0.0)
 
 
-def test_a_turn_ends_when_no_machine_has_anything_left() -> None:
+def test_a_turn_ends_when_no_machine_has_messages_left() -> None:
     node = Node()
     sent = node.register()
     # The number of the job was asked for, committed and answered within the turn: control store and scheduler met in memory.
@@ -64,7 +64,7 @@ def test_a_turn_ends_when_no_machine_has_anything_left() -> None:
     assert node.turn(0.0) == {}
 
 
-def test_what_a_process_may_not_send_is_refused_and_counted() -> None:
+def test_messages_outside_the_access_list_are_refused_and_counted() -> None:
     node = Node()
     node.machines.receive(0.0, DRIVER, LOCAL_SCHEDULER, CLIENT, m.ProcessDied(1, 0, 0, 0, ""))
     node.machines.receive(0.0, DRIVER, SHELL, CLIENT, m.Ready())
@@ -75,7 +75,7 @@ def test_what_a_process_may_not_send_is_refused_and_counted() -> None:
     assert node.machines.refused == 3
 
 
-def test_only_machines_that_took_something_in_are_asked_and_deadlines_are_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_machines_with_input_or_a_passed_deadline_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node()
     node.turn(0.0)
     asked: list[bytes] = []
@@ -96,7 +96,7 @@ def test_only_machines_that_took_something_in_are_asked_and_deadlines_are_theirs
     assert node.machines.pending
 
 
-def test_machines_that_answer_each_other_for_ever_end_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machines_that_send_to_each_other_for_ever_end_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node()
     monkeypatch.setattr(node.machines.scheduler, "take_effects", lambda now: [e.Send(LOCAL_SCHEDULER + OWN, m.OutputWritten())])
     with pytest.raises(RuntimeError, match="without end"):
@@ -112,7 +112,7 @@ def test_a_link_is_closed_when_two_sweeps_found_its_peer_unregistered() -> None:
     assert node.machines.incarnations_of(77) == (DRIVER,)
 
 
-def test_a_world_fails_when_a_process_sends_what_it_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_world_fails_when_a_process_sends_a_forbidden_message(monkeypatch: pytest.MonkeyPatch) -> None:
     right = Driver.flush
 
     def flush(self: Driver) -> None:
@@ -154,7 +154,7 @@ class Process:
         return [type(send.message).__name__ for _, send in worker_sends(self.client, self.worker, OWN, self.released.append)]
 
 
-def test_a_worker_sends_what_ran_then_what_ended_then_what_is_released() -> None:
+def test_a_worker_sends_operations_then_outcomes_then_releases() -> None:
     process = Process()
     held, given_up = b"h" * OBJECT_BYTES, b"g" * OBJECT_BYTES
     process.client.references.add(held)
@@ -168,14 +168,14 @@ def test_a_worker_sends_what_ran_then_what_ended_then_what_is_released() -> None
     assert process.sends() == []
 
 
-def test_what_is_for_a_daemon_that_was_replaced_is_not_sent() -> None:
+def test_messages_for_a_replaced_daemon_are_not_sent() -> None:
     process = Process()
     process.worker.say_printed()
     process.client.say(m.FindActors((b"a",)))
     assert worker_sends(process.client, process.worker, b"\1another", process.released.append) == []
 
 
-def test_processes_take_from_each_other_what_is_listed() -> None:
+def test_processes_accept_only_listed_messages_from_each_other() -> None:
     process = Process()
     taken = [m.Returned(()), m.OutputWritten()]
     assert all(client_takes(process.client, DRIVER, message) for message in taken)
@@ -201,7 +201,7 @@ def test_callers_are_admitted_where_an_actor_lives_until_their_process_has_ended
     assert admits_caller(worker, DRIVER, hosts_actors=True)
 
 
-def test_an_actors_last_outcomes_are_taken_in_before_the_news_of_its_end() -> None:
+def test_the_last_outcomes_of_an_actor_are_processed_before_its_end() -> None:
     frames = [(OWN, b"its end"), (DRIVER, b"1"), (OWN, b"2"), (DRIVER, b"3")]
     assert peers_first(frames, {DRIVER}.__contains__) == [(DRIVER, b"1"), (DRIVER, b"3"), (OWN, b"its end"), (OWN, b"2")]
 

@@ -155,24 +155,24 @@ FOUND_WITH_ACTORS = {
 
 
 @pytest.mark.parametrize("chunk", range(5))
-def test_whatever_happens_to_a_node_its_programs_end_as_they_should(chunk: int) -> None:
+def test_programs_end_with_the_right_values_whatever_happens_to_the_node(chunk: int) -> None:
     failures = {seed: outcome.failure for seed in SEEDS[chunk::5] if (outcome := command.run_seed(seed)).failure}
     assert failures == {}
 
 
 @pytest.mark.parametrize("seed", FOUND, ids=lambda seed: f"{seed}-{FOUND[seed].replace(' ', '-')}")
-def test_what_a_seed_has_found_stays_mended(seed: int) -> None:
+def test_faults_found_by_seeds_stay_fixed(seed: int) -> None:
     assert command.run_seed(seed).failure == ""
 
 
 @pytest.mark.parametrize("chunk", range(5))
-def test_whatever_happens_to_actors_their_calls_run_in_order_and_once(chunk: int) -> None:
+def test_calls_of_actors_run_in_order_and_once_whatever_happens(chunk: int) -> None:
     failures = {seed: outcome.failure for seed in SEEDS[chunk::5] if (outcome := command.run_seed(seed, actors=True)).failure}
     assert failures == {}
 
 
 @pytest.mark.parametrize("seed", FOUND_WITH_ACTORS, ids=lambda seed: f"{seed}-{FOUND_WITH_ACTORS[seed].replace(' ', '-')}")
-def test_what_a_seed_has_found_of_actors_stays_mended(seed: int) -> None:
+def test_faults_of_actors_found_by_seeds_stay_fixed(seed: int) -> None:
     assert command.run_seed(seed, actors=True).failure == ""
 
 
@@ -183,12 +183,12 @@ def test_a_logged_actor_whose_results_fill_a_small_store_ends_with_its_last_hand
 
 
 @pytest.mark.parametrize("chunk", range(3))
-def test_the_driver_is_warned_of_who_waits_for_itself_for_ever_and_of_nobody_else(chunk: int) -> None:
+def test_the_driver_is_warned_of_real_circles_and_of_no_others(chunk: int) -> None:
     failures = {seed: outcome.failure for seed in SEEDS[chunk::3] if (outcome := command.run_seed(seed, circles=True)).failure}
     assert failures == {}
 
 
-def test_circles_are_made_and_broken_in_processes_and_among_them() -> None:
+def test_circles_are_made_and_broken_within_processes_and_between_them() -> None:
     states: Counter[str] = Counter()
     for seed in range(60):
         states.update(command.run_seed(seed, circles=True).states)
@@ -196,7 +196,7 @@ def test_circles_are_made_and_broken_in_processes_and_among_them() -> None:
 
 
 @pytest.mark.parametrize("kind", ["", "actors", "circles"])
-def test_no_process_depends_on_what_the_clock_of_another_one_shows(kind: str) -> None:
+def test_no_process_depends_on_the_clock_of_another(kind: str) -> None:
     """Messages carry durations, and moments that only people read: the monotonic clocks of two machines have nothing in common."""
     kinds = {kind: True} if kind else {}
     failures = {seed: outcome.failure for seed in range(30) if (outcome := command.run_seed(seed, clocks=True, **kinds)).failure}
@@ -223,7 +223,7 @@ def test_a_broken_variant_is_caught(name: str) -> None:
         assert any(command.run_seed(seed, **kinds).failure for seed in order), f"no seed notices {name}"
 
 
-def test_what_is_broken_takes_what_the_right_one_takes() -> None:
+def test_variants_have_the_signatures_of_the_originals() -> None:
     """Else each call of it would fail, and the variant be caught for that alone."""
     for name, patches in VARIANTS.items():
         for owner, method, breaks in patches:
@@ -233,7 +233,7 @@ def test_what_is_broken_takes_what_the_right_one_takes() -> None:
             assert several or len(broken) == len(inspect.signature(right).parameters), f"{name}: {method}"
 
 
-def test_there_are_variants_enough_and_they_leave_no_trace() -> None:
+def test_there_are_enough_variants_and_they_are_undone() -> None:
     assert len(VARIANTS) >= 10
     patched = {(owner, method) for patches in VARIANTS.values() for owner, method, _ in patches}
     before = {(owner, method): getattr(owner, method) for owner, method in patched}
@@ -265,7 +265,7 @@ def test_every_kind_of_fault_and_every_state_is_reached(actors: bool) -> None:
     assert missing == set()
 
 
-def test_what_calls_get_after_the_death_of_their_driver_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outcomes_after_the_death_of_a_driver_are_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     # An actor, called by another one, asks a third, and is told that it has ended with the job: its own caller lives a little longer.
     monkeypatch.setattr(SimSupervisor, "kill", lambda supervisor, pid: None)
     said: list[Any] = []
@@ -294,7 +294,7 @@ def bodies(statements: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
             yield from bodies(fields[2][2])
 
 
-def test_what_a_stopped_call_leaves_behind_ends_by_itself() -> None:
+def test_children_of_a_stopped_call_end_by_themselves() -> None:
     """A call is stopped without what it has submitted, and does not come to the statement that stops that."""
     lengths: Counter[float] = Counter()
     for seed in range(400):
@@ -308,7 +308,7 @@ def test_what_a_stopped_call_leaves_behind_ends_by_itself() -> None:
     assert lengths[FOREVER] == 0
 
 
-def test_a_result_may_be_lost_that_a_process_was_to_hand_on_which_a_cancel_with_force_has_killed() -> None:
+def test_a_forced_cancel_may_lose_results_that_the_killed_process_had_promised() -> None:
     author = ActorAuthor("0", STEADY, 2, False)
     author.stops, author.deaths = True, False
     scope = Scope(0, (), False, True, 1)
@@ -338,7 +338,7 @@ CUT_HERE = {
 """Messages that are larger than such a frame in these worlds. ``test_codec`` cuts every message that has a text or a list."""
 
 
-def test_programs_end_as_they_should_where_frames_are_small_and_no_sender_makes_a_larger_one() -> None:
+def test_programs_end_with_the_right_values_where_frames_are_small() -> None:
     cut: Counter[str] = Counter()
     for seed in range(8):
         for kind in ({}, {"actors": True}, {"circles": True}):
@@ -348,7 +348,7 @@ def test_programs_end_as_they_should_where_frames_are_small_and_no_sender_makes_
     assert cut.keys() >= CUT_HERE
 
 
-def test_programs_end_as_they_should_where_values_are_too_many_for_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_end_with_the_right_values_where_rows_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "SMALL_BYTES", 0)
     missing: Counter[str] = Counter()
 
@@ -370,7 +370,7 @@ def test_a_world_fails_where_a_frame_is_larger_than_its_receiver_accepts(monkeyp
 
 
 @pytest.mark.parametrize("light", [True, False])
-def test_the_end_of_a_driver_is_the_end_of_a_circle(light: bool) -> None:
+def test_a_circle_ends_with_its_driver(light: bool) -> None:
     ends = invoke(2, 0, task(6), inside=(0, 1))
     second = invoke(2, 1, task(5, ends, get((2, mix(6, 0)))), inside=(0, 1))
     first = invoke(2, 0, task(4, second, get((2, mix(mix(5, mix(6, 0)), 0)))), inside=(0, 1))
@@ -384,7 +384,7 @@ def test_the_end_of_a_driver_is_the_end_of_a_circle(light: bool) -> None:
     assert outcome.states["HostDelays" if light else "WaitDetails"] > 0, "they wait"
 
 
-def test_a_dead_driver_leaves_nothing() -> None:
+def test_a_dead_driver_leaves_no_records() -> None:
     for seed in range(40):
         outcome = World(seed, faults=Faults(driver_crash=True, window=0.2, loss=0.02)).run()
         assert outcome.failure == ""
@@ -417,7 +417,7 @@ def test_the_driver_has_read_the_warning_of_an_infeasible_demand_within_two_seco
     assert "pending" in text
 
 
-def test_a_task_that_waits_is_not_buried_under_one_that_waits_for_it() -> None:
+def test_a_blocked_task_is_not_covered_by_a_task_that_waits_for_it() -> None:
     # Both children of a parent come to its worker at once; the first waits for what it was given inside its arguments, the second for the
     # first. What the second needs is below it then, unless it is given back.
     first = task(3, get((0, 7)))
@@ -460,7 +460,7 @@ def test_a_result_that_was_acknowledged_outlives_the_daemon_though_the_storage_t
     assert died
 
 
-def test_what_was_cancelled_does_not_run_again_for_the_next_daemon() -> None:
+def test_a_cancelled_task_does_not_run_again_for_the_next_daemon() -> None:
     # A task has one of its children cancelled, and returns refs to all; nobody looks at that one before the daemon dies.
     endless = (5, True, (("sleep", FOREVER),), ((0, ()),))
     others = [call(slot, task(slot)) for slot in range(1, 9)]
@@ -471,7 +471,7 @@ def test_what_was_cancelled_does_not_run_again_for_the_next_daemon() -> None:
 
 
 @pytest.mark.parametrize("crashes", [3, 4])
-def test_chance_kills_no_task_so_often_that_it_would_be_condemned(crashes: int) -> None:
+def test_faults_kill_no_task_so_often_that_it_fails_for_good(crashes: int) -> None:
     # Three deaths while it ran alone, after two that made it suspect, condemn a task: no value could be expected of it.
     world = World(0, faults=STEADY, program=Program((call(0, task(5, ("sleep", 0.5))), get((0, 162))), 0), cpus=1)
 
@@ -489,7 +489,7 @@ def test_chance_kills_no_task_so_often_that_it_would_be_condemned(crashes: int) 
 
 
 @pytest.mark.parametrize("asked_again", [True, False])
-def test_what_is_made_again_though_it_had_been_cancelled_may_run_to_its_end(asked_again: bool) -> None:
+def test_a_rebuilt_task_that_had_been_cancelled_may_run_to_its_end(asked_again: bool) -> None:
     # A daemon that died has forgotten the cancel, and somebody who is gone by now had asked for the value. Nothing else may go on.
     world = World(0, faults=STEADY, program=Program((call(0, task(5, ("sleep", FOREVER))), ("sleep", 0.2), ("drop", 0)), 0), cpus=1)
 
@@ -504,7 +504,7 @@ def test_what_is_made_again_though_it_had_been_cancelled_may_run_to_its_end(aske
 
 
 @pytest.mark.parametrize("made_again", [True, False])
-def test_a_value_is_no_surprise_where_an_error_was_due_that_the_daemon_has_forgotten(made_again: bool) -> None:
+def test_a_value_is_accepted_instead_of_an_error_that_was_not_durable(made_again: bool) -> None:
     # Nothing stops it here: only what is made again, and is known to a daemon that has forgotten the cancel, may come to its end.
     due = ("TaskCancelledError",)
     world = World(0, faults=STEADY, program=Program((call(0, task(5, ("sleep", FOREVER))), get((0, due))), 0), cpus=1)
@@ -529,7 +529,7 @@ def test_an_actor_that_was_killed_does_not_live_again_for_the_next_daemon() -> N
     assert after_a_restart(*program, heir, get((9, mix(mix(9, 1), 0)))) == ""
 
 
-def test_the_command_says_how_to_see_a_failure_again(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_how_to_reproduce_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--seeds", "2"]) == 0
     assert "2 seeds, 0 failed" in capsys.readouterr().out
     assert command.main(["--seeds", "5", "--variant", "dispatched-twice"]) == 0

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bad_days import PATIENCE, eventually, failure, query
+from faults import PATIENCE, eventually, failure, query
 
 import zfabric as zf
 from zfabric.api import remote_function
@@ -47,7 +47,7 @@ class Actor:
 RIGHT = MANY * SIZE + sum(range(MANY))
 
 
-def test_values_that_are_too_many_for_one_row_arrive_all_the_same() -> None:
+def test_values_too_many_for_one_row_arrive() -> None:
     actor = Actor.remote()
     values = [bytes([number]) * SIZE for number in range(MANY)]
     put = [zf.put(each) for each in values]
@@ -58,7 +58,7 @@ def test_values_that_are_too_many_for_one_row_arrive_all_the_same() -> None:
         assert zf.get(refs, timeout=PATIENCE) == [RIGHT, RIGHT]
 
 
-def test_what_a_task_returns_is_in_the_store_where_it_is_too_much_for_one_row() -> None:
+def test_returned_values_too_large_for_one_row_are_in_the_store() -> None:
     @zf.remote(num_returns=MANY)
     def several() -> list[bytes]:
         return [bytes([number]) * SIZE for number in range(MANY)]

@@ -20,7 +20,7 @@ def left(directory: Path, token: bytes, task: bytes = b"", ended: int | None = N
     page.close()
 
 
-def test_what_ran_is_read_once(tmp_path: Path) -> None:
+def test_the_page_of_a_dead_worker_is_read_once(tmp_path: Path) -> None:
     left(tmp_path, FIRST, TASK)
     slots = Slots(str(tmp_path))
     assert slots.read(FIRST) == (TASK, ())
@@ -28,7 +28,7 @@ def test_what_ran_is_read_once(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_how_many_calls_had_ended_is_kept_until_the_same_actor_leaves_a_newer_page(tmp_path: Path) -> None:
+def test_the_number_of_ended_calls_is_retained_until_a_newer_page(tmp_path: Path) -> None:
     left(tmp_path, FIRST, ended=7)
     slots = Slots(str(tmp_path))
     assert slots.read(FIRST) == (b"", ((ACTOR, 7),))
@@ -38,7 +38,7 @@ def test_how_many_calls_had_ended_is_kept_until_the_same_actor_leaves_a_newer_pa
     assert os.listdir(tmp_path) == [f"{SECOND.hex()}.slot"]
 
 
-def test_what_a_living_worker_runs_is_seen_and_who_cannot_say_is_believed_to_run_it(tmp_path: Path) -> None:
+def test_the_task_of_a_living_worker_is_read_and_unknown_pages_match_any_task(tmp_path: Path) -> None:
     slots = Slots(str(tmp_path))
     assert not slots.executes(FIRST, TASK), "it is gone"
     page = open_slot(str(tmp_path), FIRST)
@@ -58,7 +58,7 @@ def test_a_page_that_is_read_twice_stays(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == [f"{FIRST.hex()}.slot"]
 
 
-def test_of_several_pages_of_an_actor_the_one_of_its_last_attempt_counts(tmp_path: Path) -> None:
+def test_the_page_of_an_actors_last_attempt_counts(tmp_path: Path) -> None:
     """Two daemons have named their workers, in no order."""
     left(tmp_path, FIRST, ended=9, attempt=2)
     left(tmp_path, SECOND, TASK, ended=12, attempt=1)
@@ -70,7 +70,7 @@ def test_of_several_pages_of_an_actor_the_one_of_its_last_attempt_counts(tmp_pat
     assert os.listdir(tmp_path) == [f"{THIRD.hex()}.slot"]
 
 
-def test_the_page_of_an_actor_that_is_no_more_goes(tmp_path: Path) -> None:
+def test_the_page_of_a_dead_actor_is_removed(tmp_path: Path) -> None:
     left(tmp_path, FIRST, ended=7)
     slots = Slots(str(tmp_path))
     slots.read(FIRST)
@@ -80,7 +80,7 @@ def test_the_page_of_an_actor_that_is_no_more_goes(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_of_those_that_are_dead_all_are_read(tmp_path: Path) -> None:
+def test_pages_of_all_dead_workers_are_read(tmp_path: Path) -> None:
     left(tmp_path, FIRST, TASK)
     left(tmp_path, SECOND, ended=3)
     left(tmp_path, THIRD, ended=5)

@@ -12,9 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from bad_days import PATIENCE, eventually
 from click.testing import CliRunner
 from conftest import running_cluster
+from faults import PATIENCE, eventually
 
 import zfabric as zf
 from zfabric.cli.stack import stack
@@ -134,7 +134,7 @@ def test_an_event_loop_that_has_nothing_to_do_is_left_out() -> None:
     assert "/asyncio/" in everything
 
 
-def test_a_driver_that_waits_shows_where(tmp_path: Path) -> None:
+def test_the_stack_of_a_waiting_driver_is_shown(tmp_path: Path) -> None:
     """The thread that waits serves the fabric meanwhile, so it is the one that answers."""
     ref = inner.remote(tmp_path / "inner")
 
@@ -171,7 +171,7 @@ def test_a_worker_whose_interpreter_is_held_is_dumped_from_c(tmp_path: Path, mon
         zf.get(ref, timeout=PATIENCE)
 
 
-def test_of_what_is_not_there_or_runs_nowhere() -> None:
+def test_stacks_of_unknown_or_pending_tasks_are_errors() -> None:
     assert "no process, task or actor here is called so" in looked("999999999", code=1)
     ref = zf.put("a value")
     done = zf.remote(lambda: 1).remote()

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bad_days import PATIENCE, eventually, failure, kill_daemon, query
 from conftest import running_cluster
+from faults import PATIENCE, eventually, failure, kill_daemon, query
 
 import zfabric as zf
 from zfabric.runtime import interface
@@ -77,7 +77,7 @@ def released() -> bool:
 # --- consumed while it runs ---------------------------------------------------------------------------------------------------------
 
 
-def test_values_come_in_order_and_then_it_ends() -> None:
+def test_values_arrive_in_order_and_the_stream_ends() -> None:
     generator = count.remote(100)
     assert isinstance(generator, zf.ObjectRefGenerator)
     assert values(generator) == list(range(100))
@@ -86,7 +86,7 @@ def test_values_come_in_order_and_then_it_ends() -> None:
     assert values(count.remote(0)) == []
 
 
-def test_values_are_there_before_the_task_is_done(tmp_path: Path) -> None:
+def test_values_are_available_before_the_task_has_ended(tmp_path: Path) -> None:
     @streaming
     def lockstep() -> Iterator[int]:
         for index in range(3):
@@ -112,7 +112,7 @@ def test_large_values_and_refs_inside_values() -> None:
     assert seen == [index for index in range(40) for _ in range(2)]
 
 
-def test_it_is_iterated_in_an_event_loop_too() -> None:
+def test_a_stream_is_iterated_in_an_event_loop() -> None:
     async def both() -> list[list[int]]:
         async def one() -> list[int]:
             return [await ref async for ref in count.remote(50)]
@@ -122,7 +122,7 @@ def test_it_is_iterated_in_an_event_loop_too() -> None:
     assert asyncio.run(both()) == [list(range(50)), list(range(50))]
 
 
-def test_a_consumer_can_ask_without_waiting(tmp_path: Path) -> None:
+def test_a_consumer_can_poll(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
 
     @streaming
@@ -162,7 +162,7 @@ def test_options_of_calls_and_map() -> None:
         streaming(not_a_generator)
 
 
-def test_a_function_that_yields_nothing_says_so() -> None:
+def test_a_streaming_function_that_yields_nothing_is_an_error() -> None:
     generator = zf.remote(num_returns="streaming")(lambda: 5).remote()
     error = failure(next(generator))
     assert isinstance(error, TypeError)
@@ -174,7 +174,7 @@ def test_a_function_that_yields_nothing_says_so() -> None:
 # --- how far ahead ------------------------------------------------------------------------------------------------------------------
 
 
-def test_the_producer_is_no_further_ahead_than_it_may_be(tmp_path: Path) -> None:
+def test_the_producer_is_not_further_ahead_than_its_credit(tmp_path: Path) -> None:
     note = tmp_path / "note"
     generator = noted.remote(str(note), 100)
 
@@ -192,7 +192,7 @@ def test_the_producer_is_no_further_ahead_than_it_may_be(tmp_path: Path) -> None
     assert len(written(note)) == 22
 
 
-def test_a_producer_that_waits_lets_its_consumer_run(cluster: Callable[..., Any]) -> None:
+def test_a_waiting_producer_lends_its_cpu_to_its_consumer(cluster: Callable[..., Any]) -> None:
     cluster(num_cpus=1)
     assert zf.get(total.remote(count.remote(1000)), timeout=PATIENCE) == sum(range(1000))
 
@@ -200,7 +200,7 @@ def test_a_producer_that_waits_lets_its_consumer_run(cluster: Callable[..., Any]
 # --- passed on ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_another_task_goes_on_where_it_stands() -> None:
+def test_a_stream_passed_to_a_task_continues_at_its_position() -> None:
     generator = count.remote(200)
     first = [zf.get(next(generator), timeout=PATIENCE) for _ in range(5)]
     ref = total.remote(generator)
@@ -210,7 +210,7 @@ def test_another_task_goes_on_where_it_stands() -> None:
     assert zf.get(total.remote(count.remote(200)), timeout=PATIENCE) == sum(range(200))
 
 
-def test_what_one_copy_has_taken_another_is_not_given(tmp_path: Path) -> None:
+def test_copies_of_a_stream_share_its_position(tmp_path: Path) -> None:
     generator = noted.remote(str(tmp_path / "note"), 6)
     assert zf.get(total.remote(generator), timeout=PATIENCE) == 15
     error = failure(next(generator))
@@ -223,7 +223,7 @@ def test_what_one_copy_has_taken_another_is_not_given(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["close", "drop"])
 @pytest.mark.parametrize("taken", [0, 2])
-def test_closing_it_ends_the_producer(tmp_path: Path, how: str, taken: int) -> None:
+def test_closing_a_stream_ends_the_producer(tmp_path: Path, how: str, taken: int) -> None:
     note = tmp_path / "note"
     generator = noted.remote(str(note), 10**6)
     for _ in range(taken):
@@ -240,7 +240,7 @@ def test_closing_it_ends_the_producer(tmp_path: Path, how: str, taken: int) -> N
     eventually(released, "its CPU is free")
 
 
-def test_a_stream_that_nobody_wants_before_it_begins_does_not_begin(tmp_path: Path) -> None:
+def test_a_stream_released_before_it_begins_does_not_begin(tmp_path: Path) -> None:
     @zf.remote
     def hold() -> None:
         eventually((tmp_path / "gate").exists, "the gate opens")
@@ -254,7 +254,7 @@ def test_a_stream_that_nobody_wants_before_it_begins_does_not_begin(tmp_path: Pa
     assert not note.exists()
 
 
-def test_nothing_of_a_stream_is_left() -> None:
+def test_a_stream_leaves_nothing_behind() -> None:
     def objects() -> int:
         return int(query("status")["statistics"]["objects"])
 
@@ -268,7 +268,7 @@ def test_nothing_of_a_stream_is_left() -> None:
     eventually(lambda: objects() == 0, "every value has gone")
 
 
-def test_it_is_cancelled_like_a_task(tmp_path: Path) -> None:
+def test_a_stream_is_cancelled_like_a_task(tmp_path: Path) -> None:
     note = tmp_path / "note"
     generator = noted.remote(str(note), 10**6)
     assert zf.get(next(generator), timeout=PATIENCE) == 0
@@ -297,7 +297,7 @@ def test_an_error_is_the_last_ref() -> None:
     assert isinstance(failure(generator.completed()), KeyError)
 
 
-def test_an_error_that_is_to_be_retried_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_retried_stream_continues_at_its_position(tmp_path: Path) -> None:
     @zf.remote(num_returns="streaming", retry_exceptions=[OSError])
     def flaky() -> Iterator[int]:
         for index in range(20):
@@ -309,14 +309,14 @@ def test_an_error_that_is_to_be_retried_goes_on_where_it_was(tmp_path: Path) -> 
     assert values(flaky.remote()) == list(range(20))
 
 
-def test_a_killed_producer_is_run_again_and_nothing_is_given_twice(tmp_path: Path) -> None:
+def test_a_killed_producer_is_retried_and_no_value_is_delivered_twice(tmp_path: Path) -> None:
     note = tmp_path / "note"
     generator = noted.remote(str(note), 20, 8)
     assert values(generator) == list(range(20))
     assert written(note)[:-1].count("0") == 2  # It did begin again.
 
 
-def test_a_producer_without_retries_ends_with_the_reason(tmp_path: Path) -> None:
+def test_a_dead_producer_without_retries_ends_its_stream_with_the_reason(tmp_path: Path) -> None:
     *refs, last = noted.options(max_retries=0).remote(str(tmp_path / "note"), 20, 4)
     assert values(refs) == [0, 1, 2, 3][: len(refs)]  # What it yielded last may have died with it.
     assert isinstance(failure(last), zf.WorkerCrashedError)
@@ -491,7 +491,7 @@ def test_an_actor_that_dies_ends_its_streams(tmp_path: Path) -> None:
     assert isinstance(failure(last), zf.ActorDiedError)
 
 
-def test_a_stream_of_a_restarted_actor_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_stream_of_a_restarted_actor_continues_at_its_position(tmp_path: Path) -> None:
     source = Source.options(max_restarts=1, max_task_retries=1).remote()
     assert values(source.noted.options(**STREAM).remote(str(tmp_path / "note"), 20, 8)) == list(range(20))
     assert written(tmp_path / "note").count("0") == 2
@@ -526,7 +526,7 @@ def test_a_caller_that_dies_with_a_stream_leaves_the_actor_unharmed(tmp_path: Pa
 # --- all at once --------------------------------------------------------------------------------------------------------------------
 
 
-def test_dynamic_returns_come_once_the_task_is_done() -> None:
+def test_dynamic_returns_are_available_once_the_task_has_ended() -> None:
     @zf.remote(num_returns="dynamic")
     def halves(n: int) -> Iterator[Any]:
         while n:
@@ -582,7 +582,7 @@ class BreaksOffInLoop:
 
 
 @pytest.mark.parametrize("made", ["task", "async task", "actor", "async actor", "threads"])
-def test_what_was_yielded_before_an_error_is_kept(made: str) -> None:
+def test_values_yielded_before_an_error_are_retained(made: str) -> None:
     actors = {"actor": (BreaksOff, {}), "async actor": (BreaksOffInLoop, {}), "threads": (BreaksOff, {"max_concurrency": 2})}
     if made in actors:
         kind, options = actors[made]
@@ -625,7 +625,7 @@ def test_a_function_that_may_be_retried_yields_all_or_fails_again(tmp_path: Path
     assert values(zf.get(comes_back.options(num_returns="dynamic").remote(str(note)), timeout=PATIENCE)) == [1, 2]
 
 
-def test_what_does_not_yield_is_not_dynamic() -> None:
+def test_a_function_that_does_not_yield_cannot_be_dynamic() -> None:
     with pytest.raises(zf.OptionError, match="does not yield"):
         zf.remote(num_returns="dynamic")(lambda: [1, 2])
     error = failure(zf.remote(num_returns="dynamic")(partial(sorted, [1, 2])).remote())
@@ -633,7 +633,7 @@ def test_what_does_not_yield_is_not_dynamic() -> None:
     assert "returned a list: it should yield its values" in str(error)
 
 
-def test_a_generator_that_yields_less_than_it_declares_keeps_that() -> None:
+def test_a_generator_that_yields_less_than_declared_retains_its_values() -> None:
     *whole, missing = count.options(num_returns=3).remote(2)
     assert values(whole) == [0, 1]
     assert "declares num_returns=3 and returned 2 values" in str(failure(missing))

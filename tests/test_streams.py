@@ -68,7 +68,7 @@ def node() -> Streaming:
     return Streaming()
 
 
-def test_values_come_as_they_are_yielded_to_who_asked_before(node: Streaming) -> None:
+def test_yielded_values_go_to_readers_that_already_wait(node: Streaming) -> None:
     node.asks(0, 1)
     assert node.got() == []
     node.yields((0, b"a"))
@@ -78,7 +78,7 @@ def test_values_come_as_they_are_yielded_to_who_asked_before(node: Streaming) ->
     assert node.allowed() == []  # It may go so far of itself.
 
 
-def test_asking_is_the_credit(node: Streaming) -> None:
+def test_a_request_is_the_credit(node: Streaming) -> None:
     node.asks(0, 1, 2)
     assert node.allowed() == [3]
     node.asks(3, 4)
@@ -87,7 +87,7 @@ def test_asking_is_the_credit(node: Streaming) -> None:
     assert node.allowed() == []
 
 
-def test_values_that_nobody_asked_for_wait_with_the_stream(node: Streaming) -> None:
+def test_unrequested_values_wait_in_the_stream(node: Streaming) -> None:
     node.yields((0, b"a"), (1, b"b"))
     assert node.objects() == [0, 1]
     node.asks(0)
@@ -101,7 +101,7 @@ def test_values_that_nobody_asked_for_wait_with_the_stream(node: Streaming) -> N
     assert node.objects() == []
 
 
-def test_the_end_and_what_is_beyond_it(node: Streaming) -> None:
+def test_requests_at_and_beyond_the_end(node: Streaming) -> None:
     node.asks(0, 1, 2)
     node.yields((0, b"a"), (1, None))
     node.complete(node.worker, 0)
@@ -123,14 +123,14 @@ def test_an_error_is_the_value_after_the_last(node: Streaming) -> None:
     assert node.got() == [(0, b"a"), (1, (m.ERROR, b"error")), (2, "StreamEnded")]
 
 
-def test_an_error_waits_for_its_reader_too(node: Streaming) -> None:
+def test_an_error_waits_for_its_reader(node: Streaming) -> None:
     node.yields((0, b"a"))
     node.complete(node.worker, 0, 0, m.ERROR, b"error")
     node.asks(0, 1, 2)
     assert node.got() == [(0, b"a"), (1, (m.ERROR, b"error")), (2, "StreamEnded")]
 
 
-def test_a_later_attempt_goes_on_where_the_first_was(node: Streaming) -> None:
+def test_a_later_attempt_continues_at_the_position_of_the_first(node: Streaming) -> None:
     node.asks(0, 1, 2)
     node.yields((0, b"a"), (1, b"b"))
     assert node.got() == [(0, b"a"), (1, b"b")]
@@ -151,7 +151,7 @@ def test_a_later_attempt_goes_on_where_the_first_was(node: Streaming) -> None:
     assert node.got() == [(2, b"C")]
 
 
-def test_what_was_taken_and_dropped_is_not_given_again(node: Streaming) -> None:
+def test_values_that_were_released_are_not_delivered_again(node: Streaming) -> None:
     node.asks(0)
     node.yields((0, b"a"))
     node.drops(0)
@@ -160,7 +160,7 @@ def test_what_was_taken_and_dropped_is_not_given_again(node: Streaming) -> None:
     assert node.got() == [(0, "ObjectFreedError")]
 
 
-def test_a_stream_nobody_wants_does_not_begin() -> None:
+def test_a_released_stream_does_not_begin() -> None:
     node = Streaming()
     node.submit((task_id(1), STREAM, b"", ()))
     node.say(CLIENT + DRIVER, m.Release((ref(1),)))
@@ -168,7 +168,7 @@ def test_a_stream_nobody_wants_does_not_begin() -> None:
     assert list(node.scheduler.tables.streams) == [task_id(0)]
 
 
-def test_who_stops_waiting_leaves_nothing(node: Streaming) -> None:
+def test_a_reader_that_stops_waiting_leaves_nothing(node: Streaming) -> None:
     node.asks(0, 1)
     node.drops(0, 1)
     assert node.objects() == []
@@ -178,7 +178,7 @@ def test_who_stops_waiting_leaves_nothing(node: Streaming) -> None:
     assert node.objects() == []
 
 
-def test_a_row_that_names_a_stream_keeps_it(node: Streaming) -> None:
+def test_a_row_that_names_a_stream_retains_it(node: Streaming) -> None:
     node.asks(0, 1)
     node.submit(row(1, contains=(ref(0), ref(0, 1), ref(0, 2))))
     node.drops_stream()
@@ -187,14 +187,14 @@ def test_a_row_that_names_a_stream_keeps_it(node: Streaming) -> None:
     assert node.objects() == [0, 1]
 
 
-def test_values_of_nobody_are_refused(node: Streaming) -> None:
+def test_values_of_unknown_streams_are_refused(node: Streaming) -> None:
     refused = node.scheduler.tables.counts["refused"]
     node.say(WORKER + b"\x01nobody0", m.Yielded(((task_id(0), 0, 0, b"a", ()),)))
     assert node.scheduler.tables.counts["refused"] == refused + 1
     assert node.objects() == []
 
 
-def test_a_method_streams_to_who_expects_it() -> None:
+def test_a_method_streams_to_its_caller() -> None:
     node = Node()
     node.driver()
     node.say(CLIENT + DRIVER, m.Export(((STREAM, "s", b"payload", (("actor", b"blueprint"),)),)))
@@ -219,7 +219,7 @@ def test_a_method_streams_to_who_expects_it() -> None:
     assert not node.scheduler.tables.objects
 
 
-def test_a_worker_goes_as_far_as_it_may() -> None:
+def test_a_worker_yields_as_far_as_its_credit() -> None:
     yields = Yields()
     yields.begin(b"task", 2)
     assert [yields.may_go_on(b"task", index) for index in (1, 2)] == [True, False]
@@ -232,7 +232,7 @@ def test_a_worker_goes_as_far_as_it_may() -> None:
     assert yields.may_go_on(b"task", 9)
 
 
-def test_who_waits_for_room_may_leave_at_any_moment() -> None:
+def test_a_task_that_waits_for_credit_may_be_stopped_at_any_moment() -> None:
     yields = Yields()
     yields.begin(b"task", 2)
 
@@ -251,7 +251,7 @@ def again(yields: Yields, *unheard: m.Message) -> list[m.Message]:
     return yields.again(unheard, lambda call_id: False)
 
 
-def test_what_a_worker_says_to_the_next_daemon() -> None:
+def test_streams_of_a_worker_are_reported_to_the_next_daemon() -> None:
     yields = Yields()
     yields.begin(b"task", 3)
     rows = [(b"task", 0, index, b"value" if index % 2 else (index, 10), (b"ref",)) for index in range(6)]

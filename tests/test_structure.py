@@ -113,7 +113,7 @@ def test_a_role_exports_only_what_others_import() -> None:
 
 
 @pytest.mark.parametrize("package", ["zfabric.util", "zfabric.cli"])
-def test_what_is_built_on_the_api_imports_it_and_not_the_root(package: str) -> None:
+def test_packages_above_the_api_import_it_and_not_the_root(package: str) -> None:
     for name, path in modules().items():
         if name.startswith(package):
             assert not [each for each in imported(ast.parse(path.read_text())) if each == ("zfabric", "")], name
@@ -131,7 +131,7 @@ def test_no_two_classes_share_a_name() -> None:
     assert {name: places for name, places in found.items() if len(places) > 1} == {}
 
 
-def test_tests_import_helpers_from_modules_of_their_own_and_nothing_from_each_other() -> None:
+def test_tests_import_helper_modules_and_no_other_tests() -> None:
     files = sorted((ROOT / "tests").glob("*.py"))
     tests = {path.stem for path in files if path.stem.startswith("test_")}
     assert [(path.name, module) for path in files for module, _ in imported(ast.parse(path.read_text())) if module in tests] == []

@@ -165,7 +165,7 @@ def test_a_crash_leaves_its_traceback(fabric: Callable[..., Fabric]) -> None:
     assert "Segmentation fault" in died.stderr
 
 
-def test_a_worker_gets_what_the_request_says_and_the_limits_of_a_worker(
+def test_a_worker_gets_the_environment_of_its_request_and_the_limits_of_workers(
     fabric: Callable[..., Fabric], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -226,7 +226,7 @@ def test_kill_takes_the_process_group(fabric: Callable[..., Fabric]) -> None:
     until(lambda: gone(child, pid))
 
 
-def test_what_a_dead_worker_leaves_in_its_group_is_killed(fabric: Callable[..., Fabric]) -> None:
+def test_processes_left_in_a_dead_workers_group_are_killed(fabric: Callable[..., Fabric]) -> None:
     f = fabric()
     f.spawn("import subprocess; p = subprocess.Popen(['sleep', '1000']); print(p.pid, flush=True)")
     assert f.event().exit_code == 0
@@ -234,7 +234,7 @@ def test_what_a_dead_worker_leaves_in_its_group_is_killed(fabric: Callable[..., 
     until(lambda: gone(child))
 
 
-def test_a_process_that_is_no_worker_is_not_killed(fabric: Callable[..., Fabric]) -> None:
+def test_only_workers_are_killed(fabric: Callable[..., Fabric]) -> None:
     f = fabric()
     with subprocess.Popen(["sleep", "1000"]) as stranger:
         f.ask("kill", stranger.pid, "by mistake")
@@ -317,7 +317,7 @@ def test_a_watched_process_that_is_gone_or_another_is_reported_at_once(fabric: C
 # --- restarts -----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_killed_daemon_is_restarted_and_told_which_workers_there_are(fabric: Callable[..., Fabric]) -> None:
+def test_a_killed_daemon_is_restarted_with_the_list_of_living_workers(fabric: Callable[..., Fabric]) -> None:
     f = fabric()
     assert f.daemons_before == 0
     workers = {f.spawn(SLEEP), f.spawn(SLEEP)}
@@ -491,7 +491,7 @@ def test_a_daemon_that_does_not_end_is_killed(fabric: Callable[..., Fabric]) -> 
     assert gone(*everything)
 
 
-def test_a_killed_supervisor_takes_everything_along_and_a_sweep_removes_the_rest(fabric: Callable[..., Fabric]) -> None:
+def test_a_killed_supervisor_ends_its_processes_and_a_sweep_removes_the_rest(fabric: Callable[..., Fabric]) -> None:
     f = fabric()
     f.spawn(SLEEP)
     everything = until(lambda: len(found := processes.children(f.launched.pid)) == 3 and found)
@@ -525,7 +525,7 @@ time.sleep(1000)
 """
 
 
-def test_a_driver_killed_takes_its_session_along_even_if_a_child_of_its_holds_the_lifeline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_driver_ends_its_session_even_if_a_child_has_the_lifeline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__))
     with subprocess.Popen([sys.executable, "-c", DRIVER], stdout=subprocess.PIPE, text=True) as driver:
         assert driver.stdout is not None
@@ -593,7 +593,7 @@ def test_ten_sessions_leave_files_and_descriptors_as_they_were(fabric: Callable[
     assert os.listdir(user_directory()) == files
 
 
-def test_a_supervisor_that_has_given_up_its_lock_is_waited_for_and_says_why(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_supervisor_that_released_its_lock_is_awaited_and_its_reason_shown(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     child = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
     launched = Launched(Session(str(tmp_path)), STARTED, child.pid, -1)
     wait = processes.wait_pidfd

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bad_days import PATIENCE, eventually, query
+from faults import PATIENCE, eventually, query
 
 import zfabric as zf
 from zfabric.adapters import serialization as s
@@ -48,7 +48,7 @@ def test_tensors_of_every_kind_come_back() -> None:
     assert torch.equal(round_trip(model)(torch.ones(4)), model(torch.ones(4)))
 
 
-def test_a_small_slice_does_not_carry_the_whole() -> None:
+def test_a_small_slice_travels_without_the_whole_tensor() -> None:
     large = torch.zeros(MIB)
     assert s.serialize(large[:10]).size < 5000
     assert torch.equal(round_trip(large[:10]), large[:10])
@@ -65,7 +65,7 @@ def test_a_programs_own_way_of_pickling_tensors_is_left_alone() -> None:
     assert pickle.loads(pickle.dumps(torch.zeros(3))).shape == (3,)
 
 
-def test_who_writes_to_a_small_tensor_writes_for_himself() -> None:
+def test_a_write_to_a_small_tensor_changes_a_private_copy() -> None:
     data = s.serialize([torch.zeros(100), np.zeros(10)]).to_bytes()
     tensor, array = s.deserialize(data)
     tensor += 1

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bad_days import PATIENCE, eventually
 from conftest import running_cluster
+from faults import PATIENCE, eventually
 from timeline_arrows import Named, ends_of, named
 
 import zfabric as zf
@@ -172,7 +172,7 @@ def test_a_value_comes_from_the_last_attempt_that_was_done_before() -> None:
     assert ends(spans, (target, (object_id(source), object_id(source, 1)))) == [("data", 9, 15), ("data", 29, 35)]
 
 
-def test_what_is_not_drawn_has_no_arrow() -> None:
+def test_hidden_bars_have_no_arrows() -> None:
     source, target = DRIVER.child(), DRIVER.child()
     assert ends(drawn((target, 0, 1)), (target, (object_id(source),)), (source, (object_id(target),))) == []
     assert ends(drawn((target, 0, 1), (source, 5, 6)), (target, (object_id(source), DRIVER.put()))) == []

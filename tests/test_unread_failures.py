@@ -8,7 +8,7 @@ import sys
 import threading
 
 import pytest
-from bad_days import PATIENCE
+from faults import PATIENCE
 
 from zfabric.config import Config
 from zfabric.machines.client import Client
@@ -61,7 +61,7 @@ def said(code: str, *arguments: str) -> str:
     return ended.stderr
 
 
-def test_the_first_is_shown_whole_and_the_others_are_counted() -> None:
+def test_the_first_unread_failure_is_shown_and_others_are_counted() -> None:
     text = said("refs = [bad.remote(i) for i in range(4)]; done(*refs); del refs; done(bad.remote(4))")
     first, *rest = text.splitlines()
     assert "a task failed whose result nobody asked for" in first
@@ -85,7 +85,7 @@ def test_the_first_is_shown_whole_and_the_others_are_counted() -> None:
         ("done(zf.remote(max_retries=0)(lambda: __import__('os')._exit(3)).remote())", "WorkerCrashedError"),
     ],
 )
-def test_what_nobody_reads_is_shown_once(code: str, expected: str) -> None:
+def test_an_unread_failure_is_shown_once(code: str, expected: str) -> None:
     text = said(code)
     assert expected in text
     assert text.count("zfabric warning: a task failed") == 1
@@ -120,12 +120,12 @@ del stream, ref
 """
 
 
-def test_what_is_read_passed_on_or_meant_is_not() -> None:
+def test_failures_that_are_read_passed_on_or_intended_are_not_shown() -> None:
     assert said(READ) == ""
 
 
 @pytest.mark.parametrize("setting", ["hidden", "quiet"])
-def test_a_setting_turns_it_off(setting: str) -> None:
+def test_a_setting_turns_the_notice_off(setting: str) -> None:
     assert said("done(bad.remote(1))", setting) == ""
 
 
@@ -210,19 +210,19 @@ def test_a_failure_is_lost_with_its_last_ref(client: Client) -> None:
     assert (client.unread.count, client.unread.lost, client.unread.held) == (1, (m.ERROR, b"error"), {})
 
 
-def test_a_failure_that_comes_when_nobody_has_a_ref_any_more_is_lost_at_once(client: Client) -> None:
+def test_a_failure_that_arrives_without_refs_is_lost_at_once(client: Client) -> None:
     drop(client, client.tasks.submit((TASK, b"f" * 16, b"", ()), 1))
     fails(client, TASK)
     assert client.unread.count == 1
 
 
-def test_a_task_without_values_can_be_read_by_nobody(client: Client) -> None:
+def test_failures_of_tasks_without_values_are_always_unread(client: Client) -> None:
     client.tasks.submit((TASK, b"f" * 16, b"", ()), 0)
     fails(client, TASK)
     assert client.unread.count == 1
 
 
-def test_of_a_task_with_several_values_any_that_is_read_will_do(client: Client) -> None:
+def test_reading_any_value_of_a_failed_task_counts(client: Client) -> None:
     for task_id in (TASK, OTHER):
         client.tasks.submit((task_id, b"f" * 16, b"", ()), 2)
         fails(client, task_id)
@@ -234,7 +234,7 @@ def test_of_a_task_with_several_values_any_that_is_read_will_do(client: Client) 
     assert client.unread.count == 1
 
 
-def test_a_task_with_a_failed_argument_says_it_too(client: Client) -> None:
+def test_a_task_with_a_failed_argument_is_reported_with_it(client: Client) -> None:
     ref = client.tasks.submit((TASK, b"f" * 16, b"", ()), 1)
     client.tasks.submit((OTHER, b"f" * 16, b"", (TASK + FIRST_RETURN,)), 1)
     drop(client, ref)
@@ -244,7 +244,7 @@ def test_a_task_with_a_failed_argument_says_it_too(client: Client) -> None:
     assert list(client.unread.held) == [OTHER]
 
 
-def test_nothing_is_kept_of_tasks_that_succeed_nor_where_nobody_is_told(client: Client) -> None:
+def test_nothing_is_retained_of_successful_tasks_or_without_notices(client: Client) -> None:
     client.tasks.submit((TASK, b"f" * 16, b"", ()), 1)
     client.step(0.0, b"L", m.Results(((TASK, m.OK, (b"value",)),)))
     assert client.unread.held == {}
@@ -255,15 +255,13 @@ def test_nothing_is_kept_of_tasks_that_succeed_nor_where_nobody_is_told(client: 
 
 
 @pytest.mark.parametrize("kind", ["TaskCancelledError", "JobEndedError", "ActorDiedError"])
-def test_failures_that_the_program_has_caused_do_not_count(client: Client, kind: str) -> None:
+def test_intended_failures_do_not_count(client: Client, kind: str) -> None:
     client.tasks.submit((TASK, b"f" * 16, b"", ()), 1)
     fails(client, TASK, m.FAILED, pack_failure(kind, "text"))
     assert client.unread.held == {}
 
 
-def test_what_somebody_asked_for_before_it_came_is_forgotten_when_that_are_too_many(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_early_reads_are_remembered_up_to_a_limit(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zfabric.machines.client.unread.EXPECTED_MAX", 1)
     refs = [client.tasks.submit((task_id, b"f" * 16, b"", ()), 1) for task_id in (TASK, OTHER)]
     client.unread.expected(refs)

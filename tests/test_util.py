@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bad_days import PATIENCE, eventually, failure
 from conftest import running_cluster
+from faults import PATIENCE, eventually, failure
 
 import zfabric as zf
 from zfabric import api
@@ -65,7 +65,7 @@ def test_map_keeps_the_order_and_uses_every_actor(pool: ActorPool) -> None:
     assert list(pool.map(double, [])) == []
 
 
-def test_map_unordered_gives_what_is_there_first(pool: ActorPool, tmp_path: Path) -> None:
+def test_map_unordered_returns_results_as_they_come(pool: ActorPool, tmp_path: Path) -> None:
     """One actor is held up; the other does all of the rest, and nothing waits for the first."""
     go = tmp_path / "go"
     results = pool.map_unordered(when, [(str(go), 0), *(("", value) for value in range(1, 20))])
@@ -74,7 +74,7 @@ def test_map_unordered_gives_what_is_there_first(pool: ActorPool, tmp_path: Path
     assert list(results) == [0]
 
 
-def test_an_actor_that_is_done_goes_on_although_its_result_is_not_the_next(pool: ActorPool, tmp_path: Path) -> None:
+def test_an_idle_actor_gets_work_although_its_result_is_not_the_next(pool: ActorPool, tmp_path: Path) -> None:
     go, mark = tmp_path / "go", tmp_path / "mark"
     results = pool.map(mark_or_wait, [(str(go), ""), ("", ""), ("", ""), ("", str(mark))])
     with pytest.raises(TimeoutError):
@@ -119,7 +119,7 @@ def test_calls_with_several_values() -> None:
     assert sorted(pool.map_unordered(split, [7, 8])) == [[2, 1], [2, 2]]
 
 
-def test_order_and_disorder_do_not_mix(pool: ActorPool) -> None:
+def test_ordered_and_unordered_results_do_not_mix(pool: ActorPool) -> None:
     for value in range(3):
         pool.submit(double, value)
     assert pool.get_next_unordered() in (0, 2)
@@ -131,7 +131,7 @@ def test_order_and_disorder_do_not_mix(pool: ActorPool) -> None:
     assert pool.get_next() == 14
 
 
-def test_a_result_that_takes_too_long_may_be_left_out(pool: ActorPool, tmp_path: Path) -> None:
+def test_a_result_that_takes_too_long_may_be_skipped(pool: ActorPool, tmp_path: Path) -> None:
     go = tmp_path / "go"
     pool.submit(when, (str(go), 1))
     pool.submit(when, ("", 2))
@@ -148,7 +148,7 @@ def test_a_result_that_takes_too_long_may_be_left_out(pool: ActorPool, tmp_path:
     eventually(lambda: pool.pop_idle() is not None, "so is the other")
 
 
-def test_actors_come_and_go(pool: ActorPool) -> None:
+def test_actors_are_added_and_removed(pool: ActorPool) -> None:
     first = pool.pop_idle()
     assert first is not None
     assert pool.has_free()
@@ -164,7 +164,7 @@ def test_actors_come_and_go(pool: ActorPool) -> None:
     assert list(pool.map(double, [1, 2])) == [2, 4]
 
 
-def test_a_function_that_calls_nothing_and_a_pool_of_nobody_are_told_so(pool: ActorPool) -> None:
+def test_a_function_without_a_call_and_an_empty_pool_are_errors(pool: ActorPool) -> None:
     with pytest.raises(TypeError, match="is to return the ref of a call"):
         list(pool.map(lambda actor, value: value, [1, 2]))
     assert list(pool.map(double, [1, 2])) == [2, 4], "and the actors are as free as before"
@@ -207,7 +207,7 @@ def test_a_queue_that_is_empty_or_full() -> None:
         items.get(timeout=-1)
 
 
-def test_a_queue_of_no_number_of_items_is_refused() -> None:
+def test_a_queue_with_a_wrong_maxsize_is_refused() -> None:
     for wrong in ("10", None, 1.5, True):
         with pytest.raises(TypeError, match="maxsize is a number of items"):
             Queue(wrong)  # type: ignore[arg-type]
@@ -282,7 +282,7 @@ def test_a_queue_in_an_event_loop() -> None:
     assert asyncio.run(asyncio.wait_for(both(), PATIENCE)) == list(range(20))
 
 
-def test_who_is_called_off_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancelled_get_takes_no_item(monkeypatch: pytest.MonkeyPatch) -> None:
     items = Queue()
     called_off = []
     cancel = zf.cancel
@@ -315,7 +315,7 @@ def exists(name: str) -> bool:
         return False
 
 
-def test_the_names_of_ray() -> None:
+def test_rays_names_of_the_utilities() -> None:
     assert zf.util.ActorPool is ActorPool
     assert zf.util.queue.Queue is Queue
     with pytest.raises(AttributeError):

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bad_days import PATIENCE, eventually
 from conftest import running_cluster
+from faults import PATIENCE, eventually
 from files import wait_for_file
 
 import zfabric as zf
@@ -59,7 +59,7 @@ def large(number: int) -> Any:
     return np.full(50_000, number)
 
 
-def test_taking_one_after_the_other_looks_at_each_but_once(looks: Counter[str]) -> None:
+def test_waiting_for_one_at_a_time_looks_at_each_ref_once(looks: Counter[str]) -> None:
     left = late.map(range(MANY))
     assert len(zf.wait(left, num_returns=MANY, timeout=PATIENCE)[0]) == MANY
     looks.clear()
@@ -71,20 +71,20 @@ def test_taking_one_after_the_other_looks_at_each_but_once(looks: Counter[str]) 
     assert looks["at_hand"] <= 2 * MANY, looks
 
 
-def test_waiting_for_all_of_many_looks_at_those_that_have_come(looks: Counter[str]) -> None:
+def test_waiting_for_all_looks_at_new_values_only(looks: Counter[str]) -> None:
     """They come a few at a time: what comes is no reason to look at all the others."""
     refs = [late.remote(number, seconds=0.001) for number in range(MANY)]
     assert zf.wait(refs, num_returns=MANY, timeout=PATIENCE) == (refs, [])
     assert looks["at_hand"] <= 6 * MANY, looks
 
 
-def test_as_completed_looks_at_each_but_once(looks: Counter[str]) -> None:
+def test_as_completed_looks_at_each_ref_once(looks: Counter[str]) -> None:
     refs = [late.remote(number, seconds=0.001) for number in range(MANY)]
     assert sorted(zf.get(ref) for ref in zf.as_completed(refs, timeout=PATIENCE)) == list(range(MANY))
     assert looks["at_hand"] + looks["watch"] <= 2 * MANY, looks
 
 
-def test_what_is_ready_when_the_time_has_passed(tmp_path: Path) -> None:
+def test_values_that_are_ready_at_the_timeout_are_returned(tmp_path: Path) -> None:
     go = tmp_path / "go"
     first, *others = [late.remote(0, str(go)), *(late.remote(number) for number in range(1, 50))]
     zf.wait(others, num_returns=len(others), timeout=PATIENCE)
@@ -95,7 +95,7 @@ def test_what_is_ready_when_the_time_has_passed(tmp_path: Path) -> None:
     assert zf.wait([first, *others], num_returns=50, timeout=PATIENCE) == ([first, *others], [])
 
 
-def test_a_ref_that_is_listed_twice_is_refused_also_behind_what_wait_has_left() -> None:
+def test_a_ref_listed_twice_is_refused_also_among_those_left_by_wait() -> None:
     refs = late.map(range(5))
     _, left = zf.wait(refs)
     with pytest.raises(ValueError, match=r"wait\(\[...\]\)\[4\] was listed before"):
@@ -105,14 +105,14 @@ def test_a_ref_that_is_listed_twice_is_refused_also_behind_what_wait_has_left() 
         zf.wait(left)
 
 
-def test_large_values_are_fetched_by_those_who_wait() -> None:
+def test_large_values_are_fetched_by_waiting_processes() -> None:
     refs = [large.remote(number) for number in range(40)]
     assert zf.wait(refs, num_returns=40, timeout=PATIENCE) == (refs, [])
     again = [large.remote(number) for number in range(40)]
     assert sorted(int(zf.get(ref)[0]) for ref in zf.as_completed(again, timeout=PATIENCE)) == list(range(40))
 
 
-def test_who_stops_half_way_leaves_nobody_who_watches(tmp_path: Path) -> None:
+def test_an_abandoned_as_completed_leaves_no_watcher(tmp_path: Path) -> None:
     go = tmp_path / "go"
     refs = [late.remote(3), late.remote(0, str(go))]  # The second CPU is the others'.
     assert zf.get(next(zf.as_completed(refs, timeout=PATIENCE))) == 3
@@ -197,7 +197,7 @@ def test_a_failure_is_raised_although_others_never_end(tmp_path: Path, timeout: 
     assert zf.get(never) == 0
 
 
-def test_a_failure_that_is_here_is_raised_without_waiting_at_all(tmp_path: Path) -> None:
+def test_a_failure_that_has_arrived_is_raised_without_waiting(tmp_path: Path) -> None:
     never = late.remote(0, str(tmp_path / "opened at the end"))
     failed = fails.remote("now")
     zf.wait([failed], timeout=PATIENCE)
@@ -206,7 +206,7 @@ def test_a_failure_that_is_here_is_raised_without_waiting_at_all(tmp_path: Path)
     (tmp_path / "opened at the end").touch()
 
 
-def test_a_task_hears_of_a_failure_among_its_own_at_once(tmp_path: Path) -> None:
+def test_a_task_gets_a_failure_of_its_children_at_once(tmp_path: Path) -> None:
     assert zf.get(get_both.remote(str(tmp_path / "opened at the end")), timeout=PATIENCE) == "below"
     (tmp_path / "opened at the end").touch()
 
@@ -263,7 +263,7 @@ def test_wait_for_all() -> None:
         zf.wait(refs, num_returns="every")  # type: ignore[arg-type] # what people try
 
 
-def test_progress_waits_and_gives_the_refs_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_waits_and_returns_the_refs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     refs = late.map(range(20))
     assert zf.get(zf.progress(refs)) == list(range(20))
     never = late.remote(0, str(tmp_path / "opened"))
@@ -381,12 +381,12 @@ OTHER_KINDS: list[list[dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("kinds", OTHER_KINDS, ids=["demands", "environments", "not on top"])
-def test_what_may_run_on_top_of_no_waiting_task_gets_a_worker(kinds: list[dict[str, Any]]) -> None:
+def test_a_task_that_may_not_run_on_top_gets_a_worker(kinds: list[dict[str, Any]]) -> None:
     """However many others wait."""
     assert zf.get(waits_for_another_kind.remote(15, kinds), timeout=PATIENCE) == 16
 
 
-def test_what_a_get_waits_for_is_forgotten_under_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_waits_of_a_get_are_removed_under_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread may be looking through it, where the store asks for room."""
     client: Any = interface.current()
     owned: list[bool] = []
@@ -402,7 +402,7 @@ def test_what_a_get_waits_for_is_forgotten_under_the_lock(monkeypatch: pytest.Mo
     assert not client.machine.objects.gets
 
 
-def test_a_ref_that_is_taken_for_a_future_says_how_to_have_one() -> None:
+def test_a_ref_used_as_a_future_raises_an_error_with_advice() -> None:
     ref: Any = zf.put(1.5)
     for name, wanted in (
         ("add_done_callback", r"for asyncio write ref\.as_future\(\)"),

@@ -11,7 +11,7 @@ from zfabric.protocol import messages as m
 from zfabric.protocol.ids import CLIENT, object_id
 
 
-def test_tasks_are_begun_in_order_and_their_ends_are_told_together(worker: Worker) -> None:
+def test_tasks_begin_in_order_and_their_outcomes_are_sent_together(worker: Worker) -> None:
     give(worker, 1, 2)
     assert begin(worker) == 1
     finish(worker)
@@ -37,7 +37,7 @@ def test_rows_that_wait_alone_keep_their_attempt_when_later_ones_have_another(wo
     assert [item.attempt for item in begun if item is not None] == [0, later, 7, 9]
 
 
-def test_an_item_is_made_that_of_the_next_row_in_all_that_it_says(worker: Worker) -> None:
+def test_an_item_is_reused_with_all_fields_of_the_next_row(worker: Worker) -> None:
     give(worker, 2)
     spare = Item(row(1), 5, (b"value",), (3,), b"driver")
     item = worker.begin(spare)
@@ -45,7 +45,7 @@ def test_an_item_is_made_that_of_the_next_row_in_all_that_it_says(worker: Worker
     assert (spare.row, spare.attempt, spare.values, spare.gpus, spare.driver) == (row(2), 0, (), (), b"")
 
 
-def test_only_the_attempt_that_is_meant_is_dropped(worker: Worker) -> None:
+def test_only_the_named_attempt_is_dropped(worker: Worker) -> None:
     give(worker, 1)
     worker.step(0.0, b"L" + DAEMON, m.Dispatch((row(1), row(1)), ((0, 1, (), ()), (1, 2, (), ())), False))
     worker.given.drop(row(1)[0], 1)
@@ -54,7 +54,7 @@ def test_only_the_attempt_that_is_meant_is_dropped(worker: Worker) -> None:
     assert [attempt for _, attempt in worker.given.waiting()] == [2]
 
 
-def test_what_was_not_begun_is_given_back_and_never_begun(worker: Worker) -> None:
+def test_tasks_that_have_not_begun_are_taken_back_and_never_begin(worker: Worker) -> None:
     give(worker, 1, 2, 3)
     begin(worker)
     worker.step(0.0, b"L" + DAEMON, m.TakeBack((row(1)[0], row(3)[0], row(9)[0])))
@@ -63,7 +63,7 @@ def test_what_was_not_begun_is_given_back_and_never_begun(worker: Worker) -> Non
     assert (begin(worker), begin(worker)) == (2, None)
 
 
-def test_places_of_a_task_given_back_are_given_up(worker: Worker) -> None:
+def test_places_of_a_task_taken_back_are_unpinned(worker: Worker) -> None:
     needed = object_id(b"n" * 16)
     worker.step(0.0, b"L" + DAEMON, m.Dispatch((row(1, needed),), ((0, 0, ((4096, 100),), ()),), False))
     assert worker.unread() == ((needed, 4096, 100),)
@@ -72,7 +72,7 @@ def test_places_of_a_task_given_back_are_given_up(worker: Worker) -> None:
     assert worker.unread() == ()
 
 
-def test_a_task_that_waits_gives_back_the_rest_and_runs_what_is_put_on_top(worker: Worker) -> None:
+def test_a_blocked_task_returns_the_queue_and_runs_tasks_on_top(worker: Worker) -> None:
     give(worker, 1, 2)
     begin(worker)
     wanted = (object_id(b"w" * 16),)
@@ -86,7 +86,7 @@ def test_a_task_that_waits_gives_back_the_rest_and_runs_what_is_put_on_top(worke
     assert [type(message) for message in said(worker)] == [m.Unblocked, m.Completed]
 
 
-def test_what_waits_for_calls_says_whose_also_to_the_next_daemon(worker: Worker) -> None:
+def test_a_task_blocked_on_calls_names_the_actors_also_to_the_next_daemon(worker: Worker) -> None:
     give(worker, 1)
     begin(worker)
     wanted = (object_id(b"w" * 16),)
@@ -102,7 +102,7 @@ def test_what_waits_for_calls_says_whose_also_to_the_next_daemon(worker: Worker)
     assert not any(type(message) is m.WaitDetails for message in worker.running())
 
 
-def test_a_call_with_a_timeout_does_not_wait_for_ever(worker: Worker) -> None:
+def test_a_call_blocked_with_a_timeout_is_in_no_circle(worker: Worker) -> None:
     call_id, actor_id, wanted = b"c" * 16, b"a" * 16, (object_id(b"w" * 16),)
     worker.mailbox.actors[actor_id] = ((actor_id, b"f" * 16, b"", ()), 0)
     worker.step(0.0, CLIENT + b"\x01client0", m.Call(actor_id, 0, ((call_id, "method", b"", (), (), (("timeout", 5.0),)),)))
@@ -111,7 +111,7 @@ def test_a_call_with_a_timeout_does_not_wait_for_ever(worker: Worker) -> None:
     assert [message.certain for message in said(worker) if type(message) is m.WaitDetails] == [False]
 
 
-def test_the_end_of_what_ran_on_top_is_told_before_the_next_wait(worker: Worker) -> None:
+def test_outcomes_of_tasks_on_top_are_sent_before_the_next_wait(worker: Worker) -> None:
     give(worker, 1)
     begin(worker)
     worker.block((), True)
@@ -123,7 +123,7 @@ def test_the_end_of_what_ran_on_top_is_told_before_the_next_wait(worker: Worker)
     assert [type(message) for message in said(worker)] == [m.Blocked, m.Unblocked, m.Completed, m.Blocked]
 
 
-def test_what_crosses_the_news_that_it_waits_goes_back(worker: Worker) -> None:
+def test_tasks_that_cross_the_report_of_a_wait_are_returned(worker: Worker) -> None:
     give(worker, 1)
     begin(worker)
     worker.block((), True)
@@ -135,7 +135,7 @@ def test_what_crosses_the_news_that_it_waits_goes_back(worker: Worker) -> None:
     assert begin(worker) is None
 
 
-def test_what_was_for_on_top_of_one_wait_is_not_run_on_top_of_another(worker: Worker) -> None:
+def test_tasks_for_one_wait_do_not_run_on_top_of_another(worker: Worker) -> None:
     # 3 and 4 are what 1 waits for. 2 may not be buried under them: they may wait for it.
     give(worker, 1)
     begin(worker)
@@ -157,7 +157,7 @@ def test_what_was_for_on_top_of_one_wait_is_not_run_on_top_of_another(worker: Wo
     assert begin(worker) is None
 
 
-def test_a_restarted_scheduler_counts_the_waits_that_it_was_told(worker: Worker) -> None:
+def test_a_restarted_scheduler_counts_the_reported_waits(worker: Worker) -> None:
     give(worker, 1)
     begin(worker)
     for _ in range(3):
@@ -169,7 +169,7 @@ def test_a_restarted_scheduler_counts_the_waits_that_it_was_told(worker: Worker)
     assert begin(worker) == 2
 
 
-def test_an_interrupt_names_an_attempt_and_reaches_no_other(worker: Worker) -> None:
+def test_an_interrupt_stops_the_named_attempt_only(worker: Worker) -> None:
     worker.step(0.0, b"L" + DAEMON, m.Dispatch((row(1), row(2)), ((0, 3, (), ()),), False))
     item = worker.begin()
     assert item is not None
@@ -193,7 +193,7 @@ def test_the_next_daemon_is_sent_why_an_attempt_is_to_stop(worker: Worker) -> No
     assert running == m.RunningTasks(((row(1), 3, True, "cancelled"), (row(2), 0, False, "")), ())
 
 
-def test_the_next_daemon_hears_what_runs_what_waits_and_what_ended_unheard(worker: Worker) -> None:
+def test_running_queued_and_unacknowledged_tasks_are_reported_to_the_next_daemon(worker: Worker) -> None:
     give(worker, 1)
     begin(worker)
     worker.block((object_id(b"w" * 16),), True)
@@ -212,6 +212,6 @@ def test_the_next_daemon_hears_what_runs_what_waits_and_what_ended_unheard(worke
     assert said(worker) == []
 
 
-def test_stop_is_noted(worker: Worker) -> None:
+def test_a_stop_is_recorded(worker: Worker) -> None:
     worker.step(0.0, b"L" + DAEMON, m.StopWorker())
     assert worker.stopping

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bad_days import PATIENCE, eventually, failure, printed, query, session
 from conftest import running_cluster
+from faults import PATIENCE, eventually, failure, printed, query, session
 
 import zfabric as zf
 from zfabric.protocol.names import brief
@@ -71,7 +71,7 @@ def row_of(handle: Any) -> dict[str, Any]:
     return dict(row)
 
 
-def test_the_listing() -> None:
+def test_actors_are_listed() -> None:
     seen = Seen.options(name="to be seen", max_restarts=2).remote()
     pid = zf.get(seen.pid.remote(), timeout=PATIENCE)
     row = row_of(seen)
@@ -114,7 +114,7 @@ def test_explain_takes_a_handle_a_name_or_an_id() -> None:
             zf.explain(nothing)
 
 
-def test_why_an_actor_is_not_there_yet(tmp_path: Path) -> None:
+def test_explain_names_why_an_actor_is_pending(tmp_path: Path) -> None:
     greedy = Seen.options(num_cpus=3).remote()
     called = greedy.pid.remote()
     eventually(lambda: zf.explain(greedy).state == "creating", "the daemon has heard of it")
@@ -131,7 +131,7 @@ def test_why_an_actor_is_not_there_yet(tmp_path: Path) -> None:
     zf.get(born.pid.remote(), timeout=PATIENCE)
 
 
-def test_actors_that_hold_resources_are_named_to_those_that_wait(tmp_path: Path) -> None:
+def test_explain_names_the_actors_that_hold_missing_resources(tmp_path: Path) -> None:
     holder = Seen.options(name="holder", num_cpus=2).remote()
     zf.get(holder.pid.remote(), timeout=PATIENCE)
     waiting = when.remote(str(tmp_path))
@@ -141,7 +141,7 @@ def test_actors_that_hold_resources_are_named_to_those_that_wait(tmp_path: Path)
     zf.get(waiting, timeout=PATIENCE)
 
 
-def test_calls_that_wait_are_no_tasks() -> None:
+def test_pending_calls_are_not_listed_as_tasks() -> None:
     """The numbers of tasks by state are those of tasks: an actor that waits in a call has no task that does."""
     seen, gate = Seen.remote(), Seen.remote()
     waiting = seen.wait.remote([gate.when.remote("/no/such/file")])
@@ -154,7 +154,7 @@ def test_calls_that_wait_are_no_tasks() -> None:
     failure(waiting)
 
 
-def test_what_a_call_waits_for(tmp_path: Path) -> None:
+def test_explain_names_what_a_call_waits_for(tmp_path: Path) -> None:
     """Its place in the queue; and what keeps the actor."""
     go = tmp_path / "go"
     seen, endless = Seen.remote(), when.remote(str(go))
@@ -178,7 +178,7 @@ def test_what_a_call_waits_for(tmp_path: Path) -> None:
     failure(held_up)
 
 
-def test_two_actors_that_wait_for_each_other_are_seen_to(tmp_path: Path) -> None:
+def test_explain_shows_two_actors_that_wait_for_each_other(tmp_path: Path) -> None:
     """Where the circle need not be one, since something else may come first, it is not refused, and each end shows it."""
     left, right = Seen.options(name="left").remote(), Seen.options(name="right").remote()
     zf.get([left.pid.remote(), right.pid.remote()], timeout=PATIENCE)
@@ -197,7 +197,7 @@ def test_two_actors_that_wait_for_each_other_are_seen_to(tmp_path: Path) -> None
     assert zf.get(right.pid.remote(), timeout=PATIENCE)
 
 
-def test_a_dead_one_says_why() -> None:
+def test_explain_names_why_an_actor_is_dead() -> None:
     seen = Seen.options(name="dead, and listed").remote()
     failure(seen.die.remote())
     found = zf.explain(seen)
@@ -225,7 +225,7 @@ def test_calls_are_in_the_timeline() -> None:
     assert f"actor Seen {pids[0]}" in named
 
 
-def test_calls_beside_each_other_last_no_longer_than_they_did() -> None:
+def test_concurrent_calls_have_their_own_durations_in_the_timeline() -> None:
     began = time.monotonic()
     seen = Seen.options(max_concurrency=2).remote()
     pids = zf.get([seen.pid.remote() for _ in range(1500)], timeout=PATIENCE)
@@ -247,7 +247,7 @@ def yields(path: str) -> Iterator[int]:
     yield 1
 
 
-def test_ids_have_one_form_wherever_they_are_printed_and_it_can_be_typed(tmp_path: Path) -> None:
+def test_ids_are_printed_in_one_form_that_commands_accept(tmp_path: Path) -> None:
     gate = str(tmp_path / "gate")
     actor, ref, stream, value = Seen.remote(), when.remote(gate), yields.remote(gate), zf.put(1)
     call = actor.when.remote(gate)

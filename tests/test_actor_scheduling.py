@@ -56,7 +56,7 @@ def test_an_actor_that_ends_in_the_turn_in_which_it_was_made_is_dead_once_its_pr
     assert ("exit_actor" if "left" in order else "zf.kill") in reason
 
 
-def test_an_actor_whose_making_has_failed_for_good_is_not_made_again_with_its_process(node: Node) -> None:
+def test_an_actor_whose_init_failed_for_good_is_not_restarted_with_its_process(node: Node) -> None:
     """Its restarts are for deaths of an actor that lived, or may yet be made; this one has its outcome."""
     node.submit((ACTOR, KIND, b"", (), (("max_restarts", 1),)))
     node.say(CLIENT + DRIVER, m.FindActors((ACTOR,)))
@@ -88,7 +88,7 @@ def asked_to_collect(node: Node, seconds: float) -> list[bytes]:
     return [to for to, _ in node.take(m.CollectGarbage)]
 
 
-def test_collections_are_requested_while_a_demand_waits_for_what_actors_hold() -> None:
+def test_collections_are_requested_while_a_demand_waits_for_resources_of_actors() -> None:
     node = made(1)
     after = node.config.collect_seconds
     node.submit((ACTOR, KIND, b"", (), (("demand", (("CPU", 10_000),)),)))
@@ -105,7 +105,7 @@ def test_collections_are_requested_while_a_demand_waits_for_what_actors_hold() -
     assert asked_to_collect(node, 100 * after) == [], "it has what it waited for"
 
 
-def test_no_collection_is_requested_where_tasks_hold_what_is_waited_for() -> None:
+def test_no_collection_is_requested_while_tasks_have_the_resources() -> None:
     node = made(1)
     node.submit(row(1))
     node.say(CLIENT + DRIVER, m.Export(((b"x" * 16, "x", b"payload", (("demand", (("CPU", 10_000),)), ("env", ((("A", "B"),), "", ())))),)))
@@ -125,7 +125,7 @@ def test_who_holds_what_is_waited_for_is_looked_up_once_a_pause(monkeypatch: pyt
     assert 1 <= len(looked) <= 10
 
 
-def test_an_actor_is_not_made_in_a_process_that_owes_others_results_of_its_calls() -> None:
+def test_an_actor_is_not_made_in_a_process_with_pending_promises() -> None:
     """What ends the actor, such as ``zf.kill``, ends its process."""
     node = made(2, workers_max=2)
     node.submit((ACTOR, KIND, b"", ()))
@@ -145,7 +145,7 @@ def test_an_actor_is_not_made_in_a_process_that_owes_others_results_of_its_calls
     assert worker not in others
 
 
-def test_the_process_of_an_actor_whose_init_raised_stays_while_others_wait_for_what_it_has_called() -> None:
+def test_the_process_of_a_failed_init_lives_while_its_promises_are_pending() -> None:
     node = made(2, workers_max=2, worker_idle_seconds=1.0)
     node.submit((ACTOR, KIND, b"", ()))
     worker, *_ = node.workers()
@@ -171,7 +171,7 @@ def test_the_process_of_an_actor_whose_init_raised_stays_while_others_wait_for_w
     assert sum(type(each) is e.KillProcess and each.pid == node.pids[worker] for each in node.effects) == 1
 
 
-def test_workers_that_owe_results_do_not_keep_other_environments_waiting() -> None:
+def test_workers_with_pending_promises_do_not_delay_other_environments() -> None:
     """They may owe for ever, and run nothing of those."""
     node = made(2, workers_max=2)
     node.submit((ACTOR, KIND, b"", ()))
@@ -191,7 +191,7 @@ def test_workers_that_owe_results_do_not_keep_other_environments_waiting() -> No
     assert [worker for worker in node.workers() if worker not in (host, *others)]
 
 
-def test_deaths_while_an_actor_is_made_count_until_it_lives(node: Node) -> None:
+def test_deaths_during_init_count_until_the_actor_lives(node: Node) -> None:
     """Made again often enough, each would be condemned else. (Restarts are counted over all lives.)"""
     node.submit((ACTOR, KIND, b"", (), (("max_restarts", -1), ("max_retries", -1))))
     for life in range(6):
@@ -218,7 +218,7 @@ def polite(node: Node, detached: bool = False) -> bytes:
     return worker
 
 
-def test_a_job_ends_once_its_polite_actors_have(node: Node) -> None:
+def test_a_job_ends_once_its_actors_have_shut_down_cleanly(node: Node) -> None:
     worker = polite(node)
     node.say(CLIENT + DRIVER, m.Goodbye())
     assert [(message.actor_id, message.at_once) for _, message in node.take(m.RetireActor)] == [(ACTOR, False)]
@@ -228,7 +228,7 @@ def test_a_job_ends_once_its_polite_actors_have(node: Node) -> None:
     assert node.scheduler.job_shutdown.next_deadline() is None
 
 
-def test_a_job_does_not_wait_for_ever_for_its_polite_actors(node: Node) -> None:
+def test_a_job_does_not_wait_for_ever_for_clean_shutdowns(node: Node) -> None:
     polite(node)
     node.say(CLIENT + DRIVER, m.Goodbye())
     due = node.scheduler.next_deadline()
@@ -240,7 +240,7 @@ def test_a_job_does_not_wait_for_ever_for_its_polite_actors(node: Node) -> None:
     assert len(node.take(m.Farewell)) == 1
 
 
-def test_who_dies_takes_no_leave(node: Node) -> None:
+def test_a_job_whose_driver_died_has_no_clean_shutdown(node: Node) -> None:
     polite(node)
     node.say(CLIENT + DRIVER, m.Goodbye())
     node.scheduler.step(node.now, b"X" + OWN, m.ProcessDied(50, 0, 9, 0, ""))
@@ -248,7 +248,7 @@ def test_who_dies_takes_no_leave(node: Node) -> None:
     assert node.scheduler.job_shutdown.next_deadline() is None
 
 
-def test_workers_of_a_job_that_goes_on_hear_that_its_driver_is_gone(node: Node) -> None:
+def test_workers_of_a_detached_job_are_notified_of_the_drivers_end(node: Node) -> None:
     actor = polite(node, detached=True)
     others = [worker for worker in node.workers() if worker != actor]
     node.submit(row(7))
@@ -258,7 +258,7 @@ def test_workers_of_a_job_that_goes_on_hear_that_its_driver_is_gone(node: Node) 
     assert {to[2:] for to, message in node.take(m.CallerGone) if message.incarnation == DRIVER} >= {others[0][1:]}
 
 
-def test_detached_actors_stay_whatever_they_have_to_say(node: Node) -> None:
+def test_detached_actors_outlive_the_clean_shutdown_of_their_job(node: Node) -> None:
     polite(node, detached=True)
     node.say(CLIENT + DRIVER, m.Goodbye())
     assert node.take(m.RetireActor) == []
@@ -285,7 +285,7 @@ def test_a_worker_receives_at_once_what_fails_as_its_driver_leaves(node: Node) -
     assert (to, message.rows[0][:2]) == (CLIENT + home, (child, m.FAILED))
 
 
-def test_workers_that_wait_for_calls_are_no_reason_not_to_start_another(node: Node) -> None:
+def test_workers_that_wait_for_calls_do_not_count_as_available(node: Node) -> None:
     """They cannot run what they wait for, and it may itself wait for a task: without another worker nobody would go on.
 
     Workers that wait for tasks run these themselves, and more of them than CPUs are not replaced.

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bad_days import PATIENCE, eventually, failure, kill_daemon
 from client_alone import client as client  # a fixture
 from client_alone import hear, submit
 from client_alone import said as client_said
 from conftest import running_cluster
+from faults import PATIENCE, eventually, failure, kill_daemon
 from scheduler_alone import DRIVER, FUNCTION, OWN, Node, ref, row, task_id
 from worker_alone import DAEMON, begin, finish, give, said
 from worker_alone import row as worker_row
@@ -68,7 +68,7 @@ class Introduced(Node):
         return self.scheduler.tables.tasks[task_id(number)]
 
 
-def test_who_waits_for_each_task_is_introduced_to_the_worker_and_who_submits_several_is_not() -> None:
+def test_a_driver_that_waits_for_each_task_gets_a_direct_lease_and_others_do_not() -> None:
     node = Introduced()
     assert node.told == [m.DirectAllowed(node.worker, (FUNCTION,), 0)]
     other = Node(cpus=1)
@@ -83,7 +83,7 @@ def test_who_waits_for_each_task_is_introduced_to_the_worker_and_who_submits_sev
     assert other.take(m.DirectAllowed) == []
 
 
-def test_what_is_handed_over_runs_on_that_worker_and_its_value_is_not_said_twice() -> None:
+def test_a_direct_task_runs_on_that_worker_and_its_value_is_sent_once() -> None:
     node = Introduced()
     node.hand(4)
     assert node.dispatched() == []
@@ -95,7 +95,7 @@ def test_what_is_handed_over_runs_on_that_worker_and_its_value_is_not_said_twice
     assert task_id(4) not in node.scheduler.tables.tasks
 
 
-def test_the_end_may_be_heard_of_before_the_beginning() -> None:
+def test_the_outcome_may_arrive_before_the_submission() -> None:
     node = Introduced()
     node.complete(node.worker, 4)
     node.hand(4)
@@ -103,7 +103,7 @@ def test_the_end_may_be_heard_of_before_the_beginning() -> None:
     assert node.scheduler.tables.workers[node.worker].inflight == {}
 
 
-def test_what_an_early_value_refers_to_lives_until_its_task_is_known() -> None:
+def test_refs_inside_an_early_value_live_until_its_task_is_reported() -> None:
     node = Introduced()
     inner = object_id(task_id(9), 0)
     node.say(CLIENT + node.worker, m.Put(((inner, b"inside", (), False),)))
@@ -117,7 +117,7 @@ def test_what_an_early_value_refers_to_lives_until_its_task_is_known() -> None:
 
 
 @pytest.mark.parametrize("how", ["taken back", "it waits"])
-def test_what_was_given_back_before_it_was_known_is_given_out_again(how: str) -> None:
+def test_a_task_taken_back_before_its_report_is_dispatched_again(how: str) -> None:
     node = Introduced()
     if how == "taken back":
         node.say(CONTROL + node.worker, m.TakenBack((task_id(4),), b""))
@@ -131,7 +131,7 @@ def test_what_was_given_back_before_it_was_known_is_given_out_again(how: str) ->
         assert node.dispatched() == [(node.worker, 4, 0)]
 
 
-def test_the_worker_is_kept_for_its_driver_for_a_while_and_not_where_others_wait() -> None:
+def test_the_direct_lease_lasts_a_while_and_ends_where_others_wait() -> None:
     node = Introduced(introduced_for=2.0)
     assert node.scheduler.pool.available() == (("CPU", 0),)
     assert node.scheduler.next_deadline() == pytest.approx(node.now + 0.01, abs=2.1)
@@ -150,7 +150,7 @@ def test_the_worker_is_kept_for_its_driver_for_a_while_and_not_where_others_wait
         node.task(5)
 
 
-def test_tasks_of_another_shape_do_not_wait_for_the_end_of_an_introduction() -> None:
+def test_tasks_of_another_shape_end_a_direct_lease() -> None:
     node = Introduced(introduced_for=1000.0)
     half = (("CPU", 5000),)
     node.submit(row(4, demand=half))
@@ -158,13 +158,13 @@ def test_tasks_of_another_shape_do_not_wait_for_the_end_of_an_introduction() -> 
     assert node.take(m.DirectAllowed) == [(CLIENT + DRIVER, m.DirectAllowed(node.worker, (), 0))]
 
 
-def test_who_asks_what_the_node_has_to_offer_finds_it_free() -> None:
+def test_a_query_for_resources_ends_a_direct_lease() -> None:
     node = Introduced(introduced_for=1000.0)
     node.say(CLIENT + DRIVER, m.Query(1, "nodes", ()))
     assert dict(node.scheduler.pool.available())["CPU"] > 0
 
 
-def test_a_dead_worker_s_tasks_run_again_known_or_not() -> None:
+def test_tasks_of_a_dead_worker_run_again_reported_or_not() -> None:
     node = Introduced()
     node.hand(4)
     node.dies(executing=task_id(4))
@@ -179,7 +179,7 @@ def test_a_dead_worker_s_tasks_run_again_known_or_not() -> None:
     assert sorted(given) == [(worker, 4, 1), (worker, 5, 1)]
 
 
-def test_values_that_a_dead_worker_may_not_have_told_are_said_again() -> None:
+def test_values_that_a_dead_worker_may_not_have_sent_are_sent_by_the_scheduler() -> None:
     node = Introduced()
     node.hand(4)
     node.complete(node.worker, 4)
@@ -194,7 +194,7 @@ def test_values_that_a_dead_worker_may_not_have_told_are_said_again() -> None:
     assert node.results() == {6: (m.OK, (b"value",))}
 
 
-def test_who_drops_a_task_before_its_end_hears_of_that_although_its_worker_dies() -> None:
+def test_a_driver_that_dropped_a_task_is_notified_of_its_end_although_the_worker_dies() -> None:
     node = Introduced()
     node.hand(4)
     node.say(CLIENT + DRIVER, m.Release((ref(4),)))
@@ -204,7 +204,7 @@ def test_who_drops_a_task_before_its_end_hears_of_that_although_its_worker_dies(
     assert node.results() == {4: (m.OK, ())}, "else it would wait for that, and say the row again to the next daemon"
 
 
-def test_a_driver_is_answered_in_the_knowledge_of_what_it_knows() -> None:
+def test_a_query_is_answered_after_the_values_that_the_driver_has() -> None:
     node = Introduced(introduced_for=1000.0)
     node.say(WORKER + node.worker, m.DirectCounts(DRIVER, 0))
     node.hand(4)
@@ -217,7 +217,7 @@ def test_a_driver_is_answered_in_the_knowledge_of_what_it_knows() -> None:
     assert answer.payload == {"CPU": 1.0}
 
 
-def test_nobody_waits_for_what_a_dead_worker_had_to_say() -> None:
+def test_a_query_does_not_wait_for_a_dead_worker() -> None:
     node = Introduced()
     node.hand(4)
     node.say(CLIENT + DRIVER, m.DirectCounts(node.worker, 1))
@@ -227,7 +227,7 @@ def test_nobody_waits_for_what_a_dead_worker_had_to_say() -> None:
     assert len(node.take(m.Answer)) == 1
 
 
-def test_only_plain_tasks_of_introduced_drivers_are_accepted() -> None:
+def test_only_plain_tasks_of_drivers_with_a_direct_lease_are_accepted() -> None:
     node = Introduced()
     with pytest.raises(Refusal):
         node.say(CLIENT + DRIVER, m.SubmittedDirect(node.worker, (row(4, ref(3)),)))
@@ -239,7 +239,7 @@ def test_only_plain_tasks_of_introduced_drivers_are_accepted() -> None:
     assert task_id(4) not in node.scheduler.tables.tasks
 
 
-def test_nobody_hands_over_what_asks_for_more_than_a_cpu() -> None:
+def test_functions_that_demand_more_than_a_cpu_are_not_submitted_directly() -> None:
     node = Node(cpus=1, others=(("license", 1),))
     node.scheduler.workers.prestart(node.now)
     node.turn()
@@ -254,7 +254,7 @@ def test_nobody_hands_over_what_asks_for_more_than_a_cpu() -> None:
     assert node.take(m.DirectAllowed) == [], "what is handed over late has no lease, and somebody else may have the license"
 
 
-def test_a_worker_is_not_ended_for_others_while_its_driver_may_yet_hand_it_something() -> None:
+def test_a_worker_with_a_direct_lease_is_not_ended_for_others() -> None:
     node = Introduced(workers_max=1)
     elsewhere = ((("PLACE", "elsewhere"),), "", ())
     node.submit(row(5, env=elsewhere))
@@ -266,7 +266,7 @@ def test_a_worker_is_not_ended_for_others_while_its_driver_may_yet_hand_it_somet
     assert [each.pid for each in node.effects if isinstance(each, KillProcess)] == [node.pids[node.worker]]
 
 
-def test_what_nobody_speaks_of_any_more_takes_no_room() -> None:
+def test_values_of_direct_tasks_that_were_never_reported_are_freed() -> None:
     node = Introduced()
     node.complete(node.worker, 4, 0, m.OK, (4096, 1000))
     assert node.take(m.Free) == []
@@ -276,7 +276,7 @@ def test_what_nobody_speaks_of_any_more_takes_no_room() -> None:
     assert sealed.rows[0][0] in [each for _, free in node.take(m.Free) for each in free.object_ids]
 
 
-def test_with_its_driver_an_introduction_is_gone() -> None:
+def test_a_direct_lease_ends_with_its_driver() -> None:
     node = Introduced()
     node.complete(node.worker, 4)
     node.say(CLIENT + DRIVER, m.Goodbye())
@@ -286,7 +286,7 @@ def test_with_its_driver_an_introduction_is_gone() -> None:
 # --- the driver and the worker ------------------------------------------------------------------------------------------------------
 
 
-def test_a_driver_hands_over_a_task_when_it_waits_for_no_other(client: Client) -> None:
+def test_a_driver_submits_directly_when_no_other_task_is_in_flight(client: Client) -> None:
     place = b"\x05worker5"
     hear(client, m.DirectAllowed(place, (FUNCTION,), 0))
     first = submit(client)
@@ -303,7 +303,7 @@ def test_a_driver_hands_over_a_task_when_it_waits_for_no_other(client: Client) -
     assert [type(message) for message in client_said(client)] == [m.Submit], "it has an argument by reference"
 
 
-def test_a_driver_says_what_it_knows_before_it_asks(client: Client) -> None:
+def test_a_driver_sends_its_count_of_values_before_a_query(client: Client) -> None:
     place = b"\x05worker5"
     hear(client, m.DirectAllowed(place, (FUNCTION,), 0))
     first = submit(client)
@@ -313,7 +313,7 @@ def test_a_driver_says_what_it_knows_before_it_asks(client: Client) -> None:
     assert [type(message) for message in client_said(client)] == [m.DirectCounts, m.Query]
 
 
-def test_a_driver_stops_when_it_is_told_to_and_says_so(client: Client) -> None:
+def test_a_driver_stops_when_its_lease_ends_and_confirms_it(client: Client) -> None:
     place = b"\x05worker5"
     hear(client, m.DirectAllowed(place, (FUNCTION,), 0))
     hear(client, m.DirectAllowed(place, (), 0))
@@ -322,7 +322,7 @@ def test_a_driver_stops_when_it_is_told_to_and_says_so(client: Client) -> None:
     assert [type(message) for message in client_said(client)] == [m.Submit]
 
 
-def test_a_worker_tells_the_driver_plain_values_and_the_scheduler_everything(worker: Worker) -> None:
+def test_a_worker_sends_plain_values_to_the_driver_and_everything_to_the_scheduler(worker: Worker) -> None:
     driver = b"\x01driver0"
     worker.step(0.0, b"L" + DAEMON, m.AllowDirect(driver))
     assert driver in worker.drivers
@@ -337,7 +337,7 @@ def test_a_worker_tells_the_driver_plain_values_and_the_scheduler_everything(wor
     assert [status for _, _, status, _ in completed.rows] == [m.OK, m.ERROR]
 
 
-def test_a_lone_value_is_told_at_once_and_counted_once(worker: Worker) -> None:
+def test_a_lone_value_is_sent_at_once_and_counted_once(worker: Worker) -> None:
     driver = b"\x01driver0"
     worker.step(0.0, b"L" + DAEMON, m.AllowDirect(driver))
     said(worker)
@@ -360,7 +360,7 @@ def test_a_task_of_the_scheduler_is_answered_by_the_scheduler(worker: Worker) ->
     assert worker.answer(item, m.OK, (b"value",)) is None
 
 
-def test_a_task_that_is_handed_over_leaves_ahead_of_what_the_scheduler_hears(client: Client) -> None:
+def test_a_direct_task_is_sent_before_the_reports_to_the_scheduler(client: Client) -> None:
     place = b"\x05worker5"
     hear(client, m.DirectAllowed(place, (FUNCTION,), 0))
     task = submit(client)
@@ -370,7 +370,7 @@ def test_a_task_that_is_handed_over_leaves_ahead_of_what_the_scheduler_hears(cli
     assert client_said(client) == [m.SubmittedDirect(place, first.message.rows)]
 
 
-def test_what_the_scheduler_hears_of_handed_tasks_may_wait_for_more_of_them(client: Client) -> None:
+def test_reports_of_direct_tasks_are_sent_in_batches(client: Client) -> None:
     place = b"\x05worker5"
     hear(client, m.DirectAllowed(place, (FUNCTION,), 0))
     tasks = []
@@ -391,7 +391,7 @@ def test_what_the_scheduler_hears_of_handed_tasks_may_wait_for_more_of_them(clie
     assert type(put) is m.Put
 
 
-def test_a_daemon_that_begins_anew_is_told_rows_as_others_and_not_as_handed(client: Client) -> None:
+def test_direct_tasks_are_submitted_as_plain_rows_to_a_restarted_daemon(client: Client) -> None:
     hear(client, m.DirectAllowed(b"\x05worker5", (FUNCTION,), 0))
     task = submit(client)
     client.connect(b"\x03daemon1")
@@ -402,12 +402,12 @@ def test_a_daemon_that_begins_anew_is_told_rows_as_others_and_not_as_handed(clie
     assert not any(type(message) is m.SubmittedDirect for message in said)
 
 
-def test_a_worker_lets_fall_what_it_was_handed_on_behalf_of_a_daemon_that_is_gone(worker: Worker) -> None:
+def test_a_worker_drops_direct_tasks_of_a_former_daemon(worker: Worker) -> None:
     worker.step(0.0, CLIENT + b"\x01driver0", m.SubmitDirect(b"\x03daemon1", (worker_row(1),), 0))
     assert begin(worker) is None
 
 
-def test_a_worker_has_nothing_more_to_do_with_a_driver_that_has_ended(worker: Worker) -> None:
+def test_a_worker_forgets_a_driver_that_has_ended(worker: Worker) -> None:
     driver = b"\x01driver0"
     worker.step(0.0, b"L" + DAEMON, m.AllowDirect(driver))
     worker.step(0.0, CLIENT + driver, m.SubmitDirect(DAEMON, (worker_row(1), worker_row(2), worker_row(3)), 0))
@@ -458,7 +458,7 @@ def note(path: str) -> None:
         file.write("ran\n")
 
 
-def test_tasks_that_are_waited_for_one_by_one_are_handed_over(shared: Any) -> None:
+def test_tasks_that_are_waited_for_one_by_one_are_submitted_directly(shared: Any) -> None:
     until_introduced(pid)
     client: Any = interface.current()
     ((worker,),) = (set(client.machine.direct.workers.values()),)
@@ -470,7 +470,7 @@ def test_tasks_that_are_waited_for_one_by_one_are_handed_over(shared: Any) -> No
     assert zf.get([pid.remote() for _ in range(20)], timeout=PATIENCE)
 
 
-def test_the_socket_of_a_worker_that_is_no_more_is_closed(shared: Any) -> None:
+def test_the_socket_of_a_dead_worker_is_closed(shared: Any) -> None:
     until_introduced(pid)
     client: Any = interface.current()
     (worker,) = client.machine.direct.introduced
@@ -479,7 +479,7 @@ def test_the_socket_of_a_worker_that_is_no_more_is_closed(shared: Any) -> None:
     until_introduced(pid)
 
 
-def test_the_socket_of_a_worker_that_is_to_get_the_next_task_stays(shared: Any, tmp_path: Path) -> None:
+def test_the_socket_of_a_worker_with_a_direct_lease_stays_open(shared: Any, tmp_path: Path) -> None:
     """Its daemon knows of its death a moment sooner than the driver: what is handed over then would open the socket again, for ever."""
     until_introduced(pid)
     client: Any = interface.current()
@@ -493,7 +493,7 @@ def test_the_socket_of_a_worker_that_is_to_get_the_next_task_stays(shared: Any, 
     assert zf.get(pid.remote(), timeout=PATIENCE)
 
 
-def test_errors_and_boxes_come_as_always(shared: Any) -> None:
+def test_errors_and_values_with_refs_arrive_through_the_scheduler(shared: Any) -> None:
     @zf.remote
     def body(number: int) -> Any:
         if number % 3 == 0:
@@ -511,7 +511,7 @@ def test_errors_and_boxes_come_as_always(shared: Any) -> None:
             assert len(zf.get(body.remote(number), timeout=PATIENCE)) == 1_000_000
 
 
-def test_a_handed_task_is_cancelled_as_any_other(shared: Any, tmp_path: Path) -> None:
+def test_a_direct_task_is_cancelled_as_any_other(shared: Any, tmp_path: Path) -> None:
     until_introduced(pid)
     running = pid.remote(str(tmp_path / "runs"))
     eventually((tmp_path / "runs").exists, "it runs")
@@ -519,14 +519,14 @@ def test_a_handed_task_is_cancelled_as_any_other(shared: Any, tmp_path: Path) ->
     assert isinstance(failure(running), zf.TaskCancelledError)
 
 
-def test_the_death_of_the_worker_is_survived(shared: Any) -> None:
+def test_direct_tasks_survive_the_worker(shared: Any) -> None:
     for _ in range(5):
         until_introduced(pid)
         os.kill(zf.get(pid.remote(), timeout=PATIENCE), signal.SIGKILL)
         assert zf.get(pid.remote(), timeout=PATIENCE)
 
 
-def test_a_handed_task_that_kills_its_worker_is_tried_again_and_then_fails(shared: Any, tmp_path: Path) -> None:
+def test_a_direct_task_that_kills_its_worker_is_retried_and_then_fails(shared: Any, tmp_path: Path) -> None:
     @zf.remote(max_retries=2)
     def deadly(path: str) -> int:
         if path:
@@ -540,7 +540,7 @@ def test_a_handed_task_that_kills_its_worker_is_tried_again_and_then_fails(share
     assert (tmp_path / "runs").read_text() == "xxx"
 
 
-def test_the_death_of_the_daemon_is_survived(shared: Any) -> None:
+def test_direct_tasks_survive_the_daemon(shared: Any) -> None:
     for _ in range(3):
         until_introduced(pid)
         kill_daemon()
